@@ -1,0 +1,3 @@
+//! guestctl
+
+fn main() {}

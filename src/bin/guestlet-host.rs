@@ -1,0 +1,3 @@
+//! guestlet-host
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! guestlet
+
+fn main() {}

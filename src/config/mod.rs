@@ -1,0 +1,158 @@
+//! Settings: TOML fragments, merged in order, then checked once and made one struct for each program.
+//!
+//! A program reads its main file, then every `*.toml` of its drop-in folder in the order of their names;
+//! a later fragment wins. Unknown keys are refused. To add a setting: a field in the program's fragment (an
+//! `Option`), its merging, its check, its place in the validated struct, and its line in the README.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+/// A fragment of settings: every field optional.
+pub trait Fragment: DeserializeOwned + Default {
+    /// Takes every field that `later` sets.
+    fn merge(&mut self, later: Self, file: &Path);
+}
+
+/// Why settings were refused. Names the file and, where there is one, the line.
+#[derive(Debug)]
+pub struct Error {
+    file: PathBuf,
+    line: Option<usize>,
+    problem: String,
+}
+
+impl Error {
+    /// A problem of a file as a whole, or of what all fragments together say.
+    pub fn in_file(file: &Path, problem: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), line: None, problem: problem.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}", self.file.display())?;
+        if let Some(line) = self.line {
+            write!(formatter, ":{line}")?;
+        }
+        write!(formatter, ": {}", self.problem)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Reads `main` and the `*.toml` files of `drop_ins`.
+///
+/// Missing files are no fault, but a missing `main` is where `required` says so.
+///
+/// # Errors
+/// At the first fragment that cannot be read or says something unknown.
+pub fn load<F: Fragment>(main: &Path, required: bool, drop_ins: &Path) -> Result<F, Error> {
+    let mut merged = F::default();
+    let mut files = vec![main.to_owned()];
+    files.extend(drop_in_files(drop_ins)?);
+    for file in files {
+        match read(&file) {
+            Ok(text) => merged.merge(parse(&file, &text)?, &file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !(required && file == main) => {}
+            Err(error) => return Err(Error::in_file(&file, format!("cannot be read: {error}"))),
+        }
+    }
+    Ok(merged)
+}
+
+/// Parses one fragment; `file` is for the error.
+///
+/// # Errors
+/// If the text is no TOML or sets something unknown, with the line.
+pub fn parse<F: Fragment>(file: &Path, text: &str) -> Result<F, Error> {
+    toml::from_str(text).map_err(|error| Error {
+        file: file.to_owned(),
+        line: error.span().map(|span| line_of(text, span.start)),
+        problem: error.message().replace('\n', " "),
+    })
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
+}
+
+#[allow(clippy::disallowed_methods, reason = "settings are this module's own files")]
+fn read(file: &Path) -> io::Result<String> {
+    std::fs::read_to_string(file)
+}
+
+fn drop_in_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::in_file(folder, format!("cannot be listed: {error}"))),
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let path =
+            entry.map_err(|error| Error::in_file(folder, format!("cannot be listed: {error}")))?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Default, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Sample {
+        colour: Option<String>,
+        size: Option<u32>,
+    }
+
+    impl Fragment for Sample {
+        fn merge(&mut self, later: Self, _file: &Path) {
+            self.colour = later.colour.or(self.colour.take());
+            self.size = later.size.or(self.size);
+        }
+    }
+
+    fn write(folder: &Path, name: &str, text: &str) {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        #[allow(clippy::disallowed_methods)]
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn later_fragments_win_in_the_order_of_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "main.toml", "colour = 'red'\nsize = 1\n");
+        write(folder.path(), "d/20.toml", "colour = 'green'\n");
+        write(folder.path(), "d/10.toml", "colour = 'blue'\nsize = 2\n");
+        write(folder.path(), "d/30.conf", "not even TOML");
+        let sample: Sample = load(&folder.path().join("main.toml"), true, &folder.path().join("d")).unwrap();
+        assert_eq!((sample.colour.as_deref(), sample.size), (Some("green"), Some(2)));
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_file_and_line() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "main.toml", "size = 1\ncolor = 'red'\n");
+        let error = load::<Sample>(&folder.path().join("main.toml"), true, &folder.path().join("d"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("main.toml:2: unknown field `color`"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_main_file_is_a_fault_only_where_it_is_required() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("main.toml");
+        assert!(load::<Sample>(&missing, false, &folder.path().join("d")).is_ok());
+        assert!(load::<Sample>(&missing, true, &folder.path().join("d")).is_err());
+    }
+}

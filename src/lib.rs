@@ -1,0 +1,39 @@
+//! guestlet: one light agent inside every guest VM and one controller half on every host, talking over
+//! virtio-vsock.
+//!
+//! The rooms, and who may import whom (held by `tests/architecture.rs`):
+//!
+//! ```text
+//! bin ─┬─ agent ─┬─ qga ──┐
+//!      │         ├─ rpc ──┴─ guest ── sys
+//!      │         └─ config, transport
+//!      ├─ hostd ─┬─ host ── sys
+//!      │         └─ config, transport
+//!      └─ ctl
+//! ```
+//!
+//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `supervise` owns
+//! every task. `agent` and `hostd` are the assemblies: the only readers of `config`.
+
+#[cfg(feature = "agent")]
+pub mod agent;
+pub mod config;
+#[cfg(feature = "ctl")]
+pub mod ctl;
+#[cfg(feature = "agent")]
+pub mod guest;
+#[cfg(feature = "host")]
+pub mod host;
+#[cfg(feature = "host")]
+pub mod hostd;
+#[cfg(feature = "agent")]
+pub mod qga;
+#[cfg(feature = "agent")]
+pub mod rpc;
+pub mod supervise;
+pub mod sys;
+pub mod transport;
+pub mod wire;
+
+/// The version of this package, as `--version` and `GuestInfo.agent_version` give it.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

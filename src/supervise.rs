@@ -1,0 +1,198 @@
+//! Owns every task of a program: nothing else spawns.
+//!
+//! * A [`Supervisor`] holds the long-lived tasks that an assembly starts, each with a name. One that ends
+//!   before it was told to is a fault and ends the process (systemd starts it again).
+//! * A [`Scope`] holds the short-lived children of one such task, for example the handlers of one
+//!   connection. Dropping the scope ends them all at their next await.
+//!
+//! ```text
+//! running ──signal──▶ draining ──all tasks ended──▶ done (Ok)
+//!    │                   └──deadline──▶ done (tasks left over are named and aborted)
+//!    └──a task ended──▶ draining ──…──▶ done (Err names the task)
+//! ```
+
+use std::future::Future;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// The long-lived tasks of one process.
+#[derive(Debug, Default)]
+pub struct Supervisor {
+    tasks: JoinSet<anyhow::Result<()>>,
+    names: Vec<(Id, &'static str)>,
+    shutdown: CancellationToken,
+}
+
+impl Supervisor {
+    /// A supervisor without tasks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The token that is cancelled when the process has to end. Every task gets a clone.
+    pub fn shutdown(&self) -> CancellationToken {
+        self.shutdown.clone()
+    }
+
+    /// Starts a long-lived task. It has to run until [`Supervisor::shutdown`] is cancelled and to end soon
+    /// after that; ending earlier, with or without an error, ends the process.
+    pub fn spawn<F>(&mut self, name: &'static str, task: F)
+    where
+        F: Future<Output = anyhow::Result<()>> + Send + 'static,
+    {
+        let id = self.tasks.spawn(task).id();
+        self.names.push((id, name));
+    }
+
+    /// Runs until `stop` completes or a task ends, then drains: cancels the token and gives the tasks
+    /// `deadline` to end.
+    ///
+    /// # Errors
+    /// If a task ended by itself or panicked, with its name.
+    pub async fn run(mut self, stop: impl Future<Output = ()>, deadline: Duration) -> anyhow::Result<()> {
+        let outcome = tokio::select! {
+            () = stop => Ok(()),
+            Some(ended) = self.tasks.join_next_with_id() => Err(self.fault(ended)),
+        };
+        self.shutdown.cancel();
+        if tokio::time::timeout(deadline, self.drain()).await.is_err() {
+            let late: Vec<_> = self.names.iter().map(|(_, name)| *name).collect();
+            tracing::warn!(tasks = late.join(", "), "tasks did not end in time and were dropped");
+        }
+        outcome
+    }
+
+    async fn drain(&mut self) {
+        while let Some(ended) = self.tasks.join_next_with_id().await {
+            match ended {
+                Ok((id, Ok(()))) => drop(self.take_name(id)),
+                ended => tracing::warn!("{:#}", self.fault(ended)),
+            }
+        }
+    }
+
+    fn take_name(&mut self, id: Id) -> &'static str {
+        match self.names.iter().position(|(known, _)| *known == id) {
+            Some(at) => self.names.swap_remove(at).1,
+            None => "unknown",
+        }
+    }
+
+    fn fault(&mut self, ended: Result<(Id, anyhow::Result<()>), JoinError>) -> anyhow::Error {
+        match ended {
+            Ok((id, Ok(()))) => anyhow!("task {:?} ended by itself", self.take_name(id)),
+            Ok((id, Err(error))) => error.context(format!("task {:?} failed", self.take_name(id))),
+            Err(error) => anyhow!("task {:?} panicked: {error}", self.take_name(error.id())),
+        }
+    }
+}
+
+/// Completes at the first SIGTERM, SIGINT or SIGHUP.
+///
+/// # Errors
+/// If the handlers cannot be installed.
+pub fn termination() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
+    let mut hangup = signal(SignalKind::hangup()).context("cannot handle SIGHUP")?;
+    Ok(async move {
+        let name = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+            _ = hangup.recv() => "SIGHUP",
+        };
+        tracing::info!("{name}: stopping");
+    })
+}
+
+/// Owner of short-lived tasks: when it is dropped, they end at their next await.
+#[derive(Debug)]
+pub struct Scope {
+    children: Children,
+    _cancel: DropGuard,
+}
+
+/// Starts tasks that belong to a [`Scope`].
+#[derive(Debug, Clone)]
+pub struct Children(CancellationToken);
+
+impl Scope {
+    /// A scope without tasks.
+    pub fn new() -> Self {
+        let token = CancellationToken::new();
+        Self { children: Children(token.clone()), _cancel: token.drop_guard() }
+    }
+
+    /// A handle that starts tasks in this scope.
+    pub fn children(&self) -> Children {
+        self.children.clone()
+    }
+}
+
+impl Default for Scope {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Children {
+    /// Starts `task`; it is dropped as soon as the scope is.
+    #[allow(clippy::disallowed_methods, reason = "this is the place that spawns")]
+    pub fn spawn<F>(&self, task: F)
+    where
+        F: Future + Send + 'static,
+    {
+        let token = self.0.clone();
+        drop(tokio::spawn(async move { drop(token.run_until_cancelled(task).await) }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_ends_by_itself_ends_the_process_with_its_name() {
+        let mut supervisor = Supervisor::new();
+        let shutdown = supervisor.shutdown();
+        supervisor.spawn("patient", async move {
+            shutdown.cancelled().await;
+            Ok(())
+        });
+        supervisor.spawn("brief", async { Err(anyhow!("disk on fire")) });
+        let error = supervisor.run(std::future::pending(), Duration::from_secs(5)).await.unwrap_err();
+        assert_eq!(format!("{error:#}"), "task \"brief\" failed: disk on fire");
+    }
+
+    #[tokio::test]
+    async fn a_panic_ends_the_process() {
+        let mut supervisor = Supervisor::new();
+        supervisor.spawn("clumsy", async { panic!("oh") });
+        let error = supervisor.run(std::future::pending(), Duration::from_secs(5)).await.unwrap_err();
+        assert!(format!("{error:#}").contains("\"clumsy\" panicked"), "{error:#}");
+    }
+
+    #[tokio::test]
+    async fn a_signal_drains_and_the_deadline_ends_what_hangs() {
+        let mut supervisor = Supervisor::new();
+        supervisor.spawn("stuck", std::future::pending());
+        supervisor.run(async {}, Duration::from_millis(20)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn dropping_a_scope_ends_its_children() {
+        let scope = Scope::new();
+        let (held, mut gone) = tokio::sync::mpsc::channel::<()>(1);
+        scope.children().spawn(async move {
+            let _held = held;
+            std::future::pending::<()>().await;
+        });
+        tokio::task::yield_now().await;
+        drop(scope);
+        assert_eq!(gone.recv().await, None);
+    }
+}

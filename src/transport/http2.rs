@@ -1,0 +1,136 @@
+//! HTTP/2, the carrier of gRPC, over exactly one stream that the caller owns.
+//!
+//! tonic's own server and channel keep connections alive on tasks of their own. Here a connection is one
+//! value: whoever drops the future of [`serve`] or the [`Connection`] closes the stream at once, with every
+//! call that was running on it. That is what a session with a guest needs: once it has ended, nothing is
+//! served any more.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::http2 as client;
+use hyper::server::conn::http2 as server;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tower_service::Service;
+
+use crate::supervise::{Children, Scope};
+use crate::transport::Stream;
+
+/// Calls that a peer may have open at a time; a further one waits or is refused by HTTP/2.
+const MAX_CONCURRENT_STREAMS: u32 = 64;
+/// Header bytes of one request.
+const MAX_HEADER_LIST_SIZE: u32 = 16 * 1024;
+/// Bytes that a peer may send before the reader has taken them, for each call and for all together.
+const STREAM_WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 256 * 1024;
+/// Bytes of answers that wait for a peer that does not read, for each call.
+const SEND_BUFFER: usize = 64 * 1024;
+/// Streams that the peer reset before they were served; beyond it the connection is closed.
+const MAX_PENDING_RESETS: usize = 32;
+/// How long a connection may finish its calls after the shutdown began.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Origin of requests on a stream: the stream itself says who is at its other end, so any will do.
+pub const ORIGIN: &str = "http://guestlet";
+
+/// Runs hyper's tasks in the connection's scope.
+#[derive(Debug, Clone)]
+struct Executor(Children);
+
+impl<F> hyper::rt::Executor<F> for Executor
+where
+    F: Future + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        self.0.spawn(task);
+    }
+}
+
+/// Serves `service` on `stream` until the peer closes it, or until `shutdown`, which lets calls that are
+/// running end for a moment. Dropping the future closes the stream at once.
+///
+/// # Errors
+/// If the peer breaks the protocol, or the stream breaks.
+pub async fn serve<S>(
+    stream: impl Stream,
+    service: S,
+    shutdown: CancellationToken,
+) -> Result<(), hyper::Error>
+where
+    S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+{
+    let scope = Scope::new();
+    let connection = server::Builder::new(Executor(scope.children()))
+        .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
+        .max_header_list_size(MAX_HEADER_LIST_SIZE)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_PENDING_RESETS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        ended = &mut connection => return ended,
+        () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    tokio::time::timeout(GRACE, connection).await.unwrap_or(Ok(()))
+}
+
+/// The calling end of a connection; clones share it.
+#[derive(Debug, Clone)]
+pub struct Client(client::SendRequest<Body>);
+
+/// The connection under a [`Client`]; dropping it closes the stream.
+pub struct Connection {
+    driver: Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>,
+    _scope: Scope,
+}
+
+impl Connection {
+    /// Completes when the stream has ended.
+    ///
+    /// # Errors
+    /// If the peer broke the protocol, or the stream broke.
+    pub async fn ended(&mut self) -> Result<(), hyper::Error> {
+        self.driver.as_mut().await
+    }
+}
+
+/// Makes `stream` a connection for calls. The caller has to poll [`Connection::ended`].
+///
+/// # Errors
+/// If the stream breaks during the handshake (the peer's part is not waited for).
+pub async fn connect(stream: impl Stream) -> Result<(Client, Connection), hyper::Error> {
+    let scope = Scope::new();
+    let (sender, driver) = client::Builder::new(Executor(scope.children()))
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_header_list_size(MAX_HEADER_LIST_SIZE)
+        .max_send_buf_size(SEND_BUFFER)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    Ok((Client(sender), Connection { driver: Box::pin(driver), _scope: scope }))
+}
+
+impl Service<Request<Body>> for Client {
+    type Response = Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}

@@ -1,0 +1,16 @@
+//! Byte streams between guest, host and people: who listens, who dials, and HTTP/2 over one of them.
+//!
+//! Each file owns one kind of stream. To add one, implement [`Stream`] for it (anything that reads and
+//! writes asynchronously is one) and give it a listener or a dialer here.
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+pub mod http2;
+
+/// Any bidirectional byte stream.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for T {}
+
+/// A stream whose kind was chosen at run time.
+pub type BoxStream = Box<dyn Stream>;
