@@ -4,6 +4,9 @@
 //! a later fragment wins. Unknown keys are refused. To add a setting: a field in the program's fragment (an
 //! `Option`), its merging, its check, its place in the validated struct, and its line in the README.
 
+#[cfg(feature = "agent")]
+pub mod agent;
+
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,1 +1,31 @@
-//! Room.
+//! The QEMU guest agent protocol: commands as JSON on a byte stream.
+//!
+//! This room parses requests, checks policy, calls a verb of [`crate::guest`] and writes the answer. It owns
+//! the [`table`] of commands, which drives dispatch, guest-info, block lists and docs/qga.md. To add a
+//! command: a function in the file of its subject under `commands/`, and its row in the table.
+//!
+//! Reference: <https://www.qemu.org/docs/master/interop/qemu-ga-ref.html>
+
+pub mod commands;
+pub mod document;
+pub mod error;
+pub mod policy;
+pub mod reply;
+pub mod request;
+pub mod session;
+pub mod table;
+
+use crate::guest::Guest;
+use policy::Policy;
+
+/// What every session with a QGA client shares.
+#[derive(Debug)]
+pub struct Context {
+    /// The machine that the commands act on.
+    pub guest: Guest,
+    /// Which commands may be called.
+    pub policy: Policy,
+}
+
+/// The version of qemu-ga whose protocol this is; clients compare it.
+pub const PROTOCOL_VERSION: &str = "10.2.0";

@@ -1,1 +1,3 @@
-//! Room.
+//! The guestlet API's services in the guest, one file per service.
+
+pub mod guest;

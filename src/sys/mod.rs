@@ -1,3 +1,17 @@
 //! The operating system's boundary: every path, every parser of what the kernel says, every effect.
+//!
+//! Paths go through [`root::Root`]; parsers are pure functions of bytes; `unsafe` and calls that a test
+//! cannot lay out as files stay in the file that is about them. To add one: a file for its subject.
 
+pub mod activation;
+#[cfg(feature = "agent")]
+pub mod descriptor;
+pub mod logging;
+#[cfg(feature = "agent")]
+pub mod net_dev;
+#[cfg(feature = "agent")]
+pub mod os_release;
+#[cfg(feature = "agent")]
+pub mod program;
 pub mod root;
+pub mod service;

@@ -6,6 +6,11 @@
 use tokio::io::{AsyncRead, AsyncWrite};
 
 pub mod http2;
+pub mod unix;
+#[cfg(feature = "agent")]
+pub mod virtio_serial;
+#[cfg(feature = "agent")]
+pub mod vsock;
 
 /// Any bidirectional byte stream.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}

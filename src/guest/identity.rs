@@ -1,0 +1,57 @@
+//! Who this guest is: the identifiers that last, and the one that changes with every boot.
+
+use nix::sys::utsname::uname;
+
+use crate::sys::root::Root;
+
+/// The guest's identifiers; empty where the system has none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// machine-id(5).
+    pub machine_id: String,
+    /// Another one after every boot.
+    pub boot_id: String,
+    /// The SMBIOS system UUID, lower case.
+    pub dmi_uuid: String,
+}
+
+/// Reads the identifiers.
+pub fn identity(root: &Root) -> Identity {
+    Identity {
+        machine_id: root.line("/etc/machine-id"),
+        boot_id: root.line("/proc/sys/kernel/random/boot_id"),
+        dmi_uuid: root.line("/sys/class/dmi/id/product_uuid").to_ascii_lowercase(),
+    }
+}
+
+/// The kernel's host name, gethostname(2).
+pub fn host_name() -> String {
+    uname().map(|name| name.nodename().to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_from_a_tree_and_empty_without_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let nothing = identity(&root);
+        assert_eq!((nothing.machine_id.as_str(), nothing.dmi_uuid.as_str()), ("", ""));
+        for (path, text) in [
+            ("/etc/machine-id", "0123456789abcdef0123456789abcdef\n"),
+            ("/proc/sys/kernel/random/boot_id", "a3c7d9a4-4b42-4a54-9d6d-30d9ab2ed2b8\n"),
+            ("/sys/class/dmi/id/product_uuid", "6F1C6A4E-0000-4000-8000-000000000001\n"),
+        ] {
+            let path = root.path(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            #[allow(clippy::disallowed_methods)]
+            std::fs::write(path, text).unwrap();
+        }
+        let read = identity(&root);
+        assert_eq!(read.machine_id, "0123456789abcdef0123456789abcdef");
+        assert_eq!(read.boot_id, "a3c7d9a4-4b42-4a54-9d6d-30d9ab2ed2b8");
+        assert_eq!(read.dmi_uuid, "6f1c6a4e-0000-4000-8000-000000000001");
+    }
+}

@@ -1,0 +1,84 @@
+//! Commands about the network.
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use crate::guest::network::{self, Address, Interface};
+use crate::qga::Context;
+use crate::qga::reply::Reply;
+use crate::qga::request::Arguments;
+use crate::qga::table::Outcome;
+use crate::sys::net_dev::Statistics;
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct InterfaceReply {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hardware_address: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ip_addresses: Vec<AddressReply>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    statistics: Option<StatisticsReply>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct AddressReply {
+    ip_address: IpAddr,
+    ip_address_type: &'static str,
+    prefix: u32,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct StatisticsReply {
+    rx_bytes: u64,
+    rx_packets: u64,
+    rx_errs: u64,
+    rx_dropped: u64,
+    tx_bytes: u64,
+    tx_packets: u64,
+    tx_errs: u64,
+    tx_dropped: u64,
+}
+
+/// guest-network-get-interfaces
+pub fn get_interfaces(context: &Context, arguments: Arguments<'_>) -> Outcome {
+    arguments.none()?;
+    let interfaces = network::interfaces(&context.guest.root)?;
+    Reply::value(&interfaces.into_iter().map(interface).collect::<Vec<_>>())
+}
+
+fn interface(interface: Interface) -> InterfaceReply {
+    InterfaceReply {
+        name: interface.name,
+        hardware_address: interface
+            .hardware_address
+            .map(|[a, b, c, d, e, f]| format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")),
+        ip_addresses: interface.addresses.iter().map(address).collect(),
+        statistics: interface.statistics.as_ref().map(statistics),
+    }
+}
+
+fn address(address: &Address) -> AddressReply {
+    AddressReply {
+        ip_address: address.ip,
+        ip_address_type: if address.ip.is_ipv4() { "ipv4" } else { "ipv6" },
+        prefix: address.prefix,
+    }
+}
+
+fn statistics(statistics: &Statistics) -> StatisticsReply {
+    StatisticsReply {
+        rx_bytes: statistics.receive_bytes,
+        rx_packets: statistics.receive_packets,
+        rx_errs: statistics.receive_errors,
+        rx_dropped: statistics.receive_dropped,
+        tx_bytes: statistics.transmit_bytes,
+        tx_packets: statistics.transmit_packets,
+        tx_errs: statistics.transmit_errors,
+        tx_dropped: statistics.transmit_dropped,
+    }
+}

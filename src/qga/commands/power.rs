@@ -1,0 +1,35 @@
+//! Commands that end or restart the guest.
+
+use std::pin::Pin;
+
+use serde::Deserialize;
+
+use crate::guest::power::{self, Mode};
+use crate::qga::Context;
+use crate::qga::error::Error;
+use crate::qga::reply::Reply;
+use crate::qga::request::Arguments;
+use crate::qga::table::Outcome;
+
+/// guest-shutdown
+pub fn shutdown<'a>(
+    context: &'a Context,
+    arguments: Arguments<'a>,
+) -> Pin<Box<dyn Future<Output = Outcome> + Send + 'a>> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Shutdown {
+        mode: Option<String>,
+    }
+    Box::pin(async move {
+        let mode = match arguments.parse::<Shutdown>()?.mode {
+            None => Mode::Powerdown,
+            Some(name) => name.parse().map_err(|()| {
+                Error::generic(format!("invalid arguments: mode {name:?} is none of powerdown, halt, reboot"))
+            })?,
+        };
+        tracing::info!("a QGA client asks for {mode}");
+        power::shutdown(&context.guest, mode).await?;
+        Ok(Reply::empty())
+    })
+}

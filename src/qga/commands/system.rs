@@ -1,0 +1,60 @@
+//! Commands that say what system this is.
+
+use serde::Serialize;
+
+use crate::guest::{identity, system};
+use crate::qga::Context;
+use crate::qga::reply::Reply;
+use crate::qga::request::Arguments;
+use crate::qga::table::Outcome;
+
+/// guest-get-host-name
+pub fn get_host_name(_: &Context, arguments: Arguments<'_>) -> Outcome {
+    #[derive(Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct HostName {
+        host_name: String,
+    }
+    arguments.none()?;
+    Reply::value(&HostName { host_name: identity::host_name() })
+}
+
+/// guest-get-osinfo
+pub fn get_osinfo(context: &Context, arguments: Arguments<'_>) -> Outcome {
+    #[derive(Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct OsInfo {
+        kernel_release: String,
+        kernel_version: String,
+        machine: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pretty_name: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        version: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        version_id: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        variant: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        variant_id: Option<String>,
+    }
+    arguments.none()?;
+    let kernel = system::kernel()?;
+    let release = system::os_release(&context.guest.root);
+    Reply::value(&OsInfo {
+        kernel_release: kernel.release,
+        kernel_version: kernel.version,
+        machine: kernel.machine,
+        id: release.get("ID"),
+        name: release.get("NAME"),
+        pretty_name: release.get("PRETTY_NAME"),
+        version: release.get("VERSION"),
+        version_id: release.get("VERSION_ID"),
+        variant: release.get("VARIANT"),
+        variant_id: release.get("VARIANT_ID"),
+    })
+}

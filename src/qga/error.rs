@@ -1,0 +1,76 @@
+//! The one place where failures become QGA error classes.
+
+use std::error::Error as StdError;
+
+use crate::guest::power;
+use crate::wire::qga::Malformed;
+
+/// The classes that clients tell apart (QAPI `QapiErrorClass`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub enum Class {
+    /// Anything but the others.
+    GenericError,
+    /// No such command, or it is switched off.
+    CommandNotFound,
+}
+
+/// An error as the client sees it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Error {
+    /// What programs look at.
+    pub class: Class,
+    /// What people read; may change between versions.
+    pub desc: String,
+}
+
+impl Error {
+    /// An error of the common class.
+    pub fn generic(description: impl Into<String>) -> Self {
+        Self { class: Class::GenericError, desc: description.into() }
+    }
+
+    /// There is no such command.
+    pub fn unknown(command: &str) -> Self {
+        // A name is shown so far that a person recognises it.
+        let shown: String = command.chars().take(64).collect();
+        Self { class: Class::CommandNotFound, desc: format!("The command {shown:?} is not known") }
+    }
+
+    /// The command is switched off.
+    pub fn disabled(command: &str) -> Self {
+        Self {
+            class: Class::CommandNotFound,
+            desc: format!("Command {command} has been disabled: the command is not allowed"),
+        }
+    }
+}
+
+/// The message of an error with those of all its causes.
+fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+impl From<Malformed> for Error {
+    fn from(error: Malformed) -> Self {
+        Self::generic(error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::generic(chain(&error))
+    }
+}
+
+impl From<power::Error> for Error {
+    fn from(error: power::Error) -> Self {
+        Self::generic(chain(&error))
+    }
+}

@@ -1,0 +1,16 @@
+//! File descriptors in the event loop.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Registers `descriptor` with the event loop, to be told when it becomes readable.
+///
+/// # Errors
+/// If it is nothing that can be polled.
+pub fn watch_readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd is one and the same open descriptor for as long as it lives, and AsyncFd owns it.
+    unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }.map_err(io::Error::from)
+}

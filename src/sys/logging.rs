@@ -1,0 +1,149 @@
+//! Where the log goes: to journald under systemd, with priorities, else to standard error.
+//!
+//! Entries for the journal are single datagrams in its native protocol
+//! (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>), sent without ever waiting: a journal that hangs, as it
+//! does while its file system is frozen, costs entries (the next one says how many), never the program.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::os::linux::fs::MetadataExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
+
+const JOURNAL: &str = "/run/systemd/journal/socket";
+/// Bytes of one entry's text; what is longer is cut.
+const MAX_TEXT: usize = 16 * 1024;
+
+/// Starts logging for this process, under the name `identifier`.
+///
+/// # Errors
+/// If logging was started before.
+pub fn init(identifier: &'static str, verbose: bool) -> anyhow::Result<()> {
+    let level = if verbose { Level::DEBUG } else { Level::INFO };
+    let builder =
+        tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(false).without_time();
+    let started = match Journal::connect(identifier) {
+        Some(journal) => builder.with_level(false).with_writer(journal).try_init(),
+        None => builder.with_writer(io::stderr).try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
+}
+
+struct Journal {
+    socket: UnixDatagram,
+    identifier: &'static str,
+    lost: AtomicU64,
+}
+
+impl Journal {
+    /// The journal, where systemd says that our standard error goes there (systemd.exec(5),
+    /// `$JOURNAL_STREAM`).
+    fn connect(identifier: &'static str) -> Option<Self> {
+        let stream = std::env::var("JOURNAL_STREAM").ok()?;
+        let stderr = std::fs::metadata("/proc/self/fd/2").ok()?;
+        if stream != format!("{}:{}", stderr.st_dev(), stderr.st_ino()) {
+            return None;
+        }
+        let socket = UnixDatagram::unbound().ok()?;
+        socket.set_nonblocking(true).ok()?;
+        socket.connect(JOURNAL).ok()?;
+        Some(Self { socket, identifier, lost: AtomicU64::new(0) })
+    }
+
+    fn send(&self, level: Level, text: &[u8]) {
+        let lost = self.lost.swap(0, Ordering::Relaxed);
+        let datagram = entry(self.identifier, level, text, lost);
+        if self.socket.send(&datagram).is_err() {
+            self.lost.fetch_add(lost + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn entry(identifier: &str, level: Level, text: &[u8], lost: u64) -> Vec<u8> {
+    let priority = match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    };
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let text = &text[..text.len().min(MAX_TEXT)];
+    let mut note = String::new();
+    if lost > 0 {
+        let _ = write!(note, " ({lost} earlier entries were lost: the journal did not take them)");
+    }
+    let mut datagram = format!("PRIORITY={priority}\nSYSLOG_IDENTIFIER={identifier}\nMESSAGE\n").into_bytes();
+    datagram.extend_from_slice(&((text.len() + note.len()) as u64).to_le_bytes());
+    datagram.extend_from_slice(text);
+    datagram.extend_from_slice(note.as_bytes());
+    datagram.push(b'\n');
+    datagram
+}
+
+struct Entry<'a> {
+    journal: &'a Journal,
+    level: Level,
+}
+
+impl Write for Entry<'_> {
+    /// tracing-subscriber writes each event with one call.
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.journal.send(self.level, text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Journal {
+    type Writer = Entry<'a>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Entry { journal: self, level: Level::INFO }
+    }
+
+    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Self::Writer {
+        Entry { journal: self, level: *metadata.level() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_keeps_line_breaks_and_says_what_was_lost() {
+        let datagram = entry("guestlet", Level::WARN, b"two\nlines\n", 0);
+        assert_eq!(
+            datagram,
+            b"PRIORITY=4\nSYSLOG_IDENTIFIER=guestlet\nMESSAGE\n\x09\0\0\0\0\0\0\0two\nlines\n"
+        );
+        let datagram = entry("guestlet", Level::INFO, b"x", 3);
+        assert!(String::from_utf8_lossy(&datagram).contains("x (3 earlier entries were lost"));
+    }
+
+    #[test]
+    fn a_journal_that_does_not_read_never_blocks() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let reader = UnixDatagram::bind(&path).unwrap();
+        let socket = UnixDatagram::unbound().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        socket.connect(&path).unwrap();
+        let journal = Journal { socket, identifier: "guestlet", lost: AtomicU64::new(0) };
+        for _ in 0..100_000 {
+            journal.send(Level::INFO, &[b'x'; 1000]);
+        }
+        let lost = journal.lost.load(Ordering::Relaxed);
+        assert!(lost > 0, "the queue of a datagram socket is bounded");
+        let mut buffer = [0; 4096];
+        reader.recv(&mut buffer).unwrap();
+        journal.send(Level::INFO, b"after");
+        assert_eq!(journal.lost.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,29 @@
+//! What the service manager is told, sd_notify(3). Without one (no `$NOTIFY_SOCKET`) nothing happens.
+
+use sd_notify::NotifyState;
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!("cannot notify the service manager: {error}");
+    }
+}
+
+/// The service is up.
+pub fn ready(status: &str) {
+    notify(&[NotifyState::Ready, NotifyState::Status(status)]);
+}
+
+/// One line for `systemctl status`.
+pub fn status(status: &str) {
+    notify(&[NotifyState::Status(status)]);
+}
+
+/// The service is alive; due at least every [`sd_notify::watchdog_enabled`] period.
+pub fn alive() {
+    notify(&[NotifyState::Watchdog]);
+}
+
+/// The service was told to end and is ending.
+pub fn stopping() {
+    notify(&[NotifyState::Stopping, NotifyState::Status("Stopping")]);
+}

@@ -1,0 +1,96 @@
+//! Listeners on unix sockets.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt};
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixStream};
+
+/// Why a socket cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another process listens there.
+    #[error("{0} is in use by another process")]
+    InUse(PathBuf),
+    /// There is a file that is no socket; it is left alone.
+    #[error("{0} exists and is no socket")]
+    NoSocket(PathBuf),
+    /// The system's refusal.
+    #[error("cannot listen on {path}")]
+    Io {
+        /// The socket's path.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+/// A listening socket that removes its file when it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    inner: UnixListener,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Listens at `path`, for root and the process's own user only. A socket that nobody listens on any
+    /// more is replaced.
+    ///
+    /// # Errors
+    /// If somebody does, or the path is taken by something else, or cannot be used.
+    pub fn bind(path: &Path) -> Result<Self, Error> {
+        let io = |source| Error::Io { path: path.to_owned(), source };
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if !found.file_type().is_socket() => return Err(Error::NoSocket(path.to_owned())),
+            Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
+                Ok(_) => return Err(Error::InUse(path.to_owned())),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path).map_err(io)?;
+                }
+                Err(error) => return Err(io(error)),
+            },
+            Err(_) => {}
+        }
+        let listener = StdListener::bind(path).map_err(io)?;
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(io)?;
+        listener.set_nonblocking(true).map_err(io)?;
+        Ok(Self { inner: UnixListener::from_std(listener).map_err(io)?, path: path.to_owned() })
+    }
+
+    /// The next client.
+    ///
+    /// # Errors
+    /// As accept(2) gives them.
+    pub async fn accept(&self) -> io::Result<UnixStream> {
+        Ok(self.inner.accept().await?.0)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!("cannot remove {}: {error}", self.path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_socket_that_nobody_uses_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        drop(StdListener::bind(&path).unwrap());
+        let listener = Listener::bind(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(matches!(Listener::bind(&path), Err(Error::InUse(_))));
+        drop(listener);
+        assert!(!path.exists());
+        std::fs::File::create(&path).unwrap();
+        assert!(matches!(Listener::bind(&path), Err(Error::NoSocket(_))));
+        assert!(path.exists());
+    }
+}

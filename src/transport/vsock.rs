@@ -1,0 +1,96 @@
+//! The guest's listener on virtio-vsock, vsock(7), and who may connect to it.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use nix::sys::socket::{VsockAddr, getsockname};
+use tokio_vsock::{VMADDR_CID_ANY, VsockListener, VsockStream};
+
+/// The first source port that needs no privilege to take.
+const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
+
+/// Which peers are let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Guard {
+    /// The context identifier of the host.
+    pub peer_cid: u32,
+    /// Let in any source port. For hybrid vsock, where the host's end is a unix socket whose mode is the
+    /// guard; with the kernel's vhost-vsock it would let every user of the host in.
+    pub any_port: bool,
+}
+
+impl Guard {
+    /// Why the peer at this address is not let in; `None` if it is.
+    pub fn refusal(self, cid: u32, port: u32) -> Option<String> {
+        if cid != self.peer_cid {
+            return Some(format!("only context {} is let in", self.peer_cid));
+        }
+        if port >= FIRST_UNPRIVILEGED_PORT && !self.any_port {
+            return Some(format!(
+                "its source port is not below {FIRST_UNPRIVILEGED_PORT}; if the hypervisor has hybrid vsock, set control.hybrid-vsock = true"
+            ));
+        }
+        None
+    }
+}
+
+/// A listener that lets in only whom its guard allows.
+#[derive(Debug)]
+pub struct Listener {
+    inner: VsockListener,
+    guard: Guard,
+}
+
+impl Listener {
+    /// Listens on `port` of every context identifier that this guest has now or gets later.
+    ///
+    /// # Errors
+    /// If the kernel has no vsock, or the port is taken.
+    pub fn bind(port: u32, guard: Guard) -> io::Result<Self> {
+        let inner = VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port))?;
+        Ok(Self { inner, guard })
+    }
+
+    /// Takes over a socket that listens already.
+    ///
+    /// # Errors
+    /// If it is none of vsock.
+    pub fn adopt(socket: OwnedFd, guard: Guard) -> io::Result<Self> {
+        getsockname::<VsockAddr>(socket.as_raw_fd()).map_err(|_| {
+            io::Error::new(io::ErrorKind::InvalidInput, "the socket passed to us is not a vsock socket")
+        })?;
+        Ok(Self { inner: VsockListener::from(socket), guard })
+    }
+
+    /// The next peer: its name for the log, and its stream or why it is not let in (it is closed then).
+    ///
+    /// # Errors
+    /// As accept(2) gives them.
+    pub async fn accept(&self) -> io::Result<(String, Result<VsockStream, String>)> {
+        let (stream, peer) = self.inner.accept().await?;
+        let name = format!("vsock {}:{}", peer.cid(), peer.port());
+        Ok((name, self.guard.refusal(peer.cid(), peer.port()).map_or(Ok(stream), Err)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_hosts_privileged_ports_are_let_in() {
+        let guard = Guard { peer_cid: 2, any_port: false };
+        let hybrid = Guard { peer_cid: 2, any_port: true };
+        let cases = [
+            ("the host, privileged", guard, 2, 1023, true),
+            ("the host, unprivileged", guard, 2, 1024, false),
+            ("hybrid", hybrid, 2, 1 << 30, true),
+            ("this guest itself", guard, 1, 1023, false),
+            ("another guest", guard, 3, 1023, false),
+            ("this guest itself, hybrid", hybrid, 1, 1023, false),
+        ];
+        for (name, guard, cid, port, welcome) in cases {
+            assert_eq!(guard.refusal(cid, port).is_none(), welcome, "{name}");
+        }
+    }
+}
