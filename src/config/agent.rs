@@ -10,7 +10,7 @@ use crate::config::{self, Error, Fragment};
 pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
 /// The vsock port of the control channel.
 pub const CONTROL_PORT: u32 = 970;
-/// VMADDR_CID_HOST, vsock(7).
+/// `VMADDR_CID_HOST`, vsock(7).
 const HOST_CID: u32 = 2;
 const DEFAULT_PORT_PATH: &str = "/dev/virtio-ports/org.qemu.guest_agent.0";
 const DEFAULT_STATE_FOLDER: &str = "/var/run";

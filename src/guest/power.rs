@@ -93,7 +93,7 @@ async fn ask_logind(mode: Mode) -> Result<(), String> {
     }
 }
 
-/// shutdown(8) as sysvinit and systemd have it, or what BusyBox has.
+/// shutdown(8) as sysvinit and systemd have it, or what `BusyBox` has.
 async fn run_command(mode: Mode, logind: String) -> Result<(), Error> {
     let (arguments, alone) = match mode {
         Mode::Powerdown => (["-P", "+0"], "/sbin/poweroff"),

@@ -29,7 +29,8 @@ impl<'a> Request<'a> {
     /// # Errors
     /// If it is no JSON object, or a member occurs twice.
     pub fn parse(message: &'a [u8]) -> Result<Self, Error> {
-        serde_json::from_slice(message).map_err(|error| Error::generic(format!("invalid request: {error}")))
+        serde_json::from_slice(message)
+            .map_err(|error| Error::generic(format!("invalid request: {}", without_place(&error))))
     }
 
     /// The command's name and its arguments.
@@ -60,7 +61,7 @@ impl Arguments<'_> {
     /// If one is missing, unknown, given twice or of the wrong type; the error names it.
     pub fn parse<T: DeserializeOwned>(self) -> Result<T, Error> {
         serde_json::from_str(self.0.map_or("{}", RawValue::get))
-            .map_err(|error| Error::generic(format!("invalid arguments: {error}")))
+            .map_err(|error| Error::generic(format!("invalid arguments: {}", without_place(&error))))
     }
 
     /// For a command that takes no arguments.
@@ -76,6 +77,12 @@ impl Arguments<'_> {
             Some(_) => self.parse::<Nothing>().map(drop),
         }
     }
+}
+
+/// The problem without its line and column, which mean nothing to whoever made the request by a library.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem).to_owned()
 }
 
 /// A string, borrowed where it has no escapes.

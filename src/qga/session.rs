@@ -12,7 +12,7 @@ use crate::qga::error::Error;
 use crate::qga::request::{Arguments, Request};
 use crate::qga::table::{self, COMMANDS, Command, Outcome, Run};
 use crate::qga::{Context, reply};
-use crate::wire::qga::{Decoder, Frame};
+use crate::wire::qga::{Decoder, Frame, Malformed};
 
 /// Bytes asked for by one read.
 const READ: usize = 16 * 1024;
@@ -38,7 +38,10 @@ where
             let message = match frame {
                 Frame::Message(message) => message,
                 Frame::Malformed(why) => {
-                    complaints.say(&why);
+                    // By the byte 0xFF a client that has lost its place begins anew.
+                    if why != Malformed::Stray(0xff) {
+                        complaints.say(&why);
+                    }
                     append(&mut answers, reply::line(Err(why.into()), None));
                     continue;
                 }

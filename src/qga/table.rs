@@ -11,13 +11,16 @@ use crate::qga::request::Arguments;
 /// How a command ended.
 pub type Outcome = Result<Reply, Error>;
 
+/// An outcome that has to be waited for.
+pub type Pending<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
+
 /// The function behind a command.
 #[derive(Debug, Clone, Copy)]
 pub enum Run {
     /// Answers at once.
     Now(fn(&Context, Arguments<'_>) -> Outcome),
     /// Has to wait for something.
-    Later(for<'a> fn(&'a Context, Arguments<'a>) -> Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>),
+    Later(for<'a> fn(&'a Context, Arguments<'a>) -> Pending<'a>),
 }
 
 /// One command: everything that is known about it.

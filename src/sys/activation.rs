@@ -1,4 +1,4 @@
-//! Sockets that systemd holds for us, sd_listen_fds(3).
+//! Sockets that systemd holds for us, `sd_listen_fds(3)`.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Parser of /proc/net/dev, proc_pid_net(5): the 64-bit counters of every interface in one read.
+//! Parser of /proc/net/dev, `proc_pid_net(5)`: the 64-bit counters of every interface in one read.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What the service manager is told, sd_notify(3). Without one (no `$NOTIFY_SOCKET`) nothing happens.
+//! What the service manager is told, `sd_notify(3)`. Without one (no `$NOTIFY_SOCKET`) nothing happens.
 
 use sd_notify::NotifyState;
 

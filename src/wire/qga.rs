@@ -140,16 +140,18 @@ impl Decoder {
                         }
                         b'"' | b'\'' => self.state = State::String { quote: byte },
                         b'a'..=b'z' | b'0'..=b'9' | b'-' => self.state = State::Scalar,
-                        b'}' | b']' | b',' | b':' => return self.reject(Malformed::Unbalanced(byte.into())),
-                        _ => return self.reject(Malformed::Stray(byte)),
+                        b'}' | b']' | b',' | b':' => {
+                            return Some(self.reject(Malformed::Unbalanced(byte.into())));
+                        }
+                        _ => return Some(self.reject(Malformed::Stray(byte))),
                     }
                 }
                 State::Scalar => match byte {
-                    b'a'..=b'z' | b'0'..=b'9' | b'-' | b'+' | b'.' | b'E' => {}
+                    byte if is_scalar(byte) => {}
                     _ => {
                         // The byte after it belongs to what follows.
                         self.at -= 1;
-                        return self.reject(Malformed::NotAnObject);
+                        return Some(self.reject(Malformed::NotAnObject));
                     }
                 },
                 State::Inside => match byte {
@@ -158,7 +160,7 @@ impl Decoder {
                     b'}' | b']' => {
                         let open = if byte == b'}' { &mut self.braces } else { &mut self.brackets };
                         let Some(left) = open.checked_sub(1) else {
-                            return self.reject(Malformed::Unbalanced(byte.into()));
+                            return Some(self.reject(Malformed::Unbalanced(byte.into())));
                         };
                         *open = left;
                         if self.braces + self.brackets == 0 {
@@ -171,8 +173,8 @@ impl Decoder {
                         self.state = State::String { quote: byte };
                     }
                     b' ' | b'\t' | b'\n' | b'\r' | b',' | b':' => {}
-                    b'a'..=b'z' | b'0'..=b'9' | b'-' | b'+' | b'.' | b'E' => {}
-                    _ => return self.reject(Malformed::Stray(byte)),
+                    byte if is_scalar(byte) => {}
+                    _ => return Some(self.reject(Malformed::Stray(byte))),
                 },
                 State::String { quote } => {
                     self.at += plain_prefix(&self.buffer[self.at..], quote);
@@ -182,10 +184,10 @@ impl Decoder {
                         Some(&end) if end == quote => {
                             self.state = State::Inside;
                             if self.braces + self.brackets == 0 {
-                                return self.reject(Malformed::NotAnObject);
+                                return Some(self.reject(Malformed::NotAnObject));
                             }
                         }
-                        Some(&stray) => return self.reject(Malformed::Stray(stray)),
+                        Some(&stray) => return Some(self.reject(Malformed::Stray(stray))),
                     }
                 }
                 State::Escape { quote } => match byte {
@@ -194,17 +196,13 @@ impl Decoder {
                         self.state = State::String { quote };
                     }
                     0x20..=0xfd => self.state = State::String { quote },
-                    _ => return self.reject(Malformed::Stray(byte)),
+                    _ => return Some(self.reject(Malformed::Stray(byte))),
                 },
                 State::Recovery => {
                     self.start = self.at;
                     match byte {
-                        b'{' | b'}' | b'[' | b']' | b',' | b':' | 0xfe.. => {
-                            self.state = State::Between;
-                            continue;
-                        }
                         b'\t' => self.start += 1,
-                        0..0x20 => {
+                        b'{' | b'}' | b'[' | b']' | b',' | b':' | 0..0x20 | 0xfe.. => {
                             self.state = State::Between;
                             continue;
                         }
@@ -215,16 +213,16 @@ impl Decoder {
             self.at += 1;
             if self.braces + self.brackets > MAX_DEPTH {
                 self.at -= 1;
-                return self.restart(Malformed::TooDeep, State::Between);
+                return Some(self.restart(Malformed::TooDeep, State::Between));
             }
             if self.at - self.start > MAX_MESSAGE {
                 self.at -= 1;
-                return self.restart(Malformed::TooLarge, State::Recovery);
+                return Some(self.restart(Malformed::TooLarge, State::Recovery));
             }
         }
         if self.at - self.start > MAX_MESSAGE {
             self.at -= 1;
-            return self.restart(Malformed::TooLarge, State::Recovery);
+            return Some(self.restart(Malformed::TooLarge, State::Recovery));
         }
         None
     }
@@ -243,7 +241,7 @@ impl Decoder {
     }
 
     /// Throws away the current message with the byte at hand.
-    fn reject(&mut self, why: Malformed) -> Option<Frame<'_>> {
+    fn reject(&mut self, why: Malformed) -> Frame<'_> {
         let state = match why {
             Malformed::Stray(_) => State::Recovery,
             _ => State::Between,
@@ -251,15 +249,20 @@ impl Decoder {
         self.restart(why, state)
     }
 
-    fn restart(&mut self, why: Malformed, state: State) -> Option<Frame<'_>> {
+    fn restart(&mut self, why: Malformed, state: State) -> Frame<'_> {
         self.at += 1;
         self.start = self.at;
         self.state = state;
         self.braces = 0;
         self.brackets = 0;
         self.dialect = false;
-        Some(Frame::Malformed(why))
+        Frame::Malformed(why)
     }
+}
+
+/// Whether a byte may be part of a number or a keyword.
+fn is_scalar(byte: u8) -> bool {
+    matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'+' | b'.' | b'E')
 }
 
 /// How many bytes of `bytes` stand for themselves in a string that ends with `quote`.
@@ -310,7 +313,7 @@ mod tests {
     use super::*;
 
     /// All frames of `input`, fed in pieces of `step` bytes: messages as text, errors as words.
-    fn decode(input: &[u8], step: usize) -> Vec<Result<String, Malformed>> {
+    fn decode(input: &[u8], step: usize) -> Vec<Decoded> {
         let mut decoder = Decoder::new();
         let mut frames = Vec::new();
         for piece in input.chunks(step.max(1)) {
@@ -325,7 +328,10 @@ mod tests {
         frames
     }
 
-    fn ok(text: &str) -> Result<String, Malformed> {
+    type Decoded = Result<String, Malformed>;
+
+    #[allow(clippy::unnecessary_wraps)]
+    fn ok(text: &str) -> Decoded {
         Ok(text.to_owned())
     }
 
@@ -333,7 +339,7 @@ mod tests {
     fn frames() {
         use Malformed::{NotAnObject, Stray, Unbalanced};
         let ping = r#"{"execute":"guest-ping"}"#;
-        let cases: Vec<(&str, Vec<u8>, Vec<Result<String, Malformed>>)> = vec![
+        let cases: Vec<(&str, Vec<u8>, Vec<Decoded>)> = vec![
             ("one", ping.into(), vec![ok(ping)]),
             ("no separator", [ping, ping].concat().into(), vec![ok(ping), ok(ping)]),
             ("white space", format!(" \r\n\t{ping}\n\n").into(), vec![ok(ping)]),

@@ -52,13 +52,15 @@ pub fn get_interfaces(context: &Context, arguments: Arguments<'_>) -> Outcome {
 }
 
 fn interface(interface: Interface) -> InterfaceReply {
+    // As with qemu-ga, only interfaces that have an address come with counters.
+    let counters = interface.statistics.filter(|_| !interface.addresses.is_empty());
     InterfaceReply {
         name: interface.name,
         hardware_address: interface
             .hardware_address
             .map(|[a, b, c, d, e, f]| format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")),
         ip_addresses: interface.addresses.iter().map(address).collect(),
-        statistics: interface.statistics.as_ref().map(statistics),
+        statistics: counters.as_ref().map(statistics),
     }
 }
 

@@ -1,7 +1,5 @@
 //! Commands that end or restart the guest.
 
-use std::pin::Pin;
-
 use serde::Deserialize;
 
 use crate::guest::power::{self, Mode};
@@ -9,13 +7,10 @@ use crate::qga::Context;
 use crate::qga::error::Error;
 use crate::qga::reply::Reply;
 use crate::qga::request::Arguments;
-use crate::qga::table::Outcome;
+use crate::qga::table::Pending;
 
 /// guest-shutdown
-pub fn shutdown<'a>(
-    context: &'a Context,
-    arguments: Arguments<'a>,
-) -> Pin<Box<dyn Future<Output = Outcome> + Send + 'a>> {
+pub fn shutdown<'a>(context: &'a Context, arguments: Arguments<'a>) -> Pending<'a> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Shutdown {

@@ -1,0 +1,135 @@
+//! Reads the sources and holds the table of who may import whom.
+
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Room → the rooms that it may import. Imports go one way; when this table should change, change it on
+/// purpose.
+const ALLOWED: &[(&str, &[&str])] = &[
+    // Programs: arguments → settings → run.
+    ("bin", &["agent", "config", "ctl", "hostd", "qga", "sys"]),
+    // Assemblies: the only readers of settings.
+    ("agent", &["config", "guest", "qga", "rpc", "supervise", "sys", "transport"]),
+    ("hostd", &["config", "host", "supervise", "sys", "transport"]),
+    ("ctl", &["transport", "wire"]),
+    // Protocols: parse, check policy, call a verb, answer.
+    ("qga", &["guest", "sys", "wire"]),
+    ("rpc", &["guest", "sys", "wire"]),
+    ("guest", &["sys"]),
+    // The host half owns its sessions and so the streams under them.
+    ("host", &["supervise", "sys", "transport", "wire"]),
+    ("transport", &["supervise", "sys", "wire"]),
+    ("config", &[]),
+    ("supervise", &[]),
+    ("sys", &[]),
+    ("wire", &[]),
+];
+
+fn source() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The room of a file: the first part of its path below src.
+fn room(path: &Path) -> String {
+    let relative = path.strip_prefix(source()).unwrap();
+    relative.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
+}
+
+/// The text without comments, so that a path in a doc link is no import.
+fn code(text: &str) -> String {
+    text.lines().map(|line| line.split("//").next().unwrap_or("")).collect::<Vec<_>>().join("\n")
+}
+
+/// Every room that the code names by `crate::room` or, in a program, `guestlet::room`; also in braces.
+fn imports(code: &str, roots: &[&str]) -> BTreeSet<String> {
+    let mut rooms = BTreeSet::new();
+    for root in roots {
+        for (at, _) in code.match_indices(&format!("{root}::")) {
+            if code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':')
+            {
+                continue;
+            }
+            let rest = &code[at + root.len() + 2..];
+            match rest.strip_prefix('{') {
+                None => rooms.extend(first_name(rest)),
+                Some(list) => {
+                    let mut depth = 1;
+                    let mut item = String::new();
+                    for character in list.chars() {
+                        match character {
+                            '{' => depth += 1,
+                            '}' => depth -= 1,
+                            ',' if depth == 1 => rooms.extend(first_name(&std::mem::take(&mut item))),
+                            _ if depth == 1 => item.push(character),
+                            _ => {}
+                        }
+                        if depth == 0 {
+                            break;
+                        }
+                    }
+                    rooms.extend(first_name(&item));
+                }
+            }
+        }
+    }
+    rooms
+}
+
+fn first_name(text: &str) -> Option<String> {
+    let text = text.trim_start();
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    // Rooms are modules; constants and macros of the crate's root belong to everyone.
+    let name = &text[..end];
+    (!name.is_empty() && name.chars().all(|c| c.is_lowercase() || c == '_')).then(|| name.to_owned())
+}
+
+#[test]
+fn imports_go_only_where_the_table_allows() {
+    let allowed: BTreeMap<&str, &[&str]> = ALLOWED.iter().copied().collect();
+    let mut found = Vec::new();
+    files(&source(), &mut found);
+    assert!(found.len() > 20, "the sources were not found");
+    let mut wrong = Vec::new();
+    for path in found {
+        let room = room(&path);
+        if room == "lib" {
+            continue;
+        }
+        let roots: &[&str] = if room == "bin" { &["guestlet"] } else { &["crate"] };
+        let Some(allowed) = allowed.get(room.as_str()) else {
+            wrong.push(format!("{}: the room {room:?} is not in the table", path.display()));
+            continue;
+        };
+        for import in imports(&code(&std::fs::read_to_string(&path).unwrap()), roots) {
+            if import != room && !allowed.contains(&import.as_str()) {
+                wrong.push(format!("{}: {room} must not import {import}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_reader_of_imports_sees_every_form() {
+    let code = code(
+        "use crate::sys::root;\nuse crate::{guest, qga::{self, table}, wire as w};\nfn f() { crate::rpc::guest::x() }\n\
+         // use crate::ctl;\nlet v = crate::VERSION; my_crate::config::x(); crate::proto!();",
+    );
+    assert_eq!(
+        imports(&code, &["crate"]).into_iter().collect::<Vec<_>>(),
+        ["guest", "proto", "qga", "rpc", "sys", "wire"]
+    );
+}

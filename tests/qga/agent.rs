@@ -1,0 +1,154 @@
+//! A running agent of its own for each test, and a plain QGA client.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Longer than anything takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A process that ends with the test.
+pub struct Agent {
+    pub child: Child,
+    pub folder: TempDir,
+}
+
+impl Agent {
+    /// The agent with QGA on a unix socket, and its control channel on another.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    pub fn start_with(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = folder.path().join("agent.toml");
+        let control = folder.path().join("control.sock");
+        std::fs::write(&settings, format!("[control]\nlisten = \"unix:{}\"\n", control.display())).unwrap();
+        let socket = folder.path().join("qga.sock");
+        let child = Command::new(env!("CARGO_BIN_EXE_guestlet"))
+            .args(["-m", "unix-listen", "-p"])
+            .arg(&socket)
+            .arg("-t")
+            .arg(folder.path())
+            .arg("--settings")
+            .arg(settings)
+            .args(arguments)
+            .stderr(std::fs::File::create(folder.path().join("log")).unwrap())
+            .spawn()
+            .unwrap();
+        let agent = Self { child, folder };
+        agent.wait_for_socket();
+        agent
+    }
+
+    /// Another agent program, given its arguments but for the channel's.
+    pub fn start_other(program: &Path, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let child = Command::new(program)
+            .args(["-m", "unix-listen", "-p"])
+            .arg(folder.path().join("qga.sock"))
+            .arg("-t")
+            .arg(folder.path())
+            .args(arguments)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let agent = Self { child, folder };
+        agent.wait_for_socket();
+        agent
+    }
+
+    fn wait_for_socket(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while UnixStream::connect(self.socket()).is_err() {
+            assert!(Instant::now() < deadline, "the agent does not answer; its log:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("qga.sock")
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    pub fn client(&self) -> Client {
+        Client::connect(&self.socket())
+    }
+
+    /// Resident memory in KiB, and the number of open descriptors.
+    pub fn footprint(&self) -> (u64, usize) {
+        let process = PathBuf::from(format!("/proc/{}", self.child.id()));
+        let status = std::fs::read_to_string(process.join("status")).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let resident = resident.trim().trim_end_matches(" kB").parse().unwrap();
+        (resident, std::fs::read_dir(process.join("fd")).unwrap().count())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the agent's log:\n{}", self.log());
+        }
+    }
+}
+
+/// One connection.
+pub struct Client(BufReader<UnixStream>);
+
+impl Client {
+    pub fn connect(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.0.get_mut().write_all(bytes).unwrap();
+    }
+
+    /// The next line as it came, without its end.
+    pub fn line(&mut self) -> Vec<u8> {
+        let mut line = Vec::new();
+        self.0.read_until(b'\n', &mut line).unwrap();
+        assert_eq!(line.pop(), Some(b'\n'), "the agent closed the stream");
+        line
+    }
+
+    pub fn answer(&mut self) -> Value {
+        let line = self.line();
+        serde_json::from_slice(&line)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&line)))
+    }
+
+    /// Sends one message and reads one answer.
+    pub fn ask(&mut self, message: &str) -> Value {
+        self.send(message.as_bytes());
+        self.answer()
+    }
+
+    /// The result of a command without arguments.
+    pub fn call(&mut self, command: &str) -> Value {
+        let answer = self.ask(&format!("{{\"execute\":\"{command}\"}}"));
+        answer.get("return").unwrap_or_else(|| panic!("{command}: {answer}")).clone()
+    }
+
+    /// Everything up to the end of the stream, after this side has said its last.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.0.get_ref().shutdown(std::net::Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        self.0.read_to_end(&mut rest).unwrap();
+        rest
+    }
+}

@@ -1,0 +1,9 @@
+//! The real agent on a unix socket, seen through it.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+
+mod agent;
+mod bad_input;
+mod beside_qemu_ga;
+mod commands;
+mod program;

@@ -1,0 +1,124 @@
+//! The program around the protocol: options, settings, signals.
+
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::agent::{Agent, PATIENCE};
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_guestlet")).args(arguments).output().unwrap()
+}
+
+#[test]
+fn version_help_and_the_list_of_commands() {
+    let version = String::from_utf8(run(&["-V"]).stdout).unwrap();
+    assert!(version.starts_with(concat!("guestlet ", env!("CARGO_PKG_VERSION"))), "{version}");
+    assert!(version.contains("QEMU Guest Agent 10.2"), "{version}");
+    for option in ["-h", "--help"] {
+        let help = String::from_utf8(run(&[option]).stdout).unwrap();
+        for word in ["--method", "--path", "--statedir", "--verbose", "--version", "--block-rpcs"] {
+            assert!(help.contains(word), "{word}");
+        }
+    }
+    let commands = String::from_utf8(run(&["--block-rpcs=help"]).stdout).unwrap();
+    assert!(commands.lines().any(|line| line == "guest-ping"), "{commands}");
+}
+
+#[test]
+fn wrong_options_and_settings_are_refused_in_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = folder.path().join("agent.toml");
+    std::fs::write(&settings, "[control]\nlisten = 'none'\nprot = 5\n").unwrap();
+    let settings = settings.to_str().unwrap();
+    let taken = folder.path().join("file");
+    std::fs::write(&taken, "").unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--colour"], "--colour"),
+        (&["stray"], "stray"),
+        (&["-m", "pigeon"], "use virtio-serial, unix-listen or none"),
+        (&["-m", "unix-listen"], "needs the path of a socket"),
+        (&["-b", "guest-ping;guest-info"], "separated by commas"),
+        (&["--settings", "/no/such/file.toml"], "/no/such/file.toml: cannot be read"),
+        (&["--settings", settings], "agent.toml:3: unknown field `prot`"),
+    ];
+    for (arguments, expected) in cases {
+        let output = run(arguments);
+        let words = String::from_utf8(output.stderr).unwrap();
+        assert!(words.contains(expected), "{arguments:?}: {words}");
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    }
+    assert!(taken.exists());
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = folder.path().join("agent.toml");
+    std::fs::write(&settings, "[control]\nlisten = 'none'\n").unwrap();
+    let precious = folder.path().join("precious");
+    std::fs::write(&precious, "data").unwrap();
+    let output = run(&[
+        "-m",
+        "unix-listen",
+        "-p",
+        precious.to_str().unwrap(),
+        "-t",
+        folder.path().to_str().unwrap(),
+        "--settings",
+        settings.to_str().unwrap(),
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("exists and is no socket"));
+    assert_eq!(std::fs::read_to_string(precious).unwrap(), "data");
+}
+
+#[test]
+fn a_signal_ends_it_cleanly_with_a_client_connected() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut agent = Agent::start();
+        let mut client = agent.client();
+        client.call("guest-ping");
+        let begun = Instant::now();
+        kill(Pid::from_raw(agent.child.id().cast_signed()), signal).unwrap();
+        assert!(agent.child.wait().unwrap().success());
+        assert!(begun.elapsed() < PATIENCE);
+        assert!(!agent.socket().exists(), "the socket is left behind");
+    }
+}
+
+#[test]
+fn a_killed_agents_socket_is_taken_over_and_a_living_ones_is_not() {
+    let mut agent = Agent::start();
+    let socket = agent.socket();
+    let settings = agent.folder.path().join("agent.toml");
+    std::fs::write(&settings, "[control]\nlisten = 'none'\n").unwrap();
+    let start = || {
+        Command::new(env!("CARGO_BIN_EXE_guestlet"))
+            .args(["-m", "unix-listen", "-p"])
+            .arg(&socket)
+            .arg("-t")
+            .arg(agent.folder.path())
+            .arg("--settings")
+            .arg(&settings)
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let second = start().wait_with_output().unwrap();
+    assert!(String::from_utf8(second.stderr).unwrap().contains("in use by another process"));
+    let mut third = {
+        agent.child.kill().unwrap();
+        agent.child.wait().unwrap();
+        start()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    third.kill().unwrap();
+    third.wait().unwrap();
+}
