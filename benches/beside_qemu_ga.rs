@@ -77,7 +77,7 @@ const OSINFO: &[u8] = b"{\"execute\":\"guest-get-osinfo\"}\n";
 
 fn call(client: &mut UnixStream, request: &[u8]) {
     client.write_all(request).unwrap();
-    let mut buffer = [0; 65536];
+    let mut buffer = [0; 8192];
     let mut last = 0;
     while last != b'\n' {
         let length = client.read(&mut buffer).unwrap();

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::Semaphore;
-use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::agent::{AgentSettings, ControlChannel, QgaChannel};
@@ -18,6 +17,7 @@ use crate::qga::policy::Policy;
 use crate::rpc::guest::Service;
 use crate::supervise::{Scope, Supervisor, termination};
 use crate::sys::service;
+use crate::sys::ticker::Ticker;
 use crate::transport::virtio_serial::Port;
 use crate::transport::vsock::Guard;
 use crate::transport::{Stream, http2, unix, vsock};
@@ -72,9 +72,9 @@ fn policy(settings: &AgentSettings) -> Policy {
 
 /// The one periodic wakeup.
 async fn tick(guest: Guest, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let mut ticks = interval(TICK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+    let ticker = Ticker::new(TICK)?;
+    while let Some(tick) = shutdown.run_until_cancelled(ticker.tick()).await {
+        tick?;
         service::alive();
         guest.events.tell(Event::Tick);
     }

@@ -55,7 +55,7 @@ fn code(text: &str) -> String {
 
 /// Every room that the code names by `crate::room` or, in a program, `guestlet::room`; also in braces.
 fn imports(code: &str, roots: &[&str]) -> BTreeSet<String> {
-    let mut rooms = BTreeSet::new();
+    let mut found = BTreeSet::new();
     for root in roots {
         for (at, _) in code.match_indices(&format!("{root}::")) {
             if code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':')
@@ -64,7 +64,7 @@ fn imports(code: &str, roots: &[&str]) -> BTreeSet<String> {
             }
             let rest = &code[at + root.len() + 2..];
             match rest.strip_prefix('{') {
-                None => rooms.extend(first_name(rest)),
+                None => found.extend(first_name(rest)),
                 Some(list) => {
                     let mut depth = 1;
                     let mut item = String::new();
@@ -72,7 +72,7 @@ fn imports(code: &str, roots: &[&str]) -> BTreeSet<String> {
                         match character {
                             '{' => depth += 1,
                             '}' => depth -= 1,
-                            ',' if depth == 1 => rooms.extend(first_name(&std::mem::take(&mut item))),
+                            ',' if depth == 1 => found.extend(first_name(&std::mem::take(&mut item))),
                             _ if depth == 1 => item.push(character),
                             _ => {}
                         }
@@ -80,12 +80,12 @@ fn imports(code: &str, roots: &[&str]) -> BTreeSet<String> {
                             break;
                         }
                     }
-                    rooms.extend(first_name(&item));
+                    found.extend(first_name(&item));
                 }
             }
         }
     }
-    rooms
+    found
 }
 
 fn first_name(text: &str) -> Option<String> {

@@ -15,3 +15,5 @@ pub mod os_release;
 pub mod program;
 pub mod root;
 pub mod service;
+#[cfg(feature = "agent")]
+pub mod ticker;

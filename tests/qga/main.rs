@@ -1,6 +1,6 @@
 //! The real agent on a unix socket, seen through it.
 
-#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, clippy::disallowed_methods)]
 
 mod agent;
 mod bad_input;
