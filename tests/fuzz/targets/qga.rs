@@ -1,0 +1,7 @@
+//! Any bytes on a QGA channel.
+#![no_main]
+
+#[path = "../checks.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| checks::qga(bytes));
