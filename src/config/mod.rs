@@ -13,10 +13,16 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+#[cfg(feature = "host")]
+pub mod host;
+
 /// A fragment of settings: every field optional.
 pub trait Fragment: DeserializeOwned + Default {
     /// Takes every field that `later` sets.
     fn merge(&mut self, later: Self, file: &Path);
+
+    /// Keeps the text that this fragment was parsed from, if its checks want to name lines.
+    fn remember(&mut self, _text: &str) {}
 }
 
 /// Why settings were refused. Names the file and, where there is one, the line.
@@ -31,6 +37,11 @@ impl Error {
     /// A problem of a file as a whole, or of what all fragments together say.
     pub fn in_file(file: &Path, problem: impl Into<String>) -> Self {
         Self { file: file.to_owned(), line: None, problem: problem.into() }
+    }
+
+    /// A problem at the byte `offset` of a file with this `text`.
+    pub fn at(file: &Path, text: &str, offset: usize, problem: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), line: Some(line_of(text, offset)), problem: problem.into() }
     }
 }
 
@@ -71,11 +82,13 @@ pub fn load<F: Fragment>(main: &Path, required: bool, drop_ins: &Path) -> Result
 /// # Errors
 /// If the text is no TOML or sets something unknown, with the line.
 pub fn parse<F: Fragment>(file: &Path, text: &str) -> Result<F, Error> {
-    toml::from_str(text).map_err(|error| Error {
+    let mut fragment: F = toml::from_str(text).map_err(|error| Error {
         file: file.to_owned(),
         line: error.span().map(|span| line_of(text, span.start)),
         problem: error.message().replace('\n', " "),
-    })
+    })?;
+    fragment.remember(text);
+    Ok(fragment)
 }
 
 fn line_of(text: &str, offset: usize) -> usize {

@@ -1,4 +1,8 @@
 //! What goes over the streams: framings and messages. Pure: bytes in, values out, no I/O.
 
+#[cfg(feature = "host")]
+pub mod hybrid;
 pub mod proto;
 pub mod qga;
+#[cfg(feature = "host")]
+pub mod qmp;
