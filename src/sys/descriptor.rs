@@ -14,3 +14,13 @@ pub fn watch_readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd is one and the same open descriptor for as long as it lives, and AsyncFd owns it.
     unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }.map_err(io::Error::from)
 }
+
+/// Registers `descriptor` with the event loop, to be told when it becomes writable, as a socket does when its
+/// connect(2) has ended.
+///
+/// # Errors
+/// If it is nothing that can be polled.
+pub fn watch_writable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: as above.
+    unsafe { AsyncFd::register_with_interest(descriptor, Interest::WRITABLE) }.map_err(io::Error::from)
+}

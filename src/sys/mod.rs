@@ -4,7 +4,7 @@
 //! cannot lay out as files stay in the file that is about them. To add one: a file for its subject.
 
 pub mod activation;
-#[cfg(feature = "agent")]
+#[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;
 pub mod logging;
 #[cfg(feature = "agent")]

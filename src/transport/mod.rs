@@ -5,6 +5,8 @@
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
+#[cfg(feature = "host")]
+pub mod dial;
 pub mod http2;
 pub mod unix;
 #[cfg(feature = "agent")]
