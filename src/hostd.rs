@@ -1,1 +1,138 @@
-//! Assembly.
+//! The assembly of `guestlet-host`: settings → parts → run → drain.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::host::{DialSettings, HostSettings, VmSettings};
+use crate::host::api;
+use crate::host::backends::{self, Vm, qemu};
+use crate::host::fleet::{Fleet, Handle};
+use crate::supervise::{Supervisor, termination};
+use crate::sys::{logging, service};
+use crate::transport::dial::Target;
+use crate::transport::unix::{self, Listener};
+
+/// How long the tasks may take to end.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// How often systemd is told how many sessions there are.
+const STATUS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Which settings, and how much to log.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The main file.
+    pub file: PathBuf,
+    /// The main file has to exist.
+    pub required: bool,
+    /// Log what is of interest only while looking for a fault.
+    pub verbose: bool,
+}
+
+/// Reads and checks the settings, and does nothing else.
+///
+/// # Errors
+/// If they are wrong, with file and line.
+pub fn check(options: &Options) -> anyhow::Result<HostSettings> {
+    Ok(HostSettings::load(&options.file, options.required)?)
+}
+
+/// Runs the host half until a signal ends it.
+///
+/// # Errors
+/// If the settings are wrong, the socket cannot be served, or a task ended by itself.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let settings = check(options)?;
+    logging::init("guestlet-host", options.verbose)?;
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(serve(settings))
+}
+
+async fn serve(settings: HostSettings) -> anyhow::Result<()> {
+    let stop = termination()?;
+    let socket = listen(&settings.socket)?;
+    let (fleet, changes, handle) = Fleet::new();
+    let backend = backends::Kind::Qemu(settings.vms.into_iter().map(machine).collect()).build();
+
+    let mut supervisor = Supervisor::new();
+    let shutdown = supervisor.shutdown();
+    let token = shutdown.clone();
+    supervisor.spawn("fleet", async move {
+        fleet.run(token).await;
+        Ok(())
+    });
+    let token = shutdown.clone();
+    supervisor.spawn("backend", async move {
+        token.run_until_cancelled(backend.watch(changes)).await;
+        Ok(())
+    });
+    let (token, asked) = (shutdown.clone(), handle.clone());
+    supervisor.spawn("api", async move {
+        api::run(socket, asked, token).await;
+        Ok(())
+    });
+    supervisor.spawn("systemd", notify(handle, shutdown));
+    tracing::info!(socket = %settings.socket.display(), "guestlet-host {}", crate::VERSION);
+    let stop = async {
+        stop.await;
+        service::stopping();
+    };
+    supervisor.run(stop, DRAIN_DEADLINE).await
+}
+
+/// Makes the socket, and its folder if need be.
+fn listen(path: &Path) -> anyhow::Result<Listener> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    }
+    Listener::bind(path).map_err(|error| match error {
+        unix::Error::InUse(path) => anyhow::anyhow!(
+            "another guestlet-host already serves {}; stop it first, or set another socket",
+            path.display()
+        ),
+        error => error.into(),
+    })
+}
+
+/// Tells systemd that the fleet answers, and how many sessions there are.
+async fn notify(fleet: Handle, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let watchdog = sd_notify::watchdog_enabled();
+    let interval = watchdog.map_or(STATUS_INTERVAL, |watchdog| STATUS_INTERVAL.min(watchdog / 2));
+    let mut ticks = tokio::time::interval(interval.max(Duration::from_millis(100)));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut told = None;
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            _ = ticks.tick() => {}
+        }
+        // The fleet may be gone already when a shutdown has just begun.
+        let Ok(tally) = fleet.tally().await else {
+            shutdown.cancelled().await;
+            return Ok(());
+        };
+        let status = format!("{} of {} VMs connected", tally.connected, tally.vms);
+        match told.replace(tally) {
+            None => service::ready(&status),
+            Some(before) if before != tally => service::status(&status),
+            Some(_) => {}
+        }
+        service::alive();
+    }
+}
+
+fn machine(settings: VmSettings) -> qemu::Machine {
+    let target = match settings.dial {
+        DialSettings::Vsock { cid, port } => Target::Vsock { cid, port },
+        DialSettings::Hybrid { path, port } => Target::Hybrid { path, port },
+        DialSettings::Unix { path } => Target::Unix { path },
+    };
+    let vm = Vm { name: settings.name, uuid: settings.uuid, cluster: settings.cluster, target };
+    qemu::Machine { vm, qmp: settings.qmp }
+}

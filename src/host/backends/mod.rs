@@ -1,0 +1,67 @@
+//! Backends: who says which VMs there are, and whether they run.
+//!
+//! One folder for each. To add one: implement [`Backend`], give it its settings as a variant of [`Kind`], and
+//! its arm in [`Kind::build`], the one place that chooses.
+
+use std::pin::Pin;
+
+use tokio::sync::mpsc;
+
+use crate::transport::dial::Target;
+use crate::wire::proto::v1::PowerState;
+
+pub mod qemu;
+
+/// A VM, as its backend names it. Two that are equal may share a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vm {
+    /// Unique on this host.
+    pub name: String,
+    /// What the guest must read from DMI, in lower case.
+    pub uuid: String,
+    /// Name of its cluster; may be empty.
+    pub cluster: String,
+    /// Where its agent is.
+    pub target: Target,
+}
+
+/// What a backend tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// These are all VMs. Comes first, and again whenever the set changes.
+    Listed(Vec<Vm>),
+    /// The hypervisor's view of a VM is another one.
+    Power {
+        /// Which VM.
+        name: String,
+        /// The new view.
+        power: PowerState,
+    },
+    /// A VM was reset: whatever ran in it is gone.
+    Reset {
+        /// Which VM.
+        name: String,
+    },
+}
+
+/// Lists VMs and watches them.
+pub trait Backend: Send {
+    /// Sends changes until the future is dropped or nobody receives them; starts with [`Change::Listed`].
+    fn watch(self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// Which backend, with its settings.
+#[derive(Debug, Clone)]
+pub enum Kind {
+    /// VMs of this machine, from a list.
+    Qemu(Vec<qemu::Machine>),
+}
+
+impl Kind {
+    /// Makes the backend.
+    pub fn build(self) -> Box<dyn Backend> {
+        match self {
+            Self::Qemu(machines) => Box::new(qemu::Qemu::new(machines)),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! One VM's QMP socket: connects again and again, and tells changes of power, and resets.
+//!
+//! ```text
+//!            ┌── cannot connect, end of file: off ───┐
+//!            ▼                                       │
+//!  start ──▶ wait ──▶ connect ──▶ greeting ──▶ qmp_capabilities ──▶ query-status ──▶ events ──┐
+//!            ▲                                       │                                        │
+//!            └── no answer, nonsense: unknown ───────┴────────────────────────────────────────┘
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+
+use super::super::Change;
+use super::power::{Meaning, of_event, of_status};
+use crate::wire::proto::v1::PowerState;
+use crate::wire::qmp::{self, Lines, Message};
+
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LAST_WAIT: Duration = Duration::from_secs(1);
+/// How long QEMU may take to answer.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why a conversation with QEMU ended.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("QEMU is not there")]
+    Absent(#[source] std::io::Error),
+    #[error("QEMU has ended")]
+    Ended,
+    #[error("QEMU does not answer; its QMP socket may have another client")]
+    Silent,
+    #[error(transparent)]
+    TooLong(#[from] qmp::TooLong),
+    #[error(transparent)]
+    Malformed(#[from] qmp::MalformedLine),
+    #[error("QEMU refused a command: {class}: {description}")]
+    Refused { class: String, description: String },
+    #[error("QEMU returned something else than its status")]
+    Status(#[source] serde_json::Error),
+    #[error("nobody wants to know")]
+    Unwanted,
+}
+
+impl Error {
+    /// What is known of the VM after this.
+    fn power(&self) -> PowerState {
+        match self {
+            Self::Absent(_) | Self::Ended => PowerState::Off,
+            _ => PowerState::Unspecified,
+        }
+    }
+}
+
+/// Watches the VM `name` through the socket at `path` until nobody takes its changes.
+pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>) {
+    let mut teller = Teller { name, changes, told: PowerState::Unspecified };
+    let mut wait = FIRST_WAIT;
+    loop {
+        let Err(error) = watch(&path, &mut teller).await;
+        if matches!(error, Error::Unwanted) {
+            return;
+        }
+        if !matches!(error, Error::Absent(_)) {
+            wait = FIRST_WAIT;
+        }
+        let power = error.power();
+        if power != teller.told {
+            let reason: &dyn std::error::Error = &error;
+            tracing::debug!(vm = teller.name, error = reason, "QMP");
+        }
+        if teller.power(power).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        wait = (wait * 2).min(LAST_WAIT);
+    }
+}
+
+/// Sends changes, and only changes.
+struct Teller {
+    name: String,
+    changes: mpsc::Sender<Change>,
+    told: PowerState,
+}
+
+impl Teller {
+    async fn power(&mut self, power: PowerState) -> Result<(), Error> {
+        if power == self.told {
+            return Ok(());
+        }
+        self.told = power;
+        self.send(Change::Power { name: self.name.clone(), power }).await
+    }
+
+    async fn event(&mut self, name: &str) -> Result<(), Error> {
+        match of_event(self.told, name) {
+            Meaning::Power(power) => self.power(power).await,
+            Meaning::Reset => self.send(Change::Reset { name: self.name.clone() }).await,
+            Meaning::Nothing => Ok(()),
+        }
+    }
+
+    async fn send(&self, change: Change) -> Result<(), Error> {
+        self.changes.send(change).await.map_err(|_| Error::Unwanted)
+    }
+}
+
+async fn watch(path: &Path, teller: &mut Teller) -> Result<std::convert::Infallible, Error> {
+    #[derive(Deserialize)]
+    struct Status {
+        status: String,
+    }
+    let stream = UnixStream::connect(path).await.map_err(Error::Absent)?;
+    let mut socket = Socket { stream, lines: Lines::default() };
+    let greeting = async {
+        while socket.message().await? != Message::Greeting {}
+        Ok(())
+    };
+    soon(greeting).await?;
+    soon(socket.execute("qmp_capabilities", 1, teller)).await?;
+    let status = soon(socket.execute("query-status", 2, teller)).await?;
+    let status: Status = serde_json::from_value(status).map_err(Error::Status)?;
+    teller.power(of_status(&status.status)).await?;
+    loop {
+        if let Message::Event { name } = socket.message().await? {
+            teller.event(&name).await?;
+        }
+    }
+}
+
+async fn soon<T>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    tokio::time::timeout(ANSWER_DEADLINE, answer).await.unwrap_or(Err(Error::Silent))
+}
+
+struct Socket {
+    stream: UnixStream,
+    lines: Lines,
+}
+
+impl Socket {
+    async fn message(&mut self) -> Result<Message, Error> {
+        loop {
+            if let Some(line) = self.lines.next_line()? {
+                return Ok(Message::parse(&line)?);
+            }
+            let mut buffer = [0; 4096];
+            match self.stream.read(&mut buffer).await {
+                Ok(0) | Err(_) => return Err(Error::Ended),
+                Ok(length) => self.lines.push(&buffer[..length]),
+            }
+        }
+    }
+
+    /// Runs a command; events that come before its answer are told.
+    async fn execute(
+        &mut self,
+        name: &str,
+        id: u64,
+        teller: &mut Teller,
+    ) -> Result<serde_json::Value, Error> {
+        self.stream.write_all(&qmp::command(name, id)).await.map_err(|_| Error::Ended)?;
+        loop {
+            match self.message().await? {
+                Message::Return { id: Some(found), value } if found == id => return Ok(value),
+                Message::Error { class, description, .. } => {
+                    return Err(Error::Refused { class, description });
+                }
+                Message::Event { name } => teller.event(&name).await?,
+                Message::Return { .. } | Message::Greeting => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncBufReadExt as _, BufReader};
+    use tokio::net::UnixListener;
+
+    use crate::supervise::Scope;
+
+    const GREETING: &[u8] = b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
+
+    /// Takes one client as QEMU does, up to its `query-status`, which it answers with `status`.
+    async fn qemu(listener: &UnixListener, status: &str) -> BufReader<UnixStream> {
+        let mut client = BufReader::new(listener.accept().await.unwrap().0);
+        client.get_mut().write_all(GREETING).await.unwrap();
+        for answer in ["{}".to_owned(), format!("{{\"status\": \"{status}\"}}")] {
+            let mut line = String::new();
+            client.read_line(&mut line).await.unwrap();
+            let command: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let answer = format!("{{\"return\": {answer}, \"id\": {}}}\r\n", command["id"]);
+            client.get_mut().write_all(answer.as_bytes()).await.unwrap();
+        }
+        client
+    }
+
+    async fn say(client: &mut BufReader<UnixStream>, event: &str) {
+        let line = format!("{{\"event\": \"{event}\", \"timestamp\": {{\"seconds\": 1}}}}\r\n");
+        client.get_mut().write_all(line.as_bytes()).await.unwrap();
+    }
+
+    fn power(power: PowerState) -> Change {
+        Change::Power { name: "a".into(), power }
+    }
+
+    #[tokio::test]
+    async fn changes_are_told_once_and_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let (changes, mut told) = mpsc::channel(16);
+        let scope = Scope::new();
+        scope.children().spawn(run("a".into(), path.clone(), changes));
+        assert_eq!(told.recv().await.unwrap(), power(PowerState::Off), "no socket yet");
+
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut client = qemu(&listener, "running").await;
+        assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
+        for event in ["POWERDOWN", "RESUME", "STOP", "STOP", "RESUME", "RESET", "RESET", "SHUTDOWN"] {
+            say(&mut client, event).await;
+        }
+        let expected = [
+            power(PowerState::Paused),
+            power(PowerState::Running),
+            Change::Reset { name: "a".into() },
+            Change::Reset { name: "a".into() },
+            power(PowerState::Off),
+        ];
+        for change in expected {
+            assert_eq!(told.recv().await.unwrap(), change);
+        }
+        drop(client);
+
+        let mut client = qemu(&listener, "paused").await;
+        assert_eq!(told.recv().await.unwrap(), power(PowerState::Paused), "another QEMU");
+        client.get_mut().write_all(b"garbage\n").await.unwrap();
+        assert_eq!(told.recv().await.unwrap(), power(PowerState::Unspecified));
+        drop(qemu(&listener, "running").await);
+        assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
+        assert_eq!(told.recv().await.unwrap(), power(PowerState::Off), "end of file");
+    }
+}

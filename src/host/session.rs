@@ -1,0 +1,264 @@
+//! The session with one VM's agent: when to dial, and what became of it.
+//!
+//! ```text
+//!                         ┌───────────── wait (backoff) ◀──────────────┐
+//!                         ▼                                            │
+//!  on, or unknown ──▶ connecting ──AgentReady──▶ connected ──lost──────┤
+//!        ▲                │  │                     │  │               │
+//!        │                │  └──────refused────────┘  └──reset──▶ connecting, at once
+//!        │                │             ▼
+//!   runs again            │   refused (30 s, or until a reset) ──▶ connecting
+//!        │               off (from any state)
+//!        └───────────── gone
+//! ```
+//!
+//! [`talk`](super::talk) holds the conversation itself. A session is one task, told of the VM through a
+//! watched [`Machine`]; what happens goes to the fleet as [`Report`]s.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::backoff::Backoff;
+use super::talk::{End, talk};
+use crate::transport::dial::Dial;
+use crate::wire::proto::v1::{self, PowerState};
+
+/// The wait before a refused guest is dialled again.
+const REFUSED_WAIT: Duration = Duration::from_secs(30);
+/// A session that ends sooner does not make the waits short again.
+const LASTING: Duration = Duration::from_secs(5);
+
+/// What the backend says of the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machine {
+    /// The hypervisor's view.
+    pub power: PowerState,
+    /// Resets seen; another number means that whatever ran is gone.
+    pub resets: u64,
+}
+
+/// What happened to a session.
+#[derive(Debug)]
+pub enum Report {
+    /// The conversation is open.
+    Opened {
+        /// What the guest says of itself, cleaned.
+        info: Box<v1::GuestInfo>,
+        /// Since the session before was lost, the VM was started, or the first dial.
+        after: Duration,
+    },
+    /// The guest sent an event, cleaned.
+    Heard(v1::Event),
+    /// The open conversation ended.
+    Closed(String),
+    /// It is dialled again soon; why there was no conversation so far.
+    Connecting(String),
+    /// It is dialled again late, and why.
+    Refused(String),
+    /// It is not dialled, because the VM is off.
+    Gone,
+}
+
+/// Where reports of all sessions go, each with the number of its session.
+pub type Reports = mpsc::Sender<(u64, Report)>;
+
+/// Sends reports of one session, and remembers whether the conversation is open.
+#[derive(Debug)]
+pub struct Notes {
+    session: u64,
+    reports: Reports,
+    lost_at: Instant,
+    opened_at: Option<Instant>,
+}
+
+impl Notes {
+    /// Sends a report, waiting for the fleet.
+    pub async fn send(&self, report: Report) {
+        // Without a fleet the process is ending, and so is this task.
+        drop(self.reports.send((self.session, report)).await);
+    }
+
+    /// The conversation is open.
+    pub async fn opened(&mut self, info: v1::GuestInfo) {
+        let now = Instant::now();
+        self.opened_at = Some(now);
+        self.send(Report::Opened { info: Box::new(info), after: now - self.lost_at }).await;
+    }
+
+    /// The conversation ended, if there was one. Returns how long it was open.
+    async fn closed(&mut self, reason: &str) -> Option<Duration> {
+        let now = Instant::now();
+        let lasted = now - self.opened_at.take()?;
+        self.lost_at = now;
+        self.send(Report::Closed(reason.to_owned())).await;
+        Some(lasted)
+    }
+}
+
+/// The session of one VM.
+pub struct Session {
+    uuid: String,
+    dialer: Box<dyn Dial>,
+    machine: watch::Receiver<Machine>,
+    /// The machine as last acted upon.
+    seen: Machine,
+    notes: Notes,
+    backoff: Backoff,
+}
+
+/// What makes a session drop what it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    Off,
+    Reset,
+    /// The VM runs, and did not before: only a wait is cut short.
+    Runs,
+}
+
+impl Session {
+    /// A session with the guest that `dialer` reaches and that must have this `uuid`; its reports bear the
+    /// number `session`.
+    pub fn new(
+        session: u64,
+        uuid: String,
+        dialer: Box<dyn Dial>,
+        mut machine: watch::Receiver<Machine>,
+        reports: Reports,
+    ) -> Self {
+        let now = Instant::now();
+        let seen = *machine.borrow_and_update();
+        let notes = Notes { session, reports, lost_at: now, opened_at: None };
+        Self { uuid, dialer, machine, seen, notes, backoff: Backoff::new(now) }
+    }
+
+    /// Keeps the session until the future is dropped, which closes the connection at once.
+    pub async fn run(mut self) {
+        loop {
+            self.until_on().await;
+            match self.converse().await {
+                Ok(cut) => self.cut(cut).await,
+                Err(end) => {
+                    let wait = self.ended(end).await;
+                    if let Some(cut) = self.wait(wait).await {
+                        self.cut(cut).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits while the VM is off.
+    async fn until_on(&mut self) {
+        self.seen = *self.machine.borrow_and_update();
+        if self.seen.power != PowerState::Off {
+            return;
+        }
+        self.notes.send(Report::Gone).await;
+        while self.seen.power == PowerState::Off {
+            if self.machine.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            self.seen = *self.machine.borrow_and_update();
+        }
+        let now = Instant::now();
+        self.backoff.restart(now);
+        self.notes.lost_at = now;
+        self.notes.send(Report::Connecting(String::new())).await;
+    }
+
+    /// Talks until the conversation ends by itself, or the VM ends it.
+    async fn converse(&mut self) -> Result<Cut, End> {
+        let (mut machine, mut seen) = (self.machine.clone(), self.seen);
+        let cut = async {
+            loop {
+                match next_cut(&mut machine, &mut seen).await {
+                    Cut::Runs => {}
+                    cut => return cut,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            cut = cut => Ok(cut),
+            ended = talk(&*self.dialer, &self.uuid, &mut self.notes, self.machine.clone()) => match ended {
+                Err(end) => Err(end),
+            },
+        }
+    }
+
+    /// The conversation is over because of the VM.
+    async fn cut(&mut self, cut: Cut) {
+        let reason = match cut {
+            Cut::Off => "the VM is off",
+            Cut::Reset => "the guest was reset",
+            Cut::Runs => return,
+        };
+        self.notes.closed(reason).await;
+        if cut == Cut::Reset {
+            self.backoff.restart(Instant::now());
+            self.notes.send(Report::Connecting(reason.to_owned())).await;
+        }
+    }
+
+    /// The conversation is over by itself: tells why, and returns how long to wait.
+    async fn ended(&mut self, end: End) -> Duration {
+        let reason = chain(&end);
+        let lasted = self.notes.closed(&reason).await;
+        let now = Instant::now();
+        match end {
+            End::Lost(_) => {
+                if lasted.is_some_and(|lasted| lasted >= LASTING) {
+                    self.backoff.restart(now);
+                }
+                self.notes.send(Report::Connecting(reason)).await;
+                self.backoff.next(now, fastrand::f64())
+            }
+            End::Refused(_) => {
+                self.notes.send(Report::Refused(reason)).await;
+                REFUSED_WAIT
+            }
+        }
+    }
+
+    async fn wait(&mut self, wait: Duration) -> Option<Cut> {
+        tokio::select! {
+            biased;
+            cut = next_cut(&mut self.machine, &mut self.seen) => Some(cut),
+            () = tokio::time::sleep(wait) => None,
+        }
+    }
+}
+
+/// The next thing about the VM that a session has to heed, compared with what it has `seen`.
+async fn next_cut(machine: &mut watch::Receiver<Machine>, seen: &mut Machine) -> Cut {
+    loop {
+        if machine.changed().await.is_err() {
+            // The fleet has dropped this VM and ends this task.
+            std::future::pending::<()>().await;
+        }
+        let (before, now) = (*seen, *machine.borrow_and_update());
+        *seen = now;
+        if now.power == PowerState::Off {
+            return Cut::Off;
+        }
+        if now.resets != before.resets {
+            return Cut::Reset;
+        }
+        if now.power == PowerState::Running && before.power != PowerState::Running {
+            return Cut::Runs;
+        }
+    }
+}
+
+/// An error and what it came from, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut words = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        words = format!("{words}: {error}");
+        source = error.source();
+    }
+    super::text::clean(&words)
+}

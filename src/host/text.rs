@@ -1,0 +1,102 @@
+//! Words of a guest, made fit for tables and logs: bounded, and without anything that steers a terminal.
+
+use prost_types::Timestamp;
+
+use crate::wire::proto::v1;
+
+/// Longest text that is taken from a guest, in characters.
+pub const MAX_TEXT: usize = 256;
+/// Most capabilities that are taken from a guest.
+const MAX_CAPABILITIES: usize = 64;
+/// The year 10000 in seconds since 1970: later times cannot be written as RFC 3339 has it.
+const YEAR_10000: i64 = 253_402_300_800;
+
+/// Replaces what is not visible and cuts what is too long.
+pub fn clean(text: &str) -> String {
+    let mut cleaned: String =
+        text.chars().take(MAX_TEXT).map(|one| if is_hidden(one) { '\u{fffd}' } else { one }).collect();
+    if text.chars().nth(MAX_TEXT).is_some() {
+        cleaned.push('…');
+    }
+    cleaned
+}
+
+/// Control characters, and those that reorder or hide the text around them.
+fn is_hidden(one: char) -> bool {
+    one.is_control()
+        || matches!(one, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// What a guest says of itself, cleaned.
+pub fn clean_info(info: v1::GuestInfo) -> v1::GuestInfo {
+    v1::GuestInfo {
+        machine_id: clean(&info.machine_id),
+        boot_id: clean(&info.boot_id),
+        dmi_uuid: clean(&info.dmi_uuid).to_lowercase(),
+        host_name: clean(&info.host_name),
+        operating_system: info.operating_system.map(|system| v1::OperatingSystem {
+            id: clean(&system.id),
+            name: clean(&system.name),
+            pretty_name: clean(&system.pretty_name),
+            version_id: clean(&system.version_id),
+        }),
+        kernel_release: clean(&info.kernel_release),
+        machine: clean(&info.machine),
+        agent_version: clean(&info.agent_version),
+        capabilities: info.capabilities.iter().take(MAX_CAPABILITIES).map(|name| clean(name)).collect(),
+        heartbeat_interval_seconds: info.heartbeat_interval_seconds,
+    }
+}
+
+/// An event of a guest, cleaned.
+pub fn clean_event(event: v1::Event) -> v1::Event {
+    use v1::event::Kind;
+    v1::Event {
+        time: event.time.filter(|time: &Timestamp| {
+            (0..YEAR_10000).contains(&time.seconds) && (0..1_000_000_000).contains(&time.nanos)
+        }),
+        kind: event.kind.map(|kind| match kind {
+            Kind::ShutdownRequested(request) => {
+                Kind::ShutdownRequested(v1::ShutdownRequested { mode: clean(&request.mode) })
+            }
+            kind @ (Kind::AgentReady(_) | Kind::Heartbeat(_) | Kind::AgentStopping(_)) => kind,
+        }),
+        ..event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn texts() {
+        assert_eq!(clean("Debian GNU/Linux 12 – ünïcödé 漢字"), "Debian GNU/Linux 12 – ünïcödé 漢字");
+        assert_eq!(
+            clean("a\u{1b}[2Jb\n\t\r\0\u{9b}"),
+            "a\u{fffd}[2Jb\u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}"
+        );
+        assert_eq!(clean("x\u{202e}y"), "x\u{fffd}y");
+        assert_eq!(clean(&"ü".repeat(256)), "ü".repeat(256));
+        assert_eq!(clean(&"ü".repeat(257)), "ü".repeat(256) + "…");
+    }
+
+    #[test]
+    fn times_that_cannot_be_written_are_dropped() {
+        let event =
+            |seconds| v1::Event { time: Some(Timestamp { seconds, nanos: 5 }), ..v1::Event::default() };
+        assert!(clean_event(event(1_700_000_000)).time.is_some());
+        assert!(clean_event(event(i64::MAX)).time.is_none());
+        assert!(clean_event(event(-1)).time.is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_hidden_is_left(text: String) {
+            let cleaned = clean(&text);
+            prop_assert!(cleaned.chars().count() <= MAX_TEXT + 1);
+            prop_assert!(!cleaned.chars().any(is_hidden));
+        }
+    }
+}
