@@ -1,3 +1,86 @@
-//! guestctl
+//! `guestctl`: what people on a host ask `guestlet-host`.
 
-fn main() {}
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use guestlet::ctl::{self, Verb, print::Format};
+
+/// Shows the VMs of this host, as their guestlet agents and hypervisors see them.
+#[derive(Debug, Parser)]
+#[command(name = "guestctl", version = guestlet::VERSION)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 error, 2 wrong usage, 3 guestlet-host is not running, 4 no such VM"
+)]
+struct Arguments {
+    /// Where guestlet-host listens
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        env = "GUESTLET_HOST_SOCKET",
+        default_value = "/run/guestlet-host/api.sock"
+    )]
+    socket: PathBuf,
+    /// For people, or for programs
+    #[arg(short, long, global = true, value_enum, default_value = "table")]
+    output: Output,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Output {
+    Table,
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List all VMs
+    Ls,
+    /// Show everything known of one VM
+    Info {
+        /// The VM's name, as ls shows it
+        name: String,
+    },
+    /// Show what happens from now on, until interrupted
+    Watch {
+        /// Of this VM only
+        name: Option<String>,
+        /// Show heartbeats too
+        #[arg(long)]
+        heartbeats: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let format = match arguments.output {
+        Output::Table => Format::Table,
+        Output::Json => Format::Json,
+    };
+    let verb = match arguments.command {
+        Command::Ls => Verb::Ls,
+        Command::Info { name } => Verb::Info { name },
+        Command::Watch { name, heartbeats } => Verb::Watch { name, heartbeats },
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the runtime"), 1),
+    };
+    match runtime.block_on(ctl::run(arguments.socket, format, verb)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
+        Err(error) => {
+            let code = error.exit_code();
+            fail(&error.into(), code)
+        }
+    }
+}
+
+#[allow(clippy::print_stderr, reason = "errors of a command line tool")]
+fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
+    eprintln!("guestctl: {error:#}");
+    ExitCode::from(code)
+}

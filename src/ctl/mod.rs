@@ -1,1 +1,111 @@
-//! Room.
+//! What `guestctl` does, one file for each verb.
+//!
+//! A verb asks the daemon through [`client`], and hands values to [`print`], the only place that writes;
+//! [`words`] and [`json`] say how they look to people and to programs. To add a verb: its file, its arm in
+//! [`run`], its words in the README.
+
+use std::io;
+use std::path::PathBuf;
+
+use tonic::{Code, Status};
+
+pub mod client;
+pub mod info;
+pub mod json;
+pub mod ls;
+pub mod print;
+pub mod watch;
+pub mod words;
+
+use print::{Format, Printer};
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub enum Verb {
+    /// List all VMs.
+    Ls,
+    /// Show one VM.
+    Info {
+        /// Its name.
+        name: String,
+    },
+    /// Show what happens.
+    Watch {
+        /// In which VM; none: in all.
+        name: Option<String>,
+        /// Heartbeats too.
+        heartbeats: bool,
+    },
+}
+
+/// Why a verb failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No daemon.
+    #[error("guestlet-host is not running (no socket at {0}); start it with: systemctl start guestlet-host")]
+    NoSocket(PathBuf),
+    /// A daemon ended without removing its socket.
+    #[error(
+        "guestlet-host is not running (nobody answers at {0}); start it with: systemctl start guestlet-host"
+    )]
+    NobodyAnswers(PathBuf),
+    /// The socket is for root.
+    #[error("you may not open {0}; run guestctl as root")]
+    Forbidden(PathBuf),
+    /// The socket cannot be opened for another reason.
+    #[error("cannot open {0}")]
+    Open(PathBuf, #[source] io::Error),
+    /// The daemon ended, or had too many clients.
+    #[error("guestlet-host closed the connection")]
+    Closed,
+    /// The daemon hangs.
+    #[error("guestlet-host does not answer")]
+    Silent,
+    /// No such VM.
+    #[error("guestlet-host knows no VM named {0:?}; guestctl ls lists those it knows")]
+    UnknownVm(String),
+    /// The daemon's own words.
+    #[error("{}", .0.message())]
+    Call(Status),
+    /// Standard output cannot be written.
+    #[error("cannot write to standard output")]
+    Print(#[from] io::Error),
+}
+
+impl Error {
+    /// The exit code of the process: 3 without a daemon, 4 for an unknown VM, else 1. (2 is for wrong usage.)
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoSocket(_) | Self::NobodyAnswers(_) => 3,
+            Self::UnknownVm(_) => 4,
+            _ => 1,
+        }
+    }
+
+    /// The reader of our output has gone: nothing to complain about.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Print(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// What a failed call about the VM `name` means.
+    fn of_call(status: Status, name: &str) -> Self {
+        if status.code() == Code::NotFound {
+            return Self::UnknownVm(name.to_owned());
+        }
+        if std::error::Error::source(&status).is_some() { Self::Closed } else { Self::Call(status) }
+    }
+}
+
+/// Does it, over the daemon's `socket`.
+///
+/// # Errors
+/// If it cannot be done; see [`Error::exit_code`].
+pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Error> {
+    let mut printer = Printer::new(format);
+    client::with(socket, async |client| match verb {
+        Verb::Ls => ls::run(client, &mut printer).await,
+        Verb::Info { name } => info::run(client, &mut printer, name).await,
+        Verb::Watch { name, heartbeats } => watch::run(client, &mut printer, name, heartbeats).await,
+    })
+    .await
+}

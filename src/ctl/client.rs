@@ -1,0 +1,63 @@
+//! The connection to `guestlet-host`.
+
+use std::io;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+
+use super::Error;
+use crate::transport::http2;
+use crate::wire::proto::v1::admin_client::AdminClient;
+
+/// Calls the daemon.
+pub type Client = AdminClient<http2::Client>;
+
+/// Bytes of one answer: the list of all VMs of a large host.
+const MAX_ANSWER: usize = 256 * 1024 * 1024;
+/// How long what was received before the connection's end may take to be read.
+const LEFTOVERS: Duration = Duration::from_secs(1);
+/// How long the daemon may take to answer.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Connects to the daemon and does `work` with it.
+///
+/// # Errors
+/// If there is no daemon, or `work` fails.
+pub async fn with<T>(
+    socket: PathBuf,
+    work: impl AsyncFnOnce(Client) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let stream = UnixStream::connect(&socket).await.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::NoSocket(socket),
+        io::ErrorKind::ConnectionRefused => Error::NobodyAnswers(socket),
+        io::ErrorKind::PermissionDenied => Error::Forbidden(socket),
+        _ => Error::Open(socket, error),
+    })?;
+    let (client, mut connection) = http2::connect(stream).await.map_err(|_| Error::Closed)?;
+    let client = AdminClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
+        .max_decoding_message_size(MAX_ANSWER);
+    let mut work = pin!(work(client));
+    tokio::select! {
+        biased;
+        done = &mut work => return done,
+        _ = connection.ended() => {}
+    }
+    tokio::time::timeout(LEFTOVERS, work).await.unwrap_or(Err(Error::Closed))
+}
+
+/// Waits for the answer to a call, but not for ever.
+///
+/// # Errors
+/// As the call, or when the daemon does not answer.
+pub async fn answer<T>(
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    name: &str,
+) -> Result<T, Error> {
+    match tokio::time::timeout(ANSWER_DEADLINE, call).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(Error::of_call(status, name)),
+        Err(_) => Err(Error::Silent),
+    }
+}

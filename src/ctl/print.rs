@@ -1,0 +1,87 @@
+//! The one place that writes to standard output.
+
+use std::io::{self, Write as _};
+
+use serde::Serialize;
+
+/// For whom the output is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// People.
+    Table,
+    /// Programs.
+    Json,
+}
+
+/// Writes in one format.
+#[derive(Debug)]
+pub struct Printer {
+    format: Format,
+}
+
+impl Printer {
+    /// Writes in `format`.
+    pub fn new(format: Format) -> Self {
+        Self { format }
+    }
+
+    /// Writes `value` as indented JSON, or the lines that `table` makes.
+    ///
+    /// # Errors
+    /// As write(2) gives them.
+    pub fn value<T: Serialize>(&mut self, value: &T, table: impl FnOnce() -> String) -> io::Result<()> {
+        let text = match self.format {
+            Format::Table => table(),
+            Format::Json => serde_json::to_string_pretty(value)? + "\n",
+        };
+        write(&text)
+    }
+
+    /// Writes `value` as one line: JSON, or the words that `words` makes.
+    ///
+    /// # Errors
+    /// As write(2) gives them.
+    pub fn line<T: Serialize>(&mut self, value: &T, words: impl FnOnce() -> String) -> io::Result<()> {
+        let text = match self.format {
+            Format::Table => words(),
+            Format::Json => serde_json::to_string(value)?,
+        };
+        write(&(text + "\n"))
+    }
+}
+
+/// At once and whole, so that a reader sees it when it happens.
+fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Rows as columns of equal width, two spaces apart, with a line's end after each.
+pub fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in rows {
+        let line: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        text.push_str(line.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_by_characters() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned);
+        let rows = [row(["NAME", "X", "REASON"]), row(["ünï", "-", ""]), row(["a", "long", "why"])];
+        assert_eq!(table(&rows), "NAME  X     REASON\nünï   -\na     long  why\n");
+    }
+}

@@ -1,0 +1,72 @@
+//! Guests that do what no guest should: each costs itself its session, and nobody else anything.
+
+use guestlet::wire::proto::v1::GuestInfo;
+
+use crate::guest::{Door, Guest, Manner, info};
+use crate::lab::{Lab, uuid};
+
+/// Runs a guest of bad manners beside a good one until `reason` is seen, and checks the good one.
+fn beside_a_good_one(manner: Manner, bad: GuestInfo, state: &str, reason: &str) {
+    let lab =
+        Lab::new().vm("bad", 1, "unix-socket = '@bad.sock'").vm("good", 2, "unix-socket = '@g.sock'").start();
+    let good = Guest::start(&lab.path("g.sock"), Door::Unix, Manner::Good, info(&uuid(2), "boot-1"));
+    let before = lab.until_session("good", "connected");
+    let guest = Guest::start(&lab.path("bad.sock"), Door::Unix, manner, bad);
+    lab.until_vm("bad", |vm| vm["session"] == state && vm["reason"].as_str().unwrap().contains(reason));
+    if state == "refused" {
+        lab.until("the stream is closed", || guest.open() == 0);
+    }
+    let after = lab.until_vm("good", |vm| vm["last_heard"] != before["last_heard"]);
+    assert_eq!((&after["since"], &after["sessions"]), (&before["since"], &before["sessions"]));
+    assert_eq!(good.open(), 1);
+}
+
+#[test]
+fn a_flood_of_events() {
+    beside_a_good_one(Manner::Flood, info(&uuid(1), "boot-1"), "refused", "sends too many events");
+}
+
+#[test]
+fn garbage() {
+    beside_a_good_one(Manner::Garbage, info(&uuid(1), "boot-1"), "connecting", "the connection broke");
+}
+
+#[test]
+fn an_oversized_answer() {
+    let large = GuestInfo { host_name: "x".repeat(100_000), ..info(&uuid(1), "boot-1") };
+    beside_a_good_one(Manner::Good, large, "connecting", "message length too large");
+}
+
+#[test]
+fn words_that_steer_a_terminal() {
+    let lab = Lab::new().vm("bad", 1, "unix-socket = '@bad.sock'").start();
+    let evil = "a\u{1b}]0;title\u{7}\u{1b}[2J\nroot  running\u{202e}";
+    let words = GuestInfo {
+        host_name: evil.into(),
+        kernel_release: "y".repeat(10_000),
+        capabilities: vec![evil.repeat(10); 1000],
+        ..info(&uuid(1), "boot-1")
+    };
+    let guest = Guest::start(&lab.path("bad.sock"), Door::Unix, Manner::Good, words);
+    // 1000 long capabilities are more than one message may have; a session with fewer is taken.
+    lab.until_vm("bad", |vm| vm["reason"].as_str().unwrap().contains("message length too large"));
+    drop(guest);
+    let words =
+        GuestInfo { host_name: evil.into(), kernel_release: "y".repeat(10_000), ..info(&uuid(1), "boot-1") };
+    let _guest = Guest::start(&lab.path("bad.sock"), Door::Unix, Manner::Good, words);
+    let vm = lab.until_session("bad", "connected");
+    assert_eq!(vm["guest"]["kernel_release"].as_str().unwrap().chars().count(), 257);
+    for verb in [&["ls"][..], &["info", "bad"], &["info", "bad", "-o", "json"]] {
+        let shown = lab.words(verb);
+        assert!(!shown.chars().any(|one| one.is_control() && one != '\n'), "{shown:?}");
+        assert!(!shown.contains('\u{202e}') && !shown.contains("\\u001b"), "{shown:?}");
+    }
+    assert_eq!(lab.words(&["ls"]).lines().count(), 2);
+    assert!(!lab.log().contains('\u{1b}'), "{:?}", lab.log());
+}
+
+#[test]
+fn another_uuid_with_words_that_steer_a_terminal() {
+    let bad = info("\u{1b}[2J", "boot-1");
+    beside_a_good_one(Manner::Good, bad, "refused", "the guest's DMI UUID is");
+}

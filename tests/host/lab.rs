@@ -1,0 +1,252 @@
+//! The real programs in a folder of their own.
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// Long enough for a machine that is busy; no test waits for it to pass.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The UUID that the settings of [`Lab::vm`] give to the VM with this number.
+pub fn uuid(number: u8) -> String {
+    format!("6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c{number:02x}")
+}
+
+/// A folder with settings, and the daemon over them. Ends the daemon when it is dropped.
+pub struct Lab {
+    folder: tempfile::TempDir,
+    settings: String,
+    daemon: Option<Child>,
+}
+
+impl Lab {
+    /// A folder whose settings have no VM yet.
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = format!("socket = '{}'\n", folder.path().join("run/api.sock").display());
+        Self { folder, settings, daemon: None }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.path("run/api.sock")
+    }
+
+    pub fn settings(&self) -> PathBuf {
+        self.path("host.toml")
+    }
+
+    /// Adds a VM; `rest` are further lines with paths in this folder written as `@name`.
+    pub fn vm(mut self, name: &str, number: u8, rest: &str) -> Self {
+        let rest = rest.replace('@', &format!("{}/", self.folder.path().display()));
+        let uuid = uuid(number);
+        write!(self.settings, "[[vm]]\nname = '{name}'\nuuid = '{uuid}'\n{rest}\n").unwrap();
+        self
+    }
+
+    /// Writes the settings.
+    pub fn write(&self) {
+        std::fs::write(self.settings(), &self.settings).unwrap();
+    }
+
+    /// A daemon that has not been started, whose words go to `log`.
+    pub fn daemon(&self, log: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_guestlet-host"));
+        let log = std::fs::File::create(self.path(log)).unwrap();
+        command.arg("--config").arg(self.settings()).arg("--verbose").stderr(log);
+        command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("JOURNAL_STREAM");
+        command
+    }
+
+    /// Writes the settings, starts the daemon and waits until it answers.
+    pub fn start(mut self) -> Self {
+        self.write();
+        let daemon = self.daemon("log").spawn().unwrap();
+        self.daemon = Some(daemon);
+        self.until("the daemon answers", || self.ctl(&["ls"]).status.success());
+        self
+    }
+
+    /// Ends the daemon with SIGTERM.
+    pub fn stop(&mut self) -> ExitStatus {
+        let mut daemon = self.daemon.take().unwrap();
+        terminate(&daemon);
+        wait(&mut daemon)
+    }
+
+    pub fn ctl_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_guestctl"));
+        command.arg("--socket").arg(self.socket()).args(arguments).env_remove("GUESTLET_HOST_SOCKET");
+        command
+    }
+
+    pub fn ctl(&self, arguments: &[&str]) -> Output {
+        self.ctl_command(arguments).output().unwrap()
+    }
+
+    /// What guestctl prints, which must succeed.
+    pub fn words(&self, arguments: &[&str]) -> String {
+        let output = self.ctl(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}\n{}", self.log());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    pub fn info(&self, name: &str) -> Value {
+        serde_json::from_str(&self.words(&["info", name, "-o", "json"])).unwrap()
+    }
+
+    /// Waits until what is known of a VM is as wanted, and returns it.
+    pub fn until_vm(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            let vm = self.info(name);
+            if wanted(&vm) {
+                return vm;
+            }
+            assert!(Instant::now() < end, "{name} stays as it is: {vm:#}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+
+    /// Waits until the session of a VM is in `state`, and returns the VM.
+    pub fn until_session(&self, name: &str, state: &str) -> Value {
+        self.until_vm(name, |vm| vm["session"] == state)
+    }
+
+    pub fn until(&self, what: &str, wanted: impl Fn() -> bool) {
+        let end = Instant::now() + DEADLINE;
+        while !wanted() {
+            assert!(Instant::now() < end, "never: {what}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            drop(daemon.kill());
+            drop(daemon.wait());
+        }
+    }
+}
+
+pub fn terminate(child: &Child) {
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+}
+
+/// The end of a process, which must come before the deadline.
+pub fn wait(child: &mut Child) -> ExitStatus {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("a process does not end: {:?}", child.wait());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A running `guestctl watch`.
+pub struct Watch {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Watch {
+    /// Starts to watch, with heartbeats, and returns once the first one came: nothing is missed from then on.
+    /// At least one guest has to be connected.
+    pub fn start(lab: &Lab, arguments: &[&str]) -> Self {
+        let watch = Self::quiet(lab, &[&["--heartbeats"], arguments].concat());
+        watch.until(|line| line.contains("heartbeat"));
+        watch
+    }
+
+    /// Starts to watch, and begins to see events some time later.
+    pub fn quiet(lab: &Lab, arguments: &[&str]) -> Self {
+        let mut child = lab
+            .ctl_command(&[&["watch"], arguments].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (sender, lines) = mpsc::channel();
+        let reader = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            reader.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok());
+        });
+        Self { child, lines }
+    }
+
+    /// The lines that have come since they were last asked for.
+    pub fn so_far(&self) -> Vec<String> {
+        self.lines.try_iter().collect()
+    }
+
+    /// The next line that is wanted.
+    pub fn until(&self, wanted: impl Fn(&str) -> bool) -> String {
+        let end = Instant::now() + DEADLINE;
+        let mut seen = Vec::new();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) if wanted(&line) => return line,
+                Ok(line) => seen.push(line),
+                Err(error) => panic!("{error}; seen: {seen:#?}"),
+            }
+        }
+    }
+
+    /// The next JSON event of this kind of this VM.
+    pub fn event(&self, name: &str, kind: &str) -> Value {
+        let parse = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+        parse(&self.until(|line| {
+            let event = parse(line);
+            event["name"] == name && event["event"] == kind
+        }))
+    }
+
+    /// The end of the program, and its complaint.
+    pub fn end(mut self) -> (ExitStatus, String) {
+        let status = wait(&mut self.child);
+        let complaint = std::io::read_to_string(self.child.stderr.take().unwrap()).unwrap();
+        (status, complaint)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Asserts that a program failed with this code, saying this.
+#[track_caller]
+pub fn assert_fails(output: &Output, code: i32, words: &str) {
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{complaint}");
+    assert!(complaint.contains(words), "{complaint}");
+}
+
+/// The path as text.
+pub fn text(path: &Path) -> String {
+    path.display().to_string()
+}

@@ -1,0 +1,22 @@
+//! The real `guestlet-host` and `guestctl` against simulated guests and a simulated QEMU.
+//!
+//! Nothing here opens an `AF_VSOCK` socket, and nothing depends on how fast the machine is: tests wait for
+//! what they want to see, up to a deadline that only a fault reaches.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    missing_docs,
+    reason = "a test runs programs and threads, and may panic"
+)]
+
+mod guest;
+mod lab;
+mod qmp;
+
+mod hostile;
+mod people;
+mod power;
+mod service;
+mod sessions;

@@ -1,0 +1,97 @@
+//! What the hypervisor says, through a QMP socket.
+
+use std::time::Duration;
+
+use crate::guest::{Door, Guest, Manner, info};
+use crate::lab::{Lab, Watch, uuid};
+use crate::qmp::Qmp;
+
+fn lab() -> Lab {
+    Lab::new()
+        .vm("a", 1, "unix-socket = '@a.sock'\nqmp = '@a.qmp'")
+        .vm("other", 2, "unix-socket = '@other.sock'")
+        .start()
+}
+
+fn guest(lab: &Lab, manner: Manner, boot_id: &str) -> Guest {
+    Guest::start(&lab.path("a.sock"), Door::Unix, manner, info(&uuid(1), boot_id))
+}
+
+#[test]
+fn a_vm_that_is_off_is_not_dialled_until_it_runs() {
+    let lab = lab();
+    let vm = lab.until_session("a", "gone");
+    assert_eq!((&vm["power"], &vm["reason"]), (&"off".into(), &"the VM is off".into()));
+    let guest = guest(&lab, Manner::Good, "boot-1");
+    let qmp = Qmp::start(&lab.path("a.qmp"), "running");
+    assert_eq!(lab.until_session("a", "connected")["power"], "running");
+
+    drop(qmp);
+    let vm = lab.until_session("a", "gone");
+    assert_eq!(vm["power"], "off");
+    lab.until("the stream is closed", || guest.open() == 0);
+
+    let _qmp = Qmp::start(&lab.path("a.qmp"), "paused");
+    let vm = lab.until_session("a", "connected");
+    assert_eq!((&vm["power"], &vm["sessions"]), (&"paused".into(), &2.into()));
+}
+
+#[test]
+fn stop_and_continue_keep_the_session_and_a_reset_renews_it() {
+    let lab = lab();
+    let _other = Guest::start(&lab.path("other.sock"), Door::Unix, Manner::Good, info(&uuid(2), "boot-1"));
+    let qmp = Qmp::start(&lab.path("a.qmp"), "running");
+    let first = guest(&lab, Manner::Good, "boot-1");
+    let before = lab.until_vm("a", |vm| vm["session"] == "connected" && vm["power"] == "running");
+    lab.until_session("other", "connected");
+    let watch = Watch::start(&lab, &["-o", "json"]);
+
+    qmp.event("STOP");
+    assert_eq!(watch.event("a", "power-changed")["power"], "paused");
+    qmp.event("RESUME");
+    assert_eq!(watch.event("a", "power-changed")["power"], "running");
+    let after = lab.info("a");
+    assert_eq!((&after["since"], &after["sessions"]), (&before["since"], &before["sessions"]));
+
+    qmp.event("RESET");
+    watch.event("a", "guest-reset");
+    assert_eq!(watch.event("a", "session-closed")["reason"], "the guest was reset");
+    assert_eq!(watch.event("a", "session-opened")["rebooted"], false, "this guest's agent has not noticed");
+    drop(first);
+    let _second = guest(&lab, Manner::Good, "boot-2");
+    assert_eq!(watch.event("a", "session-opened")["rebooted"], true);
+
+    qmp.event("POWERDOWN");
+    qmp.event("SHUTDOWN");
+    assert_eq!(watch.event("a", "power-changed")["power"], "off");
+    assert_eq!(watch.event("a", "session-closed")["reason"], "the VM is off");
+    lab.until_session("a", "gone");
+}
+
+#[test]
+fn the_silence_of_a_paused_guest_means_nothing() {
+    let lab = lab();
+    let qmp = Qmp::start(&lab.path("a.qmp"), "paused");
+    let _guest = guest(&lab, Manner::Mute, "boot-1");
+    lab.until_vm("a", |vm| vm["session"] == "connected" && vm["power"] == "paused");
+    std::thread::sleep(Duration::from_secs(4));
+    let vm = lab.info("a");
+    assert_eq!((&vm["session"], &vm["sessions"]), (&"connected".into(), &1.into()));
+    qmp.event("RESUME");
+    let vm = lab.until_vm("a", |vm| vm["reason"] != "");
+    assert_eq!(vm["reason"], "no word from the agent for 2.5 s");
+}
+
+#[test]
+fn a_reset_ends_the_wait_of_a_refused_guest() {
+    let lab = lab();
+    let qmp = Qmp::start(&lab.path("a.qmp"), "running");
+    let clone = Guest::start(&lab.path("a.sock"), Door::Unix, Manner::Good, info(&uuid(7), "boot-1"));
+    lab.until_vm("a", |vm| vm["session"] == "refused" && vm["power"] == "running");
+    drop(clone);
+    let _guest = guest(&lab, Manner::Good, "boot-1");
+    let asked = std::time::Instant::now();
+    qmp.event("RESET");
+    lab.until_session("a", "connected");
+    assert!(asked.elapsed() < Duration::from_secs(25), "it waited for its next turn");
+}
