@@ -9,11 +9,11 @@ pub fn qga(bytes: &[u8]) {
     assert_eq!(whole, frames(bytes, 1), "how bytes are cut into reads must not matter");
     for message in whole.into_iter().flatten() {
         assert!(matches!(message.first(), Some(b'{' | b'[')), "a message is an object or an array");
-        if let Ok(request) = Request::parse(&message) {
-            if let Ok((name, arguments)) = request.call() {
-                assert!(name.len() <= message.len());
-                let _ = arguments.none();
-            }
+        if let Ok(request) = Request::parse(&message)
+            && let Ok((name, arguments)) = request.call()
+        {
+            assert!(name.len() <= message.len());
+            let _ = arguments.none();
         }
     }
     // Whatever came before: after the reset byte and a line's end the next message is understood.
