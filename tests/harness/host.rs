@@ -1,0 +1,193 @@
+//! A host half of the tests' own: `guestlet-host` with a settings file made for some VMs, and `guestctl`
+//! asking it.
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use super::process::{Process, RunFolder};
+use super::tools::program;
+use super::vm::Vm;
+use super::wait_for;
+
+/// The host half and its settings. Dropping it kills it.
+#[derive(Debug)]
+pub struct HostHalf {
+    process: Option<Process>,
+    folder: RunFolder,
+}
+
+/// A VM as the host half is told of it.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    name: String,
+    uuid: String,
+    vsock: PathBuf,
+    qmp: PathBuf,
+}
+
+impl Listed {
+    /// As the VM is.
+    pub fn of(vm: &Vm) -> Self {
+        Self { name: vm.name().into(), uuid: vm.uuid().into(), vsock: vm.vsock_socket(), qmp: vm.host_qmp() }
+    }
+
+    /// With another UUID than the VM's.
+    #[must_use]
+    pub fn uuid(mut self, uuid: &str) -> Self {
+        uuid.clone_into(&mut self.uuid);
+        self
+    }
+}
+
+impl HostHalf {
+    /// Starts it for these VMs.
+    pub fn start(vms: &[Listed]) -> anyhow::Result<Self> {
+        let mut half = Self { process: None, folder: RunFolder::new()? };
+        let mut settings = format!("socket = {:?}\n", half.socket());
+        for Listed { name, uuid, vsock, qmp } in vms {
+            write!(
+                settings,
+                "\n[[vm]]\nname = {name:?}\nuuid = {uuid:?}\ncluster = \"test\"\nvsock-socket = {vsock:?}\nqmp = {qmp:?}\n"
+            )?;
+        }
+        std::fs::write(half.settings(), settings)?;
+        half.launch()?;
+        Ok(half)
+    }
+
+    fn launch(&mut self) -> anyhow::Result<()> {
+        let arguments = ["--config".to_owned(), self.settings().display().to_string()];
+        let process = Process::start(&program("guestlet-host")?, &arguments, &self.folder.file("log"))?;
+        let socket = self.socket();
+        let answers = wait_for("answer of guestlet-host", Duration::from_secs(10), || {
+            (process.ended().is_some() || std::os::unix::net::UnixStream::connect(&socket).is_ok())
+                .then_some(())
+        });
+        if answers.is_err() || process.ended().is_some() {
+            bail!("guestlet-host does not run: {}", self.log());
+        }
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// Stops it as systemd does and starts it again.
+    pub fn restart(&mut self) -> anyhow::Result<()> {
+        if let Some(process) = self.process.take() {
+            let status = process.terminate(Duration::from_secs(15))?;
+            if !status.success() {
+                bail!("guestlet-host ended with {status}: {}", self.log());
+            }
+        }
+        self.launch()
+    }
+
+    /// The socket that guestctl asks.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.file("api.sock")
+    }
+
+    /// Its settings file.
+    pub fn settings(&self) -> PathBuf {
+        self.folder.file("host.toml")
+    }
+
+    /// All that it logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.file("log")).unwrap_or_default()
+    }
+
+    /// Runs guestctl; gives what it printed.
+    ///
+    /// # Errors
+    /// If it fails, with what it said.
+    pub fn ctl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let output =
+            Command::new(program("guestctl")?).arg("--socket").arg(self.socket()).args(arguments).output()?;
+        if !output.status.success() {
+            bail!("guestctl {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// All VMs, as `guestctl ls` gives them to programs.
+    pub fn list(&self) -> anyhow::Result<Vec<Value>> {
+        Ok(serde_json::from_str(&self.ctl(&["ls", "-o", "json"])?)?)
+    }
+
+    /// One VM, as `guestctl info` gives it to programs.
+    pub fn info(&self, name: &str) -> anyhow::Result<Value> {
+        Ok(serde_json::from_str(&self.ctl(&["info", name, "-o", "json"])?)?)
+    }
+
+    /// Waits until a VM is as `wanted` says; gives it and the time that took.
+    pub fn wait(
+        &self,
+        name: &str,
+        what: &str,
+        limit: Duration,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<(Value, Duration)> {
+        let started = Instant::now();
+        let mut last = Value::Null;
+        let found = wait_for(&format!("{name} {what}"), limit, || {
+            last = self.info(name).unwrap_or_else(|error| Value::String(format!("{error:#}")));
+            wanted(&last).then(|| last.clone())
+        });
+        match found {
+            Ok(found) => Ok((found, started.elapsed())),
+            Err(error) => Err(error)
+                .with_context(|| format!("last seen: {last}\nlog of guestlet-host:\n{}", self.log())),
+        }
+    }
+
+    /// Waits until a session with a VM's agent is open.
+    pub fn wait_connected(&self, name: &str, limit: Duration) -> anyhow::Result<(Value, Duration)> {
+        self.wait(name, "connected", limit, |vm| vm["session"] == "connected")
+    }
+
+    /// Watches a VM's events.
+    pub fn watch(&self, name: &str, how: &[&str]) -> anyhow::Result<Watch> {
+        let mut arguments =
+            vec!["--socket".to_owned(), self.socket().display().to_string(), "watch".into(), name.into()];
+        arguments.extend(how.iter().map(|word| (*word).to_owned()));
+        Watch::start(&program("guestctl")?, &arguments, &self.folder.file("watch.log"))
+    }
+}
+
+impl Drop for HostHalf {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("──── guestlet-host ────\n{}", self.log());
+        }
+    }
+}
+
+/// A running `guestctl watch`.
+#[derive(Debug)]
+pub struct Watch {
+    lines: Receiver<String>,
+    _process: Process,
+}
+
+impl Watch {
+    fn start(program: &Path, arguments: &[String], log: &Path) -> anyhow::Result<Self> {
+        let (process, output) = Process::start_piped(program, arguments, log)?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        Ok(Self { lines, _process: process })
+    }
+
+    /// The next line within `limit`.
+    pub fn next(&self, limit: Duration) -> Option<String> {
+        self.lines.recv_timeout(limit).ok()
+    }
+}
