@@ -1,0 +1,62 @@
+# The project's commands. `make test` is the whole gate, and what CI runs (.ci/run).
+
+include tests/setup/versions
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/guestlet
+TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+STEP := @tests/setup/step.sh
+DEB := $(TARGET)/debian
+
+# What the tests of the built programs look at.
+export GUESTLET_BIN_DIR := $(TARGET)/release
+export GUESTLET_DEB := $(DEB)/guestlet.deb
+# The same sources give the same packages.
+export SOURCE_DATE_EPOCH := $(or $(shell git log -1 --format=%ct 2> /dev/null),1)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint unit-test release package images vm-test test demo bench clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: ## install what building and testing need (as root, on Debian 12)
+	$(STEP) setup tests/setup/install.sh
+
+lint: ## format, clippy for all programs together and for each alone, documentation
+	$(STEP) "format" cargo fmt --check
+	$(STEP) "clippy" cargo clippy --locked --all-targets --test vm --test images --test demo -- -D warnings
+	$(STEP) "clippy, agent alone" cargo clippy --locked --no-default-features --features agent -- -D warnings
+	$(STEP) "clippy, host alone" cargo clippy --locked --no-default-features --features host -- -D warnings
+	$(STEP) "clippy, ctl alone" cargo clippy --locked --no-default-features --features ctl -- -D warnings
+	$(STEP) "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
+
+unit-test: ## tests that need no VM
+	$(STEP) "tests without VMs" cargo test --locked --quiet
+
+release: ## build the programs
+	$(STEP) "release build" cargo build --locked --release
+
+package: release ## build the packages guestlet and guestlet-host (target/debian)
+	$(STEP) "package guestlet" $(CARGO_DEB_RUN) --variant agent --output $(DEB)/guestlet.deb
+	$(STEP) "package guestlet-host" $(CARGO_DEB_RUN) --variant host --output $(DEB)/guestlet-host.deb
+
+CARGO_DEB_RUN := $(CACHE)/tools/cargo-deb-$(CARGO_DEB)/bin/cargo-deb deb --locked --no-build --quiet
+
+images: setup package ## build and cache what the VMs boot
+	$(STEP) "VM images" cargo test --locked --quiet --test images
+
+vm-test: images ## tests that need VMs; TESTS=name runs some
+	$(STEP) "tests with VMs" cargo test --locked --quiet --test vm -- --test-threads 1 $(TESTS)
+
+# One after the other, what fails fastest first.
+test: ## the whole gate: everything above
+	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory setup lint unit-test vm-test
+
+demo: setup package ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
+	@cargo test --locked --quiet --test demo
+
+bench: release ## measure the agent beside Debian's qemu-ga
+	$(STEP) "measurements" cargo bench --locked
+
+clean: ## remove what was built; the cache of images and tools stays in $XDG_CACHE_HOME/guestlet
+	cargo clean

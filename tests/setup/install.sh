@@ -1,0 +1,79 @@
+#!/bin/sh
+# Brings what building and testing need on Debian 12: packages, and two tools built with `cargo install`.
+# Does nothing, quickly, where all is there.
+set -eu
+here=$(dirname "$(readlink -f "$0")")
+. "$here/versions"
+
+say() { echo "  $*"; }
+fail() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+packages="ca-certificates cpio dbus e2fsprogs gcc genisoimage git kmod libc6-dev make mmdebstrap pkg-config
+    busybox-static qemu-system-x86 qemu-utils util-linux xfsprogs xz-utils zstd"
+
+[ "$(uname -m)" = x86_64 ] || fail "the test VMs are x86_64; this machine is $(uname -m)"
+command -v apt-get > /dev/null || fail "this needs a Debian 12 machine (apt-get is missing)"
+
+# The backports' QEMU, for a machine that has a part of it already: with apt folders of our own, so that the
+# machine's own sources stay as they are.
+install_from_backports() {
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    chmod 755 "$folder"
+    mkdir -p "$folder/sources" "$folder/lists/partial"
+    apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+        awk '$1 == "bookworm" && $2 == "main" { print $3; exit }' > "$folder/mirror"
+    [ -s "$folder/mirror" ] || fail "apt is set up for no Debian 12 (bookworm) archive"
+    for suite in bookworm bookworm-backports; do
+        echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(cat "$folder/mirror") $suite main"
+    done > "$folder/sources/guestlet.list"
+    options="-o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=$folder/sources -o Dir::State::lists=$folder/lists"
+    # shellcheck disable=SC2086
+    apt-get $options -qq update &&
+        apt-get $options -qq -y --no-install-recommends -t bookworm-backports install "$@" > "$folder/log" 2>&1 ||
+        { cat "$folder/log" >&2; return 1; }
+}
+
+missing=
+for package in $packages; do
+    state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null) || state=
+    [ "$state" = installed ] || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    [ "$(id -u)" = 0 ] || fail "as root, run: apt-get install --no-install-recommends$missing"
+    say "installing$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get -qq update
+    log=$(mktemp)
+    # shellcheck disable=SC2086
+    if ! apt-get -qq -y --no-install-recommends install $missing > "$log" 2>&1; then
+        say "that does not fit to what is installed; trying bookworm-backports"
+        # shellcheck disable=SC2086
+        install_from_backports $missing || { cat "$log" >&2; fail "cannot install$missing"; }
+    fi
+    rm -f "$log"
+elif ! apt-cache show linux-image-cloud-amd64 > /dev/null 2>&1; then
+    [ "$(id -u)" = 0 ] || fail "as root, run: apt-get update"
+    say "reading the list of packages"
+    apt-get -qq update
+fi
+
+command -v cargo > /dev/null || fail "cargo is missing: install a Rust toolchain (https://rustup.rs)"
+cargo clippy --version > /dev/null 2>&1 || fail "clippy is missing: rustup component add clippy"
+cargo fmt --version > /dev/null 2>&1 || fail "rustfmt is missing: rustup component add rustfmt"
+
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/guestlet/tools
+tool() {
+    root=$tools/$1-$2
+    [ -x "$root/bin/$1" ] && return
+    say "building $1 $2, which takes about two minutes"
+    log=$(mktemp)
+    cargo install --quiet --locked --version "$2" --root "$root" "$1" > "$log" 2>&1 ||
+        { cat "$log" >&2; fail "cannot build $1 $2"; }
+    rm -f "$log"
+}
+tool cargo-deb "$CARGO_DEB"
+tool vhost-device-vsock "$VHOST_DEVICE_VSOCK"
