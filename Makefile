@@ -10,6 +10,8 @@ DEB := $(TARGET)/debian
 # What the tests of the built programs look at.
 export GUESTLET_BIN_DIR := $(TARGET)/release
 export GUESTLET_DEB := $(DEB)/guestlet.deb
+# What they are compared with.
+export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 # The same sources give the same packages.
 export SOURCE_DATE_EPOCH := $(or $(shell git log -1 --format=%ct 2> /dev/null),1)
 
@@ -30,7 +32,7 @@ lint: ## format, clippy for all programs together and for each alone, documentat
 	$(STEP) "clippy, ctl alone" cargo clippy --locked --no-default-features --features ctl -- -D warnings
 	$(STEP) "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
 
-unit-test: ## tests that need no VM
+unit-test: setup ## tests that need no VM
 	$(STEP) "tests without VMs" cargo test --locked --quiet
 
 release: ## build the programs
@@ -55,7 +57,7 @@ test: ## the whole gate: everything above
 demo: setup package ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
 	@cargo test --locked --quiet --test demo
 
-bench: release ## measure the agent beside Debian's qemu-ga
+bench: setup release ## measure the agent beside Debian's qemu-ga
 	$(STEP) "measurements" cargo bench --locked
 
 clean: ## remove what was built; the cache of images and tools stays in $XDG_CACHE_HOME/guestlet

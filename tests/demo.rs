@@ -1,2 +1,2 @@
 //! Demo
-fn main(){}
+fn main() {}

@@ -88,6 +88,12 @@ impl HostHalf {
         self.launch()
     }
 
+    /// Kills it and starts it again.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.process = None;
+        self.launch()
+    }
+
     /// The socket that guestctl asks.
     pub fn socket(&self) -> PathBuf {
         self.folder.file("api.sock")

@@ -70,8 +70,8 @@ impl Saved {
     }
 }
 
-/// Installs the package as a person would, from a disk that is plugged for it.
-fn install(vm: &Vm, package: &Path) -> anyhow::Result<()> {
+/// Installs the package as a person would, from a disk that is plugged for it, and sets what the tests need.
+pub fn install(vm: &Vm, package: &Path) -> anyhow::Result<()> {
     let folder = RunFolder::new()?;
     let disk = folder.file("package.iso");
     let graft = format!("/guestlet.deb={}", text(package)?);
@@ -85,7 +85,10 @@ fn install(vm: &Vm, package: &Path) -> anyhow::Result<()> {
     vm.qmp().execute("device_add", device)?;
     vm.run("for try in $(seq 100); do [ -b /dev/sda ] && break; sleep 0.1; done; mount -o ro /dev/sda /mnt")?;
     let said = vm.run("dpkg -i /mnt/guestlet.deb")?;
-    vm.run(&format!("printf '{}' > /etc/guestlet/agent.toml", AGENT_SETTINGS.replace('\n', "\\n")))?;
+    vm.run(&format!(
+        "mkdir -p /etc/guestlet/agent.d && printf '{}' > /etc/guestlet/agent.d/tests.toml",
+        AGENT_SETTINGS.replace('\n', "\\n")
+    ))?;
     vm.run("systemctl restart guestlet.service && systemctl is-active guestlet.service guestlet.socket")
         .with_context(|| format!("the agent does not run after its installation:\n{said}"))?;
     vm.run("umount /mnt")?;

@@ -13,6 +13,8 @@ fail() {
 
 packages="ca-certificates cpio dbus e2fsprogs gcc genisoimage git kmod libc6-dev make mmdebstrap pkg-config
     busybox-static qemu-system-x86 qemu-utils util-linux xfsprogs xz-utils zstd"
+# What Debian's qemu-ga loads.
+packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"
 
 [ "$(uname -m)" = x86_64 ] || fail "the test VMs are x86_64; this machine is $(uname -m)"
 command -v apt-get > /dev/null || fail "this needs a Debian 12 machine (apt-get is missing)"
@@ -77,3 +79,15 @@ tool() {
 }
 tool cargo-deb "$CARGO_DEB"
 tool vhost-device-vsock "$VHOST_DEVICE_VSOCK"
+
+# Debian's agent, to compare with: unpacked, not installed.
+if [ ! -x "$tools/qemu-ga/usr/sbin/qemu-ga" ]; then
+    say "unpacking Debian's qemu-guest-agent"
+    folder=$(mktemp -d)
+    (cd "$folder" && apt-get -qq -o APT::Sandbox::User=root download qemu-guest-agent) ||
+        fail "cannot download qemu-guest-agent: run apt-get update"
+    rm -rf "$tools/qemu-ga"
+    dpkg-deb -x "$folder"/*.deb "$folder/tree"
+    mv "$folder/tree" "$tools/qemu-ga"
+    rm -rf "$folder"
+fi

@@ -1,0 +1,121 @@
+//! The package in a real guest: its units, its log, its restarts, and who may reach its port.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::harness::host::{HostHalf, Listed};
+use crate::harness::snapshot::install;
+use crate::harness::tools;
+use crate::harness::vm::{SOON, Vm};
+use crate::harness::wait_for;
+use crate::real;
+
+fn property(vm: &Vm, unit: &str, name: &str) -> String {
+    vm.run(&format!("systemctl show --value --property {name} {unit}")).unwrap().trim().to_owned()
+}
+
+fn agent_id(vm: &Vm) -> String {
+    property(vm, "guestlet.service", "MainPID")
+}
+
+#[test]
+fn the_units_are_valid_and_the_log_is_in_the_journal() {
+    let vm = real("units");
+    vm.run("systemd-analyze verify guestlet.service guestlet.socket").unwrap();
+    assert_eq!(property(&vm, "guestlet.service", "UnitFileState"), "enabled");
+    assert_eq!(property(&vm, "guestlet.socket", "UnitFileState"), "enabled");
+    assert!(vm.run("ss --vsock --listening --numeric --processes").unwrap().contains(":970"));
+    let journal = vm.run("journalctl --unit guestlet --output cat --identifier guestlet").unwrap();
+    assert!(journal.contains("started"), "{journal}");
+    assert_eq!(vm.run("journalctl --unit guestlet --output cat --priority err").unwrap(), "");
+}
+
+#[test]
+fn an_idle_agent_sleeps() {
+    const WATCHED: Duration = Duration::from_secs(20);
+    let vm = real("idle");
+    let id = agent_id(&vm);
+    let wakeups = || {
+        let text = vm.run(&format!("cat /proc/{id}/task/*/status")).unwrap();
+        let count = |line: &str| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u32>().ok();
+        text.lines().filter_map(count).sum::<u32>()
+    };
+    std::thread::sleep(Duration::from_secs(1));
+    let before = wakeups();
+    std::thread::sleep(WATCHED);
+    let woken = wakeups() - before;
+    let memory = vm.run(&format!("grep -E '^Rss(Anon|File):|^VmRSS:' /proc/{id}/status")).unwrap();
+    println!("{woken} wakeups in {WATCHED:?}; {}", memory.split_whitespace().collect::<Vec<_>>().join(" "));
+    assert!(woken <= 6, "{woken} wakeups in {WATCHED:?}");
+}
+
+#[test]
+fn a_killed_agent_is_back() {
+    let vm = real("agent");
+    let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    let (before, _) = host.wait_connected("agent", SOON).unwrap();
+    assert_eq!(before["guest"]["os"]["id"], "debian");
+    let id = agent_id(&vm);
+    vm.run(&format!("kill -9 {id}")).unwrap();
+    let sessions = before["sessions"].as_u64().unwrap();
+    let (after, took) = host
+        .wait("agent", "connected again", SOON, |now| {
+            now["session"] == "connected" && now["sessions"].as_u64() > Some(sessions)
+        })
+        .unwrap();
+    println!("back {took:?} after the kill");
+    assert_eq!(after["guest"]["boot_id"], before["guest"]["boot_id"]);
+    assert_ne!(agent_id(&vm), id);
+    vm.qga().unwrap().execute("guest-ping", json!({})).unwrap();
+}
+
+#[test]
+fn the_port_is_held_across_a_stop_and_an_upgrade() {
+    let vm = real("upgrade");
+    let socket = || vm.run("ss --vsock --listening --extended --no-header | grep -o 'ino:[0-9]*'").unwrap();
+    let held = socket();
+    let id = agent_id(&vm);
+    install(&vm, &tools::package().unwrap()).unwrap();
+    assert_ne!(agent_id(&vm), id, "the new agent runs");
+    assert_eq!(socket(), held, "the port was never free");
+    vm.run("dpkg --purge guestlet && ! systemctl is-active --quiet guestlet.socket && ! pidof guestlet")
+        .unwrap();
+    assert_eq!(vm.run("ls /etc/systemd/system/*.wants | grep guestlet || :").unwrap(), "");
+}
+
+#[test]
+fn programs_in_the_guest_itself_are_refused() {
+    let vm = real("insider");
+    let script = "import socket\n\
+        for source in 999, 40000:\n\
+        \x20 s = socket.socket(socket.AF_VSOCK); s.settimeout(10)\n\
+        \x20 s.bind((socket.VMADDR_CID_ANY, source)); s.connect((1, 970))\n\
+        \x20 try: s.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' + bytes(9)); print('answer', s.recv(99))\n\
+        \x20 except (ConnectionError, BrokenPipeError) as e: print('answer', b'')\n";
+    vm.run("modprobe vsock_loopback").unwrap();
+    let encoded: String = script.bytes().map(|byte| format!("\\{byte:03o}")).collect();
+    let said = vm.run(&format!("printf '{encoded}' | python3 -")).unwrap();
+    assert_eq!(said, "answer b''\nanswer b''\n");
+    // The host is still let in.
+    let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    host.wait_connected("insider", SOON).unwrap();
+}
+
+#[test]
+fn guest_shutdown_powers_off_through_logind() {
+    let vm = real("off");
+    vm.run("(journalctl --follow --lines 0 --unit systemd-logind > /dev/ttyS0 2>&1 &); sleep 1").unwrap();
+    let mut client = vm.qga().unwrap();
+    let started = Instant::now();
+    // A success is not answered.
+    client.send(b"{\"execute\":\"guest-shutdown\"}\n").unwrap();
+    let event = vm.qmp().wait_event("SHUTDOWN", Duration::from_secs(60)).unwrap();
+    println!("off {:?} after guest-shutdown", started.elapsed());
+    assert_eq!(event["data"]["reason"], "guest-shutdown", "{event}");
+    vm.wait_off(SOON).unwrap();
+    wait_for("word of logind", Duration::from_secs(1), || {
+        vm.console().log().contains("powering down").then_some(())
+    })
+    .unwrap();
+}

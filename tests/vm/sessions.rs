@@ -1,0 +1,104 @@
+//! The host half and its sessions with guests that are reset, killed, and not who they should be.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::harness::host::{HostHalf, Listed};
+use crate::harness::vm::{BOOT, FAST_READY, SOON, Vm};
+use crate::{fast, starting};
+
+fn connected(vm: &Vm) -> (HostHalf, Value) {
+    let host = HostHalf::start(&[Listed::of(vm)]).unwrap();
+    let (seen, took) = host.wait_connected(vm.name(), BOOT).unwrap();
+    println!("{} is connected after {took:?}", vm.name());
+    (host, seen)
+}
+
+fn boot_id(vm: &Vm) -> String {
+    vm.run("cat /proc/sys/kernel/random/boot_id").unwrap().trim().to_owned()
+}
+
+#[test]
+fn two_vms_are_listed_as_they_are() {
+    let vms = [starting("web-1"), starting("web-2")];
+    let host = HostHalf::start(&[Listed::of(&vms[0]), Listed::of(&vms[1])]).unwrap();
+    for vm in &vms {
+        host.wait_connected(vm.name(), BOOT).unwrap();
+        vm.wait_booted(FAST_READY, 1).unwrap();
+    }
+    let list = host.list().unwrap();
+    assert_eq!(list.len(), 2);
+    for (vm, seen) in vms.iter().zip(&list) {
+        assert_eq!(seen["name"], vm.name());
+        assert_eq!(seen["uuid"], vm.uuid());
+        assert_eq!(seen["guest"]["dmi_uuid"], vm.uuid());
+        assert_eq!(seen["guest"]["host_name"], vm.name());
+        assert_eq!(seen["guest"]["boot_id"], boot_id(vm));
+        assert_eq!(seen["guest"]["machine_id"], vm.run("cat /etc/machine-id").unwrap().trim());
+        assert_eq!(seen["power"], "running");
+        assert_eq!(seen["cluster"], "test");
+    }
+    let table = host.ctl(&["ls"]).unwrap();
+    assert!(table.contains("web-1") && table.contains("web-2"), "{table}");
+    let error = host.ctl(&["info", "web-3"]).unwrap_err().to_string();
+    assert!(error.contains("web-3"), "{error}");
+}
+
+#[test]
+fn a_reset_guest_is_back_with_a_new_boot_id() {
+    let vm = fast("reset");
+    let (host, before) = connected(&vm);
+    let watch = host.watch("reset", &["-o", "json"]).unwrap();
+    vm.reset().unwrap();
+    let (after, took) = host
+        .wait("reset", "connected again", BOOT, |now| {
+            now["session"] == "connected" && now["guest"]["boot_id"] != before["guest"]["boot_id"]
+        })
+        .unwrap();
+    println!("back {took:?} after the reset");
+    vm.wait_booted(FAST_READY, 2).unwrap();
+    assert_eq!(after["guest"]["boot_id"], boot_id(&vm));
+    let mut seen = Vec::new();
+    while let Some(line) = watch.next(Duration::from_secs(1)) {
+        let event: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(event["name"], "reset");
+        seen.push(event);
+    }
+    println!("{} events of the reset were watched", seen.len());
+    assert!(seen.len() >= 2, "{seen:?}");
+}
+
+#[test]
+fn a_killed_vm_is_gone() {
+    let vm = fast("killed");
+    let (host, _) = connected(&vm);
+    vm.qemu().signal(Signal::SIGKILL).unwrap();
+    let (seen, took) = host.wait("killed", "gone", SOON, |now| now["session"] == "gone").unwrap();
+    println!("gone {took:?} after the kill");
+    assert_eq!(seen["power"], "off");
+}
+
+#[test]
+fn sessions_are_back_when_the_host_half_restarts() {
+    let vm = fast("patient");
+    let (mut host, before) = connected(&vm);
+    host.restart().unwrap();
+    let (after, took) = host.wait_connected("patient", SOON).unwrap();
+    println!("back {took:?} after the restart");
+    assert_eq!(after["guest"]["boot_id"], before["guest"]["boot_id"]);
+    // The same after a crash, which leaves a socket file behind.
+    host.kill().unwrap();
+    host.wait_connected("patient", SOON).unwrap();
+}
+
+#[test]
+fn a_guest_that_is_not_the_expected_one_is_refused() {
+    let vm = fast("clone");
+    let other = "00000000-1111-4222-8333-444444444444";
+    let host = HostHalf::start(&[Listed::of(&vm).uuid(other)]).unwrap();
+    let (seen, _) = host.wait("clone", "refused", SOON, |now| now["session"] == "refused").unwrap();
+    let reason = seen["reason"].as_str().unwrap();
+    assert!(reason.contains(vm.uuid()), "the reason says which guest answered: {reason:?}");
+}
