@@ -9,8 +9,9 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::backends::{Change, Vm};
-use super::session::{Machine, Report, Reports, Session};
+use super::session::{Machine, REFUSED_WAIT, Report, Reports, Session};
 use crate::supervise::Scope;
+use crate::transport::dial::Dial;
 use crate::wire::proto::v1::{
     self, PowerState, SessionState, VirtualMachineEvent, virtual_machine_event::Kind,
 };
@@ -39,7 +40,7 @@ struct Entry {
     view: v1::VirtualMachine,
     session: u64,
     machine: watch::Sender<Machine>,
-    _scope: Scope,
+    scope: Scope,
 }
 
 enum Request {
@@ -205,14 +206,8 @@ impl Fleet {
     }
 
     fn enter(&mut self, vm: Vm) -> Entry {
-        let session = self.next_session;
-        self.next_session += 1;
-        let machine = watch::Sender::new(Machine { power: PowerState::Unspecified, resets: 0 });
-        let scope = Scope::new();
-        let (heard, reports) = (machine.subscribe(), self.reports.0.clone());
-        scope
-            .children()
-            .spawn(Session::new(session, vm.uuid.clone(), vm.target.dialer(), heard, reports).run());
+        let known = Machine { power: PowerState::Unspecified, resets: 0 };
+        let (session, machine, scope) = self.begin(&vm.uuid, vm.target.dialer(), known);
         let view = v1::VirtualMachine {
             name: vm.name.clone(),
             uuid: vm.uuid.clone(),
@@ -222,7 +217,40 @@ impl Fleet {
             since: Some(now()),
             ..v1::VirtualMachine::default()
         };
-        Entry { vm, view, session, machine, _scope: scope }
+        Entry { vm, view, session, machine, scope }
+    }
+
+    /// Starts a session. A guest that makes it panic, by whatever fault of ours, costs only itself.
+    fn begin(
+        &mut self,
+        uuid: &str,
+        dialer: Box<dyn Dial>,
+        known: Machine,
+    ) -> (u64, watch::Sender<Machine>, Scope) {
+        let session = self.next_session;
+        self.next_session += 1;
+        let (machine, heard) = watch::channel(known);
+        let (scope, reports) = (Scope::new(), self.reports.0.clone());
+        scope.children().spawn(Session::new(session, uuid.to_owned(), dialer, heard, reports.clone()).run());
+        let watched = machine.clone();
+        scope.children().spawn(async move {
+            watched.closed().await;
+            drop(reports.send((session, Report::Failed)).await);
+            tokio::time::sleep(REFUSED_WAIT).await;
+            drop(reports.send((session, Report::Renewable)).await);
+        });
+        (session, machine, scope)
+    }
+
+    fn renew(&mut self, name: &str) {
+        let Some(mut entry) = self.vms.remove(name) else { return };
+        let known = *entry.machine.borrow();
+        self.names.remove(&entry.session);
+        (entry.session, entry.machine, entry.scope) =
+            self.begin(&entry.vm.uuid, entry.vm.target.dialer(), known);
+        entry.state(SessionState::Connecting, String::new());
+        self.names.insert(entry.session, name.to_owned());
+        self.vms.insert(name.to_owned(), entry);
     }
 
     fn report(&mut self, session: u64, report: Report) {
@@ -253,6 +281,16 @@ impl Fleet {
                 }
                 entry.state(SessionState::Refused, reason);
             }
+            Report::Failed => {
+                let reason = "the session failed by a fault of guestlet-host; its log says more".to_owned();
+                tracing::error!(vm = name, "the session failed");
+                let open = entry.view.session() == SessionState::Connected;
+                entry.state(SessionState::Refused, reason.clone());
+                if open {
+                    self.tell(name, Kind::SessionClosed(v1::SessionClosed { reason }));
+                }
+            }
+            Report::Renewable => self.renew(&name),
             Report::Gone => entry.state(SessionState::Gone, "the VM is off".to_owned()),
         }
     }
@@ -341,6 +379,36 @@ mod tests {
             assert_eq!((opened.rebooted, opened.after_milliseconds), (expected, 1500));
         }
         assert_eq!(fleet.vms["a"].view.sessions, 3);
+    }
+
+    struct Faulty;
+
+    impl Dial for Faulty {
+        fn dial(&self) -> crate::transport::dial::Dialing<'_> {
+            panic!("a fault that this test makes")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_panics_is_begun_anew_after_a_while() {
+        let (mut fleet, _changes, _handle) = Fleet::new();
+        fleet.list(vec![vm("a", "/nowhere/a")]);
+        let known = Machine { power: PowerState::Running, resets: 3 };
+        let (session, machine, scope) = fleet.begin("", Box::new(Faulty), known);
+        let entry = fleet.vms.get_mut("a").unwrap();
+        (entry.session, entry.machine, entry.scope) = (session, machine, scope);
+        fleet.names = [(session, "a".to_owned())].into();
+        let mut states = Vec::new();
+        while states.len() < 2 {
+            let (reporter, report) = fleet.reports.1.recv().await.unwrap();
+            if reporter == session {
+                fleet.report(reporter, report);
+                states.push(fleet.vms["a"].view.session());
+            }
+        }
+        assert_eq!(states, [SessionState::Refused, SessionState::Connecting]);
+        let entry = &fleet.vms["a"];
+        assert_eq!((entry.session, *entry.machine.borrow()), (session + 1, known));
     }
 
     #[tokio::test]

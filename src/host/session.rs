@@ -25,8 +25,8 @@ use super::talk::{End, talk};
 use crate::transport::dial::Dial;
 use crate::wire::proto::v1::{self, PowerState};
 
-/// The wait before a refused guest is dialled again.
-const REFUSED_WAIT: Duration = Duration::from_secs(30);
+/// The wait before a refused guest is dialled again, or one whose session failed.
+pub const REFUSED_WAIT: Duration = Duration::from_secs(30);
 /// A session that ends sooner does not make the waits short again.
 const LASTING: Duration = Duration::from_secs(5);
 
@@ -59,6 +59,10 @@ pub enum Report {
     Refused(String),
     /// It is not dialled, because the VM is off.
     Gone,
+    /// Its task has panicked.
+    Failed,
+    /// It may begin anew after it failed.
+    Renewable,
 }
 
 /// Where reports of all sessions go, each with the number of its session.
