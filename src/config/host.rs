@@ -13,7 +13,7 @@
 //! ```
 //!
 //! `[[vm]]` tables of all fragments add up; of `socket` the last one wins. To add a setting of a VM: a field
-//! in [`VmFragment`], its check in [`Checker::vm`], and its place in [`VmSettings`].
+//! in `VmFragment`, its check in `Checker::vm`, and its place in [`VmSettings`].
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

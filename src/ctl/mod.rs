@@ -1,6 +1,6 @@
 //! What `guestctl` does, one file for each verb.
 //!
-//! A verb asks the daemon through [`client`], and hands values to [`print`], the only place that writes;
+//! A verb asks the daemon through [`client`], and hands values to [`mod@print`], the only place that writes;
 //! [`words`] and [`json`] say how they look to people and to programs. To add a verb: its file, its arm in
 //! [`run`], its words in the README.
 
