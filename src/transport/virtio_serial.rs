@@ -20,6 +20,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
 
 use crate::sys::descriptor::watch_readable;
 
@@ -27,6 +28,10 @@ use crate::sys::descriptor::watch_readable;
 const BUSY_RETRY: Duration = Duration::from_secs(5);
 /// What is read to find out whether there is a host.
 const PROBE: usize = 4096;
+
+/// How long a port without a host may have one already: a host's first request and the news that it came are
+/// on different queues of the device, and the request may be first.
+const NEWS: Duration = Duration::from_secs(1);
 
 /// An open port.
 #[derive(Debug)]
@@ -39,6 +44,8 @@ pub struct Port {
     wants_room: bool,
     /// What was read before the session began.
     early: Vec<u8>,
+    /// Until when news of a host are waited for.
+    patience: Option<Pin<Box<Sleep>>>,
 }
 
 impl Port {
@@ -51,7 +58,7 @@ impl Port {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&file, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0))?;
         let changes = watch_readable(epoll.0.try_clone()?)?;
-        Ok(Self { file, epoll, changes, wants_room: false, early: Vec::new() })
+        Ok(Self { file, epoll, changes, wants_room: false, early: Vec::new(), patience: None })
     }
 
     /// Opens the port at `path`, waiting for it to appear and for other users of it to go away.
@@ -83,10 +90,10 @@ impl Port {
                             BUSY_RETRY.as_secs()
                         );
                     }
-                    tokio::time::sleep(BUSY_RETRY).await;
+                    sleep(BUSY_RETRY).await;
                 }
                 // The device node of a port that is just being unplugged.
-                Some(libc::ENODEV | libc::ENXIO) => tokio::time::sleep(BUSY_RETRY).await,
+                Some(libc::ENODEV | libc::ENXIO) => sleep(BUSY_RETRY).await,
                 _ => return Err(error),
             }
         }
@@ -170,7 +177,7 @@ impl AsyncRead for &mut Port {
     }
 }
 
-/// Writing to a port whose host went away is a broken pipe.
+/// Writing to a port whose host went away is a broken pipe, after a moment in which the next one may come.
 impl AsyncWrite for &mut Port {
     fn poll_write(
         mut self: Pin<&mut Self>,
@@ -180,13 +187,18 @@ impl AsyncWrite for &mut Port {
         loop {
             match self.file.write(bytes) {
                 Ok(length) => {
+                    self.patience = None;
                     self.watch_for_room(false)?;
                     return Poll::Ready(Ok(length));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if self.is_hung_up()? {
-                        self.watch_for_room(false)?;
-                        return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+                        let patience = self.patience.get_or_insert_with(|| Box::pin(sleep(NEWS)));
+                        if patience.as_mut().poll(context).is_ready() {
+                            self.patience = None;
+                            self.watch_for_room(false)?;
+                            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+                        }
                     }
                     self.watch_for_room(true)?;
                     ready!(self.poll_changed(context))?;

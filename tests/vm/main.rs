@@ -14,7 +14,7 @@ mod qga;
 mod service;
 mod sessions;
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 use harness::images::Images;
 use harness::snapshot::Saved;
@@ -22,8 +22,16 @@ use harness::tools;
 use harness::vm::{FAST_READY, Options, Vm};
 
 fn images() -> &'static Images {
-    static IMAGES: LazyLock<Images> = LazyLock::new(|| Images::prepare().unwrap());
-    &IMAGES
+    static IMAGES: Once<Images> = Once::new();
+    once(&IMAGES, Images::prepare)
+}
+
+type Once<T> = OnceLock<Result<T, String>>;
+
+/// Made by the first test that needs it. If that fails, each test says why.
+fn once<T>(cell: &Once<T>, make: impl FnOnce() -> anyhow::Result<T>) -> &T {
+    let made = cell.get_or_init(|| make().map_err(|error| format!("{error:#}")));
+    made.as_ref().unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A fast guest that is up, with an agent in it.
@@ -40,7 +48,7 @@ fn starting(name: &str) -> Vm {
 
 /// A real guest with the package installed and its agent running.
 fn real(name: &str) -> Vm {
-    static INSTALLED: LazyLock<Saved> =
-        LazyLock::new(|| Saved::installed(images(), &tools::package().unwrap()).unwrap());
-    Options::named(name).restored(images(), &INSTALLED).unwrap()
+    static INSTALLED: Once<Saved> = Once::new();
+    let installed = once(&INSTALLED, || Saved::installed(images(), &tools::package()?));
+    Options::named(name).restored(images(), installed).unwrap()
 }
