@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! images ──▶ snapshot ──▶ vm ──┬─ qmp, console, qga     what a VM can be asked
+//!    │                         ├─ gate                  how its vsock is reached
 //!    │                         └─ process               what it consists of, and that nothing of it is left
 //!  cache, archive              host                     guestlet-host and guestctl
 //! ```
@@ -18,6 +19,7 @@
 pub mod archive;
 pub mod cache;
 pub mod console;
+pub mod gate;
 pub mod host;
 pub mod images;
 pub mod lines;

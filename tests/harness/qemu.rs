@@ -55,8 +55,9 @@ impl Machine {
         list.add("-kernel", self.kernel.display().to_string());
         list.add("-initrd", self.initrd.display().to_string());
         list.add("-append", words.join(" "));
-        list.add("-qmp", format!("unix:{},server=on,wait=off", file("qmp.sock")));
-        list.add("-qmp", format!("unix:{},server=on,wait=off", file("qmp-host.sock")));
+        for monitor in ["qmp.sock", "qmp-host.sock", "qmp-gate.sock"] {
+            list.add("-qmp", format!("unix:{},server=on,wait=off", file(monitor)));
+        }
         let log = file("console.log");
         list.socket("console", &file("console.sock"), &format!(",logfile={log}"));
         list.add("-serial", "chardev:console");

@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use serde_json::json;
 
 use super::console::Console;
+use super::gate::Gate;
 use super::images::Images;
 use super::process::{Process, RunFolder};
 use super::qemu::{Machine, VSOCK_BUS};
@@ -42,6 +43,7 @@ pub struct Vm {
     console: Console,
     qemu: Process,
     vhost: Option<Process>,
+    gate: Option<Gate>,
     folder: RunFolder,
 }
 
@@ -142,9 +144,14 @@ impl Options {
         let qemu = Process::start(Path::new(QEMU), &arguments, &folder.file("qemu.log"))?;
         let qmp = Qmp::connect(&folder.file("qmp.sock")).with_context(|| said(&folder.file("qemu.log")))?;
         let console = Console::new(folder.file("console.sock"), folder.file("console.log"));
-        let vm = Vm { name: self.name, uuid: self.uuid, cid, qmp, console, qemu, vhost, folder };
+        let gate = None;
+        let mut vm = Vm { name: self.name, uuid: self.uuid, cid, qmp, console, qemu, vhost, gate, folder };
         if machine.restore.is_some() {
             vm.finish_restore()?;
+        }
+        if vm.vhost.is_some() {
+            let monitor = vm.file("qmp-gate.sock");
+            vm.gate = Some(Gate::start(vm.vsock_socket(), vm.file("vhost.uds"), &monitor)?);
         }
         Ok(vm)
     }
@@ -159,7 +166,7 @@ enum Source<'a> {
 fn start_vsock(folder: &RunFolder) -> anyhow::Result<(Option<u32>, Option<Process>)> {
     static NEXT: AtomicU32 = AtomicU32::new(3);
     let cid = NEXT.fetch_add(1, Ordering::Relaxed);
-    let (socket, uds) = (folder.file("vhost.sock"), folder.file("vsock.uds"));
+    let (socket, uds) = (folder.file("vhost.sock"), folder.file("vhost.uds"));
     let arguments = [
         "--guest-cid",
         &cid.to_string(),

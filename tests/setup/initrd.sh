@@ -8,7 +8,7 @@ out=$2
 here=$(dirname "$(readlink -f "$0")")
 release=$(ls "$kernel/lib/modules")
 wanted="virtio_pci virtio_console virtio_scsi virtio_blk virtio_net virtio_rng vmw_vsock_virtio_transport
-    vsock_loopback sd_mod ext4 xfs loop isofs vfat nls_ascii nls_cp437"
+    sd_mod ext4 xfs loop isofs vfat nls_ascii nls_cp437"
 
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT

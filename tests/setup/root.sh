@@ -22,8 +22,8 @@ mmdebstrap --quiet --mode=root --variant=minbase --include="$packages" \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --format=directory bookworm "$tree" "$mirror"
 
-cp -a "$kernel/lib/modules/$release" "$tree/usr/lib/modules/" 2>/dev/null ||
-    { mkdir -p "$tree/usr/lib/modules"; cp -a "$kernel/lib/modules/$release" "$tree/usr/lib/modules/"; }
+mkdir -p "$tree/usr/lib/modules"
+cp -a "$kernel/lib/modules/$release" "$tree/usr/lib/modules/"
 : > "$tree/etc/machine-id"
 echo real > "$tree/etc/hostname"
 printf '127.0.0.1 localhost\n' > "$tree/etc/hosts"
