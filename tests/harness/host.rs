@@ -28,6 +28,7 @@ pub struct HostHalf {
 pub struct Listed {
     name: String,
     uuid: String,
+    cluster: String,
     vsock: PathBuf,
     qmp: PathBuf,
 }
@@ -35,13 +36,26 @@ pub struct Listed {
 impl Listed {
     /// As the VM is.
     pub fn of(vm: &Vm) -> Self {
-        Self { name: vm.name().into(), uuid: vm.uuid().into(), vsock: vm.vsock_socket(), qmp: vm.host_qmp() }
+        Self {
+            name: vm.name().into(),
+            uuid: vm.uuid().into(),
+            cluster: "test".into(),
+            vsock: vm.vsock_socket(),
+            qmp: vm.host_qmp(),
+        }
     }
 
     /// With another UUID than the VM's.
     #[must_use]
     pub fn uuid(mut self, uuid: &str) -> Self {
         uuid.clone_into(&mut self.uuid);
+        self
+    }
+
+    /// In that cluster.
+    #[must_use]
+    pub fn cluster(mut self, cluster: &str) -> Self {
+        cluster.clone_into(&mut self.cluster);
         self
     }
 }
@@ -51,10 +65,10 @@ impl HostHalf {
     pub fn start(vms: &[Listed]) -> anyhow::Result<Self> {
         let mut half = Self { process: None, folder: RunFolder::new()? };
         let mut settings = format!("socket = {:?}\n", half.socket());
-        for Listed { name, uuid, vsock, qmp } in vms {
+        for Listed { name, uuid, cluster, vsock, qmp } in vms {
             write!(
                 settings,
-                "\n[[vm]]\nname = {name:?}\nuuid = {uuid:?}\ncluster = \"test\"\nvsock-socket = {vsock:?}\nqmp = {qmp:?}\n"
+                "\n[[vm]]\nname = {name:?}\nuuid = {uuid:?}\ncluster = {cluster:?}\nvsock-socket = {vsock:?}\nqmp = {qmp:?}\n"
             )?;
         }
         std::fs::write(half.settings(), settings)?;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 
 use super::archive::{Archive, libraries};
 use super::cache::{Input, entry, key};
@@ -79,6 +79,9 @@ impl Images {
     pub fn root(&self) -> anyhow::Result<PathBuf> {
         let how = script("root.sh");
         let made = entry("root", &[Input::Words(key(&self.kernel)), Input::File(&how)], |folder| {
+            if !nix::unistd::geteuid().is_root() {
+                bail!("building the guest's disk needs root (sudo make images)");
+            }
             run_script("root.sh", &[text(&self.kernel)?, text(&folder.join("root.raw"))?]).map(drop)
         })?;
         Ok(made.join("root.raw"))
