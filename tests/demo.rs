@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use harness::host::{HostHalf, Listed, Watch};
 use harness::images::Images;
+use harness::launch::Options;
 use harness::snapshot::Saved;
-use harness::vm::{BOOT, Options, REAL_READY, Vm};
+use harness::vm::{BOOT, REAL_READY, Vm};
 use harness::{process, tools};
 use nix::sys::signal::{SigSet, Signal};
 use serde_json::{Value, json};
@@ -68,14 +69,14 @@ fn run() -> anyhow::Result<()> {
     show.step("Power on, and a host half that knows the VM");
     let vm = Options::named(NAME).real(&images, &disk)?;
     let host = HostHalf::start(&[Listed::of(&vm).cluster("demo")])?;
-    show.command(&host, &["ls"])?;
+    show_guestctl(&host, &["ls"])?;
     println!("  $ guestctl watch {NAME}      (what it says from now on is behind a bar)");
     show.watch = Some(host.watch(NAME, &[])?);
     let (first, took) = show.until("the agent answers", || connected(&host, |_| true))?;
     show.events(Duration::from_millis(300));
     println!("  the host half has a session {:.1} s after power-on", took.as_secs_f32());
-    show.command(&host, &["ls"])?;
-    show.command(&host, &["info", NAME])?;
+    show_guestctl(&host, &["ls"])?;
+    show_guestctl(&host, &["info", NAME])?;
 
     show.step("A client of QEMU's guest agent on virtio-serial, at the same time");
     ask(&vm)?;
@@ -90,7 +91,7 @@ fn run() -> anyhow::Result<()> {
     show.events(Duration::from_millis(500));
     println!("  back {:.1} s after the reset", took.as_secs_f32());
     println!("  boot id {} → {}", first["guest"]["boot_id"], second["guest"]["boot_id"]);
-    show.command(&host, &["ls"])?;
+    show_guestctl(&host, &["ls"])?;
 
     if std::env::var_os("KEEP").is_some_and(|keep| !keep.is_empty() && keep != "0") {
         return keep(&mut show, &vm, &host);
@@ -106,7 +107,7 @@ fn connected(host: &HostHalf, wanted: impl Fn(&Value) -> bool) -> Option<Value> 
     host.info(NAME).ok().filter(|vm| vm["session"] == "connected" && wanted(vm))
 }
 
-/// Some calls that libvirt and KubeVirt make.
+/// Some calls that hypervisors' tools make.
 fn ask(vm: &Vm) -> anyhow::Result<()> {
     let mut client = vm.qga()?;
     for command in ["guest-ping", "guest-get-host-name", "guest-get-osinfo", "guest-network-get-interfaces"] {
@@ -140,9 +141,18 @@ fn keep(show: &mut Show, vm: &Vm, host: &HostHalf) -> anyhow::Result<()> {
     if !STOP.load(Ordering::Relaxed) {
         show.events(Duration::from_secs(1));
         println!("  the VM has powered off");
-        show.command(host, &["ls"])?;
+        show_guestctl(host, &["ls"])?;
     }
     println!("\nEverything is stopped and removed.");
+    Ok(())
+}
+
+/// Runs guestctl and shows it as typed and as answered.
+fn show_guestctl(host: &HostHalf, arguments: &[&str]) -> anyhow::Result<()> {
+    println!("  $ guestctl {}", arguments.join(" "));
+    for line in host.ctl(arguments)?.lines() {
+        println!("    {line}");
+    }
     Ok(())
 }
 
@@ -155,15 +165,6 @@ struct Show {
 impl Show {
     fn step(&mut self, title: &str) {
         println!("\n[{:>3.0} s] {title}", self.started.elapsed().as_secs_f32());
-    }
-
-    /// Runs guestctl and shows it as typed and as answered.
-    fn command(&mut self, host: &HostHalf, arguments: &[&str]) -> anyhow::Result<()> {
-        println!("  $ guestctl {}", arguments.join(" "));
-        for line in host.ctl(arguments)?.lines() {
-            println!("    {line}");
-        }
-        Ok(())
     }
 
     /// Shows events of the watch that come within `limit`.

@@ -1,6 +1,7 @@
 //! Writes cpio archives (format "newc") for the kernel to unpack at boot, and finds the libraries that a
 //! program needs there.
 
+use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -62,7 +63,7 @@ impl<W: Write> Archive<W> {
         ];
         let mut header = String::from("070701");
         for field in fields {
-            header += &format!("{field:08x}");
+            write!(header, "{field:08x}")?;
         }
         let head = [header.as_bytes(), name.as_bytes(), &[0]].concat();
         for part in [&head[..], contents] {

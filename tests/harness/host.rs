@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::process::{Process, RunFolder};
 use super::tools::program;
@@ -64,12 +64,12 @@ impl HostHalf {
     /// Starts it for these VMs.
     pub fn start(vms: &[Listed]) -> anyhow::Result<Self> {
         let mut half = Self { process: None, folder: RunFolder::new()? };
-        let mut settings = format!("socket = {:?}\n", half.socket());
+        let mut settings = format!("socket = {}\n", json!(half.socket()));
         for Listed { name, uuid, cluster, vsock, qmp } in vms {
-            write!(
-                settings,
-                "\n[[vm]]\nname = {name:?}\nuuid = {uuid:?}\ncluster = {cluster:?}\nvsock-socket = {vsock:?}\nqmp = {qmp:?}\n"
-            )?;
+            // A JSON string is a TOML string as well.
+            let (vsock, qmp) = (json!(vsock), json!(qmp));
+            write!(settings, "\n[[vm]]\nname = {name:?}\nuuid = {uuid:?}\ncluster = {cluster:?}\n")?;
+            write!(settings, "vsock-socket = {vsock}\nqmp = {qmp}\n")?;
         }
         std::fs::write(half.settings(), settings)?;
         half.launch()?;

@@ -47,7 +47,7 @@ impl Lines {
                 return Ok(None);
             }
             self.stream.set_read_timeout(Some(left))?;
-            let mut chunk = [0; 65536];
+            let mut chunk = [0; 4096];
             match self.stream.read(&mut chunk) {
                 Ok(0) => bail!("the other side closed the connection"),
                 Ok(length) => self.pending.extend_from_slice(&chunk[..length]),

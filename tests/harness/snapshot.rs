@@ -9,9 +9,10 @@ use serde_json::json;
 
 use super::cache::{Input, entry, key};
 use super::images::{AGENT_SETTINGS, Images, text};
+use super::launch::Options;
 use super::process::RunFolder;
 use super::tools::{qemu_version, run};
-use super::vm::{Options, REAL_READY, Vm};
+use super::vm::{REAL_READY, Vm};
 use super::{qemu, wait_for};
 
 /// The UUID of every restored guest: it is in the saved memory.
@@ -85,10 +86,8 @@ pub fn install(vm: &Vm, package: &Path) -> anyhow::Result<()> {
     vm.qmp().execute("device_add", device)?;
     vm.run("for try in $(seq 100); do [ -b /dev/sda ] && break; sleep 0.1; done; mount -o ro /dev/sda /mnt")?;
     let said = vm.run("dpkg -i /mnt/guestlet.deb")?;
-    vm.run(&format!(
-        "mkdir -p /etc/guestlet/agent.d && printf '{}' > /etc/guestlet/agent.d/tests.toml",
-        AGENT_SETTINGS.replace('\n', "\\n")
-    ))?;
+    vm.run("mkdir -p /etc/guestlet/agent.d")?;
+    vm.write("/etc/guestlet/agent.d/tests.toml", AGENT_SETTINGS.as_bytes())?;
     vm.run("systemctl restart guestlet.service && systemctl is-active guestlet.service guestlet.socket")
         .with_context(|| format!("the agent does not run after its installation:\n{said}"))?;
     vm.run("umount /mnt")?;

@@ -54,7 +54,7 @@ pub fn vhost_device_vsock() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// A program under test, from the folder that GUESTLET_BIN_DIR names.
+/// A program under test, from the folder that `GUESTLET_BIN_DIR` names.
 pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     let folder = from_environment("GUESTLET_BIN_DIR")?;
     let path = folder.join(name);
@@ -64,7 +64,7 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The agent's package, which GUESTLET_DEB names.
+/// The agent's package, which `GUESTLET_DEB` names.
 pub fn package() -> anyhow::Result<PathBuf> {
     from_environment("GUESTLET_DEB")
 }

@@ -1,32 +1,27 @@
-//! A running VM: QEMU, its vsock device and all its sockets. Dropping it ends both and removes its files; if
+//! A running VM: QEMU, its vsock device and all its sockets ([`launch`](super::launch) starts it). Dropping it ends both and removes its files; if
 //! that happens because a test panicked, it shows what the guest and QEMU said last.
 
+use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use serde_json::json;
 
 use super::console::Console;
 use super::gate::Gate;
-use super::images::Images;
 use super::process::{Process, RunFolder};
-use super::qemu::{Machine, VSOCK_BUS};
+use super::qemu::VSOCK_BUS;
 use super::qga::QgaClient;
 use super::qmp::Qmp;
-use super::snapshot::{Saved, new_disk};
-use super::tools::{QEMU, run_script, vhost_device_vsock};
-use super::{images, wait_for};
+use super::wait_for;
 
 /// How long an emulated guest may take for anything short of a boot.
 pub const SOON: Duration = Duration::from_secs(30);
 /// How long a boot may take.
 pub const BOOT: Duration = Duration::from_secs(180);
-/// MiB of memory of every guest.
-const MEMORY: u32 = 512;
 
 /// What a guest prints on its console when it is up.
 pub const FAST_READY: &str = "testguest: ready";
@@ -36,153 +31,19 @@ pub const REAL_READY: &str = "testguest: cloud-init done";
 /// A running VM.
 #[derive(Debug)]
 pub struct Vm {
-    name: String,
-    uuid: String,
-    cid: Option<u32>,
-    qmp: Qmp,
-    console: Console,
-    qemu: Process,
-    vhost: Option<Process>,
-    gate: Option<Gate>,
-    folder: RunFolder,
+    pub(super) name: String,
+    pub(super) uuid: String,
+    pub(super) cid: Option<u32>,
+    pub(super) qmp: Qmp,
+    pub(super) console: Console,
+    pub(super) qemu: Process,
+    pub(super) vhost: Option<Process>,
+    pub(super) gate: Option<Gate>,
+    pub(super) folder: RunFolder,
 }
 
-/// What kind of VM to start.
-#[derive(Debug, Clone)]
-pub struct Options {
-    name: String,
-    uuid: String,
-    vsock: bool,
-    words: Vec<String>,
-}
-
-impl Options {
-    /// A VM with a random UUID and with vsock.
-    pub fn named(name: &str) -> Self {
-        let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
-        Self { name: name.to_owned(), uuid: uuid.trim().to_owned(), vsock: true, words: Vec::new() }
-    }
-
-    /// Without a vsock device.
-    #[must_use]
-    pub fn without_vsock(mut self) -> Self {
-        self.vsock = false;
-        self
-    }
-
-    /// With that SMBIOS UUID.
-    #[must_use]
-    pub fn uuid(mut self, uuid: &str) -> Self {
-        uuid.clone_into(&mut self.uuid);
-        self
-    }
-
-    /// Starts the fast guest with an agent in it; its host name is the VM's name. It is not up yet.
-    pub fn fast(self, images: &Images, agent: &Path) -> anyhow::Result<Vm> {
-        let initrd = images.initrd_with_agent(agent)?;
-        self.start(images, initrd, Source::Memory)
-    }
-
-    /// Starts the fast guest without an agent.
-    pub fn bare(self, images: &Images) -> anyhow::Result<Vm> {
-        self.start(images, images.initrd().to_owned(), Source::Memory)
-    }
-
-    /// Boots a real guest from a disk, which stays as it is; cloud-init gives it the VM's name.
-    pub fn real(self, images: &Images, disk: &Path) -> anyhow::Result<Vm> {
-        self.start(images, images.initrd().to_owned(), Source::Disk(disk))
-    }
-
-    /// Restores a saved real guest: it runs, and vsock is plugged, when this returns.
-    pub fn restored(self, images: &Images, saved: &Saved) -> anyhow::Result<Vm> {
-        let vm = self.uuid(super::snapshot::UUID).start(
-            images,
-            images.initrd().to_owned(),
-            Source::Saved(saved),
-        )?;
-        vm.set_clock()?;
-        Ok(vm)
-    }
-
-    fn start(mut self, images: &Images, initrd: PathBuf, source: Source<'_>) -> anyhow::Result<Vm> {
-        let folder = RunFolder::new()?;
-        let disk = match source {
-            Source::Memory => {
-                self.words.push(format!("testguest.name={}", self.name));
-                None
-            }
-            Source::Disk(base) => {
-                let seed = folder.file("seed.iso");
-                run_script("seed.sh", &[&self.name, images::text(&seed)?])?;
-                Some((base, seed))
-            }
-            Source::Saved(saved) => Some((&*saved.disk, saved.seed.clone())),
-        };
-        let disk = match disk {
-            Some((base, seed)) => {
-                self.words.push("testguest.root=/dev/vda".into());
-                new_disk(base, &folder.file("disk.qcow2"))?;
-                Some((folder.file("disk.qcow2"), seed))
-            }
-            None => None,
-        };
-        let restore = if let Source::Saved(saved) = source { Some(saved.memory.clone()) } else { None };
-        let (cid, vhost) = if self.vsock { start_vsock(&folder)? } else { (None, None) };
-        let machine = Machine {
-            name: self.name.clone(),
-            uuid: self.uuid.clone(),
-            accelerator: images.accelerator,
-            memory: MEMORY,
-            kernel: images.kernel(),
-            initrd,
-            words: self.words,
-            disk,
-            vsock: (vhost.is_some() && restore.is_none()).then(|| folder.file("vhost.sock")),
-            restore,
-        };
-        let arguments = machine.arguments(|name| folder.file(name));
-        let qemu = Process::start(Path::new(QEMU), &arguments, &folder.file("qemu.log"))?;
-        let qmp = Qmp::connect(&folder.file("qmp.sock")).with_context(|| said(&folder.file("qemu.log")))?;
-        let console = Console::new(folder.file("console.sock"), folder.file("console.log"));
-        let gate = None;
-        let mut vm = Vm { name: self.name, uuid: self.uuid, cid, qmp, console, qemu, vhost, gate, folder };
-        if machine.restore.is_some() {
-            vm.finish_restore()?;
-        }
-        if vm.vhost.is_some() {
-            let monitor = vm.file("qmp-gate.sock");
-            vm.gate = Some(Gate::start(vm.vsock_socket(), vm.file("vhost.uds"), &monitor)?);
-        }
-        Ok(vm)
-    }
-}
-
-enum Source<'a> {
-    Memory,
-    Disk(&'a Path),
-    Saved(&'a Saved),
-}
-
-fn start_vsock(folder: &RunFolder) -> anyhow::Result<(Option<u32>, Option<Process>)> {
-    static NEXT: AtomicU32 = AtomicU32::new(3);
-    let cid = NEXT.fetch_add(1, Ordering::Relaxed);
-    let (socket, uds) = (folder.file("vhost.sock"), folder.file("vhost.uds"));
-    let arguments = [
-        "--guest-cid",
-        &cid.to_string(),
-        "--socket",
-        images::text(&socket)?,
-        "--uds-path",
-        images::text(&uds)?,
-    ]
-    .map(str::to_owned);
-    let vhost = Process::start(&vhost_device_vsock()?, &arguments, &folder.file("vhost.log"))?;
-    wait_for("vsock device", Duration::from_secs(10), || socket.exists().then_some(()))
-        .with_context(|| said(&folder.file("vhost.log")))?;
-    Ok((Some(cid), Some(vhost)))
-}
-
-fn said(log: &Path) -> String {
+/// What a program wrote to its log.
+pub(super) fn said(log: &Path) -> String {
     std::fs::read_to_string(log).unwrap_or_default().trim().to_owned()
 }
 
@@ -253,6 +114,15 @@ impl Vm {
         }
     }
 
+    /// Writes a small file in the guest.
+    pub fn write(&self, path: &str, contents: &[u8]) -> anyhow::Result<()> {
+        let mut octal = String::new();
+        for byte in contents {
+            write!(octal, "\\{byte:03o}")?;
+        }
+        self.run(&format!("printf '{octal}' > {path}")).map(drop)
+    }
+
     /// A QGA client that is in step with the agent.
     pub fn qga(&self) -> anyhow::Result<QgaClient> {
         let mut client = QgaClient::connect(&self.qga_socket())?;
@@ -276,10 +146,10 @@ impl Vm {
             }
             answer.extend(byte);
         }
-        match answer.starts_with(b"OK ") {
-            true => Ok(stream),
-            false => bail!("the vsock device says {:?}", String::from_utf8_lossy(&answer)),
+        if !answer.starts_with(b"OK ") {
+            bail!("the vsock device says {:?}", String::from_utf8_lossy(&answer));
         }
+        Ok(stream)
     }
 
     /// Resets the machine, as its reset button does.
@@ -308,7 +178,8 @@ impl Vm {
         self.wait_off(SOON)
     }
 
-    fn finish_restore(&self) -> anyhow::Result<()> {
+    /// Waits until the saved state is loaded, plugs vsock and lets the guest run.
+    pub(super) fn finish_restore(&self) -> anyhow::Result<()> {
         self.wait_migrated()?;
         if self.vhost.is_some() {
             self.plug_vsock()?;
@@ -338,8 +209,8 @@ impl Vm {
         Ok(())
     }
 
-    /// A restored guest thinks that it is still the time when it was saved.
-    fn set_clock(&self) -> anyhow::Result<()> {
+    /// For a restored guest, which thinks that it is still the time when it was saved.
+    pub(super) fn set_clock(&self) -> anyhow::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
         self.run(&format!("date -s @{now:.2}")).map(drop)
     }

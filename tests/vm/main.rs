@@ -17,9 +17,10 @@ mod sessions;
 use std::sync::OnceLock;
 
 use harness::images::Images;
+use harness::launch::Options;
 use harness::snapshot::Saved;
 use harness::tools;
-use harness::vm::{FAST_READY, Options, Vm};
+use harness::vm::{FAST_READY, Vm};
 
 fn images() -> &'static Images {
     static IMAGES: Once<Images> = Once::new();
@@ -30,8 +31,8 @@ type Once<T> = OnceLock<Result<T, String>>;
 
 /// Made by the first test that needs it. If that fails, each test says why.
 fn once<T>(cell: &Once<T>, make: impl FnOnce() -> anyhow::Result<T>) -> &T {
-    let made = cell.get_or_init(|| make().map_err(|error| format!("{error:#}")));
-    made.as_ref().unwrap_or_else(|error| panic!("{error}"))
+    let outcome = cell.get_or_init(|| make().map_err(|error| format!("{error:#}")));
+    outcome.as_ref().unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A fast guest that is up, with an agent in it.

@@ -1,0 +1,153 @@
+//! Starts a VM: which guest, from what, with which devices.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use super::console::Console;
+use super::gate::Gate;
+use super::images::{self, Images};
+use super::process::{Process, RunFolder};
+use super::qemu::Machine;
+use super::qmp::Qmp;
+use super::snapshot::{self, Saved, new_disk};
+use super::tools::{QEMU, run_script, vhost_device_vsock};
+use super::vm::{Vm, said};
+use super::wait_for;
+
+/// MiB of memory of every guest.
+const MEMORY: u32 = 512;
+
+/// What kind of VM to start.
+#[derive(Debug, Clone)]
+pub struct Options {
+    name: String,
+    uuid: String,
+    vsock: bool,
+    words: Vec<String>,
+}
+
+impl Options {
+    /// A VM with a random UUID and with vsock.
+    pub fn named(name: &str) -> Self {
+        let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
+        Self { name: name.to_owned(), uuid: uuid.trim().to_owned(), vsock: true, words: Vec::new() }
+    }
+
+    /// Without a vsock device.
+    #[must_use]
+    pub fn without_vsock(mut self) -> Self {
+        self.vsock = false;
+        self
+    }
+
+    /// With that SMBIOS UUID.
+    #[must_use]
+    pub fn uuid(mut self, uuid: &str) -> Self {
+        uuid.clone_into(&mut self.uuid);
+        self
+    }
+
+    /// Starts the fast guest with an agent in it; its host name is the VM's name. It is not up yet.
+    pub fn fast(self, images: &Images, agent: &Path) -> anyhow::Result<Vm> {
+        let initrd = images.initrd_with_agent(agent)?;
+        self.start(images, initrd, Source::Memory)
+    }
+
+    /// Starts the fast guest without an agent.
+    pub fn bare(self, images: &Images) -> anyhow::Result<Vm> {
+        self.start(images, images.initrd().to_owned(), Source::Memory)
+    }
+
+    /// Boots a real guest from a disk, which stays as it is; cloud-init gives it the VM's name.
+    pub fn real(self, images: &Images, disk: &Path) -> anyhow::Result<Vm> {
+        self.start(images, images.initrd().to_owned(), Source::Disk(disk))
+    }
+
+    /// Restores a saved real guest: it runs, and vsock is plugged, when this returns.
+    pub fn restored(self, images: &Images, saved: &Saved) -> anyhow::Result<Vm> {
+        let vm = self.uuid(snapshot::UUID).start(images, images.initrd().to_owned(), Source::Saved(saved))?;
+        vm.set_clock()?;
+        Ok(vm)
+    }
+
+    fn start(mut self, images: &Images, initrd: PathBuf, source: Source<'_>) -> anyhow::Result<Vm> {
+        let folder = RunFolder::new()?;
+        let disk = match source {
+            Source::Memory => {
+                self.words.push(format!("testguest.name={}", self.name));
+                None
+            }
+            Source::Disk(base) => {
+                let seed = folder.file("seed.iso");
+                run_script("seed.sh", &[&self.name, images::text(&seed)?])?;
+                Some((base, seed))
+            }
+            Source::Saved(saved) => Some((&*saved.disk, saved.seed.clone())),
+        };
+        let disk = match disk {
+            Some((base, seed)) => {
+                self.words.push("testguest.root=/dev/vda".into());
+                new_disk(base, &folder.file("disk.qcow2"))?;
+                Some((folder.file("disk.qcow2"), seed))
+            }
+            None => None,
+        };
+        let restore = if let Source::Saved(saved) = source { Some(saved.memory.clone()) } else { None };
+        let (cid, vhost) = if self.vsock { start_vsock(&folder)? } else { (None, None) };
+        let machine = Machine {
+            name: self.name.clone(),
+            uuid: self.uuid.clone(),
+            accelerator: images.accelerator,
+            memory: MEMORY,
+            kernel: images.kernel(),
+            initrd,
+            words: self.words,
+            disk,
+            vsock: (vhost.is_some() && restore.is_none()).then(|| folder.file("vhost.sock")),
+            restore,
+        };
+        let arguments = machine.arguments(|name| folder.file(name));
+        let qemu = Process::start(Path::new(QEMU), &arguments, &folder.file("qemu.log"))?;
+        let qmp = Qmp::connect(&folder.file("qmp.sock")).with_context(|| said(&folder.file("qemu.log")))?;
+        let console = Console::new(folder.file("console.sock"), folder.file("console.log"));
+        let gate = None;
+        let mut vm = Vm { name: self.name, uuid: self.uuid, cid, qmp, console, qemu, vhost, gate, folder };
+        if machine.restore.is_some() {
+            vm.finish_restore()?;
+        }
+        if vm.vhost.is_some() {
+            let monitor = vm.file("qmp-gate.sock");
+            vm.gate = Some(Gate::start(vm.vsock_socket(), vm.file("vhost.uds"), &monitor)?);
+        }
+        Ok(vm)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Memory,
+    Disk(&'a Path),
+    Saved(&'a Saved),
+}
+
+fn start_vsock(folder: &RunFolder) -> anyhow::Result<(Option<u32>, Option<Process>)> {
+    static NEXT: AtomicU32 = AtomicU32::new(3);
+    let cid = NEXT.fetch_add(1, Ordering::Relaxed);
+    let (socket, uds) = (folder.file("vhost.sock"), folder.file("vhost.uds"));
+    let arguments = [
+        "--guest-cid",
+        &cid.to_string(),
+        "--socket",
+        images::text(&socket)?,
+        "--uds-path",
+        images::text(&uds)?,
+    ]
+    .map(str::to_owned);
+    let vhost = Process::start(&vhost_device_vsock()?, &arguments, &folder.file("vhost.log"))?;
+    wait_for("vsock device", Duration::from_secs(10), || socket.exists().then_some(()))
+        .with_context(|| said(&folder.file("vhost.log")))?;
+    Ok((Some(cid), Some(vhost)))
+}
