@@ -6,10 +6,11 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/guestlet
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 STEP := @tests/setup/step.sh
 DEB := $(TARGET)/debian
+VERSION := $(shell awk -F '"' '/^version = / { print $$2; exit }' Cargo.toml)
 
 # What the tests of the built programs look at.
 export GUESTLET_BIN_DIR := $(TARGET)/release
-export GUESTLET_DEB := $(DEB)/guestlet.deb
+export GUESTLET_DEB := $(DEB)/guestlet_$(VERSION)-1_amd64.deb
 # What they are compared with.
 export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 # The same sources give the same packages.
@@ -40,8 +41,8 @@ release: ## build the programs
 	$(STEP) "release build" cargo build --locked --release
 
 package: release ## build the packages guestlet and guestlet-host (target/debian)
-	$(STEP) "package guestlet" $(CARGO_DEB_RUN) --variant agent --output $(DEB)/guestlet.deb
-	$(STEP) "package guestlet-host" $(CARGO_DEB_RUN) --variant host --output $(DEB)/guestlet-host.deb
+	$(STEP) "package guestlet" $(CARGO_DEB_RUN) --variant agent --output $(DEB)
+	$(STEP) "package guestlet-host" $(CARGO_DEB_RUN) --variant host --output $(DEB)
 
 CARGO_DEB_RUN := $(CACHE)/tools/cargo-deb-$(CARGO_DEB)/bin/cargo-deb deb --locked --no-build --quiet
 
