@@ -57,6 +57,7 @@ test: ## the whole gate: everything above
 	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory setup lint unit-test vm-test
 
 demo: setup package ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
+	$(STEP) "build the demo" cargo test --locked --test demo --no-run
 	@cargo test --locked --quiet --test demo
 
 bench: setup release ## measure the agent beside Debian's qemu-ga
