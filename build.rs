@@ -2,9 +2,16 @@
 
 use std::error::Error;
 
+const FILES: [&str; 4] = [
+    "guestlet/v1/admin.proto",
+    "guestlet/v1/guest.proto",
+    "guestlet/v1/host.proto",
+    "guestlet/v1/local.proto",
+];
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let descriptors = protox::compile(["guestlet/v1/guest.proto", "guestlet/v1/admin.proto"], ["proto"])?;
+    let descriptors = protox::compile(FILES, ["proto"])?;
     tonic_prost_build::configure().build_transport(false).compile_fds(descriptors)?;
     Ok(())
 }

@@ -33,9 +33,12 @@ impl Agent {
         command.args(["-m", "unix-listen", "-p"]).arg(&socket).arg("-t").arg(folder.path());
         if ours {
             let settings = folder.path().join("agent.toml");
-            let control = folder.path().join("control.sock");
-            std::fs::write(&settings, format!("[control]\nlisten = \"unix:{}\"\n", control.display()))
-                .unwrap();
+            let at = folder.path().display();
+            let text = format!(
+                "runtime-dir = \"{at}\"\n[control]\nlisten = \"unix:{at}/control.sock\"\n\
+                 [callback]\nlisten = \"unix:{at}/callback.sock\"\n"
+            );
+            std::fs::write(&settings, text).unwrap();
             command.arg("--settings").arg(settings);
         }
         let begun = Instant::now();

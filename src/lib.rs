@@ -7,9 +7,10 @@
 //! bin ─┬─ agent ─┬─ qga ──┐
 //!      │         ├─ rpc ──┴─ guest ── sys
 //!      │         └─ config, transport
-//!      ├─ hostd ─┬─ host ── sys
-//!      │         └─ config, transport
-//!      └─ ctl
+//!      ├─ hostd ─┬─ host ──── transport, sys
+//!      │         └─ config
+//!      ├─ ctl ────── transport
+//!      └─ status ─── transport
 //! ```
 //!
 //! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `supervise` owns
@@ -30,6 +31,8 @@ pub mod hostd;
 pub mod qga;
 #[cfg(feature = "agent")]
 pub mod rpc;
+#[cfg(feature = "agent")]
+pub mod status;
 pub mod supervise;
 pub mod sys;
 pub mod transport;

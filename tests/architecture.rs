@@ -9,14 +9,15 @@ use std::path::{Path, PathBuf};
 /// purpose.
 const ALLOWED: &[(&str, &[&str])] = &[
     // Programs: arguments → settings → run.
-    ("bin", &["agent", "config", "ctl", "hostd", "qga", "sys"]),
+    ("bin", &["agent", "config", "ctl", "hostd", "qga", "status", "sys"]),
     // Assemblies: the only readers of settings.
     ("agent", &["config", "guest", "qga", "rpc", "supervise", "sys", "transport"]),
     ("hostd", &["config", "host", "supervise", "sys", "transport"]),
     ("ctl", &["transport", "wire"]),
+    ("status", &["transport", "wire"]),
     // Protocols: parse, check policy, call a verb, answer.
     ("qga", &["guest", "sys", "wire"]),
-    ("rpc", &["guest", "sys", "wire"]),
+    ("rpc", &["guest", "sys", "transport", "wire"]),
     ("guest", &["sys"]),
     // The host half owns its sessions and so the streams under them.
     ("host", &["supervise", "sys", "transport", "wire"]),

@@ -1,17 +1,19 @@
 //! The agent in the guest; speaks qemu-ga's command line.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use guestlet::config::agent::{self as settings, AgentFragment};
 use guestlet::qga::{PROTOCOL_VERSION, document};
 use guestlet::sys::{activation, logging};
-use guestlet::{VERSION, agent};
+use guestlet::{VERSION, agent, status};
 
 const HELP: &str = "\
 guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
 
-Usage: guestlet [OPTIONS]
+Usage: guestlet [OPTIONS]          run the agent
+       guestlet status [-o json]   ask the running agent who holds this guest, and what it sees
 
   -m, --method METHOD      where QGA clients come from: virtio-serial (default), unix-listen, none
   -p, --path PATH          its device or socket (virtio-serial: /dev/virtio-ports/org.qemu.guest_agent.0)
@@ -25,16 +27,19 @@ Usage: guestlet [OPTIONS]
 ";
 
 enum Invocation {
-    Run { file: Option<PathBuf>, fragment: AgentFragment },
+    Run { file: Option<PathBuf>, fragment: Box<AgentFragment> },
+    Status { file: Option<PathBuf>, json: bool },
     Show(String),
 }
 
 fn parse(mut parser: lexopt::Parser) -> Result<Invocation, lexopt::Error> {
-    use lexopt::prelude::{Long, Short, ValueExt as _};
+    use lexopt::prelude::{Long, Short, Value, ValueExt as _};
 
     let list = |value: String| value.split(',').map(str::to_owned).collect::<Vec<_>>();
     let mut file = None;
     let mut fragment = AgentFragment::default();
+    let mut status = false;
+    let mut json = false;
     while let Some(argument) = parser.next()? {
         match argument {
             Short('m') | Long("method") => fragment.qga.method = Some(parser.value()?.string()?),
@@ -51,6 +56,14 @@ fn parse(mut parser: lexopt::Parser) -> Result<Invocation, lexopt::Error> {
                 fragment.qga.allow_rpcs.get_or_insert_default().extend(list(parser.value()?.string()?));
             }
             Long("settings") => file = Some(parser.value()?.into()),
+            Value(verb) if verb == "status" && !status => status = true,
+            Short('o') | Long("output") if status => {
+                json = match parser.value()?.string()?.as_str() {
+                    "json" => true,
+                    "table" => false,
+                    other => return Err(format!("the output {other:?} is none of table, json").into()),
+                }
+            }
             Short('v') | Long("verbose") => fragment.log.verbose = Some(true),
             Short('V') | Long("version") => {
                 let text = format!("guestlet {VERSION} (QEMU Guest Agent {PROTOCOL_VERSION})\n");
@@ -60,25 +73,46 @@ fn parse(mut parser: lexopt::Parser) -> Result<Invocation, lexopt::Error> {
             other => return Err(other.unexpected()),
         }
     }
-    Ok(Invocation::Run { file, fragment })
+    if status {
+        return Ok(Invocation::Status { file, json });
+    }
+    Ok(Invocation::Run { file, fragment: Box::new(fragment) })
+}
+
+fn show(text: &str) {
+    // A reader that goes away early has seen enough.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 fn run() -> anyhow::Result<()> {
-    let (file, fragment) = match parse(lexopt::Parser::from_env()) {
-        Ok(Invocation::Run { file, fragment }) => (file, fragment),
+    match parse(lexopt::Parser::from_env()) {
+        Ok(Invocation::Run { file, fragment }) => {
+            let sockets = activation::take()?;
+            let settings = settings::load(file.as_deref(), *fragment)?;
+            logging::init("guestlet", settings.verbose)?;
+            runtime()?.block_on(agent::run(settings, sockets))
+        }
+        Ok(Invocation::Status { file, json }) => {
+            let settings = settings::load(file.as_deref(), AgentFragment::default())?;
+            let socket = settings.runtime_folder.join(agent::LOCAL_SOCKET);
+            let answer = runtime()?.block_on(status::ask(&socket))?;
+            if json {
+                show(&format!("{:#}\n", status::json(&answer)));
+            } else {
+                show(&status::table(&answer));
+            }
+            Ok(())
+        }
         Ok(Invocation::Show(text)) => {
-            use std::io::Write as _;
-            // A reader that goes away early has seen enough.
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            return Ok(());
+            show(&text);
+            Ok(())
         }
         Err(error) => anyhow::bail!("{error}; see guestlet --help"),
-    };
-    let sockets = activation::take()?;
-    let settings = settings::load(file.as_deref(), fragment)?;
-    logging::init("guestlet", settings.verbose)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(agent::run(settings, sockets))
+    }
 }
 
 #[allow(clippy::print_stderr, reason = "the log may not have started")]

@@ -10,10 +10,14 @@ use crate::config::{self, Error, Fragment};
 pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
 /// The vsock port of the control channel.
 pub const CONTROL_PORT: u32 = 970;
+/// The vsock port of the callback channel.
+pub const CALLBACK_PORT: u32 = 971;
 /// `VMADDR_CID_HOST`, vsock(7).
 const HOST_CID: u32 = 2;
 const DEFAULT_PORT_PATH: &str = "/dev/virtio-ports/org.qemu.guest_agent.0";
 const DEFAULT_STATE_FOLDER: &str = "/var/run";
+/// Where the agent keeps what lasts until the next boot.
+pub const RUNTIME_FOLDER: &str = "/run/guestlet";
 
 /// What the files and the command line say; every field may be missing.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -22,9 +26,15 @@ pub struct AgentFragment {
     /// `[qga]`
     pub qga: QgaFragment,
     /// `[control]`
-    pub control: ControlFragment,
+    pub control: ApiFragment,
+    /// `[callback]`
+    pub callback: ApiFragment,
+    /// `[vsock]`
+    pub vsock: VsockFragment,
     /// `[log]`
     pub log: LogFragment,
+    /// Where the agent keeps what lasts until the next boot.
+    pub runtime_dir: Option<PathBuf>,
 }
 
 /// `[qga]`: names and meanings are those of qemu-ga.
@@ -43,18 +53,24 @@ pub struct QgaFragment {
     pub allow_rpcs: Option<Vec<String>>,
 }
 
-/// `[control]`
+/// `[control]` and `[callback]`
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct ControlFragment {
+pub struct ApiFragment {
     /// `vsock`, `none`, or `unix:` and a path.
     pub listen: Option<String>,
     /// vsock port.
     pub port: Option<u32>,
+}
+
+/// `[vsock]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct VsockFragment {
     /// The only context identifier that is let in.
     pub peer_cid: Option<u32>,
     /// The hypervisor has hybrid vsock.
-    pub hybrid_vsock: Option<bool>,
+    pub hybrid: Option<bool>,
 }
 
 /// `[log]`
@@ -84,8 +100,11 @@ impl Fragment for AgentFragment {
         add(&mut self.qga.allow_rpcs, later.qga.allow_rpcs);
         take(&mut self.control.listen, later.control.listen);
         take(&mut self.control.port, later.control.port);
-        take(&mut self.control.peer_cid, later.control.peer_cid);
-        take(&mut self.control.hybrid_vsock, later.control.hybrid_vsock);
+        take(&mut self.callback.listen, later.callback.listen);
+        take(&mut self.callback.port, later.callback.port);
+        take(&mut self.vsock.peer_cid, later.vsock.peer_cid);
+        take(&mut self.vsock.hybrid, later.vsock.hybrid);
+        take(&mut self.runtime_dir, later.runtime_dir);
         take(&mut self.log.verbose, later.log.verbose);
     }
 }
@@ -101,8 +120,14 @@ pub struct AgentSettings {
     pub allow: Option<Vec<String>>,
     /// Where state is kept.
     pub state_folder: PathBuf,
-    /// Where the host half comes from.
-    pub control: ControlChannel,
+    /// Where the agent keeps what lasts until the next boot.
+    pub runtime_folder: PathBuf,
+    /// Where the host half comes from with its questions.
+    pub control: ApiChannel,
+    /// Where it comes from for the guest's.
+    pub callback: ApiChannel,
+    /// Who is let in on vsock.
+    pub vsock_peer: VsockPeer,
     /// Log each call.
     pub verbose: bool,
 }
@@ -118,17 +143,22 @@ pub enum QgaChannel {
     None,
 }
 
-/// The control channel of the guestlet API.
+/// Who is let in on vsock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VsockPeer {
+    /// The only context identifier.
+    pub cid: u32,
+    /// Let in any source port of it.
+    pub any_port: bool,
+}
+
+/// A channel of the guestlet API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ControlChannel {
-    /// A vsock port, unless the service manager passes a socket named `control`.
+pub enum ApiChannel {
+    /// A vsock port, unless the service manager passes a socket that listens there.
     Vsock {
         /// The port.
         port: u32,
-        /// The only context identifier that is let in.
-        peer_cid: u32,
-        /// Let in any source port of it.
-        any_port: bool,
     },
     /// A unix socket to listen on, for tests and for guests whose vsock ends elsewhere.
     Unix(PathBuf),
@@ -148,7 +178,8 @@ pub fn load(file: Option<&Path>, command_line: AgentFragment) -> Result<AgentSet
 }
 
 fn check(settings: AgentFragment) -> Result<AgentSettings, String> {
-    let AgentFragment { qga, control, log } = settings;
+    let AgentFragment { qga, control, callback, vsock, log, runtime_dir } = settings;
+    let runtime_folder = absolute("runtime-dir", runtime_dir.unwrap_or(RUNTIME_FOLDER.into()))?;
     let state_folder = absolute("qga.statedir", qga.statedir.unwrap_or(DEFAULT_STATE_FOLDER.into()))?;
     let path = qga.path.map(|path| absolute("qga.path", path)).transpose()?;
     let channel = match (qga.method.as_deref().unwrap_or("virtio-serial"), path) {
@@ -165,31 +196,42 @@ fn check(settings: AgentFragment) -> Result<AgentSettings, String> {
             return Err(format!("{key}: {name:?} is no command's name; names are separated by commas"));
         }
     }
-    let port = control.port.unwrap_or(CONTROL_PORT);
-    if !(1..1024).contains(&port) {
-        return Err(format!(
-            "control.port is {port}; it must be from 1 to 1023, which no unprivileged process can take"
-        ));
+    let control = api("control", &control, CONTROL_PORT)?;
+    let callback = api("callback", &callback, CALLBACK_PORT)?;
+    if let (ApiChannel::Vsock { port: one }, ApiChannel::Vsock { port: other }) = (&control, &callback)
+        && one == other
+    {
+        return Err(format!("control.port and callback.port are both {one}; they must differ"));
     }
-    let listen = control.listen.as_deref().unwrap_or("vsock");
-    let control = match (listen, listen.strip_prefix("unix:")) {
-        (_, Some(path)) => ControlChannel::Unix(absolute("control.listen", path.into())?),
-        ("vsock", _) => ControlChannel::Vsock {
-            port,
-            peer_cid: control.peer_cid.unwrap_or(HOST_CID),
-            any_port: control.hybrid_vsock.unwrap_or(false),
-        },
-        ("none", _) => ControlChannel::None,
-        (other, _) => return Err(format!("control.listen is {other:?}; use vsock, none or unix:/path")),
-    };
+    let vsock_peer =
+        VsockPeer { cid: vsock.peer_cid.unwrap_or(HOST_CID), any_port: vsock.hybrid.unwrap_or(false) };
     Ok(AgentSettings {
         qga: channel,
         block: qga.block_rpcs.unwrap_or_default(),
         allow: qga.allow_rpcs,
         state_folder,
+        runtime_folder,
         control,
+        callback,
+        vsock_peer,
         verbose: log.verbose.unwrap_or(false),
     })
+}
+
+fn api(name: &str, channel: &ApiFragment, default_port: u32) -> Result<ApiChannel, String> {
+    let port = channel.port.unwrap_or(default_port);
+    if !(1..1024).contains(&port) {
+        return Err(format!(
+            "{name}.port is {port}; it must be from 1 to 1023, which no unprivileged process can take"
+        ));
+    }
+    let listen = channel.listen.as_deref().unwrap_or("vsock");
+    match (listen, listen.strip_prefix("unix:")) {
+        (_, Some(path)) => Ok(ApiChannel::Unix(absolute(&format!("{name}.listen"), path.into())?)),
+        ("vsock", _) => Ok(ApiChannel::Vsock { port }),
+        ("none", _) => Ok(ApiChannel::None),
+        (other, _) => Err(format!("{name}.listen is {other:?}; use vsock, none or unix:/path")),
+    }
 }
 
 fn absolute(key: &str, path: PathBuf) -> Result<PathBuf, String> {
@@ -211,7 +253,9 @@ mod tests {
     fn without_settings_the_agent_is_what_qemu_ga_is_with_a_privileged_host() {
         let settings = checked("").unwrap();
         assert_eq!(settings.qga, QgaChannel::VirtioSerial(DEFAULT_PORT_PATH.into()));
-        assert_eq!(settings.control, ControlChannel::Vsock { port: 970, peer_cid: 2, any_port: false });
+        assert_eq!(settings.control, ApiChannel::Vsock { port: 970 });
+        assert_eq!(settings.callback, ApiChannel::Vsock { port: 971 });
+        assert_eq!(settings.vsock_peer, VsockPeer { cid: 2, any_port: false });
     }
 
     #[test]
@@ -235,6 +279,7 @@ mod tests {
             ("[qga]\npath = 'socket'", "must be an absolute path"),
             ("[qga]\nblock-rpcs = ['guest-exec;guest-ping']", "separated by commas"),
             ("[control]\nport = 1024", "from 1 to 1023"),
+            ("[callback]\nport = 970", "they must differ"),
             ("[control]\nlisten = 'tcp:1'", "use vsock, none or unix:/path"),
             ("[control]\nlisten = 'unix:x'", "must be an absolute path"),
             ("[controls]\n", "agent.toml:1: unknown field `controls`"),

@@ -1,7 +1,11 @@
 //! Who this guest is: the identifiers that last, and the one that changes with every boot.
 
+use std::io;
+use std::path::Path;
+
 use nix::sys::utsname::uname;
 
+use crate::sys::files;
 use crate::sys::root::Root;
 
 /// The guest's identifiers; empty where the system has none.
@@ -22,6 +26,21 @@ pub fn identity(root: &Root) -> Identity {
         boot_id: root.line("/proc/sys/kernel/random/boot_id"),
         dmi_uuid: root.line("/sys/class/dmi/id/product_uuid").to_ascii_lowercase(),
     }
+}
+
+/// Whether this is the agent's first run since the guest booted, by a mark in `folder`, which is in memory.
+///
+/// # Errors
+/// If the mark cannot be left.
+pub fn first_run(root: &Root, folder: &Path) -> io::Result<bool> {
+    let boot_id = identity(root).boot_id;
+    let mark = folder.join("boot-id");
+    let known = root.line(&mark.to_string_lossy());
+    if known == boot_id {
+        return Ok(false);
+    }
+    files::replace(&mark, boot_id.as_bytes())?;
+    Ok(true)
 }
 
 /// The kernel's host name, gethostname(2).

@@ -11,6 +11,7 @@ pub mod events;
 pub mod identity;
 pub mod network;
 pub mod power;
+pub mod state;
 pub mod system;
 
 /// This machine, as the protocols hold it; clones share it.

@@ -32,6 +32,11 @@ pub struct Address {
     pub prefix: u32,
 }
 
+/// A link-layer address as people write it, such as `52:54:00:12:34:56`.
+pub fn hardware_address(bytes: [u8; 6]) -> String {
+    bytes.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 /// All interfaces, in the kernel's order: one pass over one answer of the kernel, however many there are.
 ///
 /// # Errors

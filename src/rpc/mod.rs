@@ -1,3 +1,10 @@
-//! The guestlet API's services in the guest, one file per service.
+//! The guestlet API in the guest, one file per service that it serves or calls.
+//!
+//! [`guest`] serves the host half on the control channel, [`callback`] calls it on the callback channel,
+//! [`local`] serves people in the guest. [`holder`] knows which host half holds the guest.
 
+pub mod callback;
+mod convert;
 pub mod guest;
+pub mod holder;
+pub mod local;

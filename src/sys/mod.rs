@@ -6,6 +6,8 @@
 pub mod activation;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;
+#[cfg(feature = "agent")]
+pub mod files;
 pub mod logging;
 #[cfg(feature = "agent")]
 pub mod net_dev;

@@ -7,6 +7,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,9 +17,9 @@ use hyper::client::conn::http2 as client;
 use hyper::server::conn::http2 as server;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
-use tower_service::Service;
 
 use crate::supervise::{Children, Scope};
 use crate::transport::Stream;
@@ -34,11 +35,60 @@ const CONNECTION_WINDOW: u32 = 256 * 1024;
 const SEND_BUFFER: usize = 64 * 1024;
 /// Streams that the peer reset before they were served; beyond it the connection is closed.
 const MAX_PENDING_RESETS: usize = 32;
+/// How long a peer may take to its first call; one that says nothing is closed.
+const FIRST_CALL: Duration = Duration::from_secs(10);
 /// How long a connection may finish its calls after the shutdown began.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Origin of requests on a stream: the stream itself says who is at its other end, so any will do.
 pub const ORIGIN: &str = "http://guestlet";
+
+/// A gRPC service, as tonic generates them.
+pub trait Service:
+    tower_service::Service<
+        Request<Incoming>,
+        Response = Response<Body>,
+        Error = Infallible,
+        Future: Send + 'static,
+    > + Clone
+    + Send
+    + 'static
+{
+}
+
+impl<S> Service for S where
+    S: tower_service::Service<
+            Request<Incoming>,
+            Response = Response<Body>,
+            Error = Infallible,
+            Future: Send + 'static,
+        > + Clone
+        + Send
+        + 'static
+{
+}
+
+/// Tells when the service is called.
+#[derive(Debug, Clone)]
+struct Called<S> {
+    service: S,
+    called: Arc<Notify>,
+}
+
+impl<S: Service> tower_service::Service<Request<Incoming>> for Called<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        self.called.notify_one();
+        self.service.call(request)
+    }
+}
 
 /// Runs hyper's tasks in the connection's scope.
 #[derive(Debug, Clone)]
@@ -53,7 +103,7 @@ where
     }
 }
 
-/// Serves `service` on `stream` until the peer closes it, or until `shutdown`, which lets calls that are
+/// Serves `service` on `stream` until the peer closes it, or says nothing for too long at its beginning, or until `shutdown`, which lets calls that are
 /// running end for a moment. Dropping the future closes the stream at once.
 ///
 /// # Errors
@@ -64,10 +114,11 @@ pub async fn serve<S>(
     shutdown: CancellationToken,
 ) -> Result<(), hyper::Error>
 where
-    S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send + 'static,
+    S: Service,
 {
     let scope = Scope::new();
+    let called = Arc::new(Notify::new());
+    let service = Called { service, called: Arc::clone(&called) };
     let connection = server::Builder::new(Executor(scope.children()))
         .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
         .max_header_list_size(MAX_HEADER_LIST_SIZE)
@@ -78,6 +129,13 @@ where
         .max_send_buf_size(SEND_BUFFER)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        ended = &mut connection => return ended,
+        () = shutdown.cancelled() => {}
+        idle = tokio::time::timeout(FIRST_CALL, called.notified()) => if idle.is_err() {
+            return Ok(());
+        }
+    }
     tokio::select! {
         ended = &mut connection => return ended,
         () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
@@ -121,7 +179,7 @@ pub async fn connect(stream: impl Stream) -> Result<(Client, Connection), hyper:
     Ok((Client(sender), Connection { driver: Box::pin(driver), _scope: scope }))
 }
 
-impl Service<Request<Body>> for Client {
+impl tower_service::Service<Request<Body>> for Client {
     type Response = Response<Incoming>;
     type Error = hyper::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;

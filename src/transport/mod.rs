@@ -8,6 +8,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 #[cfg(feature = "host")]
 pub mod dial;
 pub mod http2;
+#[cfg(feature = "agent")]
+pub mod listen;
 pub mod unix;
 #[cfg(feature = "agent")]
 pub mod virtio_serial;

@@ -58,6 +58,11 @@ impl Listener {
         Ok(Self { inner: UnixListener::from_std(listener).map_err(io)?, path: path.to_owned() })
     }
 
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The next client.
     ///
     /// # Errors

@@ -27,11 +27,16 @@ impl Guard {
         }
         if port >= FIRST_UNPRIVILEGED_PORT && !self.any_port {
             return Some(format!(
-                "its source port is not below {FIRST_UNPRIVILEGED_PORT}; if the hypervisor has hybrid vsock, set control.hybrid-vsock = true"
+                "its source port is not below {FIRST_UNPRIVILEGED_PORT}; if the hypervisor has hybrid vsock, set vsock.hybrid = true"
             ));
         }
         None
     }
+}
+
+/// The port of a vsock socket; `None` for a socket of another kind.
+pub fn port(socket: &OwnedFd) -> Option<u32> {
+    getsockname::<VsockAddr>(socket.as_raw_fd()).ok().map(|address| address.port())
 }
 
 /// A listener that lets in only whom its guard allows.
@@ -51,15 +56,9 @@ impl Listener {
         Ok(Self { inner, guard })
     }
 
-    /// Takes over a socket that listens already.
-    ///
-    /// # Errors
-    /// If it is none of vsock.
-    pub fn adopt(socket: OwnedFd, guard: Guard) -> io::Result<Self> {
-        getsockname::<VsockAddr>(socket.as_raw_fd()).map_err(|_| {
-            io::Error::new(io::ErrorKind::InvalidInput, "the socket passed to us is not a vsock socket")
-        })?;
-        Ok(Self { inner: VsockListener::from(socket), guard })
+    /// Takes over a vsock socket that listens already, see [`port`].
+    pub fn adopt(socket: OwnedFd, guard: Guard) -> Self {
+        Self { inner: VsockListener::from(socket), guard }
     }
 
     /// The next peer: its name for the log, and its stream or why it is not let in (it is closed then).

@@ -13,7 +13,7 @@ use super::tools::{accelerator, run_script, script};
 
 /// Settings of the agent in every test guest: the tests' side of vsock is a unix socket, behind which no
 /// port is privileged.
-pub const AGENT_SETTINGS: &str = "[control]\nhybrid-vsock = true\n";
+pub const AGENT_SETTINGS: &str = "[vsock]\nhybrid = true\n";
 
 /// What every VM needs.
 #[derive(Debug, Clone)]

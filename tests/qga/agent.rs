@@ -12,6 +12,15 @@ use tempfile::TempDir;
 /// Longer than anything takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Settings that keep an agent to a folder, away from the machine's vsock and /run.
+pub fn settings_in(folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "runtime-dir = \"{folder}\"\n[control]\nlisten = \"unix:{folder}/control.sock\"\n\
+         [callback]\nlisten = \"unix:{folder}/callback.sock\"\n"
+    )
+}
+
 /// A process that ends with the test.
 pub struct Agent {
     pub child: Child,
@@ -26,24 +35,19 @@ impl Agent {
 
     pub fn start_with(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let settings = folder.path().join("agent.toml");
-        let control = folder.path().join("control.sock");
-        std::fs::write(&settings, format!("[control]\nlisten = \"unix:{}\"\n", control.display())).unwrap();
-        let socket = folder.path().join("qga.sock");
-        let child = Command::new(env!("CARGO_BIN_EXE_guestlet"))
-            .args(["-m", "unix-listen", "-p"])
-            .arg(&socket)
-            .arg("-t")
-            .arg(folder.path())
-            .arg("--settings")
-            .arg(settings)
-            .args(arguments)
-            .stderr(std::fs::File::create(folder.path().join("log")).unwrap())
-            .spawn()
-            .unwrap();
+        std::fs::write(folder.path().join("agent.toml"), settings_in(folder.path())).unwrap();
+        let child = spawn(folder.path(), arguments);
         let agent = Self { child, folder };
         agent.wait_for_socket();
         agent
+    }
+
+    /// Ends the agent as hard as can be, and starts it again.
+    pub fn kill_and_start(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = spawn(self.folder.path(), &[]);
+        self.wait_for_socket();
     }
 
     /// Another agent program, given its arguments but for the channel's.
@@ -55,6 +59,7 @@ impl Agent {
             .arg("-t")
             .arg(folder.path())
             .args(arguments)
+            .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
@@ -91,6 +96,23 @@ impl Agent {
         let resident = resident.trim().trim_end_matches(" kB").parse().unwrap();
         (resident, std::fs::read_dir(process.join("fd")).unwrap().count())
     }
+}
+
+fn spawn(folder: &Path, arguments: &[&str]) -> Child {
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
+    Command::new(env!("CARGO_BIN_EXE_guestlet"))
+        .args(["-m", "unix-listen", "-p"])
+        .arg(folder.join("qga.sock"))
+        .arg("-t")
+        .arg(folder)
+        .arg("--settings")
+        .arg(folder.join("agent.toml"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap()
 }
 
 impl Drop for Agent {

@@ -56,9 +56,7 @@ fn interface(interface: Interface) -> InterfaceReply {
     let counters = interface.statistics.filter(|_| !interface.addresses.is_empty());
     InterfaceReply {
         name: interface.name,
-        hardware_address: interface
-            .hardware_address
-            .map(|[a, b, c, d, e, f]| format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")),
+        hardware_address: interface.hardware_address.map(network::hardware_address),
         ip_addresses: interface.addresses.iter().map(address).collect(),
         statistics: counters.as_ref().map(statistics),
     }

@@ -1,0 +1,78 @@
+//! What the events have made of this guest: the outcome of all of them so far.
+
+use std::net::IpAddr;
+
+use crate::guest::events::Event;
+
+/// The guest as it is now, as far as events tell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State {
+    /// In the order of their names.
+    pub links: Vec<Link>,
+    /// In the order in which they were mounted.
+    pub file_systems: Vec<FileSystem>,
+    /// In the order in which they logged in.
+    pub users: Vec<UserSession>,
+}
+
+/// A network interface that the host has an interest in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Such as `eth0`.
+    pub name: String,
+    /// Absent where there is none of six bytes.
+    pub hardware_address: Option<[u8; 6]>,
+    /// It is up and has a carrier.
+    pub running: bool,
+    /// With the length of their prefix: IPv4 first, then by their value, link-local IPv6 addresses last.
+    pub addresses: Vec<(IpAddr, u32)>,
+}
+
+/// A mounted file system on a disk or from the network.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FileSystem {
+    /// Where it is mounted.
+    pub mount_point: String,
+    /// Such as `/dev/vda1` or `server:/export`.
+    pub source: String,
+    /// Such as `ext4`.
+    pub kind: String,
+}
+
+/// A session of systemd-logind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserSession {
+    /// logind's name for it.
+    pub id: String,
+    /// The user's name.
+    pub user: String,
+    /// Such as `tty1`; empty where there is none.
+    pub terminal: String,
+    /// Empty for a local session.
+    pub remote_host: String,
+}
+
+impl State {
+    /// Makes of the state what `event` says.
+    pub fn apply(&mut self, event: &Event) {
+        match event {
+            Event::LinksChanged(links) => self.links.clone_from(links),
+            Event::Mounted(file_system) => self.file_systems.push(file_system.clone()),
+            Event::Unmounted(file_system) => {
+                // The one mounted last goes first, as umount(2) has it.
+                if let Some(place) = self.file_systems.iter().rposition(|known| known == file_system) {
+                    self.file_systems.remove(place);
+                }
+            }
+            Event::LoggedIn(session) => self.users.push(session.clone()),
+            Event::LoggedOut(session) => self.users.retain(|known| known.id != session.id),
+            Event::Started { .. }
+            | Event::Stopping
+            | Event::ShutdownRequested(_)
+            | Event::ShutdownBegun
+            | Event::ClockJumped { .. }
+            | Event::Suspending
+            | Event::Resumed => {}
+        }
+    }
+}

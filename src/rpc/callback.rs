@@ -1,0 +1,103 @@
+//! The callback channel: the host dialled, and the guest asks `guestlet.v1.Host`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tonic::{Request, Status};
+
+use crate::rpc::holder::Holder;
+use crate::transport::http2::{self, Client};
+use crate::transport::{Stream, http2::ORIGIN};
+use crate::wire::proto::v1::host_client::HostClient;
+use crate::wire::proto::v1::{HostHalf, PingRequest, WhoAmIRequest, WhoAmIResponse};
+
+/// How long the host half may take to say who the guest is.
+const INTRODUCTION: Duration = Duration::from_secs(10);
+/// How long it may take to show that it is there.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Bytes of one answer; those so far are all small.
+const MAX_ANSWER: usize = 64 * 1024;
+
+static STREAMS: AtomicU64 = AtomicU64::new(0);
+
+/// An open callback stream.
+#[derive(Debug, Clone)]
+pub struct Callback {
+    number: u64,
+    client: HostClient<Client>,
+    identity: WhoAmIResponse,
+}
+
+impl Callback {
+    /// Which of the streams of this run of the agent it is.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The host half at its other end.
+    pub fn host(&self) -> HostHalf {
+        self.identity.host.clone().unwrap_or_default()
+    }
+
+    /// What it says of this guest.
+    pub fn identity(&self) -> WhoAmIResponse {
+        self.identity.clone()
+    }
+
+    /// Whether the host half is there.
+    pub async fn answers(&self) -> bool {
+        let mut client = self.client.clone();
+        let ping = client.ping(Request::new(PingRequest::default()));
+        matches!(tokio::time::timeout(ANSWER, ping).await, Ok(Ok(_)))
+    }
+}
+
+/// Why a callback stream was closed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The peer does not speak HTTP/2, or the stream broke.
+    #[error("the stream broke")]
+    Stream(#[from] hyper::Error),
+    /// The peer did not say who this guest is.
+    #[error("no answer to WhoAmI")]
+    Introduction(#[source] Box<Status>),
+    /// The stream is not the holder's.
+    #[error("{0}")]
+    Stranger(String),
+}
+
+/// Serves one stream until it ends, or the hold of its host half does. `known` is told what the host half
+/// says of this guest.
+///
+/// # Errors
+/// If the peer does not do its part.
+pub async fn run(
+    stream: impl Stream,
+    holder: &Holder,
+    known: impl FnOnce(&WhoAmIResponse),
+) -> Result<(), Error> {
+    let (client, mut connection) = http2::connect(stream).await?;
+    let mut client =
+        HostClient::with_origin(client, http::Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER);
+    let introduction = async {
+        match tokio::time::timeout(INTRODUCTION, client.who_am_i(Request::new(WhoAmIRequest {}))).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(Error::Introduction(Box::new(status))),
+            Err(_) => Err(Error::Introduction(Box::new(Status::deadline_exceeded("too late")))),
+        }
+    };
+    let identity = tokio::select! {
+        identity = introduction => identity?,
+        ended = connection.ended() => return ended.map_err(Error::Stream),
+    };
+    let number = STREAMS.fetch_add(1, Ordering::Relaxed);
+    let over =
+        holder.attach(Callback { number, client, identity: identity.clone() }).map_err(Error::Stranger)?;
+    known(&identity);
+    let ended = tokio::select! {
+        () = over => Ok(()),
+        ended = connection.ended() => ended.map_err(Error::Stream),
+    };
+    holder.detach(number);
+    ended
+}

@@ -1,0 +1,200 @@
+//! Which host half holds this guest: at most one.
+//!
+//! ```text
+//!          take                    take by the same           take by another
+//!  free ────────▶ held ─────────▶ held (old stream ends)    ┌─ the holder answers ──▶ refused
+//!   ▲              │ ▲                                   ───┤
+//!   └─stream ends──┘ └──────── taken over ◀─────────────────┴─ it does not
+//! ```
+//!
+//! A holder answers on its callback stream, which it dials right after it took the guest. One that has none
+//! after [`CALLBACK_GRACE`] does not answer.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::watch;
+use tonic::Status;
+
+use crate::rpc::callback::Callback;
+use crate::wire::proto::v1::{HostHalf, WhoAmIResponse};
+
+/// How long a holder may be without a callback stream before another may take its place.
+const CALLBACK_GRACE: Duration = Duration::from_secs(5);
+
+/// Who holds this guest; clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Holder(Arc<Mutex<Slot>>);
+
+#[derive(Debug, Default)]
+struct Slot {
+    current: Option<Current>,
+    holds: u64,
+}
+
+#[derive(Debug)]
+struct Current {
+    number: u64,
+    host: HostHalf,
+    since: SystemTime,
+    taken: Instant,
+    callback: Option<Callback>,
+    /// Why the hold was lost, once it is.
+    over: watch::Sender<Option<String>>,
+}
+
+/// Who holds the guest, for people.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// The host half.
+    pub host: HostHalf,
+    /// Since when.
+    pub since: SystemTime,
+    /// What it says of this guest, once it has.
+    pub identity: Option<WhoAmIResponse>,
+}
+
+impl Holder {
+    /// Makes `host` the holder.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` if another one holds the guest and answers.
+    pub async fn take(&self, host: HostHalf) -> Result<Hold, Status> {
+        let rival = {
+            let slot = self.slot();
+            match &slot.current {
+                Some(current) if current.host.instance_id != host.instance_id => {
+                    Some((current.number, current.host.clone(), current.taken, current.callback.clone()))
+                }
+                _ => None,
+            }
+        };
+        if let Some((number, rival, taken, callback)) = rival {
+            let answers = match callback {
+                Some(callback) => callback.answers().await,
+                None => taken.elapsed() < CALLBACK_GRACE,
+            };
+            let mut slot = self.slot();
+            // Whoever took the guest meanwhile has just shown that it is there.
+            let held = slot.current.as_ref().filter(|current| answers || current.number != number);
+            if let Some(current) = held {
+                tracing::warn!(
+                    "host half {} is refused: {} holds this guest",
+                    name(&host),
+                    name(&current.host)
+                );
+                return Err(Status::failed_precondition(format!(
+                    "held by host half {}, which answers",
+                    name(&current.host)
+                )));
+            }
+            tracing::warn!("host half {} takes over: {} does not answer", name(&host), name(&rival));
+            return Ok(self.replace(&mut slot, host));
+        }
+        Ok(self.replace(&mut self.slot(), host))
+    }
+
+    fn replace(&self, slot: &mut Slot, host: HostHalf) -> Hold {
+        slot.holds += 1;
+        let number = slot.holds;
+        let (over, lost) = watch::channel(None);
+        tracing::info!("held by host half {}", name(&host));
+        if let Some(before) = slot.current.take() {
+            before.over.send_replace(Some(if before.host.instance_id == host.instance_id {
+                "the same host half opened the events anew".to_owned()
+            } else {
+                format!("taken over by host half {}", name(&host))
+            }));
+        }
+        slot.current = Some(Current {
+            number,
+            host,
+            since: SystemTime::now(),
+            taken: Instant::now(),
+            callback: None,
+            over,
+        });
+        Hold { holder: self.clone(), number, lost }
+    }
+
+    /// Gives the holder its callback stream. Returns what completes when that must be closed.
+    ///
+    /// # Errors
+    /// If the stream is not the holder's.
+    pub fn attach(&self, callback: Callback) -> Result<impl Future<Output = ()> + use<>, String> {
+        let mut slot = self.slot();
+        let Some(current) = slot.current.as_mut() else {
+            return Err("no host half holds this guest".to_owned());
+        };
+        let host = callback.host();
+        if current.host.instance_id != host.instance_id {
+            return Err(format!("it is of {}, but {} holds this guest", name(&host), name(&current.host)));
+        }
+        current.callback = Some(callback);
+        let mut over = current.over.subscribe();
+        Ok(async move {
+            // An error means that the hold has ended by itself.
+            let _ = over.wait_for(Option::is_some).await;
+        })
+    }
+
+    /// Forgets the callback stream of this number.
+    pub fn detach(&self, number: u64) {
+        if let Some(current) = &mut self.slot().current
+            && current.callback.as_ref().is_some_and(|callback| callback.number() == number)
+        {
+            current.callback = None;
+            // As if taken now: the holder may dial again.
+            current.taken = Instant::now();
+        }
+    }
+
+    /// Who holds the guest now.
+    pub fn held(&self) -> Option<Held> {
+        let slot = self.slot();
+        let current = slot.current.as_ref()?;
+        Some(Held {
+            host: current.host.clone(),
+            since: current.since,
+            identity: current.callback.as_ref().map(Callback::identity),
+        })
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        // Nothing that is done under the lock leaves the slot half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A host half as people know it.
+fn name(host: &HostHalf) -> String {
+    let clean = |text: &str| text.chars().filter(|c| !c.is_control()).take(64).collect::<String>();
+    format!("{} ({})", clean(&host.host_name), clean(&host.instance_id))
+}
+
+/// Proof of holding the guest; it is free when this is dropped.
+#[derive(Debug)]
+pub struct Hold {
+    holder: Holder,
+    number: u64,
+    lost: watch::Receiver<Option<String>>,
+}
+
+impl Hold {
+    /// Completes when another stream took the guest, with what to tell the peer.
+    pub async fn lost(&mut self) -> Status {
+        match self.lost.wait_for(Option::is_some).await {
+            Ok(reason) => Status::aborted(reason.clone().unwrap_or_default()),
+            Err(_) => Status::aborted("the hold has ended"),
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut slot = self.holder.slot();
+        if let Some(over) = slot.current.take_if(|current| current.number == self.number) {
+            tracing::info!("host half {} is gone", name(&over.host));
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `guestlet.v1.Local`: what the agent tells people in the guest.
+
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+use tonic::{Request, Response, Status};
+
+use crate::guest::Guest;
+use crate::rpc::convert;
+use crate::rpc::guest;
+use crate::rpc::holder::Holder;
+use crate::sys::files;
+use crate::wire::proto::v1;
+use crate::wire::proto::v1::local_server::{self, LocalServer};
+
+/// Where the agent awaits QGA clients and the host half, in words.
+#[derive(Debug, Clone)]
+pub struct Channels {
+    /// QGA.
+    pub qga: String,
+    /// The control channel.
+    pub control: String,
+    /// The callback channel.
+    pub callback: String,
+}
+
+/// Keeps what the host half says of this guest, for programs in the guest: `identity.json` in `folder`.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn remember(identity: &v1::WhoAmIResponse, folder: &Path) -> io::Result<()> {
+    let text = serde_json::json!({
+        "vm_name": identity.vm_name,
+        "namespace": identity.namespace,
+        "vm_uid": identity.vm_uid,
+        "cluster": identity.cluster,
+        "provider_id": identity.provider_id,
+        "host_name": identity.host.as_ref().map(|host| host.host_name.as_str()),
+    });
+    files::replace(&folder.join("identity.json"), format!("{text:#}\n").as_bytes())
+}
+
+/// The service.
+#[derive(Debug, Clone)]
+pub struct Service {
+    guest: Guest,
+    api: guest::Service,
+    holder: Holder,
+    channels: Channels,
+    started: SystemTime,
+}
+
+impl Service {
+    /// A service of an agent that has started now.
+    pub fn new(guest: Guest, api: guest::Service, holder: Holder, channels: Channels) -> Self {
+        Self { guest, api, holder, channels, started: SystemTime::now() }
+    }
+
+    /// The service as HTTP/2 serves it.
+    pub fn into_server(self) -> LocalServer<Self> {
+        LocalServer::new(self)
+    }
+}
+
+#[tonic::async_trait]
+impl local_server::Local for Service {
+    async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::Status>, Status> {
+        let held = self.holder.held();
+        let (position, state) = self.guest.events.state();
+        Ok(Response::new(v1::Status {
+            guest: Some(self.api.info()?),
+            started: Some(self.started.into()),
+            qga_channel: self.channels.qga.clone(),
+            control_channel: self.channels.control.clone(),
+            callback_channel: self.channels.callback.clone(),
+            host: held.as_ref().map(|held| held.host.clone()),
+            held_since: held.as_ref().map(|held| held.since.into()),
+            identity: held.and_then(|held| held.identity),
+            position: Some(convert::position(position)),
+            state: Some(convert::state(&state)),
+        }))
+    }
+}

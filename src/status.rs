@@ -1,0 +1,163 @@
+//! `guestlet status`: asks the running agent, and shows its answer to people or programs.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, bail};
+use prost_types::Timestamp;
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+
+use crate::transport::http2::{self, ORIGIN};
+use crate::wire::proto::v1::local_client::LocalClient;
+use crate::wire::proto::v1::{GetStatusRequest, Status};
+
+/// How long the agent may take to answer.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Asks the agent that serves the socket at `path`.
+///
+/// # Errors
+/// In words for people: the agent does not run, the caller is not root, or there is no answer.
+pub async fn ask(path: &Path) -> anyhow::Result<Status> {
+    let stream = match UnixStream::connect(path).await {
+        Ok(stream) => stream,
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => bail!(
+                "the agent is not running (nobody answers at {}); start it with: systemctl start guestlet",
+                path.display()
+            ),
+            io::ErrorKind::PermissionDenied => bail!("{}: only root may ask the agent", path.display()),
+            _ => return Err(error).with_context(|| format!("cannot connect to {}", path.display())),
+        },
+    };
+    let asking = async {
+        let (client, mut connection) = http2::connect(stream).await?;
+        let mut client = LocalClient::with_origin(client, http::Uri::from_static(ORIGIN));
+        tokio::select! {
+            answer = client.get_status(GetStatusRequest {}) => Ok(answer?.into_inner()),
+            _ = connection.ended() => bail!("the agent closed the connection"),
+        }
+    };
+    tokio::time::timeout(DEADLINE, asking)
+        .await
+        .with_context(|| format!("the agent does not answer within {} s", DEADLINE.as_secs()))?
+}
+
+/// The answer for people.
+pub fn table(status: &Status) -> String {
+    let mut lines: Vec<(&str, String)> = Vec::new();
+    let guest = status.guest.clone().unwrap_or_default();
+    lines.push(("agent", format!("guestlet {}, up {}", guest.agent_version, age(status.started))));
+    lines.push(("guest", format!("{} (machine id {})", guest.host_name, guest.machine_id)));
+    lines.push(("QGA clients", status.qga_channel.clone()));
+    lines.push(("control", status.control_channel.clone()));
+    lines.push(("callback", status.callback_channel.clone()));
+    lines.push((
+        "host",
+        match &status.host {
+            None => "nobody holds this guest".to_owned(),
+            Some(host) => format!("{}, for {}", host.host_name, age(status.held_since)),
+        },
+    ));
+    if let Some(identity) = &status.identity {
+        let mut name = identity.vm_name.clone();
+        if !identity.namespace.is_empty() {
+            name = format!("{}/{name}", identity.namespace);
+        }
+        lines.push(("known there as", format!("{name} ({})", identity.provider_id)));
+        if !identity.cluster.is_empty() {
+            lines.push(("cluster", identity.cluster.clone()));
+        }
+    }
+    let position = status.position.clone().unwrap_or_default();
+    lines.push(("events", position.sequence.to_string()));
+    let state = status.state.clone().unwrap_or_default();
+    for interface in &state.interfaces {
+        let running = if interface.running { "" } else { " (down)" };
+        lines.push(("interface", format!("{}{running} {}", interface.name, interface.addresses.join(" "))));
+    }
+    for mounted in &state.file_systems {
+        lines
+            .push(("mounted", format!("{} on {} ({})", mounted.source, mounted.mount_point, mounted.r#type)));
+    }
+    for user in &state.users {
+        lines.push(("user", format!("{} {}", user.user, user.terminal)));
+    }
+    let mut text = String::new();
+    for (name, value) in lines {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name:<15} {}", value.trim_end());
+    }
+    text
+}
+
+/// The answer for programs.
+pub fn json(status: &Status) -> Value {
+    let guest = status.guest.clone().unwrap_or_default();
+    let state = status.state.clone().unwrap_or_default();
+    let position = status.position.clone().unwrap_or_default();
+    json!({
+        "agent_version": guest.agent_version,
+        "started": time(status.started),
+        "machine_id": guest.machine_id,
+        "boot_id": guest.boot_id,
+        "dmi_uuid": guest.dmi_uuid,
+        "host_name": guest.host_name,
+        "channels": {
+            "qga": status.qga_channel,
+            "control": status.control_channel,
+            "callback": status.callback_channel,
+        },
+        "host": status.host.as_ref().map(|host| json!({
+            "instance_id": host.instance_id,
+            "host_name": host.host_name,
+            "since": time(status.held_since),
+        })),
+        "identity": status.identity.as_ref().map(|identity| json!({
+            "vm_name": identity.vm_name,
+            "namespace": identity.namespace,
+            "vm_uid": identity.vm_uid,
+            "cluster": identity.cluster,
+            "provider_id": identity.provider_id,
+        })),
+        "events": { "run_id": position.run_id, "sequence": position.sequence },
+        "interfaces": state.interfaces.iter().map(|interface| json!({
+            "name": interface.name,
+            "hardware_address": interface.hardware_address,
+            "running": interface.running,
+            "addresses": interface.addresses,
+        })).collect::<Vec<_>>(),
+        "file_systems": state.file_systems.iter().map(|mounted| json!({
+            "mount_point": mounted.mount_point,
+            "source": mounted.source,
+            "type": mounted.r#type,
+        })).collect::<Vec<_>>(),
+        "users": state.users.iter().map(|user| json!({
+            "id": user.id,
+            "user": user.user,
+            "terminal": user.terminal,
+            "remote_host": user.remote_host,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+/// RFC 3339, or null.
+fn time(time: Option<Timestamp>) -> Option<String> {
+    time.map(|time| time.to_string())
+}
+
+/// How long ago that was, such as `3m12s`.
+fn age(time: Option<Timestamp>) -> String {
+    let time = time.and_then(|time| SystemTime::try_from(time).ok());
+    let Some(age) = time.and_then(|time| time.elapsed().ok()) else { return "an unknown time".to_owned() };
+    let seconds = age.as_secs();
+    match (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
+        (0, 0, 0, seconds) => format!("{seconds}s"),
+        (0, 0, minutes, seconds) => format!("{minutes}m{seconds:02}s"),
+        (0, hours, minutes, _) => format!("{hours}h{minutes:02}m"),
+        (days, hours, ..) => format!("{days}d{hours:02}h"),
+    }
+}

@@ -1,0 +1,114 @@
+//! A host half of the tests: dials the agent's control and callback sockets.
+
+use std::path::Path;
+use std::time::Duration;
+
+use guestlet::transport::http2::{self, Client, ORIGIN};
+use guestlet::wire::proto::v1::guest_client::GuestClient;
+use guestlet::wire::proto::v1::host_server::{self, HostServer};
+use guestlet::wire::proto::v1::{
+    Event, HostHalf, PingRequest, PingResponse, Position, WatchEventsRequest, WhoAmIRequest, WhoAmIResponse,
+};
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::agent::PATIENCE;
+
+/// One control connection; it closes when this is dropped.
+pub struct Control {
+    pub client: GuestClient<Client>,
+    connection: JoinHandle<()>,
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+pub fn half(instance: &str) -> HostHalf {
+    HostHalf { instance_id: instance.to_owned(), host_name: format!("host-of-{instance}") }
+}
+
+impl Control {
+    pub async fn dial(folder: &Path) -> Self {
+        let stream = UnixStream::connect(folder.join("control.sock")).await.unwrap();
+        let (client, mut connection) = http2::connect(stream).await.unwrap();
+        let client = GuestClient::with_origin(client, http::Uri::from_static(ORIGIN));
+        let connection = tokio::spawn(async move { drop(connection.ended().await) });
+        Self { client, connection }
+    }
+
+    pub async fn watch(&self, instance: &str, after: Option<Position>) -> Result<Streaming<Event>, Status> {
+        let request = WatchEventsRequest { host: Some(half(instance)), after };
+        let mut client = self.client.clone();
+        let answer = tokio::time::timeout(PATIENCE, client.watch_events(request));
+        answer.await.expect("an answer in time").map(Response::into_inner)
+    }
+}
+
+pub async fn next(events: &mut Streaming<Event>) -> Event {
+    tokio::time::timeout(PATIENCE, events.message()).await.expect("in time").unwrap().expect("an event")
+}
+
+/// A callback stream that a host half serves; it closes when this is dropped.
+pub struct Callback(JoinHandle<()>);
+
+impl Drop for Callback {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[derive(Clone)]
+struct Host {
+    instance: String,
+    /// It takes requests and never answers.
+    hangs: CancellationToken,
+}
+
+#[tonic::async_trait]
+impl host_server::Host for Host {
+    async fn who_am_i(&self, _: Request<WhoAmIRequest>) -> Result<Response<WhoAmIResponse>, Status> {
+        Ok(Response::new(WhoAmIResponse {
+            host: Some(half(&self.instance)),
+            vm_name: "web-1".to_owned(),
+            namespace: "shop".to_owned(),
+            vm_uid: "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11".to_owned(),
+            cluster: "blue".to_owned(),
+            provider_id: "guestlet://6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11".to_owned(),
+        }))
+    }
+
+    async fn ping(&self, _: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
+        if self.hangs.is_cancelled() {
+            std::future::pending::<()>().await;
+        }
+        Ok(Response::new(PingResponse::default()))
+    }
+}
+
+impl Callback {
+    /// Dials, and serves until `hangs` is cancelled: from then on calls are taken and never answered.
+    pub async fn dial(folder: &Path, instance: &str, hangs: CancellationToken) -> Self {
+        let stream = UnixStream::connect(folder.join("callback.sock")).await.unwrap();
+        let service = HostServer::new(Host { instance: instance.to_owned(), hangs });
+        Self(tokio::spawn(async move { drop(http2::serve(stream, service, CancellationToken::new()).await) }))
+    }
+
+    /// Whether the agent has closed the stream.
+    pub async fn ended(&mut self) -> bool {
+        tokio::time::timeout(PATIENCE, &mut self.0).await.is_ok()
+    }
+}
+
+/// Waits until `condition` holds.
+pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

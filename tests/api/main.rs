@@ -1,0 +1,11 @@
+//! The guestlet API of the real agent, on unix sockets, seen from a host half.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, clippy::disallowed_methods)]
+
+#[allow(dead_code, reason = "shared with the tests of QGA")]
+#[path = "../qga/agent.rs"]
+mod agent;
+mod events;
+mod hold;
+mod host;
+mod status;

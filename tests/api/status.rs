@@ -1,0 +1,58 @@
+//! `guestlet status`, as people and programs in the guest use it.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::Agent;
+use crate::host::{Callback, Control, eventually, next};
+
+fn status(agent: &Agent, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_guestlet"))
+        .arg("status")
+        .args(arguments)
+        .arg("--settings")
+        .arg(agent.folder.path().join("agent.toml"))
+        .output()
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_tells_who_holds_the_guest_and_what_it_is_called_there() {
+    let agent = Agent::start();
+    let folder = agent.folder.path();
+    let alone = String::from_utf8(status(&agent, &[]).stdout).unwrap();
+    assert!(alone.contains("nobody holds this guest"), "{alone}");
+
+    let control = Control::dial(folder).await;
+    let mut events = control.watch("one", None).await.unwrap();
+    next(&mut events).await;
+    let _callback = Callback::dial(folder, "one", CancellationToken::new()).await;
+    eventually("the identity is kept", || folder.join("identity.json").exists()).await;
+
+    let held = String::from_utf8(status(&agent, &[]).stdout).unwrap();
+    for words in ["host-of-one", "shop/web-1", "blue", "control.sock"] {
+        assert!(held.contains(words), "{words}: {held}");
+    }
+    let json: Value = serde_json::from_slice(&status(&agent, &["-o", "json"]).stdout).unwrap();
+    assert_eq!(json["host"]["instance_id"], "one");
+    assert_eq!(json["identity"]["vm_uid"], "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11");
+    assert!(json["events"]["sequence"].as_u64().unwrap() >= 1);
+    let kept: Value = serde_json::from_slice(&std::fs::read(folder.join("identity.json")).unwrap()).unwrap();
+    assert_eq!(kept["provider_id"], json["identity"]["provider_id"]);
+}
+
+#[test]
+fn without_an_agent_it_says_how_to_start_one() {
+    let mut agent = Agent::start();
+    agent.child.kill().unwrap();
+    agent.child.wait().unwrap();
+    let output = status(&agent, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        words.contains("the agent is not running") && words.contains("systemctl start guestlet"),
+        "{words}"
+    );
+}
