@@ -133,7 +133,7 @@ enum Source<'a> {
     Saved(&'a Saved),
 }
 
-fn start_vsock(folder: &RunFolder) -> anyhow::Result<(Option<u32>, Option<Process>)> {
+pub(super) fn start_vsock(folder: &RunFolder) -> anyhow::Result<(Option<u32>, Option<Process>)> {
     static NEXT: AtomicU32 = AtomicU32::new(3);
     let cid = NEXT.fetch_add(1, Ordering::Relaxed);
     let (socket, uds) = (folder.file("vhost.sock"), folder.file("vhost.uds"));

@@ -53,6 +53,12 @@ impl Saved {
         Ok(Self::at(made))
     }
 
+    /// A restored guest's state as it is now, without vsock; the VM ends.
+    pub fn now(vm: &Vm, like: &Self, folder: &Path) -> anyhow::Result<Self> {
+        save(vm, &like.seed, folder)?;
+        Ok(Self::at(folder.to_owned()))
+    }
+
     /// The guest with the package installed and its agent running.
     pub fn installed(images: &Images, package: &Path) -> anyhow::Result<Self> {
         let before = Self::booted(images)?;

@@ -187,6 +187,32 @@ impl Vm {
         self.qmp.execute("cont", json!({})).map(drop)
     }
 
+    /// Takes the vsock device away, as a migration does.
+    pub fn unplug_vsock(&mut self) -> anyhow::Result<()> {
+        self.gate = None;
+        self.qmp.execute("device_del", json!({ "id": "vsock0" }))?;
+        self.qmp.wait_event("DEVICE_DELETED", SOON)?;
+        wait_for("release of the vsock device", SOON, || {
+            self.qmp.execute("chardev-remove", json!({ "id": "vsock" })).ok()
+        })?;
+        self.vhost = None;
+        self.cid = None;
+        for name in ["vhost.sock", "vhost.uds"] {
+            drop(std::fs::remove_file(self.file(name)));
+        }
+        drop(std::fs::remove_file(self.vsock_socket()));
+        Ok(())
+    }
+
+    /// Gives the guest another vsock device, with another address.
+    pub fn replug_vsock(&mut self) -> anyhow::Result<()> {
+        (self.cid, self.vhost) = start_vsock(&self.folder)?;
+        self.plug_vsock()?;
+        self.gate =
+            Some(Gate::start(self.vsock_socket(), self.file("vhost.uds"), &self.file("qmp-gate.sock"))?);
+        Ok(())
+    }
+
     fn plug_vsock(&self) -> anyhow::Result<()> {
         let path = self.folder.file("vhost.sock");
         let address = json!({ "type": "unix", "data": { "path": path } });

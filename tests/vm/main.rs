@@ -2,7 +2,8 @@
 //! `GUESTLET_BIN_DIR` and `GUESTLET_DEB` name.
 //!
 //! Each file owns one subject: [`qga`] the channel on virtio-serial, [`sessions`] the host half and its
-//! sessions (both with fast guests), [`service`] the installed package under systemd (with real guests).
+//! sessions (both with fast guests), [`channel`] what happens to both channels and to events when the guest is
+//! paused, moved, saved or its clock set, [`service`] the installed package under systemd (with real guests).
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program")]
 
@@ -10,6 +11,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod channel;
 mod qga;
 mod service;
 mod sessions;
@@ -49,7 +51,14 @@ fn starting(name: &str) -> Vm {
 
 /// A real guest with the package installed and its agent running.
 fn real(name: &str) -> Vm {
+    restored(name, installed())
+}
+
+fn installed() -> &'static Saved {
     static INSTALLED: Once<Saved> = Once::new();
-    let installed = once(&INSTALLED, || Saved::installed(images(), &tools::package()?));
-    Options::named(name).restored(images(), installed).unwrap()
+    once(&INSTALLED, || Saved::installed(images(), &tools::package()?))
+}
+
+fn restored(name: &str, saved: &Saved) -> Vm {
+    Options::named(name).restored(images(), saved).unwrap()
 }
