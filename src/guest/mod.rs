@@ -9,6 +9,7 @@ use crate::sys::root::Root;
 
 pub mod events;
 pub mod identity;
+pub mod monitor;
 pub mod network;
 pub mod power;
 pub mod state;

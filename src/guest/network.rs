@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 
 use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 
 use crate::sys::net_dev::{self, Statistics};
@@ -17,6 +18,10 @@ pub struct Interface {
     pub name: String,
     /// The link-layer address, where it is one of six bytes.
     pub hardware_address: Option<[u8; 6]>,
+    /// It leads nowhere but back.
+    pub loopback: bool,
+    /// It is up and has a carrier.
+    pub running: bool,
     /// IP addresses in the kernel's order.
     pub addresses: Vec<Address>,
     /// Counters; absent for what /proc/net/dev does not list.
@@ -45,6 +50,18 @@ pub fn interfaces(root: &Root) -> io::Result<Vec<Interface>> {
     let counters = root.read("/proc/net/dev").unwrap_or_default();
     let counters = String::from_utf8_lossy(&counters);
     let statistics = net_dev::parse(&counters);
+    let mut interfaces = interfaces_without_counters()?;
+    for interface in &mut interfaces {
+        interface.statistics = statistics.get(interface.name.as_str()).copied();
+    }
+    Ok(interfaces)
+}
+
+/// As [`interfaces`], for who needs no counters.
+///
+/// # Errors
+/// As getifaddrs(3) gives them.
+pub fn interfaces_without_counters() -> io::Result<Vec<Interface>> {
     let mut interfaces: Vec<Interface> = Vec::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     for entry in getifaddrs()? {
@@ -52,8 +69,10 @@ pub fn interfaces(root: &Root) -> io::Result<Vec<Interface>> {
             interfaces.push(Interface {
                 name: name.clone(),
                 hardware_address: None,
+                loopback: entry.flags.contains(InterfaceFlags::IFF_LOOPBACK),
+                running: entry.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
                 addresses: Vec::new(),
-                statistics: statistics.get(name.as_str()).copied(),
+                statistics: None,
             });
             interfaces.len() - 1
         });
@@ -89,6 +108,7 @@ mod tests {
         let interfaces = interfaces(&Root::default()).unwrap();
         let loopback = interfaces.iter().find(|interface| interface.name == "lo").unwrap();
         assert_eq!(loopback.hardware_address, Some([0; 6]));
+        assert!(loopback.loopback);
         assert!(loopback.addresses.contains(&Address { ip: "127.0.0.1".parse().unwrap(), prefix: 8 }));
         assert!(loopback.statistics.is_some());
     }

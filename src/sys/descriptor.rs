@@ -1,7 +1,7 @@
 //! File descriptors in the event loop.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -23,4 +23,16 @@ pub fn watch_readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 pub fn watch_writable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: as above.
     unsafe { AsyncFd::register_with_interest(descriptor, Interest::WRITABLE) }.map_err(io::Error::from)
+}
+
+/// Waits until `descriptor` is ready. The event loop knows it for no longer than that, so what happens to it
+/// at other times wakes nobody; it counts when this is called again.
+///
+/// # Errors
+/// If it is nothing that can be polled.
+pub async fn wait(descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+    // SAFETY: a BorrowedFd is one and the same open descriptor for as long as it lives, and AsyncFd holds it.
+    let registered = unsafe { AsyncFd::register_with_interest(descriptor, interest) }?;
+    drop(registered.ready(interest).await?);
+    Ok(())
 }

@@ -4,11 +4,17 @@
 //! cannot lay out as files stay in the file that is about them. To add one: a file for its subject.
 
 pub mod activation;
+#[cfg(feature = "agent")]
+pub mod clock;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;
 #[cfg(feature = "agent")]
 pub mod files;
+#[cfg(feature = "agent")]
+pub mod link_news;
 pub mod logging;
+#[cfg(feature = "agent")]
+pub mod mountinfo;
 #[cfg(feature = "agent")]
 pub mod net_dev;
 #[cfg(feature = "agent")]

@@ -1,0 +1,214 @@
+//! Watches this machine and tells the [`Hub`] what happens in it. Nothing is polled: each monitor sleeps
+//! until the kernel, or logind, says that something changed.
+//!
+//! ```text
+//! source says "changed" ──▶ wait until it is quiet ──▶ look at everything ──▶ tell what differs
+//! ```
+//!
+//! A monitor subscribes before it looks for the first time, so nothing falls between. One whose source this
+//! machine does not have says so once, and rests.
+//!
+//! To add one: a file with what it watches, its decisions pure, and a line in [`all`].
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::guest::Guest;
+use crate::guest::events::{Hub, News};
+
+mod clock;
+pub mod links;
+mod logind;
+mod mounts;
+
+/// Changes that follow each other more closely are one.
+const QUIET: Duration = Duration::from_millis(50);
+/// But no change is told later than this.
+const LONGEST: Duration = Duration::from_millis(500);
+
+/// What the monitors may be told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Names of links that are none of the host's business; see [`links::IGNORED`].
+    pub ignored_links: Vec<String>,
+    /// The D-Bus address of the system bus; absent for where it usually is.
+    pub bus_address: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { ignored_links: links::IGNORED.map(str::to_owned).to_vec(), bus_address: None }
+    }
+}
+
+/// A monitor's work; it ends when the shutdown begins.
+pub type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// All monitors, each with the name of what it watches.
+pub fn all(guest: &Guest, settings: Settings, shutdown: &CancellationToken) -> Vec<(&'static str, Work)> {
+    let Settings { ignored_links, bus_address } = settings;
+    vec![
+        ("links", rest_if_missing("links", links::watch(guest.clone(), ignored_links), shutdown)),
+        ("mounts", rest_if_missing("mounts", mounts::watch(guest.clone()), shutdown)),
+        ("logind", rest_if_missing("logind", logind::watch(guest.clone(), bus_address), shutdown)),
+        ("clock", rest_if_missing("the clock", clock::watch(guest.clone()), shutdown)),
+    ]
+}
+
+fn rest_if_missing<E: fmt::Display + Send + 'static>(
+    subject: &'static str,
+    watch: impl Future<Output = Result<Infallible, E>> + Send + 'static,
+    shutdown: &CancellationToken,
+) -> Work {
+    let shutdown = shutdown.clone();
+    Box::pin(async move {
+        if let Some(Err(error)) = shutdown.run_until_cancelled(watch).await {
+            tracing::warn!("no events about {subject}: {error}");
+            shutdown.cancelled().await;
+        }
+    })
+}
+
+/// What says that something changed, but not what.
+trait Source: Sync {
+    /// Something changed. Everything until then is one change.
+    fn changed(&self) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// Whether there was a change since the last one.
+    fn has_changed(&self) -> io::Result<bool>;
+}
+
+/// Looks at once, and again after every change; after a failure at the next tick.
+async fn follow(
+    guest: &Guest,
+    source: &impl Source,
+    mut look: impl FnMut() -> io::Result<()> + Send,
+) -> io::Result<Infallible> {
+    loop {
+        match look() {
+            Ok(()) => settled(source).await?,
+            Err(error) => {
+                tracing::debug!("cannot look at what changed: {error}");
+                next_tick(&guest.events).await;
+            }
+        }
+    }
+}
+
+/// Something changed, and it has been quiet since, or has not been for too long. However much changes
+/// meanwhile, only the pauses wake the agent.
+async fn settled(source: &impl Source) -> io::Result<()> {
+    source.changed().await?;
+    let begun = Instant::now();
+    loop {
+        sleep(QUIET).await;
+        if !source.has_changed()? || begun.elapsed() >= LONGEST {
+            return Ok(());
+        }
+    }
+}
+
+/// The agent's next tick: the time to try again, without a wakeup of our own.
+async fn next_tick(hub: &Arc<Hub>) {
+    let (_, mut watcher) = hub.watch(None);
+    while !matches!(watcher.next().await, News::Tick(_)) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::FutureExt as _;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::sys::root::Root;
+
+    #[derive(Default)]
+    struct Bell(Notify);
+
+    impl Source for Bell {
+        async fn changed(&self) -> io::Result<()> {
+            self.0.notified().await;
+            Ok(())
+        }
+
+        fn has_changed(&self) -> io::Result<bool> {
+            Ok(self.0.notified().now_or_never().is_some())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_is_one_change_and_a_stream_without_end_several() {
+        let (guest, bell, looks) = (Guest::default(), Bell::default(), AtomicUsize::new(0));
+        let look = || {
+            looks.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        let ring = async {
+            let looked = || looks.load(Ordering::Relaxed);
+            sleep(QUIET).await;
+            assert_eq!(looked(), 1, "the first look");
+            for _ in 0..1000 {
+                bell.0.notify_one();
+            }
+            sleep(QUIET * 3).await;
+            assert_eq!(looked(), 2, "a burst");
+            for _ in 0..400 {
+                bell.0.notify_one();
+                sleep(QUIET / 10).await;
+            }
+            sleep(QUIET * 3).await;
+            assert!((6..=7).contains(&looked()), "2 s without rest, {} looks", looked());
+        };
+        tokio::select! {
+            ended = follow(&guest, &bell, look) => panic!("{ended:?}"),
+            () = ring => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_could_not_be_looked_at_is_looked_at_again_with_the_next_tick() {
+        let (guest, bell) = (Guest::default(), Bell::default());
+        let outcomes = Mutex::new(vec![Ok(()), Err(io::Error::other("no memory"))]);
+        let look = || outcomes.lock().unwrap().pop().unwrap();
+        let tick = async {
+            sleep(LONGEST).await;
+            assert_eq!(outcomes.lock().unwrap().len(), 1);
+            guest.events.tick();
+            sleep(LONGEST).await;
+            assert_eq!(outcomes.lock().unwrap().len(), 0);
+        };
+        tokio::select! {
+            ended = follow(&guest, &bell, look) => panic!("{ended:?}"),
+            () = tick => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn a_monitor_without_its_source_rests_until_the_shutdown() {
+        let folder = tempfile::tempdir().unwrap();
+        let guest = Guest { root: Root::at(folder.path()), ..Guest::default() };
+        let shutdown = CancellationToken::new();
+        let settings = Settings { bus_address: Some("unix:path=/nowhere".to_owned()), ..Settings::default() };
+        let mut resting = all(&guest, settings, &shutdown);
+        resting.retain(|(name, _)| ["mounts", "logind"].contains(name));
+        for (name, work) in &mut resting {
+            assert!(tokio::time::timeout(QUIET, work).await.is_err(), "{name}");
+        }
+        shutdown.cancel();
+        for (_, work) in resting {
+            work.await;
+        }
+        assert_eq!(guest.events.state().0.sequence, 0);
+    }
+}

@@ -1,0 +1,97 @@
+//! The kernel's clocks, and its word when somebody sets the one of the day.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use nix::errno::Errno;
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId as TimerClock, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::read;
+use tokio::io::unix::AsyncFd;
+
+use crate::sys::descriptor::watch_readable;
+
+/// What three readings of the clocks may take, in milliseconds, to count as one moment.
+const ONE_MOMENT: i64 = 5;
+
+/// The time of day less the time since the boot, in milliseconds. Suspension and the slewing of NTP leave it
+/// as it is: it changes when the clock is set, and only then.
+///
+/// # Errors
+/// As `clock_gettime(2)` gives them.
+pub fn offset() -> io::Result<i64> {
+    let mut best = (i64::MAX, 0);
+    // The machine may be held up between two readings; the quickest of a few tries counts.
+    for _ in 0..5 {
+        let before = milliseconds(ClockId::CLOCK_BOOTTIME)?;
+        let day = milliseconds(ClockId::CLOCK_REALTIME)?;
+        let after = milliseconds(ClockId::CLOCK_BOOTTIME)?;
+        best = best.min((after.saturating_sub(before), day.saturating_sub(before)));
+        if best.0 < ONE_MOMENT {
+            break;
+        }
+    }
+    Ok(best.1)
+}
+
+fn milliseconds(clock: ClockId) -> io::Result<i64> {
+    let now = clock_gettime(clock)?;
+    Ok(now.tv_sec().saturating_mul(1000).saturating_add(now.tv_nsec() / 1_000_000))
+}
+
+/// The kernel's word that the clock was set, `timerfd_create(2)`: a timer that never ends, and is cancelled
+/// by that.
+#[derive(Debug)]
+pub struct Watch(AsyncFd<OwnedFd>);
+
+impl Watch {
+    /// Told of the first time that the clock is set from now on.
+    ///
+    /// # Errors
+    /// As `timerfd_create(2)` and `timerfd_settime(2)` give them.
+    pub fn begin() -> io::Result<Self> {
+        let timer =
+            TimerFd::new(TimerClock::CLOCK_REALTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+        let never = Expiration::OneShot(TimeSpec::new(nix::libc::time_t::MAX, 0));
+        let flags = TimerSetTimeFlags::TFD_TIMER_ABSTIME | TimerSetTimeFlags::TFD_TIMER_CANCEL_ON_SET;
+        timer.set(never, flags)?;
+        Ok(Self(watch_readable(timer.into())?))
+    }
+
+    /// The clock was set, or the machine goes on after it was suspended.
+    ///
+    /// # Errors
+    /// As read(2) gives them.
+    pub async fn set(self) -> io::Result<()> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            match ready.try_io(|timer| Ok(read(timer.get_ref(), &mut [0; 8])?)) {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(error)) if error.raw_os_error() == Some(Errno::ECANCELED as i32) => return Ok(()),
+                Ok(Err(error)) => return Err(error),
+                Err(_not_yet) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_offset_stays_the_same() {
+        let first = offset().unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!((offset().unwrap() - first).abs() <= ONE_MOMENT);
+    }
+
+    #[tokio::test]
+    async fn no_word_while_nobody_sets_the_clock() {
+        let watch = Watch::begin().unwrap();
+        assert!(tokio::time::timeout(Duration::from_millis(50), watch.set()).await.is_err());
+    }
+}

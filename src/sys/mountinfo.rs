@@ -1,0 +1,212 @@
+//! What is mounted, `proc_pid_mountinfo(5)`: the list, its parser, and the kernel's word that it changed.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::{Whence, lseek, read};
+use tokio::io::Interest;
+
+use crate::sys::descriptor::wait;
+use crate::sys::root::Root;
+
+/// How often the list is read again because it changed meanwhile.
+const TRIES: usize = 3;
+
+/// One mount; a line of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Major and minor number; the major number is 0 where there is no block device, or several.
+    pub device: (u32, u32),
+    /// What of the file system is mounted: `/`, or a folder of it.
+    pub root: String,
+    /// Where it is mounted.
+    pub mount_point: String,
+    /// Such as `ext4` or `fuse.sshfs`.
+    pub kind: String,
+    /// Such as `/dev/vda1`.
+    pub source: String,
+}
+
+/// The mounts of the list, in its order; lines that are none are passed over.
+pub fn parse(file: &[u8]) -> Vec<Mount> {
+    file.split(|byte| *byte == b'\n').filter_map(line).collect()
+}
+
+/// `36 35 98:0 /root /mount/point rw,noatime master:1 … - ext3 /dev/root rw`
+fn line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let (major, minor) = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
+    let (root, mount_point) = (fields.next()?, fields.next()?);
+    // The options of the mount, then any number of optional fields up to the dash.
+    let _options = fields.next()?;
+    fields.find(|field| *field == b"-")?;
+    let (kind, source) = (fields.next()?, fields.next()?);
+    Some(Mount {
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        root: unescape(root),
+        mount_point: unescape(mount_point),
+        kind: unescape(kind),
+        source: unescape(source),
+    })
+}
+
+/// Undoes the kernel's `\ooo`, three octal digits, for white space and the backslash.
+fn unescape(field: &[u8]) -> String {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        if let [b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..] = rest {
+            plain.push(((a - b'0') << 6) | ((b - b'0') << 3) | (c - b'0'));
+            rest = after;
+        } else {
+            plain.push(*first);
+            rest = after;
+        }
+    }
+    String::from_utf8(plain).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
+
+/// The list of what is mounted in the mount namespace of this process.
+#[derive(Debug)]
+pub struct MountList(OwnedFd);
+
+impl MountList {
+    /// Told of everything from now on.
+    ///
+    /// # Errors
+    /// If there is no such list.
+    pub fn open(root: &Root) -> io::Result<Self> {
+        Ok(Self(std::fs::File::open(root.path("/proc/self/mountinfo"))?.into()))
+    }
+
+    /// Something was mounted, unmounted or mounted in another way. Everything until then is one change.
+    ///
+    /// # Errors
+    /// If the list is not the kernel's.
+    pub async fn changed(&self) -> io::Result<()> {
+        wait(self.0.as_fd(), Interest::PRIORITY).await
+    }
+
+    /// Whether there was a change since the last one.
+    ///
+    /// # Errors
+    /// As poll(2) gives them.
+    pub fn has_changed(&self) -> io::Result<bool> {
+        let mut files = [PollFd::new(self.0.as_fd(), PollFlags::POLLPRI)];
+        match poll(&mut files, PollTimeout::ZERO) {
+            // The file is always readable, so that its being ready says nothing yet.
+            Ok(_) => Ok(files[0].revents().is_some_and(|events| events.contains(PollFlags::POLLPRI))),
+            Err(Errno::EINTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What is mounted now.
+    ///
+    /// # Errors
+    /// As lseek(2) and read(2) give them.
+    pub fn read(&self) -> io::Result<Vec<Mount>> {
+        let mut bytes = Vec::new();
+        for attempt in 1.. {
+            self.read_once(&mut bytes)?;
+            // The kernel hands the list out in parts, and it may change in between. After the last try the
+            // change is left to be told.
+            if attempt == TRIES || !self.has_changed()? {
+                break;
+            }
+        }
+        Ok(parse(&bytes))
+    }
+
+    fn read_once(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let file = &self.0;
+        bytes.clear();
+        lseek(file, 0, Whence::SeekSet)?;
+        let mut part = [0; 8192];
+        loop {
+            match read(file, &mut part) {
+                Ok(0) => return Ok(()),
+                Ok(length) => bytes.extend_from_slice(part.get(..length).unwrap_or_default()),
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// From a Debian 12 guest and the manual page, with an odd one added.
+    const CAPTURED: &[u8] = b"\
+22 27 0:21 / /proc rw,nosuid,nodev,noexec,relatime shared:14 - proc proc rw\n\
+27 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,discard,errors=remount-ro\n\
+36 35 98:0 /mnt1 /mnt\\0402\\134 rw,noatime master:1 propagate_from:2 unbindable - fuse.sshfs me@host:/a\\011b rw\n\
+40 27 0:50 / /empty rw - tmpfs  rw\n\
+broken\n41 27 0:50 / /no-dash rw tmpfs x rw\n42 27 0: / /no-minor rw - tmpfs x rw\n";
+
+    fn mount(device: (u32, u32), [root, mount_point, kind, source]: [&str; 4]) -> Mount {
+        Mount {
+            device,
+            root: root.to_owned(),
+            mount_point: mount_point.to_owned(),
+            kind: kind.to_owned(),
+            source: source.to_owned(),
+        }
+    }
+
+    #[test]
+    fn captured_list() {
+        assert_eq!(
+            parse(CAPTURED),
+            [
+                mount((0, 21), ["/", "/proc", "proc", "proc"]),
+                mount((254, 1), ["/", "/", "ext4", "/dev/vda1"]),
+                mount((98, 0), ["/mnt1", "/mnt 2\\", "fuse.sshfs", "me@host:/a\tb"]),
+                mount((0, 50), ["/", "/empty", "tmpfs", ""]),
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn the_list_of_this_machine_begins_with_the_same_mounts_every_time() {
+        let list = MountList::open(&Root::default()).unwrap();
+        let mounts = list.read().unwrap();
+        assert!(mounts.iter().any(|mount| mount.mount_point == "/"));
+        assert_eq!(list.read().unwrap(), mounts);
+    }
+
+    /// As the kernel does.
+    fn escape(text: &str) -> String {
+        let escape = |character: char| match character {
+            ' ' | '\t' | '\n' | '\\' | '#' => format!("\\{:03o}", u32::from(character)),
+            other => other.to_string(),
+        };
+        text.chars().map(escape).collect::<Vec<_>>().concat()
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_kernel_escapes_comes_back(
+            texts in prop::array::uniform4("\\PC*[ \t\n\\\\#]?\\PC*"),
+            device: (u32, u32),
+            optional in prop::collection::vec("(shared|master):[0-9]{1,4} ", 0..4),
+        ) {
+            let [root, mount_point, kind, source] = texts.each_ref().map(|text| escape(text));
+            let optional = optional.concat();
+            let (major, minor) = device;
+            let line = format!("1 2 {major}:{minor} {root} {mount_point} rw {optional}- {kind} {source} rw\n");
+            prop_assert_eq!(parse(line.as_bytes()), [mount(device, texts.each_ref().map(String::as_str))]);
+        }
+
+        #[test]
+        fn any_bytes_will_do(bytes: Vec<u8>) {
+            prop_assert!(parse(&bytes).len() <= bytes.len());
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The monitors beside what they watch: links and mounts in namespaces of their own, logind on a D-Bus daemon
+//! of their own.
+
+#![allow(clippy::disallowed_methods, clippy::expect_used, clippy::unwrap_used)]
+
+mod links;
+mod logind;
+mod mounts;
+
+use std::future::Future;
+use std::process::Command;
+use std::time::Duration;
+
+use guestlet::guest::Guest;
+use guestlet::guest::events::{Event, News, Watcher};
+use guestlet::guest::monitor::{self, Settings};
+use tokio_util::sync::CancellationToken;
+
+/// Runs the test called `name` again in new namespaces, with `unshare(1)`'s `option`; false in there.
+fn is_outside(name: &str, option: &str) -> bool {
+    const INSIDE: &str = "GUESTLET_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_some() {
+        return false;
+    }
+    let status = Command::new("unshare")
+        .arg(option)
+        .arg(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env(INSIDE, "1")
+        .status()
+        .unwrap();
+    assert!(status.success(), "{name} failed in its namespace (this test is for root)");
+    true
+}
+
+/// Runs a command that has to succeed.
+fn run(command: &str) {
+    let status = Command::new("sh").args(["-ec", command]).status().unwrap();
+    assert!(status.success(), "{command}");
+}
+
+/// Runs one monitor while `test` does.
+async fn beside(guest: &Guest, monitor: &str, settings: Settings, test: impl Future<Output = ()>) {
+    let shutdown = CancellationToken::new();
+    let (_, mut work) =
+        monitor::all(guest, settings, &shutdown).into_iter().find(|(name, _)| *name == monitor).unwrap();
+    tokio::select! {
+        () = &mut work => panic!("the monitor of {monitor} ended"),
+        () = test => {}
+    }
+    shutdown.cancel();
+    tokio::time::timeout(Duration::from_secs(1), work).await.expect("the monitor does not end");
+}
+
+/// The next event.
+async fn event(watcher: &mut Watcher) -> Event {
+    loop {
+        let next = tokio::time::timeout(Duration::from_secs(10), watcher.next());
+        match next.await.expect("no event") {
+            News::Event(recorded) => return recorded.event.clone(),
+            News::Tick(_) => {}
+            News::Restart(opening) => panic!("{opening:?}"),
+        }
+    }
+}
+
+/// Nothing happens for a while.
+async fn silence(watcher: &mut Watcher) {
+    let next = tokio::time::timeout(Duration::from_millis(800), watcher.next()).await;
+    assert!(next.is_err(), "{next:?}");
+}
+
+/// Nothing happens for a while, and wakes nobody.
+async fn idle(watcher: &mut Watcher) {
+    silence(watcher).await;
+    let before = wakeups();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let woken = wakeups() - before;
+    // The test's own sleep, and the event loop's stops on the way to its end.
+    assert!(woken <= 4, "{woken} wakeups while nothing happens");
+}
+
+/// How often this thread has slept and was woken so far.
+fn wakeups() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}
