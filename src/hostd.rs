@@ -1,19 +1,25 @@
 //! The assembly of `guestlet-host`: settings → parts → run → drain.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::host::{DialSettings, HostSettings, VmSettings};
-use crate::host::api;
-use crate::host::backends::{self, Vm, qemu};
+use crate::config::host::HostSettings;
+use crate::host::api::{self, Api};
+use crate::host::backends;
 use crate::host::fleet::{Fleet, Handle};
+use crate::host::half::Half;
+use crate::host::metrics::serve as metrics;
 use crate::supervise::{Supervisor, termination};
-use crate::sys::{logging, service};
-use crate::transport::dial::Target;
+use crate::sys::{host_name::host_name, logging, service};
 use crate::transport::unix::{self, Listener};
+
+mod settings;
+
+use settings::Reloader;
 
 /// How long the tasks may take to end.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -50,14 +56,23 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?
-        .block_on(serve(settings))
+        .block_on(serve(options.clone(), settings))
 }
 
-async fn serve(settings: HostSettings) -> anyhow::Result<()> {
+async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let stop = termination()?;
-    let socket = listen(&settings.socket)?;
-    let (fleet, changes, handle) = Fleet::new();
-    let backend = backends::Kind::Qemu(settings.vms.into_iter().map(machine).collect()).build();
+    let path = settings.socket.clone();
+    let socket = listen(&path)?;
+    let mut metrics = vec![metrics::Listener::Unix(listen(&settings.metrics_socket)?)];
+    if let Some(address) = settings.metrics {
+        let listener = tokio::net::TcpListener::bind(address).await;
+        let listener = listener.with_context(|| format!("cannot serve the metrics at {address}"))?;
+        metrics.push(metrics::Listener::Tcp(listener));
+    }
+    let half = Arc::new(Half::new(host_name()));
+    let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
+    let (reloader, followed) = Reloader::new(options, settings)?;
+    let backend = backends::Kind::Qemu(followed.machines).build();
 
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
@@ -71,13 +86,26 @@ async fn serve(settings: HostSettings) -> anyhow::Result<()> {
         token.run_until_cancelled(backend.watch(changes)).await;
         Ok(())
     });
-    let (token, asked) = (shutdown.clone(), handle.clone());
-    supervisor.spawn("api", async move {
-        api::run(socket, asked, token).await;
+    let token = shutdown.clone();
+    supervisor.spawn("settings", async move {
+        reloader.run(token).await;
         Ok(())
     });
+    let api = Api { fleet: handle.clone(), half: Arc::clone(&half), settings: followed.standing };
+    let token = shutdown.clone();
+    supervisor.spawn("api", async move {
+        api::run(socket, api, token).await;
+        Ok(())
+    });
+    for listener in metrics {
+        let (asked, half, token) = (handle.clone(), Arc::clone(&half), shutdown.clone());
+        supervisor.spawn("metrics", async move {
+            metrics::run(listener, asked, half, token).await;
+            Ok(())
+        });
+    }
     supervisor.spawn("systemd", notify(handle, shutdown));
-    tracing::info!(socket = %settings.socket.display(), "guestlet-host {}", crate::VERSION);
+    tracing::info!(socket = %path.display(), "guestlet-host {}", crate::VERSION);
     let stop = async {
         stop.await;
         service::stopping();
@@ -125,14 +153,4 @@ async fn notify(fleet: Handle, shutdown: CancellationToken) -> anyhow::Result<()
         }
         service::alive();
     }
-}
-
-fn machine(settings: VmSettings) -> qemu::Machine {
-    let target = match settings.dial {
-        DialSettings::Vsock { cid, port } => Target::Vsock { cid, port },
-        DialSettings::Hybrid { path, port } => Target::Hybrid { path, port },
-        DialSettings::Unix { path } => Target::Unix { path },
-    };
-    let vm = Vm { name: settings.name, uuid: settings.uuid, cluster: settings.cluster, target };
-    qemu::Machine { vm, qmp: settings.qmp }
 }

@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
-use guestlet::ctl::{self, Verb, print::Format};
+use clap::builder::PossibleValuesParser;
+use clap::{Parser, Subcommand, ValueEnum, value_parser};
+use guestlet::ctl::{self, Verb, kinds::NAMES, print::Format, watch::Filter, words::parse_span};
 
 /// Shows the VMs of this host, as their guestlet agents and hypervisors see them.
 #[derive(Debug, Parser)]
@@ -32,6 +34,8 @@ struct Arguments {
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Output {
     Table,
+    /// ls: with more columns
+    Wide,
     Json,
 }
 
@@ -48,22 +52,40 @@ enum Command {
     Watch {
         /// Of this VM only
         name: Option<String>,
+        /// Of these kinds only
+        #[arg(long = "kind", value_name = "KIND", value_delimiter = ',', value_parser = PossibleValuesParser::new(NAMES))]
+        kinds: Vec<String>,
+        /// First what happened for so long, such as 90s, 5m, 2h or 1d
+        #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+        since: Option<Duration>,
         /// Show heartbeats too
         #[arg(long)]
         heartbeats: bool,
+    },
+    /// Measure how long the agent takes to answer, once a second
+    Ping {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// How often
+        #[arg(short, long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=10_000))]
+        count: u32,
     },
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let wide = matches!(arguments.output, Output::Wide);
     let format = match arguments.output {
-        Output::Table => Format::Table,
+        Output::Table | Output::Wide => Format::Table,
         Output::Json => Format::Json,
     };
     let verb = match arguments.command {
-        Command::Ls => Verb::Ls,
+        Command::Ls => Verb::Ls { wide },
         Command::Info { name } => Verb::Info { name },
-        Command::Watch { name, heartbeats } => Verb::Watch { name, heartbeats },
+        Command::Watch { name, kinds, since, heartbeats } => {
+            Verb::Watch(Filter { name, kinds, heartbeats, since })
+        }
+        Command::Ping { name, count } => Verb::Ping { name, count },
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -31,6 +31,7 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
     }
     lines.extend([
         ("Dialled at", vm.dial.clone()),
+        ("Callback", callback(vm)),
         ("Sessions", vm.sessions.to_string()),
         (
             "Last heard",
@@ -52,5 +53,32 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
             ("Capabilities", words::or_dash(&guest.capabilities.join(", "))),
         ]);
     }
-    table(&lines.into_iter().map(|(key, value)| [format!("{key}:"), value]).collect::<Vec<_>>())
+    if let Some(state) = &vm.state {
+        let several = |name, words: Vec<String>| {
+            let words = if words.is_empty() { vec!["-".to_owned()] } else { words };
+            let names = std::iter::once(name).chain(std::iter::repeat(""));
+            names.zip(words).collect::<Vec<_>>()
+        };
+        let interfaces = state.interfaces.iter().map(|one| match one.hardware_address.as_str() {
+            "" => words::interface(one),
+            address => format!("{} [{address}]", words::interface(one)),
+        });
+        lines.extend(several("Interfaces", interfaces.collect()));
+        let file_systems = state.file_systems.iter().map(|one| words::file_system(Some(one)));
+        lines.extend(several("File systems", file_systems.collect()));
+        lines.extend(several("Users", state.users.iter().map(|one| words::user(Some(one))).collect()));
+        if vm.missed_events > 0 {
+            lines.push(("Missed events", vm.missed_events.to_string()));
+        }
+    }
+    let colon = |key: &str| if key.is_empty() { String::new() } else { format!("{key}:") };
+    table(&lines.into_iter().map(|(key, value)| [colon(key), value]).collect::<Vec<_>>())
+}
+
+fn callback(vm: &VirtualMachine) -> String {
+    let mut words = words::callback(vm.callback()).to_owned();
+    if !vm.callback_dial.is_empty() {
+        words = format!("{words} at {}", vm.callback_dial);
+    }
+    if vm.callback_reason.is_empty() { words } else { format!("{words}: {}", vm.callback_reason) }
 }

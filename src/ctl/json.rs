@@ -3,7 +3,7 @@
 use prost_types::Timestamp;
 use serde::Serialize;
 
-use super::words;
+use super::{kinds, words};
 use crate::wire::proto::v1::{self, event, virtual_machine_event::Kind};
 
 /// One VM.
@@ -20,6 +20,44 @@ pub struct Vm {
     last_heard: Option<String>,
     sessions: u64,
     guest: Option<Guest>,
+    callback: &'static str,
+    callback_reason: String,
+    callback_dial: String,
+    missed_events: u64,
+    state: Option<State>,
+}
+
+/// What a guest's events have made of it.
+#[derive(Debug, Serialize)]
+struct State {
+    interfaces: Vec<Interface>,
+    file_systems: Vec<FileSystem>,
+    users: Vec<User>,
+}
+
+#[derive(Debug, Serialize)]
+struct Interface {
+    name: String,
+    hardware_address: String,
+    running: bool,
+    addresses: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct FileSystem {
+    mount_point: String,
+    source: String,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Debug, Serialize)]
+struct User {
+    id: String,
+    #[serde(rename = "user")]
+    name: String,
+    terminal: String,
+    remote_host: String,
 }
 
 /// What a guest says of itself.
@@ -69,8 +107,21 @@ enum Details {
 struct FromGuest {
     sequence: u64,
     guest_time: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mode: Option<String>,
+    #[serde(flatten)]
+    about: About,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum About {
+    Nothing {},
+    Ready { run_id: String, resumed: bool, missed: u64 },
+    Started { first_since_boot: bool },
+    Shutdown { mode: String },
+    Interfaces { interfaces: Vec<Interface> },
+    FileSystem { file_system: Option<FileSystem> },
+    User { session: Option<User> },
+    Clock { milliseconds: i64 },
 }
 
 fn rfc3339(time: Timestamp) -> String {
@@ -82,6 +133,7 @@ impl From<v1::VirtualMachine> for Vm {
         Self {
             power: words::power(vm.power()),
             session: words::session(vm.session()),
+            callback: words::callback(vm.callback()),
             name: vm.name,
             uuid: vm.uuid,
             cluster: vm.cluster,
@@ -91,6 +143,48 @@ impl From<v1::VirtualMachine> for Vm {
             last_heard: vm.last_heard.map(rfc3339),
             sessions: vm.sessions,
             guest: vm.guest.map(Guest::from),
+            callback_reason: vm.callback_reason,
+            callback_dial: vm.callback_dial,
+            missed_events: vm.missed_events,
+            state: vm.state.map(State::from),
+        }
+    }
+}
+
+impl From<v1::GuestState> for State {
+    fn from(state: v1::GuestState) -> Self {
+        Self {
+            interfaces: state.interfaces.into_iter().map(Interface::from).collect(),
+            file_systems: state.file_systems.into_iter().map(FileSystem::from).collect(),
+            users: state.users.into_iter().map(User::from).collect(),
+        }
+    }
+}
+
+impl From<v1::NetworkInterface> for Interface {
+    fn from(interface: v1::NetworkInterface) -> Self {
+        Self {
+            name: interface.name,
+            hardware_address: interface.hardware_address,
+            running: interface.running,
+            addresses: interface.addresses,
+        }
+    }
+}
+
+impl From<v1::MountedFileSystem> for FileSystem {
+    fn from(mounted: v1::MountedFileSystem) -> Self {
+        Self { mount_point: mounted.mount_point, source: mounted.source, kind: mounted.r#type }
+    }
+}
+
+impl From<v1::UserSession> for User {
+    fn from(session: v1::UserSession) -> Self {
+        Self {
+            id: session.id,
+            name: session.user,
+            terminal: session.terminal,
+            remote_host: session.remote_host,
         }
     }
 }
@@ -114,37 +208,73 @@ impl From<v1::GuestInfo> for Guest {
 
 impl From<v1::VirtualMachineEvent> for Event {
     fn from(happened: v1::VirtualMachineEvent) -> Self {
-        let (what, details) = match happened.kind {
-            Some(Kind::PowerChanged(change)) => {
-                ("power-changed", Details::Power { power: words::power(change.power()) })
-            }
-            Some(Kind::GuestReset(_)) => ("guest-reset", Details::None {}),
-            Some(Kind::SessionOpened(opened)) => (
-                "session-opened",
-                Details::Opened {
-                    after_milliseconds: opened.after_milliseconds,
-                    rebooted: opened.rebooted,
-                    guest: opened.guest.map(|info| Box::new(info.into())),
-                },
-            ),
-            Some(Kind::SessionClosed(closed)) => {
-                ("session-closed", Details::Closed { reason: closed.reason })
-            }
-            Some(Kind::GuestEvent(event)) => from_guest(event),
-            None => ("unknown", Details::None {}),
+        let what = kinds::name(&happened);
+        let details = match happened.kind {
+            Some(Kind::PowerChanged(change)) => Details::Power { power: words::power(change.power()) },
+            Some(Kind::SessionOpened(opened)) => Details::Opened {
+                after_milliseconds: opened.after_milliseconds,
+                rebooted: opened.rebooted,
+                guest: opened.guest.map(|info| Box::new(info.into())),
+            },
+            Some(Kind::SessionClosed(closed)) => Details::Closed { reason: closed.reason },
+            Some(Kind::GuestEvent(event)) => Details::Guest(FromGuest {
+                sequence: event.sequence,
+                guest_time: event.time.map(rfc3339),
+                about: event.kind.map_or(About::Nothing {}, about),
+            }),
+            Some(Kind::GuestReset(_)) | None => Details::None {},
         };
         Self { time: happened.time.map(rfc3339), name: happened.name, what, details }
     }
 }
 
-fn from_guest(event: v1::Event) -> (&'static str, Details) {
-    let (name, mode) = match event.kind {
-        Some(event::Kind::AgentReady(_)) => ("agent-ready", None),
-        Some(event::Kind::Heartbeat(_)) => ("heartbeat", None),
-        Some(event::Kind::AgentStopping(_)) => ("agent-stopping", None),
-        Some(event::Kind::ShutdownRequested(request)) => ("shutdown-requested", Some(request.mode)),
-        None => ("unknown", None),
-    };
-    let guest_time = event.time.map(rfc3339);
-    (name, Details::Guest(FromGuest { sequence: event.sequence, guest_time, mode }))
+fn about(kind: event::Kind) -> About {
+    use event::Kind;
+    match kind {
+        Kind::AgentReady(ready) => {
+            About::Ready { run_id: ready.run_id, resumed: ready.resumed, missed: ready.missed }
+        }
+        Kind::AgentStarted(started) => About::Started { first_since_boot: started.first_since_boot },
+        Kind::ShutdownRequested(request) => About::Shutdown { mode: request.mode },
+        Kind::InterfacesChanged(change) => {
+            About::Interfaces { interfaces: change.interfaces.into_iter().map(Interface::from).collect() }
+        }
+        Kind::FileSystemMounted(mounted) => {
+            About::FileSystem { file_system: mounted.file_system.map(FileSystem::from) }
+        }
+        Kind::FileSystemUnmounted(unmounted) => {
+            About::FileSystem { file_system: unmounted.file_system.map(FileSystem::from) }
+        }
+        Kind::UserLoggedIn(login) => About::User { session: login.session.map(User::from) },
+        Kind::UserLoggedOut(logout) => About::User { session: logout.session.map(User::from) },
+        Kind::ClockJumped(jump) => About::Clock { milliseconds: jump.milliseconds },
+        Kind::Heartbeat(_)
+        | Kind::AgentStopping(_)
+        | Kind::ShutdownBegun(_)
+        | Kind::Suspending(_)
+        | Kind::Resumed(_) => About::Nothing {},
+    }
+}
+
+/// One ping.
+#[derive(Debug, Serialize)]
+pub struct Pong {
+    number: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    milliseconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
+}
+
+impl From<&v1::Pong> for Pong {
+    fn from(pong: &v1::Pong) -> Self {
+        let (milliseconds, failure) = match &pong.outcome {
+            Some(v1::pong::Outcome::Nanoseconds(nanoseconds)) => {
+                (Some(words::milliseconds(*nanoseconds)), None)
+            }
+            Some(v1::pong::Outcome::Failure(failure)) => (None, Some(failure.clone())),
+            None => (None, None),
+        };
+        Self { number: pong.number, milliseconds, failure }
+    }
 }

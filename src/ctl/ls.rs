@@ -5,28 +5,43 @@ use std::time::SystemTime;
 use super::client::{Client, answer};
 use super::print::{Printer, table};
 use super::{Error, json, words};
-use crate::wire::proto::v1::{ListVirtualMachinesRequest, VirtualMachine};
+use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, ListVirtualMachinesRequest, VirtualMachine};
 
-/// Lists all VMs.
+/// Lists all VMs, `wide` with more columns. Warns of settings that are not in force.
 ///
 /// # Errors
 /// If the daemon does not answer, or standard output cannot be written.
-pub async fn run(mut client: Client, printer: &mut Printer) -> Result<(), Error> {
-    let list = answer(client.list_virtual_machines(ListVirtualMachinesRequest {}), "").await?;
+pub async fn run(mut client: Client, printer: &mut Printer, wide: bool) -> Result<(), Error> {
+    let with_state = wide || printer.is_for_programs();
+    let list = answer(client.list_virtual_machines(ListVirtualMachinesRequest { with_state }), "").await?;
     let vms = list.virtual_machines;
     let values: Vec<_> = vms.iter().cloned().map(json::Vm::from).collect();
-    Ok(printer.value(&values, || rows(&vms, SystemTime::now()))?)
+    printer.value(&values, || rows(&vms, wide, SystemTime::now()))?;
+    let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
+    if let Some(words) = warning(&status, SystemTime::now()) {
+        printer.warn(&words);
+    }
+    Ok(())
 }
 
-fn rows(vms: &[VirtualMachine], now: SystemTime) -> String {
+fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {
+    let age = words::age(status.settings_since.as_ref(), now);
+    (!status.settings_problem.is_empty())
+        .then(|| format!("the settings of {age} ago are in force: {}", status.settings_problem))
+}
+
+fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime) -> String {
     let reasons = vms.iter().any(|vm| !vm.reason.is_empty());
-    let reason = if reasons { "REASON" } else { "" };
-    let head = ["NAME", "CLUSTER", "POWER", "AGENT", "HOSTNAME", "OS", "VERSION", "SINCE", reason];
-    let mut rows = vec![head.map(str::to_owned)];
+    let mut head = vec!["NAME", "CLUSTER", "POWER", "AGENT", "HOSTNAME", "OS", "VERSION", "SINCE"];
+    if wide {
+        head.extend(["HEARD", "CALLBACK", "ADDRESSES", "KERNEL", "BOOT ID", "DIAL"]);
+    }
+    head.push(if reasons { "REASON" } else { "" });
+    let mut rows = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     for vm in vms {
         let guest = vm.guest.clone().unwrap_or_default();
         let system = guest.operating_system.unwrap_or_default();
-        rows.push([
+        let mut row = vec![
             vm.name.clone(),
             words::or_dash(&vm.cluster),
             words::power(vm.power()).to_owned(),
@@ -35,8 +50,50 @@ fn rows(vms: &[VirtualMachine], now: SystemTime) -> String {
             words::or_dash(if system.pretty_name.is_empty() { &system.name } else { &system.pretty_name }),
             words::or_dash(&guest.agent_version),
             words::age(vm.since.as_ref(), now),
-            vm.reason.clone(),
-        ]);
+        ];
+        if wide {
+            row.extend([
+                words::age(vm.last_heard.as_ref(), now),
+                words::callback(vm.callback()).to_owned(),
+                words::or_dash(&addresses(vm).join(",")),
+                words::or_dash(&guest.kernel_release),
+                words::or_dash(&guest.boot_id),
+                vm.dial.clone(),
+            ]);
+        }
+        row.push(vm.reason.clone());
+        rows.push(row);
     }
     table(&rows)
+}
+
+/// Those of interfaces that run, without their prefixes; none that is link-local.
+fn addresses(vm: &VirtualMachine) -> Vec<&str> {
+    let interfaces = vm.state.iter().flat_map(|state| &state.interfaces);
+    let addresses = interfaces.filter(|interface| interface.running).flat_map(|one| &one.addresses);
+    let bare = addresses.map(|address| address.split('/').next().unwrap_or(address));
+    bare.filter(|address| !address.to_ascii_lowercase().starts_with("fe80:")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::proto::v1::{GuestState, NetworkInterface};
+
+    #[test]
+    fn addresses_that_others_can_use() {
+        let interface = |running, addresses: &[&str]| NetworkInterface {
+            running,
+            addresses: addresses.iter().map(|address| (*address).to_owned()).collect(),
+            ..NetworkInterface::default()
+        };
+        let interfaces = vec![
+            interface(true, &["192.0.2.7/24", "2001:db8::7/64", "fe80::1/64"]),
+            interface(false, &["192.0.2.8/24"]),
+            interface(true, &["198.51.100.1"]),
+        ];
+        let state = Some(GuestState { interfaces, ..GuestState::default() });
+        let vm = VirtualMachine { state, ..VirtualMachine::default() };
+        assert_eq!(addresses(&vm), ["192.0.2.7", "2001:db8::7", "198.51.100.1"]);
+    }
 }

@@ -12,7 +12,9 @@ use tonic::{Code, Status};
 pub mod client;
 pub mod info;
 pub mod json;
+pub mod kinds;
 pub mod ls;
+pub mod ping;
 pub mod print;
 pub mod watch;
 pub mod words;
@@ -23,18 +25,23 @@ use print::{Format, Printer};
 #[derive(Debug, Clone)]
 pub enum Verb {
     /// List all VMs.
-    Ls,
+    Ls {
+        /// With more columns.
+        wide: bool,
+    },
     /// Show one VM.
     Info {
         /// Its name.
         name: String,
     },
     /// Show what happens.
-    Watch {
-        /// In which VM; none: in all.
-        name: Option<String>,
-        /// Heartbeats too.
-        heartbeats: bool,
+    Watch(watch::Filter),
+    /// Measure round trips.
+    Ping {
+        /// The VM's name.
+        name: String,
+        /// How many.
+        count: u32,
     },
 }
 
@@ -64,6 +71,9 @@ pub enum Error {
     /// No such VM.
     #[error("guestlet-host knows no VM named {0:?}; guestctl ls lists those it knows")]
     UnknownVm(String),
+    /// A ping failed.
+    #[error("{0}")]
+    Ping(String),
     /// The daemon's own words.
     #[error("{}", .0.message())]
     Call(Status),
@@ -103,9 +113,10 @@ impl Error {
 pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Error> {
     let mut printer = Printer::new(format);
     client::with(socket, async |client| match verb {
-        Verb::Ls => ls::run(client, &mut printer).await,
+        Verb::Ls { wide } => ls::run(client, &mut printer, wide).await,
         Verb::Info { name } => info::run(client, &mut printer, name).await,
-        Verb::Watch { name, heartbeats } => watch::run(client, &mut printer, name, heartbeats).await,
+        Verb::Watch(filter) => watch::run(client, &mut printer, filter).await,
+        Verb::Ping { name, count } => ping::run(client, &mut printer, name, count).await,
     })
     .await
 }

@@ -1,4 +1,4 @@
-//! The one place that writes to standard output.
+//! The one place that writes to standard output, and warnings to standard error.
 
 use std::io::{self, Write as _};
 
@@ -25,6 +25,11 @@ impl Printer {
         Self { format }
     }
 
+    /// Whether programs read it.
+    pub fn is_for_programs(&self) -> bool {
+        self.format == Format::Json
+    }
+
     /// Writes `value` as indented JSON, or the lines that `table` makes.
     ///
     /// # Errors
@@ -35,6 +40,23 @@ impl Printer {
             Format::Json => serde_json::to_string_pretty(value)? + "\n",
         };
         write(&text)
+    }
+
+    /// Writes what only people want to read.
+    ///
+    /// # Errors
+    /// As write(2) gives them.
+    pub fn remark(&mut self, words: &str) -> io::Result<()> {
+        match self.format {
+            Format::Table => write(&format!("{words}\n")),
+            Format::Json => Ok(()),
+        }
+    }
+
+    /// Warns people, whatever programs read.
+    pub fn warn(&mut self, words: &str) {
+        // Without a standard error there is nobody to warn.
+        drop(writeln!(io::stderr().lock(), "guestctl: warning: {words}"));
     }
 
     /// Writes `value` as one line: JSON, or the words that `words` makes.
@@ -58,16 +80,17 @@ fn write(text: &str) -> io::Result<()> {
 }
 
 /// Rows as columns of equal width, two spaces apart, with a line's end after each.
-pub fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    let mut widths = [0; N];
+pub fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
+    let mut widths = vec![0; rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0)];
     for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let mut text = String::new();
     for row in rows {
-        let line: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let cells = row.as_ref().iter().zip(&widths);
+        let line: Vec<_> = cells.map(|(cell, &width)| format!("{cell:width$}")).collect();
         text.push_str(line.join("  ").trim_end());
         text.push('\n');
     }

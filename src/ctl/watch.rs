@@ -1,35 +1,52 @@
-//! `guestctl watch [NAME]`: what happens from now on, one line for each event.
+//! `guestctl watch [NAME]`: what happens from now on, and what happened lately, one line for each event.
+
+use std::time::{Duration, SystemTime};
 
 use super::client::{Client, answer};
 use super::print::Printer;
-use super::{Error, json, words};
+use super::{Error, json, kinds, words};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
-use crate::wire::proto::v1::{Event, PowerState, VirtualMachineEvent, WatchVirtualMachinesRequest, event};
+use crate::wire::proto::v1::{PowerState, VirtualMachineEvent, WatchVirtualMachinesRequest, event};
+
+/// What to show.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// Of which VM; none: of all.
+    pub name: Option<String>,
+    /// Of which kinds, by their names; none: all but heartbeats.
+    pub kinds: Vec<String>,
+    /// Heartbeats too.
+    pub heartbeats: bool,
+    /// First what happened for so long.
+    pub since: Option<Duration>,
+}
+
+impl Filter {
+    fn wants(&self, kind: &str) -> bool {
+        if kind == "heartbeat" && self.heartbeats {
+            return true;
+        }
+        if self.kinds.is_empty() { kind != "heartbeat" } else { self.kinds.iter().any(|name| name == kind) }
+    }
+}
 
 /// Shows events until the daemon ends.
 ///
 /// # Errors
 /// If the VM is unknown, the daemon ends, events were lost, or standard output cannot be written.
-pub async fn run(
-    mut client: Client,
-    printer: &mut Printer,
-    name: Option<String>,
-    heartbeats: bool,
-) -> Result<(), Error> {
-    let name = name.unwrap_or_default();
-    let request = WatchVirtualMachinesRequest { name: name.clone() };
+pub async fn run(mut client: Client, printer: &mut Printer, filter: Filter) -> Result<(), Error> {
+    let name = filter.name.clone().unwrap_or_default();
+    let since =
+        filter.since.map(|span| SystemTime::now().checked_sub(span).unwrap_or(SystemTime::UNIX_EPOCH));
+    let request = WatchVirtualMachinesRequest { name: name.clone(), since: since.map(Into::into) };
     let mut events = answer(client.watch_virtual_machines(request), &name).await?;
     loop {
         let event = events.message().await.map_err(|status| Error::of_call(status, &name))?;
         let event = event.ok_or(Error::Closed)?;
-        if heartbeats || !is_heartbeat(&event) {
+        if filter.wants(kinds::name(&event)) {
             printer.line(&json::Event::from(event.clone()), || line(&event))?;
         }
     }
-}
-
-fn is_heartbeat(event: &VirtualMachineEvent) -> bool {
-    matches!(&event.kind, Some(Kind::GuestEvent(Event { kind: Some(event::Kind::Heartbeat(_)), .. })))
 }
 
 fn line(event: &VirtualMachineEvent) -> String {
@@ -52,13 +69,46 @@ fn words(event: &VirtualMachineEvent) -> String {
         }
         Some(Kind::SessionClosed(closed)) => format!("session closed: {}", closed.reason),
         Some(Kind::GuestEvent(event)) => match &event.kind {
-            Some(event::Kind::AgentReady(_)) => "agent ready".to_owned(),
-            Some(event::Kind::Heartbeat(_)) => "heartbeat".to_owned(),
-            Some(event::Kind::AgentStopping(_)) => "agent stopping".to_owned(),
-            Some(event::Kind::ShutdownRequested(request)) => format!("shutdown requested: {}", request.mode),
+            Some(kind) => of_guest(kind),
             None => "an event that this guestctl does not know".to_owned(),
         },
         None => "something that this guestctl does not know".to_owned(),
+    }
+}
+
+fn of_guest(kind: &event::Kind) -> String {
+    use event::Kind;
+    match kind {
+        Kind::AgentReady(ready) => match (ready.resumed, ready.missed) {
+            (true, _) => "agent ready, nothing was missed".to_owned(),
+            (false, 0) => "agent ready".to_owned(),
+            (false, missed) => format!("agent ready, {missed} events were missed"),
+        },
+        Kind::Heartbeat(_) => "heartbeat".to_owned(),
+        Kind::AgentStarted(started) if started.first_since_boot => "agent started (new boot)".to_owned(),
+        Kind::AgentStarted(_) => "agent started".to_owned(),
+        Kind::AgentStopping(_) => "agent stopping".to_owned(),
+        Kind::ShutdownRequested(request) => format!("shutdown requested: {}", request.mode),
+        Kind::ShutdownBegun(_) => "shutdown begun".to_owned(),
+        Kind::InterfacesChanged(change) => {
+            let interfaces: Vec<_> = change.interfaces.iter().map(words::interface).collect();
+            format!("interfaces changed: {}", words::or_dash(&interfaces.join("; ")))
+        }
+        Kind::FileSystemMounted(mounted) => {
+            format!("file system mounted: {}", words::file_system(mounted.file_system.as_ref()))
+        }
+        Kind::FileSystemUnmounted(unmounted) => {
+            format!("file system unmounted: {}", words::file_system(unmounted.file_system.as_ref()))
+        }
+        Kind::UserLoggedIn(login) => format!("user logged in: {}", words::user(login.session.as_ref())),
+        Kind::UserLoggedOut(logout) => format!("user logged out: {}", words::user(logout.session.as_ref())),
+        Kind::ClockJumped(jump) => {
+            let way = if jump.milliseconds < 0 { "back" } else { "forward" };
+            let milliseconds = jump.milliseconds.unsigned_abs();
+            format!("clock jumped {way} by {}.{:03} s", milliseconds / 1000, milliseconds % 1000)
+        }
+        Kind::Suspending(_) => "suspending".to_owned(),
+        Kind::Resumed(_) => "resumed".to_owned(),
     }
 }
 
@@ -68,11 +118,49 @@ mod tests {
     use crate::wire::proto::v1;
 
     #[test]
+    fn filters() {
+        let filter = |kinds: &[&str], heartbeats| Filter {
+            kinds: kinds.iter().map(|name| (*name).to_owned()).collect(),
+            heartbeats,
+            ..Filter::default()
+        };
+        let shown = |filter: Filter| {
+            ["heartbeat", "guest-reset", "resumed"]
+                .into_iter()
+                .filter(|kind| filter.wants(kind))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(shown(filter(&[], false)), ["guest-reset", "resumed"]);
+        assert_eq!(shown(filter(&[], true)), ["heartbeat", "guest-reset", "resumed"]);
+        assert_eq!(shown(filter(&["resumed"], false)), ["resumed"]);
+        assert_eq!(shown(filter(&["resumed"], true)), ["heartbeat", "resumed"]);
+        assert_eq!(shown(filter(&["heartbeat"], false)), ["heartbeat"]);
+    }
+
+    #[test]
     fn lines() {
         let opened = |rebooted| {
             Kind::SessionOpened(v1::SessionOpened { guest: None, after_milliseconds: 2345, rebooted })
         };
-        let guest = |kind| Kind::GuestEvent(Event { kind: Some(kind), ..Event::default() });
+        let guest = |kind| Kind::GuestEvent(v1::Event { kind: Some(kind), ..v1::Event::default() });
+        let interface = v1::NetworkInterface {
+            name: "eth0".into(),
+            running: true,
+            addresses: vec!["192.0.2.7/24".into()],
+            ..v1::NetworkInterface::default()
+        };
+        let down = v1::NetworkInterface { name: "eth1".into(), ..v1::NetworkInterface::default() };
+        let file_system = v1::MountedFileSystem {
+            mount_point: "/data".into(),
+            source: "/dev/vdb".into(),
+            r#type: "xfs".into(),
+        };
+        let session = v1::UserSession {
+            id: "3".into(),
+            user: "ann".into(),
+            terminal: "pts/0".into(),
+            remote_host: "192.0.2.9".into(),
+        };
         let cases = [
             (opened(true), "session opened after 2.3 s (new boot)"),
             (opened(false), "session opened after 2.3 s"),
@@ -83,6 +171,30 @@ mod tests {
             (
                 guest(event::Kind::ShutdownRequested(v1::ShutdownRequested { mode: "halt".into() })),
                 "shutdown requested: halt",
+            ),
+            (
+                guest(event::Kind::AgentReady(v1::AgentReady { missed: 3, ..v1::AgentReady::default() })),
+                "agent ready, 3 events were missed",
+            ),
+            (
+                guest(event::Kind::InterfacesChanged(v1::InterfacesChanged {
+                    interfaces: vec![interface, down],
+                })),
+                "interfaces changed: eth0 192.0.2.7/24; eth1 (down)",
+            ),
+            (
+                guest(event::Kind::FileSystemMounted(v1::FileSystemMounted {
+                    file_system: Some(file_system),
+                })),
+                "file system mounted: /data (xfs from /dev/vdb)",
+            ),
+            (
+                guest(event::Kind::UserLoggedIn(v1::UserLoggedIn { session: Some(session) })),
+                "user logged in: ann on pts/0 from 192.0.2.9",
+            ),
+            (
+                guest(event::Kind::ClockJumped(v1::ClockJumped { milliseconds: -61_007 })),
+                "clock jumped back by 61.007 s",
             ),
         ];
         let time = Some(prost_types::Timestamp { seconds: 0, nanos: 0 });

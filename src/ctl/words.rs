@@ -4,7 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 
-use crate::wire::proto::v1::{PowerState, SessionState};
+use crate::wire::proto::v1::{
+    CallbackState, MountedFileSystem, NetworkInterface, PowerState, SessionState, UserSession,
+};
 
 /// A power state in one word.
 pub fn power(power: PowerState) -> &'static str {
@@ -25,6 +27,67 @@ pub fn session(session: SessionState) -> &'static str {
         SessionState::Refused => "refused",
         SessionState::Gone => "gone",
     }
+}
+
+/// A callback channel's state in one word.
+pub fn callback(callback: CallbackState) -> &'static str {
+    match callback {
+        CallbackState::Unspecified => "none",
+        CallbackState::Connecting => "connecting",
+        CallbackState::Open => "open",
+    }
+}
+
+/// A network interface, such as `eth0 192.0.2.7/24 fe80::1/64`.
+pub fn interface(interface: &NetworkInterface) -> String {
+    let mut words = vec![interface.name.as_str()];
+    words.extend(interface.addresses.iter().map(String::as_str));
+    if !interface.running {
+        words.push("(down)");
+    }
+    words.join(" ")
+}
+
+/// A mounted file system, such as `/data (xfs from /dev/vdb)`.
+pub fn file_system(mounted: Option<&MountedFileSystem>) -> String {
+    mounted.map_or("-".to_owned(), |mounted| {
+        format!("{} ({} from {})", mounted.mount_point, mounted.r#type, mounted.source)
+    })
+}
+
+/// A user's session, such as `ann on pts/0 from 192.0.2.9`.
+pub fn user(session: Option<&UserSession>) -> String {
+    let Some(session) = session else { return "-".to_owned() };
+    let mut words = session.user.clone();
+    for (before, part) in [(" on ", &session.terminal), (" from ", &session.remote_host)] {
+        if !part.is_empty() {
+            words = words + before + part;
+        }
+    }
+    words
+}
+
+/// Nanoseconds as milliseconds.
+#[allow(clippy::cast_precision_loss, reason = "nobody waits long enough")]
+pub fn milliseconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e6
+}
+
+/// A span as people write it: `90s`, `5m`, `2h`, `3d`; a number alone is seconds.
+///
+/// # Errors
+/// With what is wrong, if it is none.
+pub fn parse_span(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|one: char| one.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86400,
+        _ => return Err("give a number and s, m, h or d, such as 5m".to_owned()),
+    };
+    let number: u32 = digits.parse().map_err(|_| "give a number and s, m, h or d, such as 5m".to_owned())?;
+    Ok(Duration::from_secs(u64::from(number) * unit))
 }
 
 /// The text, or a dash in place of none.
@@ -68,6 +131,18 @@ mod tests {
         let cases = [(0, "0s"), (59, "59s"), (192, "3m12s"), (7_500, "2h5m"), (273_600, "3d4h")];
         for (seconds, expected) in cases {
             assert_eq!(span(Duration::from_secs(seconds)), expected);
+        }
+    }
+
+    #[test]
+    fn spans_that_people_write() {
+        let seconds = |text| parse_span(text).map(|span| span.as_secs());
+        assert_eq!(seconds("90"), Ok(90));
+        assert_eq!(seconds("5m"), Ok(300));
+        assert_eq!(seconds("2h"), Ok(7200));
+        assert_eq!(seconds("1d"), Ok(86400));
+        for wrong in ["", "m", "-5m", "5 m", "5w", "99999999999s", "5µ"] {
+            assert!(parse_span(wrong).is_err(), "{wrong}");
         }
     }
 

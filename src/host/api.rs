@@ -4,20 +4,24 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::fleet::{Handle, Stopped};
+use super::fleet::{Handle, Reach, Stopped, Watched};
+use super::half::Half;
+use super::ping;
+use super::settings::Standing;
 use crate::supervise::Scope;
 use crate::transport::http2;
 use crate::transport::unix::Listener;
 use crate::wire::proto::v1::admin_server::{Admin, AdminServer};
 use crate::wire::proto::v1::{
-    GetVirtualMachineRequest, ListVirtualMachinesRequest, ListVirtualMachinesResponse, VirtualMachine,
-    VirtualMachineEvent, WatchVirtualMachinesRequest,
+    GetHostStatusRequest, GetVirtualMachineRequest, HostStatus, ListVirtualMachinesRequest,
+    ListVirtualMachinesResponse, PingVirtualMachineRequest, Pong, VirtualMachine, VirtualMachineEvent,
+    WatchVirtualMachinesRequest,
 };
 
 /// Connections at a time; a further one is closed at once.
@@ -28,8 +32,8 @@ const MAX_REQUEST: usize = 4 * 1024;
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Serves `socket` until `shutdown`, and then closes every connection within moments. Removes the socket.
-pub async fn run(socket: Listener, fleet: Handle, shutdown: CancellationToken) {
-    let service = AdminServer::new(Api { fleet }).max_decoding_message_size(MAX_REQUEST);
+pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
+    let service = AdminServer::new(api).max_decoding_message_size(MAX_REQUEST);
     let places = Arc::new(Semaphore::new(MAX_CLIENTS));
     let clients = Scope::new();
     loop {
@@ -62,8 +66,15 @@ pub async fn run(socket: Listener, fleet: Handle, shutdown: CancellationToken) {
     drop(places.acquire_many(u32::try_from(MAX_CLIENTS).unwrap_or(u32::MAX)).await);
 }
 
-struct Api {
-    fleet: Handle,
+/// What answers.
+#[derive(Debug, Clone)]
+pub struct Api {
+    /// Knows the VMs.
+    pub fleet: Handle,
+    /// This run.
+    pub half: Arc<Half>,
+    /// How the settings are.
+    pub settings: watch::Receiver<Standing>,
 }
 
 impl From<Stopped> for Status {
@@ -80,9 +91,9 @@ fn unknown() -> Status {
 impl Admin for Api {
     async fn list_virtual_machines(
         &self,
-        _request: Request<ListVirtualMachinesRequest>,
+        request: Request<ListVirtualMachinesRequest>,
     ) -> Result<Response<ListVirtualMachinesResponse>, Status> {
-        let virtual_machines = self.fleet.list().await?;
+        let virtual_machines = self.fleet.list(request.into_inner().with_state).await?;
         Ok(Response::new(ListVirtualMachinesResponse { virtual_machines }))
     }
 
@@ -100,14 +111,52 @@ impl Admin for Api {
         &self,
         request: Request<WatchVirtualMachinesRequest>,
     ) -> Result<Response<Self::WatchVirtualMachinesStream>, Status> {
-        let name = Some(request.into_inner().name).filter(|name| !name.is_empty());
-        let events = self.fleet.watch(name.clone()).await?.ok_or_else(unknown)?;
-        let events = BroadcastStream::new(events).filter_map(move |event| match event {
+        let WatchVirtualMachinesRequest { name, since } = request.into_inner();
+        let name = Some(name).filter(|name| !name.is_empty());
+        let Watched { past, coming } = self.fleet.watch(name.clone(), since).await?.ok_or_else(unknown)?;
+        let past = tokio_stream::iter(past).map(|event| Ok(VirtualMachineEvent::clone(&event)));
+        let coming = BroadcastStream::new(coming).filter_map(move |event| match event {
             Ok(event) if name.as_ref().is_some_and(|name| *name != event.name) => None,
-            Ok(event) => Some(Ok(event)),
+            Ok(event) => Some(Ok(VirtualMachineEvent::clone(&event))),
             Err(_) => Some(Err(Status::data_loss("events were lost: they came faster than they were read"))),
         });
-        Ok(Response::new(Box::pin(events)))
+        Ok(Response::new(Box::pin(past.chain(coming))))
+    }
+
+    type PingVirtualMachineStream = Pin<Box<dyn Stream<Item = Result<Pong, Status>> + Send>>;
+
+    async fn ping_virtual_machine(
+        &self,
+        request: Request<PingVirtualMachineRequest>,
+    ) -> Result<Response<Self::PingVirtualMachineStream>, Status> {
+        let request = request.into_inner();
+        let plan = ping::Plan::of(&request)?;
+        let caller = match self.fleet.caller(request.name).await?.ok_or_else(unknown)? {
+            Reach::Session(caller) => *caller,
+            Reach::NoSession => {
+                return Err(Status::failed_precondition("there is no session with this guest now"));
+            }
+        };
+        Ok(Response::new(Box::pin(ping::pongs(caller, plan).map(Ok))))
+    }
+
+    async fn get_host_status(
+        &self,
+        _: Request<GetHostStatusRequest>,
+    ) -> Result<Response<HostStatus>, Status> {
+        let tally = self.fleet.tally().await?;
+        let settings = self.settings.borrow().clone();
+        let count = |count| u32::try_from(count).unwrap_or(u32::MAX);
+        Ok(Response::new(HostStatus {
+            version: crate::VERSION.to_owned(),
+            host: Some(self.half.host.clone()),
+            started: Some(self.half.started.into()),
+            settings_file: settings.file.display().to_string(),
+            settings_since: Some(settings.since.into()),
+            settings_problem: settings.problem.unwrap_or_default(),
+            virtual_machines: count(tally.vms),
+            connected: count(tally.connected),
+        }))
     }
 }
 
@@ -120,13 +169,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_watcher_that_is_too_slow_is_told_so() {
-        let (fleet, changes, handle) = Fleet::new();
+        let half = Arc::new(Half::new("host".into()));
+        let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
         let shutdown = CancellationToken::new();
         let watching = async {
             let target = Target::Unix { path: "/nowhere/a".into() };
-            let vm = Vm { name: "a".into(), uuid: String::new(), cluster: String::new(), target };
+            let vm = Vm {
+                name: "a".into(),
+                uuid: String::new(),
+                cluster: String::new(),
+                callback: None,
+                target,
+                limits: Arc::default(),
+            };
             changes.send(Change::Listed(vec![vm])).await.unwrap();
-            let api = Api { fleet: handle.clone() };
+            let (_standing, settings) = watch::channel(Standing::new("/nowhere".into()));
+            let api = Api { fleet: handle.clone(), half, settings };
             let request = WatchVirtualMachinesRequest::default();
             let mut events = api.watch_virtual_machines(Request::new(request)).await.unwrap().into_inner();
             for _ in 0..2000 {

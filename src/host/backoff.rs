@@ -34,6 +34,15 @@ impl Backoff {
     /// The next wait; `chance` is a random number in 0..1 that spreads the dials of many guests.
     pub fn next(&mut self, now: Instant, chance: f64) -> Duration {
         let cap = if now < self.eager_until { EAGER_LIMIT } else { PATIENT_LIMIT };
+        self.below(cap, chance)
+    }
+
+    /// The next wait of somebody who is not in a hurry.
+    pub fn next_patient(&mut self, chance: f64) -> Duration {
+        self.below(PATIENT_LIMIT, chance)
+    }
+
+    fn below(&mut self, cap: Duration, chance: f64) -> Duration {
         let limit = self.limit.min(cap);
         self.limit = (limit * 2).min(PATIENT_LIMIT);
         limit.mul_f64(chance.clamp(0.0, 1.0))

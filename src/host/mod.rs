@@ -6,16 +6,29 @@
 //!                 Machine   Report
 //!                       ▼   │
 //!                      session ──dials──▶ agent in the guest      (one for each VM)
+//!                        ├── control: the host asks, events come   (talk)
+//!                        └── callback: the guest asks              (callback)
 //! ```
 //!
 //! [`fleet`] is one task and owns what is known of all VMs; everybody else sends it messages. Guests are
-//! taken for hostile: what they say is bounded in size and rate, and cleaned by [`text`], before it goes on.
+//! taken for hostile: what they say is bounded by [`limits`], and cleaned by [`text`], before it goes on.
 
 pub mod api;
 pub mod backends;
 pub mod backoff;
+pub mod callback;
+pub mod contact;
 pub mod fleet;
+pub mod half;
+pub mod history;
+pub mod limits;
+pub mod metered;
+pub mod metrics;
+pub mod order;
+pub mod ping;
 pub mod rate;
 pub mod session;
+pub mod settings;
+pub mod state;
 pub mod talk;
 pub mod text;

@@ -1,34 +1,31 @@
-//! How many events a guest may send: a token bucket. Pure: the caller gives the time.
+//! How much a guest may send: a token bucket. Pure: the caller gives the time.
 
 use tokio::time::Instant;
 
-/// Events that may come at once.
-pub const BURST: f64 = 256.0;
-/// Events per second in the long run.
-pub const PER_SECOND: f64 = 64.0;
-
-/// The allowance of one session.
+/// An allowance of events, bytes or calls.
 #[derive(Debug, Clone)]
 pub struct Allowance {
+    burst: f64,
+    per_second: f64,
     left: f64,
     at: Instant,
 }
 
 impl Allowance {
-    /// A full one.
-    pub fn new(now: Instant) -> Self {
-        Self { left: BURST, at: now }
+    /// A full one: `burst` at once, `per_second` in the long run.
+    pub fn new(now: Instant, burst: f64, per_second: f64) -> Self {
+        Self { burst, per_second, left: burst, at: now }
     }
 
-    /// Takes one event off; false if there is none left.
-    pub fn take(&mut self, now: Instant) -> bool {
-        let gained = now.saturating_duration_since(self.at).as_secs_f64() * PER_SECOND;
-        self.left = (self.left + gained).min(BURST);
+    /// Takes `amount` off; false if there is not as much left.
+    pub fn take(&mut self, now: Instant, amount: f64) -> bool {
+        let gained = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
+        self.left = (self.left + gained).min(self.burst);
         self.at = now;
-        if self.left < 1.0 {
+        if self.left < amount {
             return false;
         }
-        self.left -= 1.0;
+        self.left -= amount;
         true
     }
 }
@@ -41,14 +38,14 @@ mod tests {
     #[test]
     fn a_burst_is_allowed_and_a_flood_is_not() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
-        assert!((0..256).all(|_| allowance.take(start)));
-        assert!(!allowance.take(start));
+        let mut allowance = Allowance::new(start, 256.0, 64.0);
+        assert!((0..256).all(|_| allowance.take(start, 1.0)));
+        assert!(!allowance.take(start, 1.0));
         let later = start + Duration::from_secs(1);
-        assert!((0..64).all(|_| allowance.take(later)));
-        assert!(!allowance.take(later));
+        assert!(allowance.take(later, 64.0));
+        assert!(!allowance.take(later, 1.0));
         let much_later = start + Duration::from_secs(1000);
-        assert!((0..256).all(|_| allowance.take(much_later)));
-        assert!(!allowance.take(much_later));
+        assert!(!allowance.take(much_later, 257.0));
+        assert!(allowance.take(much_later, 256.0));
     }
 }

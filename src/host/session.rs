@@ -7,7 +7,7 @@
 //!        ▲                │  │                     │  │               │
 //!        │                │  └──────refused────────┘  └──reset──▶ connecting, at once
 //!        │                │             ▼
-//!   runs again            │   refused (30 s, or until a reset) ──▶ connecting
+//!   runs again            │   refused (30 s, less if it may pass, or until a reset) ──▶ connecting
 //!        │               off (from any state)
 //!        └───────────── gone
 //! ```
@@ -21,22 +21,27 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
-use super::talk::{End, talk};
-use crate::transport::dial::Dial;
-use crate::wire::proto::v1::{self, PowerState};
+use super::contact::Contact;
+use super::order::Order;
+use super::state::Excess;
+use super::talk::{Caller, End, Loss, Refusal, talk};
+use super::text;
+use crate::wire::proto::v1::{self, CallbackState, PowerState};
 
 /// The wait before a refused guest is dialled again, or one whose session failed.
 pub const REFUSED_WAIT: Duration = Duration::from_secs(30);
 /// A session that ends sooner does not make the waits short again.
-const LASTING: Duration = Duration::from_secs(5);
+pub(super) const LASTING: Duration = Duration::from_secs(5);
 
-/// What the backend says of the VM.
+/// What the backend and the fleet say of the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
     /// The hypervisor's view.
     pub power: PowerState,
     /// Resets seen; another number means that whatever ran is gone.
     pub resets: u64,
+    /// The state of the guest is larger than allowed, found during the conversation of this number.
+    pub excess: Option<(u64, Excess)>,
 }
 
 /// What happened to a session.
@@ -48,11 +53,15 @@ pub enum Report {
         info: Box<v1::GuestInfo>,
         /// Since the session before was lost, the VM was started, or the first dial.
         after: Duration,
+        /// For calls of others on this conversation.
+        caller: Box<Caller>,
     },
     /// The guest sent an event, cleaned.
     Heard(v1::Event),
     /// The open conversation ended.
     Closed(String),
+    /// Where the callback channel of the open conversation stands, and why.
+    Callback(CallbackState, String),
     /// It is dialled again soon; why there was no conversation so far.
     Connecting(String),
     /// It is dialled again late, and why.
@@ -68,11 +77,25 @@ pub enum Report {
 /// Where reports of all sessions go, each with the number of its session.
 pub type Reports = mpsc::Sender<(u64, Report)>;
 
+/// Sends reports of one session.
+#[derive(Debug, Clone)]
+pub struct Teller {
+    session: u64,
+    reports: Reports,
+}
+
+impl Teller {
+    /// Sends a report, waiting for the fleet.
+    pub async fn send(&self, report: Report) {
+        // Without a fleet the process is ending, and so is this task.
+        drop(self.reports.send((self.session, report)).await);
+    }
+}
+
 /// Sends reports of one session, and remembers whether the conversation is open.
 #[derive(Debug)]
 pub struct Notes {
-    session: u64,
-    reports: Reports,
+    teller: Teller,
     lost_at: Instant,
     opened_at: Option<Instant>,
 }
@@ -80,15 +103,20 @@ pub struct Notes {
 impl Notes {
     /// Sends a report, waiting for the fleet.
     pub async fn send(&self, report: Report) {
-        // Without a fleet the process is ending, and so is this task.
-        drop(self.reports.send((self.session, report)).await);
+        self.teller.send(report).await;
+    }
+
+    /// For another part of the conversation.
+    pub fn teller(&self) -> Teller {
+        self.teller.clone()
     }
 
     /// The conversation is open.
-    pub async fn opened(&mut self, info: v1::GuestInfo) {
+    pub async fn opened(&mut self, info: v1::GuestInfo, caller: Caller) {
         let now = Instant::now();
         self.opened_at = Some(now);
-        self.send(Report::Opened { info: Box::new(info), after: now - self.lost_at }).await;
+        let (info, caller) = (Box::new(info), Box::new(caller));
+        self.send(Report::Opened { info, after: now - self.lost_at, caller }).await;
     }
 
     /// The conversation ended, if there was one. Returns how long it was open.
@@ -103,8 +131,8 @@ impl Notes {
 
 /// The session of one VM.
 pub struct Session {
-    uuid: String,
-    dialer: Box<dyn Dial>,
+    contact: Contact,
+    order: Order,
     machine: watch::Receiver<Machine>,
     /// The machine as last acted upon.
     seen: Machine,
@@ -117,24 +145,23 @@ pub struct Session {
 enum Cut {
     Off,
     Reset,
+    Excess(Excess),
     /// The VM runs, and did not before: only a wait is cut short.
     Runs,
 }
 
 impl Session {
-    /// A session with the guest that `dialer` reaches and that must have this `uuid`; its reports bear the
-    /// number `session`.
+    /// A session with the guest of `contact`; its reports bear the number `session`.
     pub fn new(
         session: u64,
-        uuid: String,
-        dialer: Box<dyn Dial>,
+        contact: Contact,
         mut machine: watch::Receiver<Machine>,
         reports: Reports,
     ) -> Self {
         let now = Instant::now();
         let seen = *machine.borrow_and_update();
-        let notes = Notes { session, reports, lost_at: now, opened_at: None };
-        Self { uuid, dialer, machine, seen, notes, backoff: Backoff::new(now) }
+        let notes = Notes { teller: Teller { session, reports }, lost_at: now, opened_at: None };
+        Self { contact, order: Order::default(), machine, seen, notes, backoff: Backoff::new(now) }
     }
 
     /// Keeps the session until the future is dropped, which closes the connection at once.
@@ -179,17 +206,20 @@ impl Session {
             loop {
                 match next_cut(&mut machine, &mut seen).await {
                     Cut::Runs => {}
-                    cut => return cut,
+                    Cut::Excess(excess) => return Err(Refusal::from(excess).into()),
+                    cut => return Ok(cut),
                 }
             }
         };
-        tokio::select! {
+        let ended = tokio::select! {
             biased;
-            cut = cut => Ok(cut),
-            ended = talk(&*self.dialer, &self.uuid, &mut self.notes, self.machine.clone()) => match ended {
+            cut = cut => cut,
+            ended = talk(&self.contact, &mut self.order, &mut self.notes, self.machine.clone()) => match ended {
                 Err(end) => Err(end),
             },
-        }
+        };
+        self.seen.excess = self.machine.borrow().excess;
+        ended
     }
 
     /// The conversation is over because of the VM.
@@ -198,6 +228,8 @@ impl Session {
             Cut::Off => "the VM is off",
             Cut::Reset => "the guest was reset",
             Cut::Runs => return,
+            // The conversation had ended already.
+            Cut::Excess(_) => return self.order.forget(),
         };
         self.notes.closed(reason).await;
         if cut == Cut::Reset {
@@ -208,9 +240,12 @@ impl Session {
 
     /// The conversation is over by itself: tells why, and returns how long to wait.
     async fn ended(&mut self, end: End) -> Duration {
-        let reason = chain(&end);
+        let reason = text::chain(&end);
         let lasted = self.notes.closed(&reason).await;
         let now = Instant::now();
+        if matches!(end, End::Lost(Loss::Disorder(_)) | End::Refused(Refusal::Excess(_))) {
+            self.order.forget();
+        }
         match end {
             End::Lost(_) => {
                 if lasted.is_some_and(|lasted| lasted >= LASTING) {
@@ -219,9 +254,9 @@ impl Session {
                 self.notes.send(Report::Connecting(reason)).await;
                 self.backoff.next(now, fastrand::f64())
             }
-            End::Refused(_) => {
+            End::Refused(refusal) => {
                 self.notes.send(Report::Refused(reason)).await;
-                REFUSED_WAIT
+                if refusal.passes() { self.backoff.next_patient(fastrand::f64()) } else { REFUSED_WAIT }
             }
         }
     }
@@ -250,19 +285,11 @@ async fn next_cut(machine: &mut watch::Receiver<Machine>, seen: &mut Machine) ->
         if now.resets != before.resets {
             return Cut::Reset;
         }
+        if let Some((_, excess)) = now.excess.filter(|_| now.excess != before.excess) {
+            return Cut::Excess(excess);
+        }
         if now.power == PowerState::Running && before.power != PowerState::Running {
             return Cut::Runs;
         }
     }
-}
-
-/// An error and what it came from, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut words = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        words = format!("{words}: {error}");
-        source = error.source();
-    }
-    super::text::clean(&words)
 }

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!  dial ──stream──▶ GetInfo ──▶ UUID ──same, or none──▶ WatchEvents ──AgentReady──▶ open ──event──▶ open
-//!    │                 │          │                          │                       │
-//!    └─────────────────┴──lost────│──────────────────────────┴───────────────────────┴──▶ lost
-//!                                 └──another──▶ refused ◀──more events than allowed──┘
+//!    │                 │          │                       │    │                     │ ╲
+//!    └─────────────────┴──lost────│───────────────────────│────┴─────────────────────┴──╲──▶ lost
+//!                                 └──another──▶ refused ◀─┴─held by another host half─────┘ more than allowed
 //! ```
 //!
-//! Every step has a deadline, every message a bound. The future owns the connection: dropping it closes the
-//! stream at once.
+//! Every step has a deadline, every message a bound. The future owns the connection, and beside it that of the
+//! [`callback`] channel: dropping it closes both streams at once.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -17,21 +18,19 @@ use tokio::time::Instant;
 use tonic::codec::Streaming;
 use tonic::{Code, Status};
 
+use super::callback;
+use super::contact::Contact;
+use super::order::{Disorder, Order};
 use super::rate::Allowance;
 use super::session::{Machine, Notes, Report};
+use super::state::Excess;
 use super::text;
-use crate::transport::dial::{self, Dial};
-use crate::transport::http2;
+use crate::transport::{dial, http2};
 use crate::wire::proto::v1::guest_client::GuestClient;
-use crate::wire::proto::v1::{self, PowerState, event};
+use crate::wire::proto::v1::{self, PowerState};
 
-/// How long a stream may take to come about. The guest's kernel answers, not its agent; while a guest boots, a
-/// request may be lost, and this is the time lost with it.
-const DIAL_DEADLINE: Duration = Duration::from_secs(2);
 /// How long an agent may take to answer a call.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
-/// Bytes of one message of an agent.
-const MAX_MESSAGE: usize = 64 * 1024;
 /// Heartbeats of an agent that does not say how often they come.
 const USUAL_HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long an answer that was received before the stream's end may take to be read.
@@ -71,9 +70,9 @@ pub enum Loss {
         /// The agent's words, cleaned.
         message: String,
     },
-    /// The first event was not `AgentReady`.
-    #[error("the agent's events do not begin with AgentReady")]
-    Disorder,
+    /// An event is missing, or at the wrong place.
+    #[error(transparent)]
+    Disorder(#[from] Disorder),
     /// No event for too long.
     #[error("no word from the agent for {} s", .0.as_secs_f32())]
     Silent(Duration),
@@ -93,76 +92,120 @@ pub enum Refusal {
     /// It sends more events than allowed.
     #[error("the guest sends too many events")]
     Flood,
+    /// It sends more bytes than allowed.
+    #[error("the guest sends too many bytes")]
+    Bytes,
+    /// It calls the host more often than allowed.
+    #[error("the guest calls its host too often")]
+    Calls,
+    /// It breaks the callback channel again and again.
+    #[error("the guest breaks the callback channel again and again: {0}")]
+    Callback(String),
+    /// Its state is larger than allowed.
+    #[error(transparent)]
+    Excess(#[from] Excess),
+    /// Another host half has it; in the guest's words, cleaned.
+    #[error("{0}")]
+    Held(String),
 }
 
-/// Talks until the conversation ends. What happens goes to `notes`, and `machine` says whether the VM is
-/// paused: then its silence means nothing.
+impl Refusal {
+    /// It may be over soon, and asking costs little.
+    pub fn passes(&self) -> bool {
+        matches!(self, Self::Held(_))
+    }
+}
+
+/// What the agent answers to.
+pub type Caller = GuestClient<http2::Client>;
+
+/// Talks until the conversation ends. What happens goes to `notes`, `order` knows where to resume, and
+/// `machine` says whether the VM is paused: then its silence means nothing.
 ///
 /// # Errors
 /// Always, with what ended it.
 pub async fn talk(
-    dialer: &dyn Dial,
-    uuid: &str,
+    contact: &Contact,
+    order: &mut Order,
     notes: &mut Notes,
     machine: watch::Receiver<Machine>,
-) -> Result<std::convert::Infallible, End> {
-    let stream = dial::within(dialer, DIAL_DEADLINE).await.map_err(Loss::from)?;
-    let (client, mut connection) = soon(async { http2::connect(stream).await.map_err(Loss::Broken) }).await?;
-    let mut calls = std::pin::pin!(calls(client, uuid, notes, machine));
-    let ended = tokio::select! {
-        biased;
-        outcome = &mut calls => return outcome,
-        ended = connection.ended() => ended,
+) -> Result<Infallible, End> {
+    let began = Instant::now();
+    let (stream, gate) = contact.control().await.map_err(Loss::from)?;
+    let (client, mut connection) =
+        soon(async { Ok(http2::connect(stream).await.map_err(Loss::Broken)?) }).await?;
+    let end = {
+        let mut calls = std::pin::pin!(calls(client, contact, order, notes, machine, began));
+        tokio::select! {
+            biased;
+            end = &mut calls => end,
+            ended = connection.ended() => {
+                let left = tokio::time::timeout(LEFTOVERS, calls).await;
+                match (left.unwrap_or(Err(Loss::Closed.into())), ended) {
+                    (Err(End::Lost(Loss::Closed)), Err(error)) => Err(Loss::Broken(error).into()),
+                    (left, _) => left,
+                }
+            }
+        }
     };
-    let left = tokio::time::timeout(LEFTOVERS, calls).await.unwrap_or(Err(Loss::Closed.into()));
-    match (left, ended) {
-        (Err(End::Lost(Loss::Closed)), Err(error)) => Err(Loss::Broken(error).into()),
-        (left, _) => left,
-    }
+    if gate.is_shut() { Err(Refusal::Bytes.into()) } else { end }
 }
 
 async fn calls(
     client: http2::Client,
-    uuid: &str,
+    contact: &Contact,
+    order: &mut Order,
     notes: &mut Notes,
     machine: watch::Receiver<Machine>,
-) -> Result<std::convert::Infallible, End> {
+    began: Instant,
+) -> Result<Infallible, End> {
     let mut client = GuestClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
-        .max_decoding_message_size(MAX_MESSAGE);
+        .max_decoding_message_size(contact.vm.limits.message_bytes);
     let info = soon(async { Ok(client.get_info(v1::GetInfoRequest {}).await?.into_inner()) }).await?;
     let info = text::clean_info(info);
-    if !info.dmi_uuid.is_empty() && info.dmi_uuid != uuid {
-        return Err(Refusal::OtherGuest { found: info.dmi_uuid, expected: uuid.to_owned() }.into());
+    if !info.dmi_uuid.is_empty() && info.dmi_uuid != contact.vm.uuid {
+        let expected = contact.vm.uuid.clone();
+        return Err(Refusal::OtherGuest { found: info.dmi_uuid, expected }.into());
     }
+    let request = v1::WatchEventsRequest { host: Some(contact.half.host.clone()), after: order.begin() };
     let (mut events, first) = soon(async {
-        let mut events = client.watch_events(v1::WatchEventsRequest {}).await?.into_inner();
+        let mut events = client.watch_events(request).await?.into_inner();
         let first = events.message().await?.ok_or(Loss::Closed)?;
         Ok((events, first))
     })
     .await?;
-    if !matches!(first.kind, Some(event::Kind::AgentReady(_))) {
-        return Err(Loss::Disorder.into());
-    }
+    let first = text::clean_event(first);
+    order.take(&first).map_err(Loss::from)?;
+    contact.half.metrics.connect.observe(began.elapsed());
     let patience = patience(info.heartbeat_interval_seconds);
-    notes.opened(info).await;
-    listen(&mut events, first, patience, notes, machine).await
+    notes.opened(info, client).await;
+    let callback = callback::keep(contact, notes.teller());
+    tokio::select! {
+        end = listen(&mut events, first, patience, contact, order, notes, machine) => end,
+        refusal = callback => Err(refusal.into()),
+    }
 }
 
 async fn listen(
     events: &mut Streaming<v1::Event>,
     first: v1::Event,
     patience: Duration,
+    contact: &Contact,
+    order: &mut Order,
     notes: &mut Notes,
     mut machine: watch::Receiver<Machine>,
-) -> Result<std::convert::Infallible, End> {
-    let mut allowance = Allowance::new(Instant::now());
-    let mut event = first;
+) -> Result<Infallible, End> {
+    let limits = &contact.vm.limits;
+    let mut allowance =
+        Allowance::new(Instant::now(), limits.event_burst.into(), limits.events_per_second.into());
+    notes.send(Report::Heard(first)).await;
     loop {
-        if !allowance.take(Instant::now()) {
+        let event = text::clean_event(next(events, patience, &mut machine).await?);
+        if !allowance.take(Instant::now(), 1.0) {
             return Err(Refusal::Flood.into());
         }
-        notes.send(Report::Heard(text::clean_event(event))).await;
-        event = next(events, patience, &mut machine).await?;
+        order.take(&event).map_err(Loss::from)?;
+        notes.send(Report::Heard(event)).await;
     }
 }
 
@@ -171,13 +214,13 @@ async fn next(
     events: &mut Streaming<v1::Event>,
     patience: Duration,
     machine: &mut watch::Receiver<Machine>,
-) -> Result<v1::Event, Loss> {
+) -> Result<v1::Event, End> {
     loop {
         let paused = machine.borrow_and_update().power == PowerState::Paused;
         tokio::select! {
-            event = events.message() => return event?.ok_or(Loss::Closed),
+            event = events.message() => return Ok(event?.ok_or(Loss::Closed)?),
             Ok(()) = machine.changed() => {}
-            () = tokio::time::sleep(patience), if !paused => return Err(Loss::Silent(patience)),
+            () = tokio::time::sleep(patience), if !paused => return Err(Loss::Silent(patience).into()),
         }
     }
 }
@@ -191,17 +234,21 @@ fn patience(heartbeat_seconds: u32) -> Duration {
     interval.mul_f64(2.5)
 }
 
-async fn soon<T>(answer: impl Future<Output = Result<T, Loss>>) -> Result<T, Loss> {
-    tokio::time::timeout(CALL_DEADLINE, answer).await.unwrap_or(Err(Loss::Unanswered))
+async fn soon<T>(answer: impl Future<Output = Result<T, End>>) -> Result<T, End> {
+    tokio::time::timeout(CALL_DEADLINE, answer).await.unwrap_or(Err(Loss::Unanswered.into()))
 }
 
-impl From<Status> for Loss {
+impl From<Status> for End {
     /// A status without a source came from the agent; with one, from the connection below.
     fn from(status: Status) -> Self {
         if std::error::Error::source(&status).is_some() {
-            return Self::Closed;
+            return Loss::Closed.into();
         }
-        Self::Call { code: status.code(), message: text::clean(status.message()) }
+        let message = text::clean(status.message());
+        match status.code() {
+            Code::FailedPrecondition | Code::Aborted => Refusal::Held(message).into(),
+            code => Loss::Call { code, message }.into(),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use prost_types::Timestamp;
 
-use crate::wire::proto::v1;
+use crate::wire::proto::v1::{self, event::Kind};
 
 /// Longest text that is taken from a guest, in characters.
 pub const MAX_TEXT: usize = 256;
@@ -50,19 +50,93 @@ pub fn clean_info(info: v1::GuestInfo) -> v1::GuestInfo {
 
 /// An event of a guest, cleaned.
 pub fn clean_event(event: v1::Event) -> v1::Event {
-    use v1::event::Kind;
     v1::Event {
         time: event.time.filter(|time: &Timestamp| {
             (0..YEAR_10000).contains(&time.seconds) && (0..1_000_000_000).contains(&time.nanos)
         }),
-        kind: event.kind.map(|kind| match kind {
-            Kind::ShutdownRequested(request) => {
-                Kind::ShutdownRequested(v1::ShutdownRequested { mode: clean(&request.mode) })
-            }
-            kind @ (Kind::AgentReady(_) | Kind::Heartbeat(_) | Kind::AgentStopping(_)) => kind,
-        }),
+        kind: event.kind.map(clean_kind),
         ..event
     }
+}
+
+fn clean_kind(kind: Kind) -> Kind {
+    match kind {
+        Kind::AgentReady(ready) => Kind::AgentReady(v1::AgentReady {
+            run_id: clean(&ready.run_id),
+            state: ready.state.as_ref().map(clean_state),
+            ..ready
+        }),
+        Kind::ShutdownRequested(request) => {
+            Kind::ShutdownRequested(v1::ShutdownRequested { mode: clean(&request.mode) })
+        }
+        Kind::InterfacesChanged(change) => Kind::InterfacesChanged(v1::InterfacesChanged {
+            interfaces: change.interfaces.iter().map(clean_interface).collect(),
+        }),
+        Kind::FileSystemMounted(mounted) => Kind::FileSystemMounted(v1::FileSystemMounted {
+            file_system: mounted.file_system.as_ref().map(clean_file_system),
+        }),
+        Kind::FileSystemUnmounted(unmounted) => Kind::FileSystemUnmounted(v1::FileSystemUnmounted {
+            file_system: unmounted.file_system.as_ref().map(clean_file_system),
+        }),
+        Kind::UserLoggedIn(login) => {
+            Kind::UserLoggedIn(v1::UserLoggedIn { session: login.session.as_ref().map(clean_session) })
+        }
+        Kind::UserLoggedOut(logout) => {
+            Kind::UserLoggedOut(v1::UserLoggedOut { session: logout.session.as_ref().map(clean_session) })
+        }
+        kind @ (Kind::Heartbeat(_)
+        | Kind::AgentStopping(_)
+        | Kind::AgentStarted(_)
+        | Kind::ShutdownBegun(_)
+        | Kind::ClockJumped(_)
+        | Kind::Suspending(_)
+        | Kind::Resumed(_)) => kind,
+    }
+}
+
+fn clean_state(state: &v1::GuestState) -> v1::GuestState {
+    v1::GuestState {
+        interfaces: state.interfaces.iter().map(clean_interface).collect(),
+        file_systems: state.file_systems.iter().map(clean_file_system).collect(),
+        users: state.users.iter().map(clean_session).collect(),
+    }
+}
+
+fn clean_interface(interface: &v1::NetworkInterface) -> v1::NetworkInterface {
+    v1::NetworkInterface {
+        name: clean(&interface.name),
+        hardware_address: clean(&interface.hardware_address),
+        running: interface.running,
+        addresses: interface.addresses.iter().map(|address| clean(address)).collect(),
+    }
+}
+
+fn clean_file_system(file_system: &v1::MountedFileSystem) -> v1::MountedFileSystem {
+    v1::MountedFileSystem {
+        mount_point: clean(&file_system.mount_point),
+        source: clean(&file_system.source),
+        r#type: clean(&file_system.r#type),
+    }
+}
+
+fn clean_session(session: &v1::UserSession) -> v1::UserSession {
+    v1::UserSession {
+        id: clean(&session.id),
+        user: clean(&session.user),
+        terminal: clean(&session.terminal),
+        remote_host: clean(&session.remote_host),
+    }
+}
+
+/// An error and what it came from, in one line, cleaned.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut words = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        words = format!("{words}: {error}");
+        source = error.source();
+    }
+    clean(&words)
 }
 
 #[cfg(test)]

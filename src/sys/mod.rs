@@ -10,6 +10,8 @@ pub mod clock;
 pub mod descriptor;
 #[cfg(feature = "agent")]
 pub mod files;
+#[cfg(feature = "host")]
+pub mod host_name;
 #[cfg(feature = "agent")]
 pub mod link_news;
 pub mod logging;

@@ -103,8 +103,39 @@ where
     }
 }
 
-/// Serves `service` on `stream` until the peer closes it, or says nothing for too long at its beginning, or until `shutdown`, which lets calls that are
-/// running end for a moment. Dropping the future closes the stream at once.
+/// What one connection may cost who serves it.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Calls that may be open at a time; a further one waits or is refused by HTTP/2.
+    pub open_calls: u32,
+    /// Bytes that the peer may send before the reader has taken them, for each call.
+    pub stream_window: u32,
+    /// The same for all calls together.
+    pub connection_window: u32,
+    /// Bytes of answers that wait for a peer that does not read, for each call.
+    pub send_buffer: usize,
+}
+
+impl Bounds {
+    /// For peers that know what they want.
+    pub const USUAL: Self = Self {
+        open_calls: MAX_CONCURRENT_STREAMS,
+        stream_window: STREAM_WINDOW,
+        connection_window: CONNECTION_WINDOW,
+        send_buffer: SEND_BUFFER,
+    };
+    /// For many peers of small calls.
+    pub const SMALL: Self = Self {
+        open_calls: 16,
+        stream_window: 16 * 1024,
+        connection_window: 64 * 1024,
+        send_buffer: 16 * 1024,
+    };
+}
+
+/// Serves `service` on `stream` until the peer closes it, or says nothing for too long at its beginning, or
+/// until `shutdown`, which lets calls that are running end for a moment. Dropping the future closes the stream
+/// at once.
 ///
 /// # Errors
 /// If the peer breaks the protocol, or the stream breaks.
@@ -116,17 +147,33 @@ pub async fn serve<S>(
 where
     S: Service,
 {
+    serve_within(stream, service, shutdown, Bounds::USUAL).await
+}
+
+/// As [`serve`], within other bounds.
+///
+/// # Errors
+/// If the peer breaks the protocol, or the stream breaks.
+pub async fn serve_within<S>(
+    stream: impl Stream,
+    service: S,
+    shutdown: CancellationToken,
+    bounds: Bounds,
+) -> Result<(), hyper::Error>
+where
+    S: Service,
+{
     let scope = Scope::new();
     let called = Arc::new(Notify::new());
     let service = Called { service, called: Arc::clone(&called) };
     let connection = server::Builder::new(Executor(scope.children()))
-        .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
+        .max_concurrent_streams(bounds.open_calls)
         .max_header_list_size(MAX_HEADER_LIST_SIZE)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         .max_local_error_reset_streams(MAX_PENDING_RESETS)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_send_buf_size(SEND_BUFFER)
+        .initial_stream_window_size(bounds.stream_window)
+        .initial_connection_window_size(bounds.connection_window)
+        .max_send_buf_size(bounds.send_buffer)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     let mut connection = std::pin::pin!(connection);
     tokio::select! {

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -11,13 +11,20 @@ use guestlet::supervise::Scope;
 use guestlet::transport::http2;
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::guest_server::{self, GuestServer};
-use guestlet::wire::proto::v1::{self, AgentReady, Event, GuestInfo, Heartbeat, OperatingSystem};
+use guestlet::wire::proto::v1::{
+    self, AgentReady, Event, GuestInfo, GuestState, Heartbeat, OperatingSystem, WhoAmIResponse,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
+
+use crate::asking;
+
+/// Guests that were started.
+static RUNS: AtomicU64 = AtomicU64::new(0);
 
 /// How often a good guest's heart beats.
 const HEARTBEAT: Duration = Duration::from_millis(100);
@@ -34,8 +41,18 @@ pub enum Manner {
     Garbage,
     /// Sends events as fast as it can.
     Flood,
+    /// Sends few events that are large.
+    Bulky,
+    /// Leaves an event out once per stream.
+    Hole,
     /// Closes the stream as soon as the events are open.
     Fickle,
+    /// Is held by another host half.
+    Held,
+    /// Calls the host as fast as it can.
+    Nagging,
+    /// Opens calls to the host and resets them at once.
+    Resetting,
 }
 
 /// How the socket leads to the agent.
@@ -50,8 +67,8 @@ pub enum Door {
 
 /// A guest that runs until it is dropped; then all its streams end.
 pub struct Guest {
-    path: PathBuf,
-    events: broadcast::Sender<Kind>,
+    paths: Vec<PathBuf>,
+    agent: Agent,
     open: Arc<AtomicUsize>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -79,42 +96,83 @@ pub fn info(uuid: &str, boot_id: &str) -> GuestInfo {
 }
 
 impl Guest {
-    /// Starts a guest whose agent is reached at `path`.
+    /// Starts a guest whose agent is reached at `path`, and the callback channel at `path` with `.callback`
+    /// added, or through the same hybrid socket.
     pub fn start(path: &Path, door: Door, manner: Manner, info: GuestInfo) -> Self {
-        let events = broadcast::Sender::new(16);
+        Self::start_in(path, door, manner, info, GuestState::default())
+    }
+
+    /// Starts a guest in the given state.
+    pub fn start_in(path: &Path, door: Door, manner: Manner, info: GuestInfo, state: GuestState) -> Self {
         let open = Arc::new(AtomicUsize::new(0));
         let (stop, stopped) = oneshot::channel();
-        let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let agent = Agent { info, manner, events: events.clone() };
-        let counter = open.clone();
+        let mut paths = vec![path.to_owned()];
+        if door == Door::Unix {
+            paths.push(PathBuf::from(format!("{}.callback", path.display())));
+        }
+        let listeners: Vec<_> = paths
+            .iter()
+            .map(|path| {
+                let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
+                listener.set_nonblocking(true).unwrap();
+                listener
+            })
+            .collect();
+        let agent = Agent {
+            info,
+            manner,
+            run_id: format!("run-{}", RUNS.fetch_add(1, Ordering::SeqCst)),
+            state,
+            log: watch::Sender::new(Vec::new()),
+            asked: Arc::default(),
+        };
+        let (counter, serving) = (open.clone(), agent.clone());
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
-                let listener = UnixListener::from_std(listener).unwrap();
-                tokio::select! {
-                    () = accept(listener, door, agent, counter) => {}
-                    _ = stopped => {}
+                let streams = Scope::new();
+                for (listener, channel) in listeners.into_iter().zip([Channel::Control, Channel::Callback]) {
+                    let listener = UnixListener::from_std(listener).unwrap();
+                    streams.children().spawn(accept(
+                        listener,
+                        door,
+                        channel,
+                        serving.clone(),
+                        counter.clone(),
+                    ));
                 }
+                drop(stopped.await);
             });
         });
-        Self { path: path.to_owned(), events, open, stop: Some(stop), thread: Some(thread) }
+        Self { paths, agent, open, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Lets something happen in the guest, on every stream of events.
+    /// Lets something happen in the guest.
     pub fn happen(&self, kind: Kind) {
-        self.events.send(kind).unwrap();
+        self.agent.log.send_modify(|log| log.push(kind));
     }
 
-    /// Streams that the host half has open.
+    /// Streams that the host half has open, control and callback.
     pub fn open(&self) -> usize {
         self.open.load(Ordering::SeqCst)
+    }
+
+    /// What the host half says of this guest.
+    pub fn identity(&self) -> Option<WhoAmIResponse> {
+        self.agent.asked.identity.lock().unwrap().clone()
+    }
+
+    /// How many of its calls the host half has answered.
+    pub fn answers(&self) -> usize {
+        self.agent.asked.answers.load(Ordering::SeqCst)
     }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        drop(std::fs::remove_file(&self.path));
+        for path in &self.paths {
+            drop(std::fs::remove_file(path));
+        }
         drop(self.stop.take());
         drop(self.thread.take().unwrap().join());
     }
@@ -129,36 +187,62 @@ impl Drop for Counted {
     }
 }
 
-async fn accept(listener: UnixListener, door: Door, agent: Agent, open: Arc<AtomicUsize>) {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Channel {
+    Control,
+    Callback,
+}
+
+async fn accept(listener: UnixListener, door: Door, channel: Channel, agent: Agent, open: Arc<AtomicUsize>) {
     let streams = Scope::new();
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         open.fetch_add(1, Ordering::SeqCst);
         let (agent, counted) = (agent.clone(), Counted(open.clone()));
         streams.children().spawn(async move {
-            drop(agent.serve(stream, door).await);
+            drop(agent.serve(stream, door, channel).await);
             drop(counted);
         });
     }
+}
+
+/// What the guest has asked the host half.
+#[derive(Default)]
+pub struct Asked {
+    pub identity: Mutex<Option<WhoAmIResponse>>,
+    pub answers: AtomicUsize,
 }
 
 #[derive(Clone)]
 struct Agent {
     info: GuestInfo,
     manner: Manner,
-    events: broadcast::Sender<Kind>,
+    run_id: String,
+    state: GuestState,
+    log: watch::Sender<Vec<Kind>>,
+    asked: Arc<Asked>,
 }
 
 impl Agent {
-    async fn serve(self, mut stream: UnixStream, door: Door) -> std::io::Result<()> {
+    async fn serve(self, mut stream: UnixStream, door: Door, mut channel: Channel) -> std::io::Result<()> {
         if door != Door::Unix {
             let mut request = [0; b"CONNECT 970\n".len()];
             stream.read_exact(&mut request).await?;
-            assert_eq!(&request, b"CONNECT 970\n");
+            channel = match &request {
+                b"CONNECT 970\n" => Channel::Control,
+                b"CONNECT 971\n" => Channel::Callback,
+                other => panic!("{other:?}"),
+            };
             if door == Door::HybridClosed {
                 return Ok(());
             }
             stream.write_all(b"OK 1073741824\n").await?;
+        }
+        if channel == Channel::Callback {
+            return match self.manner {
+                Manner::Resetting => asking::reset(stream).await,
+                manner => asking::ask(stream, &self.asked, manner == Manner::Nagging).await,
+            };
         }
         match self.manner {
             Manner::Silent => {
@@ -171,12 +255,49 @@ impl Agent {
                 let serving = http2::serve(stream, GuestServer::new(self), CancellationToken::new());
                 drop(tokio::time::timeout(HEARTBEAT, serving).await);
             }
-            Manner::Good | Manner::Mute | Manner::Flood => {
-                drop(http2::serve(stream, GuestServer::new(self), CancellationToken::new()).await);
-            }
+            _ => drop(http2::serve(stream, GuestServer::new(self), CancellationToken::new()).await),
         }
         Ok(())
     }
+
+    /// Sends all events after `sequence`, and heartbeats in between.
+    async fn tell(self, mut sequence: u64, events: mpsc::Sender<Result<Event, Status>>) {
+        let mut log = self.log.subscribe();
+        loop {
+            let next = usize::try_from(sequence).unwrap();
+            let happened = log.borrow_and_update().get(next).cloned();
+            let kind = if let Some(kind) = happened {
+                sequence += if self.manner == Manner::Hole { 2 } else { 1 };
+                kind
+            } else {
+                let beat = async {
+                    match self.manner {
+                        Manner::Mute => std::future::pending().await,
+                        Manner::Flood => tokio::task::yield_now().await,
+                        _ => tokio::time::sleep(HEARTBEAT).await,
+                    }
+                };
+                tokio::select! {
+                    _ = log.changed() => continue,
+                    () = beat => {}
+                }
+                if self.manner == Manner::Bulky { bulk(&mut sequence) } else { Kind::Heartbeat(Heartbeat {}) }
+            };
+            if events.send(Ok(event(sequence, kind))).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn event(sequence: u64, kind: Kind) -> Event {
+    Event { sequence, time: Some(SystemTime::now().into()), kind: Some(kind) }
+}
+
+/// An event of about 200 KB.
+fn bulk(sequence: &mut u64) -> Kind {
+    *sequence += 1;
+    Kind::ShutdownRequested(v1::ShutdownRequested { mode: "x".repeat(200_000) })
 }
 
 #[tonic::async_trait]
@@ -185,41 +306,40 @@ impl guest_server::Guest for Agent {
         Ok(Response::new(self.info.clone()))
     }
 
+    async fn ping(&self, request: Request<v1::PingRequest>) -> Result<Response<v1::PingResponse>, Status> {
+        Ok(Response::new(v1::PingResponse { payload: request.into_inner().payload }))
+    }
+
     type WatchEventsStream = Pin<Box<dyn Stream<Item = Result<Event, Status>> + Send>>;
 
     async fn watch_events(
         &self,
-        _: Request<v1::WatchEventsRequest>,
+        request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
-        let (sender, receiver) = tokio::sync::mpsc::channel(1);
-        let (manner, mut happening) = (self.manner, self.events.subscribe());
+        let v1::WatchEventsRequest { host, after } = request.into_inner();
+        assert!(!host.unwrap().instance_id.is_empty());
+        if self.manner == Manner::Held {
+            return Err(Status::failed_precondition("held by host half other (1234), which answers"));
+        }
+        let (sender, receiver) = mpsc::channel(2);
+        let newest = self.log.borrow().len() as u64;
+        let resumed = after.filter(|after| after.run_id == self.run_id && after.sequence <= newest);
+        let ready = AgentReady {
+            run_id: self.run_id.clone(),
+            resumed: resumed.is_some(),
+            missed: 0,
+            state: resumed.is_none().then(|| self.state.clone()),
+        };
+        let sequence = resumed.map_or(newest, |after| after.sequence);
+        sender.send(Ok(event(sequence, Kind::AgentReady(ready)))).await.unwrap();
         let scope = Scope::new();
-        scope.children().spawn(async move {
-            let mut kind = Kind::AgentReady(AgentReady {});
-            for sequence in 1.. {
-                let event = Event { sequence, time: Some(SystemTime::now().into()), kind: Some(kind) };
-                if sender.send(Ok(event)).await.is_err() {
-                    return;
-                }
-                let beat = async {
-                    match manner {
-                        Manner::Mute => std::future::pending().await,
-                        Manner::Flood => tokio::task::yield_now().await,
-                        _ => tokio::time::sleep(HEARTBEAT).await,
-                    }
-                };
-                kind = tokio::select! {
-                    Ok(kind) = happening.recv() => kind,
-                    () = beat => Kind::Heartbeat(Heartbeat {}),
-                };
-            }
-        });
+        scope.children().spawn(self.clone().tell(sequence, sender));
         Ok(Response::new(Box::pin(Events { receiver, _scope: scope })))
     }
 }
 
 struct Events {
-    receiver: tokio::sync::mpsc::Receiver<Result<Event, Status>>,
+    receiver: mpsc::Receiver<Result<Event, Status>>,
     _scope: Scope,
 }
 

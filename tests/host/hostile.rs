@@ -1,16 +1,15 @@
 //! Guests that do what no guest should: each costs itself its session, and nobody else anything.
 
-use guestlet::wire::proto::v1::GuestInfo;
+use guestlet::wire::proto::v1::{GuestInfo, GuestState, UserSession};
 
 use crate::guest::{Door, Guest, Manner, info};
 use crate::lab::{Lab, uuid};
 
 /// Runs a guest of bad manners beside a good one until `reason` is seen, and checks the good one.
 fn beside_a_good_one(manner: Manner, bad: GuestInfo, state: &str, reason: &str) {
-    let lab =
-        Lab::new().vm("bad", 1, "unix-socket = '@bad.sock'").vm("good", 2, "unix-socket = '@g.sock'").start();
-    let good = Guest::start(&lab.path("g.sock"), Door::Unix, Manner::Good, info(&uuid(2), "boot-1"));
-    let before = lab.until_session("good", "connected");
+    let lab = Lab::new().guest("bad", 1).guest("good", 2).start();
+    let good = Guest::start(&lab.path("good.sock"), Door::Unix, Manner::Good, info(&uuid(2), "boot-1"));
+    let before = lab.until_vm("good", |vm| vm["callback"] == "open");
     let guest = Guest::start(&lab.path("bad.sock"), Door::Unix, manner, bad);
     lab.until_vm("bad", |vm| vm["session"] == state && vm["reason"].as_str().unwrap().contains(reason));
     if state == "refused" {
@@ -18,12 +17,27 @@ fn beside_a_good_one(manner: Manner, bad: GuestInfo, state: &str, reason: &str) 
     }
     let after = lab.until_vm("good", |vm| vm["last_heard"] != before["last_heard"]);
     assert_eq!((&after["since"], &after["sessions"]), (&before["since"], &before["sessions"]));
-    assert_eq!(good.open(), 1);
+    assert_eq!(good.open(), 2);
 }
 
 #[test]
 fn a_flood_of_events() {
     beside_a_good_one(Manner::Flood, info(&uuid(1), "boot-1"), "refused", "sends too many events");
+}
+
+#[test]
+fn a_flood_of_bytes() {
+    beside_a_good_one(Manner::Bulky, info(&uuid(1), "boot-1"), "refused", "the guest sends too many bytes");
+}
+
+#[test]
+fn a_flood_of_calls() {
+    beside_a_good_one(Manner::Nagging, info(&uuid(1), "boot-1"), "refused", "calls its host too often");
+}
+
+#[test]
+fn calls_that_are_reset_at_once() {
+    beside_a_good_one(Manner::Resetting, info(&uuid(1), "boot-1"), "refused", "the guest ");
 }
 
 #[test]
@@ -33,7 +47,7 @@ fn garbage() {
 
 #[test]
 fn an_oversized_answer() {
-    let large = GuestInfo { host_name: "x".repeat(100_000), ..info(&uuid(1), "boot-1") };
+    let large = GuestInfo { host_name: "x".repeat(300_000), ..info(&uuid(1), "boot-1") };
     beside_a_good_one(Manner::Good, large, "connecting", "message length too large");
 }
 
@@ -44,11 +58,11 @@ fn words_that_steer_a_terminal() {
     let words = GuestInfo {
         host_name: evil.into(),
         kernel_release: "y".repeat(10_000),
-        capabilities: vec![evil.repeat(10); 1000],
+        capabilities: vec![evil.repeat(10); 3000],
         ..info(&uuid(1), "boot-1")
     };
     let guest = Guest::start(&lab.path("bad.sock"), Door::Unix, Manner::Good, words);
-    // 1000 long capabilities are more than one message may have; a session with fewer is taken.
+    // 3000 long capabilities are more than one message may have; a session with fewer is taken.
     lab.until_vm("bad", |vm| vm["reason"].as_str().unwrap().contains("message length too large"));
     drop(guest);
     let words =
@@ -69,4 +83,16 @@ fn words_that_steer_a_terminal() {
 fn another_uuid_with_words_that_steer_a_terminal() {
     let bad = info("\u{1b}[2J", "boot-1");
     beside_a_good_one(Manner::Good, bad, "refused", "the guest's DMI UUID is");
+}
+
+#[test]
+fn a_state_beyond_its_bounds() {
+    let lab = Lab::new().set("limits.users = 2").guest("bad", 1).start();
+    let users = vec![UserSession::default(); 3];
+    let state = GuestState { users, ..GuestState::default() };
+    let guest =
+        Guest::start_in(&lab.path("bad.sock"), Door::Unix, Manner::Good, info(&uuid(1), "boot-1"), state);
+    let vm = lab.until_session("bad", "refused");
+    assert_eq!(vm["reason"], "the guest has more than 2 users; limits.users in the settings allows more");
+    lab.until("the streams are closed", || guest.open() == 0);
 }

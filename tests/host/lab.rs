@@ -46,6 +46,27 @@ impl Lab {
         self.path("host.toml")
     }
 
+    /// Adds a setting that is of no VM; comes before all VMs.
+    pub fn set(mut self, line: &str) -> Self {
+        writeln!(self.settings, "{line}").unwrap();
+        self
+    }
+
+    /// Replaces a part of the settings, as an editor does: writes another file and renames it.
+    pub fn edit(&mut self, from: &str, to: &str) {
+        assert!(self.settings.contains(from), "{}", self.settings);
+        self.settings = self.settings.replacen(from, to, 1);
+        let beside = self.path("host.toml.new");
+        std::fs::write(&beside, &self.settings).unwrap();
+        std::fs::rename(beside, self.settings()).unwrap();
+    }
+
+    /// Adds a VM whose agent is at `<name>.sock`, with a callback channel.
+    pub fn guest(self, name: &str, number: u8) -> Self {
+        let sockets = format!("unix-socket = '@{name}.sock'\ncallback-socket = '@{name}.sock.callback'");
+        self.vm(name, number, &sockets)
+    }
+
     /// Adds a VM; `rest` are further lines with paths in this folder written as `@name`.
     pub fn vm(mut self, name: &str, number: u8, rest: &str) -> Self {
         let rest = rest.replace('@', &format!("{}/", self.folder.path().display()));

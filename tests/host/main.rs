@@ -11,12 +11,17 @@
     reason = "a test runs programs and threads, and may panic"
 )]
 
+mod asking;
 mod guest;
 mod lab;
 mod qmp;
 
+mod callback;
+mod events;
 mod hostile;
+mod metrics;
 mod people;
 mod power;
 mod service;
 mod sessions;
+mod settings;

@@ -16,7 +16,7 @@ fn vms_are_listed_and_described_for_people_and_programs() {
         .vm("db-1", 2, "unix-socket = '@db.sock'")
         .start();
     let _web = Guest::start(&lab.path("web.vsock"), Door::Hybrid, Manner::Good, info(&uuid(1), "boot-1"));
-    lab.until_session("web-1", "connected");
+    lab.until_vm("web-1", |vm| vm["callback"] == "open");
     lab.until_vm("db-1", |vm| vm["reason"] != "");
 
     let list = lab.words(&["ls"]);
@@ -58,6 +58,9 @@ fn vms_are_listed_and_described_for_people_and_programs() {
             "kernel_release": "6.1.0-30-cloud-amd64", "machine": "x86_64", "agent_version": "0.1.0",
             "capabilities": ["events", "qga"],
         },
+        "callback": "open", "callback_reason": "", "missed_events": 0,
+        "callback_dial": format!("hybrid:{}:971", text(&lab.path("web.vsock"))),
+        "state": {"interfaces": [], "file_systems": [], "users": []},
     });
     assert_eq!(web, expected);
 
@@ -124,7 +127,7 @@ fn without_a_daemon_people_learn_how_to_start_it() {
         "guestlet-host is not running (no socket at {}); start it with: systemctl start guestlet-host",
         text(&lab.socket())
     );
-    for arguments in [&["ls"][..], &["info", "a"], &["watch"]] {
+    for arguments in [&["ls"][..], &["info", "a"], &["watch"], &["ping", "a"]] {
         assert_fails(&lab.ctl(arguments), 3, &words);
     }
     std::fs::create_dir(lab.path("run")).unwrap();
@@ -137,7 +140,12 @@ fn unknown_vms_and_wrong_usage_have_their_own_exit_codes() {
     let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").start();
     assert_fails(&lab.ctl(&["info", "b"]), 4, "guestlet-host knows no VM named \"b\"; guestctl ls lists");
     assert_fails(&lab.ctl(&["watch", "b"]), 4, "guestlet-host knows no VM named \"b\"");
+    assert_fails(&lab.ctl(&["ping", "b"]), 4, "guestlet-host knows no VM named \"b\"");
+    assert_fails(&lab.ctl(&["ping", "a"]), 1, "there is no session with this guest now");
+    assert_fails(&lab.ctl(&["ping", "a", "-c", "10001"]), 2, "10001");
+    assert_fails(&lab.ctl(&["watch", "--kind", "nonsense"]), 2, "clock-jumped");
+    assert_fails(&lab.ctl(&["watch", "--since", "soon"]), 2, "such as 5m");
     assert_fails(&lab.ctl(&["info"]), 2, "Usage");
     assert!(lab.words(&["--help"]).contains(guestlet::config::host::DEFAULT_SOCKET));
-    assert_fails(&lab.ctl(&["-o", "yaml", "ls"]), 2, "possible values: table, json");
+    assert_fails(&lab.ctl(&["-o", "yaml", "ls"]), 2, "possible values: table, wide, json");
 }

@@ -4,9 +4,11 @@
 //! its arm in [`Kind::build`], the one place that chooses.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
+use super::limits::Limits;
 use crate::transport::dial::Target;
 use crate::wire::proto::v1::PowerState;
 
@@ -23,6 +25,10 @@ pub struct Vm {
     pub cluster: String,
     /// Where its agent is.
     pub target: Target,
+    /// Where its agent awaits the callback channel, if it does.
+    pub callback: Option<Target>,
+    /// What its guest may cost.
+    pub limits: Arc<Limits>,
 }
 
 /// What a backend tells.
@@ -53,8 +59,8 @@ pub trait Backend: Send {
 /// Which backend, with its settings.
 #[derive(Debug, Clone)]
 pub enum Kind {
-    /// VMs of this machine, from a list.
-    Qemu(Vec<qemu::Machine>),
+    /// VMs of this machine, from a list that changes when the settings do.
+    Qemu(watch::Receiver<Vec<qemu::Machine>>),
 }
 
 impl Kind {

@@ -3,19 +3,21 @@
 //!
 //! QEMU serves one client on a QMP socket at a time: give this program a socket of its own.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::pin::Pin;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::{Backend, Change, Vm};
 use crate::supervise::Scope;
+use crate::wire::proto::v1::PowerState;
 
 pub mod monitor;
 pub mod power;
 
 /// One VM of the list.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
     /// The VM.
     pub vm: Vm,
@@ -26,30 +28,116 @@ pub struct Machine {
 /// The backend.
 #[derive(Debug)]
 pub struct Qemu {
-    machines: Vec<Machine>,
+    machines: watch::Receiver<Vec<Machine>>,
 }
 
 impl Qemu {
     /// A backend for these VMs.
-    pub fn new(machines: Vec<Machine>) -> Self {
+    pub fn new(machines: watch::Receiver<Vec<Machine>>) -> Self {
         Self { machines }
     }
 }
 
+/// Watches one QMP socket of one VM, until it is dropped.
+struct Monitor {
+    /// The VM's name and UUID, and its socket: with another of them it is another monitor.
+    of: (String, String, PathBuf),
+    _scope: Scope,
+}
+
+impl Monitor {
+    fn start(of: (String, String, PathBuf), changes: mpsc::Sender<Change>) -> Self {
+        let scope = Scope::new();
+        scope.children().spawn(monitor::run(of.0.clone(), of.2.clone(), changes));
+        Self { of, _scope: scope }
+    }
+}
+
 impl Backend for Qemu {
-    fn watch(self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    fn watch(mut self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
-            let vms = self.machines.iter().map(|machine| machine.vm.clone()).collect();
-            if changes.send(Change::Listed(vms)).await.is_err() {
-                return;
-            }
-            let monitors = Scope::new();
-            for machine in self.machines {
-                if let Some(path) = machine.qmp {
-                    monitors.children().spawn(monitor::run(machine.vm.name, path, changes.clone()));
+            let mut monitors = BTreeMap::new();
+            loop {
+                let machines = self.machines.borrow_and_update().clone();
+                if list(machines, &mut monitors, &changes).await.is_err() {
+                    return;
+                }
+                tokio::select! {
+                    () = changes.closed() => return,
+                    Ok(()) = self.machines.changed() => {}
                 }
             }
-            changes.closed().await;
         })
+    }
+}
+
+/// Tells the list, and has every QMP socket of it watched.
+async fn list(
+    machines: Vec<Machine>,
+    monitors: &mut BTreeMap<String, Monitor>,
+    changes: &mpsc::Sender<Change>,
+) -> Result<(), mpsc::error::SendError<Change>> {
+    let vms = machines.iter().map(|machine| machine.vm.clone()).collect();
+    let mut before = std::mem::take(monitors);
+    changes.send(Change::Listed(vms)).await?;
+    for Machine { vm, qmp } in machines {
+        let known = before.remove(&vm.name);
+        let wanted = qmp.map(|path| (vm.name.clone(), vm.uuid, path));
+        let monitor = match (known, wanted) {
+            (Some(known), Some(wanted)) if known.of == wanted => known,
+            (known, wanted) => {
+                if known.is_some() {
+                    // What the socket before said of the VM is no longer known.
+                    drop(known);
+                    let power = PowerState::Unspecified;
+                    changes.send(Change::Power { name: vm.name.clone(), power }).await?;
+                }
+                let Some(wanted) = wanted else { continue };
+                Monitor::start(wanted, changes.clone())
+            }
+        };
+        monitors.insert(vm.name, monitor);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::dial::Target;
+
+    fn machine(name: &str, qmp: Option<&str>) -> Machine {
+        let target = Target::Unix { path: "/nowhere".into() };
+        let vm = Vm {
+            name: name.into(),
+            uuid: String::new(),
+            cluster: String::new(),
+            callback: None,
+            target,
+            limits: std::sync::Arc::default(),
+        };
+        Machine { vm, qmp: qmp.map(PathBuf::from) }
+    }
+
+    #[tokio::test]
+    async fn a_new_list_keeps_the_monitors_of_sockets_that_are_the_same() {
+        let (list, machines) = watch::channel(vec![machine("a", Some("/nowhere/a")), machine("b", None)]);
+        let (changes, mut told) = mpsc::channel(16);
+        let scope = Scope::new();
+        scope.children().spawn(Box::new(Qemu::new(machines)).watch(changes));
+        let off = |name: &str| Change::Power { name: name.into(), power: PowerState::Off };
+        let unknown = |name: &str| Change::Power { name: name.into(), power: PowerState::Unspecified };
+        assert!(matches!(told.recv().await.unwrap(), Change::Listed(vms) if vms.len() == 2));
+        assert_eq!(told.recv().await.unwrap(), off("a"));
+
+        list.send_replace(vec![machine("a", Some("/nowhere/a")), machine("b", Some("/nowhere/b"))]);
+        assert!(matches!(told.recv().await.unwrap(), Change::Listed(_)));
+        assert_eq!(told.recv().await.unwrap(), off("b"), "a's has told already");
+
+        list.send_replace(vec![machine("a", None), machine("b", Some("/nowhere/other"))]);
+        assert!(matches!(told.recv().await.unwrap(), Change::Listed(_)));
+        assert_eq!(told.recv().await.unwrap(), unknown("a"));
+        assert_eq!(told.recv().await.unwrap(), unknown("b"));
+        assert_eq!(told.recv().await.unwrap(), off("b"));
     }
 }

@@ -1,0 +1,242 @@
+//! A `[[vm]]` table: one VM of this machine.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::super::Error;
+use super::Source;
+
+/// The vsock port of an agent's control channel.
+pub const DEFAULT_PORT: u32 = 970;
+/// The vsock port of its callback channel.
+pub const DEFAULT_CALLBACK_PORT: u32 = 971;
+/// CIDs below are the hypervisor's, the loopback's and the host's own.
+const FIRST_GUEST_CID: u32 = 3;
+/// The greatest vsock port; the number after it means "any".
+const MAX_PORT: u32 = u32::MAX - 1;
+/// One VM, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmSettings {
+    /// Unique on this host: letters a–z, digits, `-` and `.`, at most 253 bytes.
+    pub name: String,
+    /// Unique on this host, in lower case with hyphens.
+    pub uuid: String,
+    /// Name of the cluster that the VM belongs to; may be empty.
+    pub cluster: String,
+    /// How its agent is reached.
+    pub dial: DialSettings,
+    /// How the callback channel is, if there is one.
+    pub callback: Option<DialSettings>,
+    /// The VM's QMP socket, if the host half may ask the hypervisor.
+    pub qmp: Option<PathBuf>,
+}
+
+/// How an agent is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum DialSettings {
+    /// The kernel's `AF_VSOCK`.
+    Vsock {
+        /// Context identifier of the guest, 3 or more.
+        cid: u32,
+        /// Port of the agent.
+        port: u32,
+    },
+    /// Hybrid vsock: a unix socket that takes `CONNECT <port>`.
+    Hybrid {
+        /// The socket.
+        path: PathBuf,
+        /// Port of the agent.
+        port: u32,
+    },
+    /// A unix socket that leads straight to an agent.
+    Unix {
+        /// The socket.
+        path: PathBuf,
+    },
+}
+
+/// A `[[vm]]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct VmFragment {
+    name: Option<Spanned<String>>,
+    uuid: Option<Spanned<String>>,
+    cluster: Option<Spanned<String>>,
+    vsock_cid: Option<Spanned<u32>>,
+    vsock_socket: Option<Spanned<PathBuf>>,
+    unix_socket: Option<Spanned<PathBuf>>,
+    qmp: Option<Spanned<PathBuf>>,
+    port: Option<Spanned<u32>>,
+    callback_port: Option<Spanned<u32>>,
+    callback_socket: Option<Spanned<PathBuf>>,
+}
+
+/// What no two VMs may share, and where it was first seen.
+pub(super) type Taken = HashMap<String, String>;
+
+pub(super) struct Checker<'a> {
+    pub source: &'a Source,
+    pub vm: &'a Spanned<VmFragment>,
+    pub taken: &'a mut Taken,
+}
+
+impl Checker<'_> {
+    pub fn vm(mut self) -> Result<VmSettings, Error> {
+        let vm = self.vm.get_ref();
+        let name = self.required("name", "give it a name", vm.name.as_ref())?;
+        check_name(name.get_ref()).map_err(|problem| self.source.wrong(name, problem))?;
+        self.unique("name", name, name.get_ref())?;
+        let spelled = self.required("uuid", "the guest's DMI UUID is compared with it", vm.uuid.as_ref())?;
+        let uuid =
+            canonical_uuid(spelled.get_ref()).map_err(|problem| self.source.wrong(spelled, problem))?;
+        self.unique("uuid", spelled, &uuid)?;
+        let (dial, callback) = self.dial()?;
+        let qmp = vm.qmp.as_ref().map(|path| self.socket("qmp", path)).transpose()?;
+        if let Some(cluster) = &vm.cluster
+            && (cluster.get_ref().len() > 253 || cluster.get_ref().chars().any(char::is_control))
+        {
+            let problem = "cluster is longer than 253 bytes or has control characters".to_owned();
+            return Err(self.source.wrong(cluster, problem));
+        }
+        let cluster = vm.cluster.as_ref().map(|cluster| cluster.get_ref().clone()).unwrap_or_default();
+        Ok(VmSettings { name: name.get_ref().clone(), uuid, cluster, dial, callback, qmp })
+    }
+
+    fn dial(&mut self) -> Result<(DialSettings, Option<DialSettings>), Error> {
+        let vm = self.vm.get_ref();
+        if vm.unix_socket.is_none()
+            && let Some(path) = &vm.callback_socket
+        {
+            let problem = "callback-socket has a meaning only beside unix-socket; remove it".to_owned();
+            return Err(self.source.wrong(path, problem));
+        }
+        match (&vm.vsock_cid, &vm.vsock_socket, &vm.unix_socket) {
+            (Some(cid), None, None) => {
+                let number = *cid.get_ref();
+                if !(FIRST_GUEST_CID..u32::MAX).contains(&number) {
+                    let problem = format!("vsock-cid = {number}: guests have CIDs from {FIRST_GUEST_CID} on");
+                    return Err(self.source.wrong(cid, problem));
+                }
+                self.unique("vsock-cid", cid, &number.to_string())?;
+                let (port, callback) = self.ports()?;
+                let dial = |port| DialSettings::Vsock { cid: number, port };
+                Ok((dial(port), Some(dial(callback))))
+            }
+            (None, Some(path), None) => {
+                let path = self.socket("vsock-socket", path)?;
+                let (port, callback) = self.ports()?;
+                let dial = |port| DialSettings::Hybrid { path: path.clone(), port };
+                Ok((dial(port), Some(dial(callback))))
+            }
+            (None, None, Some(path)) => {
+                for (key, port) in [("port", &vm.port), ("callback-port", &vm.callback_port)] {
+                    if let Some(port) = port {
+                        let problem = format!("{key} has no meaning with unix-socket; remove it");
+                        return Err(self.source.wrong(port, problem));
+                    }
+                }
+                let path = self.socket("unix-socket", path)?;
+                let callback = vm.callback_socket.as_ref();
+                let callback = callback.map(|path| self.socket("callback-socket", path)).transpose()?;
+                Ok((DialSettings::Unix { path }, callback.map(|path| DialSettings::Unix { path })))
+            }
+            (None, None, None) => Err(self.source.wrong(
+                self.vm,
+                "[[vm]] says no way to reach the agent; add vsock-cid or vsock-socket".to_owned(),
+            )),
+            _ => Err(self.source.wrong(
+                self.vm,
+                "[[vm]] says more than one way to reach the agent; keep one of vsock-cid, vsock-socket and \
+                 unix-socket"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// Those of the control and of the callback channel.
+    fn ports(&self) -> Result<(u32, u32), Error> {
+        let vm = self.vm.get_ref();
+        let port = |key, port: &Option<Spanned<u32>>, usual| match port {
+            Some(port) if !(1..=MAX_PORT).contains(port.get_ref()) => {
+                let problem = format!("{key} = {}: a vsock port is 1 to {MAX_PORT}", port.get_ref());
+                Err(self.source.wrong(port, problem))
+            }
+            Some(port) => Ok(*port.get_ref()),
+            None => Ok(usual),
+        };
+        let control = port("port", &vm.port, DEFAULT_PORT)?;
+        let callback = port("callback-port", &vm.callback_port, DEFAULT_CALLBACK_PORT)?;
+        if control == callback
+            && let Some(at) = vm.callback_port.as_ref().or(vm.port.as_ref())
+        {
+            let problem = format!("port and callback-port are both {control}; change one");
+            return Err(self.source.wrong(at, problem));
+        }
+        Ok((control, callback))
+    }
+
+    fn required<'v, T>(
+        &self,
+        key: &str,
+        reason: &str,
+        value: Option<&'v Spanned<T>>,
+    ) -> Result<&'v Spanned<T>, Error> {
+        value.ok_or_else(|| self.source.wrong(self.vm, format!("[[vm]] has no {key}; {reason}")))
+    }
+
+    /// A socket path that no other setting of any VM uses.
+    fn socket(&mut self, key: &str, path: &Spanned<PathBuf>) -> Result<PathBuf, Error> {
+        let found = self.source.socket_path(key, path)?;
+        self.unique("socket", path, &found.to_string_lossy())?;
+        Ok(found)
+    }
+
+    fn unique<T>(&mut self, what: &str, at: &Spanned<T>, value: &str) -> Result<(), Error> {
+        let error = self.source.wrong(at, String::new());
+        let place = format!("{}:{}", error.file.display(), error.line.unwrap_or_default());
+        match self.taken.insert(format!("{what} {value}"), place) {
+            Some(first) => Err(Error {
+                problem: format!("{what} {value:?} is used a second time, first at {first}; change one"),
+                ..error
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Names as Kubernetes has them (RFC 1123 subdomains), so that every backend can use them.
+fn check_name(name: &str) -> Result<(), String> {
+    let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let label = |label: &str| {
+        label.bytes().next().is_some_and(inside)
+            && label.bytes().last().is_some_and(inside)
+            && label.bytes().all(|byte| inside(byte) || byte == b'-')
+    };
+    if name.len() <= 253 && name.split('.').all(label) {
+        return Ok(());
+    }
+    Err(format!(
+        "name {name:?} is no DNS name; use lower-case letters, digits, - and ., beginning and ending with a \
+         letter or digit"
+    ))
+}
+
+/// Accepts a UUID in any case, with its hyphens; returns it in lower case.
+fn canonical_uuid(spelled: &str) -> Result<String, String> {
+    let lengths = [8, 4, 4, 4, 12];
+    let parts: Vec<_> = spelled.split('-').collect();
+    let well_formed = parts.len() == lengths.len()
+        && parts
+            .iter()
+            .zip(lengths)
+            .all(|(part, length)| part.len() == length && part.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    if well_formed {
+        return Ok(spelled.to_ascii_lowercase());
+    }
+    Err(format!(
+        "uuid {spelled:?} is no UUID; write it like 6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d, as QEMU's -uuid has it"
+    ))
+}

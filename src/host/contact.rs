@@ -1,0 +1,81 @@
+//! How a session reaches its guest, and what the guest is told of itself.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::backends::Vm;
+use super::half::Half;
+use super::metered::{Gate, Metered};
+use crate::transport::BoxStream;
+use crate::transport::dial::{self, Dial, Target};
+use crate::wire::proto::v1::WhoAmIResponse;
+
+/// How long a stream may take to come about. The guest's kernel answers, not its agent; while a guest boots, a
+/// request may be lost, and this is the time lost with it.
+const DIAL_DEADLINE: Duration = Duration::from_secs(2);
+
+/// One VM, as its session holds it.
+pub struct Contact {
+    /// The VM.
+    pub vm: Arc<Vm>,
+    /// This run of the host half.
+    pub half: Arc<Half>,
+    control: Box<dyn Dial>,
+    callback: Option<Box<dyn Dial>>,
+}
+
+impl Contact {
+    /// Reaches `vm` as it says.
+    pub fn new(vm: Arc<Vm>, half: Arc<Half>) -> Self {
+        let (control, callback) = (vm.target.dialer(), vm.callback.as_ref().map(Target::dialer));
+        Self { vm, half, control, callback }
+    }
+
+    /// Reaches it through `control` instead.
+    #[cfg(test)]
+    pub fn through(vm: Arc<Vm>, half: Arc<Half>, control: Box<dyn Dial>) -> Self {
+        Self { control, ..Self::new(vm, half) }
+    }
+
+    /// Dials the stream on which the host asks.
+    ///
+    /// # Errors
+    /// If there is none within the deadline.
+    pub async fn control(&self) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
+        self.dial(&*self.control).await
+    }
+
+    /// Dials the stream on which the guest asks; none where there is no such channel.
+    ///
+    /// # Errors
+    /// If there is none within the deadline.
+    pub async fn callback(&self) -> Option<Result<(Metered<BoxStream>, Gate), dial::Error>> {
+        match &self.callback {
+            Some(dialer) => Some(self.dial(&**dialer).await),
+            None => None,
+        }
+    }
+
+    /// The stream is counted, and cut when the guest sends too much.
+    async fn dial(&self, dialer: &dyn Dial) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
+        let metrics = &self.half.metrics;
+        metrics.dials.fetch_add(1, Ordering::Relaxed);
+        let stream = dial::within(dialer, DIAL_DEADLINE).await.inspect_err(|_| {
+            metrics.dial_failures.fetch_add(1, Ordering::Relaxed);
+        })?;
+        Ok(Metered::new(stream, Arc::clone(&self.half), &self.vm.limits))
+    }
+
+    /// What the guest is told of itself. All of it comes from the VM that was dialled, none from the guest.
+    pub fn identity(&self) -> WhoAmIResponse {
+        WhoAmIResponse {
+            host: Some(self.half.host.clone()),
+            vm_name: self.vm.name.clone(),
+            namespace: String::new(),
+            vm_uid: self.vm.uuid.clone(),
+            cluster: self.vm.cluster.clone(),
+            provider_id: format!("guestlet://{}", self.vm.uuid),
+        }
+    }
+}

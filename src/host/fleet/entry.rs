@@ -1,0 +1,103 @@
+//! What is known of one VM.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use prost_types::Timestamp;
+use tokio::sync::watch;
+
+use super::super::backends::Vm;
+use super::super::history::History;
+use super::super::session::Machine;
+use super::super::talk::Caller;
+use crate::supervise::Scope;
+use crate::wire::proto::v1::{self, CallbackState, SessionState, virtual_machine_event::Kind};
+
+/// One VM, and its session, which ends when this is dropped.
+pub(super) struct Entry {
+    pub vm: Arc<Vm>,
+    pub view: v1::VirtualMachine,
+    pub history: History,
+    /// For calls of others while the conversation is open.
+    pub caller: Option<Box<Caller>>,
+    pub running: Running,
+}
+
+/// A session's task, which ends when this is dropped.
+pub(super) struct Running {
+    pub session: u64,
+    pub machine: watch::Sender<Machine>,
+    pub _scope: Scope,
+}
+
+impl Entry {
+    pub fn new(vm: Arc<Vm>, running: Running) -> Self {
+        let view = v1::VirtualMachine {
+            name: vm.name.clone(),
+            uuid: vm.uuid.clone(),
+            session: SessionState::Connecting.into(),
+            since: Some(now()),
+            ..v1::VirtualMachine::default()
+        };
+        let mut entry = Self { vm, view, history: History::default(), caller: None, running };
+        entry.describe();
+        entry
+    }
+
+    /// Says of the VM what may change while it stays the same one.
+    pub fn describe(&mut self) {
+        self.vm.cluster.clone_into(&mut self.view.cluster);
+        self.view.dial = self.vm.target.to_string();
+        self.view.callback_dial = self.vm.callback.as_ref().map(ToString::to_string).unwrap_or_default();
+    }
+
+    pub fn state(&mut self, session: SessionState, reason: String) {
+        if self.view.session() != session {
+            self.view.set_session(session);
+            self.view.since = Some(now());
+        }
+        if session != SessionState::Connected {
+            self.view.set_callback(CallbackState::Unspecified);
+            self.view.callback_reason.clear();
+            self.caller = None;
+        }
+        self.view.reason = reason;
+    }
+
+    pub fn opened(&mut self, info: v1::GuestInfo, after: Duration, caller: Box<Caller>) -> Kind {
+        let before = self.view.guest.as_ref();
+        let rebooted = before.is_some_and(|before| before.boot_id != info.boot_id);
+        tracing::info!(
+            vm = self.vm.name,
+            host_name = info.host_name,
+            after_ms = after.as_millis(),
+            rebooted,
+            "session opened"
+        );
+        self.state(SessionState::Connected, String::new());
+        self.caller = Some(caller);
+        self.view.sessions += 1;
+        self.view.last_heard = Some(now());
+        self.view.guest = Some(info.clone());
+        Kind::SessionOpened(v1::SessionOpened {
+            guest: Some(info),
+            after_milliseconds: u64::try_from(after.as_millis()).unwrap_or(u64::MAX),
+            rebooted,
+        })
+    }
+
+    pub fn callback(&mut self, state: CallbackState, reason: String) {
+        if self.view.session() != SessionState::Connected {
+            return;
+        }
+        if self.view.callback() != state || self.view.callback_reason != reason {
+            tracing::debug!(vm = self.vm.name, ?state, reason, "callback channel");
+        }
+        self.view.set_callback(state);
+        self.view.callback_reason = reason;
+    }
+}
+
+pub(super) fn now() -> Timestamp {
+    SystemTime::now().into()
+}

@@ -1,0 +1,150 @@
+//! What the host half counts, and its form for Prometheus (text format 0.0.4). Who serves it is [`serve`].
+//!
+//! To add a counter: a field, where it counts, and its line in [`render`].
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::fleet::Tally;
+
+pub mod serve;
+
+/// Counters since the host half started. Sessions count; nobody waits for anybody.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Streams dialled, both channels.
+    pub dials: AtomicU64,
+    /// Those that did not come about.
+    pub dial_failures: AtomicU64,
+    /// Sessions begun.
+    pub sessions: AtomicU64,
+    /// Sessions and guests refused.
+    pub refusals: AtomicU64,
+    /// Events of guests, heartbeats included.
+    pub events: AtomicU64,
+    /// Events of guests that were lost.
+    pub missed_events: AtomicU64,
+    /// Calls of guests on their callback channel.
+    pub callback_calls: AtomicU64,
+    /// Bytes from guests.
+    pub bytes_received: AtomicU64,
+    /// Bytes to guests.
+    pub bytes_sent: AtomicU64,
+    /// From the dial to the open session.
+    pub connect: Histogram,
+}
+
+/// Upper bounds in seconds of all buckets but the last.
+const BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0];
+
+/// How often something took how long.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    buckets: [AtomicU64; BUCKETS.len() + 1],
+    microseconds: AtomicU64,
+}
+
+impl Histogram {
+    /// It took `time` once more.
+    pub fn observe(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let place = BUCKETS.iter().position(|bound| seconds <= *bound).unwrap_or(BUCKETS.len());
+        self.buckets[place].fetch_add(1, Ordering::Relaxed);
+        let microseconds = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.microseconds.fetch_add(microseconds, Ordering::Relaxed);
+    }
+
+    fn render(&self, text: &mut String, name: &str) {
+        let mut sum = 0;
+        for (place, bucket) in self.buckets.iter().enumerate() {
+            sum += bucket.load(Ordering::Relaxed);
+            let bound = BUCKETS.get(place).map_or("+Inf".to_owned(), f64::to_string);
+            let _ = writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {sum}");
+        }
+        let seconds = Duration::from_micros(self.microseconds.load(Ordering::Relaxed)).as_secs_f64();
+        let _ = writeln!(text, "{name}_sum {seconds}\n{name}_count {sum}");
+    }
+}
+
+/// Everything as Prometheus reads it.
+pub fn render(metrics: &Metrics, tally: Tally, uptime: Duration) -> String {
+    let mut text = String::new();
+    head(&mut text, "guestlet_host_info", "gauge", "The version that runs.");
+    let _ = writeln!(text, "guestlet_host_info{{version=\"{}\"}} 1", crate::VERSION);
+    head(&mut text, "guestlet_host_uptime_seconds", "gauge", "Since the host half started.");
+    let _ = writeln!(text, "guestlet_host_uptime_seconds {}", uptime.as_secs_f64());
+    head(&mut text, "guestlet_host_virtual_machines", "gauge", "VMs by the state of their sessions.");
+    let states = [
+        ("connected", tally.connected),
+        ("connecting", tally.connecting),
+        ("refused", tally.refused),
+        ("gone", tally.gone),
+    ];
+    for (state, count) in states {
+        let _ = writeln!(text, "guestlet_host_virtual_machines{{session=\"{state}\"}} {count}");
+    }
+    head(&mut text, "guestlet_host_callbacks_open", "gauge", "Callback channels that guests use.");
+    let _ = writeln!(text, "guestlet_host_callbacks_open {}", tally.callbacks);
+    let counters = [
+        ("dials", "Streams to guests that were dialled.", &metrics.dials),
+        ("dial_failures", "Dials without a stream.", &metrics.dial_failures),
+        ("sessions", "Sessions begun.", &metrics.sessions),
+        ("refusals", "Guests refused, and sessions that the guest or its bounds ended.", &metrics.refusals),
+        ("events", "Events of guests, heartbeats included.", &metrics.events),
+        ("missed_events", "Events of guests that were lost.", &metrics.missed_events),
+        ("callback_calls", "Calls of guests.", &metrics.callback_calls),
+        ("received_bytes", "Bytes from guests.", &metrics.bytes_received),
+        ("sent_bytes", "Bytes to guests.", &metrics.bytes_sent),
+    ];
+    for (name, help, counter) in counters {
+        let name = format!("guestlet_host_{name}_total");
+        head(&mut text, &name, "counter", help);
+        let _ = writeln!(text, "{name} {}", counter.load(Ordering::Relaxed));
+    }
+    let name = "guestlet_host_connect_seconds";
+    head(&mut text, name, "histogram", "From the dial to the open session.");
+    metrics.connect.render(&mut text, name);
+    text
+}
+
+fn head(text: &mut String, name: &str, kind: &str, help: &str) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_is_what_prometheus_reads() {
+        let metrics = Metrics::default();
+        metrics.dials.store(7, Ordering::Relaxed);
+        for milliseconds in [1, 3, 30_000] {
+            metrics.connect.observe(Duration::from_millis(milliseconds));
+        }
+        let tally = Tally { vms: 3, connected: 2, refused: 1, ..Tally::default() };
+        let text = render(&metrics, tally, Duration::from_millis(1500));
+        for line in [
+            "guestlet_host_uptime_seconds 1.5",
+            "guestlet_host_virtual_machines{session=\"connected\"} 2",
+            "guestlet_host_virtual_machines{session=\"refused\"} 1",
+            "# TYPE guestlet_host_dials_total counter",
+            "guestlet_host_dials_total 7",
+            "guestlet_host_connect_seconds_bucket{le=\"0.001\"} 1",
+            "guestlet_host_connect_seconds_bucket{le=\"0.005\"} 2",
+            "guestlet_host_connect_seconds_bucket{le=\"5\"} 2",
+            "guestlet_host_connect_seconds_bucket{le=\"+Inf\"} 3",
+            "guestlet_host_connect_seconds_sum 30.004",
+            "guestlet_host_connect_seconds_count 3",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            let name = name.split('{').next().unwrap();
+            assert!(name.starts_with("guestlet_host_") && value.parse::<f64>().is_ok(), "{line}");
+        }
+    }
+}

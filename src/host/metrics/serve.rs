@@ -1,0 +1,108 @@
+//! Serves the metrics over HTTP/1, on a unix socket or on loopback TCP.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Method, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::super::fleet::Handle;
+use super::super::half::Half;
+use crate::supervise::Scope;
+use crate::transport::{BoxStream, unix};
+
+/// Connections at a time; a further one is closed at once.
+const MAX_CLIENTS: usize = 16;
+/// How long a client may take for its request.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest a connection may live.
+const LIFETIME: Duration = Duration::from_secs(300);
+/// Bytes of a request's head.
+const BUFFER: usize = 8 * 1024;
+/// The wait after a connection could not be accepted, for example for want of descriptors.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Where Prometheus asks.
+#[derive(Debug)]
+pub enum Listener {
+    /// A unix socket.
+    Unix(unix::Listener),
+    /// A TCP port; the caller sees to it that it is loopback's.
+    Tcp(tokio::net::TcpListener),
+}
+
+impl Listener {
+    async fn accept(&self) -> std::io::Result<BoxStream> {
+        match self {
+            Self::Unix(listener) => Ok(Box::new(listener.accept().await?)),
+            Self::Tcp(listener) => Ok(Box::new(listener.accept().await?.0)),
+        }
+    }
+}
+
+/// Serves until `shutdown`.
+pub async fn run(listener: Listener, fleet: Handle, half: Arc<Half>, shutdown: CancellationToken) {
+    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
+    let clients = Scope::new();
+    loop {
+        let accepted = tokio::select! {
+            () = shutdown.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a client of the metrics");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+        let (fleet, half) = (fleet.clone(), Arc::clone(&half));
+        clients.children().spawn(async move {
+            drop(tokio::time::timeout(LIFETIME, client(stream, fleet, half)).await);
+            drop(place);
+        });
+    }
+}
+
+async fn client(stream: BoxStream, fleet: Handle, half: Arc<Half>) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (fleet, half) = (fleet.clone(), Arc::clone(&half));
+        async move { Ok::<_, Infallible>(answer(&request, &fleet, &half).await) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_buf_size(BUFFER)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "a client of the metrics");
+    }
+}
+
+async fn answer(request: &Request<Incoming>, fleet: &Handle, half: &Half) -> Response<String> {
+    let (status, text) = match (request.method(), request.uri().path()) {
+        (&Method::GET, "/metrics" | "/") => match fleet.tally().await {
+            Ok(tally) => {
+                let uptime = half.started.elapsed().unwrap_or_default();
+                (StatusCode::OK, super::render(&half.metrics, tally, uptime))
+            }
+            Err(stopped) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
+        },
+        (&Method::GET, _) => (StatusCode::NOT_FOUND, "the metrics are at /metrics\n".to_owned()),
+        _ => (StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n".to_owned()),
+    };
+    let mut response = Response::new(text);
+    *response.status_mut() = status;
+    let kind = header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,96 @@
+//! Round trips to a guest.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_stream::Stream;
+use tonic::Status;
+
+use super::talk::Caller;
+use super::text;
+use crate::wire::proto::v1::{PingRequest, PingVirtualMachineRequest, Pong, pong::Outcome};
+
+/// Pings of one call.
+const MAX_COUNT: u32 = 10_000;
+const USUAL_INTERVAL: Duration = Duration::from_secs(1);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+/// How long an agent may take.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// How many pings, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    count: u32,
+    interval: Duration,
+}
+
+impl Plan {
+    /// What `request` asks for.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if that is too much.
+    pub fn of(request: &PingVirtualMachineRequest) -> Result<Self, Status> {
+        if request.count > MAX_COUNT {
+            return Err(Status::invalid_argument(format!("at most {MAX_COUNT} pings at a time")));
+        }
+        let interval = match request.interval_milliseconds {
+            0 => USUAL_INTERVAL,
+            milliseconds => Duration::from_millis(milliseconds.into()),
+        };
+        if interval < SHORTEST_INTERVAL {
+            return Err(Status::invalid_argument(format!(
+                "pings are at least {} ms apart",
+                SHORTEST_INTERVAL.as_millis()
+            )));
+        }
+        Ok(Self { count: request.count.max(1), interval })
+    }
+}
+
+/// Pings as planned, until the first failure.
+pub fn pongs(caller: Caller, plan: Plan) -> impl Stream<Item = Pong> + Send {
+    let mut ticks = tokio::time::interval(plan.interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    futures_util::stream::unfold((Some(caller), ticks, 0), move |(caller, mut ticks, done)| async move {
+        let mut caller = caller.filter(|_| done < plan.count)?;
+        ticks.tick().await;
+        let number = done + 1;
+        let outcome = ping(&mut caller, number).await;
+        let next = matches!(outcome, Outcome::Nanoseconds(_)).then_some(caller);
+        Some((Pong { number, outcome: Some(outcome) }, (next, ticks, number)))
+    })
+}
+
+async fn ping(caller: &mut Caller, number: u32) -> Outcome {
+    let payload = number.to_be_bytes().to_vec();
+    let began = Instant::now();
+    let answer = tokio::time::timeout(DEADLINE, caller.ping(PingRequest { payload: payload.clone() })).await;
+    let took = began.elapsed();
+    match answer {
+        Ok(Ok(answer)) if answer.get_ref().payload == payload => {
+            Outcome::Nanoseconds(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX))
+        }
+        Ok(Ok(_)) => Outcome::Failure("the guest answered something else".to_owned()),
+        Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
+            Outcome::Failure("the session ended".to_owned())
+        }
+        Ok(Err(status)) => Outcome::Failure(text::clean(status.message())),
+        Err(_) => Outcome::Failure(format!("no answer within {} s", DEADLINE.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_is_bounded() {
+        let plan = |count, interval_milliseconds| {
+            Plan::of(&PingVirtualMachineRequest { name: "a".into(), count, interval_milliseconds })
+        };
+        assert_eq!(plan(0, 0).unwrap(), Plan { count: 1, interval: USUAL_INTERVAL });
+        assert_eq!(plan(10_000, 10).unwrap(), Plan { count: 10_000, interval: SHORTEST_INTERVAL });
+        assert!(plan(10_001, 0).is_err());
+        assert!(plan(1, 9).is_err());
+    }
+}

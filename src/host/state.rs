@@ -1,0 +1,192 @@
+//! The last known state of a guest: what its events have made of it. Pure.
+
+use std::fmt;
+
+use super::limits::Limits;
+use crate::wire::proto::v1::{self, event::Kind};
+
+/// A state that is larger than allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the guest has more than {limit} {what}; limits.{what} in the settings allows more")]
+pub struct Excess {
+    what: What,
+    limit: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    Interfaces,
+    Addresses,
+    FileSystems,
+    Users,
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Interfaces => "interfaces",
+            Self::Addresses => "addresses",
+            Self::FileSystems => "file-systems",
+            Self::Users => "users",
+        })
+    }
+}
+
+/// Makes of `state` what `event` says, and takes the state out of `AgentReady`.
+///
+/// # Errors
+/// If the state would become larger than allowed; it stays as it was.
+pub fn fold(
+    state: &mut Option<v1::GuestState>,
+    event: &mut v1::Event,
+    limits: &Limits,
+) -> Result<(), Excess> {
+    let Some(kind) = &mut event.kind else { return Ok(()) };
+    if let Kind::AgentReady(ready) = kind {
+        if let Some(whole) = ready.state.take() {
+            check(&whole, limits)?;
+            *state = Some(whole);
+        }
+        return Ok(());
+    }
+    let state = state.get_or_insert_default();
+    match kind {
+        Kind::InterfacesChanged(change) => {
+            check_interfaces(&change.interfaces, limits)?;
+            state.interfaces.clone_from(&change.interfaces);
+        }
+        Kind::FileSystemMounted(v1::FileSystemMounted { file_system: Some(mounted) }) => {
+            within(What::FileSystems, state.file_systems.len() + 1, limits.file_systems)?;
+            state.file_systems.push(mounted.clone());
+        }
+        Kind::FileSystemUnmounted(v1::FileSystemUnmounted { file_system: Some(unmounted) }) => {
+            // The one mounted last goes first, as umount(2) has it.
+            if let Some(place) = state.file_systems.iter().rposition(|known| known == unmounted) {
+                state.file_systems.remove(place);
+            }
+        }
+        Kind::UserLoggedIn(v1::UserLoggedIn { session: Some(session) }) => {
+            within(What::Users, state.users.len() + 1, limits.users)?;
+            state.users.push(session.clone());
+        }
+        Kind::UserLoggedOut(v1::UserLoggedOut { session: Some(session) }) => {
+            state.users.retain(|known| known.id != session.id);
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn check(state: &v1::GuestState, limits: &Limits) -> Result<(), Excess> {
+    check_interfaces(&state.interfaces, limits)?;
+    within(What::FileSystems, state.file_systems.len(), limits.file_systems)?;
+    within(What::Users, state.users.len(), limits.users)
+}
+
+fn check_interfaces(interfaces: &[v1::NetworkInterface], limits: &Limits) -> Result<(), Excess> {
+    within(What::Interfaces, interfaces.len(), limits.interfaces)?;
+    let most = interfaces.iter().map(|interface| interface.addresses.len()).max().unwrap_or(0);
+    within(What::Addresses, most, limits.addresses)
+}
+
+fn within(what: What, found: usize, limit: usize) -> Result<(), Excess> {
+    if found > limit { Err(Excess { what, limit }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: Kind) -> v1::Event {
+        v1::Event { kind: Some(kind), ..v1::Event::default() }
+    }
+
+    fn file_system(mount_point: &str) -> v1::MountedFileSystem {
+        v1::MountedFileSystem {
+            mount_point: mount_point.into(),
+            source: "/dev/vda1".into(),
+            r#type: "ext4".into(),
+        }
+    }
+
+    fn mounted(mount_point: &str) -> v1::Event {
+        event(Kind::FileSystemMounted(v1::FileSystemMounted { file_system: Some(file_system(mount_point)) }))
+    }
+
+    fn unmounted(mount_point: &str) -> v1::Event {
+        let file_system = Some(file_system(mount_point));
+        event(Kind::FileSystemUnmounted(v1::FileSystemUnmounted { file_system }))
+    }
+
+    fn login(id: &str, out: bool) -> v1::Event {
+        let session = Some(v1::UserSession { id: id.into(), ..v1::UserSession::default() });
+        event(if out {
+            Kind::UserLoggedOut(v1::UserLoggedOut { session })
+        } else {
+            Kind::UserLoggedIn(v1::UserLoggedIn { session })
+        })
+    }
+
+    fn interfaces(count: usize, addresses: usize) -> v1::Event {
+        let one = v1::NetworkInterface {
+            addresses: vec!["192.0.2.7/24".into(); addresses],
+            ..v1::NetworkInterface::default()
+        };
+        event(Kind::InterfacesChanged(v1::InterfacesChanged { interfaces: vec![one; count] }))
+    }
+
+    fn ready(state: Option<v1::GuestState>) -> v1::Event {
+        event(Kind::AgentReady(v1::AgentReady { state, ..v1::AgentReady::default() }))
+    }
+
+    #[test]
+    fn events_make_the_state() {
+        let mut state = None;
+        let mut apply = |mut event| fold(&mut state, &mut event, &Limits::default()).unwrap();
+        apply(ready(Some(v1::GuestState {
+            file_systems: vec![file_system("/")],
+            ..v1::GuestState::default()
+        })));
+        apply(mounted("/a"));
+        apply(mounted("/a"));
+        apply(unmounted("/a"));
+        apply(unmounted("/never"));
+        apply(login("1", false));
+        apply(login("2", false));
+        apply(login("1", true));
+        apply(interfaces(2, 1));
+        apply(ready(None));
+        let state = state.unwrap();
+        assert_eq!(state.file_systems, [file_system("/"), file_system("/a")]);
+        assert_eq!(state.users.iter().map(|user| user.id.as_str()).collect::<Vec<_>>(), ["2"]);
+        assert_eq!(state.interfaces.len(), 2);
+    }
+
+    #[test]
+    fn a_state_beyond_its_bounds_is_refused_and_stays_as_it_was() {
+        let limits = Limits { interfaces: 2, addresses: 3, file_systems: 1, users: 1, ..Limits::default() };
+        let cases = [
+            (interfaces(3, 0), "more than 2 interfaces"),
+            (interfaces(1, 4), "more than 3 addresses"),
+            (mounted("/b"), "more than 1 file-systems"),
+            (login("b", false), "more than 1 users"),
+            (
+                ready(Some(v1::GuestState {
+                    file_systems: vec![file_system("/"); 2],
+                    ..v1::GuestState::default()
+                })),
+                "more than 1 file-systems",
+            ),
+        ];
+        for (mut event, expected) in cases {
+            let mut state = None;
+            for mut allowed in [mounted("/a"), login("a", false), interfaces(2, 3)] {
+                fold(&mut state, &mut allowed, &limits).unwrap();
+            }
+            let before = state.clone();
+            let error = fold(&mut state, &mut event, &limits).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+            assert_eq!(state, before);
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The settings while the host half runs: edited files are read again, and what is good is put in force.
+//!
+//! ```text
+//!  a file changes ──▶ wait until it is quiet ──▶ read, check ──good──▶ in force ──▶ backend ──▶ fleet
+//!        ▲                                           └──wrong──▶ the old ones stay; people are told why
+//!        └─────────────────────────────────────────────────────────────────────────────┘
+//! ```
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context as _;
+use notify::{EventKind, RecursiveMode, Watcher as _};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{Options, check};
+use crate::config::host::{DialSettings, HostSettings, LimitSettings, VmSettings};
+use crate::host::backends::{Vm, qemu};
+use crate::host::limits::Limits;
+use crate::host::settings::Standing;
+use crate::transport::dial::Target;
+
+/// Editors write a file in several steps: it is read when nothing has happened for this long.
+const QUIET: Duration = Duration::from_millis(100);
+/// It is read after this long in any case.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Reads edited settings and puts them in force.
+pub struct Reloader {
+    options: Options,
+    /// Those in force, but for what needs a restart.
+    current: HostSettings,
+    machines: watch::Sender<Vec<qemu::Machine>>,
+    standing: watch::Sender<Standing>,
+    changed: mpsc::Receiver<()>,
+    watcher: notify::RecommendedWatcher,
+}
+
+/// What others learn of the settings.
+pub struct Followed {
+    /// The VMs.
+    pub machines: watch::Receiver<Vec<qemu::Machine>>,
+    /// How the settings are.
+    pub standing: watch::Receiver<Standing>,
+}
+
+impl Reloader {
+    /// Begins to watch the files of `options`, of which `current` was read.
+    ///
+    /// # Errors
+    /// If the kernel does not let them be watched.
+    pub fn new(options: Options, current: HostSettings) -> anyhow::Result<(Self, Followed)> {
+        let (machines, followed) = watch::channel(machines(&current));
+        let (standing, told) = watch::channel(Standing::new(options.file.clone()));
+        let (change, changed) = mpsc::channel(1);
+        let ours = Ours::of(&options.file);
+        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            if event.map_or(true, |event| ours.concerns(&event)) {
+                // One that waits already stands for this one too.
+                let _ = change.try_send(());
+            }
+        })
+        .context("cannot watch files")?;
+        let mut reloader = Self { options, current, machines, standing, changed, watcher };
+        reloader.watch();
+        Ok((reloader, Followed { machines: followed, standing: told }))
+    }
+
+    /// Reloads until `shutdown`.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                change = self.changed.recv() => if change.is_none() { return shutdown.cancelled().await },
+            }
+            let quiet =
+                async { while let Ok(Some(())) = tokio::time::timeout(QUIET, self.changed.recv()).await {} };
+            drop(tokio::time::timeout(PATIENCE, quiet).await);
+            self.watch();
+            self.reload();
+        }
+    }
+
+    /// Watches the folder of the main file, where an editor renames the new one to it, and the drop-ins'.
+    fn watch(&mut self) {
+        let drop_ins = self.options.file.with_extension("d");
+        for folder in [folder(&self.options.file), drop_ins] {
+            // A folder that is not there is seen when it comes: the drop-ins' is in the other one.
+            if let Err(error) = self.watcher.watch(&folder, RecursiveMode::NonRecursive) {
+                tracing::debug!(%error, folder = %folder.display(), "not watched");
+            }
+        }
+    }
+
+    fn reload(&mut self) {
+        match check(&self.options) {
+            Err(error) => self.refused(format!("{error:#}")),
+            Ok(new) => {
+                let waits = waits_for_restart(&self.current, &new);
+                let new = HostSettings {
+                    socket: self.current.socket.clone(),
+                    metrics_socket: self.current.metrics_socket.clone(),
+                    metrics: self.current.metrics,
+                    ..new
+                };
+                if new != self.current {
+                    tracing::info!(vms = new.vms.len(), "the settings changed");
+                    self.machines.send_replace(machines(&new));
+                    self.standing.send_modify(|standing| standing.since = SystemTime::now());
+                    self.current = new;
+                }
+                if let Some(waits) = &waits {
+                    tracing::warn!("{waits}");
+                }
+                self.standing.send_modify(|standing| standing.problem = waits);
+            }
+        }
+    }
+
+    fn refused(&self, problem: String) {
+        tracing::error!("the settings are wrong, and those before stay in force: {problem}");
+        self.standing.send_modify(|standing| standing.problem = Some(problem));
+    }
+}
+
+/// Which files the settings are in.
+struct Ours {
+    file: Option<OsString>,
+    drop_ins: Option<OsString>,
+}
+
+impl Ours {
+    fn of(file: &Path) -> Self {
+        let name = |path: &Path| path.file_name().map(ToOwned::to_owned);
+        Self { file: name(file), drop_ins: name(&file.with_extension("d")) }
+    }
+
+    /// Whether the settings may be others now. An event without a path says that some were lost.
+    fn concerns(&self, event: &notify::Event) -> bool {
+        if matches!(event.kind, EventKind::Access(_)) {
+            return false;
+        }
+        let ours = |path: &PathBuf| {
+            let name = path.file_name();
+            let folder = path.parent().and_then(Path::file_name);
+            name == self.file.as_deref()
+                || name == self.drop_ins.as_deref()
+                || folder == self.drop_ins.as_deref()
+                // The link that Kubernetes moves when it changes a mounted ConfigMap.
+                || name == Some("..data".as_ref())
+        };
+        event.paths.is_empty() || event.paths.iter().any(ours)
+    }
+}
+
+/// What of `new` cannot be put in force while the program runs.
+fn waits_for_restart(current: &HostSettings, new: &HostSettings) -> Option<String> {
+    let changed = [
+        ("socket", new.socket != current.socket),
+        ("metrics-socket", new.metrics_socket != current.metrics_socket),
+        ("metrics", new.metrics != current.metrics),
+    ];
+    let keys: Vec<_> = changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect();
+    (!keys.is_empty()).then(|| format!("{} changed: restart guestlet-host for that", keys.join(", ")))
+}
+
+fn folder(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The VMs as the backend knows them.
+fn machines(settings: &HostSettings) -> Vec<qemu::Machine> {
+    let limits = Arc::new(limits(&settings.limits));
+    settings.vms.iter().map(|vm| machine(vm, &limits)).collect()
+}
+
+fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
+    let vm = Vm {
+        name: settings.name.clone(),
+        uuid: settings.uuid.clone(),
+        cluster: settings.cluster.clone(),
+        target: target(&settings.dial),
+        callback: settings.callback.as_ref().map(target),
+        limits: Arc::clone(limits),
+    };
+    qemu::Machine { vm, qmp: settings.qmp.clone() }
+}
+
+fn target(dial: &DialSettings) -> Target {
+    match dial.clone() {
+        DialSettings::Vsock { cid, port } => Target::Vsock { cid, port },
+        DialSettings::Hybrid { path, port } => Target::Hybrid { path, port },
+        DialSettings::Unix { path } => Target::Unix { path },
+    }
+}
+
+fn limits(set: &LimitSettings) -> Limits {
+    let usual = Limits::default();
+    let size = |set: Option<u32>, usual| set.map_or(usual, |set| usize::try_from(set).unwrap_or(usize::MAX));
+    Limits {
+        message_bytes: size(set.message_bytes, usual.message_bytes),
+        bytes_per_second: set.bytes_per_second.unwrap_or(usual.bytes_per_second),
+        events_per_second: set.events_per_second.unwrap_or(usual.events_per_second),
+        event_burst: set.event_burst.unwrap_or(usual.event_burst),
+        events_kept: size(set.events_kept, usual.events_kept),
+        history_bytes: size(set.history_bytes, usual.history_bytes),
+        interfaces: size(set.interfaces, usual.interfaces),
+        addresses: size(set.addresses, usual.addresses),
+        file_systems: size(set.file_systems, usual.file_systems),
+        users: size(set.users, usual.users),
+        calls_per_second: set.calls_per_second.unwrap_or(usual.calls_per_second),
+        open_calls: set.open_calls.unwrap_or(usual.open_calls),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use notify::event::{AccessKind, ModifyKind};
+
+    #[test]
+    fn only_changes_of_the_settings_concern_them() {
+        let ours = Ours::of(Path::new("/etc/guestlet/host.toml"));
+        let change = EventKind::Modify(ModifyKind::Any);
+        let cases = [
+            ("host.toml", change, true),
+            ("host.toml", EventKind::Access(AccessKind::Any), false),
+            ("host.toml.swp", change, false),
+            ("log", change, false),
+            ("host.d", change, true),
+            ("host.d/10-more.toml", change, true),
+            ("..data", change, true),
+        ];
+        for (path, kind, expected) in cases {
+            let event = notify::Event::new(kind).add_path(Path::new("/etc/guestlet").join(path));
+            assert_eq!(ours.concerns(&event), expected, "{path}");
+        }
+        assert!(ours.concerns(&notify::Event::new(EventKind::Other)));
+    }
+
+    #[test]
+    fn what_needs_a_restart_is_named() {
+        let settings = |text: &str| {
+            let fragment: crate::config::host::HostFragment =
+                crate::config::parse(Path::new("a"), text).unwrap();
+            fragment.check().unwrap()
+        };
+        let before = settings("");
+        assert_eq!(waits_for_restart(&before, &settings("limits.users = 3")), None);
+        assert_eq!(
+            waits_for_restart(&before, &settings("metrics = '[::1]:1'\nmetrics-socket = '/a'")).unwrap(),
+            "metrics-socket, metrics changed: restart guestlet-host for that"
+        );
+    }
+}

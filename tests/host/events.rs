@@ -1,0 +1,140 @@
+//! Events of guests: in order, without holes, and what they make of the state.
+
+use guestlet::wire::proto::v1::event::Kind;
+use guestlet::wire::proto::v1::{
+    ClockJumped, FileSystemMounted, GuestState, InterfacesChanged, MountedFileSystem, NetworkInterface,
+    UserLoggedIn, UserSession,
+};
+use serde_json::{Value, json};
+
+use crate::guest::{Door, Guest, Manner, info};
+use crate::lab::{Lab, Watch, uuid};
+
+fn start(lab: &Lab, manner: Manner) -> Guest {
+    let root =
+        MountedFileSystem { mount_point: "/".into(), source: "/dev/vda1".into(), r#type: "ext4".into() };
+    let state = GuestState { file_systems: vec![root], ..GuestState::default() };
+    Guest::start_in(&lab.path("a.sock"), Door::Unix, manner, info(&uuid(1), "boot-1"), state)
+}
+
+fn interfaces() -> Kind {
+    Kind::InterfacesChanged(InterfacesChanged {
+        interfaces: vec![NetworkInterface {
+            name: "eth0".into(),
+            hardware_address: "52:54:00:12:34:56".into(),
+            running: true,
+            addresses: vec!["192.0.2.7/24".into(), "fe80::1/64".into()],
+        }],
+    })
+}
+
+#[test]
+fn events_make_the_state_that_people_see() {
+    let lab = Lab::new().guest("a", 1).start();
+    let guest = start(&lab, Manner::Good);
+    lab.until_session("a", "connected");
+    guest.happen(interfaces());
+    guest.happen(Kind::FileSystemMounted(FileSystemMounted {
+        file_system: Some(MountedFileSystem {
+            mount_point: "/data".into(),
+            source: "/dev/vdb".into(),
+            r#type: "xfs".into(),
+        }),
+    }));
+    guest.happen(Kind::UserLoggedIn(UserLoggedIn {
+        session: Some(UserSession { id: "3".into(), user: "ann".into(), ..UserSession::default() }),
+    }));
+    let vm = lab.until_vm("a", |vm| vm["state"]["users"][0]["user"] == "ann");
+    assert_eq!(vm["state"]["interfaces"][0]["addresses"], json!(["192.0.2.7/24", "fe80::1/64"]));
+    let data = json!({"mount_point": "/data", "source": "/dev/vdb", "type": "xfs"});
+    assert_eq!(vm["state"]["file_systems"][1], data);
+
+    let described = lab.words(&["info", "a"]);
+    for words in [
+        "Interfaces:     eth0 192.0.2.7/24 fe80::1/64 [52:54:00:12:34:56]\n",
+        "File systems:   / (ext4 from /dev/vda1)\n                /data (xfs from /dev/vdb)\n",
+        "Users:          ann\n",
+        "Callback:       open at unix:",
+    ] {
+        assert!(described.contains(words), "{words}\n{described}");
+    }
+    let wide = lab.words(&["ls", "-o", "wide"]);
+    assert!(wide.contains("  192.0.2.7  6.1.0-30-cloud-amd64  boot-1   unix:"), "{wide}");
+
+    drop(guest);
+    let vm = lab.until_session("a", "connecting");
+    assert_eq!(vm["state"]["users"][0]["user"], "ann", "what was last known stays");
+}
+
+#[test]
+fn a_connection_that_breaks_loses_no_event() {
+    let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").start();
+    let guest = start(&lab, Manner::Fickle);
+    lab.until_vm("a", |vm| vm["sessions"].as_u64().unwrap() > 0);
+    for milliseconds in 1..=20 {
+        guest.happen(Kind::ClockJumped(ClockJumped { milliseconds }));
+        std::thread::sleep(std::time::Duration::from_millis(60));
+    }
+    let watch = Watch::quiet(&lab, &["a", "--since", "1h", "--kind", "clock-jumped", "-o", "json"]);
+    for milliseconds in 1..=20 {
+        assert_eq!(watch.event("a", "clock-jumped")["milliseconds"], milliseconds);
+    }
+    let vm = lab.info("a");
+    assert!(vm["sessions"].as_u64().unwrap() > 1, "{vm}");
+    assert_eq!(vm["missed_events"], 0);
+}
+
+#[test]
+fn a_hole_in_the_events_is_a_fault_and_the_state_is_asked_for_anew() {
+    let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").start();
+    let guest = start(&lab, Manner::Hole);
+    lab.until_session("a", "connected");
+    guest.happen(interfaces());
+    let ready = Watch::quiet(&lab, &["--since", "1h", "--kind", "agent-ready,session-closed", "-o", "json"]);
+    assert_eq!(ready.event("a", "agent-ready")["resumed"], false);
+    assert_eq!(ready.event("a", "session-closed")["reason"], "the agent sent event 2 in place of 1");
+    assert_eq!(ready.event("a", "agent-ready")["resumed"], false);
+}
+
+#[test]
+fn a_guest_that_another_host_half_holds_is_refused_and_asked_again() {
+    let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").start();
+    let guest = start(&lab, Manner::Held);
+    let vm = lab.until_session("a", "refused");
+    assert_eq!(vm["reason"], "held by host half other (1234), which answers");
+    drop(guest);
+    let _guest = start(&lab, Manner::Good);
+    lab.until_session("a", "connected");
+}
+
+#[test]
+fn the_past_comes_first_and_kinds_are_chosen() {
+    let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").vm("b", 2, "unix-socket = '@b.sock'").start();
+    let guest = start(&lab, Manner::Good);
+    lab.until_session("a", "connected");
+    guest.happen(interfaces());
+    lab.until_vm("a", |vm| vm["state"]["interfaces"] != json!([]));
+    let watch = Watch::quiet(&lab, &["--since", "5m", "-o", "json"]);
+    let kinds: Vec<Value> = ["session-opened", "agent-ready", "interfaces-changed"]
+        .iter()
+        .map(|kind| watch.event("a", kind)["event"].clone())
+        .collect();
+    assert_eq!(kinds.len(), 3);
+    let chosen = Watch::quiet(&lab, &["--since", "5m", "--kind", "interfaces-changed"]);
+    let line = chosen.until(|_| true);
+    assert!(line.ends_with("a  interfaces changed: eth0 192.0.2.7/24 fe80::1/64"), "{line}");
+}
+
+#[test]
+fn round_trips() {
+    let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").start();
+    let _guest = start(&lab, Manner::Good);
+    lab.until_session("a", "connected");
+    let words = lab.words(&["ping", "a", "-c", "2"]);
+    let lines: Vec<_> = words.lines().collect();
+    assert!(lines[0].starts_with("a: 1 in ") && lines[1].starts_with("a: 2 in "), "{words}");
+    assert!(lines[2].starts_with("2 pings, min/avg/max = ") && lines[2].ends_with(" ms"), "{words}");
+    let value: Value = serde_json::from_str(&lab.words(&["ping", "a", "-c", "1", "-o", "json"])).unwrap();
+    assert_eq!(value["number"], 1);
+    assert!(value["milliseconds"].as_f64().unwrap() > 0.0, "{value}");
+}
