@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::agent::AgentSettings;
 use crate::guest::events::{Event, Hub, TICK};
-use crate::guest::{Guest, identity};
+use crate::guest::{Guest, identity, monitor};
 use crate::qga;
 use crate::qga::policy::Policy;
 use crate::rpc::holder::Holder;
@@ -72,6 +72,12 @@ pub async fn run(settings: AgentSettings, sockets: Vec<OwnedFd>) -> anyhow::Resu
     let serve_people = move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
     supervisor.spawn("local", clients::run(local, shutdown.clone(), serve_people));
     supervisor.spawn("callback", run_callback(callback, holder, settings.runtime_folder, shutdown.clone()));
+    for (name, work) in monitor::all(&guest, monitor::Settings::default(), &shutdown) {
+        supervisor.spawn(name, async move {
+            work.await;
+            Ok(())
+        });
+    }
     supervisor.spawn("tick", tick(guest.clone(), shutdown));
 
     tracing::info!("guestlet {} started: {status}", crate::VERSION);

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A holder answers on its callback stream, which it dials right after it took the guest. One that has none
-//! after [`CALLBACK_GRACE`] does not answer.
+//! after five seconds does not answer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
