@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::agent::AgentSettings;
@@ -16,6 +16,7 @@ use crate::guest::events::{Event, Hub, TICK};
 use crate::guest::{Guest, identity, monitor};
 use crate::qga;
 use crate::qga::policy::Policy;
+use crate::qga::session::Complaints;
 use crate::rpc::holder::Holder;
 use crate::rpc::{callback, guest, local};
 use crate::supervise::{Supervisor, termination};
@@ -41,11 +42,13 @@ pub async fn run(settings: AgentSettings, sockets: Vec<OwnedFd>) -> anyhow::Resu
     let shutdown = supervisor.shutdown();
     let termination = termination()?;
 
-    for folder in [&settings.state_folder, &settings.runtime_folder] {
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot use the folder {}", folder.display()))?;
-    }
-    let context = Arc::new(qga::Context { guest: guest.clone(), policy: policy(&settings) });
+    std::fs::create_dir_all(&settings.runtime_folder)
+        .with_context(|| format!("cannot use the folder {}", settings.runtime_folder.display()))?;
+    let context = Arc::new(qga::Context {
+        guest: guest.clone(),
+        policy: policy(&settings)?,
+        complaints: Complaints::default(),
+    });
     let (qga, qga_words) = Qga::build(settings.qga)?;
     let mut passed = Passed::new(sockets);
     let (control, control_words) =
@@ -93,12 +96,19 @@ pub async fn run(settings: AgentSettings, sockets: Vec<OwnedFd>) -> anyhow::Resu
 /// The socket of people in the guest, in the runtime folder.
 pub const LOCAL_SOCKET: &str = "agent.sock";
 
-fn policy(settings: &AgentSettings) -> Policy {
+fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
     let (policy, unknown) = Policy::new(settings.allow.as_deref(), &settings.block);
-    for name in unknown {
+    for name in &unknown {
         tracing::warn!("the command {name:?} of the block or allow list is not known");
     }
-    policy
+    if settings
+        .allow
+        .as_ref()
+        .is_some_and(|allow| !allow.is_empty() && allow.iter().all(|name| unknown.contains(&name.as_str())))
+    {
+        bail!("allow-rpcs names no command that is known, so nothing would be allowed; see guestlet -a help");
+    }
+    Ok(policy)
 }
 
 /// The one periodic wakeup.

@@ -10,8 +10,8 @@ use crate::supervise::Scope;
 use crate::transport::BoxStream;
 use crate::transport::listen::Listener;
 
-/// Clients that may be connected to one channel; others wait to be accepted.
-const MAX_CLIENTS: u32 = 16;
+/// Clients that may be connected to one channel; one more is closed.
+const MAX_CLIENTS: u32 = 64;
 /// How long accepting rests after the system had no means for it.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -30,16 +30,23 @@ where
             complained = Some(Instant::now());
         }
     };
-    while let Some(Ok(place)) = shutdown.run_until_cancelled(Arc::clone(&places).acquire_owned()).await {
-        let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await else { break };
+    while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match accepted {
-            Ok((peer, Ok(stream))) => {
-                let served = serve(peer, stream);
-                scope.children().spawn(async move {
-                    served.await;
-                    drop(place);
-                });
-            }
+            Ok((peer, Ok(stream))) => match Arc::clone(&places).try_acquire_owned() {
+                Ok(place) => {
+                    let served = serve(peer, stream);
+                    scope.children().spawn(async move {
+                        served.await;
+                        drop(place);
+                    });
+                }
+                // Better an end at once than to wait for what may never come.
+                Err(_) => {
+                    complain(&format_args!(
+                        "{peer}: {MAX_CLIENTS} clients are connected; one more is closed"
+                    ));
+                }
+            },
             Ok((peer, Err(refusal))) => complain(&format_args!("{peer} is refused: {refusal}")),
             Err(error) => {
                 // A lack of descriptors or memory passes.

@@ -3,11 +3,15 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use guestlet::config::agent::{self as settings, AgentFragment};
 use guestlet::qga::{PROTOCOL_VERSION, document};
 use guestlet::sys::{activation, logging};
 use guestlet::{VERSION, agent, status};
+
+/// Time between two tries to start with wrong settings.
+const WRONG_SETTINGS_REST: Duration = Duration::from_secs(10);
 
 const HELP: &str = "\
 guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
@@ -45,16 +49,14 @@ fn parse(mut parser: lexopt::Parser) -> Result<Invocation, lexopt::Error> {
             Short('m') | Long("method") => fragment.qga.method = Some(parser.value()?.string()?),
             Short('p') | Long("path") => fragment.qga.path = Some(parser.value()?.into()),
             Short('t') | Long("statedir") => fragment.qga.statedir = Some(parser.value()?.into()),
-            Short('b') | Long("block-rpcs") => {
-                let value = parser.value()?.string()?;
-                if value == "help" {
-                    return Ok(Invocation::Show(document::names()));
-                }
-                fragment.qga.block_rpcs.get_or_insert_default().extend(list(value));
-            }
-            Short('a') | Long("allow-rpcs") => {
-                fragment.qga.allow_rpcs.get_or_insert_default().extend(list(parser.value()?.string()?));
-            }
+            Short('b') | Long("block-rpcs") => match parser.value()?.string()? {
+                help if help == "help" => return Ok(Invocation::Show(document::names())),
+                names => fragment.qga.block_rpcs.get_or_insert_default().extend(list(names)),
+            },
+            Short('a') | Long("allow-rpcs") => match parser.value()?.string()? {
+                help if help == "help" => return Ok(Invocation::Show(document::names())),
+                names => fragment.qga.allow_rpcs.get_or_insert_default().extend(list(names)),
+            },
             Long("settings") => file = Some(parser.value()?.into()),
             Value(verb) if verb == "status" && !status => status = true,
             Short('o') | Long("output") if status => {
@@ -92,7 +94,7 @@ fn run() -> anyhow::Result<()> {
     match parse(lexopt::Parser::from_env()) {
         Ok(Invocation::Run { file, fragment }) => {
             let sockets = activation::take()?;
-            let settings = settings::load(file.as_deref(), *fragment)?;
+            let settings = settings::load(file.as_deref(), *fragment).inspect_err(|_| rest())?;
             logging::init("guestlet", settings.verbose)?;
             runtime()?.block_on(agent::run(settings, sockets))
         }
@@ -112,6 +114,14 @@ fn run() -> anyhow::Result<()> {
             Ok(())
         }
         Err(error) => anyhow::bail!("{error}; see guestlet --help"),
+    }
+}
+
+/// Wrong settings stay wrong for a while: under a service manager, which starts the agent again at once, each try
+/// takes some time.
+fn rest() {
+    if std::env::var_os("NOTIFY_SOCKET").is_some() {
+        std::thread::sleep(WRONG_SETTINGS_REST);
     }
 }
 

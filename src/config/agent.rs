@@ -172,9 +172,8 @@ pub enum ApiChannel {
 /// If a file cannot be read, has an unknown key, or sets what makes no sense.
 pub fn load(file: Option<&Path>, command_line: AgentFragment) -> Result<AgentSettings, Error> {
     let main = file.unwrap_or(Path::new(MAIN_FILE));
-    let mut merged: AgentFragment = config::load(main, file.is_some(), &main.with_extension("d"))?;
-    merged.merge(command_line, Path::new("command line"));
-    check(merged).map_err(|problem| Error::in_file(main, problem))
+    let command_line = (Path::new("command line"), command_line);
+    config::load_checked(main, file.is_some(), &main.with_extension("d"), command_line, check)
 }
 
 fn check(settings: AgentFragment) -> Result<AgentSettings, String> {

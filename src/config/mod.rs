@@ -64,17 +64,55 @@ impl std::error::Error for Error {}
 /// # Errors
 /// At the first fragment that cannot be read or says something unknown.
 pub fn load<F: Fragment>(main: &Path, required: bool, drop_ins: &Path) -> Result<F, Error> {
+    Ok(merge(fragments(main, required, drop_ins)?))
+}
+
+/// Reads as [`load`] does, merges `last` as well, and checks the outcome. What the check refuses is blamed on the
+/// fragment that brought it.
+///
+/// # Errors
+/// As [`load`], and what `check` says.
+pub fn load_checked<F: Fragment + Clone, T>(
+    main: &Path,
+    required: bool,
+    drop_ins: &Path,
+    last: (&Path, F),
+    check: impl Fn(F) -> Result<T, String>,
+) -> Result<T, Error> {
+    let mut fragments = fragments(main, required, drop_ins)?;
+    fragments.push((last.0.to_owned(), last.1));
+    let problem = match check(merge(fragments.clone())) {
+        Ok(checked) => return Ok(checked),
+        Err(problem) => problem,
+    };
+    let same = |count: &usize| check(merge(fragments[..*count].to_vec())).err().as_ref() == Some(&problem);
+    let count = (1..=fragments.len()).find(same).unwrap_or(fragments.len());
+    Err(Error::in_file(&fragments[count - 1].0, problem))
+}
+
+fn merge<F: Fragment>(fragments: Vec<(PathBuf, F)>) -> F {
     let mut merged = F::default();
+    for (file, fragment) in fragments {
+        merged.merge(fragment, &file);
+    }
+    merged
+}
+
+fn fragments<F: Fragment>(main: &Path, required: bool, drop_ins: &Path) -> Result<Vec<(PathBuf, F)>, Error> {
+    let mut fragments = Vec::new();
     let mut files = vec![main.to_owned()];
     files.extend(drop_in_files(drop_ins)?);
     for file in files {
         match read(&file) {
-            Ok(text) => merged.merge(parse(&file, &text)?, &file),
+            Ok(text) => {
+                let fragment = parse(&file, &text)?;
+                fragments.push((file, fragment));
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound && !(required && file == main) => {}
             Err(error) => return Err(Error::in_file(&file, format!("cannot be read: {error}"))),
         }
     }
-    Ok(merged)
+    Ok(fragments)
 }
 
 /// Parses one fragment; `file` is for the error.

@@ -5,6 +5,9 @@ use std::error::Error as StdError;
 use crate::guest::power;
 use crate::wire::qga::Malformed;
 
+/// Characters of a description.
+const MAX_DESCRIPTION: usize = 512;
+
 /// The classes that clients tell apart (QAPI `QapiErrorClass`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum Class {
@@ -24,16 +27,21 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of the common class.
+    /// An error of the common class. A description that is long, because a client's own words are in it, is
+    /// cut.
     pub fn generic(description: impl Into<String>) -> Self {
-        Self { class: Class::GenericError, desc: description.into() }
+        let mut desc = description.into();
+        if let Some((end, _)) = desc.char_indices().nth(MAX_DESCRIPTION) {
+            desc.truncate(end);
+            desc.push('…');
+            desc.shrink_to_fit();
+        }
+        Self { class: Class::GenericError, desc }
     }
 
     /// There is no such command.
     pub fn unknown(command: &str) -> Self {
-        // A name is shown so far that a person recognises it.
-        let shown: String = command.chars().take(64).collect();
-        Self { class: Class::CommandNotFound, desc: format!("The command {shown:?} is not known") }
+        Self { class: Class::CommandNotFound, desc: format!("The command {} is not known", quoted(command)) }
     }
 
     /// The command is switched off.
@@ -42,6 +50,14 @@ impl Error {
             class: Class::CommandNotFound,
             desc: format!("Command {command} has been disabled: the command is not allowed"),
         }
+    }
+}
+
+/// A client's own words, quoted, so far that a person recognises them.
+pub fn quoted(words: &str) -> String {
+    match words.char_indices().nth(64) {
+        Some((end, _)) => format!("{:?}…", &words[..end]),
+        None => format!("{words:?}"),
     }
 }
 

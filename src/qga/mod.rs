@@ -17,6 +17,7 @@ pub mod table;
 
 use crate::guest::Guest;
 use policy::Policy;
+use session::Complaints;
 
 /// What every session with a QGA client shares.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct Context {
     pub guest: Guest,
     /// Which commands may be called.
     pub policy: Policy,
+    /// What is said of its clients.
+    pub complaints: Complaints,
 }
 
 /// The version of qemu-ga whose protocol this is; clients compare it.

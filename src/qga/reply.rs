@@ -53,7 +53,8 @@ pub fn line(outcome: Result<Reply, Error>, id: Option<&RawValue>) -> Vec<u8> {
     };
     if let Some(id) = id {
         text.extend_from_slice(b",\"id\":");
-        text.extend_from_slice(id.get().as_bytes());
+        // Line breaks can only be white space between tokens: an answer is one line.
+        text.extend(id.get().bytes().filter(|byte| !byte.is_ascii_control()));
     }
     text.extend_from_slice(b"}\n");
     text

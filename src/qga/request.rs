@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserialize, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Unexpected, Visitor};
 use serde_json::value::RawValue;
 
 use crate::qga::error::Error;
@@ -77,6 +77,38 @@ impl Arguments<'_> {
             Some(_) => self.parse::<Nothing>().map(drop),
         }
     }
+}
+
+/// For a field that is an integer of 64 bits. Unlike serde's own, its error does not hold a text that a client
+/// gave instead, which may be as large as a message.
+///
+/// # Errors
+/// If it is anything else.
+pub fn integer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
+    struct Integer;
+
+    impl Visitor<'_> for Integer {
+        type Value = i64;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("an integer of 64 bits")
+        }
+
+        fn visit_i64<E>(self, value: i64) -> Result<i64, E> {
+            Ok(value)
+        }
+
+        fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<i64, E> {
+            i64::try_from(value).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))
+        }
+
+        fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<i64, E> {
+            Err(E::invalid_type(Unexpected::Other("string"), &self))
+        }
+    }
+
+    // Not `deserialize_i64`: by that serde_json makes the error itself, with the whole text in it.
+    deserializer.deserialize_any(Integer)
 }
 
 /// The problem without its line and column, which mean nothing to whoever made the request by a library.

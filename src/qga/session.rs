@@ -4,6 +4,7 @@
 //! nobody else anything.
 
 use std::io;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -16,6 +17,10 @@ use crate::wire::qga::{Decoder, Frame, Malformed};
 
 /// Bytes asked for by one read.
 const READ: usize = 16 * 1024;
+/// How long one client may keep the agent busy before others have their turn.
+const TURN: Duration = Duration::from_millis(1);
+/// How long a message may rest unfinished.
+const STALL: Duration = Duration::from_secs(60);
 /// Answers are gathered up to this size while more requests are at hand.
 const GATHER: usize = 64 * 1024;
 
@@ -28,10 +33,15 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut decoder = Decoder::new();
-    let mut complaints = Complaints::new(peer);
     let mut answers = Vec::new();
+    let mut turn = Instant::now();
     loop {
         while let Some(frame) = decoder.next() {
+            // Others have their turn, however much this client has sent.
+            if turn.elapsed() >= TURN {
+                tokio::task::yield_now().await;
+                turn = Instant::now();
+            }
             if answers.len() >= GATHER {
                 send(&mut stream, &mut answers).await?;
             }
@@ -40,7 +50,7 @@ where
                 Frame::Malformed(why) => {
                     // By the byte 0xFF a client that has lost its place begins anew.
                     if why != Malformed::Stray(0xff) {
-                        complaints.say(&why);
+                        context.complaints.say(peer, &why);
                     }
                     append(&mut answers, reply::line(Err(why.into()), None));
                     continue;
@@ -49,7 +59,7 @@ where
             let request = match Request::parse(&message) {
                 Ok(request) => request,
                 Err(error) => {
-                    complaints.say(&error.desc);
+                    context.complaints.say(peer, &error.desc);
                     append(&mut answers, reply::line(Err(error), None));
                     continue;
                 }
@@ -74,11 +84,25 @@ where
             }
         }
         send(&mut stream, &mut answers).await?;
+        let partial = decoder.is_partial();
         let input = decoder.input();
         input.reserve(READ);
-        if stream.read_buf(input).await? == 0 {
+        let reading = stream.read_buf(input);
+        let length = if partial {
+            let Ok(length) = tokio::time::timeout(STALL, reading).await else {
+                context.complaints.say(peer, &"a message was not finished in time; it is dropped");
+                decoder = Decoder::new();
+                continue;
+            };
+            length?
+        } else {
+            reading.await?
+        };
+        tokio::task::consume_budget().await;
+        turn = Instant::now();
+        if length == 0 {
             if decoder.is_partial() {
-                complaints.say(&"the stream ended within a message");
+                context.complaints.say(peer, &"the stream ended within a message");
             }
             return Ok(());
         }
@@ -118,28 +142,29 @@ async fn send<S: AsyncWrite + Unpin>(stream: &mut S, answers: &mut Vec<u8>) -> i
     Ok(())
 }
 
-/// Says what a client does wrong: at most one line a second, however much it sends.
-struct Complaints<'a> {
-    peer: &'a str,
+/// Says what clients of a channel do wrong: at most one line a second, however much they send and however often
+/// they come.
+#[derive(Debug, Default)]
+pub struct Complaints(Mutex<Said>);
+
+#[derive(Debug, Default)]
+struct Said {
     last: Option<Instant>,
     unsaid: u64,
 }
 
-impl<'a> Complaints<'a> {
-    fn new(peer: &'a str) -> Self {
-        Self { peer, last: None, unsaid: 0 }
-    }
-
-    fn say(&mut self, problem: &dyn std::fmt::Display) {
-        if self.last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
-            self.unsaid += 1;
+impl Complaints {
+    /// Logs the problem, or counts it.
+    pub fn say(&self, peer: &str, problem: &dyn std::fmt::Display) {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
+            said.unsaid += 1;
             return;
         }
-        match self.unsaid {
-            0 => tracing::warn!("{}: {problem}", self.peer),
-            unsaid => tracing::warn!("{}: {problem} (and {unsaid} problems more before)", self.peer),
+        match std::mem::take(&mut said.unsaid) {
+            0 => tracing::warn!("{peer}: {problem}"),
+            unsaid => tracing::warn!("{peer}: {problem} (and {unsaid} problems more before)"),
         }
-        self.last = Some(Instant::now());
-        self.unsaid = 0;
+        said.last = Some(Instant::now());
     }
 }

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tracing::{Level, Metadata};
@@ -34,6 +35,8 @@ pub fn init(identifier: &'static str, verbose: bool) -> anyhow::Result<()> {
 
 struct Journal {
     socket: UnixDatagram,
+    /// Named with each entry: a journal that was restarted has another socket there.
+    path: PathBuf,
     identifier: &'static str,
     lost: AtomicU64,
 }
@@ -49,14 +52,13 @@ impl Journal {
         }
         let socket = UnixDatagram::unbound().ok()?;
         socket.set_nonblocking(true).ok()?;
-        socket.connect(JOURNAL).ok()?;
-        Some(Self { socket, identifier, lost: AtomicU64::new(0) })
+        Some(Self { socket, path: JOURNAL.into(), identifier, lost: AtomicU64::new(0) })
     }
 
     fn send(&self, level: Level, text: &[u8]) {
         let lost = self.lost.swap(0, Ordering::Relaxed);
         let datagram = entry(self.identifier, level, text, lost);
-        if self.socket.send(&datagram).is_err() {
+        if self.socket.send_to(&datagram, &self.path).is_err() {
             self.lost.fetch_add(lost + 1, Ordering::Relaxed);
         }
     }
@@ -134,8 +136,7 @@ mod tests {
         let reader = UnixDatagram::bind(&path).unwrap();
         let socket = UnixDatagram::unbound().unwrap();
         socket.set_nonblocking(true).unwrap();
-        socket.connect(&path).unwrap();
-        let journal = Journal { socket, identifier: "guestlet", lost: AtomicU64::new(0) };
+        let journal = Journal { socket, path: path.clone(), identifier: "guestlet", lost: AtomicU64::new(0) };
         for _ in 0..100_000 {
             journal.send(Level::INFO, &[b'x'; 1000]);
         }
@@ -145,5 +146,13 @@ mod tests {
         reader.recv(&mut buffer).unwrap();
         journal.send(Level::INFO, b"after");
         assert_eq!(journal.lost.load(Ordering::Relaxed), 0);
+        // Restarted.
+        drop(reader);
+        std::fs::remove_file(&path).unwrap();
+        journal.send(Level::INFO, b"lost");
+        let reader = UnixDatagram::bind(&path).unwrap();
+        journal.send(Level::INFO, b"again");
+        let length = reader.recv(&mut buffer).unwrap();
+        assert!(String::from_utf8_lossy(&buffer[..length]).contains("again (1 earlier entries were lost"));
     }
 }

@@ -1,10 +1,14 @@
 //! Listeners on unix sockets.
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::sys::stat::{Mode, umask};
 use tokio::net::{UnixListener, UnixStream};
 
 /// Why a socket cannot be listened on.
@@ -43,17 +47,15 @@ impl Listener {
         let io = |source| Error::Io { path: path.to_owned(), source };
         match std::fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(Error::NoSocket(path.to_owned())),
-            Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
-                Ok(_) => return Err(Error::InUse(path.to_owned())),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path).map_err(io)?;
-                }
-                Err(error) => return Err(io(error)),
-            },
+            Ok(_) if has_listener(path).map_err(io)? => return Err(Error::InUse(path.to_owned())),
+            Ok(_) => std::fs::remove_file(path).map_err(io)?,
             Err(_) => {}
         }
-        let listener = StdListener::bind(path).map_err(io)?;
-        std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(io)?;
+        // The mode is right from the beginning; listeners are made before there is another thread.
+        let before = umask(Mode::from_bits_truncate(0o177));
+        let listener = StdListener::bind(path);
+        umask(before);
+        let listener = listener.map_err(io)?;
         listener.set_nonblocking(true).map_err(io)?;
         Ok(Self { inner: UnixListener::from_std(listener).map_err(io)?, path: path.to_owned() })
     }
@@ -72,6 +74,17 @@ impl Listener {
     }
 }
 
+/// Whether somebody listens on the socket at `path`; one that does not accept in time counts.
+fn has_listener(path: &Path) -> io::Result<bool> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    match connect(probe.as_raw_fd(), &UnixAddr::new(path)?) {
+        Ok(()) | Err(Errno::EAGAIN | Errno::EINPROGRESS) => Ok(true),
+        Err(Errno::ECONNREFUSED | Errno::ENOENT) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
@@ -82,7 +95,26 @@ impl Drop for Listener {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_listener_that_hangs_is_in_use_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let hung = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
+        nix::sys::socket::bind(hung.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        nix::sys::socket::listen(&hung, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
+        let mut crowd = Vec::new();
+        for _ in 0..3 {
+            let flags = SockFlag::SOCK_NONBLOCK;
+            let client = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+            let _ = connect(client.as_raw_fd(), &UnixAddr::new(&path).unwrap());
+            crowd.push(client);
+        }
+        assert!(matches!(Listener::bind(&path), Err(Error::InUse(_))));
+    }
 
     #[tokio::test]
     async fn only_a_socket_that_nobody_uses_is_replaced() {

@@ -246,7 +246,7 @@ impl Watch {
 mod tests {
     use super::*;
 
-    /// The port itself needs a real one (tests/vm.rs); how it is waited for does not.
+    /// The port itself needs a real one (tests/vm); how it is waited for does not.
     #[tokio::test]
     async fn a_port_is_noticed_when_it_appears_with_its_folder() {
         let folder = tempfile::tempdir().unwrap();

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::console::Console;
 use super::gate::Gate;
+use super::launch::start_vsock;
 use super::process::{Process, RunFolder};
 use super::qemu::VSOCK_BUS;
 use super::qga::QgaClient;

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+/// The socket that the agent makes last.
+const LAST_SOCKET: &str = "agent.sock";
+
 /// Longer than anything takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -38,7 +41,7 @@ impl Agent {
         std::fs::write(folder.path().join("agent.toml"), settings_in(folder.path())).unwrap();
         let child = spawn(folder.path(), arguments);
         let agent = Self { child, folder };
-        agent.wait_for_socket();
+        agent.wait_for(LAST_SOCKET);
         agent
     }
 
@@ -47,7 +50,7 @@ impl Agent {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         self.child = spawn(self.folder.path(), &[]);
-        self.wait_for_socket();
+        self.wait_for(LAST_SOCKET);
     }
 
     /// Another agent program, given its arguments but for the channel's.
@@ -64,13 +67,14 @@ impl Agent {
             .spawn()
             .unwrap();
         let agent = Self { child, folder };
-        agent.wait_for_socket();
+        agent.wait_for("qga.sock");
         agent
     }
 
-    fn wait_for_socket(&self) {
+    /// Waits until somebody listens on a socket of the agent's folder.
+    fn wait_for(&self, socket: &str) {
         let deadline = Instant::now() + PATIENCE;
-        while UnixStream::connect(self.socket()).is_err() {
+        while UnixStream::connect(self.folder.path().join(socket)).is_err() {
             assert!(Instant::now() < deadline, "the agent does not answer; its log:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }

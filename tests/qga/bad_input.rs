@@ -118,19 +118,105 @@ fn processor_time(agent: &Agent) -> u64 {
 }
 
 #[test]
-fn clients_beyond_the_limit_wait_and_nothing_leaks() {
+fn a_crowd_of_silent_clients_locks_nobody_out_for_good_and_leaks_nothing() {
     let agent = Agent::start();
     let (_, descriptors) = agent.footprint();
-    let crowd: Vec<_> =
-        (0..40).map(|_| std::os::unix::net::UnixStream::connect(agent.socket()).unwrap()).collect();
+    let connect = || std::os::unix::net::UnixStream::connect(agent.socket()).unwrap();
+    let crowd: Vec<_> = (0..64).map(|_| connect()).collect();
+    // One more is told at once, by an end, and is not left waiting.
+    let mut late = connect();
+    late.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(std::io::Read::read(&mut late, &mut [0; 1]).unwrap(), 0);
     drop(crowd);
-    assert_eq!(agent.client().call("guest-ping"), json!({}));
     let deadline = Instant::now() + PATIENCE;
     // What the agent opens for itself meanwhile is less than a crowd.
     while agent.footprint().1 > descriptors + 15 {
         assert!(Instant::now() < deadline, "{} descriptors, {} now", descriptors, agent.footprint().1);
         std::thread::sleep(Duration::from_millis(10));
     }
+    assert_eq!(agent.client().call("guest-ping"), json!({}));
+}
+
+#[test]
+fn a_flooding_client_does_not_hold_up_another() {
+    let agent = Agent::start();
+    let flood = std::os::unix::net::UnixStream::connect(agent.socket()).unwrap();
+    let mut reader = flood.try_clone().unwrap();
+    let served = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = std::sync::Arc::clone(&served);
+    let drain = std::thread::spawn(move || {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(length @ 1..) = std::io::Read::read(&mut reader, &mut bytes) {
+            let answers = bytes[..length].split(|byte| *byte == b'\n').count() - 1;
+            count.fetch_add(answers, std::sync::atomic::Ordering::Relaxed);
+        }
+    });
+    let mut writer = flood.try_clone().unwrap();
+    let writing = std::thread::spawn(move || {
+        let requests = "{\"execute\":\"guest-network-get-interfaces\"}".repeat(2000);
+        while std::io::Write::write_all(&mut writer, requests.as_bytes()).is_ok() {}
+    });
+    let now = || served.load(std::sync::atomic::Ordering::Relaxed);
+    let deadline = Instant::now() + PATIENCE;
+    while now() < 1000 {
+        assert!(Instant::now() < deadline, "the flood does not flow");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut client = agent.client();
+    let before = now();
+    for _ in 0..50 {
+        client.call("guest-ping");
+    }
+    let between = (now() - before) / 50;
+    flood.shutdown(std::net::Shutdown::Both).unwrap();
+    writing.join().unwrap();
+    drain.join().unwrap();
+    // One read of the flood holds more than 370 requests; they must not all be served before one ping is.
+    assert!(between < 200, "{between} requests of the flood were served for each ping");
+}
+
+#[test]
+fn a_huge_text_in_the_wrong_place_is_neither_echoed_nor_multiplied() {
+    let agent = Agent::start();
+    let mut client = agent.client();
+    let huge = "\u{7f}".repeat(16 << 20);
+    for message in [
+        format!("{{\"execute\":\"guest-sync\",\"arguments\":{{\"id\":\"{huge}\"}}}}"),
+        format!("{{\"execute\":\"guest-shutdown\",\"arguments\":{{\"mode\":\"{huge}\"}}}}"),
+        format!("{{\"execute\":\"guest-ping\",\"arguments\":{{\"{huge}\":1}}}}"),
+        format!("{{\"execute\":\"{huge}\"}}"),
+        format!("{{\"{huge}\":1}}"),
+    ] {
+        client.send(message.as_bytes());
+        let line = client.line();
+        assert!(line.len() < 8192, "an answer of {} bytes", line.len());
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.child.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < 120 * 1024, "a peak of {peak} KiB for messages of 16 MiB");
+}
+
+#[test]
+fn an_id_over_several_lines_comes_back_on_one() {
+    let agent = Agent::start();
+    let mut client = agent.client();
+    client.send(b"{\"execute\":\"guest-ping\",\"id\":[1,\r\n\t2]}");
+    assert_eq!(client.line(), b"{\"return\":{},\"id\":[1,2]}");
+}
+
+#[test]
+fn clients_that_come_again_and_again_fill_no_log_either() {
+    let agent = Agent::start();
+    let started = Instant::now();
+    for _ in 0..500 {
+        let mut client = agent.client();
+        client.send(b"}");
+        client.line();
+    }
+    let allowed = started.elapsed().as_secs() + 1;
+    let complaints = agent.log().lines().filter(|line| line.contains("WARN")).count() as u64;
+    assert!((1..=allowed).contains(&complaints), "{complaints} lines, {allowed} allowed");
 }
 
 #[test]

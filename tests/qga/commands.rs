@@ -73,7 +73,7 @@ fn wrong_arguments_are_named_and_do_nothing() {
     let mut client = agent.client();
     let cases = [
         (json!({"execute": "guest-sync"}), "`id`"),
-        (json!({"execute": "guest-sync", "arguments": {"id": "1"}}), "\"1\""),
+        (json!({"execute": "guest-sync", "arguments": {"id": "1"}}), "string"),
         (json!({"execute": "guest-sync", "arguments": {"id": 1.5}}), "1.5"),
         (json!({"execute": "guest-sync", "arguments": {"id": 1, "x": 2}}), "`x`"),
         (json!({"execute": "guest-sync", "arguments": {"id": u64::MAX}}), "18446744073709551615"),

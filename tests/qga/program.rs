@@ -35,10 +35,24 @@ fn wrong_options_and_settings_are_refused_in_words() {
     let settings = settings.to_str().unwrap();
     let taken = folder.path().join("file");
     std::fs::write(&taken, "").unwrap();
+    std::fs::create_dir(folder.path().join("other")).unwrap();
+    std::fs::create_dir(folder.path().join("other/agent.d")).unwrap();
+    let plain = folder.path().join("plain.toml");
+    std::fs::write(&plain, settings_in(folder.path())).unwrap();
+    let plain = plain.to_str().unwrap();
+    let innocent = folder.path().join("other/agent.toml");
+    std::fs::write(&innocent, settings_in(folder.path())).unwrap();
+    std::fs::write(folder.path().join("other/agent.d/10.toml"), "[control]\nport = 5000\n").unwrap();
+    let innocent = innocent.to_str().unwrap();
     let cases: &[(&[&str], &str)] = &[
         (&["--colour"], "--colour"),
         (&["stray"], "stray"),
-        (&["-m", "pigeon"], "use virtio-serial, unix-listen or none"),
+        (
+            &["-m", "pigeon"],
+            "command line: unknown method \"pigeon\"; use virtio-serial, unix-listen or none",
+        ),
+        (&["--settings", plain, "-a", "guest-exce"], "allow-rpcs names no command that is known"),
+        (&["--settings", innocent], "agent.d/10.toml: control.port is 5000"),
         (&["-m", "unix-listen"], "needs the path of a socket"),
         (&["-b", "guest-ping;guest-info"], "separated by commas"),
         (&["--settings", "/no/such/file.toml"], "/no/such/file.toml: cannot be read"),

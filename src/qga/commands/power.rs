@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::guest::power::{self, Mode};
 use crate::qga::Context;
-use crate::qga::error::Error;
+use crate::qga::error::{Error, quoted};
 use crate::qga::reply::Reply;
 use crate::qga::request::Arguments;
 use crate::qga::table::Pending;
@@ -20,7 +20,10 @@ pub fn shutdown<'a>(context: &'a Context, arguments: Arguments<'a>) -> Pending<'
         let mode = match arguments.parse::<Shutdown>()?.mode {
             None => Mode::Powerdown,
             Some(name) => name.parse().map_err(|()| {
-                Error::generic(format!("invalid arguments: mode {name:?} is none of powerdown, halt, reboot"))
+                Error::generic(format!(
+                    "invalid arguments: mode {} is none of powerdown, halt, reboot",
+                    quoted(&name)
+                ))
             })?,
         };
         tracing::info!("a QGA client asks for {mode}");

@@ -3,13 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 use crate::qga::reply::Reply;
-use crate::qga::request::Arguments;
+use crate::qga::request::{Arguments, integer};
 use crate::qga::table::{COMMANDS, Outcome};
 use crate::qga::{Context, PROTOCOL_VERSION};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Sync {
+    #[serde(deserialize_with = "integer")]
     id: i64,
 }
 
