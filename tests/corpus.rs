@@ -22,3 +22,18 @@ fn run(target: &str, check: fn(&[u8])) {
 fn qga() {
     run("qga", checks::qga);
 }
+
+#[test]
+fn hybrid() {
+    run("hybrid", checks::hybrid);
+}
+
+#[test]
+fn qmp() {
+    run("qmp", checks::qmp);
+}
+
+#[test]
+fn parsers() {
+    run("parsers", checks::parsers);
+}

@@ -1,7 +1,10 @@
 //! What must hold for any bytes from the other side: shared by the fuzz targets and the test of their corpus.
 
 use guestlet::qga::request::Request;
+use guestlet::sys::{mountinfo, net_dev, os_release};
+use guestlet::wire::hybrid::{Answer, MAX_ANSWER};
 use guestlet::wire::qga::{Decoder, Frame};
+use guestlet::wire::qmp::{Lines, Message};
 
 /// Framing and requests of the QGA protocol.
 pub fn qga(bytes: &[u8]) {
@@ -36,4 +39,44 @@ fn frames(bytes: &[u8], step: usize) -> Vec<Option<Vec<u8>>> {
         }
     }
     frames
+}
+
+/// The answer of a hybrid vsock's socket.
+pub fn hybrid(bytes: &[u8]) {
+    let mut answer = Answer::default();
+    for (count, byte) in bytes.iter().enumerate() {
+        match answer.push(*byte) {
+            Ok(None) => assert!(count < MAX_ANSWER, "an answer without end"),
+            Ok(Some(_)) => return assert_eq!(*byte, b'\n'),
+            Err(_) => return,
+        }
+    }
+}
+
+/// What a QMP socket says.
+pub fn qmp(bytes: &[u8]) {
+    let lines = |step: usize| {
+        let mut lines = Lines::default();
+        let mut found = Vec::new();
+        for piece in bytes.chunks(step) {
+            lines.push(piece);
+            while let Ok(Some(line)) = lines.next_line() {
+                found.push(line);
+            }
+        }
+        found
+    };
+    let whole = lines(bytes.len().max(1));
+    assert_eq!(whole, lines(1), "how bytes are cut into reads must not matter");
+    for line in whole {
+        let _ = Message::parse(&line);
+    }
+}
+
+/// Files of the kernel and of the distribution.
+pub fn parsers(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    drop(net_dev::parse(&text));
+    drop(os_release::value(bytes, "ID"));
+    drop(mountinfo::parse(bytes));
 }

@@ -1,6 +1,7 @@
 //! Any bytes on a QGA channel.
 #![no_main]
 
+#[allow(dead_code)]
 #[path = "../checks.rs"]
 mod checks;
 
