@@ -25,6 +25,9 @@ use crate::wire::hybrid;
 /// The greatest port that only root may bind, on vsock as on TCP. Agents answer nobody above it.
 const LAST_PRIVILEGED_PORT: u32 = 1023;
 
+/// Those of an agent: this host may be a guest itself, whose own agent's socket unit needs them.
+const AGENT_PORTS: [u32; 2] = [970, 971];
+
 /// Where an agent is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
@@ -205,12 +208,17 @@ impl Vsock {
     }
 }
 
-/// A socket that is bound to a port below 1024, from the greatest downwards. Each connection holds one, so
-/// that a host half has at most 1023 connections over `AF_VSOCK` at a time.
+/// Ports that only root may bind and that no agent needs, from the greatest downwards.
+fn source_ports() -> impl Iterator<Item = u32> {
+    (1..=LAST_PRIVILEGED_PORT).rev().filter(|port| !AGENT_PORTS.contains(port))
+}
+
+/// A socket that is bound to a port below 1024. Each connection holds one, so that a host half has at most 1021
+/// connections over `AF_VSOCK` at a time.
 fn privileged_socket() -> Result<OwnedFd, Error> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Vsock, SockType::Stream, flags, None).map_err(io::Error::from)?;
-    for port in (1..=LAST_PRIVILEGED_PORT).rev() {
+    for port in source_ports() {
         match bind(socket.as_raw_fd(), &VsockAddr::new(VMADDR_CID_ANY, port)) {
             Ok(()) => return Ok(socket),
             Err(Errno::EADDRINUSE) => {}
@@ -234,6 +242,13 @@ mod tests {
         assert_eq!(Target::Vsock { cid: 3, port: 970 }.to_string(), "vsock:3:970");
         assert_eq!(Target::Hybrid { path: path.clone(), port: 970 }.to_string(), "hybrid:/run/a.sock:970");
         assert_eq!(Target::Unix { path }.to_string(), "unix:/run/a.sock");
+    }
+
+    #[test]
+    fn source_ports_are_privileged_and_leave_out_those_of_agents() {
+        let ports: Vec<_> = source_ports().collect();
+        assert_eq!((ports.len(), ports[0], ports.last()), (1021, 1023, Some(&1)));
+        assert!(!ports.contains(&970) && !ports.contains(&971));
     }
 
     /// Answers one CONNECT with `answer` and returns what was asked and what followed.
