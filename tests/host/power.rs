@@ -20,7 +20,9 @@ fn guest(lab: &Lab, manner: Manner, boot_id: &str) -> Guest {
 #[test]
 fn a_vm_that_is_off_is_not_dialled_until_it_runs() {
     let lab = lab();
+    drop(std::os::unix::net::UnixListener::bind(lab.path("a.qmp")).unwrap());
     let vm = lab.until_session("a", "gone");
+    std::fs::remove_file(lab.path("a.qmp")).unwrap();
     assert_eq!((&vm["power"], &vm["reason"]), (&"off".into(), &"the VM is off".into()));
     let guest = guest(&lab, Manner::Good, "boot-1");
     let qmp = Qmp::start(&lab.path("a.qmp"), "running");
@@ -94,4 +96,23 @@ fn a_reset_ends_the_wait_of_a_refused_guest() {
     qmp.event("RESET");
     lab.until_session("a", "connected");
     assert!(asked.elapsed() < Duration::from_secs(25), "it waited for its next turn");
+}
+
+#[test]
+fn a_monitor_that_is_not_there_or_held_by_another_keeps_nobody_from_the_guest() {
+    let lab = lab();
+    let _guest = guest(&lab, Manner::Good, "boot-1");
+    let vm = lab.until_session("a", "connected");
+    assert_eq!(vm["power"], "unknown", "no socket yet");
+    let qmp = lab.path("a.qmp");
+    lab.until("the problem is logged", || {
+        lab.log().lines().any(|line| line.contains("WARN") && line.contains(qmp.to_str().unwrap()))
+    });
+    // Takes clients, and never greets them: as QEMU does while another one has its attention.
+    let held = std::os::unix::net::UnixListener::bind(&qmp).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let vm = lab.info("a");
+    assert_eq!((&vm["session"], &vm["sessions"]), (&"connected".into(), &1.into()));
+    drop(held);
+    lab.until_session("a", "gone");
 }

@@ -121,7 +121,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_new_list_keeps_the_monitors_of_sockets_that_are_the_same() {
-        let (list, machines) = watch::channel(vec![machine("a", Some("/nowhere/a")), machine("b", None)]);
+        let folder = tempfile::tempdir().unwrap();
+        let left = |name: &str| {
+            let path = folder.path().join(name);
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            path.to_str().unwrap().to_owned()
+        };
+        let (a, b, other) = (left("a"), left("b"), left("other"));
+        let (list, machines) = watch::channel(vec![machine("a", Some(&a)), machine("b", None)]);
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
         scope.children().spawn(Box::new(Qemu::new(machines)).watch(changes));
@@ -130,11 +137,11 @@ mod tests {
         assert!(matches!(told.recv().await.unwrap(), Change::Listed(vms) if vms.len() == 2));
         assert_eq!(told.recv().await.unwrap(), off("a"));
 
-        list.send_replace(vec![machine("a", Some("/nowhere/a")), machine("b", Some("/nowhere/b"))]);
+        list.send_replace(vec![machine("a", Some(&a)), machine("b", Some(&b))]);
         assert!(matches!(told.recv().await.unwrap(), Change::Listed(_)));
         assert_eq!(told.recv().await.unwrap(), off("b"), "a's has told already");
 
-        list.send_replace(vec![machine("a", None), machine("b", Some("/nowhere/other"))]);
+        list.send_replace(vec![machine("a", None), machine("b", Some(&other))]);
         assert!(matches!(told.recv().await.unwrap(), Change::Listed(_)));
         assert_eq!(told.recv().await.unwrap(), unknown("a"));
         assert_eq!(told.recv().await.unwrap(), unknown("b"));

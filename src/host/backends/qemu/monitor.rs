@@ -1,13 +1,17 @@
 //! One VM's QMP socket: connects again and again, and tells changes of power, and resets.
 //!
 //! ```text
-//!            ┌── cannot connect, end of file: off ───┐
+//!            ┌─ refused, vanished, end of file: off ─┐
 //!            ▼                                       │
 //!  start ──▶ wait ──▶ connect ──▶ greeting ──▶ qmp_capabilities ──▶ query-status ──▶ events ──┐
 //!            ▲                                       │                                        │
-//!            └── no answer, nonsense: unknown ───────┴────────────────────────────────────────┘
+//!            └── any other trouble: unknown ─────────┴────────────────────────────────────────┘
 //! ```
+//!
+//! Off ends a session, so it takes proof: QEMU's end, or a socket that QEMU has left. A socket that cannot be
+//! used for another reason, or was never there, says nothing of the VM.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,9 +34,19 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("QEMU is not there")]
-    Absent(#[source] std::io::Error),
+    Absent(#[source] io::Error),
+    #[error("the QMP socket has not been there yet")]
+    NeverSeen(#[source] io::Error),
+    #[error("the QMP socket is taken: another client waits for it")]
+    Taken(#[source] io::Error),
+    #[error("the QMP socket cannot be used")]
+    Unusable(#[source] io::Error),
     #[error("QEMU has ended")]
     Ended,
+    #[error("QEMU closed its QMP socket before it said how the VM is")]
+    Closed,
+    #[error("the connection to QEMU broke")]
+    Broken(#[source] io::Error),
     #[error("QEMU does not answer; its QMP socket may have another client")]
     Silent,
     #[error(transparent)]
@@ -48,6 +62,22 @@ enum Error {
 }
 
 impl Error {
+    /// Why a socket cannot be connected to that was, or was not, there before.
+    fn of_connect(error: io::Error, seen: bool) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => Self::Absent(error),
+            io::ErrorKind::NotFound if seen => Self::Absent(error),
+            io::ErrorKind::NotFound => Self::NeverSeen(error),
+            io::ErrorKind::WouldBlock => Self::Taken(error),
+            _ => Self::Unusable(error),
+        }
+    }
+
+    /// Whether it proves that there is a socket, or was.
+    fn shows_socket(&self) -> bool {
+        !matches!(self, Self::NeverSeen(_) | Self::Unusable(_))
+    }
+
     /// What is known of the VM after this.
     fn power(&self) -> PowerState {
         match self {
@@ -61,24 +91,50 @@ impl Error {
 pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>) {
     let mut teller = Teller { name, changes, told: PowerState::Unspecified };
     let mut wait = FIRST_WAIT;
+    let mut seen = false;
+    let mut problem = Problem::default();
     loop {
-        let Err(error) = watch(&path, &mut teller).await;
+        let Err(error) = watch(&path, seen, &mut problem, &mut teller).await;
         if matches!(error, Error::Unwanted) {
             return;
         }
-        if !matches!(error, Error::Absent(_)) {
+        seen |= error.shows_socket();
+        if matches!(error, Error::Ended) {
             wait = FIRST_WAIT;
         }
         let power = error.power();
-        if power != teller.told {
-            let reason: &dyn std::error::Error = &error;
-            tracing::debug!(vm = teller.name, error = reason, "QMP");
+        if power != PowerState::Off {
+            problem.tell(&teller.name, &path, &error);
+        } else if power != teller.told {
+            tracing::debug!(vm = teller.name, "{error}");
+        }
+        if power == PowerState::Off {
+            problem = Problem::default();
         }
         if teller.power(power).await.is_err() {
             return;
         }
         tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
         wait = (wait * 2).min(LAST_WAIT);
+    }
+}
+
+/// The trouble with QEMU that the log has told; empty while there is none.
+#[derive(Debug, Default)]
+struct Problem(Option<std::mem::Discriminant<Error>>);
+
+impl Problem {
+    /// Whether it is another trouble than the one before.
+    fn is_new(&mut self, error: &Error) -> bool {
+        let kind = std::mem::discriminant(error);
+        self.0.replace(kind) != Some(kind)
+    }
+
+    fn tell(&mut self, vm: &str, path: &Path, error: &Error) {
+        if self.is_new(error) {
+            let error: &dyn std::error::Error = error;
+            tracing::warn!(vm, path = %path.display(), error, "QEMU does not say whether the VM runs");
+        }
     }
 }
 
@@ -111,12 +167,17 @@ impl Teller {
     }
 }
 
-async fn watch(path: &Path, teller: &mut Teller) -> Result<std::convert::Infallible, Error> {
+async fn watch(
+    path: &Path,
+    seen: bool,
+    problem: &mut Problem,
+    teller: &mut Teller,
+) -> Result<std::convert::Infallible, Error> {
     #[derive(Deserialize)]
     struct Status {
         status: String,
     }
-    let stream = UnixStream::connect(path).await.map_err(Error::Absent)?;
+    let stream = UnixStream::connect(path).await.map_err(|error| Error::of_connect(error, seen))?;
     let mut socket = Socket { stream, lines: Lines::default() };
     let greeting = async {
         while socket.message().await? != Message::Greeting {}
@@ -127,9 +188,13 @@ async fn watch(path: &Path, teller: &mut Teller) -> Result<std::convert::Infalli
     let status = soon(socket.execute("query-status", 2, teller)).await?;
     let status: Status = serde_json::from_value(status).map_err(Error::Status)?;
     teller.power(of_status(&status.status)).await?;
+    *problem = Problem::default();
     loop {
-        if let Message::Event { name } = socket.message().await? {
-            teller.event(&name).await?;
+        match socket.message().await {
+            Ok(Message::Event { name }) => teller.event(&name).await?,
+            Ok(_) => {}
+            Err(Error::Closed) => return Err(Error::Ended),
+            Err(error) => return Err(error),
         }
     }
 }
@@ -151,7 +216,8 @@ impl Socket {
             }
             let mut buffer = [0; 4096];
             match self.stream.read(&mut buffer).await {
-                Ok(0) | Err(_) => return Err(Error::Ended),
+                Ok(0) => return Err(Error::Closed),
+                Err(error) => return Err(Error::Broken(error)),
                 Ok(length) => self.lines.push(&buffer[..length]),
             }
         }
@@ -164,7 +230,7 @@ impl Socket {
         id: u64,
         teller: &mut Teller,
     ) -> Result<serde_json::Value, Error> {
-        self.stream.write_all(&qmp::command(name, id)).await.map_err(|_| Error::Ended)?;
+        self.stream.write_all(&qmp::command(name, id)).await.map_err(Error::Broken)?;
         loop {
             match self.message().await? {
                 Message::Return { id: Some(found), value } if found == id => return Ok(value),
@@ -218,8 +284,6 @@ mod tests {
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
         scope.children().spawn(run("a".into(), path.clone(), changes));
-        assert_eq!(told.recv().await.unwrap(), power(PowerState::Off), "no socket yet");
-
         let listener = UnixListener::bind(&path).unwrap();
         let mut client = qemu(&listener, "running").await;
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
@@ -245,5 +309,59 @@ mod tests {
         drop(qemu(&listener, "running").await);
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Off), "end of file");
+    }
+
+    #[test]
+    fn only_a_socket_that_qemu_has_left_means_off() {
+        use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied, WouldBlock};
+        let cases = [
+            (ConnectionRefused, false, PowerState::Off),
+            (NotFound, true, PowerState::Off),
+            (NotFound, false, PowerState::Unspecified),
+            (WouldBlock, true, PowerState::Unspecified),
+            (PermissionDenied, true, PowerState::Unspecified),
+        ];
+        for (kind, seen, expected) in cases {
+            let error = Error::of_connect(kind.into(), seen);
+            assert_eq!(error.power(), expected, "{kind:?}, seen before: {seen}");
+        }
+    }
+
+    #[test]
+    fn a_problem_is_new_once() {
+        let never = || Error::NeverSeen(io::ErrorKind::NotFound.into());
+        let mut problem = Problem::default();
+        assert!(problem.is_new(&never()));
+        assert!(!problem.is_new(&never()));
+        assert!(problem.is_new(&Error::Silent));
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_others_hold_says_nothing_of_the_vm() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let (changes, mut told) = mpsc::channel(16);
+        let scope = Scope::new();
+        scope.children().spawn(run("a".into(), path.clone(), changes));
+        let quiet = Duration::from_millis(300);
+        assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "there was no socket yet");
+
+        // A backlog of 0 takes one client; the next finds it full (EAGAIN).
+        let listener = crowded(&path);
+        let other = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "it is taken");
+        drop((listener, other));
+        assert_eq!(told.recv().await.unwrap(), power(PowerState::Off), "nobody serves it");
+        std::fs::remove_file(&path).unwrap();
+        assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "off as before");
+    }
+
+    fn crowded(path: &Path) -> std::os::fd::OwnedFd {
+        use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+        use std::os::fd::AsRawFd as _;
+        let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        bind(socket.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+        listen(&socket, Backlog::new(0).unwrap()).unwrap();
+        socket
     }
 }
