@@ -166,6 +166,7 @@ mod tests {
     use crate::host::backends::{Change, Vm};
     use crate::host::fleet::Fleet;
     use crate::transport::dial::Target;
+    use crate::wire::proto::v1::PowerState;
 
     #[tokio::test]
     async fn a_watcher_that_is_too_slow_is_told_so() {
@@ -187,8 +188,8 @@ mod tests {
             let api = Api { fleet: handle.clone(), half, settings };
             let request = WatchVirtualMachinesRequest::default();
             let mut events = api.watch_virtual_machines(Request::new(request)).await.unwrap().into_inner();
-            for _ in 0..2000 {
-                changes.send(Change::Reset { name: "a".into() }).await.unwrap();
+            for power in [PowerState::Paused, PowerState::Running].into_iter().cycle().take(2000) {
+                changes.send(Change::Power { name: "a".into(), power }).await.unwrap();
             }
             // All of them are through when the changes' inbox has been emptied.
             while changes.capacity() < changes.max_capacity() {

@@ -22,6 +22,7 @@ pub mod fleet;
 pub mod half;
 pub mod history;
 pub mod limits;
+mod lines;
 pub mod metered;
 pub mod metrics;
 pub mod order;

@@ -56,12 +56,20 @@ fn stop_and_continue_keep_the_session_and_a_reset_renews_it() {
     assert_eq!((&after["since"], &after["sessions"]), (&before["since"], &before["sessions"]));
 
     qmp.event("RESET");
+    qmp.event("RESET");
     watch.event("a", "guest-reset");
     assert_eq!(watch.event("a", "session-closed")["reason"], "the guest was reset");
     assert_eq!(watch.event("a", "session-opened")["rebooted"], false, "this guest's agent has not noticed");
     drop(first);
     let _second = guest(&lab, Manner::Good, "boot-2");
     assert_eq!(watch.event("a", "session-opened")["rebooted"], true);
+    let past = Watch::quiet(&lab, &["a", "--since", "1h", "-o", "json"]);
+    let resets = std::cell::Cell::new(0);
+    past.until(|line| {
+        resets.set(resets.get() + line.matches("\"guest-reset\"").count());
+        line.contains("\"rebooted\":true")
+    });
+    assert_eq!(resets.get(), 1, "QEMU tells one reset twice");
 
     qmp.event("POWERDOWN");
     qmp.event("SHUTDOWN");
@@ -115,4 +123,23 @@ fn a_monitor_that_is_not_there_or_held_by_another_keeps_nobody_from_the_guest() 
     assert_eq!((&vm["session"], &vm["sessions"]), (&"connected".into(), &1.into()));
     drop(held);
     lab.until_session("a", "gone");
+}
+
+#[test]
+fn what_a_guest_drives_fills_no_log() {
+    let lab = lab();
+    let began = std::time::Instant::now();
+    let qmp = Qmp::start(&lab.path("a.qmp"), "running");
+    lab.until_vm("a", |vm| vm["power"] == "running");
+    for _ in 0..50 {
+        qmp.event("STOP");
+        qmp.event("RESUME");
+    }
+    let count = |level: &str| {
+        let log = lab.log();
+        log.lines().filter(|line| line.contains(level) && line.contains("power=")).count()
+    };
+    lab.until("all is logged", || count("INFO") + count("DEBUG") == 101);
+    let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
+    assert!(count("INFO") <= seconds + 1, "{}", lab.log());
 }

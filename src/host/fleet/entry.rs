@@ -5,13 +5,18 @@ use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::super::backends::Vm;
 use super::super::history::History;
+use super::super::lines::{Lines, line};
 use super::super::session::Machine;
 use super::super::talk::Caller;
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{self, CallbackState, SessionState, virtual_machine_event::Kind};
+
+/// QEMU tells one reset twice, some 50 ms apart.
+const ONE_RESET: Duration = Duration::from_secs(1);
 
 /// One VM, and its session, which ends when this is dropped.
 pub(super) struct Entry {
@@ -21,6 +26,12 @@ pub(super) struct Entry {
     /// For calls of others while the conversation is open.
     pub caller: Option<Box<Caller>>,
     pub running: Running,
+    /// What may be logged of it.
+    pub lines: Lines,
+    /// When a reset was last told.
+    last_reset: Option<Instant>,
+    /// Nothing was heard of the guest since.
+    silent_since_reset: bool,
 }
 
 /// A session's task, which ends when this is dropped.
@@ -39,7 +50,16 @@ impl Entry {
             since: Some(now()),
             ..v1::VirtualMachine::default()
         };
-        let mut entry = Self { vm, view, history: History::default(), caller: None, running };
+        let mut entry = Self {
+            vm,
+            view,
+            history: History::default(),
+            caller: None,
+            running,
+            lines: Lines::default(),
+            silent_since_reset: false,
+            last_reset: None,
+        };
         entry.describe();
         entry
     }
@@ -64,10 +84,27 @@ impl Entry {
         self.view.reason = reason;
     }
 
+    /// The hypervisor tells a reset; whether it is another than the one before.
+    pub fn reset(&mut self, now: Instant) -> bool {
+        let again = self.last_reset.is_some_and(|last| now.saturating_duration_since(last) < ONE_RESET);
+        if again || self.silent_since_reset {
+            return false;
+        }
+        self.last_reset = Some(now);
+        self.silent_since_reset = true;
+        true
+    }
+
+    /// There is a guest, good or bad, or the VM is another one: a reset from now on means something.
+    pub fn alive(&mut self) {
+        self.silent_since_reset = false;
+    }
+
     pub fn opened(&mut self, info: v1::GuestInfo, after: Duration, caller: Box<Caller>) -> Kind {
         let before = self.view.guest.as_ref();
         let rebooted = before.is_some_and(|before| before.boot_id != info.boot_id);
-        tracing::info!(
+        line!(
+            self.lines,
             vm = self.vm.name,
             host_name = info.host_name,
             after_ms = after.as_millis(),

@@ -7,11 +7,13 @@ use std::sync::atomic::Ordering;
 
 use prost_types::Timestamp;
 use tokio::sync::{broadcast, mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::backends::{Change, Vm};
 use super::contact::Contact;
 use super::half::Half;
+use super::lines::line;
 use super::session::{Machine, REFUSED_WAIT, Report, Reports, Session};
 use super::state::fold;
 use crate::supervise::Scope;
@@ -137,14 +139,21 @@ impl Fleet {
                 if entry.view.power() == power {
                     return;
                 }
-                tracing::info!(vm = name, ?power, "power");
+                line!(entry.lines, vm = name, ?power, "power");
+                if power == PowerState::Off {
+                    entry.alive();
+                }
                 entry.view.set_power(power);
                 entry.running.machine.send_modify(|machine| machine.power = power);
                 self.tell(&name, Kind::PowerChanged(v1::PowerChanged { power: power.into() }));
             }
             Change::Reset { name } => {
                 let Some(entry) = self.vms.get_mut(&name) else { return };
-                tracing::info!(vm = name, "the guest was reset");
+                if !entry.reset(Instant::now()) {
+                    tracing::debug!(vm = name, "a reset that is the one before");
+                    return;
+                }
+                line!(entry.lines, vm = name, "the guest was reset");
                 entry.running.machine.send_modify(|machine| machine.resets += 1);
                 self.tell(&name, Kind::GuestReset(v1::GuestReset {}));
             }
@@ -230,6 +239,9 @@ impl Fleet {
         // What a session said just before its VM was dropped is of no interest.
         let Some(name) = self.names.get(&session).cloned() else { return };
         let Some(entry) = self.vms.get_mut(&name) else { return };
+        if matches!(report, Report::Opened { .. } | Report::Heard(_) | Report::Refused(_)) {
+            entry.alive();
+        }
         match report {
             Report::Opened { info, after, caller } => {
                 self.half.metrics.sessions.fetch_add(1, Ordering::Relaxed);
@@ -239,7 +251,7 @@ impl Fleet {
             Report::Heard(event) => self.heard(&name, event),
             Report::Callback(state, reason) => entry.callback(state, reason),
             Report::Closed(reason) => {
-                tracing::info!(vm = name, reason, "session closed");
+                line!(entry.lines, vm = name, reason, "session closed");
                 entry.state(SessionState::Connecting, reason.clone());
                 self.tell(&name, Kind::SessionClosed(v1::SessionClosed { reason }));
             }
@@ -365,6 +377,31 @@ mod tests {
             assert_eq!((opened.rebooted, opened.after_milliseconds), (expected, 1500));
         }
         assert_eq!(fleet.vms["a"].view.sessions, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn resets_that_are_one_are_told_once() {
+        let (mut fleet, _changes, _handle) = Fleet::new(half());
+        fleet.list(vec![vm("a", "/nowhere/a")]);
+        let reset = || Change::Reset { name: "a".into() };
+        let heard = || Report::Heard(v1::Event::default());
+        let resets = |fleet: &Fleet| fleet.vms["a"].running.machine.borrow().resets;
+        fleet.change(reset());
+        fleet.report(1, heard());
+        tokio::time::advance(Duration::from_millis(50)).await;
+        fleet.change(reset());
+        assert_eq!(resets(&fleet), 1, "QEMU tells it twice");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        fleet.change(reset());
+        tokio::time::advance(Duration::from_secs(60)).await;
+        fleet.change(reset());
+        assert_eq!(resets(&fleet), 2, "nothing ran in between");
+        fleet.report(1, heard());
+        fleet.change(reset());
+        assert_eq!(resets(&fleet), 3);
+        let past = fleet.watch(None, Some(&Timestamp { seconds: 0, nanos: 0 })).unwrap().past;
+        let told = |event: &&Arc<VirtualMachineEvent>| matches!(event.kind, Some(Kind::GuestReset(_)));
+        assert_eq!(past.iter().filter(told).count(), 3);
     }
 
     #[tokio::test]
