@@ -62,7 +62,7 @@ pub async fn keep(contact: &Contact, teller: Teller) -> Refusal {
         reason = match dialled {
             Ok((stream, gate)) => match serve(stream, contact, &guard, &teller).await {
                 Err(refusal) => return refusal,
-                Ok(_) if gate.is_shut() => return Refusal::Bytes,
+                Ok(_) if let Some(excess) = gate.shut() => return excess.into(),
                 Ok(Ok(())) => "the guest closed the callback channel".to_owned(),
                 Ok(Err(error)) => {
                     let reason = text::chain(&error);

@@ -1,9 +1,11 @@
-//! A stream to a guest whose bytes are counted, and which breaks when the guest sends more than allowed.
+//! A stream to a guest whose bytes are counted, and which breaks when the guest sends more than allowed: bytes,
+//! or pieces, of which each costs a wakeup however small it is. This bounds also what HTTP/2 hides from whoever
+//! counts calls and events (PING, SETTINGS, empty DATA).
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -14,23 +16,39 @@ use super::limits::Limits;
 use super::rate::Allowance;
 use crate::transport::Stream;
 
+/// Reads per second in the long run, and at once. Events and calls at their bounds need a tenth of it.
+const PIECES_PER_SECOND: f64 = 2000.0;
+const PIECES_AT_ONCE: f64 = 8000.0;
+
 /// The stream.
 #[derive(Debug)]
 pub struct Metered<S> {
     stream: S,
     half: Arc<Half>,
-    allowance: Allowance,
+    bytes: Allowance,
+    pieces: Allowance,
     gate: Gate,
+}
+
+/// What a guest sent too much of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Excess {
+    /// In all.
+    #[error("the guest sends too many bytes")]
+    Bytes,
+    /// Whatever their size.
+    #[error("the guest sends too many small pieces")]
+    Pieces,
 }
 
 /// Whether a stream was cut because the guest sent too much.
 #[derive(Debug, Clone, Default)]
-pub struct Gate(Arc<AtomicBool>);
+pub struct Gate(Arc<OnceLock<Excess>>);
 
 impl Gate {
-    /// It was.
-    pub fn is_shut(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    /// Why it was, if it was.
+    pub fn shut(&self) -> Option<Excess> {
+        self.0.get().copied()
     }
 }
 
@@ -39,9 +57,11 @@ impl<S: Stream> Metered<S> {
     pub fn new(stream: S, half: Arc<Half>, limits: &Limits) -> (Self, Gate) {
         #[allow(clippy::cast_precision_loss, reason = "nobody allows that many bytes")]
         let burst = limits.byte_burst() as f64;
-        let allowance = Allowance::new(Instant::now(), burst, limits.bytes_per_second.into());
+        let now = Instant::now();
+        let bytes = Allowance::new(now, burst, limits.bytes_per_second.into());
+        let pieces = Allowance::new(now, PIECES_AT_ONCE, PIECES_PER_SECOND);
         let gate = Gate::default();
-        (Self { stream, half, allowance, gate: gate.clone() }, gate)
+        (Self { stream, half, bytes, pieces, gate: gate.clone() }, gate)
     }
 }
 
@@ -56,9 +76,20 @@ impl<S: Stream> AsyncRead for Metered<S> {
         let bytes = buffer.filled().len() - before;
         self.half.metrics.bytes_received.fetch_add(bytes as u64, Ordering::Relaxed);
         #[allow(clippy::cast_precision_loss, reason = "no buffer is that large")]
-        if bytes > 0 && !self.allowance.take(Instant::now(), bytes as f64) {
-            self.gate.0.store(true, Ordering::Relaxed);
-            return Poll::Ready(Err(io::Error::other("the guest sends too many bytes")));
+        if bytes > 0 {
+            let now = Instant::now();
+            let excess = if !self.bytes.take(now, bytes as f64) {
+                Some(Excess::Bytes)
+            } else if !self.pieces.take(now, 1.0) {
+                Some(Excess::Pieces)
+            } else {
+                None
+            };
+            if let Some(excess) = excess {
+                // Only the first one counts.
+                self.gate.0.get_or_init(|| excess);
+                return Poll::Ready(Err(io::Error::other(excess)));
+            }
         }
         Poll::Ready(Ok(()))
     }
@@ -119,11 +150,23 @@ mod tests {
         near.write_all(b"hello").await.unwrap();
         far.write_all(b"12345678").await.unwrap();
         assert_eq!(near.read(&mut [0; 32]).await.unwrap(), 8);
-        assert!(!gate.is_shut());
+        assert_eq!(gate.shut(), None);
         far.write_all(b"123").await.unwrap();
         assert!(near.read(&mut [0; 32]).await.is_err());
-        assert!(gate.is_shut());
+        assert_eq!(gate.shut(), Some(Excess::Bytes));
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!((count(&half.metrics.bytes_sent), count(&half.metrics.bytes_received)), (5, 11));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pieces_that_are_small_and_many_break_the_stream() {
+        let (near, mut far) = tokio::io::duplex(64);
+        let (mut near, gate) = Metered::new(near, Arc::new(Half::new("host".into())), &Limits::default());
+        let mut read = 0;
+        while gate.shut().is_none() {
+            far.write_all(b"x").await.unwrap();
+            read += usize::from(near.read(&mut [0; 32]).await.is_ok());
+        }
+        assert_eq!((read, gate.shut()), (8000, Some(Excess::Pieces)));
     }
 }

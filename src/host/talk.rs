@@ -20,6 +20,7 @@ use tonic::{Code, Status};
 
 use super::callback;
 use super::contact::Contact;
+use super::metered;
 use super::order::{Disorder, Order};
 use super::rate::Allowance;
 use super::session::{Machine, Notes, Report};
@@ -92,9 +93,9 @@ pub enum Refusal {
     /// It sends more events than allowed.
     #[error("the guest sends too many events")]
     Flood,
-    /// It sends more bytes than allowed.
-    #[error("the guest sends too many bytes")]
-    Bytes,
+    /// It sends more than allowed, whatever it is.
+    #[error(transparent)]
+    Sent(#[from] metered::Excess),
     /// It calls the host more often than allowed.
     #[error("the guest calls its host too often")]
     Calls,
@@ -148,7 +149,7 @@ pub async fn talk(
             }
         }
     };
-    if gate.is_shut() { Err(Refusal::Bytes.into()) } else { end }
+    gate.shut().map_or(end, |excess| Err(Refusal::from(excess).into()))
 }
 
 async fn calls(
