@@ -26,6 +26,9 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 /// How often systemd is told how many sessions there are.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
 
+/// How long systemd waits for a start with mended settings.
+const WRONG_SETTINGS_PAUSE: Duration = Duration::from_secs(10);
+
 /// Which settings, and how much to log.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -43,6 +46,20 @@ pub struct Options {
 /// If they are wrong, with file and line.
 pub fn check(options: &Options) -> anyhow::Result<HostSettings> {
     Ok(HostSettings::load(&options.file, options.required)?)
+}
+
+/// Whether it is the settings that are wrong.
+pub fn is_of_settings(error: &anyhow::Error) -> bool {
+    error.is::<crate::config::Error>()
+}
+
+/// Waits before the end if systemd is to start the program again: wrong settings stay wrong until somebody
+/// mends them, and `RestartSec=` is short for the sake of crashes.
+pub fn pause_under_systemd() {
+    if std::env::var_os("NOTIFY_SOCKET").is_some() {
+        service::status("The settings are wrong; the log says where");
+        std::thread::sleep(WRONG_SETTINGS_PAUSE);
+    }
 }
 
 /// Runs the host half until a signal ends it.

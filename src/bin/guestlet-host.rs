@@ -7,6 +7,9 @@ use clap::Parser;
 use guestlet::config::host::DEFAULT_FILE;
 use guestlet::hostd::{self, Options};
 
+/// `EX_CONFIG` of sysexits.h.
+const WRONG_SETTINGS: u8 = 78;
+
 /// Finds this host's VMs and talks to the guestlet agent in each of them.
 #[derive(Debug, Parser)]
 #[command(name = "guestlet-host", version = guestlet::VERSION)]
@@ -41,7 +44,13 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("guestlet-host: {error:#}");
-            ExitCode::FAILURE
+            if !hostd::is_of_settings(&error) {
+                return ExitCode::FAILURE;
+            }
+            if !arguments.check {
+                hostd::pause_under_systemd();
+            }
+            ExitCode::from(WRONG_SETTINGS)
         }
     }
 }

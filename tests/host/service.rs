@@ -24,14 +24,28 @@ fn wrong_settings_are_refused_with_file_and_line() {
         text(&drop_in),
         text(&lab.settings())
     );
-    assert_fails(&check(), 1, &words);
+    assert_fails(&check(), 78, &words);
     let run = lab.daemon("log").stderr(Stdio::piped()).output().unwrap();
-    assert_fails(&run, 1, &words);
+    assert_fails(&run, 78, &words);
 
     std::fs::write(&drop_in, "[[vm]\n").unwrap();
-    assert_fails(&check(), 1, &format!("{}:1: ", text(&drop_in)));
+    assert_fails(&check(), 78, &format!("{}:1: ", text(&drop_in)));
     std::fs::remove_file(lab.settings()).unwrap();
-    assert_fails(&check(), 1, "host.toml: cannot be read: No such file");
+    assert_fails(&check(), 78, "host.toml: cannot be read: No such file");
+}
+
+#[test]
+fn wrong_settings_do_not_let_systemd_start_it_every_second() {
+    let lab = Lab::new().set("no-such-key = 1");
+    lab.write();
+    let manager = UnixDatagram::bind(lab.path("notify")).unwrap();
+    let started = std::time::Instant::now();
+    let mut daemon = lab.daemon("log").env("NOTIFY_SOCKET", lab.path("notify")).spawn().unwrap();
+    lab.until("it says why at once", || lab.log().contains("no-such-key"));
+    assert!(started.elapsed() < Duration::from_secs(9));
+    assert_eq!(wait(&mut daemon).code(), Some(78));
+    assert!(started.elapsed() >= Duration::from_secs(10));
+    drop(manager);
 }
 
 #[test]
