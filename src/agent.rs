@@ -21,8 +21,8 @@ use crate::rpc::holder::Holder;
 use crate::rpc::{callback, guest, local};
 use crate::supervise::{Supervisor, termination};
 use crate::sys::root::Root;
-use crate::sys::service;
 use crate::sys::ticker::Ticker;
+use crate::sys::{memory, service};
 use crate::transport::listen::Listener;
 use crate::transport::{BoxStream, http2, unix};
 use channels::{Passed, Qga};
@@ -85,6 +85,7 @@ pub async fn run(settings: AgentSettings, sockets: Vec<OwnedFd>) -> anyhow::Resu
 
     tracing::info!("guestlet {} started: {status}", crate::VERSION);
     service::ready(&status);
+    memory::give_back_start_up_code(&guest.root);
     let stop = async {
         termination.await;
         service::stopping();

@@ -16,6 +16,8 @@ pub mod host_name;
 pub mod link_news;
 pub mod logging;
 #[cfg(feature = "agent")]
+pub mod memory;
+#[cfg(feature = "agent")]
 pub mod mountinfo;
 #[cfg(feature = "agent")]
 pub mod net_dev;

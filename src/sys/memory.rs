@@ -1,0 +1,67 @@
+//! The process's own memory.
+
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MmapAdvise, madvise};
+
+use crate::sys::root::Root;
+
+/// Unmaps the pages of program code that the start touched, and that an idle program does not need. What is needed
+/// is mapped again when it is run, from the page cache or the file. Where that is not possible nothing happens.
+pub fn give_back_start_up_code(root: &Root) {
+    let maps = root.read("/proc/self/maps").unwrap_or_default();
+    for (start, length) in code(&String::from_utf8_lossy(&maps)) {
+        let Some(address) = NonNull::new(std::ptr::with_exposed_provenance_mut::<c_void>(start.get())) else {
+            continue;
+        };
+        // SAFETY: the range is a mapping of a file that is executable and not writable, so its pages are those of
+        // the file, and reading them anew gives the same bytes (madvise(2), MADV_DONTNEED).
+        if let Err(error) = unsafe { madvise(address, length, MmapAdvise::MADV_DONTNEED) } {
+            tracing::debug!("cannot give back memory: {error}");
+        }
+    }
+}
+
+/// Start and length of each mapping of a file's code in `proc_pid_maps(5)`.
+///
+/// Only what is executable and not writable: the dynamic linker changes other pages and protects them later.
+fn code(maps: &str) -> Vec<(NonZeroUsize, usize)> {
+    let mapping = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let (permissions, _offset, _device, inode) =
+            (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        let start = usize::from_str_radix(start, 16).ok()?;
+        let length = usize::from_str_radix(end, 16).ok()?.checked_sub(start)?;
+        (permissions == "r-xp" && inode != "0").then_some((NonZeroUsize::new(start)?, length))
+    };
+    maps.lines().filter_map(mapping).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_code_of_files_is_found() {
+        let maps = "\
+55d0c0a00000-55d0c0a5b000 r--p 00000000 fe:00 1311 /usr/bin/guestlet
+55d0c0a5b000-55d0c0c70000 r-xp 0005b000 fe:00 1311 /usr/bin/guestlet
+55d0c0d00000-55d0c0d30000 r--p 002d0000 fe:00 1311 /usr/bin/guestlet
+55d0c0d30000-55d0c0d32000 rw-p 00300000 fe:00 1311 /usr/bin/guestlet
+7f0000000000-7f0000021000 rwxp 00000000 fe:00 1311 /writable
+7ffd3a5e6000-7ffd3a5e8000 r-xp 00000000 00:00 0 [vdso]
+broken
+";
+        let found: Vec<_> = code(maps).into_iter().map(|(start, length)| (start.get(), length)).collect();
+        assert_eq!(found, [(0x55d0_c0a5_b000, 0x21_5000)]);
+    }
+
+    #[test]
+    fn the_program_goes_on_after_it() {
+        give_back_start_up_code(&Root::default());
+        assert_eq!("still here".len(), 10);
+    }
+}
