@@ -55,7 +55,7 @@ async fn beside(guest: &Guest, monitor: &str, settings: Settings, test: impl Fut
 /// The next event.
 async fn event(watcher: &mut Watcher) -> Event {
     loop {
-        let next = tokio::time::timeout(Duration::from_secs(10), watcher.next());
+        let next = tokio::time::timeout(Duration::from_secs(30), watcher.next());
         match next.await.expect("no event") {
             News::Event(recorded) => return recorded.event.clone(),
             News::Tick(_) => {}
