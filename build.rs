@@ -12,6 +12,9 @@ const FILES: [&str; 4] = [
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(FILES, ["proto"])?;
-    tonic_prost_build::configure().build_transport(false).compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .codec_path("crate::wire::codec::Prost")
+        .compile_fds(descriptors)?;
     Ok(())
 }

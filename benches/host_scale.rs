@@ -31,6 +31,7 @@ use guestlet::wire::proto::v1::{
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
+use tokio_stream::{StreamExt as _, StreamMap};
 use tokio_util::sync::CancellationToken;
 
 /// Guests whose round trips are measured, and pings of each.
@@ -224,19 +225,18 @@ fn percentile(values: &mut [f64], part: f64) -> f64 {
 
 /// Milliseconds of all round trips to some guests.
 async fn pings(client: &Client, guests: usize) -> Vec<f64> {
-    let mut streams = Vec::new();
+    let mut streams = StreamMap::new();
     for number in 0..PINGED.min(guests) {
         let name = name(number * guests / PINGED.min(guests));
         let request = PingVirtualMachineRequest { name, count: PINGS, interval_milliseconds: 20 };
-        streams.push(client.clone().ping_virtual_machine(request).await.unwrap().into_inner());
+        let pongs = client.clone().ping_virtual_machine(request).await.unwrap().into_inner();
+        streams.insert(number, pongs);
     }
     let mut all = Vec::new();
-    for mut stream in streams {
-        while let Some(pong) = stream.message().await.unwrap() {
-            match pong.outcome.unwrap() {
-                Outcome::Nanoseconds(nanoseconds) => all.push(nanoseconds as f64 / 1e6),
-                Outcome::Failure(failure) => panic!("{failure}"),
-            }
+    while let Some((_, pong)) = streams.next().await {
+        match pong.unwrap().outcome.unwrap() {
+            Outcome::Nanoseconds(nanoseconds) => all.push(nanoseconds as f64 / 1e6),
+            Outcome::Failure(failure) => panic!("{failure}"),
         }
     }
     all

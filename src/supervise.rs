@@ -147,6 +147,8 @@ impl Children {
         F: Future + Send + 'static,
     {
         let token = self.0.clone();
+        // Boxed, because each of the futures around it would have room for one of its own.
+        let task = Box::pin(task);
         drop(tokio::spawn(async move { drop(token.run_until_cancelled(task).await) }));
     }
 }

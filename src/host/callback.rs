@@ -95,7 +95,7 @@ async fn serve(
     let service = HostServer::new(service).max_decoding_message_size(MAX_REQUEST);
     let service = Guarded { service, guard: Arc::clone(guard) };
     let bounds = http2::Bounds { open_calls: contact.vm.limits.open_calls, ..http2::Bounds::SMALL };
-    let mut serving = std::pin::pin!(http2::serve_within(stream, service, CancellationToken::new(), bounds));
+    let mut serving = Box::pin(http2::serve_within(stream, service, CancellationToken::new(), bounds));
     let mut known = false;
     loop {
         tokio::select! {

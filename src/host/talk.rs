@@ -134,9 +134,9 @@ pub async fn talk(
     let began = Instant::now();
     let (stream, gate) = contact.control().await.map_err(Loss::from)?;
     let (client, mut connection) =
-        soon(async { Ok(http2::connect(stream).await.map_err(Loss::Broken)?) }).await?;
+        Box::pin(soon(async { Ok(http2::connect(stream).await.map_err(Loss::Broken)?) })).await?;
     let end = {
-        let mut calls = std::pin::pin!(calls(client, contact, order, notes, machine, began));
+        let mut calls = Box::pin(calls(client, contact, order, notes, machine, began));
         tokio::select! {
             biased;
             end = &mut calls => end,
@@ -162,6 +162,26 @@ async fn calls(
 ) -> Result<Infallible, End> {
     let mut client = GuestClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
         .max_decoding_message_size(contact.vm.limits.message_bytes);
+    // Boxed, because the session lives for long, and its beginning does not.
+    let (info, mut events, first) = Box::pin(begin(&mut client, contact, order)).await?;
+    let first = text::clean_event(first);
+    order.take(&first).map_err(Loss::from)?;
+    contact.half.metrics.connect.observe(began.elapsed());
+    let patience = patience(info.heartbeat_interval_seconds);
+    notes.opened(info, client).await;
+    let callback = Box::pin(callback::keep(contact, notes.teller()));
+    tokio::select! {
+        end = listen(&mut events, first, patience, contact, order, notes, machine) => end,
+        refusal = callback => Err(refusal.into()),
+    }
+}
+
+/// Learns who the guest is, and opens its events.
+async fn begin(
+    client: &mut Caller,
+    contact: &Contact,
+    order: &mut Order,
+) -> Result<(v1::GuestInfo, Streaming<v1::Event>, v1::Event), End> {
     let info = soon(async { Ok(client.get_info(v1::GetInfoRequest {}).await?.into_inner()) }).await?;
     let info = text::clean_info(info);
     if !info.dmi_uuid.is_empty() && info.dmi_uuid != contact.vm.uuid {
@@ -169,22 +189,13 @@ async fn calls(
         return Err(Refusal::OtherGuest { found: info.dmi_uuid, expected }.into());
     }
     let request = v1::WatchEventsRequest { host: Some(contact.half.host.clone()), after: order.begin() };
-    let (mut events, first) = soon(async {
+    let (events, first) = soon(async {
         let mut events = client.watch_events(request).await?.into_inner();
         let first = events.message().await?.ok_or(Loss::Closed)?;
         Ok((events, first))
     })
     .await?;
-    let first = text::clean_event(first);
-    order.take(&first).map_err(Loss::from)?;
-    contact.half.metrics.connect.observe(began.elapsed());
-    let patience = patience(info.heartbeat_interval_seconds);
-    notes.opened(info, client).await;
-    let callback = callback::keep(contact, notes.teller());
-    tokio::select! {
-        end = listen(&mut events, first, patience, contact, order, notes, machine) => end,
-        refusal = callback => Err(refusal.into()),
-    }
+    Ok((info, events, first))
 }
 
 async fn listen(

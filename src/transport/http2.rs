@@ -175,7 +175,8 @@ where
         .initial_connection_window_size(bounds.connection_window)
         .max_send_buf_size(bounds.send_buffer)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
-    let mut connection = std::pin::pin!(connection);
+    // Boxed, because the future of whoever serves would have room for several of it.
+    let mut connection = Box::pin(connection);
     tokio::select! {
         ended = &mut connection => return ended,
         () = shutdown.cancelled() => {}

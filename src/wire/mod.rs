@@ -1,5 +1,6 @@
 //! What goes over the streams: framings and messages. Pure: bytes in, values out, no I/O.
 
+pub mod codec;
 #[cfg(feature = "host")]
 pub mod hybrid;
 pub mod proto;
