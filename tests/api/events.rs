@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 use tonic::Code;
 
 use crate::agent::Agent;
-use crate::host::{Control, next};
+use crate::host::{Control, eventually, next};
 
 fn ready(kind: Option<Kind>) -> AgentReady {
     match kind {
@@ -71,6 +71,9 @@ async fn a_stream_begins_with_the_state_and_resumes_where_it_was() {
 #[tokio::test]
 async fn a_second_run_since_the_boot_knows_that_it_is_one() {
     let mut agent = Agent::start();
+    // Its sockets answer a moment before it has left its mark.
+    let mark = agent.folder.path().join("boot-id");
+    eventually("the first run leaves its mark", || mark.exists()).await;
     agent.kill_and_start();
     let control = Control::dial(agent.folder.path()).await;
     let mut events = control.watch("one", None).await.unwrap();
