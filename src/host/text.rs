@@ -2,6 +2,7 @@
 
 use prost_types::Timestamp;
 
+use crate::sys::error_chain;
 use crate::wire::proto::v1::{self, event::Kind};
 
 /// Longest text that is taken from a guest, in characters.
@@ -130,13 +131,7 @@ fn clean_session(session: &v1::UserSession) -> v1::UserSession {
 
 /// An error and what it came from, in one line, cleaned.
 pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut words = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        words = format!("{words}: {error}");
-        source = error.source();
-    }
-    clean(&words)
+    clean(&error_chain::words(error))
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! The one place where failures become QGA error classes.
 
-use std::error::Error as StdError;
-
 use crate::guest::power;
+use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
 
 /// Characters of a description.
@@ -61,18 +60,6 @@ pub fn quoted(words: &str) -> String {
     }
 }
 
-/// The message of an error with those of all its causes.
-fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}
-
 impl From<Malformed> for Error {
     fn from(error: Malformed) -> Self {
         Self::generic(error.to_string())
@@ -81,12 +68,12 @@ impl From<Malformed> for Error {
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        Self::generic(chain(&error))
+        Self::generic(error_chain::words(&error))
     }
 }
 
 impl From<power::Error> for Error {
     fn from(error: power::Error) -> Self {
-        Self::generic(chain(&error))
+        Self::generic(error_chain::words(&error))
     }
 }

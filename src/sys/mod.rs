@@ -8,6 +8,7 @@ pub mod activation;
 pub mod clock;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;
+pub mod error_chain;
 #[cfg(feature = "agent")]
 pub mod files;
 #[cfg(feature = "host")]
