@@ -12,11 +12,11 @@ use anyhow::{Context as _, bail};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::agent::AgentSettings;
-use crate::guest::events::{Event, Hub, TICK};
+use crate::guest::events::{Event, TICK};
 use crate::guest::{Guest, identity, monitor};
 use crate::qga;
+use crate::qga::complaints::Complaints;
 use crate::qga::policy::Policy;
-use crate::qga::session::Complaints;
 use crate::rpc::holder::Holder;
 use crate::rpc::{callback, guest, local};
 use crate::supervise::{Supervisor, termination};
@@ -35,9 +35,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// # Errors
 /// If a part cannot be built, or ends by itself.
 pub async fn run(settings: AgentSettings, sockets: Vec<OwnedFd>) -> anyhow::Result<()> {
-    let root = Root::default();
-    let run_id = root.line("/proc/sys/kernel/random/uuid");
-    let guest = Guest { root, events: Arc::new(Hub::new(run_id)) };
+    let guest = Guest::this_machine(Root::default().line("/proc/sys/kernel/random/uuid"));
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
     let termination = termination()?;
@@ -48,6 +46,7 @@ pub async fn run(settings: AgentSettings, sockets: Vec<OwnedFd>) -> anyhow::Resu
         guest: guest.clone(),
         policy: policy(&settings)?,
         complaints: Complaints::default(),
+        version: qga::PROTOCOL_VERSION.to_owned(),
     });
     let (qga, qga_words) = Qga::build(settings.qga)?;
     let mut passed = Passed::new(sockets);

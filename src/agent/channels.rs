@@ -1,15 +1,19 @@
 //! Makes the agent's channels of its settings and of the sockets that the service manager passes.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::clients;
 use crate::config::agent::{ApiChannel, QgaChannel, VsockPeer};
 use crate::qga;
+use crate::qga::session::End;
 use crate::transport::listen::Listener;
 use crate::transport::virtio_serial::Port;
 use crate::transport::vsock::Guard;
@@ -99,7 +103,7 @@ impl Qga {
     pub async fn run(self, context: Arc<qga::Context>, shutdown: CancellationToken) -> anyhow::Result<()> {
         match self {
             Self::Port(path) => {
-                let served = shutdown.run_until_cancelled(serve_port(&path, &context)).await;
+                let served = shutdown.run_until_cancelled(Box::pin(serve_port(&path, &context))).await;
                 served.unwrap_or(Ok(()))
             }
             Self::Clients(listener) => {
@@ -107,7 +111,9 @@ impl Qga {
                 clients::run(listener, shutdown, move |peer, stream| {
                     let (context, ending) = (Arc::clone(&context), ending.clone());
                     async move {
-                        let session = qga::session::run(stream, &peer, &context);
+                        let session = async {
+                            qga::session::run(stream, &peer, &context, End::Said).await.finish().await
+                        };
                         if let Some(Err(error)) = ending.run_until_cancelled(session).await {
                             tracing::debug!("{peer}: {error}");
                         }
@@ -119,20 +125,42 @@ impl Qga {
     }
 }
 
-/// Serves one host after the other on a port, and the port again after it was unplugged.
+/// Serves one host after the other on a port, and the port again after it was unplugged. What a host that has
+/// gone had asked for goes on while the next one is served.
 async fn serve_port(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
     let peer = path.display().to_string();
+    let mut left = FuturesUnordered::new();
     loop {
-        let mut port = Port::open_when_there(path).await.with_context(|| format!("cannot open {peer}"))?;
+        let opened = beside(&mut left, Port::open_when_there(path)).await;
+        let mut port = opened.with_context(|| format!("cannot open {peer}"))?;
         tracing::info!("{peer}: open");
         loop {
-            if let Err(error) = port.attached().await {
+            if let Err(error) = beside(&mut left, port.attached()).await {
                 tracing::warn!("{peer}: {error}; waiting for the port to come back");
                 break;
             }
             tracing::debug!("{peer}: a host is there");
-            if let Err(error) = qga::session::run(&mut port, &peer, context).await {
-                tracing::debug!("{peer}: {error}");
+            let session = qga::session::run(&mut port, &peer, context, End::Gone);
+            let ended = beside(&mut left, Box::pin(session)).await;
+            left.push(ended.finish());
+        }
+    }
+}
+
+/// Waits for `work` while what is `left` goes on, too.
+async fn beside<T>(
+    left: &mut FuturesUnordered<impl Future<Output = io::Result<()>>>,
+    work: impl Future<Output = T>,
+) -> T {
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            Some(result) = left.next() => {
+                if let Err(error) = result {
+                    tracing::debug!("a host that went away: {error}");
+                }
             }
         }
     }

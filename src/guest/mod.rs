@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::sys::effects::{Effects, Machine};
 use crate::sys::root::Root;
 
 pub mod events;
@@ -16,10 +17,26 @@ pub mod state;
 pub mod system;
 
 /// This machine, as the protocols hold it; clones share it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Guest {
     /// Where its files are.
     pub root: Root,
+    /// What it can do to itself that is no file.
+    pub effects: Arc<dyn Effects>,
     /// What happens in it.
     pub events: Arc<events::Hub>,
+}
+
+impl Guest {
+    /// This machine, whose events belong to the run of the agent that is called `run_id`.
+    pub fn this_machine(run_id: String) -> Self {
+        Self { root: Root::default(), effects: Arc::new(Machine), events: Arc::new(events::Hub::new(run_id)) }
+    }
+}
+
+impl Default for Guest {
+    /// This machine, in a run of the agent without a name.
+    fn default() -> Self {
+        Self::this_machine(String::new())
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::qga::table::{COMMANDS, Command};
+use crate::qga::table::{COMMANDS, Class, Command};
 
 /// The names of all commands, one on each line.
 pub fn names() -> String {
@@ -12,7 +12,7 @@ pub fn names() -> String {
 /// The text of docs/qga.md.
 pub fn markdown() -> String {
     let mut text = String::from(
-        "# QGA commands\n\nWritten from the command table in `src/qga/table.rs`; a test holds the two together. \
+        "# QGA commands\n\nWritten from the command table (`src/qga/commands`); a test holds the two together. \
          Names, types and semantics are those of\n\
          [QEMU's reference](https://www.qemu.org/docs/master/interop/qemu-ga-ref.html); what differs is said here.\n",
     );
@@ -30,10 +30,12 @@ fn section(text: &mut String, command: &Command) {
     // Writing to a string cannot fail.
     let _ = write!(
         text,
-        "\n## {}\n{}\n\n- since: QEMU {}\n- arguments: {}\n- returns: {}\n- differs from qemu-ga: {}\n",
+        "\n## {}\n{}\n\n- since: QEMU {}\n- class: {}{}\n- arguments: {}\n- returns: {}\n- differs from qemu-ga: {}\n",
         command.name,
         command.summary,
         command.since,
+        class(command.class),
+        if command.audited { ", each call leaves a line in the log" } else { "" },
         none(command.arguments, "none"),
         if command.success_response {
             none(command.returns, "an empty object")
@@ -42,6 +44,17 @@ fn section(text: &mut String, command: &Command) {
         },
         none(command.differences, "no"),
     );
+}
+
+fn class(class: Class) -> &'static str {
+    match class {
+        Class::Protocol => "protocol",
+        Class::Query => "reads what the guest is",
+        Class::Control => "changes the guest",
+        Class::Files => "files (limited by `qga.files`)",
+        Class::Exec => "runs programs (limited by `qga.exec`)",
+        Class::Credentials => "who may log in (passwords limited by `qga.passwords`)",
+    }
 }
 
 #[cfg(test)]

@@ -38,6 +38,16 @@ impl Error {
         Self { class: Class::GenericError, desc }
     }
 
+    /// An argument, quoted, and what is wrong with it.
+    pub fn argument(name: &str, problem: &str) -> Self {
+        Self::generic(format!("invalid arguments: {name} {problem}"))
+    }
+
+    /// The settings of this guest do not let it.
+    pub fn refused(problem: &str, setting: &str) -> Self {
+        Self::generic(format!("{problem}; see {setting} in guestlet's settings"))
+    }
+
     /// There is no such command.
     pub fn unknown(command: &str) -> Self {
         Self { class: Class::CommandNotFound, desc: format!("The command {} is not known", quoted(command)) }

@@ -2,11 +2,14 @@
 //!
 //! This room parses requests, checks policy, calls a verb of [`crate::guest`] and writes the answer. It owns
 //! the [`table`] of commands, which drives dispatch, guest-info, block lists and docs/qga.md. To add a
-//! command: a function in the file of its subject under `commands/`, and its row in the table.
+//! command: a function and a row in the file of its subject under `commands/`.
 //!
 //! Reference: <https://www.qemu.org/docs/master/interop/qemu-ga-ref.html>
 
+pub mod arguments;
+pub mod call;
 pub mod commands;
+pub mod complaints;
 pub mod document;
 pub mod error;
 pub mod policy;
@@ -16,8 +19,8 @@ pub mod session;
 pub mod table;
 
 use crate::guest::Guest;
+use complaints::Complaints;
 use policy::Policy;
-use session::Complaints;
 
 /// What every session with a QGA client shares.
 #[derive(Debug)]
@@ -28,6 +31,15 @@ pub struct Context {
     pub policy: Policy,
     /// What is said of its clients.
     pub complaints: Complaints,
+    /// The version that guest-info reports; clients compare it.
+    pub version: String,
+}
+
+impl Context {
+    /// Whether the command at this place of the table may be called now.
+    pub fn allows(&self, place: usize) -> bool {
+        self.policy.allows(place)
+    }
 }
 
 /// The version of qemu-ga whose protocol this is; clients compare it.

@@ -1,16 +1,82 @@
-//! Which commands may be called: block and allow lists, as qemu-ga has them.
+//! What may be called: block and allow lists of commands, as qemu-ga has them, and what commands that may be called
+//! are limited to.
 
+use std::path::{Path, PathBuf};
+
+use crate::qga::error::Error;
 use crate::qga::table::{self, COMMANDS};
+
+/// What commands are limited to beyond the lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// The only programs that guest-exec runs, and those below folders that are named here.
+    pub exec_paths: Option<Vec<PathBuf>>,
+    /// The only files that guest-file-open opens, and those below folders that are named here.
+    pub file_paths: Option<Vec<PathBuf>>,
+    /// guest-file-open opens for reading only.
+    pub files_read_only: bool,
+    /// Passwords may be set.
+    pub passwords: bool,
+}
+
+impl Default for Limits {
+    /// As with qemu-ga: none.
+    fn default() -> Self {
+        Self { exec_paths: None, file_paths: None, files_read_only: false, passwords: true }
+    }
+}
+
+impl Limits {
+    /// Whether guest-exec may run the program that `path` is when every link in it is followed.
+    ///
+    /// # Errors
+    /// If the settings do not let it.
+    pub fn exec(&self, path: &Path) -> Result<(), Error> {
+        within("the program", path, self.exec_paths.as_deref(), "qga.exec.paths")
+    }
+
+    /// Whether guest-file-open may open the file that `path` is when every link in it is followed.
+    ///
+    /// # Errors
+    /// If the settings do not let it.
+    pub fn file(&self, path: &Path, for_writing: bool) -> Result<(), Error> {
+        if for_writing && self.files_read_only {
+            return Err(Error::refused("files may be opened for reading only", "qga.files.read-only"));
+        }
+        within("the file", path, self.file_paths.as_deref(), "qga.files.paths")
+    }
+
+    /// Whether passwords may be set.
+    ///
+    /// # Errors
+    /// If the settings do not let it.
+    pub fn password(&self) -> Result<(), Error> {
+        if self.passwords {
+            return Ok(());
+        }
+        Err(Error::refused("passwords may not be set", "qga.passwords.allow"))
+    }
+}
+
+fn within(what: &str, path: &Path, allowed: Option<&[PathBuf]>, setting: &str) -> Result<(), Error> {
+    // By whole components: /usr/bin does not allow /usr/bin-evil.
+    if allowed.is_none_or(|allowed| allowed.iter().any(|allowed| path.starts_with(allowed))) {
+        return Ok(());
+    }
+    Err(Error::refused(&format!("{what} {} is not among those allowed", path.display()), setting))
+}
 
 /// Which rows of the command table are switched on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     enabled: Vec<bool>,
+    /// What commands are limited to.
+    pub limits: Limits,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { enabled: vec![true; COMMANDS.len()] }
+        Self { enabled: vec![true; COMMANDS.len()], limits: Limits::default() }
     }
 }
 
@@ -19,7 +85,7 @@ impl Policy {
     /// Names that are not known are returned, for a warning: a list may be meant for several versions.
     pub fn new<'a>(allow: Option<&'a [String]>, block: &'a [String]) -> (Self, Vec<&'a str>) {
         let mut policy = match allow {
-            Some(_) => Self { enabled: vec![false; COMMANDS.len()] },
+            Some(_) => Self { enabled: vec![false; COMMANDS.len()], limits: Limits::default() },
             None => Self::default(),
         };
         let mut unknown = Vec::new();
@@ -57,6 +123,27 @@ mod tests {
         assert!(!enabled(None, &["guest-shutdown"]).contains(&"guest-shutdown"));
         assert_eq!(enabled(Some(&["guest-ping", "guest-sync"]), &["guest-sync"]), ["guest-ping"]);
         assert!(enabled(Some(&[]), &[]).is_empty());
+    }
+
+    #[test]
+    fn limits_hold_by_whole_parts_of_a_path() {
+        let limits = Limits {
+            exec_paths: Some(vec!["/usr/bin".into()]),
+            file_paths: Some(vec!["/srv".into()]),
+            files_read_only: true,
+            passwords: false,
+        };
+        assert_eq!(limits.exec(Path::new("/usr/bin/true")), Ok(()));
+        let refused = limits.exec(Path::new("/usr/bin-evil/true")).unwrap_err().desc;
+        assert_eq!(
+            refused,
+            "the program /usr/bin-evil/true is not among those allowed; see qga.exec.paths in guestlet's settings"
+        );
+        assert_eq!(limits.file(Path::new("/srv/a/b"), false), Ok(()));
+        assert!(limits.file(Path::new("/srv/a/b"), true).unwrap_err().desc.contains("qga.files.read-only"));
+        assert!(limits.password().unwrap_err().desc.contains("qga.passwords.allow"));
+        let unlimited = Limits::default();
+        assert_eq!(unlimited.file(Path::new("/anything"), true), Ok(()));
     }
 
     #[test]

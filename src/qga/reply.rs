@@ -1,13 +1,17 @@
-//! The text of an answer, built once in the buffer that is written to the client.
+//! The text of an answer, built once in the buffer that is written to the client, or made in parts while it is
+//! written.
 
 use serde::Serialize;
-use serde_json::value::RawValue;
+use tokio::sync::mpsc::Receiver;
 
 use crate::qga::error::Error;
 
 /// What a command returns, already as JSON text, without its closing bracket.
 #[derive(Debug)]
-pub struct Reply(Vec<u8>);
+pub struct Reply {
+    text: Vec<u8>,
+    parts: Option<Receiver<Vec<u8>>>,
+}
 
 impl Reply {
     /// A reply with this value.
@@ -20,7 +24,7 @@ impl Reply {
 
     /// The empty object, which says that a command without a result succeeded.
     pub fn empty() -> Self {
-        Self(b"{\"return\":{}".to_vec())
+        Self::whole(b"{\"return\":{}".to_vec())
     }
 
     /// A reply after a byte 0xFF, by which a client finds the beginning of an answer in a stream that may
@@ -32,30 +36,59 @@ impl Reply {
         Self::after(vec![0xff], value)
     }
 
+    /// A reply too large to be held at once: `value` is the JSON text of the result as far as it is known, and
+    /// the rest comes in `parts` while the client reads. Whoever makes them sees to it that the whole is JSON.
+    pub fn in_parts(value: &[u8], parts: Receiver<Vec<u8>>) -> Self {
+        Self { text: [b"{\"return\":", value].concat(), parts: Some(parts) }
+    }
+
+    fn whole(text: Vec<u8>) -> Self {
+        Self { text, parts: None }
+    }
+
     fn after<T: Serialize + ?Sized>(mut text: Vec<u8>, value: &T) -> Result<Self, Error> {
         text.extend_from_slice(b"{\"return\":");
         serde_json::to_writer(&mut text, value)
             .map_err(|error| Error::generic(format!("the result cannot be written as JSON: {error}")))?;
-        Ok(Self(text))
+        Ok(Self::whole(text))
     }
 }
 
+/// The line that answers a request; empty where none does.
+#[derive(Debug, Default)]
+pub struct Line {
+    /// Its beginning; all of it where there are no parts.
+    pub text: Vec<u8>,
+    /// What follows, and what is written at the end.
+    pub rest: Option<(Receiver<Vec<u8>>, Vec<u8>)>,
+}
+
 /// The line that answers a request with this id.
-pub fn line(outcome: Result<Reply, Error>, id: Option<&RawValue>) -> Vec<u8> {
-    let mut text = match outcome {
-        Ok(Reply(text)) => text,
-        Err(error) => {
-            let mut text = b"{\"error\":".to_vec();
-            // A struct of a name and a string always serialises.
-            let _ = serde_json::to_writer(&mut text, &error);
-            text
+pub fn line(outcome: Result<Reply, Error>, id: Option<&str>) -> Line {
+    let Reply { mut text, parts } = outcome.unwrap_or_else(|error| {
+        let mut text = b"{\"error\":".to_vec();
+        // A struct of a name and a string always serialises.
+        let _ = serde_json::to_writer(&mut text, &error);
+        Reply::whole(text)
+    });
+    match parts {
+        None => {
+            end(&mut text, id);
+            Line { text, rest: None }
         }
-    };
+        Some(parts) => {
+            let mut last = Vec::new();
+            end(&mut last, id);
+            Line { text, rest: Some((parts, last)) }
+        }
+    }
+}
+
+fn end(text: &mut Vec<u8>, id: Option<&str>) {
     if let Some(id) = id {
         text.extend_from_slice(b",\"id\":");
         // Line breaks can only be white space between tokens: an answer is one line.
-        text.extend(id.get().bytes().filter(|byte| !byte.is_ascii_control()));
+        text.extend(id.bytes().filter(|byte| !byte.is_ascii_control()));
     }
     text.extend_from_slice(b"}\n");
-    text
 }

@@ -1,17 +1,40 @@
-//! One client's conversation: requests are answered one after the other, in their order.
+//! One client's conversation.
+//!
+//! Requests are answered one after the other, in their order. Only while one takes its time ([`PATIENCE`]) the
+//! commands that are always answered (guest-ping, guest-info, guest-sync, guest-fsfreeze-thaw …) overtake it, so
+//! that a slow freeze or a hanging disk looks to nobody like a dead agent:
+//!
+//! ```text
+//!            request                   ended: its answer
+//! Reading ────────────▶ Working ──────────────────────────▶ Reading
+//!    ▲                     │ after PATIENCE
+//!    │ ended               ▼
+//!    └───────────────── Overdue: "always" commands are answered, others are set aside
+//! ```
+//!
+//! A client that sends guest-sync has given up on what it asked before: what that guest-sync has overtaken ends
+//! without an answer, which the client would take for the answer to something else.
 //!
 //! A client that does not read its answers is not read from either; it costs its own task some memory and
 //! nobody else anything.
 
+use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::time::{sleep_until, timeout};
 
+use crate::qga::arguments::Arguments;
+use crate::qga::call::Call;
 use crate::qga::error::Error;
-use crate::qga::request::{Arguments, Request};
-use crate::qga::table::{self, COMMANDS, Command, Outcome, Run};
+use crate::qga::reply::Line;
+use crate::qga::request::Request;
+use crate::qga::table::{self, COMMANDS, Command, Run};
 use crate::qga::{Context, reply};
 use crate::wire::qga::{Decoder, Frame, Malformed};
 
@@ -23,148 +46,302 @@ const TURN: Duration = Duration::from_millis(1);
 const STALL: Duration = Duration::from_secs(60);
 /// Answers are gathered up to this size while more requests are at hand.
 const GATHER: usize = 64 * 1024;
+/// How long a command may take before others overtake it.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// Messages, and their bytes, that are set aside while a command takes its time; then no more is read.
+const SET_ASIDE: (usize, usize) = (64, 1 << 20);
+/// Commands of one client that are under way at the same time.
+const UNDER_WAY: usize = 8;
+
+/// What the end of what a client sends means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It has said its last and waits for its answers: a socket closed for writing.
+    Said,
+    /// Nobody is there any more: a port without a host.
+    Gone,
+}
+
+/// How a conversation ended.
+#[must_use = "commands that are still under way end only if somebody awaits them"]
+pub struct Ended<'c> {
+    /// An error if the stream broke, as it does when a client goes away without reading its answers.
+    pub result: io::Result<()>,
+    under_way: Vec<Work<'c>>,
+}
+
+impl Ended<'_> {
+    /// Waits until everything that the client has asked for has ended, too.
+    ///
+    /// # Errors
+    /// If the stream broke.
+    pub async fn finish(mut self) -> io::Result<()> {
+        while !self.under_way.is_empty() {
+            drop(finished(&mut self.under_way).await);
+        }
+        self.result
+    }
+}
 
 /// Talks to one client until it closes the stream. `peer` names it in the log.
-///
-/// # Errors
-/// If the stream breaks, as it does when a client goes away without reading its answers.
-pub async fn run<S>(mut stream: S, peer: &str, context: &Context) -> io::Result<()>
+pub async fn run<'c, S>(stream: S, peer: &'c str, context: &'c Context, end: End) -> Ended<'c>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut decoder = Decoder::new();
-    let mut answers = Vec::new();
-    let mut turn = Instant::now();
-    loop {
-        while let Some(frame) = decoder.next() {
-            // Others have their turn, however much this client has sent.
-            if turn.elapsed() >= TURN {
-                tokio::task::yield_now().await;
-                turn = Instant::now();
+    let mut session = Session {
+        stream,
+        answers: Vec::new(),
+        set_aside: VecDeque::new(),
+        set_aside_bytes: 0,
+        under_way: Vec::new(),
+        turn: Instant::now(),
+        peer,
+        context,
+    };
+    let result = session.run(Decoder::new(), end).await;
+    Ended { result, under_way: session.under_way }
+}
+
+struct Session<'c, S> {
+    stream: S,
+    answers: Vec<u8>,
+    set_aside: VecDeque<Vec<u8>>,
+    set_aside_bytes: usize,
+    under_way: Vec<Work<'c>>,
+    turn: Instant,
+    peer: &'c str,
+    context: &'c Context,
+}
+
+/// A command that has not ended yet.
+struct Work<'c> {
+    future: Pin<Box<dyn Future<Output = Option<Line>> + Send + 'c>>,
+    command: &'static Command,
+    since: Instant,
+    /// The client does not wait for the answer any more.
+    abandoned: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
+    async fn run(&mut self, mut decoder: Decoder, end: End) -> io::Result<()> {
+        let mut ended = false;
+        loop {
+            self.answer_what_is_at_hand(&mut decoder).await?;
+            self.send().await?;
+            if ended && (end == End::Gone || self.under_way.is_empty()) {
+                if decoder.is_partial() {
+                    self.context.complaints.say(self.peer, &"the stream ended within a message");
+                }
+                return Ok(());
             }
-            if answers.len() >= GATHER {
-                send(&mut stream, &mut answers).await?;
+            let reads = !ended && self.has_room();
+            let partial = decoder.is_partial();
+            let input = decoder.input();
+            if reads {
+                input.reserve(READ);
             }
-            let message = match frame {
-                Frame::Message(message) => message,
+            let overdue = self.patience_ends();
+            tokio::select! {
+                biased;
+                line = finished(&mut self.under_way) => {
+                    self.append(line).await?;
+                }
+                () = sleep_until(overdue.unwrap_or_else(Instant::now).into()), if overdue.is_some() => {}
+                read = read(&mut self.stream, input, partial), if reads => if let Some(length) = read? {
+                    ended = length == 0;
+                } else {
+                    let problem = "a message was not finished in time; it is dropped";
+                    self.context.complaints.say(self.peer, &problem);
+                    decoder = Decoder::new();
+                },
+            }
+            tokio::task::consume_budget().await;
+            self.turn = Instant::now();
+        }
+    }
+
+    /// Since when a command keeps others waiting.
+    fn working(&self) -> Option<Instant> {
+        self.under_way.iter().find(|work| !work.command.always).map(|work| work.since)
+    }
+
+    /// When others may overtake the command that keeps them waiting, if that is still to come.
+    fn patience_ends(&self) -> Option<Instant> {
+        let ends = self.working()? + PATIENCE;
+        (ends > Instant::now()).then_some(ends)
+    }
+
+    fn has_room(&self) -> bool {
+        self.patience_ends().is_none()
+            && self.under_way.len() < UNDER_WAY
+            && self.set_aside.len() < SET_ASIDE.0
+            && self.set_aside_bytes < SET_ASIDE.1
+    }
+
+    async fn answer_what_is_at_hand(&mut self, decoder: &mut Decoder) -> io::Result<()> {
+        while self.working().is_none()
+            && let Some(message) = self.set_aside.pop_front()
+        {
+            self.set_aside_bytes -= message.len();
+            self.request(&message, true).await?;
+        }
+        while self.has_room()
+            && let Some(frame) = decoder.next()
+        {
+            match frame {
+                Frame::Message(message) => self.request(&message, self.working().is_none()).await?,
                 Frame::Malformed(why) => {
                     // By the byte 0xFF a client that has lost its place begins anew.
                     if why != Malformed::Stray(0xff) {
-                        context.complaints.say(peer, &why);
+                        self.context.complaints.say(self.peer, &why);
                     }
-                    append(&mut answers, reply::line(Err(why.into()), None));
-                    continue;
+                    self.append(reply::line(Err(why.into()), None)).await?;
                 }
-            };
-            let request = match Request::parse(&message) {
-                Ok(request) => request,
-                Err(error) => {
-                    context.complaints.say(peer, &error.desc);
-                    append(&mut answers, reply::line(Err(error), None));
-                    continue;
-                }
-            };
-            let (command, arguments) = match command(&request, context) {
-                Ok(found) => found,
-                Err(error) => {
-                    append(&mut answers, reply::line(Err(error), request.id));
-                    continue;
-                }
-            };
-            let outcome = match command.run {
-                Run::Now(run) => run(context, arguments),
-                Run::Later(run) => {
-                    send(&mut stream, &mut answers).await?;
-                    run(context, arguments).await
-                }
-            };
-            log(command, peer, &outcome);
-            if command.success_response || outcome.is_err() {
-                append(&mut answers, reply::line(outcome, request.id));
             }
         }
-        send(&mut stream, &mut answers).await?;
-        let partial = decoder.is_partial();
-        let input = decoder.input();
-        input.reserve(READ);
-        let reading = stream.read_buf(input);
-        let length = if partial {
-            let Ok(length) = tokio::time::timeout(STALL, reading).await else {
-                context.complaints.say(peer, &"a message was not finished in time; it is dropped");
-                decoder = Decoder::new();
-                continue;
-            };
-            length?
-        } else {
-            reading.await?
-        };
-        tokio::task::consume_budget().await;
-        turn = Instant::now();
-        if length == 0 {
-            if decoder.is_partial() {
-                context.complaints.say(peer, &"the stream ended within a message");
+        Ok(())
+    }
+
+    /// Begins with what a message asks for; if another command is at work, only with what is always answered.
+    async fn request(&mut self, message: &[u8], free: bool) -> io::Result<()> {
+        // Others have their turn, however much this client has sent.
+        if self.turn.elapsed() >= TURN {
+            tokio::task::yield_now().await;
+            self.turn = Instant::now();
+        }
+        let request = match Request::parse(message) {
+            Ok(request) => request,
+            Err(error) => {
+                self.context.complaints.say(self.peer, &error.desc);
+                return self.append(reply::line(Err(error), None)).await;
             }
+        };
+        let (command, arguments) = match command(&request, self.context) {
+            Ok(found) => found,
+            Err(error) => return self.append(reply::line(Err(error), request.id())).await,
+        };
+        if !free && !command.always {
+            self.set_aside_bytes += message.len();
+            self.set_aside.push_back(message.to_owned());
             return Ok(());
         }
+        if command.is_sync() {
+            for work in &mut self.under_way {
+                work.abandoned = true;
+            }
+        }
+        match command.run {
+            Run::Now(run) => {
+                let call = Call::new(self.context, arguments, self.peer);
+                let outcome = run(&call);
+                call.log(command, outcome.as_ref().err());
+                if command.success_response || outcome.is_err() {
+                    self.append(reply::line(outcome, request.id())).await?;
+                }
+            }
+            Run::Later(_) => {
+                let place = |part: &str| within(message, part);
+                let arguments = arguments.text().map(place);
+                let id = request.id().map(place);
+                let work = perform(message.to_owned(), command, arguments, id, self.context, self.peer);
+                self.under_way.push(Work {
+                    future: Box::pin(work),
+                    command,
+                    since: Instant::now(),
+                    abandoned: false,
+                });
+            }
+        }
+        Ok(())
     }
+
+    /// Adds a line to the answers, without a copy where it is the first.
+    async fn append(&mut self, line: Line) -> io::Result<()> {
+        if self.answers.is_empty() {
+            self.answers = line.text;
+        } else {
+            self.answers.extend_from_slice(&line.text);
+        }
+        if let Some((mut parts, last)) = line.rest {
+            self.send().await?;
+            while let Some(part) = parts.recv().await {
+                self.stream.write_all(&part).await?;
+            }
+            self.answers = last;
+        }
+        if self.answers.len() >= GATHER { self.send().await } else { Ok(()) }
+    }
+
+    async fn send(&mut self) -> io::Result<()> {
+        if self.answers.is_empty() {
+            return Ok(());
+        }
+        self.stream.write_all(&self.answers).await?;
+        self.stream.flush().await?;
+        self.answers = Vec::new();
+        Ok(())
+    }
+}
+
+/// Reads more; `None` if nothing comes for too long in the middle of a message.
+async fn read<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    input: &mut Vec<u8>,
+    partial: bool,
+) -> io::Result<Option<usize>> {
+    let reading = stream.read_buf(input);
+    if partial { timeout(STALL, reading).await.ok().transpose() } else { reading.await.map(Some) }
+}
+
+/// The answer of the next command that ends; never, if none is under way.
+async fn finished(under_way: &mut Vec<Work<'_>>) -> Line {
+    poll_fn(|waker| {
+        let mut place = 0;
+        while place < under_way.len() {
+            match under_way[place].future.as_mut().poll(waker) {
+                Poll::Pending => place += 1,
+                Poll::Ready(line) => {
+                    let work = under_way.remove(place);
+                    if work.abandoned {
+                        tracing::debug!("{}: ended after its client had given up", work.command.name);
+                    }
+                    return Poll::Ready(line.filter(|_| !work.abandoned).unwrap_or_default());
+                }
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Carries out a command that has to wait for something, and makes the line that answers it, if one does.
+async fn perform(
+    message: Vec<u8>,
+    command: &'static Command,
+    arguments: Option<Range<usize>>,
+    id: Option<Range<usize>>,
+    context: &Context,
+    peer: &str,
+) -> Option<Line> {
+    let part = |place: Range<usize>| std::str::from_utf8(&message[place]).unwrap_or_default();
+    let call = Call::new(context, Arguments::new(arguments.map(part)), peer);
+    let outcome = match command.run {
+        Run::Now(run) => run(&call),
+        Run::Later(run) => run(&call).await,
+    };
+    call.log(command, outcome.as_ref().err());
+    (command.success_response || outcome.is_err()).then(|| reply::line(outcome, id.map(part)))
+}
+
+/// Where `part`, which is a part of it, stands in `message`.
+fn within(message: &[u8], part: &str) -> Range<usize> {
+    let start = part.as_ptr().addr().saturating_sub(message.as_ptr().addr());
+    start..start + part.len()
 }
 
 /// The command that is asked for, if it may be called.
 fn command<'a>(request: &Request<'a>, context: &Context) -> Result<(&'static Command, Arguments<'a>), Error> {
     let (name, arguments) = request.call()?;
     let place = table::find(&name).ok_or_else(|| Error::unknown(&name))?;
-    if context.policy.allows(place) { Ok((&COMMANDS[place], arguments)) } else { Err(Error::disabled(&name)) }
-}
-
-fn log(command: &Command, peer: &str, outcome: &Outcome) {
-    match outcome {
-        Ok(_) => tracing::debug!("{peer}: {}", command.name),
-        Err(error) => tracing::debug!("{peer}: {}: {}", command.name, error.desc),
-    }
-}
-
-/// Adds a line to the answers, without a copy where it is the first.
-fn append(answers: &mut Vec<u8>, line: Vec<u8>) {
-    if answers.is_empty() {
-        *answers = line;
-    } else {
-        answers.extend_from_slice(&line);
-    }
-}
-
-async fn send<S: AsyncWrite + Unpin>(stream: &mut S, answers: &mut Vec<u8>) -> io::Result<()> {
-    if answers.is_empty() {
-        return Ok(());
-    }
-    stream.write_all(answers).await?;
-    stream.flush().await?;
-    *answers = Vec::new();
-    Ok(())
-}
-
-/// Says what clients of a channel do wrong: at most one line a second, however much they send and however often
-/// they come.
-#[derive(Debug, Default)]
-pub struct Complaints(Mutex<Said>);
-
-#[derive(Debug, Default)]
-struct Said {
-    last: Option<Instant>,
-    unsaid: u64,
-}
-
-impl Complaints {
-    /// Logs the problem, or counts it.
-    pub fn say(&self, peer: &str, problem: &dyn std::fmt::Display) {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
-            said.unsaid += 1;
-            return;
-        }
-        match std::mem::take(&mut said.unsaid) {
-            0 => tracing::warn!("{peer}: {problem}"),
-            unsaid => tracing::warn!("{peer}: {problem} (and {unsaid} problems more before)"),
-        }
-        said.last = Some(Instant::now());
-    }
+    if context.allows(place) { Ok((&COMMANDS[place], arguments)) } else { Err(Error::disabled(&name)) }
 }

@@ -1,12 +1,14 @@
-//! The one table of commands.
+//! The one table of commands: it drives dispatch, guest-info, the block lists and docs/qga.md.
+//!
+//! Each subject's file has the rows of its commands beside the functions behind them; here they become one
+//! table, sorted when the program is built.
 
 use std::pin::Pin;
 
-use crate::qga::Context;
-use crate::qga::commands::{network, power, protocol, system};
+use crate::qga::call::Call;
+use crate::qga::commands::SUBJECTS;
 use crate::qga::error::Error;
 use crate::qga::reply::Reply;
-use crate::qga::request::Arguments;
 
 /// How a command ended.
 pub type Outcome = Result<Reply, Error>;
@@ -17,10 +19,27 @@ pub type Pending<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 /// The function behind a command.
 #[derive(Debug, Clone, Copy)]
 pub enum Run {
-    /// Answers at once.
-    Now(fn(&Context, Arguments<'_>) -> Outcome),
+    /// Answers at once: does nothing that could block.
+    Now(fn(&Call<'_>) -> Outcome),
     /// Has to wait for something.
-    Later(for<'a> fn(&'a Context, Arguments<'a>) -> Pending<'a>),
+    Later(for<'a> fn(&'a Call<'a>) -> Pending<'a>),
+}
+
+/// What a command can do to the guest; the settings limit some classes further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Speaks about the protocol only.
+    Protocol,
+    /// Reads what the guest is and does.
+    Query,
+    /// Changes the guest: its power, clock, processors, file systems.
+    Control,
+    /// Reads and writes files.
+    Files,
+    /// Runs programs.
+    Exec,
+    /// Changes who may log in.
+    Credentials,
 }
 
 /// One command: everything that is known about it.
@@ -36,6 +55,12 @@ pub struct Command {
     pub returns: &'static str,
     /// Whether success is answered (QAPI's `success-response`).
     pub success_response: bool,
+    /// May be called while file systems are frozen, and is answered while another command takes its time.
+    pub always: bool,
+    /// What it can do.
+    pub class: Class,
+    /// Each call leaves a line in the log: who, what, with which result.
+    pub audited: bool,
     /// What it does.
     pub summary: &'static str,
     /// What differs from qemu-ga, and why; empty for nothing.
@@ -44,89 +69,78 @@ pub struct Command {
     pub run: Run,
 }
 
+impl Command {
+    /// What holds for most commands; rows say what they are on top of it. It is called by nobody.
+    pub const USUAL: Self = Self {
+        name: "",
+        since: "",
+        arguments: "",
+        returns: "",
+        success_response: true,
+        always: false,
+        class: Class::Query,
+        audited: false,
+        summary: "",
+        differences: "",
+        run: Run::Now(|_| Err(Error::unknown(""))),
+    };
+
+    /// Whether a client finds its place in the stream by it.
+    pub fn is_sync(&self) -> bool {
+        self.name.starts_with("guest-sync")
+    }
+}
+
 /// All commands, in the order of their names.
-pub const COMMANDS: &[Command] = &[
-    Command {
-        name: "guest-get-host-name",
-        since: "2.10",
-        arguments: "",
-        returns: "host-name",
-        success_response: true,
-        summary: "The kernel's host name.",
-        differences: "",
-        run: Run::Now(system::get_host_name),
-    },
-    Command {
-        name: "guest-get-osinfo",
-        since: "2.10",
-        arguments: "",
-        returns: "kernel-release?, kernel-version?, machine?, id?, name?, pretty-name?, version?, version-id?, variant?, variant-id?",
-        success_response: true,
-        summary: "The kernel, and the operating system as os-release(5) names it.",
-        differences: "",
-        run: Run::Now(system::get_osinfo),
-    },
-    Command {
-        name: "guest-info",
-        since: "0.15",
-        arguments: "",
-        returns: "version, supported_commands[{name, enabled, success-response}]",
-        success_response: true,
-        summary: "The protocol's version and the commands.",
-        differences: "The version is that of the qemu-ga whose protocol this is.",
-        run: Run::Now(protocol::info),
-    },
-    Command {
-        name: "guest-network-get-interfaces",
-        since: "1.1",
-        arguments: "",
-        returns: "[{name, hardware-address?, ip-addresses[{ip-address, ip-address-type, prefix}]?, statistics?}]",
-        success_response: true,
-        summary: "Network interfaces with their addresses and counters.",
-        differences: "The time it takes grows with the number of interfaces, not with its square.",
-        run: Run::Now(network::get_interfaces),
-    },
-    Command {
-        name: "guest-ping",
-        since: "0.15",
-        arguments: "",
-        returns: "",
-        success_response: true,
-        summary: "Does nothing, successfully.",
-        differences: "It is not logged.",
-        run: Run::Now(protocol::ping),
-    },
-    Command {
-        name: "guest-shutdown",
-        since: "0.15",
-        arguments: "mode? (`powerdown`, `halt` or `reboot`; default `powerdown`)",
-        returns: "",
-        success_response: false,
-        summary: "Shuts the guest down.",
-        differences: "logind is asked over D-Bus; only where that fails is a command run.",
-        run: Run::Later(power::shutdown),
-    },
-    Command {
-        name: "guest-sync",
-        since: "0.15",
-        arguments: "id (integer of 64 bits)",
-        returns: "the id",
-        success_response: true,
-        summary: "Returns the id, by which a client finds its place in the stream.",
-        differences: "",
-        run: Run::Now(protocol::sync),
-    },
-    Command {
-        name: "guest-sync-delimited",
-        since: "1.1",
-        arguments: "id (integer of 64 bits)",
-        returns: "the id, after a byte 0xFF",
-        success_response: true,
-        summary: "As guest-sync, with a byte 0xFF before the answer.",
-        differences: "",
-        run: Run::Now(protocol::sync_delimited),
-    },
-];
+pub static COMMANDS: &[Command] = &SORTED;
+
+static SORTED: [Command; COUNT] = sorted();
+
+const COUNT: usize = {
+    let mut count = 0;
+    let mut subject = 0;
+    while subject < SUBJECTS.len() {
+        count += SUBJECTS[subject].len();
+        subject += 1;
+    }
+    count
+};
+
+/// The rows of all subjects, sorted by insertion: `sort` cannot run while the program is built.
+const fn sorted() -> [Command; COUNT] {
+    let mut table = [Command::USUAL; COUNT];
+    let mut length = 0;
+    let mut subject = 0;
+    while subject < SUBJECTS.len() {
+        let mut row = 0;
+        while row < SUBJECTS[subject].len() {
+            let command = SUBJECTS[subject][row];
+            let mut place = length;
+            while place > 0 && precedes(command.name, table[place - 1].name) {
+                table[place] = table[place - 1];
+                place -= 1;
+            }
+            table[place] = command;
+            length += 1;
+            row += 1;
+        }
+        subject += 1;
+    }
+    table
+}
+
+/// Whether `one` stands before `other` in the order of their bytes.
+const fn precedes(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut at = 0;
+    while at < one.len() && at < other.len() {
+        if one[at] != other[at] {
+            return one[at] < other[at];
+        }
+        at += 1;
+    }
+    one.len() < other.len()
+}
 
 /// The place of a command in [`COMMANDS`].
 pub fn find(name: &str) -> Option<usize> {
@@ -143,5 +157,12 @@ mod tests {
             assert_eq!(find(command.name), Some(place), "{}", command.name);
         }
         assert_eq!(find("guest-nothing"), None);
+    }
+
+    #[test]
+    fn every_row_is_filled() {
+        for command in COMMANDS {
+            assert!(!command.since.is_empty() && !command.summary.is_empty(), "{}", command.name);
+        }
     }
 }

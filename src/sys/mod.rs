@@ -8,6 +8,8 @@ pub mod activation;
 pub mod clock;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;
+#[cfg(feature = "agent")]
+pub mod effects;
 pub mod error_chain;
 #[cfg(feature = "agent")]
 pub mod files;

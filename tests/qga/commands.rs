@@ -72,14 +72,17 @@ fn wrong_arguments_are_named_and_do_nothing() {
     let agent = Agent::start();
     let mut client = agent.client();
     let cases = [
-        (json!({"execute": "guest-sync"}), "`id`"),
-        (json!({"execute": "guest-sync", "arguments": {"id": "1"}}), "string"),
-        (json!({"execute": "guest-sync", "arguments": {"id": 1.5}}), "1.5"),
-        (json!({"execute": "guest-sync", "arguments": {"id": 1, "x": 2}}), "`x`"),
-        (json!({"execute": "guest-sync", "arguments": {"id": u64::MAX}}), "18446744073709551615"),
-        (json!({"execute": "guest-shutdown", "arguments": {"mode": "explode"}}), "explode"),
-        (json!({"execute": "guest-shutdown", "arguments": {"mode": 1}}), "1"),
-        (json!({"execute": "guest-shutdown", "arguments": {"force": true}}), "`force`"),
+        (json!({"execute": "guest-sync"}), "\"id\" is missing"),
+        (json!({"execute": "guest-sync", "arguments": {"id": "1"}}), "\"id\" must be an integer of 64 bits"),
+        (json!({"execute": "guest-sync", "arguments": {"id": 1.5}}), "\"id\" must be an integer of 64 bits"),
+        (json!({"execute": "guest-sync", "arguments": {"id": 1, "x": 2}}), "\"x\" is not known"),
+        (
+            json!({"execute": "guest-sync", "arguments": {"id": u64::MAX}}),
+            "\"id\" must be an integer of 64 bits",
+        ),
+        (json!({"execute": "guest-shutdown", "arguments": {"mode": "explode"}}), "\"mode\" must be one of"),
+        (json!({"execute": "guest-shutdown", "arguments": {"mode": 1}}), "\"mode\" must be a string"),
+        (json!({"execute": "guest-shutdown", "arguments": {"force": true}}), "\"force\" is not known"),
     ];
     for (message, named) in cases {
         let answer = client.ask(&message.to_string());

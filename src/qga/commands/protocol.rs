@@ -1,40 +1,84 @@
 //! Commands about the protocol itself.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+use crate::qga::call::Call;
+use crate::qga::error::Error;
 use crate::qga::reply::Reply;
-use crate::qga::request::{Arguments, integer};
-use crate::qga::table::{COMMANDS, Outcome};
-use crate::qga::{Context, PROTOCOL_VERSION};
+use crate::qga::table::{COMMANDS as ALL, Class, Command, Outcome, Run};
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Sync {
-    #[serde(deserialize_with = "integer")]
-    id: i64,
-}
+/// The rows of the command table.
+pub const COMMANDS: &[Command] = &[
+    Command {
+        name: "guest-info",
+        since: "0.15",
+        returns: "version, supported_commands[{name, enabled, success-response}]",
+        class: Class::Protocol,
+        always: true,
+        summary: "The protocol's version and the commands.",
+        differences: "The version is that of the qemu-ga whose protocol this is.",
+        run: Run::Now(info),
+        ..Command::USUAL
+    },
+    Command {
+        name: "guest-ping",
+        since: "0.15",
+        class: Class::Protocol,
+        always: true,
+        summary: "Does nothing, successfully.",
+        differences: "It is not logged.",
+        run: Run::Now(ping),
+        ..Command::USUAL
+    },
+    Command {
+        name: "guest-sync",
+        since: "0.15",
+        arguments: "id (integer of 64 bits)",
+        returns: "the id",
+        class: Class::Protocol,
+        always: true,
+        summary: "Returns the id, by which a client finds its place in the stream.",
+        run: Run::Now(sync),
+        ..Command::USUAL
+    },
+    Command {
+        name: "guest-sync-delimited",
+        since: "1.1",
+        arguments: "id (integer of 64 bits)",
+        returns: "the id, after a byte 0xFF",
+        class: Class::Protocol,
+        always: true,
+        summary: "As guest-sync, with a byte 0xFF before the answer.",
+        run: Run::Now(sync_delimited),
+        ..Command::USUAL
+    },
+];
 
 /// guest-sync
-pub fn sync(_: &Context, arguments: Arguments<'_>) -> Outcome {
-    Reply::value(&arguments.parse::<Sync>()?.id)
+pub fn sync(call: &Call<'_>) -> Outcome {
+    Reply::value(&id(call)?)
 }
 
 /// guest-sync-delimited
-pub fn sync_delimited(_: &Context, arguments: Arguments<'_>) -> Outcome {
-    Reply::delimited(&arguments.parse::<Sync>()?.id)
+pub fn sync_delimited(call: &Call<'_>) -> Outcome {
+    Reply::delimited(&id(call)?)
+}
+
+fn id(call: &Call<'_>) -> Result<i64, Error> {
+    call.arguments.read(|arguments| arguments.required("id"))
 }
 
 /// guest-ping
-pub fn ping(_: &Context, arguments: Arguments<'_>) -> Outcome {
-    arguments.none()?;
+pub fn ping(call: &Call<'_>) -> Outcome {
+    call.arguments.none()?;
     Ok(Reply::empty())
 }
 
 /// guest-info
-pub fn info(context: &Context, arguments: Arguments<'_>) -> Outcome {
+pub fn info(call: &Call<'_>) -> Outcome {
     #[derive(Serialize)]
-    struct Info {
-        version: &'static str,
+    struct Info<'a> {
+        version: &'a str,
         supported_commands: Vec<Supported>,
     }
     #[derive(Serialize)]
@@ -44,14 +88,14 @@ pub fn info(context: &Context, arguments: Arguments<'_>) -> Outcome {
         enabled: bool,
         success_response: bool,
     }
-    arguments.none()?;
-    let supported = |(place, command): (usize, &crate::qga::table::Command)| Supported {
+    call.arguments.none()?;
+    let supported = |(place, command): (usize, &Command)| Supported {
         name: command.name,
-        enabled: context.policy.allows(place),
+        enabled: call.context.allows(place),
         success_response: command.success_response,
     };
     Reply::value(&Info {
-        version: PROTOCOL_VERSION,
-        supported_commands: COMMANDS.iter().enumerate().map(supported).collect(),
+        version: &call.context.version,
+        supported_commands: ALL.iter().enumerate().map(supported).collect(),
     })
 }

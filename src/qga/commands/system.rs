@@ -3,24 +3,43 @@
 use serde::Serialize;
 
 use crate::guest::{identity, system};
-use crate::qga::Context;
+use crate::qga::call::Call;
 use crate::qga::reply::Reply;
-use crate::qga::request::Arguments;
-use crate::qga::table::Outcome;
+use crate::qga::table::{Command, Outcome, Run};
+
+/// The rows of the command table.
+pub const COMMANDS: &[Command] = &[
+    Command {
+        name: "guest-get-host-name",
+        since: "2.10",
+        returns: "host-name",
+        summary: "The kernel's host name.",
+        run: Run::Now(get_host_name),
+        ..Command::USUAL
+    },
+    Command {
+        name: "guest-get-osinfo",
+        since: "2.10",
+        returns: "kernel-release?, kernel-version?, machine?, id?, name?, pretty-name?, version?, version-id?, variant?, variant-id?",
+        summary: "The kernel, and the operating system as os-release(5) names it.",
+        run: Run::Now(get_osinfo),
+        ..Command::USUAL
+    },
+];
 
 /// guest-get-host-name
-pub fn get_host_name(_: &Context, arguments: Arguments<'_>) -> Outcome {
+pub fn get_host_name(call: &Call<'_>) -> Outcome {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
     struct HostName {
         host_name: String,
     }
-    arguments.none()?;
+    call.arguments.none()?;
     Reply::value(&HostName { host_name: identity::host_name() })
 }
 
 /// guest-get-osinfo
-pub fn get_osinfo(context: &Context, arguments: Arguments<'_>) -> Outcome {
+pub fn get_osinfo(call: &Call<'_>) -> Outcome {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
     struct OsInfo {
@@ -42,9 +61,9 @@ pub fn get_osinfo(context: &Context, arguments: Arguments<'_>) -> Outcome {
         #[serde(skip_serializing_if = "Option::is_none")]
         variant_id: Option<String>,
     }
-    arguments.none()?;
+    call.arguments.none()?;
     let kernel = system::kernel()?;
-    let release = system::os_release(&context.guest.root);
+    let release = system::os_release(&call.context.guest.root);
     Reply::value(&OsInfo {
         kernel_release: kernel.release,
         kernel_version: kernel.version,
