@@ -157,7 +157,7 @@ impl Guests {
                     listener
                 };
                 let sockets = (bind(number.to_string()), bind(format!("{number}c")));
-                (Guest { root, events: hub }, sockets)
+                (Guest { root, events: hub, ..Guest::default() }, sockets)
             })
             .collect();
         let hubs = guests.iter().map(|(guest, _)| Arc::clone(&guest.events)).collect();
