@@ -12,8 +12,8 @@
 //!    └───────────────── Overdue: "always" commands are answered, others are set aside
 //! ```
 //!
-//! A client that sends guest-sync has given up on what it asked before: what that guest-sync has overtaken ends
-//! without an answer, which the client would take for the answer to something else.
+//! A client that has waited for long ([`GIVES_UP`]) and then sends guest-sync has given up on what it asked before:
+//! that ends without an answer, which the client would take for the answer to something else.
 //!
 //! A client that does not read its answers is not read from either; it costs its own task some memory and
 //! nobody else anything.
@@ -47,7 +47,10 @@ const STALL: Duration = Duration::from_secs(60);
 /// Answers are gathered up to this size while more requests are at hand.
 const GATHER: usize = 64 * 1024;
 /// How long a command may take before others overtake it.
-const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a client has waited for an answer that it does not want any more when it sends guest-sync; one that
+/// does so sooner has sent both at once, and waits for both.
+const GIVES_UP: Duration = Duration::from_secs(1);
 /// Messages, and their bytes, that are set aside while a command takes its time; then no more is read.
 const SET_ASIDE: (usize, usize) = (64, 1 << 20);
 /// Commands of one client that are under way at the same time.
@@ -105,12 +108,19 @@ where
 struct Session<'c, S> {
     stream: S,
     answers: Vec<u8>,
-    set_aside: VecDeque<Vec<u8>>,
+    set_aside: VecDeque<SetAside>,
     set_aside_bytes: usize,
     under_way: Vec<Work<'c>>,
     turn: Instant,
     peer: &'c str,
     context: &'c Context,
+}
+
+/// A message that has to wait for its turn.
+struct SetAside {
+    message: Vec<u8>,
+    since: Instant,
+    abandoned: bool,
 }
 
 /// A command that has not ended yet.
@@ -180,16 +190,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
 
     async fn answer_what_is_at_hand(&mut self, decoder: &mut Decoder) -> io::Result<()> {
         while self.working().is_none()
-            && let Some(message) = self.set_aside.pop_front()
+            && let Some(next) = self.set_aside.pop_front()
         {
-            self.set_aside_bytes -= message.len();
-            self.request(&message, true).await?;
+            self.set_aside_bytes -= next.message.len();
+            self.request(&next.message, true, next.abandoned).await?;
         }
         while self.has_room()
             && let Some(frame) = decoder.next()
         {
             match frame {
-                Frame::Message(message) => self.request(&message, self.working().is_none()).await?,
+                Frame::Message(message) => self.request(&message, self.working().is_none(), false).await?,
                 Frame::Malformed(why) => {
                     // By the byte 0xFF a client that has lost its place begins anew.
                     if why != Malformed::Stray(0xff) {
@@ -203,7 +213,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 
     /// Begins with what a message asks for; if another command is at work, only with what is always answered.
-    async fn request(&mut self, message: &[u8], free: bool) -> io::Result<()> {
+    async fn request(&mut self, message: &[u8], free: bool, abandoned: bool) -> io::Result<()> {
         // Others have their turn, however much this client has sent.
         if self.turn.elapsed() >= TURN {
             tokio::task::yield_now().await;
@@ -222,12 +232,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         };
         if !free && !command.always {
             self.set_aside_bytes += message.len();
-            self.set_aside.push_back(message.to_owned());
+            let since = Instant::now();
+            self.set_aside.push_back(SetAside { message: message.to_owned(), since, abandoned });
             return Ok(());
         }
         if command.is_sync() {
             for work in &mut self.under_way {
-                work.abandoned = true;
+                work.abandoned |= work.since.elapsed() >= GIVES_UP;
+            }
+            for waiting in &mut self.set_aside {
+                waiting.abandoned |= waiting.since.elapsed() >= GIVES_UP;
             }
         }
         match command.run {
@@ -235,7 +249,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 let call = Call::new(self.context, arguments, self.peer);
                 let outcome = run(&call);
                 call.log(command, outcome.as_ref().err());
-                if command.success_response || outcome.is_err() {
+                if !abandoned && (command.success_response || outcome.is_err()) {
                     self.append(reply::line(outcome, request.id())).await?;
                 }
             }
@@ -248,7 +262,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                     future: Box::pin(work),
                     command,
                     since: Instant::now(),
-                    abandoned: false,
+                    abandoned,
                 });
             }
         }
