@@ -23,7 +23,7 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
         ("Name", vm.name.clone()),
         ("UUID", vm.uuid.clone()),
         ("Cluster", words::or_dash(&vm.cluster)),
-        ("Power", words::power(vm.power()).to_owned()),
+        ("Power", power(vm)),
         ("Agent", format!("{session} for {}", words::age(vm.since.as_ref(), now))),
     ];
     if !vm.reason.is_empty() {
@@ -73,6 +73,11 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
     }
     let colon = |key: &str| if key.is_empty() { String::new() } else { format!("{key}:") };
     table(&lines.into_iter().map(|(key, value)| [colon(key), value]).collect::<Vec<_>>())
+}
+
+fn power(vm: &VirtualMachine) -> String {
+    let word = words::power(vm.power());
+    if vm.power_problem.is_empty() { word.to_owned() } else { format!("{word}: {}", vm.power_problem) }
 }
 
 fn callback(vm: &VirtualMachine) -> String {

@@ -31,7 +31,7 @@ fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {
 }
 
 fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime) -> String {
-    let reasons = vms.iter().any(|vm| !vm.reason.is_empty());
+    let reasons = vms.iter().any(|vm| !words::reasons(vm).is_empty());
     let mut head = vec!["NAME", "CLUSTER", "POWER", "AGENT", "HOSTNAME", "OS", "VERSION", "SINCE"];
     if wide {
         head.extend(["HEARD", "CALLBACK", "ADDRESSES", "KERNEL", "BOOT ID", "DIAL"]);
@@ -61,7 +61,7 @@ fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime) -> String {
                 vm.dial.clone(),
             ]);
         }
-        row.push(vm.reason.clone());
+        row.push(words::reasons(vm));
         rows.push(row);
     }
     table(&rows)

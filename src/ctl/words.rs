@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use prost_types::Timestamp;
 
 use crate::wire::proto::v1::{
-    CallbackState, MountedFileSystem, NetworkInterface, PowerState, SessionState, UserSession,
+    CallbackState, MountedFileSystem, NetworkInterface, PowerState, SessionState, UserSession, VirtualMachine,
 };
 
 /// A power state in one word.
@@ -16,6 +16,12 @@ pub fn power(power: PowerState) -> &'static str {
         PowerState::Paused => "paused",
         PowerState::Off => "off",
     }
+}
+
+/// Why a VM is not as it should be: what its session says, and what its hypervisor does not.
+pub fn reasons(vm: &VirtualMachine) -> String {
+    let reasons = [&vm.reason, &vm.power_problem];
+    reasons.into_iter().filter(|reason| !reason.is_empty()).map(String::as_str).collect::<Vec<_>>().join("; ")
 }
 
 /// A session's state in one word.

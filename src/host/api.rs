@@ -189,7 +189,8 @@ mod tests {
             let request = WatchVirtualMachinesRequest::default();
             let mut events = api.watch_virtual_machines(Request::new(request)).await.unwrap().into_inner();
             for power in [PowerState::Paused, PowerState::Running].into_iter().cycle().take(2000) {
-                changes.send(Change::Power { name: "a".into(), power }).await.unwrap();
+                let change = Change::Power { name: "a".into(), power, problem: String::new() };
+                changes.send(change).await.unwrap();
             }
             // All of them are through when the changes' inbox has been emptied.
             while changes.capacity() < changes.max_capacity() {

@@ -58,7 +58,7 @@ fn vms_are_listed_and_described_for_people_and_programs() {
             "kernel_release": "6.1.0-30-cloud-amd64", "machine": "x86_64", "agent_version": "0.1.0",
             "capabilities": ["events", "qga"],
         },
-        "callback": "open", "callback_reason": "", "missed_events": 0,
+        "power_problem": "", "callback": "open", "callback_reason": "", "missed_events": 0,
         "callback_dial": format!("hybrid:{}:971", text(&lab.path("web.vsock"))),
         "state": {"interfaces": [], "file_systems": [], "users": []},
     });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::guest::{Door, Guest, Manner, info};
-use crate::lab::{Lab, Watch, uuid};
+use crate::lab::{Lab, Watch, text, uuid};
 use crate::qmp::Qmp;
 
 fn lab() -> Lab {
@@ -113,16 +113,25 @@ fn a_monitor_that_is_not_there_or_held_by_another_keeps_nobody_from_the_guest() 
     let vm = lab.until_session("a", "connected");
     assert_eq!(vm["power"], "unknown", "no socket yet");
     let qmp = lab.path("a.qmp");
+    let vm = lab.until_vm("a", |vm| vm["power_problem"] != "");
+    let words = format!("{}: the QMP socket has not been there yet: No such file", text(&qmp));
+    assert!(vm["power_problem"].as_str().unwrap().starts_with(&words), "{vm}");
+    assert_eq!((&vm["session"], &vm["reason"]), (&"connected".into(), &"".into()));
+    assert!(lab.words(&["info", "a"]).contains(&format!("Power:          unknown: {words}")));
+    assert!(lab.words(&["ls"]).contains(&format!("  {words}")));
+    assert_eq!(lab.info("other")["power_problem"], "", "it has no QMP socket");
     lab.until("the problem is logged", || {
         lab.log().lines().any(|line| line.contains("WARN") && line.contains(qmp.to_str().unwrap()))
     });
     // Takes clients, and never greets them: as QEMU does while another one has its attention.
     let held = std::os::unix::net::UnixListener::bind(&qmp).unwrap();
-    std::thread::sleep(Duration::from_secs(2));
-    let vm = lab.info("a");
+    let vm = lab.until_vm("a", |vm| vm["power_problem"].as_str().unwrap().contains("does not answer"));
     assert_eq!((&vm["session"], &vm["sessions"]), (&"connected".into(), &1.into()));
     drop(held);
-    lab.until_session("a", "gone");
+    assert_eq!(lab.until_session("a", "gone")["power_problem"], "");
+    std::fs::remove_file(&qmp).unwrap();
+    let _qmp = Qmp::start(&qmp, "running");
+    assert_eq!(lab.until_vm("a", |vm| vm["power"] == "running")["power_problem"], "");
 }
 
 #[test]

@@ -42,6 +42,8 @@ pub enum Change {
         name: String,
         /// The new view.
         power: PowerState,
+        /// Why the hypervisor does not say it, in words for people; empty where it does, or nobody asks it.
+        problem: String,
     },
     /// A VM was reset: whatever ran in it is gone.
     Reset {

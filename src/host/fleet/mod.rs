@@ -134,8 +134,9 @@ impl Fleet {
     fn change(&mut self, change: Change) {
         match change {
             Change::Listed(vms) => self.list(vms),
-            Change::Power { name, power } => {
+            Change::Power { name, power, problem } => {
                 let Some(entry) = self.vms.get_mut(&name) else { return };
+                entry.view.power_problem = problem;
                 if entry.view.power() == power {
                     return;
                 }
@@ -408,7 +409,8 @@ mod tests {
     async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
         let (mut fleet, _changes, _handle) = Fleet::new(half());
         fleet.list(vec![vm("a", "/nowhere/a")]);
-        fleet.change(Change::Power { name: "a".into(), power: PowerState::Paused });
+        let (power, problem) = (PowerState::Paused, String::new());
+        fleet.change(Change::Power { name: "a".into(), power, problem });
         fleet.report(1, Report::Refused("why".into()));
         let changed = Vm { limits: Arc::new(Limits { users: 1, ..Limits::default() }), ..vm("a", "/other") };
         fleet.list(vec![changed]);

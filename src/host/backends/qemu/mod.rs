@@ -89,8 +89,8 @@ async fn list(
                 if known.is_some() {
                     // What the socket before said of the VM is no longer known.
                     drop(known);
-                    let power = PowerState::Unspecified;
-                    changes.send(Change::Power { name: vm.name.clone(), power }).await?;
+                    let (power, problem) = (PowerState::Unspecified, String::new());
+                    changes.send(Change::Power { name: vm.name.clone(), power, problem }).await?;
                 }
                 let Some(wanted) = wanted else { continue };
                 Monitor::start(wanted, changes.clone())
@@ -132,8 +132,9 @@ mod tests {
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
         scope.children().spawn(Box::new(Qemu::new(machines)).watch(changes));
-        let off = |name: &str| Change::Power { name: name.into(), power: PowerState::Off };
-        let unknown = |name: &str| Change::Power { name: name.into(), power: PowerState::Unspecified };
+        let power = |name: &str, power| Change::Power { name: name.into(), power, problem: String::new() };
+        let off = |name: &str| power(name, PowerState::Off);
+        let unknown = |name: &str| power(name, PowerState::Unspecified);
         assert!(matches!(told.recv().await.unwrap(), Change::Listed(vms) if vms.len() == 2));
         assert_eq!(told.recv().await.unwrap(), off("a"));
 

@@ -20,6 +20,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
+use super::super::super::text;
 use super::super::Change;
 use super::power::{Meaning, of_event, of_status};
 use crate::wire::proto::v1::PowerState;
@@ -89,7 +90,7 @@ impl Error {
 
 /// Watches the VM `name` through the socket at `path` until nobody takes its changes.
 pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>) {
-    let mut teller = Teller { name, changes, told: PowerState::Unspecified };
+    let mut teller = Teller { name, changes, told: (PowerState::Unspecified, String::new()) };
     let mut wait = FIRST_WAIT;
     let mut seen = false;
     let mut problem = Problem::default();
@@ -102,16 +103,17 @@ pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>) {
         if matches!(error, Error::Ended) {
             wait = FIRST_WAIT;
         }
-        let power = error.power();
-        if power != PowerState::Off {
-            problem.tell(&teller.name, &path, &error);
-        } else if power != teller.told {
-            tracing::debug!(vm = teller.name, "{error}");
-        }
-        if power == PowerState::Off {
+        let told = if error.power() == PowerState::Off {
+            if teller.told.0 != PowerState::Off {
+                tracing::debug!(vm = teller.name, "{error}");
+            }
             problem = Problem::default();
-        }
-        if teller.power(power).await.is_err() {
+            teller.power(PowerState::Off).await
+        } else {
+            problem.log(&teller.name, &path, &error);
+            teller.problem(format!("{}: {}", path.display(), text::chain(&error))).await
+        };
+        if told.is_err() {
             return;
         }
         tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
@@ -119,7 +121,7 @@ pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>) {
     }
 }
 
-/// The trouble with QEMU that the log has told; empty while there is none.
+/// The kind of trouble with QEMU that the log has told; empty while there is none.
 #[derive(Debug, Default)]
 struct Problem(Option<std::mem::Discriminant<Error>>);
 
@@ -130,7 +132,7 @@ impl Problem {
         self.0.replace(kind) != Some(kind)
     }
 
-    fn tell(&mut self, vm: &str, path: &Path, error: &Error) {
+    fn log(&mut self, vm: &str, path: &Path, error: &Error) {
         if self.is_new(error) {
             let error: &dyn std::error::Error = error;
             tracing::warn!(vm, path = %path.display(), error, "QEMU does not say whether the VM runs");
@@ -142,20 +144,32 @@ impl Problem {
 struct Teller {
     name: String,
     changes: mpsc::Sender<Change>,
-    told: PowerState,
+    told: (PowerState, String),
 }
 
 impl Teller {
+    /// QEMU says how the VM is.
     async fn power(&mut self, power: PowerState) -> Result<(), Error> {
-        if power == self.told {
+        self.view(power, String::new()).await
+    }
+
+    /// QEMU does not say it, for this reason.
+    async fn problem(&mut self, problem: String) -> Result<(), Error> {
+        self.view(PowerState::Unspecified, problem).await
+    }
+
+    async fn view(&mut self, power: PowerState, problem: String) -> Result<(), Error> {
+        let view = (power, problem);
+        if view == self.told {
             return Ok(());
         }
-        self.told = power;
-        self.send(Change::Power { name: self.name.clone(), power }).await
+        self.told.clone_from(&view);
+        let (power, problem) = view;
+        self.send(Change::Power { name: self.name.clone(), power, problem }).await
     }
 
     async fn event(&mut self, name: &str) -> Result<(), Error> {
-        match of_event(self.told, name) {
+        match of_event(self.told.0, name) {
             Meaning::Power(power) => self.power(power).await,
             Meaning::Reset => self.send(Change::Reset { name: self.name.clone() }).await,
             Meaning::Nothing => Ok(()),
@@ -274,7 +288,15 @@ mod tests {
     }
 
     fn power(power: PowerState) -> Change {
-        Change::Power { name: "a".into(), power }
+        Change::Power { name: "a".into(), power, problem: String::new() }
+    }
+
+    /// The next change, which must be a problem.
+    async fn problem(told: &mut mpsc::Receiver<Change>) -> String {
+        match told.recv().await.unwrap() {
+            Change::Power { power: PowerState::Unspecified, problem, .. } if !problem.is_empty() => problem,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[tokio::test]
@@ -283,8 +305,8 @@ mod tests {
         let path = folder.path().join("qmp");
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
-        scope.children().spawn(run("a".into(), path.clone(), changes));
         let listener = UnixListener::bind(&path).unwrap();
+        scope.children().spawn(run("a".into(), path.clone(), changes));
         let mut client = qemu(&listener, "running").await;
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
         for event in ["POWERDOWN", "RESUME", "STOP", "STOP", "RESUME", "RESET", "RESET", "SHUTDOWN"] {
@@ -305,7 +327,8 @@ mod tests {
         let mut client = qemu(&listener, "paused").await;
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Paused), "another QEMU");
         client.get_mut().write_all(b"garbage\n").await.unwrap();
-        assert_eq!(told.recv().await.unwrap(), power(PowerState::Unspecified));
+        let words = problem(&mut told).await;
+        assert!(words.starts_with(path.to_str().unwrap()) && words.contains("not a QMP message"), "{words}");
         drop(qemu(&listener, "running").await);
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Off), "end of file");
@@ -344,12 +367,13 @@ mod tests {
         let scope = Scope::new();
         scope.children().spawn(run("a".into(), path.clone(), changes));
         let quiet = Duration::from_millis(300);
-        assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "there was no socket yet");
+        assert!(problem(&mut told).await.contains("has not been there yet"));
+        assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "it is told once");
 
         // A backlog of 0 takes one client; the next finds it full (EAGAIN).
         let listener = crowded(&path);
         let other = std::os::unix::net::UnixStream::connect(&path).unwrap();
-        assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "it is taken");
+        assert!(problem(&mut told).await.contains("the QMP socket is taken"));
         drop((listener, other));
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Off), "nobody serves it");
         std::fs::remove_file(&path).unwrap();
