@@ -14,10 +14,13 @@
 mod asking;
 mod guest;
 mod lab;
+mod neighbour;
+mod proxy;
 mod qmp;
 
 mod callback;
 mod events;
+mod faults;
 mod hostile;
 mod metrics;
 mod people;

@@ -1,0 +1,79 @@
+//! A good guest beside the one that a test is about: nothing that another guest does may harm it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use guestlet::ctl::client;
+use guestlet::wire::proto::v1::PingVirtualMachineRequest;
+use guestlet::wire::proto::v1::pong::Outcome;
+use serde_json::Value;
+
+use crate::guest::{Door, Guest, Manner, info};
+use crate::lab::{Lab, uuid};
+
+/// The guest `good`, number 2, which is pinged all the time.
+pub struct Neighbour {
+    guest: Guest,
+    before: Value,
+    enough: Arc<AtomicBool>,
+    pinging: Option<JoinHandle<usize>>,
+}
+
+impl Neighbour {
+    /// Starts it, in a lab whose settings name it.
+    pub fn start(lab: &Lab) -> Self {
+        let guest = Guest::start(&lab.path("good.sock"), Door::Unix, Manner::Good, info(&uuid(2), "boot-1"));
+        let before = lab.until_vm("good", |vm| vm["callback"] == "open");
+        let enough = Arc::new(AtomicBool::new(false));
+        let (socket, stop) = (lab.socket(), Arc::clone(&enough));
+        let pinging = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let pinging = client::with(socket, async |mut client| {
+                let request = PingVirtualMachineRequest {
+                    name: "good".into(),
+                    count: 10_000,
+                    interval_milliseconds: 20,
+                };
+                let mut pongs = client.ping_virtual_machine(request).await.unwrap().into_inner();
+                let mut answered = 0;
+                while let Some(pong) = pongs.message().await.unwrap() {
+                    assert!(matches!(pong.outcome, Some(Outcome::Nanoseconds(_))), "{pong:?}");
+                    answered += 1;
+                    if stop.load(Ordering::SeqCst) {
+                        break;
+                    }
+                }
+                Ok(answered)
+            });
+            runtime.block_on(pinging).unwrap()
+        });
+        Self { guest, before, enough, pinging: Some(pinging) }
+    }
+
+    /// Its session is the one that it had, every ping was answered, and it still asks and is answered.
+    pub fn assert_unharmed(mut self, lab: &Lab) {
+        let (now, answers) = (lab.info("good"), self.guest.answers());
+        lab.until("it is heard of", || lab.info("good")["last_heard"] != now["last_heard"]);
+        lab.until("it is answered", || self.guest.answers() > answers);
+        let after = lab.info("good");
+        for key in ["since", "sessions", "callback"] {
+            assert_eq!(after[key], self.before[key], "{key}");
+        }
+        assert_eq!(self.guest.open(), 2);
+        self.enough.store(true, Ordering::SeqCst);
+        assert!(self.pinging.take().unwrap().join().unwrap() > 0);
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.enough.store(true, Ordering::SeqCst);
+        // In a test that has failed already, how the pings ended says nothing more.
+        drop(self.pinging.take().map(JoinHandle::join));
+    }
+}
+
+/// A pause between two looks at something that must stay as it is.
+pub const LOOK: Duration = Duration::from_millis(300);
