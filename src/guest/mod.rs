@@ -8,13 +8,16 @@ use std::sync::Arc;
 use crate::sys::effects::{Effects, Machine};
 use crate::sys::root::Root;
 
+pub mod clock;
 pub mod events;
 pub mod identity;
+mod logind;
 pub mod monitor;
 pub mod network;
 pub mod power;
 pub mod state;
 pub mod system;
+pub mod users;
 
 /// This machine, as the protocols hold it; clones share it.
 #[derive(Debug, Clone)]

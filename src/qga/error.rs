@@ -1,6 +1,6 @@
 //! The one place where failures become QGA error classes.
 
-use crate::guest::power;
+use crate::guest::{clock, power, users};
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
 
@@ -84,6 +84,18 @@ impl From<std::io::Error> for Error {
 
 impl From<power::Error> for Error {
     fn from(error: power::Error) -> Self {
+        Self::generic(error_chain::words(&error))
+    }
+}
+
+impl From<clock::Error> for Error {
+    fn from(error: clock::Error) -> Self {
+        Self::generic(error_chain::words(&error))
+    }
+}
+
+impl From<users::Error> for Error {
+    fn from(error: users::Error) -> Self {
         Self::generic(error_chain::words(&error))
     }
 }

@@ -9,10 +9,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
+
+use crate::sys::calendar::Date;
 
 /// What was trimmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +26,8 @@ pub struct Trimmed {
     pub minimum: u64,
 }
 
-/// The effects. All of them may block for as long as the disk does, but for [`Effects::set_clock`].
+/// The effects. All of them may block, for as long as the disk does or the hardware clock takes to go on, but for
+/// [`Effects::set_clock`].
 pub trait Effects: Debug + Send + Sync {
     /// Freezes the file system that `directory` is on (`FIFREEZE`): every write sleeps from now on.
     ///
@@ -49,6 +53,18 @@ pub trait Effects: Debug + Send + Sync {
     /// # Errors
     /// `EINVAL` for a time that the kernel does not take, `EPERM` without `CAP_SYS_TIME`.
     fn set_clock(&self, time: Duration) -> io::Result<()>;
+
+    /// What the hardware clock `device` shows (`RTC_RD_TIME`), at the moment at which it has gone on to that second.
+    ///
+    /// # Errors
+    /// Whatever open(2) says of the device; `EINVAL` if what it shows is no date.
+    fn hardware_clock(&self, device: &Path) -> io::Result<Date>;
+
+    /// Sets the hardware clock `device` (`RTC_SET_TIME`).
+    ///
+    /// # Errors
+    /// As above; `EACCES` without `CAP_SYS_TIME`.
+    fn set_hardware_clock(&self, device: &Path, date: Date) -> io::Result<()>;
 }
 
 /// This machine.
@@ -82,9 +98,55 @@ impl Effects for Machine {
         clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(time))?;
         Ok(())
     }
+
+    fn hardware_clock(&self, device: &Path) -> io::Result<Date> {
+        let device = File::open(device)?;
+        let first = read_hardware_clock(&device)?;
+        let begin = Instant::now();
+        // It counts seconds only, so the next one is waited for; a clock that stands still is as good as it gets.
+        while begin.elapsed() < Duration::from_millis(1100) {
+            std::thread::sleep(Duration::from_millis(5));
+            let next = read_hardware_clock(&device)?;
+            if next != first {
+                return Ok(next);
+            }
+        }
+        Ok(first)
+    }
+
+    fn set_hardware_clock(&self, device: &Path, date: Date) -> io::Result<()> {
+        let device = File::open(device)?;
+        let date = ioctl::HardwareDate {
+            second: date.second.into(),
+            minute: date.minute.into(),
+            hour: date.hour.into(),
+            day: date.day.into(),
+            month: i32::from(date.month) - 1,
+            year: date.year.saturating_sub(1900),
+            unused: [0; 3],
+        };
+        // SAFETY: the date is a `struct rtc_time`, which the kernel reads.
+        unsafe { ioctl::set_hardware_clock(device.as_raw_fd(), &raw const date) }?;
+        Ok(())
+    }
 }
 
-/// linux/fs.h
+fn read_hardware_clock(device: &File) -> io::Result<Date> {
+    let mut date = ioctl::HardwareDate::default();
+    // SAFETY: the date is a `struct rtc_time`, which the kernel writes.
+    unsafe { ioctl::read_hardware_clock(device.as_raw_fd(), &raw mut date) }?;
+    let small = |number: i32| u8::try_from(number).map_err(|_| io::Error::from(Errno::EINVAL));
+    Ok(Date {
+        year: date.year.saturating_add(1900),
+        month: small(date.month.saturating_add(1))?,
+        day: small(date.day)?,
+        hour: small(date.hour)?,
+        minute: small(date.minute)?,
+        second: small(date.second)?,
+    })
+}
+
+/// linux/fs.h and linux/rtc.h
 mod ioctl {
     /// `struct fstrim_range`
     #[repr(C)]
@@ -94,7 +156,22 @@ mod ioctl {
         pub minimum: u64,
     }
 
+    /// `struct rtc_time`: months begin with 0, years with 1900.
+    #[repr(C)]
+    #[derive(Default)]
+    pub struct HardwareDate {
+        pub second: i32,
+        pub minute: i32,
+        pub hour: i32,
+        pub day: i32,
+        pub month: i32,
+        pub year: i32,
+        pub unused: [i32; 3],
+    }
+
     nix::ioctl_write_int_bad!(freeze, nix::request_code_readwrite!(b'X', 119, size_of::<i32>()));
     nix::ioctl_write_int_bad!(thaw, nix::request_code_readwrite!(b'X', 120, size_of::<i32>()));
     nix::ioctl_readwrite!(trim, b'X', 121, Range);
+    nix::ioctl_read!(read_hardware_clock, b'p', 0x09, HardwareDate);
+    nix::ioctl_write_ptr!(set_hardware_clock, b'p', 0x0a, HardwareDate);
 }

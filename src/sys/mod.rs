@@ -5,6 +5,10 @@
 
 pub mod activation;
 #[cfg(feature = "agent")]
+pub mod blocking;
+#[cfg(feature = "agent")]
+pub mod calendar;
+#[cfg(feature = "agent")]
 pub mod clock;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;
@@ -32,3 +36,5 @@ pub mod root;
 pub mod service;
 #[cfg(feature = "agent")]
 pub mod ticker;
+#[cfg(feature = "agent")]
+pub mod utmp;

@@ -22,6 +22,11 @@ impl Root {
         Self(prefix.into())
     }
 
+    /// Whether this is the machine itself.
+    pub fn is_the_machine(&self) -> bool {
+        self.0 == Path::new("/")
+    }
+
     /// The path of the absolute `path` below this root.
     pub fn path(&self, path: &str) -> PathBuf {
         self.0.join(Path::new(path).strip_prefix("/").unwrap_or(Path::new(path)))

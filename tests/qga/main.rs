@@ -5,5 +5,10 @@
 mod agent;
 mod bad_input;
 mod beside_qemu_ga;
+mod bus;
 mod commands;
+mod laid_out;
+mod machine_beside_qemu_ga;
 mod program;
+mod time;
+mod users;

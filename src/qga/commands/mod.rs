@@ -8,9 +8,17 @@ pub mod network;
 pub mod power;
 pub mod protocol;
 pub mod system;
+pub mod time;
+pub mod users;
 
 use crate::qga::table::Command;
 
 /// The rows of every subject; [`crate::qga::table`] makes one table of them.
-pub const SUBJECTS: &[&[Command]] =
-    &[network::COMMANDS, power::COMMANDS, protocol::COMMANDS, system::COMMANDS];
+pub const SUBJECTS: &[&[Command]] = &[
+    network::COMMANDS,
+    power::COMMANDS,
+    protocol::COMMANDS,
+    system::COMMANDS,
+    time::COMMANDS,
+    users::COMMANDS,
+];

@@ -1,0 +1,118 @@
+//! What is asked of systemd-logind, org.freedesktop.login1(5), by more than one verb.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use zbus::{Connection, DynamicType, OwnedObjectPath, OwnedVariant, connection};
+
+use crate::sys::root::Root;
+
+/// How long an answer may take.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+const NAME: &str = "org.freedesktop.login1";
+const PATH: &str = "/org/freedesktop/login1";
+const MANAGER: &str = "org.freedesktop.login1.Manager";
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Error {
+    /// There is no system bus, or no logind on it.
+    Absent(String),
+    /// It refuses, or does not answer.
+    Failed(zbus::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent(why) => formatter.write_str(why),
+            Self::Failed(error) => error.fmt(formatter),
+        }
+    }
+}
+
+/// logind on the system bus.
+pub(super) struct Logind {
+    connection: Connection,
+    /// Its own name on the bus: what is asked of that does not start it.
+    owner: String,
+}
+
+/// A session of a user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Session {
+    pub(super) user: String,
+    /// Since the epoch.
+    pub(super) since: Duration,
+}
+
+impl Logind {
+    /// Finds it where it runs.
+    pub(super) async fn find(root: &Root) -> Result<Self, Error> {
+        let bus = async {
+            let builder = if root.is_the_machine() {
+                connection::Builder::system()
+            } else {
+                let socket = root.path("/run/dbus/system_bus_socket");
+                connection::Builder::address(format!("unix:path={}", socket.display()).as_str())
+            };
+            let connection = builder.method_timeout(DEADLINE).build().await?;
+            let bus = "org.freedesktop.DBus";
+            let owner =
+                connection.call_method(Some(bus), "/org/freedesktop/DBus", Some(bus), "GetNameOwner", &NAME);
+            let owner: String = owner.await?.body().deserialize()?;
+            Ok::<_, zbus::Error>(Self { connection, owner })
+        };
+        match tokio::time::timeout(DEADLINE, bus).await {
+            Ok(found) => found.map_err(|error| Error::Absent(error.to_string())),
+            Err(_) => Err(Error::Absent("the system bus does not answer".to_owned())),
+        }
+    }
+
+    /// Calls a method of its manager.
+    pub(super) async fn call<B, T>(&self, method: &str, body: &B) -> Result<T, Error>
+    where
+        B: Serialize + DynamicType + Sync,
+        T: DeserializeOwned + zbus::Type,
+    {
+        let call = self.connection.call_method(Some(self.owner.as_str()), PATH, Some(MANAGER), method, body);
+        let reply = call.await.map_err(Error::Failed)?;
+        reply.body().deserialize().map_err(Error::Failed)
+    }
+
+    /// The sessions of users. One that ends meanwhile is left out.
+    pub(super) async fn sessions(&self) -> Result<Vec<Session>, Error> {
+        let listed: Vec<(String, u32, String, String, OwnedObjectPath)> =
+            self.call("ListSessions", &()).await?;
+        let mut sessions = Vec::new();
+        for (id, _, _, _, path) in listed {
+            let properties = "org.freedesktop.DBus.Properties";
+            let interface = "org.freedesktop.login1.Session";
+            let owner = Some(self.owner.as_str());
+            let reply = self
+                .connection
+                .call_method(owner, path.as_str(), Some(properties), "GetAll", &interface)
+                .await;
+            match reply.and_then(|reply| reply.body().deserialize()) {
+                Ok(properties) => sessions.extend(session(&properties)),
+                Err(error) => tracing::debug!("nothing is known about session {id}: {error}"),
+            }
+        }
+        Ok(sessions)
+    }
+}
+
+/// The session with these properties, if it is a user's: not a greeter, a lock screen, a service or the manager of a
+/// user's services.
+fn session(properties: &HashMap<String, OwnedVariant>) -> Option<Session> {
+    let text = |name: &str| properties.get(name).and_then(|value| value.downcast_ref::<&str>().ok());
+    let class = text("Class")?;
+    let since = properties.get("Timestamp").and_then(|value| value.downcast_ref::<u64>().ok())?;
+    (class == "user" || class.starts_with("user-"))
+        .then(|| Some(Session { user: text("Name")?.to_owned(), since: Duration::from_micros(since) }))
+        .flatten()
+}
