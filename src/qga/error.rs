@@ -1,6 +1,6 @@
 //! The one place where failures become QGA error classes.
 
-use crate::guest::{clock, power, users};
+use crate::guest::{clock, power, processors, users};
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
 
@@ -96,6 +96,12 @@ impl From<clock::Error> for Error {
 
 impl From<users::Error> for Error {
     fn from(error: users::Error) -> Self {
+        Self::generic(error_chain::words(&error))
+    }
+}
+
+impl From<processors::Error> for Error {
+    fn from(error: processors::Error) -> Self {
         Self::generic(error_chain::words(&error))
     }
 }

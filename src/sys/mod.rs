@@ -31,9 +31,15 @@ pub mod net_dev;
 #[cfg(feature = "agent")]
 pub mod os_release;
 #[cfg(feature = "agent")]
+pub mod proc_stat;
+#[cfg(feature = "agent")]
 pub mod program;
 pub mod root;
+#[cfg(feature = "agent")]
+pub mod routes;
 pub mod service;
+#[cfg(feature = "agent")]
+pub mod sysfs;
 #[cfg(feature = "agent")]
 pub mod ticker;
 #[cfg(feature = "agent")]

@@ -7,6 +7,7 @@ mod bad_input;
 mod beside_qemu_ga;
 mod bus;
 mod commands;
+mod hardware;
 mod laid_out;
 mod machine_beside_qemu_ga;
 mod program;

@@ -4,9 +4,13 @@
 
 #![allow(clippy::missing_errors_doc, reason = "what a command's errors are is part of its protocol")]
 
+pub mod load;
+pub mod memory;
 pub mod network;
 pub mod power;
+pub mod processors;
 pub mod protocol;
+pub mod routes;
 pub mod system;
 pub mod time;
 pub mod users;
@@ -15,9 +19,13 @@ use crate::qga::table::Command;
 
 /// The rows of every subject; [`crate::qga::table`] makes one table of them.
 pub const SUBJECTS: &[&[Command]] = &[
+    load::COMMANDS,
+    memory::COMMANDS,
     network::COMMANDS,
     power::COMMANDS,
+    processors::COMMANDS,
     protocol::COMMANDS,
+    routes::COMMANDS,
     system::COMMANDS,
     time::COMMANDS,
     users::COMMANDS,

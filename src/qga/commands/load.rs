@@ -1,0 +1,31 @@
+//! The command that says how busy the machine is.
+
+use serde::Serialize;
+
+use crate::guest::load;
+use crate::qga::call::Call;
+use crate::qga::reply::Reply;
+use crate::qga::table::{Command, Outcome, Run};
+
+/// The rows of the command table.
+pub const COMMANDS: &[Command] = &[Command {
+    name: "guest-get-load",
+    since: "10.0",
+    returns: "load1m, load5m, load15m",
+    summary: "How many processes ran or wanted to, on average over 1, 5 and 15 minutes.",
+    run: Run::Now(get_load),
+    ..Command::USUAL
+}];
+
+/// guest-get-load
+pub fn get_load(call: &Call<'_>) -> Outcome {
+    #[derive(Serialize)]
+    struct Load {
+        load1m: f64,
+        load5m: f64,
+        load15m: f64,
+    }
+    call.arguments.none()?;
+    let [load1m, load5m, load15m] = load::load(&call.context.guest.root)?;
+    Reply::value(&Load { load1m, load5m, load15m })
+}
