@@ -9,7 +9,9 @@ use crate::sys::effects::{Effects, Machine};
 use crate::sys::root::Root;
 
 pub mod clock;
+pub mod disks;
 pub mod events;
+pub mod file_systems;
 pub mod identity;
 pub mod load;
 mod logind;
@@ -32,12 +34,19 @@ pub struct Guest {
     pub effects: Arc<dyn Effects>,
     /// What happens in it.
     pub events: Arc<events::Hub>,
+    /// What its disks have told of themselves.
+    pub serials: Arc<disks::serials::Serials>,
 }
 
 impl Guest {
     /// This machine, whose events belong to the run of the agent that is called `run_id`.
     pub fn this_machine(run_id: String) -> Self {
-        Self { root: Root::default(), effects: Arc::new(Machine), events: Arc::new(events::Hub::new(run_id)) }
+        Self {
+            root: Root::default(),
+            effects: Arc::new(Machine),
+            events: Arc::new(events::Hub::new(run_id)),
+            serials: Arc::default(),
+        }
     }
 }
 

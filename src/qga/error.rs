@@ -1,6 +1,6 @@
 //! The one place where failures become QGA error classes.
 
-use crate::guest::{clock, power, processors, users};
+use crate::guest::{clock, disks, power, processors, users};
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
 
@@ -82,26 +82,15 @@ impl From<std::io::Error> for Error {
     }
 }
 
-impl From<power::Error> for Error {
-    fn from(error: power::Error) -> Self {
-        Self::generic(error_chain::words(&error))
-    }
+/// The errors of the verbs, with those that they come from.
+macro_rules! from_verbs {
+    ($($error:ty),* $(,)?) => {$(
+        impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                Self::generic(error_chain::words(&error))
+            }
+        }
+    )*};
 }
 
-impl From<clock::Error> for Error {
-    fn from(error: clock::Error) -> Self {
-        Self::generic(error_chain::words(&error))
-    }
-}
-
-impl From<users::Error> for Error {
-    fn from(error: users::Error) -> Self {
-        Self::generic(error_chain::words(&error))
-    }
-}
-
-impl From<processors::Error> for Error {
-    fn from(error: processors::Error) -> Self {
-        Self::generic(error_chain::words(&error))
-    }
-}
+from_verbs!(clock::Error, disks::Unreadable, power::Error, processors::Error, users::Error,);

@@ -16,6 +16,7 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
 
 use crate::sys::calendar::Date;
+use crate::sys::nvme::LOG_LENGTH;
 
 /// What was trimmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +66,15 @@ pub trait Effects: Debug + Send + Sync {
     /// # Errors
     /// As above; `EACCES` without `CAP_SYS_TIME`.
     fn set_hardware_clock(&self, device: &Path, date: Date) -> io::Result<()>;
+
+    /// The health log of the NVMe disk whose file `disk` is (log page 02h, for [`crate::sys::nvme::parse`]).
+    ///
+    /// # Errors
+    /// Whatever open(2) and the disk say.
+    fn nvme_health(&self, disk: &Path) -> io::Result<[u8; LOG_LENGTH]> {
+        let _ = disk;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// This machine.
@@ -129,6 +139,19 @@ impl Effects for Machine {
         unsafe { ioctl::set_hardware_clock(device.as_raw_fd(), &raw const date) }?;
         Ok(())
     }
+
+    fn nvme_health(&self, disk: &Path) -> io::Result<[u8; LOG_LENGTH]> {
+        let disk = File::open(disk)?;
+        let mut log = [0; LOG_LENGTH];
+        let mut command = ioctl::NvmeCommand::get_health_log(&mut log);
+        // SAFETY: the command is a `struct nvme_admin_cmd`, and the buffer that it names is as long as it says and
+        // lives until the call returns.
+        let status = unsafe { ioctl::nvme_admin(disk.as_raw_fd(), &raw mut command) }?;
+        if status != 0 {
+            return Err(io::Error::other(format!("the disk answers with status {status:#x}")));
+        }
+        Ok(log)
+    }
 }
 
 fn read_hardware_clock(device: &File) -> io::Result<Date> {
@@ -174,4 +197,43 @@ mod ioctl {
     nix::ioctl_readwrite!(trim, b'X', 121, Range);
     nix::ioctl_read!(read_hardware_clock, b'p', 0x09, HardwareDate);
     nix::ioctl_write_ptr!(set_hardware_clock, b'p', 0x0a, HardwareDate);
+    nix::ioctl_readwrite!(nvme_admin, b'N', 0x41, NvmeCommand);
+
+    /// `struct nvme_admin_cmd` of linux/nvme_ioctl.h
+    #[repr(C)]
+    #[derive(Default)]
+    pub struct NvmeCommand {
+        opcode: u8,
+        flags: u8,
+        reserved: u16,
+        namespace: u32,
+        words_2_3: [u32; 2],
+        metadata: u64,
+        address: u64,
+        metadata_length: u32,
+        data_length: u32,
+        word_10: u32,
+        words_11_15: [u32; 5],
+        timeout: u32,
+        result: u32,
+    }
+
+    impl NvmeCommand {
+        /// Asks for log page 02h of the whole controller, and leaves the events that it tells of as they are.
+        pub fn get_health_log(log: &mut [u8; super::LOG_LENGTH]) -> Self {
+            const GET_LOG_PAGE: u8 = 0x02;
+            const HEALTH: u32 = 0x02;
+            const RETAIN_EVENTS: u32 = 1 << 15;
+            // Number of 32-bit words less one.
+            const WORDS: u32 = (super::LOG_LENGTH as u32 / 4 - 1) << 16;
+            Self {
+                opcode: GET_LOG_PAGE,
+                namespace: u32::MAX,
+                address: log.as_mut_ptr() as u64,
+                data_length: super::LOG_LENGTH as u32,
+                word_10: HEALTH | RETAIN_EVENTS | WORDS,
+                ..Self::default()
+            }
+        }
+    }
 }

@@ -5,6 +5,8 @@
 
 pub mod activation;
 #[cfg(feature = "agent")]
+pub mod block;
+#[cfg(feature = "agent")]
 pub mod blocking;
 #[cfg(feature = "agent")]
 pub mod calendar;
@@ -12,6 +14,10 @@ pub mod calendar;
 pub mod clock;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;
+#[cfg(feature = "agent")]
+pub mod disk_serial;
+#[cfg(feature = "agent")]
+pub mod diskstats;
 #[cfg(feature = "agent")]
 pub mod effects;
 pub mod error_chain;
@@ -29,6 +35,8 @@ pub mod mountinfo;
 #[cfg(feature = "agent")]
 pub mod net_dev;
 #[cfg(feature = "agent")]
+pub mod nvme;
+#[cfg(feature = "agent")]
 pub mod os_release;
 #[cfg(feature = "agent")]
 pub mod proc_stat;
@@ -42,5 +50,9 @@ pub mod service;
 pub mod sysfs;
 #[cfg(feature = "agent")]
 pub mod ticker;
+#[cfg(feature = "agent")]
+pub mod udev;
+#[cfg(feature = "agent")]
+pub mod usage;
 #[cfg(feature = "agent")]
 pub mod utmp;

@@ -1,7 +1,8 @@
 //! What must hold for any bytes from the other side: shared by the fuzz targets and the test of their corpus.
 
+use guestlet::guest::disks::location::locate;
 use guestlet::qga::request::Request;
-use guestlet::sys::{mountinfo, net_dev, os_release};
+use guestlet::sys::{block, disk_serial, diskstats, mountinfo, net_dev, os_release, udev};
 use guestlet::wire::hybrid::{Answer, MAX_ANSWER};
 use guestlet::wire::qga::{Decoder, Frame};
 use guestlet::wire::qmp::{Lines, Message};
@@ -79,4 +80,12 @@ pub fn parsers(bytes: &[u8]) {
     drop(net_dev::parse(&text));
     drop(os_release::value(bytes, "ID"));
     drop(mountinfo::parse(bytes));
+    drop(block::parse_partitions(&text));
+    drop(diskstats::parse(&text));
+    drop(disk_serial::unit_serial(bytes));
+    drop(disk_serial::vendor_identifier(bytes));
+    let _ = udev::property(bytes, "ID_SERIAL");
+    for path in text.lines() {
+        locate(&block::follow("/sys/block", path), |_| Some("ahci".into()), |_, _| vec![1]);
+    }
 }

@@ -1,0 +1,130 @@
+//! Disks: which there are, what they are made of, and where on which bus each one is.
+//!
+//! [`location`] reads the place of a disk out of its path in sysfs (pure, but for what it is given to look things
+//! up with), [`serials`] knows serial numbers, [`list`] makes the list of disks and partitions. File systems find
+//! the disks that they are on by [`Finder`]. Hosts match what is told here with what they gave the guest, so that
+//! the numbers are those of QEMU's command line.
+
+pub mod list;
+pub mod location;
+pub mod serials;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use crate::guest::Guest;
+use crate::sys::block::{self, Number};
+use crate::sys::diskstats::{self, Statistics};
+use crate::sys::error_chain;
+use crate::sys::root::Root;
+use location::Location;
+
+/// How deep devices may be stacked; deeper ones are left out.
+const MAX_DEPTH: usize = 16;
+
+/// A list of the kernel's is missing.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {path}")]
+pub struct Unreadable {
+    /// Where it should be.
+    pub path: &'static str,
+    /// Why not.
+    pub source: io::Error,
+}
+
+/// A disk, or a partition of one, as a host knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// Where it is.
+    pub location: Location,
+    /// udev's word, or else the disk's own.
+    pub serial: Option<String>,
+    /// Such as `/dev/vda1`.
+    pub file: String,
+}
+
+/// A block device that a file system is on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Such as `vda1` or `dm-0`; its number where the kernel does not show it.
+    pub name: String,
+    /// The disks and partitions that it is, or is made of, in qemu-ga's order: the last in the kernel's comes first.
+    pub disks: Vec<Disk>,
+}
+
+/// Looks devices up, each one once.
+#[derive(Debug)]
+pub struct Finder<'a> {
+    guest: &'a Guest,
+    found: HashMap<Number, Arc<Device>>,
+}
+
+impl<'a> Finder<'a> {
+    /// Nothing is known yet.
+    pub fn new(guest: &'a Guest) -> Self {
+        Self { guest, found: HashMap::new() }
+    }
+
+    /// The device with this number.
+    pub fn find(&mut self, number: Number) -> Arc<Device> {
+        let guest = self.guest;
+        Arc::clone(self.found.entry(number).or_insert_with(|| Arc::new(device(guest, number))))
+    }
+}
+
+fn device(guest: &Guest, number: Number) -> Device {
+    let Ok(place) = block::place(&guest.root, number) else {
+        let (major, minor) = number;
+        return Device { name: format!("{major}:{minor}"), disks: Vec::new() };
+    };
+    let mut disks = Vec::new();
+    collect(guest, &place, Some(number), MAX_DEPTH, &mut disks);
+    disks.reverse();
+    Device { name: block::name(&place).to_owned(), disks }
+}
+
+/// The disks below a device, in the kernel's order.
+fn collect(guest: &Guest, place: &str, number: Option<Number>, depth: usize, disks: &mut Vec<Disk>) {
+    if !block::is_virtual(place) {
+        disks.push(disk(guest, place, number));
+        return;
+    }
+    // A partition of a virtual disk has no parts of its own: it is where the disk is.
+    let parts = block::parts(&guest.root, block::whole(place)).unwrap_or_else(|error| {
+        tracing::debug!("{place}: {}", error_chain::words(&error));
+        None
+    });
+    if let Some(depth) = depth.checked_sub(1) {
+        for part in parts.unwrap_or_default() {
+            collect(guest, &part, None, depth, disks);
+        }
+    }
+}
+
+/// The disk or partition at `place`, whose number is read where it is not known.
+fn disk(guest: &Guest, place: &str, number: Option<Number>) -> Disk {
+    let root = &guest.root;
+    let hardware = block::controller(root, place);
+    Disk {
+        location: location::locate(
+            hardware.as_deref().unwrap_or(place),
+            |device| block::driver(root, device),
+            |folder, name| block::numbered(root, folder, name),
+        ),
+        serial: number
+            .or_else(|| block::number(root, place))
+            .and_then(|number| guest.serials.get(root, place, number)),
+        file: block::file(block::name(place)),
+    }
+}
+
+/// What every disk and partition has read and written, in the kernel's order.
+///
+/// # Errors
+/// If the kernel keeps no such list.
+pub fn statistics(root: &Root) -> Result<Vec<Statistics>, Unreadable> {
+    const PATH: &str = "/proc/diskstats";
+    let file = root.read(PATH).map_err(|source| Unreadable { path: PATH, source })?;
+    Ok(diskstats::parse(&String::from_utf8_lossy(&file)))
+}

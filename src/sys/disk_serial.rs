@@ -1,0 +1,78 @@
+//! The serial number that a disk has itself, for machines without udev.
+
+use crate::sys::block::whole;
+use crate::sys::root::Root;
+
+/// The serial number of the disk that the block device at `place` is, or is a partition of. The kernel asks the
+/// disk for some kinds, so that this may take as long as the disk does.
+pub fn read(root: &Root, place: &str) -> Option<String> {
+    let disk = whole(place);
+    let line = |file: &str| Some(root.line(&format!("{disk}/{file}"))).filter(|line| !line.is_empty());
+    let page = |file: &str, parse: fn(&[u8]) -> Option<String>| {
+        root.read(&format!("{disk}/device/{file}")).ok().and_then(|page| parse(&page))
+    };
+    // virtio-blk; NVMe and MMC; SCSI and what speaks it: SATA, USB, virtio-scsi.
+    line("serial")
+        .or_else(|| line("device/serial"))
+        .or_else(|| page("vpd_pg80", unit_serial))
+        .or_else(|| page("vpd_pg83", vendor_identifier))
+}
+
+/// Page 80h of SCSI's vital product data: a serial number.
+pub fn unit_serial(page: &[u8]) -> Option<String> {
+    let (header, rest) = page.split_first_chunk::<4>()?;
+    printable(rest.get(..length(header)?)?)
+}
+
+/// Page 83h: the identifier of the disk that its vendor gave it as text, as which QEMU shows `device_id`.
+pub fn vendor_identifier(page: &[u8]) -> Option<String> {
+    const TEXT: u8 = 2;
+    let (header, rest) = page.split_first_chunk::<4>()?;
+    let mut rest = rest.get(..length(header)?)?;
+    while let Some(([set, kind, _, length], after)) = rest.split_first_chunk::<4>() {
+        let value = after.get(..usize::from(*length))?;
+        // For the disk, not for the port or the target that it is at; of no standard's form.
+        if set & 0xf == TEXT && kind & 0x3f == 0 {
+            return printable(value);
+        }
+        rest = &after[value.len()..];
+    }
+    None
+}
+
+/// The length that the header of a page says.
+fn length([_, _, high, low]: &[u8; 4]) -> Option<usize> {
+    Some(usize::from(u16::from_be_bytes([*high, *low]))).filter(|length| *length > 0)
+}
+
+fn printable(text: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(text).ok()?.trim_matches(|end: char| end == '\0' || end.is_whitespace());
+    (!text.is_empty() && !text.contains(char::is_control)).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn pages_of_scsi_disks() {
+        assert_eq!(unit_serial(b"\0\x80\0\x08 data-1 "), Some("data-1".into()));
+        assert_eq!(unit_serial(b"\0\x80\0\x09data-1"), None);
+        assert_eq!(unit_serial(b"\0\x80\0\0"), None);
+        // An NAA identifier, then the text.
+        let page = b"\0\x83\0\x16\x01\x03\0\x08\x50\0\0\0\0\0\0\x01\x02\0\0\x06ua-vol";
+        assert_eq!(vendor_identifier(page), Some("ua-vol".into()));
+        assert_eq!(vendor_identifier(&page[..20]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_will_do(bytes: Vec<u8>) {
+            for serial in [unit_serial(&bytes), vendor_identifier(&bytes)].into_iter().flatten() {
+                prop_assert!(!serial.is_empty() && serial.len() <= bytes.len());
+            }
+        }
+    }
+}
