@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
 /// Turns that each program gets.
 const TURNS: usize = 9;
 /// Calls of one turn.
@@ -80,13 +82,107 @@ const OSINFO: &[u8] = b"{\"execute\":\"guest-get-osinfo\"}\n";
 
 fn call(client: &mut UnixStream, request: &[u8]) {
     client.write_all(request).unwrap();
-    let mut buffer = [0; 8192];
-    let mut last = 0;
-    while last != b'\n' {
-        let length = client.read(&mut buffer).unwrap();
+    skip_line(client, &mut [0; 8192]);
+}
+
+/// Reads to the end of an answer, and looks at no more of it.
+fn skip_line(client: &mut UnixStream, buffer: &mut [u8]) -> usize {
+    let mut all = 0;
+    loop {
+        let length = client.read(buffer).unwrap();
         assert!(length > 0, "the agent closed the stream");
-        last = buffer[length - 1];
+        all += length;
+        if buffer[length - 1] == b'\n' {
+            return all;
+        }
     }
+}
+
+/// What a command returns, as JSON.
+fn ask(client: &mut UnixStream, command: &str, arguments: &Value) -> Value {
+    let request = json!({"execute": command, "arguments": arguments});
+    client.write_all(request.to_string().as_bytes()).unwrap();
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let mut buffer = [0; 8192];
+        let length = client.read(&mut buffer).unwrap();
+        line.extend_from_slice(&buffer[..length]);
+    }
+    let mut answer: Value = serde_json::from_slice(&line).unwrap();
+    assert!(answer.get("return").is_some(), "{command}: {answer}");
+    answer["return"].take()
+}
+
+/// MiB/s of reading (or writing) a file in pieces of `size`, medians over the turns.
+fn throughput(agents: [&Agent; 2], size: usize, writes: bool) -> [f64; 2] {
+    const FILE: usize = 32 << 20;
+    let mut turns = [vec![], vec![]];
+    let mut buffer = vec![0; 256 << 10];
+    for _ in 0..TURNS {
+        for (agent, turns) in agents.iter().zip(&mut turns) {
+            let path = agent.folder.path().join("file");
+            std::fs::write(&path, vec![b'x'; FILE]).unwrap();
+            let mut client = agent.client();
+            let handle = ask(&mut client, "guest-file-open", &json!({"path": path, "mode": "r+"}));
+            let request = if writes {
+                let text = "eHh4".repeat(size / 3) + ["", "eA==", "eHg="][size % 3];
+                json!({"execute": "guest-file-write", "arguments": {"handle": handle, "buf-b64": text}})
+            } else {
+                json!({"execute": "guest-file-read", "arguments": {"handle": handle, "count": size}})
+            };
+            let request = request.to_string().into_bytes();
+            let begin = json!({"handle": handle, "offset": 0, "whence": 0});
+            let mut done = 0;
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(300) {
+                ask(&mut client, "guest-file-seek", &begin);
+                for _ in 0..(FILE / size).min(4) {
+                    client.write_all(&request).unwrap();
+                    skip_line(&mut client, &mut buffer);
+                    done += size;
+                }
+            }
+            turns.push(done as f64 / f64::from(1 << 20) / begun.elapsed().as_secs_f64());
+            ask(&mut client, "guest-file-close", &json!({"handle": handle}));
+        }
+    }
+    turns.map(median)
+}
+
+/// KiB: at most during a read of 48 MiB, and grown by a second after it.
+fn memory_of_a_large_read(agent: &Agent) -> [f64; 2] {
+    let path = agent.folder.path().join("large");
+    std::fs::write(&path, vec![b'x'; 48 << 20]).unwrap();
+    let mut client = agent.client();
+    let before = agent.number("status", "VmRSS:");
+    let handle = ask(&mut client, "guest-file-open", &json!({"path": path}));
+    let arguments = json!({"handle": handle, "count": 48 << 20});
+    let request = json!({"execute": "guest-file-read", "arguments": arguments});
+    client.write_all(request.to_string().as_bytes()).unwrap();
+    assert!(skip_line(&mut client, &mut vec![0; 256 << 10]) > 64 << 20);
+    let peak = agent.number("status", "VmHWM:");
+    std::thread::sleep(Duration::from_secs(1));
+    [peak as f64, agent.number("status", "VmRSS:") as f64 - before as f64]
+}
+
+/// Milliseconds from a guest-exec of /bin/true until guest-exec-status says that it has ended, medians of p50.
+fn exec(agents: [&Agent; 2]) -> [f64; 2] {
+    let request = json!({"path": "/bin/true"});
+    let mut turns = [vec![], vec![]];
+    for _ in 0..TURNS {
+        for (agent, turns) in agents.iter().zip(&mut turns) {
+            let mut client = agent.client();
+            let mut times = Vec::new();
+            for _ in 0..100 {
+                let begun = Instant::now();
+                let started = ask(&mut client, "guest-exec", &request);
+                while ask(&mut client, "guest-exec-status", &started)["exited"] == false {}
+                times.push(begun.elapsed().as_secs_f64() * 1e3);
+            }
+            turns.push(median(times));
+        }
+    }
+    turns.map(median)
 }
 
 fn percentile(sorted: &[Duration], percent: usize) -> f64 {
@@ -130,6 +226,35 @@ fn main() {
     };
     let ours = PathBuf::from(env!("CARGO_BIN_EXE_guestlet"));
     println!("{:<44} {:>10} {:>10} {:<8} {:>6}", "", "guestlet", "qemu-ga", "", "ratio");
+
+    // `cargo bench --bench beside_qemu_ga -- files` measures that part only.
+    let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    let part = |name| only.as_deref().is_none_or(|only| only == name);
+    if part("files") || part("exec") {
+        let (our, _) = Agent::start(&ours, true);
+        let (their, _) = Agent::start(&qemu_ga, false);
+        if part("files") {
+            let [our_peak, our_grown] = memory_of_a_large_read(&our);
+            let [their_peak, their_grown] = memory_of_a_large_read(&their);
+            row("resident memory, most during a 48 MiB read", our_peak, their_peak, "KiB");
+            row("resident memory, grown a second after it", our_grown, their_grown, "KiB");
+            for (name, size) in [("4 KiB", 4 << 10), ("64 KiB", 64 << 10), ("1 MiB", 1 << 20)] {
+                let [our, their] = throughput([&our, &their], size, false);
+                row(&format!("guest-file-read by {name}"), our, their, "MiB/s");
+            }
+            for (name, size) in [("48 KiB", 48 << 10), ("1 MiB", 1 << 20)] {
+                let [our, their] = throughput([&our, &their], size, true);
+                row(&format!("guest-file-write by {name}"), our, their, "MiB/s");
+            }
+        }
+        if part("exec") {
+            let [our, their] = exec([&our, &their]);
+            row("guest-exec of /bin/true until it is seen to end, p50", our, their, "ms");
+        }
+    }
+    if !part("calls") {
+        return;
+    }
 
     let mut starts = [vec![], vec![]];
     for _ in 0..40 {

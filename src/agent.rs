@@ -35,6 +35,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// # Errors
 /// If a part cannot be built, or ends by itself.
 pub async fn run(settings: AgentSettings, sockets: Vec<OwnedFd>) -> anyhow::Result<()> {
+    memory::keep_freed();
     let guest = Guest::this_machine(Root::default().line("/proc/sys/kernel/random/uuid"));
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();

@@ -12,6 +12,7 @@ pub mod clock;
 pub mod disks;
 pub mod events;
 pub mod file_systems;
+pub mod files;
 pub mod identity;
 pub mod load;
 mod logind;
@@ -36,6 +37,8 @@ pub struct Guest {
     pub events: Arc<events::Hub>,
     /// What its disks have told of themselves.
     pub serials: Arc<disks::serials::Serials>,
+    /// Files that clients have open in it.
+    pub files: Arc<files::Files>,
 }
 
 impl Guest {
@@ -46,6 +49,7 @@ impl Guest {
             effects: Arc::new(Machine),
             events: Arc::new(events::Hub::new(run_id)),
             serials: Arc::default(),
+            files: Arc::default(),
         }
     }
 }

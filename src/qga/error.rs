@@ -1,6 +1,6 @@
 //! The one place where failures become QGA error classes.
 
-use crate::guest::{clock, disks, power, processors, users};
+use crate::guest::{clock, disks, files, power, processors, users};
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
 
@@ -79,6 +79,15 @@ impl From<Malformed> for Error {
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         Self::generic(error_chain::words(&error))
+    }
+}
+
+impl From<files::Error> for Error {
+    fn from(error: files::Error) -> Self {
+        match error {
+            files::Error::UnknownHandle => Self::argument("\"handle\"", "is that of no open file"),
+            error => Self::generic(error_chain::words(&error)),
+        }
     }
 }
 

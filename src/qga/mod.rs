@@ -7,6 +7,7 @@
 //! Reference: <https://www.qemu.org/docs/master/interop/qemu-ga-ref.html>
 
 pub mod arguments;
+pub mod base64;
 pub mod call;
 pub mod commands;
 pub mod complaints;

@@ -1,16 +1,29 @@
 //! The text of an answer, built once in the buffer that is written to the client, or made in parts while it is
 //! written.
 
+use std::fmt;
+use std::pin::Pin;
+
+use futures_util::Stream;
 use serde::Serialize;
-use tokio::sync::mpsc::Receiver;
 
 use crate::qga::error::Error;
 
+/// The rest of a reply. The stream ends in bounded time, whatever it waits for: nothing else can be said to the
+/// client before it has.
+pub type Parts = Pin<Box<dyn Stream<Item = Vec<u8>> + Send>>;
+
 /// What a command returns, already as JSON text, without its closing bracket.
-#[derive(Debug)]
 pub struct Reply {
     text: Vec<u8>,
-    parts: Option<Receiver<Vec<u8>>>,
+    parts: Option<Parts>,
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("Reply");
+        debug.field("text", &String::from_utf8_lossy(&self.text)).finish_non_exhaustive()
+    }
 }
 
 impl Reply {
@@ -36,10 +49,18 @@ impl Reply {
         Self::after(vec![0xff], value)
     }
 
-    /// A reply too large to be held at once: `value` is the JSON text of the result as far as it is known, and
+    /// A reply whose value is the JSON text that `pieces` make together.
+    pub fn of(pieces: &[&[u8]]) -> Self {
+        let mut text = Vec::with_capacity(64 + pieces.iter().map(|piece| piece.len()).sum::<usize>());
+        text.extend_from_slice(b"{\"return\":");
+        pieces.iter().for_each(|piece| text.extend_from_slice(piece));
+        Self::whole(text)
+    }
+
+    /// A reply too large to be held at once: `pieces` are the JSON text of the result as far as it is known, and
     /// the rest comes in `parts` while the client reads. Whoever makes them sees to it that the whole is JSON.
-    pub fn in_parts(value: &[u8], parts: Receiver<Vec<u8>>) -> Self {
-        Self { text: [b"{\"return\":", value].concat(), parts: Some(parts) }
+    pub fn in_parts(pieces: &[&[u8]], parts: Parts) -> Self {
+        Self { parts: Some(parts), ..Self::of(pieces) }
     }
 
     fn whole(text: Vec<u8>) -> Self {
@@ -55,12 +76,12 @@ impl Reply {
 }
 
 /// The line that answers a request; empty where none does.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Line {
     /// Its beginning; all of it where there are no parts.
     pub text: Vec<u8>,
     /// What follows, and what is written at the end.
-    pub rest: Option<(Receiver<Vec<u8>>, Vec<u8>)>,
+    pub rest: Option<(Parts, Vec<u8>)>,
 }
 
 /// The line that answers a request with this id.

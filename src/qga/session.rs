@@ -26,8 +26,9 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::time::{sleep_until, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::qga::arguments::Arguments;
 use crate::qga::call::Call;
@@ -36,6 +37,7 @@ use crate::qga::reply::Line;
 use crate::qga::request::Request;
 use crate::qga::table::{self, COMMANDS, Command, Run};
 use crate::qga::{Context, reply};
+use crate::sys::memory;
 use crate::wire::qga::{Decoder, Frame, Malformed};
 
 /// Bytes asked for by one read.
@@ -55,6 +57,11 @@ const GIVES_UP: Duration = Duration::from_secs(1);
 const SET_ASIDE: (usize, usize) = (64, 1 << 20);
 /// Commands of one client that are under way at the same time.
 const UNDER_WAY: usize = 8;
+
+/// Bytes of one client, in both directions, that are more than its usual small talk.
+const LARGE: usize = 256 * 1024;
+/// How long a client that has moved much is silent before what that took is given back.
+const REST: Duration = Duration::from_millis(300);
 
 /// What the end of what a client sends means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,10 +105,14 @@ where
         set_aside_bytes: 0,
         under_way: Vec::new(),
         turn: Instant::now(),
+        moved: 0,
         peer,
         context,
     };
     let result = session.run(Decoder::new(), end).await;
+    if session.moved >= LARGE {
+        memory::give_back_freed();
+    }
     Ended { result, under_way: session.under_way }
 }
 
@@ -112,6 +123,8 @@ struct Session<'c, S> {
     set_aside_bytes: usize,
     under_way: Vec<Work<'c>>,
     turn: Instant,
+    /// Bytes that came and went since memory was last given back.
+    moved: usize,
     peer: &'c str,
     context: &'c Context,
 }
@@ -157,7 +170,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                     self.append(line).await?;
                 }
                 () = sleep_until(overdue.unwrap_or_else(Instant::now).into()), if overdue.is_some() => {}
+                () = sleep(REST), if self.moved >= LARGE && self.under_way.is_empty() => {
+                    decoder.shrink();
+                    memory::give_back_freed();
+                    self.moved = 0;
+                }
                 read = read(&mut self.stream, input, partial), if reads => if let Some(length) = read? {
+                    self.moved += length;
                     ended = length == 0;
                 } else {
                     let problem = "a message was not finished in time; it is dropped";
@@ -278,7 +297,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
         if let Some((mut parts, last)) = line.rest {
             self.send().await?;
-            while let Some(part) = parts.recv().await {
+            while let Some(part) = parts.next().await {
+                self.moved += part.len();
                 self.stream.write_all(&part).await?;
             }
             self.answers = last;
@@ -290,6 +310,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         if self.answers.is_empty() {
             return Ok(());
         }
+        self.moved += self.answers.len();
         self.stream.write_all(&self.answers).await?;
         self.stream.flush().await?;
         self.answers = Vec::new();

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::time::TimeSpec;
@@ -33,6 +34,14 @@ pub fn offset() -> io::Result<i64> {
         }
     }
     Ok(best.1)
+}
+
+/// The time since the boot, with that in which the machine was suspended.
+///
+/// # Errors
+/// As `clock_gettime(2)` gives them.
+pub fn since_boot() -> io::Result<Duration> {
+    Ok(Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?))
 }
 
 fn milliseconds(clock: ClockId) -> io::Result<i64> {

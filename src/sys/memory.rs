@@ -4,9 +4,37 @@ use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
+use nix::libc;
 use nix::sys::mman::{MmapAdvise, madvise};
 
 use crate::sys::root::Root;
+
+/// The largest block of memory that is kept when it is freed, in bytes.
+#[cfg(target_env = "gnu")]
+const KEPT_BLOCK: i32 = 4 << 20;
+
+/// Keeps freed memory at hand until [`give_back_freed`] is called: large buffers that come and go would otherwise be
+/// asked of the kernel, which clears them, each time. Those of several MiB still are.
+pub fn keep_freed() {
+    #[cfg(target_env = "gnu")]
+    for (parameter, value) in
+        [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, KEPT_BLOCK), (libc::M_TRIM_THRESHOLD, i32::MAX)]
+    {
+        // SAFETY: mallopt(3) takes two numbers, and these are within what it allows.
+        if unsafe { libc::mallopt(parameter, value) } != 1 {
+            tracing::debug!("mallopt({parameter}, {value}) is refused");
+        }
+    }
+}
+
+/// Gives memory that was freed back to the kernel. For when a large piece of work is done.
+pub fn give_back_freed() {
+    // SAFETY: malloc_trim(3) may be called at any time; it changes only memory that is free.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
 
 /// Unmaps the pages of program code that the start touched, and that an idle program does not need. What is needed
 /// is mapped again when it is run, from the page cache or the file. Where that is not possible nothing happens.

@@ -36,6 +36,7 @@ pub mod mountinfo;
 pub mod net_dev;
 #[cfg(feature = "agent")]
 pub mod nvme;
+pub mod open;
 #[cfg(feature = "agent")]
 pub mod os_release;
 #[cfg(feature = "agent")]

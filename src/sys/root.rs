@@ -32,6 +32,14 @@ impl Root {
         self.0.join(Path::new(path).strip_prefix("/").unwrap_or(Path::new(path)))
     }
 
+    /// The path below this root that a caller has named, to the letter: a `/` at its end stays, as it means a folder.
+    pub fn path_as_given(&self, path: &str) -> PathBuf {
+        let mut whole = self.0.clone().into_os_string();
+        whole.push("/");
+        whole.push(path.trim_start_matches('/'));
+        whole.into()
+    }
+
     /// Reads a small file, such as those of /proc and /sys.
     ///
     /// # Errors

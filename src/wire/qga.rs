@@ -23,7 +23,7 @@ use std::borrow::Cow;
 pub const MAX_MESSAGE: usize = 64 << 20;
 /// The deepest nesting of objects and arrays (QEMU's JSON parser).
 pub const MAX_DEPTH: usize = 1024;
-/// An empty buffer that has grown beyond this is given back.
+/// What an empty buffer may keep.
 const KEEP: usize = 64 * 1024;
 
 /// What the decoder found.
@@ -105,13 +105,17 @@ impl Decoder {
         }
     }
 
+    /// Gives a large buffer back, if nothing is in it.
+    pub fn shrink(&mut self) {
+        if self.input().is_empty() && self.buffer.capacity() > KEEP {
+            self.buffer = Vec::new();
+        }
+    }
+
     /// The buffer to append bytes to; what was returned is dropped from it here.
     pub fn input(&mut self) -> &mut Vec<u8> {
         if self.start == self.buffer.len() {
             self.buffer.clear();
-            if self.buffer.capacity() > KEEP {
-                self.buffer = Vec::new();
-            }
         } else {
             self.buffer.drain(..self.start);
         }
@@ -422,6 +426,7 @@ mod tests {
         let message = format!("{{\"a\":\"{}\"}}", "x".repeat(1 << 20));
         decoder.input().extend_from_slice(message.as_bytes());
         assert!(matches!(decoder.next(), Some(Frame::Message(_))));
+        decoder.shrink();
         assert!(decoder.input().capacity() <= KEEP);
     }
 

@@ -94,11 +94,19 @@ impl Agent {
 
     /// Resident memory in KiB, and the number of open descriptors.
     pub fn footprint(&self) -> (u64, usize) {
-        let process = PathBuf::from(format!("/proc/{}", self.child.id()));
-        let status = std::fs::read_to_string(process.join("status")).unwrap();
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        let resident = resident.trim().trim_end_matches(" kB").parse().unwrap();
-        (resident, std::fs::read_dir(process.join("fd")).unwrap().count())
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count();
+        (self.status("VmRSS:"), descriptors)
+    }
+
+    /// The most memory in KiB that was ever resident.
+    pub fn peak(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, key: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let value = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        value.trim().trim_end_matches(" kB").parse().unwrap()
     }
 }
 

@@ -14,7 +14,7 @@ fn qemu_ga() -> PathBuf {
     path
 }
 
-fn both() -> (Agent, Agent) {
+pub fn both() -> (Agent, Agent) {
     (Agent::start(), Agent::start_other(&qemu_ga(), &[]))
 }
 

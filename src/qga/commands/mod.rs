@@ -5,6 +5,7 @@
 #![allow(clippy::missing_errors_doc, reason = "what a command's errors are is part of its protocol")]
 
 pub mod disk;
+pub mod file;
 pub mod file_system;
 pub mod load;
 pub mod memory;
@@ -22,6 +23,7 @@ use crate::qga::table::Command;
 /// The rows of every subject; [`crate::qga::table`] makes one table of them.
 pub const SUBJECTS: &[&[Command]] = &[
     disk::COMMANDS,
+    file::COMMANDS,
     file_system::COMMANDS,
     load::COMMANDS,
     memory::COMMANDS,

@@ -1,0 +1,248 @@
+//! Commands about files that a client opens by a path.
+
+use std::borrow::Cow;
+use std::io::SeekFrom;
+use std::time::Duration;
+
+use futures_util::stream::unfold;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::sync::mpsc::Receiver;
+use tokio::time::timeout;
+
+use crate::guest::files::{MAX_READ, Mode, Piece, Pieces};
+use crate::qga::arguments::{Refused, Value};
+use crate::qga::base64::{Base64, encode};
+use crate::qga::call::Call;
+use crate::qga::error::Error;
+use crate::qga::reply::{Parts, Reply};
+use crate::qga::table::{Class, Command, Pending, Run};
+
+/// What one read gives if nothing else is asked for, in bytes.
+const USUAL_COUNT: usize = 4096;
+/// How long a disk may keep the rest of an answer waiting that has begun; then the read is a short one.
+const STUCK: Duration = Duration::from_secs(5);
+
+const FILES: Command = Command { since: "0.15", class: Class::Files, ..Command::USUAL };
+
+/// The rows of the command table.
+pub const COMMANDS: &[Command] = &[
+    Command {
+        name: "guest-file-close",
+        arguments: "handle",
+        summary: "Closes a file.",
+        differences: "What close(2) says is not kept back: with some file systems it tells of writes that failed.",
+        run: Run::Later(close),
+        ..FILES
+    },
+    Command {
+        name: "guest-file-flush",
+        arguments: "handle",
+        summary: "Hands what was written over to the kernel.",
+        differences: "Every write has done so already; the command finds nothing left to do.",
+        run: Run::Later(flush),
+        ..FILES
+    },
+    Command {
+        name: "guest-file-open",
+        arguments: "path, mode? (as fopen(3): `r`, `w`, `a`, each with `+` and `b`; default `r`)",
+        returns: "handle",
+        audited: true,
+        summary: "Opens a file; a new one may be read by everybody and written by root (0644).",
+        differences: "New files are not writable by everybody (qemu-ga: 0666, whatever its umask). Devices and pipes \
+                      are opened without waiting: a pipe that nobody reads cannot be opened for writing. At most 512 \
+                      files are open; handles are not reused after a restart of the agent.",
+        run: Run::Later(open),
+        ..FILES
+    },
+    Command {
+        name: "guest-file-read",
+        arguments: "handle, count? (bytes, default 4096, at most 48 MiB)",
+        returns: "count, buf-b64, eof",
+        summary: "Reads from where the file is.",
+        differences: "A large answer is sent while it is read, and never held as a whole; an error after some bytes \
+                      makes it a short one, and so does a disk that gives nothing for 5 s.",
+        run: Run::Later(read),
+        ..FILES
+    },
+    Command {
+        name: "guest-file-seek",
+        arguments: "handle, offset, whence (`set`, `cur`, `end`, or 0, 1, 2)",
+        returns: "position, eof",
+        summary: "Goes to a place of the file.",
+        run: Run::Later(seek),
+        ..FILES
+    },
+    Command {
+        name: "guest-file-write",
+        arguments: "handle, buf-b64, count? (bytes, default all)",
+        returns: "count, eof",
+        summary: "Writes where the file is, or at its end if it was opened with `a`.",
+        differences: "Nothing is buffered, so a full disk is an error of the write and not of a later flush. Base64 \
+                      without its padding is taken as it is meant; qemu-ga drops its last bytes.",
+        run: Run::Later(write),
+        ..FILES
+    },
+];
+
+/// guest-file-open
+pub fn open<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        let (path, mode) = call.arguments.read(|arguments| {
+            Ok((arguments.required::<String>("path")?, arguments.optional("mode")?.unwrap_or(Mode::READ)))
+        })?;
+        call.concerns(&*path);
+        if path.is_empty() {
+            return Err(Error::argument("\"path\"", "must not be empty"));
+        }
+        let guest = &call.context.guest;
+        let limits = call.context.policy.limits.clone();
+        let place = guest.root.path_as_given(&path);
+        let handle = guest.files.open(place, mode, move |path| limits.file(path, mode.writes())).await?;
+        Reply::value(&handle)
+    })
+}
+
+/// guest-file-close
+pub fn close<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        let handle = call.arguments.read(|arguments| arguments.required("handle"))?;
+        call.context.guest.files.close(handle).await?;
+        Ok(Reply::empty())
+    })
+}
+
+/// guest-file-flush
+pub fn flush<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        let handle = call.arguments.read(|arguments| arguments.required("handle"))?;
+        call.context.guest.files.flush(handle).await?;
+        Ok(Reply::empty())
+    })
+}
+
+/// guest-file-read
+pub fn read<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        let (handle, count) = call
+            .arguments
+            .read(|arguments| Ok((arguments.required("handle")?, arguments.optional::<i64>("count")?)))?;
+        let count = match count.map(usize::try_from) {
+            None => USUAL_COUNT,
+            Some(Ok(count)) if count <= MAX_READ => count,
+            Some(_) => return Err(Error::argument("\"count\"", &format!("must be from 0 to {MAX_READ}"))),
+        };
+        Ok(answer(call.context.guest.files.read(handle, count, encode).await?))
+    })
+}
+
+/// The members are in the order in which they are known.
+fn answer(Pieces { first, rest }: Pieces) -> Reply {
+    let begin = b"{\"buf-b64\":\"";
+    if first.last {
+        Reply::of(&[begin, &first.converted, &end(first.length, first.end)])
+    } else {
+        Reply::in_parts(&[begin, &first.converted], parts(first.length, rest))
+    }
+}
+
+fn end(count: usize, eof: bool) -> Vec<u8> {
+    format!("\",\"count\":{count},\"eof\":{eof}}}").into_bytes()
+}
+
+fn parts(count: usize, rest: Receiver<Piece>) -> Parts {
+    Box::pin(unfold((count, Some(rest)), async |(count, rest)| {
+        let mut rest = rest?;
+        let piece = timeout(STUCK, rest.recv()).await.ok().flatten();
+        let nothing = Piece { converted: Vec::new(), length: 0, end: false, last: true };
+        let Piece { converted: mut text, length, end: eof, last } = piece.unwrap_or(nothing);
+        let count = count + length;
+        if last {
+            text.extend(end(count, eof));
+        }
+        Some((text, (count, (!last).then_some(rest))))
+    }))
+}
+
+#[derive(Serialize)]
+struct Written {
+    count: usize,
+    eof: bool,
+}
+
+/// guest-file-write
+pub fn write<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        let (handle, Base64(mut bytes), count) = call.arguments.read(|arguments| {
+            Ok((
+                arguments.required("handle")?,
+                arguments.required("buf-b64")?,
+                arguments.optional::<i64>("count")?,
+            ))
+        })?;
+        if let Some(count) = count {
+            let whole = bytes.len();
+            let count = usize::try_from(count).ok().filter(|count| *count <= whole);
+            let wrong =
+                || Error::argument("\"count\"", &format!("must be from 0 to the {whole} bytes given"));
+            bytes.truncate(count.ok_or_else(wrong)?);
+        }
+        let count = bytes.len();
+        call.context.guest.files.write(handle, bytes).await?;
+        Reply::value(&Written { count, eof: false })
+    })
+}
+
+#[derive(Serialize)]
+struct Sought {
+    position: u64,
+    eof: bool,
+}
+
+/// guest-file-seek
+pub fn seek<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        let (handle, offset, whence) = call.arguments.read(|arguments| {
+            Ok((
+                arguments.required("handle")?,
+                arguments.required::<i64>("offset")?,
+                arguments.required("whence")?,
+            ))
+        })?;
+        let to = match whence {
+            Whence::Set => SeekFrom::Start(offset.try_into().map_err(|_| {
+                Error::argument("\"offset\"", "must not be negative where it is from the beginning")
+            })?),
+            Whence::Current => SeekFrom::Current(offset),
+            Whence::End => SeekFrom::End(offset),
+        };
+        let position = call.context.guest.files.seek(handle, to).await?;
+        Reply::value(&Sought { position, eof: false })
+    })
+}
+
+/// What an offset is from.
+#[derive(Debug, Clone, Copy)]
+enum Whence {
+    Set,
+    Current,
+    End,
+}
+
+impl Value<'_> for Whence {
+    fn read(value: &RawValue) -> Result<Self, Refused> {
+        match value.get() {
+            "0" | "\"set\"" => Ok(Self::Set),
+            "1" | "\"cur\"" => Ok(Self::Current),
+            "2" | "\"end\"" => Ok(Self::End),
+            _ => Err(Refused::expected("one of \"set\", \"cur\", \"end\", or 0, 1, 2")),
+        }
+    }
+}
+
+impl Value<'_> for Mode {
+    fn read(value: &RawValue) -> Result<Self, Refused> {
+        let name = <Cow<'_, str>>::read(value)?;
+        name.parse().map_err(|()| Refused::expected("one of r, w, a, each with + or b or both"))
+    }
+}
