@@ -12,7 +12,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tracing::{Level, Metadata};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 const JOURNAL: &str = "/run/systemd/journal/socket";
 /// Bytes of one entry's text; what is longer is cut.
@@ -24,11 +27,13 @@ const MAX_TEXT: usize = 16 * 1024;
 /// If logging was started before.
 pub fn init(identifier: &'static str, verbose: bool) -> anyhow::Result<()> {
     let level = if verbose { Level::DEBUG } else { Level::INFO };
+    // A library's own lines are for its developers, and a peer can cause one with each frame that it sends.
+    let own = Targets::new().with_target(env!("CARGO_CRATE_NAME"), level).with_default(Level::WARN);
     let builder =
         tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(false).without_time();
     let started = match Journal::connect(identifier) {
-        Some(journal) => builder.with_level(false).with_writer(journal).try_init(),
-        None => builder.with_writer(io::stderr).try_init(),
+        Some(journal) => builder.with_level(false).with_writer(journal).finish().with(own).try_init(),
+        None => builder.with_writer(io::stderr).finish().with(own).try_init(),
     };
     started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
 }
