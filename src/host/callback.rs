@@ -28,10 +28,12 @@ use tonic::body::Body;
 use super::backoff::Backoff;
 use super::contact::Contact;
 use super::half::Half;
+use super::metered;
 use super::rate::Allowance;
 use super::session::{LASTING, Report, Teller};
 use super::talk::Refusal;
 use super::text;
+use super::unread::Unread;
 use crate::transport::http2;
 use crate::wire::proto::v1::host_server::{Host, HostServer};
 use crate::wire::proto::v1::{CallbackState, PingRequest, PingResponse, WhoAmIRequest, WhoAmIResponse};
@@ -101,6 +103,7 @@ async fn serve(
         tokio::select! {
             biased;
             () = guard.flooded.notified() => return Err(Refusal::Calls),
+            () = guard.unread.too_long() => return Err(metered::Excess::Unread.into()),
             ended = &mut serving => return Ok(ended),
             () = introduced.notified(), if !known => {
                 known = true;
@@ -142,11 +145,12 @@ impl Host for Service {
     }
 }
 
-/// How often one guest may call, over all callback streams of a session.
+/// What one guest may do to the callback channel, over all of its streams in a session.
 #[derive(Debug)]
 struct Guard {
     allowance: Mutex<Allowance>,
     flooded: Notify,
+    unread: Arc<Unread>,
     half: Arc<Half>,
 }
 
@@ -157,6 +161,7 @@ impl Guard {
         Arc::new(Self {
             allowance: Mutex::new(allowance),
             flooded: Notify::new(),
+            unread: Arc::default(),
             half: Arc::clone(&contact.half),
         })
     }
@@ -198,9 +203,11 @@ where
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
         let answer = self.service.call(request);
+        let unread = Arc::clone(&self.guard.unread);
         Box::pin(async move {
             let late = |_| Ok(Status::deadline_exceeded("the call took too long").into_http());
-            tokio::time::timeout(CALL_DEADLINE, answer).await.unwrap_or_else(late)
+            let answer = tokio::time::timeout(CALL_DEADLINE, answer).await.unwrap_or_else(late)?;
+            Ok(answer.map(|body| unread.watch(body)))
         })
     }
 }

@@ -1,15 +1,16 @@
 //! A stream to a guest whose bytes are counted, and which breaks when the guest sends more than allowed: bytes,
 //! or pieces, of which each costs a wakeup however small it is. This bounds also what HTTP/2 hides from whoever
-//! counts calls and events (PING, SETTINGS, empty DATA).
+//! counts calls and events (PING, SETTINGS, empty DATA). It breaks too when the guest does not read for long.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 use super::half::Half;
 use super::limits::Limits;
@@ -19,6 +20,8 @@ use crate::transport::Stream;
 /// Reads per second in the long run, and at once. Events and calls at their bounds need a tenth of it.
 const PIECES_PER_SECOND: f64 = 2000.0;
 const PIECES_AT_ONCE: f64 = 8000.0;
+/// How long the guest may take to read anything at all while something waits for it.
+pub const UNREAD: Duration = Duration::from_secs(8);
 
 /// The stream.
 #[derive(Debug)]
@@ -28,9 +31,11 @@ pub struct Metered<S> {
     bytes: Allowance,
     pieces: Allowance,
     gate: Gate,
+    /// Runs while something waits for the guest to read.
+    unread: Option<Pin<Box<Sleep>>>,
 }
 
-/// What a guest sent too much of.
+/// What a guest sent too much of, or read too little.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Excess {
     /// In all.
@@ -39,6 +44,9 @@ pub enum Excess {
     /// Whatever their size.
     #[error("the guest sends too many small pieces")]
     Pieces,
+    /// It does not read, while it has to.
+    #[error("the guest does not read what it is sent")]
+    Unread,
 }
 
 /// Whether a stream was cut because the guest sent too much.
@@ -61,7 +69,7 @@ impl<S: Stream> Metered<S> {
         let bytes = Allowance::new(now, burst, limits.bytes_per_second.into());
         let pieces = Allowance::new(now, PIECES_AT_ONCE, PIECES_PER_SECOND);
         let gate = Gate::default();
-        (Self { stream, half, bytes, pieces, gate: gate.clone() }, gate)
+        (Self { stream, half, bytes, pieces, gate: gate.clone(), unread: None }, gate)
     }
 }
 
@@ -86,9 +94,7 @@ impl<S: Stream> AsyncRead for Metered<S> {
                 None
             };
             if let Some(excess) = excess {
-                // Only the first one counts.
-                self.gate.0.get_or_init(|| excess);
-                return Poll::Ready(Err(io::Error::other(excess)));
+                return Poll::Ready(Err(self.shut(excess)));
             }
         }
         Poll::Ready(Ok(()))
@@ -96,9 +102,29 @@ impl<S: Stream> AsyncRead for Metered<S> {
 }
 
 impl<S: Stream> Metered<S> {
-    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(bytes)) = &written {
-            self.half.metrics.bytes_sent.fetch_add(*bytes as u64, Ordering::Relaxed);
+    fn shut(&self, excess: Excess) -> io::Error {
+        // Only the first one counts.
+        self.gate.0.get_or_init(|| excess);
+        io::Error::other(excess)
+    }
+
+    /// Counts what was written, or how long nothing could be.
+    fn count(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        match &written {
+            Poll::Ready(Ok(bytes)) => {
+                self.half.metrics.bytes_sent.fetch_add(*bytes as u64, Ordering::Relaxed);
+                self.unread = None;
+            }
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => {
+                let unread = self.unread.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNREAD)));
+                ready!(unread.as_mut().poll(context));
+                return Poll::Ready(Err(self.shut(Excess::Unread)));
+            }
         }
         written
     }
@@ -111,7 +137,7 @@ impl<S: Stream> AsyncWrite for Metered<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.count(written)
+        self.count(context, written)
     }
 
     fn poll_write_vectored(
@@ -120,7 +146,7 @@ impl<S: Stream> AsyncWrite for Metered<S> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.count(written)
+        self.count(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -168,5 +194,22 @@ mod tests {
             read += usize::from(near.read(&mut [0; 32]).await.is_ok());
         }
         assert_eq!((read, gate.shut()), (8000, Some(Excess::Pieces)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_does_not_read_breaks_the_stream_and_a_slow_one_does_not() {
+        let (near, mut far) = tokio::io::duplex(1);
+        let (mut near, gate) = Metered::new(near, Arc::new(Half::new("host".into())), &Limits::default());
+        let reading = async {
+            for _ in 0..5 {
+                tokio::time::sleep(UNREAD / 2).await;
+                far.read_u8().await.unwrap();
+            }
+        };
+        let (written, ()) = tokio::join!(near.write_all(b"slowly"), reading);
+        assert_eq!((written.is_ok(), gate.shut()), (true, None));
+        let began = Instant::now();
+        assert!(near.write_all(b"x").await.is_err());
+        assert_eq!((began.elapsed(), gate.shut()), (UNREAD, Some(Excess::Unread)));
     }
 }

@@ -33,3 +33,4 @@ pub mod settings;
 pub mod state;
 pub mod talk;
 pub mod text;
+mod unread;

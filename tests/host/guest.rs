@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::asking;
+use crate::frames::{self, Trick};
 
 /// Guests that were started.
 static RUNS: AtomicU64 = AtomicU64::new(0);
@@ -53,6 +54,10 @@ pub enum Manner {
     Nagging,
     /// Opens calls to the host and resets them at once.
     Resetting,
+    /// Closes the callback channel as soon as it is open.
+    Fleeting,
+    /// Plays a trick on one channel, once the session is open, and is good on the other one.
+    Tricky(Channel, Trick),
 }
 
 /// How the socket leads to the agent.
@@ -187,8 +192,9 @@ impl Drop for Counted {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Channel {
+/// What a stream is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channel {
     Control,
     Callback,
 }
@@ -238,9 +244,20 @@ impl Agent {
             }
             stream.write_all(b"OK 1073741824\n").await?;
         }
+        if let Manner::Tricky(on, trick) = self.manner
+            && on == channel
+        {
+            if channel == Channel::Callback || trick == Trick::Resets {
+                return frames::play(trick, channel, stream).await;
+            }
+            let (near, far) = tokio::io::duplex(64 * 1024);
+            let serving = http2::serve(near, GuestServer::new(self), CancellationToken::new());
+            return tokio::join!(serving, frames::play_later(trick, stream, far)).1;
+        }
         if channel == Channel::Callback {
             return match self.manner {
                 Manner::Resetting => asking::reset(stream).await,
+                Manner::Fleeting => Ok(()),
                 manner => asking::ask(stream, &self.asked, manner == Manner::Nagging).await,
             };
         }

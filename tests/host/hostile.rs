@@ -2,22 +2,29 @@
 
 use guestlet::wire::proto::v1::{GuestInfo, GuestState, UserSession};
 
-use crate::guest::{Door, Guest, Manner, info};
+use crate::frames::Trick;
+use crate::guest::{Channel, Door, Guest, Manner, info};
 use crate::lab::{Lab, uuid};
+use crate::neighbour::Neighbour;
 
 /// Runs a guest of bad manners beside a good one until `reason` is seen, and checks the good one.
 fn beside_a_good_one(manner: Manner, bad: GuestInfo, state: &str, reason: &str) {
     let lab = Lab::new().guest("bad", 1).guest("good", 2).start();
-    let good = Guest::start(&lab.path("good.sock"), Door::Unix, Manner::Good, info(&uuid(2), "boot-1"));
-    let before = lab.until_vm("good", |vm| vm["callback"] == "open");
+    let neighbour = Neighbour::start(&lab);
     let guest = Guest::start(&lab.path("bad.sock"), Door::Unix, manner, bad);
     lab.until_vm("bad", |vm| vm["session"] == state && vm["reason"].as_str().unwrap().contains(reason));
     if state == "refused" {
         lab.until("the stream is closed", || guest.open() == 0);
     }
-    let after = lab.until_vm("good", |vm| vm["last_heard"] != before["last_heard"]);
-    assert_eq!((&after["since"], &after["sessions"]), (&before["since"], &before["sessions"]));
-    assert_eq!(good.open(), 2);
+    assert!(lab.words(&["ls"]).contains(reason));
+    neighbour.assert_unharmed(&lab);
+}
+
+/// The same with a guest that plays a trick on one channel.
+fn tricky(channel: Channel, trick: Trick, state: &str, reason: &str) {
+    // Its heart beats seldom enough that its silence is not what ends the session.
+    let info = GuestInfo { heartbeat_interval_seconds: 60, ..info(&uuid(1), "boot-1") };
+    beside_a_good_one(Manner::Tricky(channel, trick), info, state, reason);
 }
 
 #[test]
@@ -38,6 +45,40 @@ fn a_flood_of_calls() {
 #[test]
 fn calls_that_are_reset_at_once() {
     beside_a_good_one(Manner::Resetting, info(&uuid(1), "boot-1"), "refused", "the guest ");
+}
+
+#[test]
+fn a_flood_of_http2_pings() {
+    tricky(Channel::Control, Trick::Pings, "refused", "the guest sends too many ");
+    tricky(Channel::Callback, Trick::Pings, "refused", "the guest sends too many ");
+}
+
+#[test]
+fn a_flood_of_http2_settings() {
+    tricky(Channel::Control, Trick::Settings, "refused", "the guest sends too many ");
+    tricky(Channel::Callback, Trick::Settings, "refused", "the guest sends too many ");
+}
+
+#[test]
+fn a_head_that_never_ends() {
+    tricky(Channel::Callback, Trick::EndlessHead, "refused", "the guest breaks the callback channel again");
+}
+
+#[test]
+fn a_guest_that_never_reads_the_stream() {
+    tricky(Channel::Control, Trick::UnreadPings, "refused", "the guest does not read what it is sent");
+    tricky(Channel::Callback, Trick::UnreadPings, "refused", "the guest does not read what it is sent");
+}
+
+#[test]
+fn a_guest_that_gives_no_room_for_an_answer() {
+    tricky(Channel::Callback, Trick::NoRoom, "refused", "the guest does not read what it is sent");
+}
+
+#[test]
+fn a_callback_channel_that_is_closed_whenever_it_is_open() {
+    let reason = "the guest breaks the callback channel again and again";
+    beside_a_good_one(Manner::Fleeting, info(&uuid(1), "boot-1"), "refused", reason);
 }
 
 #[test]

@@ -12,6 +12,7 @@
 )]
 
 mod asking;
+mod frames;
 mod guest;
 mod lab;
 mod neighbour;
