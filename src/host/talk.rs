@@ -56,10 +56,13 @@ pub enum Loss {
     Dial(#[from] dial::Error),
     /// HTTP/2 failed.
     #[error("the connection broke")]
-    Broken(#[source] hyper::Error),
+    Broken(#[source] http2::ClientError),
     /// The stream ended.
     #[error("the agent closed the connection")]
     Closed,
+    /// It ended a call, and not the stream.
+    #[error("the agent reset the call")]
+    Reset,
     /// No answer to a call.
     #[error("the agent does not answer")]
     Unanswered,
@@ -253,8 +256,10 @@ async fn soon<T>(answer: impl Future<Output = Result<T, End>>) -> Result<T, End>
 impl From<Status> for End {
     /// A status without a source came from the agent; with one, from the connection below.
     fn from(status: Status) -> Self {
-        if std::error::Error::source(&status).is_some() {
-            return Loss::Closed.into();
+        if let Some(below) = std::error::Error::source(&status) {
+            let below = below.downcast_ref::<http2::ClientError>();
+            let reset = below.is_some_and(|error| error.is_reset() && error.is_remote());
+            return if reset { Loss::Reset.into() } else { Loss::Closed.into() };
         }
         let message = text::clean(status.message());
         match status.code() {

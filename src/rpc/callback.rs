@@ -57,7 +57,7 @@ impl Callback {
 pub enum Error {
     /// The peer does not speak HTTP/2, or the stream broke.
     #[error("the stream broke")]
-    Stream(#[from] hyper::Error),
+    Stream(#[from] http2::ClientError),
     /// The peer did not say who this guest is.
     #[error("no answer to WhoAmI")]
     Introduction(#[source] Box<Status>),

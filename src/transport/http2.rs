@@ -6,14 +6,12 @@
 //! served any more.
 
 use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
-use hyper::client::conn::http2 as client;
 use hyper::server::conn::http2 as server;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
@@ -23,6 +21,11 @@ use tonic::body::Body;
 
 use crate::supervise::{Children, Scope};
 use crate::transport::Stream;
+
+mod client;
+
+pub use client::{Answer, Client, Connection, connect};
+pub use h2::Error as ClientError;
 
 /// Calls that a peer may have open at a time; a further one waits or is refused by HTTP/2.
 const MAX_CONCURRENT_STREAMS: u32 = 64;
@@ -189,54 +192,4 @@ where
         () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
     }
     tokio::time::timeout(GRACE, connection).await.unwrap_or(Ok(()))
-}
-
-/// The calling end of a connection; clones share it.
-#[derive(Debug, Clone)]
-pub struct Client(client::SendRequest<Body>);
-
-/// The connection under a [`Client`]; dropping it closes the stream.
-pub struct Connection {
-    driver: Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>,
-    _scope: Scope,
-}
-
-impl Connection {
-    /// Completes when the stream has ended.
-    ///
-    /// # Errors
-    /// If the peer broke the protocol, or the stream broke.
-    pub async fn ended(&mut self) -> Result<(), hyper::Error> {
-        self.driver.as_mut().await
-    }
-}
-
-/// Makes `stream` a connection for calls. The caller has to poll [`Connection::ended`].
-///
-/// # Errors
-/// If the stream breaks during the handshake (the peer's part is not waited for).
-pub async fn connect(stream: impl Stream) -> Result<(Client, Connection), hyper::Error> {
-    let scope = Scope::new();
-    let (sender, driver) = client::Builder::new(Executor(scope.children()))
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_header_list_size(MAX_HEADER_LIST_SIZE)
-        .max_send_buf_size(SEND_BUFFER)
-        .handshake(TokioIo::new(stream))
-        .await?;
-    Ok((Client(sender), Connection { driver: Box::pin(driver), _scope: scope }))
-}
-
-impl tower_service::Service<Request<Body>> for Client {
-    type Response = Response<Incoming>;
-    type Error = hyper::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
-    }
 }

@@ -76,6 +76,11 @@ fn a_guest_that_gives_no_room_for_an_answer() {
 }
 
 #[test]
+fn a_guest_that_resets_every_call() {
+    tricky(Channel::Control, Trick::Resets, "connecting", "the agent reset the call");
+}
+
+#[test]
 fn a_callback_channel_that_is_closed_whenever_it_is_open() {
     let reason = "the guest breaks the callback channel again and again";
     beside_a_good_one(Manner::Fleeting, info(&uuid(1), "boot-1"), "refused", reason);

@@ -1,0 +1,162 @@
+//! The calling end of an HTTP/2 connection, straight on h2: hyper's keeps a queue of 8 KB and two tasks for each
+//! connection, and a host half has one with every guest.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use h2::client::SendRequest;
+use h2::{Error, Reason, RecvStream, SendStream};
+use http::{Request, Response};
+use hyper::body::{Body as HttpBody, Bytes, Frame};
+use tonic::body::Body;
+
+use super::{CONNECTION_WINDOW, MAX_HEADER_LIST_SIZE, SEND_BUFFER, STREAM_WINDOW};
+use crate::transport::Stream;
+
+/// The calling end of a connection; clones share it.
+#[derive(Debug, Clone)]
+pub struct Client(SendRequest<Bytes>);
+
+/// The connection under a [`Client`]; dropping it closes the stream.
+pub struct Connection(Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>);
+
+impl Connection {
+    /// Completes when the stream has ended.
+    ///
+    /// # Errors
+    /// If the peer broke the protocol, or the stream broke.
+    pub async fn ended(&mut self) -> Result<(), Error> {
+        self.0.as_mut().await
+    }
+}
+
+/// Makes `stream` a connection for calls. The caller has to poll [`Connection::ended`].
+///
+/// # Errors
+/// If the stream breaks during the handshake (the peer's part is not waited for).
+pub async fn connect(stream: impl Stream) -> Result<(Client, Connection), Error> {
+    let (sender, connection) = h2::client::Builder::new()
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_header_list_size(MAX_HEADER_LIST_SIZE)
+        .max_send_buffer_size(SEND_BUFFER)
+        .enable_push(false)
+        .handshake(stream)
+        .await?;
+    Ok((Client(sender), Connection(Box::pin(connection))))
+}
+
+impl tower_service::Service<Request<Body>> for Client {
+    type Response = Response<Answer>;
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        // Each call waits for its own turn.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(call(self.0.clone(), request))
+    }
+}
+
+/// Makes one call; dropping the future, or the answer, cancels it.
+async fn call(sender: SendRequest<Bytes>, request: Request<Body>) -> Result<Response<Answer>, Error> {
+    let (head, body) = request.into_parts();
+    let mut sender = sender.ready().await?;
+    let (mut answer, stream) = sender.send_request(Request::from_parts(head, ()), body.is_end_stream())?;
+    let mut sending = (!body.is_end_stream()).then(|| Box::pin(send(body, stream)) as Sending);
+    let answer = loop {
+        tokio::select! {
+            biased;
+            // Why it ended early is what the answer says.
+            _ = poll(&mut sending), if sending.is_some() => sending = None,
+            answer = &mut answer => break answer?,
+        }
+    };
+    Ok(answer.map(|stream| Answer { stream, sending }))
+}
+
+/// A request's body on its way.
+type Sending = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
+async fn poll(sending: &mut Option<Sending>) -> Result<(), Error> {
+    match sending {
+        Some(sending) => sending.as_mut().await,
+        None => Ok(()),
+    }
+}
+
+/// Sends a request's body, as the peer makes room for it.
+async fn send(mut body: Body, mut stream: SendStream<Bytes>) -> Result<(), Error> {
+    loop {
+        let frame = tokio::select! {
+            biased;
+            reset = std::future::poll_fn(|context| stream.poll_reset(context)) => return reset.map(drop),
+            frame = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)) => frame,
+        };
+        let Some(frame) = frame else { return stream.send_data(Bytes::new(), true) };
+        let Ok(frame) = frame else {
+            stream.send_reset(Reason::CANCEL);
+            return Ok(());
+        };
+        match frame.into_data() {
+            Ok(data) => {
+                let last = body.is_end_stream();
+                if !data.is_empty() {
+                    stream.reserve_capacity(1);
+                    while stream.capacity() == 0 {
+                        match std::future::poll_fn(|context| stream.poll_capacity(context)).await {
+                            Some(room) => room?,
+                            None => return Ok(()),
+                        };
+                    }
+                }
+                stream.send_data(data, last)?;
+                if last {
+                    return Ok(());
+                }
+            }
+            Err(frame) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    return stream.send_trailers(trailers);
+                }
+            }
+        }
+    }
+}
+
+/// The body of an answer.
+pub struct Answer {
+    stream: RecvStream,
+    /// The rest of the request.
+    sending: Option<Sending>,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if self.sending.as_mut().is_some_and(|sending| sending.as_mut().poll(context).is_ready()) {
+            self.sending = None;
+        }
+        if let Some(data) = ready!(self.stream.poll_data(context)) {
+            let data = data.and_then(|data| {
+                self.stream.flow_control().release_capacity(data.len())?;
+                Ok(Frame::data(data))
+            });
+            return Poll::Ready(Some(data));
+        }
+        let trailers = ready!(self.stream.poll_trailers(context));
+        Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)).transpose())
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.stream.is_end_stream()
+    }
+}
