@@ -1,15 +1,30 @@
 //! Listeners on unix sockets.
+//!
+//! A listener that is gone leaves its file behind, and the next one has to remove it, but never the file of one that
+//! lives. So that two who start at the same moment do not remove each other's, whoever looks at a socket's file and
+//! replaces it holds a lock on its folder (flock(2)).
 
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use nix::sys::stat::{Mode, umask};
+use nix::fcntl::{Flock, FlockArg};
+use nix::libc;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
+use nix::sys::stat::{Mode, fchmod};
 use tokio::net::{UnixListener, UnixStream};
+
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 128;
+/// How long somebody else may have the folder locked.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// Between two tries to lock it.
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// Why a socket cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +35,9 @@ pub enum Error {
     /// There is a file that is no socket; it is left alone.
     #[error("{0} exists and is no socket")]
     NoSocket(PathBuf),
+    /// Another process has the folder locked, and does not let it go.
+    #[error("the folder of {0} is locked by another process")]
+    Locked(PathBuf),
     /// The system's refusal.
     #[error("cannot listen on {path}")]
     Io {
@@ -30,11 +48,13 @@ pub enum Error {
     },
 }
 
-/// A listening socket that removes its file when it is dropped.
+/// A listening socket. One that it bound itself it removes when it is dropped.
 #[derive(Debug)]
 pub struct Listener {
     inner: UnixListener,
     path: PathBuf,
+    /// Device and inode of the file that is its own.
+    file: Option<(u64, u64)>,
 }
 
 impl Listener {
@@ -45,19 +65,30 @@ impl Listener {
     /// If somebody does, or the path is taken by something else, or cannot be used.
     pub fn bind(path: &Path) -> Result<Self, Error> {
         let io = |source| Error::Io { path: path.to_owned(), source };
+        let lock = lock_folder(path)?;
         match std::fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(Error::NoSocket(path.to_owned())),
             Ok(_) if has_listener(path).map_err(io)? => return Err(Error::InUse(path.to_owned())),
             Ok(_) => std::fs::remove_file(path).map_err(io)?,
             Err(_) => {}
         }
-        // The mode is right from the beginning; listeners are made before there is another thread.
-        let before = umask(Mode::from_bits_truncate(0o177));
-        let listener = StdListener::bind(path);
-        umask(before);
-        let listener = listener.map_err(io)?;
-        listener.set_nonblocking(true).map_err(io)?;
-        Ok(Self { inner: UnixListener::from_std(listener).map_err(io)?, path: path.to_owned() })
+        let socket = bound(path).map_err(|error| io(error.into()))?;
+        let found = std::fs::symlink_metadata(path).map_err(io)?;
+        drop(lock);
+        let inner = UnixListener::from_std(StdListener::from(socket)).map_err(io)?;
+        Ok(Self { inner, path: path.to_owned(), file: Some((found.dev(), found.ino())) })
+    }
+
+    /// Takes over a unix socket that listens already. Its file is not this listener's to remove.
+    ///
+    /// # Errors
+    /// If it is no such socket.
+    pub fn adopt(socket: OwnedFd) -> io::Result<Self> {
+        let listener = StdListener::from(socket);
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let path = address.as_pathname().unwrap_or(Path::new("a unix socket")).to_owned();
+        Ok(Self { inner: UnixListener::from_std(listener)?, path, file: None })
     }
 
     /// Where it listens.
@@ -74,6 +105,34 @@ impl Listener {
     }
 }
 
+/// A socket that listens at `path`. Its file has its mode from the beginning, as unix(7) takes it from the socket.
+fn bound(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    fchmod(socket.as_fd(), Mode::S_IRUSR | Mode::S_IWUSR)?;
+    bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    listen(&socket, Backlog::new(BACKLOG)?)?;
+    Ok(socket)
+}
+
+/// Keeps others that come here from looking at the files in the folder of `path`.
+fn lock_folder(path: &Path) -> Result<Flock<File>, Error> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let io = |source| Error::Io { path: path.to_owned(), source };
+    let mut opened =
+        OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(folder).map_err(io)?;
+    let begun = Instant::now();
+    loop {
+        match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((again, Errno::EAGAIN)) if begun.elapsed() < LOCK_PATIENCE => opened = again,
+            Err((_, Errno::EAGAIN)) => return Err(Error::Locked(path.to_owned())),
+            Err((_, error)) => return Err(io(error.into())),
+        }
+        std::thread::sleep(LOCK_RETRY);
+    }
+}
+
 /// Whether somebody listens on the socket at `path`; one that does not accept in time counts.
 fn has_listener(path: &Path) -> io::Result<bool> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -86,7 +145,12 @@ fn has_listener(path: &Path) -> io::Result<bool> {
 }
 
 impl Drop for Listener {
+    /// Removes the file while the socket still listens, so that nobody takes it for one that was left behind.
     fn drop(&mut self) {
+        let found = std::fs::symlink_metadata(&self.path).map(|found| (found.dev(), found.ino())).ok();
+        if self.file.is_none() || self.file != found {
+            return;
+        }
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::debug!("cannot remove {}: {error}", self.path.display());
         }
@@ -104,8 +168,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let hung = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
-        nix::sys::socket::bind(hung.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
-        nix::sys::socket::listen(&hung, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
+        bind(hung.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        listen(&hung, Backlog::new(0).unwrap()).unwrap();
         let mut crowd = Vec::new();
         for _ in 0..3 {
             let flags = SockFlag::SOCK_NONBLOCK;
@@ -126,8 +190,43 @@ mod tests {
         assert!(matches!(Listener::bind(&path), Err(Error::InUse(_))));
         drop(listener);
         assert!(!path.exists());
-        std::fs::File::create(&path).unwrap();
+        File::create(&path).unwrap();
         assert!(matches!(Listener::bind(&path), Err(Error::NoSocket(_))));
         assert!(path.exists());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn of_many_who_start_at_once_on_a_socket_left_behind_one_listens() {
+        for _ in 0..20 {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("socket");
+            drop(StdListener::bind(&path).unwrap());
+            let start = std::sync::Arc::new(std::sync::Barrier::new(4));
+            let mut starters = tokio::task::JoinSet::new();
+            for _ in 0..4 {
+                let (path, start) = (path.clone(), std::sync::Arc::clone(&start));
+                starters.spawn(async move {
+                    start.wait();
+                    Listener::bind(&path)
+                });
+            }
+            let outcomes = starters.join_all().await;
+            let listening: Vec<_> = outcomes.iter().filter(|outcome| outcome.is_ok()).collect();
+            assert_eq!(listening.len(), 1, "{outcomes:?}");
+            assert!(has_listener(&path).unwrap(), "the one that listens is not the one that is found");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_socket_of_somebody_else_at_the_same_place_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let first = Listener::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = Listener::bind(&path).unwrap();
+        drop(first);
+        assert!(has_listener(&path).unwrap());
+        drop(second);
+        assert!(!path.exists());
     }
 }
