@@ -3,8 +3,7 @@
 mod channels;
 mod clients;
 
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ use crate::rpc::{callback, guest, local};
 use crate::supervise::{Supervisor, termination};
 use crate::sys::root::Root;
 use crate::sys::ticker::Ticker;
-use crate::sys::{memory, service};
+use crate::sys::{activation, memory, service};
 use crate::transport::listen::Listener;
 use crate::transport::{BoxStream, http2, unix};
 use channels::{Passed, Qga};
@@ -30,60 +29,50 @@ use channels::{Passed, Qga};
 /// How long the parts may take to end.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Runs the agent until a signal ends it. `sockets` are those of the service manager.
+/// Runs the agent until a signal ends it. `sockets` are those of the service manager; `ready` is called once
+/// everything is built.
 ///
 /// # Errors
 /// If a part cannot be built, or ends by itself.
-pub async fn run(settings: AgentSettings, sockets: Vec<OwnedFd>) -> anyhow::Result<()> {
+pub async fn run(
+    settings: AgentSettings,
+    sockets: Vec<activation::Passed>,
+    ready: impl FnOnce() -> std::io::Result<()>,
+) -> anyhow::Result<()> {
     memory::keep_freed();
     let guest = Guest::this_machine(Root::default().line("/proc/sys/kernel/random/uuid"));
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
     let termination = termination()?;
+    for remark in &settings.remarks {
+        tracing::warn!("{remark}");
+    }
 
-    std::fs::create_dir_all(&settings.runtime_folder)
-        .with_context(|| format!("cannot use the folder {}", settings.runtime_folder.display()))?;
     let context = Arc::new(qga::Context {
         guest: guest.clone(),
         policy: policy(&settings)?,
         complaints: Complaints::default(),
         version: qga::PROTOCOL_VERSION.to_owned(),
     });
-    let (qga, qga_words) = Qga::build(settings.qga)?;
     let mut passed = Passed::new(sockets);
     let (control, control_words) =
         channels::api("control", settings.control, settings.vsock_peer, &mut passed)?;
     let (callback, callback_words) =
         channels::api("callback", settings.callback, settings.vsock_peer, &mut passed)?;
+    let (qga, qga_words) = Qga::build(settings.qga, settings.retry_path, settings.vsock_peer, &mut passed)?;
     passed.finish();
     let status = format!("QGA: {qga_words}; control: {control_words}; callback: {callback_words}");
 
-    let holder = Holder::default();
-    let api = guest::Service::new(guest.clone(), vec!["events".to_owned(), "qga".to_owned()], holder.clone());
-    let channels = local::Channels { qga: qga_words, control: control_words, callback: callback_words };
-    let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), channels);
-    let local = Listener::Unix(unix::Listener::bind(&settings.runtime_folder.join(LOCAL_SOCKET))?);
-    let first_since_boot = identity::first_run(&guest.root, &settings.runtime_folder)
-        .with_context(|| format!("cannot write to {}", settings.runtime_folder.display()))?;
-    guest.events.tell(Event::Started { first_since_boot });
-
     supervisor.spawn("qga", qga.run(context, shutdown.clone()));
-    let ending = shutdown.clone();
-    let serve_api = move |peer, stream| serve(peer, stream, api.clone().into_server(), ending.clone());
-    supervisor.spawn("control", clients::run(control, shutdown.clone(), serve_api));
-    let ending = shutdown.clone();
-    let serve_people = move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
-    supervisor.spawn("local", clients::run(local, shutdown.clone(), serve_people));
-    supervisor.spawn("callback", run_callback(callback, holder, settings.runtime_folder, shutdown.clone()));
-    for (name, work) in monitor::all(&guest, monitor::Settings::default(), &shutdown) {
-        supervisor.spawn(name, async move {
-            work.await;
-            Ok(())
-        });
+    if settings.local {
+        let channels = local::Channels { qga: qga_words, control: control_words, callback: callback_words };
+        let api = Api { control, callback, channels, folder: settings.runtime_folder };
+        api.start(&guest, &mut supervisor)?;
     }
     supervisor.spawn("tick", tick(guest.clone(), shutdown));
 
     tracing::info!("guestlet {} started: {status}", crate::VERSION);
+    ready().context("cannot leave the terminal")?;
     service::ready(&status);
     memory::give_back_start_up_code(&guest.root);
     let stop = async {
@@ -92,6 +81,47 @@ pub async fn run(settings: AgentSettings, sockets: Vec<OwnedFd>) -> anyhow::Resu
         guest.events.tell(Event::Stopping);
     };
     supervisor.run(stop, DRAIN).await
+}
+
+/// What serves the host half, and people in the guest.
+struct Api {
+    control: Listener,
+    callback: Listener,
+    channels: local::Channels,
+    folder: PathBuf,
+}
+
+impl Api {
+    fn start(self, guest: &Guest, supervisor: &mut Supervisor) -> anyhow::Result<()> {
+        let shutdown = supervisor.shutdown();
+        let folder = self.folder;
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot use the folder {}", folder.display()))?;
+        let holder = Holder::default();
+        let api =
+            guest::Service::new(guest.clone(), vec!["events".to_owned(), "qga".to_owned()], holder.clone());
+        let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels);
+        let local = Listener::Unix(unix::Listener::bind(&folder.join(LOCAL_SOCKET))?);
+        let first_since_boot = identity::first_run(&guest.root, &folder)
+            .with_context(|| format!("cannot write to {}", folder.display()))?;
+        guest.events.tell(Event::Started { first_since_boot });
+
+        let ending = shutdown.clone();
+        let serve_api = move |peer, stream| serve(peer, stream, api.clone().into_server(), ending.clone());
+        supervisor.spawn("control", clients::run(self.control, shutdown.clone(), serve_api));
+        let ending = shutdown.clone();
+        let serve_people =
+            move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
+        supervisor.spawn("local", clients::run(local, shutdown.clone(), serve_people));
+        supervisor.spawn("callback", run_callback(self.callback, holder, folder, shutdown.clone()));
+        for (name, work) in monitor::all(guest, monitor::Settings::default(), &shutdown) {
+            supervisor.spawn(name, async move {
+                work.await;
+                Ok(())
+            });
+        }
+        Ok(())
+    }
 }
 
 /// The socket of people in the guest, in the runtime folder.
@@ -138,7 +168,7 @@ where
 async fn run_callback(
     listener: Listener,
     holder: Holder,
-    folder: std::path::PathBuf,
+    folder: PathBuf,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let ending = shutdown.clone();

@@ -68,7 +68,7 @@ pub fn pause_under_systemd() {
 /// If the settings are wrong, the socket cannot be served, or a task ended by itself.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let settings = check(options)?;
-    logging::init("guestlet-host", options.verbose)?;
+    logging::init("guestlet-host", options.verbose, None)?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

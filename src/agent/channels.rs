@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio_util::sync::CancellationToken;
@@ -14,31 +15,54 @@ use crate::agent::clients;
 use crate::config::agent::{ApiChannel, QgaChannel, VsockPeer};
 use crate::qga;
 use crate::qga::session::End;
+use crate::sys::activation;
 use crate::transport::listen::Listener;
+use crate::transport::serial::Line;
 use crate::transport::virtio_serial::Port;
 use crate::transport::vsock::Guard;
 use crate::transport::{unix, vsock};
 
-/// The sockets that the service manager passed; which is which is told by their vsock ports.
-pub struct Passed(Vec<OwnedFd>);
+/// The unit whose sockets are ports of the guestlet API: never QGA's, whatever ports the settings say.
+const API_UNIT: &str = "guestlet.socket";
+/// How often a socket that cannot be listened on is tried again, if it is.
+const RETRY: Duration = Duration::from_secs(5);
+/// A serial line that is hung up sooner than this is opened again only after as long.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// The sockets that the service manager passed.
+pub struct Passed(Vec<activation::Passed>);
 
 impl Passed {
     /// Takes charge of them.
-    pub fn new(sockets: Vec<OwnedFd>) -> Self {
+    pub fn new(sockets: Vec<activation::Passed>) -> Self {
         Self(sockets)
     }
 
+    /// The one that listens on a vsock port.
     fn take(&mut self, port: u32) -> Option<OwnedFd> {
-        let place = self.0.iter().position(|socket| vsock::port(socket) == Some(port))?;
-        Some(self.0.swap_remove(place))
+        let place = self.0.iter().position(|passed| vsock::port(&passed.socket) == Some(port))?;
+        Some(self.0.swap_remove(place).socket)
+    }
+
+    /// The one for QGA: what is left of units that are not the API's. Call it after the API's channels took theirs.
+    fn take_qga(&mut self) -> anyhow::Result<Option<OwnedFd>> {
+        let places: Vec<_> = (0..self.0.len()).filter(|place| self.0[*place].name != API_UNIT).collect();
+        match places[..] {
+            [] => Ok(None),
+            [place] => Ok(Some(self.0.swap_remove(place).socket)),
+            _ => {
+                let names: Vec<_> = places.iter().map(|place| self.0[*place].name.as_str()).collect();
+                bail!("the service manager passes more than one socket for QGA: {}", names.join(", "))
+            }
+        }
     }
 
     /// Says which were of no use.
     pub fn finish(self) {
-        for socket in self.0 {
+        for activation::Passed { socket, name } in self.0 {
             let what =
                 vsock::port(&socket).map_or("none of vsock".to_owned(), |port| format!("vsock port {port}"));
-            tracing::warn!("a socket that the service manager passed is not used: {what}");
+            tracing::warn!("a socket that {name} passed is not used: {what}");
         }
     }
 }
@@ -78,49 +102,138 @@ pub fn api(
 /// The channel of QGA clients.
 pub enum Qga {
     /// One host after the other, on a virtio-serial port.
-    Port(std::path::PathBuf),
+    Port(PathBuf),
+    /// A serial line.
+    Line(PathBuf),
     /// Clients of a socket.
     Clients(Listener),
+    /// Clients of a socket that cannot be listened on for now.
+    Later(QgaChannel, Guard),
 }
 
 impl Qga {
-    /// The channel, and where it is, in words.
-    pub fn build(channel: QgaChannel) -> anyhow::Result<(Self, String)> {
+    /// The channel, and where it is, in words. A socket that the service manager passed for it wins over `channel`.
+    pub fn build(
+        channel: QgaChannel,
+        retry: bool,
+        peer: VsockPeer,
+        passed: &mut Passed,
+    ) -> anyhow::Result<(Self, String)> {
+        // QGA clients take any source port, as with qemu-ga.
+        let guard = Guard { peer_cid: peer.cid, any_port: true };
+        if let Some(socket) = passed.take_qga()? {
+            let words = vsock::port(&socket).map(|port| format!("vsock port {port}"));
+            let listener =
+                Listener::adopt(socket, guard).context("the socket passed for QGA cannot be used")?;
+            let words = match &listener {
+                Listener::Unix(listener) => listener.path().display().to_string(),
+                _ => words.unwrap_or_default(),
+            };
+            return Ok((Self::Clients(listener), format!("{words}, held by the service manager")));
+        }
         Ok(match channel {
             QgaChannel::VirtioSerial(path) => {
                 let words = path.display().to_string();
                 (Self::Port(path), words)
             }
-            QgaChannel::UnixListen(path) => {
+            QgaChannel::IsaSerial(path) => {
                 let words = path.display().to_string();
-                (Self::Clients(Listener::Unix(unix::Listener::bind(&path)?)), words)
+                (Self::Line(path), words)
             }
             QgaChannel::None => (Self::Clients(Listener::Nothing), "off".to_owned()),
+            QgaChannel::UnixListen(_) | QgaChannel::VsockListen { .. } => {
+                let words = match &channel {
+                    QgaChannel::VsockListen { cid, port } => format!("vsock {cid}:{port}"),
+                    QgaChannel::UnixListen(path) => path.display().to_string(),
+                    _ => String::new(),
+                };
+                match listen(&channel, guard) {
+                    Ok(listener) => (Self::Clients(listener), words),
+                    Err(error) if retry => {
+                        tracing::warn!("{error:#}; trying again every {} s", RETRY.as_secs());
+                        (Self::Later(channel, guard), words)
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
         })
     }
 
     /// Serves clients until `shutdown`.
     pub async fn run(self, context: Arc<qga::Context>, shutdown: CancellationToken) -> anyhow::Result<()> {
-        match self {
+        let listener = match self {
             Self::Port(path) => {
                 let served = shutdown.run_until_cancelled(Box::pin(serve_port(&path, &context))).await;
-                served.unwrap_or(Ok(()))
+                return served.unwrap_or(Ok(()));
             }
-            Self::Clients(listener) => {
-                let ending = shutdown.clone();
-                clients::run(listener, shutdown, move |peer, stream| {
-                    let (context, ending) = (Arc::clone(&context), ending.clone());
-                    async move {
-                        let session = async {
-                            qga::session::run(stream, &peer, &context, End::Said).await.finish().await
-                        };
-                        if let Some(Err(error)) = ending.run_until_cancelled(session).await {
-                            tracing::debug!("{peer}: {error}");
-                        }
-                    }
-                })
-                .await
+            Self::Line(path) => {
+                let served = shutdown.run_until_cancelled(Box::pin(serve_line(&path, &context))).await;
+                return served.unwrap_or(Ok(()));
             }
+            Self::Clients(listener) => listener,
+            Self::Later(channel, guard) => {
+                match shutdown.run_until_cancelled(listen_later(channel, guard)).await {
+                    Some(listener) => listener,
+                    None => return Ok(()),
+                }
+            }
+        };
+        let ending = shutdown.clone();
+        clients::run(listener, shutdown, move |peer, stream| {
+            let (context, ending) = (Arc::clone(&context), ending.clone());
+            async move {
+                let session =
+                    async { qga::session::run(stream, &peer, &context, End::Said).await.finish().await };
+                if let Some(Err(error)) = ending.run_until_cancelled(session).await {
+                    tracing::debug!("{peer}: {error}");
+                }
+            }
+        })
+        .await
+    }
+}
+
+fn listen(channel: &QgaChannel, guard: Guard) -> anyhow::Result<Listener> {
+    Ok(match channel {
+        QgaChannel::UnixListen(path) => Listener::Unix(unix::Listener::bind(path)?),
+        QgaChannel::VsockListen { cid, port } => {
+            let listener = vsock::Listener::bind_at(*cid, *port, guard);
+            Listener::Vsock(listener.with_context(|| format!("cannot listen on vsock {cid}:{port}"))?)
+        }
+        _ => Listener::Nothing,
+    })
+}
+
+/// Listens as soon as that is possible.
+async fn listen_later(channel: QgaChannel, guard: Guard) -> Listener {
+    loop {
+        tokio::time::sleep(RETRY).await;
+        let channel = channel.clone();
+        // Where others look at the same path it has to be waited for them.
+        if let Ok(Ok(listener)) = tokio::task::spawn_blocking(move || listen(&channel, guard)).await {
+            tracing::info!("QGA clients are listened for now");
+            return listener;
+        }
+    }
+}
+
+/// Serves whoever is at the other end of a serial line, and again after it was hung up. What was asked for before
+/// goes on.
+async fn serve_line(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
+    let peer = path.display().to_string();
+    let mut left = FuturesUnordered::new();
+    loop {
+        let opened = beside(&mut left, Line::open_when_there(path)).await;
+        let mut line = opened.with_context(|| format!("cannot open {peer}"))?;
+        tracing::info!("{peer}: open");
+        let opened = Instant::now();
+        let session = qga::session::run(&mut line, &peer, context, End::Gone);
+        let ended = beside(&mut left, Box::pin(session)).await;
+        left.push(ended.finish());
+        drop(line);
+        tracing::info!("{peer}: hung up; opening it again");
+        if opened.elapsed() < SHORT {
+            beside(&mut left, tokio::time::sleep(SHORT)).await;
         }
     }
 }

@@ -1,84 +1,75 @@
-//! The agent in the guest; speaks qemu-ga's command line.
+//! The agent in the guest; speaks qemu-ga's command line, and stands in for it under its name.
 
 use std::io::Write as _;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guestlet::config::agent::{self as settings, AgentFragment};
+use guestlet::config::agent::options::{self, Program, Request, Run};
+use guestlet::config::agent::qemu_ga::CONFIG_VARIABLE;
+use guestlet::config::agent::{self as settings, AgentSettings};
 use guestlet::qga::{PROTOCOL_VERSION, document};
+use guestlet::sys::daemon::{self, Process};
+use guestlet::sys::pid_file::PidFile;
 use guestlet::sys::{activation, logging};
 use guestlet::{VERSION, agent, status};
 
 /// Time between two tries to start with wrong settings.
 const WRONG_SETTINGS_REST: Duration = Duration::from_secs(10);
+/// Names another os-release(5) file, as for qemu-ga.
+const OS_RELEASE_VARIABLE: &str = "QGA_OS_RELEASE";
 
-const HELP: &str = "\
+const GUESTLET_USAGE: &str = "\
 guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
 
 Usage: guestlet [OPTIONS]          run the agent
        guestlet status [-o json]   ask the running agent who holds this guest, and what it sees
 
-  -m, --method METHOD      where QGA clients come from: virtio-serial (default), unix-listen, none
-  -p, --path PATH          its device or socket (virtio-serial: /dev/virtio-ports/org.qemu.guest_agent.0)
+";
+const QEMU_GA_USAGE: &str = "\
+qemu-ga: the agent in a virtual machine, for QGA clients; this one is guestlet
+
+Usage: qemu-ga [OPTIONS]
+
+";
+const OPTIONS: &str = "\
+  -c, --config FILE        qemu-ga's settings file (default: $QGA_CONF, or /etc/qemu/qemu-ga.conf)
+  -m, --method METHOD      where QGA clients come from: virtio-serial (default), isa-serial, unix-listen,
+                           vsock-listen, none; a socket passed by systemd wins
+  -p, --path PATH          its device or socket, or CID:PORT for vsock-listen (virtio-serial:
+                           /dev/virtio-ports/org.qemu.guest_agent.0, isa-serial: /dev/ttyS0)
+  -l, --logfile FILE       log to this file (default: the journal under systemd, else standard error)
+  -f, --pidfile FILE       with -d: where the process id is written (default: /var/run/qemu-ga.pid)
+  -F[FILE], --fsfreeze-hook[=FILE]
+                           run this before a freeze and after a thaw (off unless given; default:
+                           /etc/qemu/fsfreeze-hook)
   -t, --statedir FOLDER    where state is kept (default: /var/run)
+  -v, --verbose            log each call
+  -d, --daemonize          become a daemon
   -b, --block-rpcs LIST    QGA commands that may not be called, separated by commas; \"help\" lists all
   -a, --allow-rpcs LIST    the only QGA commands that may be called
+  -D, --dump-conf          show the settings in the format of qemu-ga.conf and exit
+  -r, --retry-path         try again where a socket cannot be listened on; devices are always waited for
+";
+const OWN_OPTIONS: &str = "      \
       --settings FILE      settings file (default: /etc/guestlet/agent.toml), its drop-ins beside it in agent.d
-  -v, --verbose            log each call
+";
+const LAST_OPTIONS: &str = "\
   -V, --version            show the version and exit
   -h, --help               show this help and exit
 ";
 
-enum Invocation {
-    Run { file: Option<PathBuf>, fragment: Box<AgentFragment> },
-    Status { file: Option<PathBuf>, json: bool },
-    Show(String),
+fn help(program: Program) -> String {
+    match program {
+        Program::Guestlet => [GUESTLET_USAGE, OPTIONS, OWN_OPTIONS, LAST_OPTIONS].concat(),
+        Program::QemuGa => [QEMU_GA_USAGE, OPTIONS, LAST_OPTIONS].concat(),
+    }
 }
 
-fn parse(mut parser: lexopt::Parser) -> Result<Invocation, lexopt::Error> {
-    use lexopt::prelude::{Long, Short, Value, ValueExt as _};
-
-    let list = |value: String| value.split(',').map(str::to_owned).collect::<Vec<_>>();
-    let mut file = None;
-    let mut fragment = AgentFragment::default();
-    let mut status = false;
-    let mut json = false;
-    while let Some(argument) = parser.next()? {
-        match argument {
-            Short('m') | Long("method") => fragment.qga.method = Some(parser.value()?.string()?),
-            Short('p') | Long("path") => fragment.qga.path = Some(parser.value()?.into()),
-            Short('t') | Long("statedir") => fragment.qga.statedir = Some(parser.value()?.into()),
-            Short('b') | Long("block-rpcs") => match parser.value()?.string()? {
-                help if help == "help" => return Ok(Invocation::Show(document::names())),
-                names => fragment.qga.block_rpcs.get_or_insert_default().extend(list(names)),
-            },
-            Short('a') | Long("allow-rpcs") => match parser.value()?.string()? {
-                help if help == "help" => return Ok(Invocation::Show(document::names())),
-                names => fragment.qga.allow_rpcs.get_or_insert_default().extend(list(names)),
-            },
-            Long("settings") => file = Some(parser.value()?.into()),
-            Value(verb) if verb == "status" && !status => status = true,
-            Short('o') | Long("output") if status => {
-                json = match parser.value()?.string()?.as_str() {
-                    "json" => true,
-                    "table" => false,
-                    other => return Err(format!("the output {other:?} is none of table, json").into()),
-                }
-            }
-            Short('v') | Long("verbose") => fragment.log.verbose = Some(true),
-            Short('V') | Long("version") => {
-                let text = format!("guestlet {VERSION} (QEMU Guest Agent {PROTOCOL_VERSION})\n");
-                return Ok(Invocation::Show(text));
-            }
-            Short('h') | Long("help") => return Ok(Invocation::Show(HELP.to_owned())),
-            other => return Err(other.unexpected()),
-        }
+fn version(program: Program) -> String {
+    match program {
+        Program::Guestlet => format!("guestlet {VERSION} (QEMU Guest Agent {PROTOCOL_VERSION})\n"),
+        Program::QemuGa => format!("QEMU Guest Agent {PROTOCOL_VERSION}\n"),
     }
-    if status {
-        return Ok(Invocation::Status { file, json });
-    }
-    Ok(Invocation::Run { file, fragment: Box::new(fragment) })
 }
 
 fn show(text: &str) {
@@ -90,16 +81,14 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-fn run() -> anyhow::Result<()> {
-    match parse(lexopt::Parser::from_env()) {
-        Ok(Invocation::Run { file, fragment }) => {
-            let sockets = activation::take()?;
-            let settings = settings::load(file.as_deref(), *fragment).inspect_err(|_| rest())?;
-            logging::init("guestlet", settings.verbose)?;
-            runtime()?.block_on(agent::run(settings, sockets))
-        }
-        Ok(Invocation::Status { file, json }) => {
-            let settings = settings::load(file.as_deref(), AgentFragment::default())?;
+fn run(program: Program) -> anyhow::Result<ExitCode> {
+    let request = options::parse(std::env::args_os().skip(1), program)
+        .map_err(|error| anyhow::anyhow!("{error}; see {} --help", program.name()))?;
+    match request {
+        Request::Run(run) => return start(run, program),
+        Request::Status { settings, json } => {
+            let run = Run { settings, ..Run::default() };
+            let settings = settings::load_for(run, program, std::env::var_os(CONFIG_VARIABLE))?;
             let socket = settings.runtime_folder.join(agent::LOCAL_SOCKET);
             let answer = runtime()?.block_on(status::ask(&socket))?;
             if json {
@@ -107,30 +96,73 @@ fn run() -> anyhow::Result<()> {
             } else {
                 show(&status::table(&answer));
             }
-            Ok(())
         }
-        Ok(Invocation::Show(text)) => {
-            show(&text);
-            Ok(())
-        }
-        Err(error) => anyhow::bail!("{error}; see guestlet --help"),
+        Request::Commands => show(&document::names()),
+        Request::Version => show(&version(program)),
+        Request::Help => show(&help(program)),
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn start(run: Run, program: Program) -> anyhow::Result<ExitCode> {
+    let sockets = activation::take()?;
+    let dump = run.dump;
+    let loaded = settings::load_for(run, program, std::env::var_os(CONFIG_VARIABLE));
+    let mut settings = loaded.inspect_err(|_| rest(dump))?;
+    settings.os_release = std::env::var_os(OS_RELEASE_VARIABLE).map(Into::into);
+    if dump {
+        show(&settings.dump());
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Before there is a thread, and so before logging and the runtime.
+    if settings.daemon {
+        match daemon::start()? {
+            Process::Starter { up: true } => return Ok(ExitCode::SUCCESS),
+            // The daemon said why.
+            Process::Starter { up: false } => return Ok(ExitCode::FAILURE),
+            Process::Daemon(starting) => {
+                let _pid_file = PidFile::take(&settings.pid_file)?;
+                serve(settings, sockets, move || starting.ready())?;
+            }
+        }
+    } else {
+        serve(settings, sockets, || Ok(()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn serve(
+    settings: AgentSettings,
+    sockets: Vec<activation::Passed>,
+    ready: impl FnOnce() -> std::io::Result<()>,
+) -> anyhow::Result<()> {
+    logging::init("guestlet", settings.verbose, settings.log_file.as_deref())?;
+    let has_file = settings.log_file.is_some();
+    let outcome = runtime()?.block_on(agent::run(settings, sockets, ready));
+    if let Err(error) = &outcome
+        && has_file
+    {
+        tracing::error!("{error:#}");
+    }
+    logging::finish();
+    outcome
 }
 
 /// Wrong settings stay wrong for a while: under a service manager, which starts the agent again at once, each try
 /// takes some time.
-fn rest() {
-    if std::env::var_os("NOTIFY_SOCKET").is_some() {
+fn rest(dump: bool) {
+    if std::env::var_os("NOTIFY_SOCKET").is_some() && !dump {
         std::thread::sleep(WRONG_SETTINGS_REST);
     }
 }
 
 #[allow(clippy::print_stderr, reason = "the log may not have started")]
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
+    let program = Program::named(&std::env::args_os().next().unwrap_or_default().to_string_lossy());
+    match run(program) {
+        Ok(code) => code,
         Err(error) => {
-            eprintln!("guestlet: {error:#}");
+            eprintln!("{}: {error:#}", program.name());
             ExitCode::FAILURE
         }
     }

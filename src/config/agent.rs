@@ -1,10 +1,26 @@
-//! The agent's settings: /etc/guestlet/agent.toml, its drop-ins in agent.d/, and the command line.
+//! The agent's settings, from every place that has some. A later place wins; lists add up.
+//!
+//! 1. `/etc/qemu/qemu-ga.conf`, or the file that `-c` or `$QGA_CONF` names ([`qemu_ga`])
+//! 2. `/etc/sysconfig/qemu-ga` ([`qemu_ga`])
+//! 3. `/etc/guestlet/agent.toml`, then `/etc/guestlet/agent.d/*.toml` ([`fragment`])
+//! 4. the command line ([`options`])
+//!
+//! To add a setting: a field in its fragment, its merging, its check here, its field in [`AgentSettings`], and its
+//! line in docs/configuration.md and packaging/agent.toml.
 
+mod check;
+mod dump;
+pub mod fragment;
+pub mod options;
+pub mod qemu_ga;
+
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use serde::Deserialize;
-
-use crate::config::{self, Error, Fragment};
+use crate::config::{self, Error};
+use fragment::AgentFragment;
+use options::{Program, Run};
 
 /// The main file; its drop-ins are in the folder of the same name with `.d`.
 pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
@@ -12,116 +28,34 @@ pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
 pub const CONTROL_PORT: u32 = 970;
 /// The vsock port of the callback channel.
 pub const CALLBACK_PORT: u32 = 971;
-/// `VMADDR_CID_HOST`, vsock(7).
-const HOST_CID: u32 = 2;
-const DEFAULT_PORT_PATH: &str = "/dev/virtio-ports/org.qemu.guest_agent.0";
-const DEFAULT_STATE_FOLDER: &str = "/var/run";
 /// Where the agent keeps what lasts until the next boot.
 pub const RUNTIME_FOLDER: &str = "/run/guestlet";
-
-/// What the files and the command line say; every field may be missing.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct AgentFragment {
-    /// `[qga]`
-    pub qga: QgaFragment,
-    /// `[control]`
-    pub control: ApiFragment,
-    /// `[callback]`
-    pub callback: ApiFragment,
-    /// `[vsock]`
-    pub vsock: VsockFragment,
-    /// `[log]`
-    pub log: LogFragment,
-    /// Where the agent keeps what lasts until the next boot.
-    pub runtime_dir: Option<PathBuf>,
-}
-
-/// `[qga]`: names and meanings are those of qemu-ga.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct QgaFragment {
-    /// `virtio-serial`, `unix-listen`, or `none`.
-    pub method: Option<String>,
-    /// Device or socket.
-    pub path: Option<PathBuf>,
-    /// Where state is kept.
-    pub statedir: Option<PathBuf>,
-    /// Commands that may not be called; lists of several places add up.
-    pub block_rpcs: Option<Vec<String>>,
-    /// The only commands that may be called.
-    pub allow_rpcs: Option<Vec<String>>,
-}
-
-/// `[control]` and `[callback]`
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct ApiFragment {
-    /// `vsock`, `none`, or `unix:` and a path.
-    pub listen: Option<String>,
-    /// vsock port.
-    pub port: Option<u32>,
-}
-
-/// `[vsock]`
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct VsockFragment {
-    /// The only context identifier that is let in.
-    pub peer_cid: Option<u32>,
-    /// The hypervisor has hybrid vsock.
-    pub hybrid: Option<bool>,
-}
-
-/// `[log]`
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct LogFragment {
-    /// Log each call.
-    pub verbose: Option<bool>,
-}
-
-impl Fragment for AgentFragment {
-    fn merge(&mut self, later: Self, _file: &Path) {
-        fn take<T>(earlier: &mut Option<T>, later: Option<T>) {
-            if later.is_some() {
-                *earlier = later;
-            }
-        }
-        fn add<T>(earlier: &mut Option<Vec<T>>, later: Option<Vec<T>>) {
-            if let Some(later) = later {
-                earlier.get_or_insert_default().extend(later);
-            }
-        }
-        take(&mut self.qga.method, later.qga.method);
-        take(&mut self.qga.path, later.qga.path);
-        take(&mut self.qga.statedir, later.qga.statedir);
-        add(&mut self.qga.block_rpcs, later.qga.block_rpcs);
-        add(&mut self.qga.allow_rpcs, later.qga.allow_rpcs);
-        take(&mut self.control.listen, later.control.listen);
-        take(&mut self.control.port, later.control.port);
-        take(&mut self.callback.listen, later.callback.listen);
-        take(&mut self.callback.port, later.callback.port);
-        take(&mut self.vsock.peer_cid, later.vsock.peer_cid);
-        take(&mut self.vsock.hybrid, later.vsock.hybrid);
-        take(&mut self.runtime_dir, later.runtime_dir);
-        take(&mut self.log.verbose, later.log.verbose);
-    }
-}
 
 /// The agent's settings, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentSettings {
     /// Where QGA clients come from.
     pub qga: QgaChannel,
+    /// Try again for as long as a socket cannot be listened on.
+    pub retry_path: bool,
     /// Commands that may not be called.
     pub block: Vec<String>,
     /// The only commands that may be called.
     pub allow: Option<Vec<String>>,
+    /// The version that guest-info reports, if not the usual one.
+    pub version: Option<String>,
+    /// What is run before a freeze and after a thaw.
+    pub fsfreeze_hook: Option<PathBuf>,
+    /// What commands may do.
+    pub limits: QgaLimits,
+    /// The os-release(5) file to read, if not the usual one.
+    pub os_release: Option<PathBuf>,
     /// Where state is kept.
     pub state_folder: PathBuf,
     /// Where the agent keeps what lasts until the next boot.
     pub runtime_folder: PathBuf,
+    /// Whether people in the guest may ask the agent, and events are collected.
+    pub local: bool,
     /// Where the host half comes from with its questions.
     pub control: ApiChannel,
     /// Where it comes from for the guest's.
@@ -130,6 +64,31 @@ pub struct AgentSettings {
     pub vsock_peer: VsockPeer,
     /// Log each call.
     pub verbose: bool,
+    /// Log to this file.
+    pub log_file: Option<PathBuf>,
+    /// Become a daemon.
+    pub daemon: bool,
+    /// Where a daemon writes its process id.
+    pub pid_file: PathBuf,
+    /// What is worth a line in the log, and no fault.
+    pub remarks: Vec<String>,
+}
+
+/// What QGA commands may do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QgaLimits {
+    /// The only programs that guest-exec may run: files, and folders with all that is below them; absolute.
+    pub exec_paths: Option<Vec<PathBuf>>,
+    /// The only files that guest-file-open may open: files, and folders with all that is below them; absolute.
+    pub file_paths: Option<Vec<PathBuf>>,
+    /// guest-file-open opens for reading only.
+    pub files_read_only: bool,
+    /// guest-set-user-password may be called.
+    pub allow_passwords: bool,
+    /// How long file systems stay frozen when nobody thaws them.
+    pub freeze_deadline: Duration,
+    /// How long one hook of a freeze may take.
+    pub hook_deadline: Duration,
 }
 
 /// The channel of the QGA protocol.
@@ -137,8 +96,17 @@ pub struct AgentSettings {
 pub enum QgaChannel {
     /// A virtio-serial port, by its device.
     VirtioSerial(PathBuf),
+    /// A serial line, by its device.
+    IsaSerial(PathBuf),
     /// A unix socket to listen on.
     UnixListen(PathBuf),
+    /// A vsock port to listen on.
+    VsockListen {
+        /// The context identifier of this guest, or `VMADDR_CID_ANY`.
+        cid: u32,
+        /// The port.
+        port: u32,
+    },
     /// No QGA.
     None,
 }
@@ -166,126 +134,216 @@ pub enum ApiChannel {
     None,
 }
 
-/// Reads the settings; what `command_line` sets wins. Without `file`, the main file may be missing.
+/// The files that settings are read from.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// qemu-ga's settings file, and whether it has to be there.
+    pub config: (PathBuf, bool),
+    /// Files with variables of qemu-ga's unit.
+    pub variables: Vec<PathBuf>,
+    /// guestlet's settings file, and whether it has to be there.
+    pub main: (PathBuf, bool),
+}
+
+impl Places {
+    /// The usual files, or those that the options and `variable`, the value of `$QGA_CONF`, name.
+    pub fn new(config: Option<PathBuf>, variable: Option<OsString>, settings: Option<PathBuf>) -> Self {
+        let named = |path: Option<PathBuf>, usual: &str| match path {
+            Some(path) => (path, true),
+            None => (usual.into(), false),
+        };
+        let variable = variable.filter(|path| !path.is_empty()).map(PathBuf::from);
+        Self {
+            config: named(config.or(variable), qemu_ga::DEFAULT_CONFIG),
+            variables: qemu_ga::VARIABLE_FILES.map(PathBuf::from).to_vec(),
+            main: named(settings, MAIN_FILE),
+        }
+    }
+}
+
+/// Reads the settings of all `places`; what `command_line` sets wins.
+///
+/// Started as qemu-ga, there is no guestlet API unless a file of guestlet's says where it listens.
 ///
 /// # Errors
-/// If a file cannot be read, has an unknown key, or sets what makes no sense.
-pub fn load(file: Option<&Path>, command_line: AgentFragment) -> Result<AgentSettings, Error> {
-    let main = file.unwrap_or(Path::new(MAIN_FILE));
-    let command_line = (Path::new("command line"), command_line);
-    config::load_checked(main, file.is_some(), &main.with_extension("d"), command_line, check)
-}
-
-fn check(settings: AgentFragment) -> Result<AgentSettings, String> {
-    let AgentFragment { qga, control, callback, vsock, log, runtime_dir } = settings;
-    let runtime_folder = absolute("runtime-dir", runtime_dir.unwrap_or(RUNTIME_FOLDER.into()))?;
-    let state_folder = absolute("qga.statedir", qga.statedir.unwrap_or(DEFAULT_STATE_FOLDER.into()))?;
-    let path = qga.path.map(|path| absolute("qga.path", path)).transpose()?;
-    let channel = match (qga.method.as_deref().unwrap_or("virtio-serial"), path) {
-        ("virtio-serial", path) => QgaChannel::VirtioSerial(path.unwrap_or(DEFAULT_PORT_PATH.into())),
-        ("unix-listen", Some(path)) => QgaChannel::UnixListen(path),
-        ("unix-listen", None) => return Err("the method unix-listen needs the path of a socket".into()),
-        ("none", _) => QgaChannel::None,
-        (other, _) => {
-            return Err(format!("unknown method {other:?}; use virtio-serial, unix-listen or none"));
-        }
-    };
-    for (key, list) in [("block-rpcs", &qga.block_rpcs), ("allow-rpcs", &qga.allow_rpcs)] {
-        if let Some(name) = list.iter().flatten().find(|name| name.contains([';', ' ', ','])) {
-            return Err(format!("{key}: {name:?} is no command's name; names are separated by commas"));
+/// If a file cannot be read, has an unknown key, or sets what makes no sense: with the file, and the line where it
+/// has one.
+pub fn load(places: &Places, program: Program, command_line: AgentFragment) -> Result<AgentSettings, Error> {
+    let mut fragments = Vec::new();
+    if program == Program::QemuGa {
+        let mut quiet = AgentFragment::default();
+        quiet.control.listen = Some("none".to_owned());
+        quiet.callback.listen = Some("none".to_owned());
+        fragments.push((PathBuf::from("qemu-ga"), quiet));
+    }
+    let (config, required) = &places.config;
+    match config::bytes(config)? {
+        Some(bytes) => fragments.push((config.clone(), qemu_ga::config(config, &bytes)?)),
+        None if *required => return Err(Error::in_file(config, "there is no such file")),
+        None => {}
+    }
+    let mut variables = Vec::new();
+    for file in &places.variables {
+        if let Some(bytes) = config::bytes(file)? {
+            variables.push((file.clone(), String::from_utf8_lossy(&bytes).into_owned()));
         }
     }
-    let control = api("control", &control, CONTROL_PORT)?;
-    let callback = api("callback", &callback, CALLBACK_PORT)?;
-    if let (ApiChannel::Vsock { port: one }, ApiChannel::Vsock { port: other }) = (&control, &callback)
-        && one == other
-    {
-        return Err(format!("control.port and callback.port are both {one}; they must differ"));
-    }
-    let vsock_peer =
-        VsockPeer { cid: vsock.peer_cid.unwrap_or(HOST_CID), any_port: vsock.hybrid.unwrap_or(false) };
-    Ok(AgentSettings {
-        qga: channel,
-        block: qga.block_rpcs.unwrap_or_default(),
-        allow: qga.allow_rpcs,
-        state_folder,
-        runtime_folder,
-        control,
-        callback,
-        vsock_peer,
-        verbose: log.verbose.unwrap_or(false),
-    })
+    fragments.extend(qemu_ga::variables(&variables)?);
+    let (main, required) = &places.main;
+    fragments.extend(config::fragments(main, *required, &main.with_extension("d"))?);
+    fragments.push((PathBuf::from("command line"), command_line));
+    config::merge_checked(fragments, |merged| check::check(merged, program))
 }
 
-fn api(name: &str, channel: &ApiFragment, default_port: u32) -> Result<ApiChannel, String> {
-    let port = channel.port.unwrap_or(default_port);
-    if !(1..1024).contains(&port) {
-        return Err(format!(
-            "{name}.port is {port}; it must be from 1 to 1023, which no unprivileged process can take"
-        ));
-    }
-    let listen = channel.listen.as_deref().unwrap_or("vsock");
-    match (listen, listen.strip_prefix("unix:")) {
-        (_, Some(path)) => Ok(ApiChannel::Unix(absolute(&format!("{name}.listen"), path.into())?)),
-        ("vsock", _) => Ok(ApiChannel::Vsock { port }),
-        ("none", _) => Ok(ApiChannel::None),
-        (other, _) => Err(format!("{name}.listen is {other:?}; use vsock, none or unix:/path")),
+/// As [`load`], from what a command line asks for and `variable`, the value of `$QGA_CONF`.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_for(run: Run, program: Program, variable: Option<OsString>) -> Result<AgentSettings, Error> {
+    load(&Places::new(run.config, variable, run.settings), program, run.fragment)
+}
+
+impl AgentSettings {
+    /// The settings in the format of qemu-ga.conf, as far as qemu-ga has them: what it shows for `--dump-conf`.
+    pub fn dump(&self) -> String {
+        dump::text(self)
     }
 }
 
-fn absolute(key: &str, path: PathBuf) -> Result<PathBuf, String> {
-    if path.is_absolute() {
-        return Ok(path);
+impl From<&Path> for Places {
+    /// The files of a folder that is laid out as `/`.
+    fn from(root: &Path) -> Self {
+        let below = |path: &str| root.join(path.trim_start_matches('/'));
+        Self {
+            config: (below(qemu_ga::DEFAULT_CONFIG), false),
+            variables: qemu_ga::VARIABLE_FILES.map(below).to_vec(),
+            main: (below(MAIN_FILE), false),
+        }
     }
-    Err(format!("{key} is {:?}; it must be an absolute path", path.display().to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn checked(text: &str) -> Result<AgentSettings, String> {
-        check(config::parse(Path::new("agent.toml"), text).map_err(|error| error.to_string())?)
+    fn write(root: &Path, file: &str, text: &str) {
+        let path = root.join(file.trim_start_matches('/'));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        #[allow(clippy::disallowed_methods)]
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn command_line(words: &[&str]) -> AgentFragment {
+        match options::parse(words.iter().map(OsString::from), Program::Guestlet) {
+            Ok(options::Request::Run(run)) => run.fragment,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
-    fn without_settings_the_agent_is_what_qemu_ga_is_with_a_privileged_host() {
-        let settings = checked("").unwrap();
-        assert_eq!(settings.qga, QgaChannel::VirtioSerial(DEFAULT_PORT_PATH.into()));
-        assert_eq!(settings.control, ApiChannel::Vsock { port: 970 });
-        assert_eq!(settings.callback, ApiChannel::Vsock { port: 971 });
-        assert_eq!(settings.vsock_peer, VsockPeer { cid: 2, any_port: false });
+    fn later_places_win_and_lists_add_up() {
+        let root = tempfile::tempdir().unwrap();
+        write(
+            root.path(),
+            "/etc/qemu/qemu-ga.conf",
+            "[general]\nblock-rpcs=one\nstatedir=/one\nfsfreeze-hook=/one\nlogfile=/one\nverbose=true\n",
+        );
+        write(
+            root.path(),
+            "/etc/sysconfig/qemu-ga",
+            "FILTER_RPC_ARGS='--block-rpcs=two -t /two'\nFSFREEZE_HOOK_PATHNAME=/two\n",
+        );
+        write(
+            root.path(),
+            "/etc/guestlet/agent.toml",
+            "[qga]\nblock-rpcs = ['three']\nstatedir = '/three'\n[log]\nfile = '/three'\n",
+        );
+        write(root.path(), "/etc/guestlet/agent.d/10.toml", "[qga]\nblock-rpcs = ['four']\n");
+        let places = Places::from(root.path());
+        let settings =
+            load(&places, Program::Guestlet, command_line(&["-b", "five", "-t", "/five"])).unwrap();
+        assert_eq!(settings.block, ["one", "two", "three", "four", "five"]);
+        assert_eq!(settings.state_folder, Path::new("/five"));
+        assert_eq!(settings.fsfreeze_hook, Some("/two".into()));
+        assert_eq!(settings.log_file, Some("/three".into()));
+        assert!(settings.verbose);
     }
 
     #[test]
-    fn lists_add_up_and_single_values_are_replaced() {
-        let file = Path::new("x");
-        let mut first: AgentFragment =
-            config::parse(file, "qga.block-rpcs = ['guest-ping']\nqga.method = 'none'").unwrap();
-        let second =
-            config::parse(file, "qga.block-rpcs = ['guest-sync']\nqga.method = 'virtio-serial'").unwrap();
-        first.merge(second, file);
-        let settings = check(first).unwrap();
-        assert_eq!(settings.block, ["guest-ping", "guest-sync"]);
-        assert!(matches!(settings.qga, QgaChannel::VirtioSerial(_)));
+    fn a_hook_can_be_switched_off_again() {
+        for (file, text) in [
+            ("/etc/sysconfig/qemu-ga", "FSFREEZE_HOOK_PATHNAME=/dev/null\n"),
+            ("/etc/guestlet/agent.toml", "qga.fsfreeze-hook = ''\n"),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            write(root.path(), "/etc/qemu/qemu-ga.conf", "[general]\nfsfreeze-hook=/one\n");
+            write(root.path(), file, text);
+            let places = Places::from(root.path());
+            let settings = load(&places, Program::Guestlet, AgentFragment::default()).unwrap();
+            assert_eq!(settings.fsfreeze_hook, None, "{file}");
+        }
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_what_to_do() {
+    fn as_qemu_ga_the_api_is_off_until_it_is_asked_for() {
+        let root = tempfile::tempdir().unwrap();
+        let places = Places::from(root.path());
+        let settings = load(&places, Program::QemuGa, AgentFragment::default()).unwrap();
+        assert_eq!((settings.control, settings.callback), (ApiChannel::None, ApiChannel::None));
+        assert!(!settings.local);
+        write(root.path(), "/etc/guestlet/agent.toml", "[control]\nlisten = 'vsock'\n");
+        let settings = load(&places, Program::QemuGa, AgentFragment::default()).unwrap();
+        assert_eq!(settings.control, ApiChannel::Vsock { port: CONTROL_PORT });
+        assert!(settings.local);
+    }
+
+    #[test]
+    fn mistakes_are_found_with_file_and_line() {
         let cases = [
-            ("[qga]\nmethod = 'unix-listen'", "needs the path of a socket"),
-            ("[qga]\nmethod = 'pigeon'", "use virtio-serial, unix-listen or none"),
-            ("[qga]\npath = 'socket'", "must be an absolute path"),
-            ("[qga]\nblock-rpcs = ['guest-exec;guest-ping']", "separated by commas"),
-            ("[control]\nport = 1024", "from 1 to 1023"),
-            ("[callback]\nport = 970", "they must differ"),
-            ("[control]\nlisten = 'tcp:1'", "use vsock, none or unix:/path"),
-            ("[control]\nlisten = 'unix:x'", "must be an absolute path"),
-            ("[controls]\n", "agent.toml:1: unknown field `controls`"),
+            ("/etc/qemu/qemu-ga.conf", "[general]\nmethod=pigeon\n", "qemu-ga.conf:2: the method \"pigeon\""),
+            (
+                "/etc/qemu/qemu-ga.conf",
+                "[general]\nverbose=yes\n",
+                "qemu-ga.conf:2: verbose: \"yes\" is none of",
+            ),
+            ("/etc/qemu/qemu-ga.conf", "verbose=1\n", "qemu-ga.conf:1: \"verbose=1\" stands before"),
+            (
+                "/etc/qemu/qemu-ga.conf",
+                "[general]\n\nblock-rpcs=guest-exec;guest-ping\n",
+                "qemu-ga.conf:3: block-rpcs: \"guest-exec;guest-ping\" is not one name: separate names by commas, \
+                 as in guest-exec,guest-ping",
+            ),
+            (
+                "/etc/sysconfig/qemu-ga",
+                "# x\nBLACKLIST_RPC=\"guest-exec guest-ping\"\n",
+                "sysconfig/qemu-ga:2: block-rpcs: \"guest-exec guest-ping\" is not one name",
+            ),
+            ("/etc/sysconfig/qemu-ga", "FILTER_RPC_ARGS=--x\n", "sysconfig/qemu-ga:1: FILTER_RPC_ARGS: "),
+            ("/etc/guestlet/agent.toml", "[qga]\n\nallow-rpcs = ['a;b']\n", "agent.toml:3: allow-rpcs: "),
+            ("/etc/guestlet/agent.d/1.toml", "[qga.freeze]\ndeadline = 0\n", "1.toml:2: qga.freeze.deadline"),
+            ("/etc/guestlet/agent.toml", "[qga.exec]\npath = []\n", "agent.toml:2: unknown field `path`"),
         ];
-        for (text, expected) in cases {
-            let error = checked(text).unwrap_err();
+        for (file, text, expected) in cases {
+            let root = tempfile::tempdir().unwrap();
+            write(root.path(), file, text);
+            let places = Places::from(root.path());
+            let error = load(&places, Program::Guestlet, AgentFragment::default()).unwrap_err().to_string();
             assert!(error.contains(expected), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn a_file_that_is_named_has_to_be_there() {
+        let missing = || Some(PathBuf::from("/no/such/file"));
+        for places in [
+            Places::new(missing(), None, None),
+            Places::new(None, Some("/no/such/file".into()), None),
+            Places::new(None, None, missing()),
+        ] {
+            let error = load(&places, Program::Guestlet, AgentFragment::default()).unwrap_err().to_string();
+            assert!(error.starts_with("/no/such/file: "), "{error}");
+        }
+        assert!(!Places::new(None, Some("".into()), None).config.1);
+        assert_eq!(Places::new(Some("/a".into()), Some("/b".into()), None).config, ("/a".into(), true));
     }
 }

@@ -6,6 +6,10 @@
 
 #[cfg(feature = "agent")]
 pub mod agent;
+#[cfg(feature = "agent")]
+pub mod environment_file;
+#[cfg(feature = "agent")]
+pub mod key_file;
 
 use std::fmt;
 use std::io;
@@ -23,6 +27,11 @@ pub trait Fragment: DeserializeOwned + Default {
 
     /// Keeps the text that this fragment was parsed from, if its checks want to name lines.
     fn remember(&mut self, _text: &str) {}
+
+    /// The line on which this fragment sets `key`, if it knows.
+    fn line(&self, _key: &str) -> Option<usize> {
+        None
+    }
 }
 
 /// Why settings were refused. Names the file and, where there is one, the line.
@@ -37,6 +46,11 @@ impl Error {
     /// A problem of a file as a whole, or of what all fragments together say.
     pub fn in_file(file: &Path, problem: impl Into<String>) -> Self {
         Self { file: file.to_owned(), line: None, problem: problem.into() }
+    }
+
+    /// A problem on a line of a file.
+    pub fn on_line(file: &Path, line: usize, problem: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), line: Some(line), problem: problem.into() }
     }
 
     /// A problem at the byte `offset` of a file with this `text`.
@@ -67,27 +81,36 @@ pub fn load<F: Fragment>(main: &Path, required: bool, drop_ins: &Path) -> Result
     Ok(merge(fragments(main, required, drop_ins)?))
 }
 
-/// Reads as [`load`] does, merges `last` as well, and checks the outcome. What the check refuses is blamed on the
-/// fragment that brought it.
+/// What a check has against merged fragments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The setting that it is about, such as `control.port`.
+    pub key: &'static str,
+    /// What is wrong, and what to write.
+    pub text: String,
+}
+
+/// Merges fragments in their order and checks the outcome. What the check refuses is blamed on the fragment that
+/// brought it, and on the line of its key.
 ///
 /// # Errors
-/// As [`load`], and what `check` says.
-pub fn load_checked<F: Fragment + Clone, T>(
-    main: &Path,
-    required: bool,
-    drop_ins: &Path,
-    last: (&Path, F),
-    check: impl Fn(F) -> Result<T, String>,
+/// What `check` says.
+pub fn merge_checked<F: Fragment + Clone, T>(
+    fragments: Vec<(PathBuf, F)>,
+    check: impl Fn(F) -> Result<T, Problem>,
 ) -> Result<T, Error> {
-    let mut fragments = fragments(main, required, drop_ins)?;
-    fragments.push((last.0.to_owned(), last.1));
     let problem = match check(merge(fragments.clone())) {
         Ok(checked) => return Ok(checked),
         Err(problem) => problem,
     };
     let same = |count: &usize| check(merge(fragments[..*count].to_vec())).err().as_ref() == Some(&problem);
     let count = (1..=fragments.len()).find(same).unwrap_or(fragments.len());
-    Err(Error::in_file(&fragments[count - 1].0, problem))
+    match fragments.into_iter().nth(count.saturating_sub(1)) {
+        Some((file, fragment)) => {
+            Err(Error { file, line: fragment.line(problem.key), problem: problem.text })
+        }
+        None => Err(Error::in_file(Path::new("settings"), problem.text)),
+    }
 }
 
 fn merge<F: Fragment>(fragments: Vec<(PathBuf, F)>) -> F {
@@ -98,7 +121,15 @@ fn merge<F: Fragment>(fragments: Vec<(PathBuf, F)>) -> F {
     merged
 }
 
-fn fragments<F: Fragment>(main: &Path, required: bool, drop_ins: &Path) -> Result<Vec<(PathBuf, F)>, Error> {
+/// The fragments that [`load`] merges, with their files.
+///
+/// # Errors
+/// As [`load`].
+pub fn fragments<F: Fragment>(
+    main: &Path,
+    required: bool,
+    drop_ins: &Path,
+) -> Result<Vec<(PathBuf, F)>, Error> {
     let mut fragments = Vec::new();
     let mut files = vec![main.to_owned()];
     files.extend(drop_in_files(drop_ins)?);
@@ -131,6 +162,17 @@ pub fn parse<F: Fragment>(file: &Path, text: &str) -> Result<F, Error> {
 
 fn line_of(text: &str, offset: usize) -> usize {
     text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// The bytes of a file that may be missing.
+#[cfg(feature = "agent")]
+#[allow(clippy::disallowed_methods, reason = "settings are this module's own files")]
+fn bytes(file: &Path) -> Result<Option<Vec<u8>>, Error> {
+    match std::fs::read(file) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::in_file(file, format!("cannot be read: {error}"))),
+    }
 }
 
 #[allow(clippy::disallowed_methods, reason = "settings are this module's own files")]

@@ -1,22 +1,36 @@
 //! Sockets that systemd holds for us, `sd_listen_fds(3)`.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd as _, FromRawFd, OwnedFd};
 
-/// The listening sockets passed by the service manager.
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+
+/// A socket passed by the service manager.
+#[derive(Debug)]
+pub struct Passed {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// What `FileDescriptorName=` of its unit says; the unit's own name, if that says nothing.
+    pub name: String,
+}
+
+/// The sockets passed by the service manager.
 ///
-/// The variables are taken out of the environment, so that no child and no second call sees them.
+/// The variables are taken out of the environment, so that no child and no second call sees them, and no program
+/// that is run inherits the sockets.
 ///
 /// # Errors
 /// If the variables are set and make no sense.
-pub fn take() -> io::Result<Vec<OwnedFd>> {
+pub fn take() -> io::Result<Vec<Passed>> {
     // SAFETY: called from `main` before any thread is started, so nobody else uses the environment.
     let passed = unsafe { sd_notify::listen_fds_with_names_and_unset_env() }?;
-    Ok(passed
-        .map(|(fd, _name)| {
+    passed
+        .map(|(fd, name)| {
             // SAFETY: the service manager opened this descriptor for us, and as the variables are gone
             // nobody else makes an owner of it.
-            unsafe { OwnedFd::from_raw_fd(fd) }
+            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+            fcntl(socket.as_fd(), FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+            Ok(Passed { socket, name })
         })
-        .collect())
+        .collect()
 }

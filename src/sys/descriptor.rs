@@ -25,6 +25,17 @@ pub fn watch_writable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     unsafe { AsyncFd::register_with_interest(descriptor, Interest::WRITABLE) }.map_err(io::Error::from)
 }
 
+/// Registers `descriptor` with the event loop, to be told when it becomes readable and when it becomes writable.
+///
+/// # Errors
+/// If it is nothing that can be polled.
+#[cfg(feature = "agent")]
+pub fn watch_both(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    let both = Interest::READABLE | Interest::WRITABLE;
+    // SAFETY: as above.
+    unsafe { AsyncFd::register_with_interest(descriptor, both) }.map_err(io::Error::from)
+}
+
 /// Waits until `descriptor` is ready. The event loop knows it for no longer than that, so what happens to it
 /// at other times wakes nobody; it counts when this is called again.
 ///

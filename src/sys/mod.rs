@@ -12,6 +12,8 @@ pub mod blocking;
 pub mod calendar;
 #[cfg(feature = "agent")]
 pub mod clock;
+#[cfg(feature = "agent")]
+pub mod daemon;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;
 #[cfg(feature = "agent")]
@@ -36,9 +38,12 @@ pub mod mountinfo;
 pub mod net_dev;
 #[cfg(feature = "agent")]
 pub mod nvme;
+#[cfg(feature = "agent")]
 pub mod open;
 #[cfg(feature = "agent")]
 pub mod os_release;
+#[cfg(feature = "agent")]
+pub mod pid_file;
 #[cfg(feature = "agent")]
 pub mod proc_stat;
 #[cfg(feature = "agent")]

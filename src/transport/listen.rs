@@ -1,6 +1,11 @@
 //! A listener whose kind was chosen by the settings.
 
 use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use nix::sys::socket::{
+    AddressFamily, SockType, SockaddrLike as _, SockaddrStorage, getsockname, getsockopt, sockopt,
+};
 
 use crate::transport::{BoxStream, unix, vsock};
 
@@ -16,6 +21,22 @@ pub enum Listener {
 }
 
 impl Listener {
+    /// Takes over a unix or vsock socket that listens already; on vsock `guard` says who is let in.
+    ///
+    /// # Errors
+    /// If it is of another kind, or does not listen.
+    pub fn adopt(socket: OwnedFd, guard: vsock::Guard) -> io::Result<Self> {
+        let listens = getsockopt(&socket, sockopt::AcceptConn)?;
+        if !listens || getsockopt(&socket, sockopt::SockType)? != SockType::Stream {
+            return Err(io::Error::other("it is no stream socket that listens"));
+        }
+        match getsockname::<SockaddrStorage>(socket.as_raw_fd())?.family() {
+            Some(AddressFamily::Unix) => Ok(Self::Unix(unix::Listener::adopt(socket)?)),
+            Some(AddressFamily::Vsock) => Ok(Self::Vsock(vsock::Listener::adopt(socket, guard))),
+            _ => Err(io::Error::other("it is neither a unix nor a vsock socket")),
+        }
+    }
+
     /// The next peer: its name for the log, and its stream or why it is not let in.
     ///
     /// # Errors

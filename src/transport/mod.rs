@@ -5,11 +5,15 @@
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
+#[cfg(feature = "agent")]
+mod appearance;
 #[cfg(feature = "host")]
 pub mod dial;
 pub mod http2;
 #[cfg(feature = "agent")]
 pub mod listen;
+#[cfg(feature = "agent")]
+pub mod serial;
 pub mod unix;
 #[cfg(feature = "agent")]
 pub mod virtio_serial;

@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use std::time::Duration;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 use crate::sys::descriptor::watch_readable;
+use crate::transport::appearance::Watch;
 
 /// How often a port that somebody else has open is tried again.
 const BUSY_RETRY: Duration = Duration::from_secs(5);
@@ -215,30 +215,6 @@ impl AsyncWrite for &mut Port {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
-    }
-}
-
-/// Notices files that appear in the folder of a path, or in the nearest folder above it that exists.
-struct Watch {
-    inotify: AsyncFd<OwnedFd>,
-}
-
-impl Watch {
-    fn new(path: &Path) -> io::Result<Self> {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        let mut folder = path.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned);
-        let what = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_ATTRIB;
-        while inotify.add_watch(&folder, what).is_err() {
-            if !folder.pop() {
-                return Err(io::Error::new(io::ErrorKind::NotFound, "no folder to watch"));
-            }
-        }
-        Ok(Self { inotify: watch_readable(inotify.into())? })
-    }
-
-    async fn changed(&self) -> io::Result<()> {
-        drop(self.inotify.readable().await?);
-        Ok(())
     }
 }
 

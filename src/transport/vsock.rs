@@ -15,7 +15,8 @@ pub struct Guard {
     /// The context identifier of the host.
     pub peer_cid: u32,
     /// Let in any source port. For hybrid vsock, where the host's end is a unix socket whose mode is the
-    /// guard; with the kernel's vhost-vsock it would let every user of the host in.
+    /// guard, and for QGA, whose clients know nothing of source ports; with the kernel's vhost-vsock it lets every
+    /// user of the host in.
     pub any_port: bool,
 }
 
@@ -52,7 +53,15 @@ impl Listener {
     /// # Errors
     /// If the kernel has no vsock, or the port is taken.
     pub fn bind(port: u32, guard: Guard) -> io::Result<Self> {
-        let inner = VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port))?;
+        Self::bind_at(VMADDR_CID_ANY, port, guard)
+    }
+
+    /// Listens on `port` of the context identifier `cid` of this guest.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`], or if this guest has another one.
+    pub fn bind_at(cid: u32, port: u32, guard: Guard) -> io::Result<Self> {
+        let inner = VsockListener::bind(VsockAddr::new(cid, port))?;
         Ok(Self { inner, guard })
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::agent::{Agent, Client};
 
 /// The program to compare with, which `make setup` unpacks; `QEMU_GA` names it.
-fn qemu_ga() -> PathBuf {
+pub fn qemu_ga() -> PathBuf {
     let path = std::env::var_os("QEMU_GA").expect("QEMU_GA must name Debian's qemu-ga; make test sets it");
     let path = PathBuf::from(path);
     assert!(path.is_file(), "QEMU_GA names {}, which is no file", path.display());

@@ -49,12 +49,12 @@ fn wrong_options_and_settings_are_refused_in_words() {
         (&["stray"], "stray"),
         (
             &["-m", "pigeon"],
-            "command line: unknown method \"pigeon\"; use virtio-serial, unix-listen or none",
+            "command line: the method \"pigeon\" is not known; use virtio-serial, isa-serial, unix-listen",
         ),
         (&["--settings", plain, "-a", "guest-exce"], "allow-rpcs names no command that is known"),
         (&["--settings", innocent], "agent.d/10.toml: control.port is 5000"),
         (&["-m", "unix-listen"], "needs the path of a socket"),
-        (&["-b", "guest-ping;guest-info"], "separated by commas"),
+        (&["-b", "guest-ping;guest-info"], "separate names by commas"),
         (&["--settings", "/no/such/file.toml"], "/no/such/file.toml: cannot be read"),
         (&["--settings", settings], "agent.toml:3: unknown field `prot`"),
     ];

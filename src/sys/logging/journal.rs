@@ -1,44 +1,21 @@
-//! Where the log goes: to journald under systemd, with priorities, else to standard error.
-//!
-//! Entries for the journal are single datagrams in its native protocol
-//! (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>), sent without ever waiting: a journal that hangs, as it
-//! does while its file system is frozen, costs entries (the next one says how many), never the program.
+//! Entries for journald, as single datagrams in its native protocol
+//! (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>), sent without ever waiting: a journal that hangs, as it does while
+//! its file system is frozen, costs entries (the next one says how many), never the program.
 
 use std::fmt::Write as _;
-use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tracing::{Level, Metadata};
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing::Level;
 
 const JOURNAL: &str = "/run/systemd/journal/socket";
 /// Bytes of one entry's text; what is longer is cut.
 const MAX_TEXT: usize = 16 * 1024;
 
-/// Starts logging for this process, under the name `identifier`.
-///
-/// # Errors
-/// If logging was started before.
-pub fn init(identifier: &'static str, verbose: bool) -> anyhow::Result<()> {
-    let level = if verbose { Level::DEBUG } else { Level::INFO };
-    // A library's own lines are for its developers, and a peer can cause one with each frame that it sends.
-    let own = Targets::new().with_target(env!("CARGO_CRATE_NAME"), level).with_default(Level::WARN);
-    let builder =
-        tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(false).without_time();
-    let started = match Journal::connect(identifier) {
-        Some(journal) => builder.with_level(false).with_writer(journal).finish().with(own).try_init(),
-        None => builder.with_writer(io::stderr).finish().with(own).try_init(),
-    };
-    started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
-}
-
-struct Journal {
+/// The way to journald.
+pub struct Journal {
     socket: UnixDatagram,
     /// Named with each entry: a journal that was restarted has another socket there.
     path: PathBuf,
@@ -49,7 +26,7 @@ struct Journal {
 impl Journal {
     /// The journal, where systemd says that our standard error goes there (systemd.exec(5),
     /// `$JOURNAL_STREAM`).
-    fn connect(identifier: &'static str) -> Option<Self> {
+    pub fn connect(identifier: &'static str) -> Option<Self> {
         let stream = std::env::var("JOURNAL_STREAM").ok()?;
         let stderr = std::fs::metadata("/proc/self/fd/2").ok()?;
         if stream != format!("{}:{}", stderr.st_dev(), stderr.st_ino()) {
@@ -60,7 +37,8 @@ impl Journal {
         Some(Self { socket, path: JOURNAL.into(), identifier, lost: AtomicU64::new(0) })
     }
 
-    fn send(&self, level: Level, text: &[u8]) {
+    /// Sends one entry, or counts it as lost.
+    pub fn send(&self, level: Level, text: &[u8]) {
         let lost = self.lost.swap(0, Ordering::Relaxed);
         let datagram = entry(self.identifier, level, text, lost);
         if self.socket.send_to(&datagram, &self.path).is_err() {
@@ -88,35 +66,6 @@ fn entry(identifier: &str, level: Level, text: &[u8], lost: u64) -> Vec<u8> {
     datagram.extend_from_slice(note.as_bytes());
     datagram.push(b'\n');
     datagram
-}
-
-struct Entry<'a> {
-    journal: &'a Journal,
-    level: Level,
-}
-
-impl Write for Entry<'_> {
-    /// tracing-subscriber writes each event with one call.
-    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        self.journal.send(self.level, text);
-        Ok(text.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Journal {
-    type Writer = Entry<'a>;
-
-    fn make_writer(&'a self) -> Self::Writer {
-        Entry { journal: self, level: Level::INFO }
-    }
-
-    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Self::Writer {
-        Entry { journal: self, level: *metadata.level() }
-    }
 }
 
 #[cfg(test)]

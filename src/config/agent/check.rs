@@ -1,0 +1,345 @@
+//! From what all places together say to settings that make sense.
+
+use std::path::{Component, PathBuf};
+use std::time::Duration;
+
+use crate::config::Problem;
+use crate::config::agent::fragment::{AgentFragment, ApiFragment, QgaFragment, Time};
+use crate::config::agent::options::Program;
+use crate::config::agent::qemu_ga::vsock_address;
+use crate::config::agent::{
+    AgentSettings, ApiChannel, CALLBACK_PORT, CONTROL_PORT, QgaChannel, QgaLimits, RUNTIME_FOLDER, VsockPeer,
+};
+
+/// `VMADDR_CID_HOST`, vsock(7).
+const HOST_CID: u32 = 2;
+const DEFAULT_PORT_PATH: &str = "/dev/virtio-ports/org.qemu.guest_agent.0";
+const DEFAULT_LINE_PATH: &str = "/dev/ttyS0";
+const DEFAULT_STATE_FOLDER: &str = "/var/run";
+const DEFAULT_PID_FILE: &str = "/var/run/qemu-ga.pid";
+const METHODS: &str = "virtio-serial, isa-serial, unix-listen, vsock-listen or none";
+const DEFAULT_FREEZE: Duration = Duration::from_secs(120);
+const DEFAULT_HOOK: Duration = Duration::from_secs(60);
+const SHORTEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(3600);
+/// Within this time systemd-journald has to tell its watchdog that it is alive (`WatchdogSec=` of its unit), which it
+/// cannot while its file system is frozen.
+const JOURNAL_WATCHDOG: Duration = Duration::from_secs(180);
+/// Characters of a version.
+const MAX_VERSION: usize = 64;
+
+fn problem<T>(key: &'static str, text: impl Into<String>) -> Result<T, Problem> {
+    Err(Problem { key, text: text.into() })
+}
+
+/// Checks what all fragments together say, and fills in what none says.
+pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings, Problem> {
+    let AgentFragment {
+        qga, control, callback, vsock, log, runtime_dir, daemon, pidfile, mut remarks, ..
+    } = settings;
+    let channel = channel(&qga)?;
+    let limits = limits(&qga)?;
+    if limits.freeze_deadline >= JOURNAL_WATCHDOG {
+        remarks.push(
+            "qga.freeze.deadline is 3 minutes or more: systemd-journald is killed by its watchdog when its file \
+             system is frozen for that long"
+                .to_owned(),
+        );
+    }
+    names("qga.block-rpcs", "block-rpcs", qga.block_rpcs.as_deref())?;
+    names("qga.allow-rpcs", "allow-rpcs", qga.allow_rpcs.as_deref())?;
+    if let Some(version) = &qga.version
+        && (version.is_empty()
+            || version.len() > MAX_VERSION
+            || version.contains(|c: char| !c.is_ascii_graphic()))
+    {
+        let text =
+            format!("qga.version is {version:?}; it must be a word of at most {MAX_VERSION} characters");
+        return problem("qga.version", text);
+    }
+    let no_hook = |path: &PathBuf| path.as_os_str().is_empty() || path.as_os_str() == "/dev/null";
+    let fsfreeze_hook = qga.fsfreeze_hook.filter(|path| !no_hook(path));
+    let fsfreeze_hook = fsfreeze_hook.map(|path| absolute("qga.fsfreeze-hook", path)).transpose()?;
+
+    let control = api("control", ["control.listen", "control.port"], &control, CONTROL_PORT)?;
+    let callback = api("callback", ["callback.listen", "callback.port"], &callback, CALLBACK_PORT)?;
+    if let (ApiChannel::Vsock { port: one }, ApiChannel::Vsock { port: other }) = (&control, &callback)
+        && one == other
+    {
+        let text = format!("control.port and callback.port are both {one}; they must differ");
+        return problem("callback.port", text);
+    }
+    let has_api = control != ApiChannel::None || callback != ApiChannel::None;
+    Ok(AgentSettings {
+        qga: channel,
+        retry_path: qga.retry_path.unwrap_or(false),
+        block: qga.block_rpcs.unwrap_or_default(),
+        allow: qga.allow_rpcs,
+        version: qga.version,
+        fsfreeze_hook,
+        limits,
+        os_release: None,
+        state_folder: absolute("qga.statedir", qga.statedir.unwrap_or(DEFAULT_STATE_FOLDER.into()))?,
+        runtime_folder: absolute("runtime-dir", runtime_dir.unwrap_or(RUNTIME_FOLDER.into()))?,
+        local: has_api || program == Program::Guestlet,
+        control,
+        callback,
+        vsock_peer: VsockPeer {
+            cid: vsock.peer_cid.unwrap_or(HOST_CID),
+            any_port: vsock.hybrid.unwrap_or(false),
+        },
+        verbose: log.verbose.unwrap_or(false),
+        log_file: log.file.map(|path| absolute("log.file", path)).transpose()?,
+        daemon: daemon.unwrap_or(false),
+        pid_file: absolute("pidfile", pidfile.unwrap_or(DEFAULT_PID_FILE.into()))?,
+        remarks,
+    })
+}
+
+fn channel(qga: &QgaFragment) -> Result<QgaChannel, Problem> {
+    let device = |usual: &str| absolute("qga.path", qga.path.clone().unwrap_or(usual.into()));
+    Ok(match (qga.method.as_deref().unwrap_or("virtio-serial"), &qga.path) {
+        ("virtio-serial", _) => QgaChannel::VirtioSerial(device(DEFAULT_PORT_PATH)?),
+        ("isa-serial", _) => QgaChannel::IsaSerial(device(DEFAULT_LINE_PATH)?),
+        ("unix-listen", Some(path)) => QgaChannel::UnixListen(absolute("qga.path", path.clone())?),
+        ("unix-listen", None) => {
+            return problem("qga.method", "the method unix-listen needs the path of a socket");
+        }
+        ("vsock-listen", Some(path)) => match path.to_str().and_then(vsock_address) {
+            Some((cid, port)) if port != u32::MAX => QgaChannel::VsockListen { cid, port },
+            _ => {
+                let text =
+                    format!("the path {path:?} is no vsock address; write it as CID:PORT, such as 3:1234");
+                return problem("qga.path", text);
+            }
+        },
+        ("vsock-listen", None) => {
+            return problem(
+                "qga.method",
+                "the method vsock-listen needs an address: CID:PORT, such as 3:1234",
+            );
+        }
+        ("none", _) => QgaChannel::None,
+        (other, _) => {
+            return problem("qga.method", format!("the method {other:?} is not known; use {METHODS}"));
+        }
+    })
+}
+
+fn limits(qga: &QgaFragment) -> Result<QgaLimits, Problem> {
+    let freeze_deadline = time("qga.freeze.deadline", qga.freeze.deadline.as_ref(), DEFAULT_FREEZE)?;
+    let usual_hook = DEFAULT_HOOK.min(freeze_deadline);
+    Ok(QgaLimits {
+        exec_paths: paths("qga.exec.paths", qga.exec.paths.as_deref())?,
+        file_paths: paths("qga.files.paths", qga.files.paths.as_deref())?,
+        files_read_only: qga.files.read_only.unwrap_or(false),
+        allow_passwords: qga.passwords.allow.unwrap_or(true),
+        freeze_deadline,
+        hook_deadline: time("qga.freeze.hook-deadline", qga.freeze.hook_deadline.as_ref(), usual_hook)?,
+    })
+}
+
+/// A list with another separator than commas, which is one long name that no command has.
+fn names(key: &'static str, option: &str, list: Option<&[String]>) -> Result<(), Problem> {
+    let separator = |c: char| matches!(c, ';' | ',') || c.is_whitespace();
+    match list.unwrap_or_default().iter().find(|name| name.contains(separator) || name.is_empty()) {
+        None => Ok(()),
+        Some(name) if name.is_empty() => problem(key, format!("{option}: a name is empty")),
+        Some(name) => {
+            let apart: Vec<_> = name.split(separator).filter(|part| !part.is_empty()).collect();
+            let apart = apart.join(",");
+            problem(
+                key,
+                format!("{option}: {name:?} is not one name: separate names by commas, as in {apart}"),
+            )
+        }
+    }
+}
+
+fn paths(key: &'static str, list: Option<&[PathBuf]>) -> Result<Option<Vec<PathBuf>>, Problem> {
+    let plain = |path: &PathBuf| {
+        path.is_absolute() && !path.components().any(|part| matches!(part, Component::ParentDir))
+    };
+    match list.unwrap_or_default().iter().find(|path| !plain(path)) {
+        Some(path) => problem(key, format!("{key}: {path:?} must be an absolute path without \"..\"")),
+        // As components, so that no path ends with a slash or has two of them.
+        None => Ok(list.map(|list| list.iter().map(|path| path.components().collect()).collect())),
+    }
+}
+
+fn time(key: &'static str, written: Option<&Time>, usual: Duration) -> Result<Duration, Problem> {
+    let parsed = match written {
+        None => return Ok(usual),
+        Some(Time::Seconds(seconds)) => Some(Duration::from_secs(*seconds)),
+        Some(Time::Words(words)) => duration(words),
+    };
+    match parsed {
+        Some(time) if (SHORTEST..=LONGEST).contains(&time) => Ok(time),
+        Some(_) => problem(key, format!("{key} must be from 1 second to 1 hour")),
+        None => {
+            problem(key, format!("{key} must be seconds, or a number with s, min or h, such as \"2min\""))
+        }
+    }
+}
+
+/// A number, and `s`, `min` or `h`.
+fn duration(words: &str) -> Option<Duration> {
+    let words = words.trim();
+    let (number, unit) = words.split_at(words.find(|c: char| !c.is_ascii_digit()).unwrap_or(words.len()));
+    let seconds = match unit.trim_start() {
+        "" | "s" => 1,
+        "min" => 60,
+        "h" => 3600,
+        _ => return None,
+    };
+    Some(Duration::from_secs(number.parse::<u64>().ok()?.saturating_mul(seconds)))
+}
+
+fn api(
+    name: &str,
+    [listen_key, port_key]: [&'static str; 2],
+    channel: &ApiFragment,
+    default_port: u32,
+) -> Result<ApiChannel, Problem> {
+    let port = channel.port.unwrap_or(default_port);
+    if !(1..1024).contains(&port) {
+        let text = format!(
+            "{name}.port is {port}; it must be from 1 to 1023, which no unprivileged process can take"
+        );
+        return problem(port_key, text);
+    }
+    let listen = channel.listen.as_deref().unwrap_or("vsock");
+    match (listen, listen.strip_prefix("unix:")) {
+        (_, Some(path)) => Ok(ApiChannel::Unix(absolute(listen_key, path.into())?)),
+        ("vsock", _) => Ok(ApiChannel::Vsock { port }),
+        ("none", _) => Ok(ApiChannel::None),
+        (other, _) => {
+            problem(listen_key, format!("{name}.listen is {other:?}; use vsock, none or unix:/path"))
+        }
+    }
+}
+
+fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, Problem> {
+    if path.is_absolute() {
+        return Ok(path);
+    }
+    problem(key, format!("{key} is {path:?}; it must be an absolute path"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::{self, Fragment as _};
+
+    fn checked(text: &str) -> Result<AgentSettings, String> {
+        let fragment = config::parse(Path::new("agent.toml"), text).map_err(|error| error.to_string())?;
+        check(fragment, Program::Guestlet).map_err(|problem| problem.text)
+    }
+
+    #[test]
+    fn without_settings_the_agent_is_what_qemu_ga_is_with_a_privileged_host() {
+        let settings = checked("").unwrap();
+        assert_eq!(settings.qga, QgaChannel::VirtioSerial(DEFAULT_PORT_PATH.into()));
+        assert_eq!(settings.control, ApiChannel::Vsock { port: 970 });
+        assert_eq!(settings.callback, ApiChannel::Vsock { port: 971 });
+        assert_eq!(settings.vsock_peer, VsockPeer { cid: 2, any_port: false });
+        let limits = QgaLimits {
+            exec_paths: None,
+            file_paths: None,
+            files_read_only: false,
+            allow_passwords: true,
+            freeze_deadline: Duration::from_secs(120),
+            hook_deadline: Duration::from_secs(60),
+        };
+        assert_eq!(settings.limits, limits);
+        assert_eq!((settings.version, settings.fsfreeze_hook), (None, None));
+    }
+
+    #[test]
+    fn lists_add_up_and_single_values_are_replaced() {
+        let file = Path::new("x");
+        let mut first: AgentFragment =
+            config::parse(file, "qga.block-rpcs = ['guest-ping']\nqga.method = 'none'").unwrap();
+        let second =
+            config::parse(file, "qga.block-rpcs = ['guest-sync']\nqga.method = 'virtio-serial'").unwrap();
+        first.merge(second, file);
+        let settings = check(first, Program::Guestlet).unwrap();
+        assert_eq!(settings.block, ["guest-ping", "guest-sync"]);
+        assert!(matches!(settings.qga, QgaChannel::VirtioSerial(_)));
+    }
+
+    #[test]
+    fn channels() {
+        let cases = [
+            ("method = 'isa-serial'", QgaChannel::IsaSerial("/dev/ttyS0".into())),
+            ("method = 'isa-serial'\npath = '/dev/ttyS1'", QgaChannel::IsaSerial("/dev/ttyS1".into())),
+            ("method = 'unix-listen'\npath = '/s'", QgaChannel::UnixListen("/s".into())),
+            ("method = 'vsock-listen'\npath = '3:1234'", QgaChannel::VsockListen { cid: 3, port: 1234 }),
+            ("method = 'none'\npath = '/s'", QgaChannel::None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(checked(&format!("[qga]\n{text}")).unwrap().qga, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_commands_may_do() {
+        let text = "[qga]\nversion = '7.2.0'\n[qga.exec]\npaths = ['/usr/bin/', '/opt//a']\n[qga.files]\npaths = []\n\
+            read-only = true\n[qga.passwords]\nallow = false\n[qga.freeze]\ndeadline = '2 min'\nhook-deadline = 5\n";
+        let settings = checked(text).unwrap();
+        let limits = QgaLimits {
+            exec_paths: Some(vec!["/usr/bin".into(), "/opt/a".into()]),
+            file_paths: Some(Vec::new()),
+            files_read_only: true,
+            allow_passwords: false,
+            freeze_deadline: Duration::from_secs(120),
+            hook_deadline: Duration::from_secs(5),
+        };
+        assert_eq!(settings.limits, limits);
+        assert_eq!(settings.version.as_deref(), Some("7.2.0"));
+        assert!(settings.remarks.is_empty());
+        let long = checked("qga.freeze.deadline = '1h'").unwrap();
+        assert_eq!(long.limits.freeze_deadline, LONGEST);
+        assert!(long.remarks[0].contains("watchdog"), "{:?}", long.remarks);
+        assert_eq!(
+            checked("qga.freeze.deadline = 10").unwrap().limits.hook_deadline,
+            Duration::from_secs(10)
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_what_to_do() {
+        let cases = [
+            ("[qga]\nmethod = 'unix-listen'", "needs the path of a socket"),
+            ("[qga]\nmethod = 'vsock-listen'", "CID:PORT"),
+            ("[qga]\nmethod = 'vsock-listen'\npath = '/x'", "CID:PORT"),
+            ("[qga]\nmethod = 'vsock-listen'\npath = '3:4294967295'", "CID:PORT"),
+            ("[qga]\nmethod = 'pigeon'", "use virtio-serial, isa-serial, unix-listen, vsock-listen or none"),
+            ("[qga]\npath = 'socket'", "must be an absolute path"),
+            ("[qga]\nblock-rpcs = ['guest-exec;guest-ping']", "as in guest-exec,guest-ping"),
+            ("[qga]\nblock-rpcs = ['']", "a name is empty"),
+            ("[qga]\nversion = ''", "must be a word"),
+            ("[qga]\nversion = 'a b'", "must be a word"),
+            ("[qga.exec]\npaths = ['bin/x']", "must be an absolute path"),
+            ("[qga.files]\npaths = ['/a/../b']", "without \"..\""),
+            ("[qga.freeze]\ndeadline = 0", "from 1 second to 1 hour"),
+            ("[qga.freeze]\ndeadline = '61min'", "from 1 second to 1 hour"),
+            ("[qga.freeze]\nhook-deadline = '2 weeks'", "such as \"2min\""),
+            ("[qga.freeze]\nhook-deadline = 'min'", "such as \"2min\""),
+            ("[qga]\nfsfreeze-hook = 'hook'", "must be an absolute path"),
+            ("[log]\nfile = 'log'", "must be an absolute path"),
+            ("[control]\nport = 1024", "from 1 to 1023"),
+            ("[callback]\nport = 970", "they must differ"),
+            ("[control]\nlisten = 'tcp:1'", "use vsock, none or unix:/path"),
+            ("[control]\nlisten = 'unix:x'", "must be an absolute path"),
+            ("[controls]\n", "agent.toml:1: unknown field `controls`"),
+            ("daemon = true\n", "unknown field `daemon`"),
+        ];
+        for (text, expected) in cases {
+            let error = checked(text).unwrap_err();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+}

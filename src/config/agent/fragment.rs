@@ -1,0 +1,207 @@
+//! What one source of the agent's settings says: a file of /etc/guestlet, one of qemu-ga's, or the command line.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::config::Fragment;
+
+/// Every field may be missing.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct AgentFragment {
+    /// `[qga]`
+    pub qga: QgaFragment,
+    /// `[control]`
+    pub control: ApiFragment,
+    /// `[callback]`
+    pub callback: ApiFragment,
+    /// `[vsock]`
+    pub vsock: VsockFragment,
+    /// `[log]`
+    pub log: LogFragment,
+    /// Where the agent keeps what lasts until the next boot.
+    pub runtime_dir: Option<PathBuf>,
+    /// Become a daemon. Not in TOML: a unit says how it is started.
+    #[serde(skip)]
+    pub daemon: Option<bool>,
+    /// Where a daemon writes its process id.
+    #[serde(skip)]
+    pub pidfile: Option<PathBuf>,
+    /// What is worth a line in the log, and no fault.
+    #[serde(skip)]
+    pub remarks: Vec<String>,
+    /// The lines of the keys that this source sets.
+    #[serde(skip)]
+    pub lines: Vec<(String, usize)>,
+}
+
+/// `[qga]`: names and meanings are those of qemu-ga, where it has them.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct QgaFragment {
+    /// `virtio-serial`, `isa-serial`, `unix-listen`, `vsock-listen`, or `none`.
+    pub method: Option<String>,
+    /// Device, socket, or `CID:PORT`.
+    pub path: Option<PathBuf>,
+    /// Try again where a socket cannot be listened on.
+    pub retry_path: Option<bool>,
+    /// Where state is kept.
+    pub statedir: Option<PathBuf>,
+    /// Commands that may not be called; lists of several places add up.
+    pub block_rpcs: Option<Vec<String>>,
+    /// The only commands that may be called.
+    pub allow_rpcs: Option<Vec<String>>,
+    /// The version that guest-info reports.
+    pub version: Option<String>,
+    /// What is run before a freeze and after a thaw.
+    pub fsfreeze_hook: Option<PathBuf>,
+    /// `[qga.exec]`
+    pub exec: PathsFragment,
+    /// `[qga.files]`
+    pub files: FilesFragment,
+    /// `[qga.passwords]`
+    pub passwords: PasswordsFragment,
+    /// `[qga.freeze]`
+    pub freeze: FreezeFragment,
+}
+
+/// `[qga.exec]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct PathsFragment {
+    /// The only programs that may be run; lists of several places add up.
+    pub paths: Option<Vec<PathBuf>>,
+}
+
+/// `[qga.files]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct FilesFragment {
+    /// The only files and folders that may be opened; lists of several places add up.
+    pub paths: Option<Vec<PathBuf>>,
+    /// Open files only for reading.
+    pub read_only: Option<bool>,
+}
+
+/// `[qga.passwords]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct PasswordsFragment {
+    /// Whether passwords may be set.
+    pub allow: Option<bool>,
+}
+
+/// `[qga.freeze]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct FreezeFragment {
+    /// How long file systems stay frozen when nobody thaws them.
+    pub deadline: Option<Time>,
+    /// How long one hook may take.
+    pub hook_deadline: Option<Time>,
+}
+
+/// A duration as it is written: seconds, or a number and a unit.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub enum Time {
+    /// Seconds.
+    Seconds(u64),
+    /// Such as `90s` or `2min`.
+    Words(String),
+}
+
+/// `[control]` and `[callback]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ApiFragment {
+    /// `vsock`, `none`, or `unix:` and a path.
+    pub listen: Option<String>,
+    /// vsock port.
+    pub port: Option<u32>,
+}
+
+/// `[vsock]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct VsockFragment {
+    /// The only context identifier that is let in.
+    pub peer_cid: Option<u32>,
+    /// The hypervisor has hybrid vsock.
+    pub hybrid: Option<bool>,
+}
+
+/// `[log]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct LogFragment {
+    /// Log each call.
+    pub verbose: Option<bool>,
+    /// Log to this file.
+    pub file: Option<PathBuf>,
+}
+
+impl Fragment for AgentFragment {
+    fn merge(&mut self, later: Self, _file: &Path) {
+        fn take<T>(earlier: &mut Option<T>, later: Option<T>) {
+            if later.is_some() {
+                *earlier = later;
+            }
+        }
+        fn add<T>(earlier: &mut Option<Vec<T>>, later: Option<Vec<T>>) {
+            if let Some(later) = later {
+                earlier.get_or_insert_default().extend(later);
+            }
+        }
+        take(&mut self.qga.method, later.qga.method);
+        take(&mut self.qga.path, later.qga.path);
+        take(&mut self.qga.retry_path, later.qga.retry_path);
+        take(&mut self.qga.statedir, later.qga.statedir);
+        add(&mut self.qga.block_rpcs, later.qga.block_rpcs);
+        add(&mut self.qga.allow_rpcs, later.qga.allow_rpcs);
+        take(&mut self.qga.version, later.qga.version);
+        take(&mut self.qga.fsfreeze_hook, later.qga.fsfreeze_hook);
+        add(&mut self.qga.exec.paths, later.qga.exec.paths);
+        add(&mut self.qga.files.paths, later.qga.files.paths);
+        take(&mut self.qga.files.read_only, later.qga.files.read_only);
+        take(&mut self.qga.passwords.allow, later.qga.passwords.allow);
+        take(&mut self.qga.freeze.deadline, later.qga.freeze.deadline);
+        take(&mut self.qga.freeze.hook_deadline, later.qga.freeze.hook_deadline);
+        take(&mut self.control.listen, later.control.listen);
+        take(&mut self.control.port, later.control.port);
+        take(&mut self.callback.listen, later.callback.listen);
+        take(&mut self.callback.port, later.callback.port);
+        take(&mut self.vsock.peer_cid, later.vsock.peer_cid);
+        take(&mut self.vsock.hybrid, later.vsock.hybrid);
+        take(&mut self.runtime_dir, later.runtime_dir);
+        take(&mut self.log.verbose, later.log.verbose);
+        take(&mut self.log.file, later.log.file);
+        take(&mut self.daemon, later.daemon);
+        take(&mut self.pidfile, later.pidfile);
+        self.remarks.extend(later.remarks);
+    }
+
+    fn remember(&mut self, text: &str) {
+        if let Ok(table) = DeTable::parse(text) {
+            keys("", table.get_ref(), text, &mut self.lines);
+        }
+    }
+
+    fn line(&self, key: &str) -> Option<usize> {
+        self.lines.iter().rev().find(|(found, _)| found == key).map(|(_, line)| *line)
+    }
+}
+
+/// Adds the lines of all keys of a table.
+fn keys(prefix: &str, table: &DeTable<'_>, text: &str, lines: &mut Vec<(String, usize)>) {
+    for (key, value) in table {
+        let name = format!("{prefix}{}", key.get_ref());
+        match Spanned::get_ref(value) {
+            DeValue::Table(inner) => keys(&format!("{name}."), inner, text, lines),
+            _ => lines.push((name, crate::config::line_of(text, key.span().start))),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! A log file, written by a thread of its own, so that a disk that is slow, full or frozen costs entries and never
+//! holds up the program.
+//!
+//! ```text
+//! entry ──▶ queue (bounded; what does not fit is counted) ──▶ thread ──▶ file
+//!                                                               └─ waits while logging is paused
+//! ```
+//!
+//! The file is opened anew when its name leads elsewhere, as it does after a rotation of logs.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tracing::Level;
+
+/// Entries that wait to be written.
+const QUEUE: usize = 256;
+/// How long the end of the program waits for what is still to be written.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+static PAUSED: Mutex<bool> = Mutex::new(false);
+static RESUMED: Condvar = Condvar::new();
+static WRITER: OnceLock<SyncSender<Message>> = OnceLock::new();
+
+enum Message {
+    Line(Vec<u8>),
+    /// Everything before it is written.
+    Done(SyncSender<()>),
+}
+
+/// Until [`resume`] nothing is written to a log file or to standard error. Call it before file systems are frozen.
+pub fn pause() {
+    *paused() = true;
+}
+
+/// Ends what [`pause`] began.
+pub fn resume() {
+    *paused() = false;
+    RESUMED.notify_all();
+}
+
+/// Whether logging is paused.
+pub fn is_paused() -> bool {
+    *paused()
+}
+
+fn paused() -> MutexGuard<'static, bool> {
+    PAUSED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits a moment for what is still to be written, at the end of the program.
+pub fn finish() {
+    if let Some(writer) = WRITER.get()
+        && !is_paused()
+    {
+        let (done, written) = sync_channel(1);
+        if writer.try_send(Message::Done(done)).is_ok() {
+            let _ = written.recv_timeout(LAST_WORDS);
+        }
+    }
+}
+
+/// The way to the thread.
+pub struct Log {
+    writer: SyncSender<Message>,
+    lost: AtomicU64,
+}
+
+impl Log {
+    /// Opens the file at `path` to append to it, for root and the process's own user only if it is new, and starts
+    /// the thread.
+    ///
+    /// # Errors
+    /// As open(2) gives them.
+    pub fn start(path: &Path) -> io::Result<Self> {
+        let file = open(path)?;
+        let (writer, entries) = sync_channel(QUEUE);
+        let path = path.to_owned();
+        std::thread::Builder::new().name("log".into()).spawn(move || write(file, &path, &entries))?;
+        let _ = WRITER.set(writer.clone());
+        Ok(Self { writer, lost: AtomicU64::new(0) })
+    }
+
+    /// Hands over an entry, or counts it as lost.
+    pub fn take(&self, level: Level, text: &[u8]) {
+        let lost = self.lost.swap(0, Ordering::Relaxed);
+        let mut line = Vec::with_capacity(text.len() + 40);
+        let now = timestamp(SystemTime::now());
+        if lost > 0 {
+            line.extend_from_slice(format!("{now}  WARN {lost} entries before were lost\n").as_bytes());
+        }
+        line.extend_from_slice(format!("{now} {level:>5} ").as_bytes());
+        line.extend_from_slice(text);
+        if self.writer.try_send(Message::Line(line)).is_err() {
+            self.lost.fetch_add(lost + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn write(mut file: File, path: &Path, entries: &Receiver<Message>) {
+    while let Ok(message) = entries.recv() {
+        drop(RESUMED.wait_while(paused(), |paused| *paused));
+        match message {
+            Message::Line(line) => {
+                if !is_at(&file, path)
+                    && let Ok(anew) = open(path)
+                {
+                    file = anew;
+                }
+                // There is nowhere to say that it failed.
+                let _ = file.write_all(&line);
+            }
+            Message::Done(done) => drop(done.try_send(())),
+        }
+    }
+}
+
+/// A file that is there is opened without the flag to create it: with it, open(2) would wait on a file system that is
+/// frozen.
+fn open(path: &Path) -> io::Result<File> {
+    match OpenOptions::new().append(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+        }
+        opened => opened,
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let same = |file: io::Result<std::fs::Metadata>| file.map(|found| (found.dev(), found.ino())).ok();
+    same(file.metadata()) == same(std::fs::metadata(PathBuf::from(path)))
+}
+
+/// In UTC, as RFC 3339 writes it.
+fn timestamp(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, second) = (since.as_secs() / 86400, since.as_secs() % 86400);
+    // Years that begin in March end with the leap day; 719468 days lie between such a year 0 and 1970.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let micro = since.subsec_micros();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micro:06}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps() {
+        let cases = [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (951_782_400, "2000-02-29T00:00:00.000000Z"),
+            (951_868_800, "2000-03-01T00:00:00.000000Z"),
+            (1_735_689_599, "2024-12-31T23:59:59.000000Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.000000Z"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        }
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods)]
+    fn entries_are_appended_and_wait_while_logging_is_paused_and_a_rotated_file_is_begun_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        std::fs::write(&path, "before\n").unwrap();
+        let log = Log::start(&path).unwrap();
+        let written = || {
+            let (done, written) = sync_channel(1);
+            log.writer.send(Message::Done(done)).unwrap();
+            written.recv_timeout(Duration::from_secs(20)).is_ok()
+        };
+        log.take(Level::INFO, b"one\n");
+        assert!(written());
+        pause();
+        log.take(Level::WARN, b"two\n");
+        for _ in 0..2 * QUEUE {
+            log.take(Level::WARN, b"more\n");
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("before\n2") && text.ends_with("Z  INFO one\n"), "{text}");
+        resume();
+        assert!(written());
+        log.take(Level::WARN, b"after\n");
+        assert!(written());
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains("  WARN two\n") && text.contains("entries before were lost\n"), "{text}");
+        std::fs::rename(&path, folder.path().join("log.1")).unwrap();
+        log.take(Level::INFO, b"anew\n");
+        assert!(written());
+        assert!(std::fs::read_to_string(&path).unwrap().ends_with("anew\n"));
+    }
+}

@@ -1,0 +1,161 @@
+//! A serial line: what goes in at one end comes out at the other, byte by byte.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use nix::libc;
+use nix::sys::termios::{
+    BaudRate, ControlFlags, FlushArg, SetArg, SpecialCharacterIndices, cfmakeraw, cfsetspeed, tcflush,
+    tcgetattr, tcsetattr,
+};
+use nix::unistd::{read, write};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::sys::descriptor::watch_both;
+use crate::transport::appearance::Watch;
+
+/// How often a line that cannot be used for now is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// An open line.
+#[derive(Debug)]
+pub struct Line(AsyncFd<OwnedFd>);
+
+impl Line {
+    /// Opens the line at `path` and takes everything off it that a terminal would want: bytes go through as they
+    /// are, at 38400 baud as with qemu-ga, and no signal of a modem ends it. What came before is dropped.
+    ///
+    /// # Errors
+    /// As open(2) gives them; ENOTTY if it is no line.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+        let mut settings = tcgetattr(&file)?;
+        cfmakeraw(&mut settings);
+        settings.control_flags |= ControlFlags::CLOCAL | ControlFlags::CREAD;
+        settings.control_chars[SpecialCharacterIndices::VMIN as usize] = 1;
+        settings.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
+        cfsetspeed(&mut settings, BaudRate::B38400)?;
+        tcflush(&file, FlushArg::TCIFLUSH)?;
+        tcsetattr(&file, SetArg::TCSANOW, &settings)?;
+        Ok(Self(watch_both(file.into())?))
+    }
+
+    /// Opens the line at `path`, waiting for it to appear and to be usable.
+    ///
+    /// # Errors
+    /// If it is no line, or may not be opened.
+    pub async fn open_when_there(path: &Path) -> io::Result<Self> {
+        let mut said = None;
+        loop {
+            let watch = Watch::new(path)?;
+            let error = match Self::open(path) {
+                Ok(line) => return Ok(line),
+                Err(error) => error,
+            };
+            let problem = error.raw_os_error();
+            let news = said.replace(problem) != Some(problem);
+            let wait = match problem {
+                Some(libc::ENOENT) => watch.changed().await,
+                // No hardware behind it, unplugged, hung up at the other end, or somebody else's.
+                Some(libc::EIO | libc::ENXIO | libc::ENODEV | libc::EBUSY) => {
+                    if news {
+                        let seconds = RETRY.as_secs();
+                        tracing::warn!("{}: {error}; trying again every {seconds} s", path.display());
+                    }
+                    tokio::time::sleep(RETRY).await;
+                    Ok(())
+                }
+                _ => return Err(error),
+            };
+            wait?;
+        }
+    }
+}
+
+/// End of file means that the line was hung up; it has to be opened again.
+impl AsyncRead for &mut Line {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            let mut ready = ready!(self.0.poll_read_ready(context))?;
+            let unfilled = buffer.initialize_unfilled();
+            match ready.try_io(|line| Ok(read(line.get_ref(), unfilled)?)) {
+                Ok(Ok(length)) => {
+                    buffer.advance(length);
+                    return Poll::Ready(Ok(()));
+                }
+                // The other end of a pseudo terminal was closed.
+                Ok(Err(error)) if error.raw_os_error() == Some(libc::EIO) => return Poll::Ready(Ok(())),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(error)) => return Poll::Ready(Err(error)),
+                Err(_not_yet) => {}
+            }
+        }
+    }
+}
+
+impl AsyncWrite for &mut Line {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            let mut ready = ready!(self.0.poll_write_ready(context))?;
+            match ready.try_io(|line| Ok(write(line.get_ref(), bytes)?)) {
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(outcome) => return Poll::Ready(outcome),
+                Err(_not_yet) => {}
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn bytes_go_through_as_they_are_and_a_hang_up_is_an_end() {
+        let pair = nix::pty::openpty(None, None).unwrap();
+        let path = nix::unistd::ttyname(&pair.slave).unwrap();
+        let mut line = Line::open(&path).unwrap();
+        drop(pair.slave);
+        let mut host = std::fs::File::from(pair.master);
+        let all: Vec<u8> = (0..=255).collect();
+        host.write_all(&all).unwrap();
+        let mut found = [0; 256];
+        (&mut line).read_exact(&mut found).await.unwrap();
+        assert_eq!(found, all[..]);
+        (&mut line).write_all(&all).await.unwrap();
+        host.read_exact(&mut found).unwrap();
+        assert_eq!(found, all[..]);
+        drop(host);
+        assert_eq!((&mut line).read(&mut found).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_line_is_refused() {
+        let error = Line::open_when_there(Path::new("/dev/null")).await.unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
+    }
+}

@@ -1,0 +1,171 @@
+//! Where QGA clients come from: serial lines, sockets of the service manager, sockets that cannot be had yet.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::pty::{OpenptyResult, openpty};
+use nix::unistd::ttyname;
+
+use crate::agent::{Agent, Client, PATIENCE, settings_in};
+
+const PING: &[u8] = b"\xff{\"execute\":\"guest-sync-delimited\",\"arguments\":{\"id\":7}}\n";
+
+/// The host's end of a new line, whose other end `path` leads to.
+fn line_at(path: &Path) -> File {
+    let OpenptyResult { master, slave } = openpty(None, None).unwrap();
+    let beside = path.with_extension("new");
+    symlink(ttyname(&slave).unwrap(), &beside).unwrap();
+    std::fs::rename(beside, path).unwrap();
+    // The agent's settings of the line count from when it opens it; until then it must not echo.
+    let mut settings = nix::sys::termios::tcgetattr(&slave).unwrap();
+    nix::sys::termios::cfmakeraw(&mut settings);
+    nix::sys::termios::tcsetattr(&slave, nix::sys::termios::SetArg::TCSANOW, &settings).unwrap();
+    File::from(master)
+}
+
+/// Asks until there is an answer: what is sent before the agent opens the line is dropped.
+fn answers(host: File) -> File {
+    let mut reader = BufReader::new(host.try_clone().unwrap());
+    let asking = host.try_clone().unwrap();
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let asker = std::thread::spawn(move || {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            (&asking).write_all(PING).unwrap();
+            if ended.recv_timeout(Duration::from_millis(200))
+                != Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+            {
+                return true;
+            }
+        }
+        false
+    });
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"{\"return\": 7}\n") {
+        answer.clear();
+        assert!(reader.read_until(b'\n', &mut answer).unwrap() > 0);
+        assert!(!asker.is_finished(), "no answer on the line");
+    }
+    drop(done);
+    assert!(asker.join().unwrap());
+    host
+}
+
+#[test]
+fn a_serial_line_is_served_and_again_after_it_was_hung_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("line");
+    let host = line_at(&path);
+    let agent = Agent::start_with(&["-m", "isa-serial", "-p", path.to_str().unwrap()]);
+    let host = answers(host);
+    drop(host);
+    let host = line_at(&path);
+    drop(answers(host));
+    assert!(agent.log().contains("hung up"), "{}", agent.log());
+}
+
+#[test]
+fn a_serial_line_that_is_not_there_yet_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("line");
+    let _agent = Agent::start_with(&["-m", "isa-serial", "-p", path.to_str().unwrap()]);
+    drop(answers(line_at(&path)));
+}
+
+/// Ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The agent with a socket from a service manager.
+fn activated(folder: &Path, socket: OwnedFd, unit: &str, arguments: &[&str]) -> Running {
+    std::fs::write(folder.join("agent.toml"), settings_in(folder)).unwrap();
+    // $LISTEN_PID is the agent's, and the socket its first descriptor after the standard streams.
+    let script =
+        "exec 3<&0 < /dev/null; LISTEN_PID=$$ LISTEN_FDS=1; export LISTEN_PID LISTEN_FDS; exec \"$@\"";
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_guestlet"), "--settings"])
+        .arg(folder.join("agent.toml"));
+    command.args(arguments).env("LISTEN_FDNAMES", unit).stdin(Stdio::from(socket));
+    Running(command.stderr(File::create(folder.join("log")).unwrap()).spawn().unwrap())
+}
+
+#[test]
+fn a_socket_that_is_passed_wins_over_the_method_and_is_left_in_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("passed.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let other = folder.path().join("other.sock");
+    let agent = activated(
+        folder.path(),
+        listener.into(),
+        "qga.socket",
+        &["-m", "unix-listen", "-p", other.to_str().unwrap()],
+    );
+    let (mut one, mut two) = (Client::connect(&socket), Client::connect(&socket));
+    one.call("guest-ping");
+    two.call("guest-ping");
+    one.call("guest-ping");
+    assert!(!other.exists());
+    drop(agent);
+    assert!(socket.exists(), "the socket is the service manager's");
+}
+
+#[test]
+fn a_socket_that_cannot_be_used_is_refused_and_one_of_the_api_is_never_qga() {
+    let folder = tempfile::tempdir().unwrap();
+    let (connected, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut agent = activated(folder.path(), connected.into(), "qga.socket", &[]);
+    assert_eq!(agent.0.wait().unwrap().code(), Some(1));
+    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    assert!(
+        log.contains("the socket passed for QGA cannot be used: it is no stream socket that listens"),
+        "{log}"
+    );
+
+    let socket = folder.path().join("qga.sock");
+    let api = UnixListener::bind(folder.path().join("api.sock")).unwrap();
+    assert!(api.as_raw_fd() > 2);
+    let _agent = activated(
+        folder.path(),
+        api.into(),
+        "guestlet.socket",
+        &["-m", "unix-listen", "-p", socket.to_str().unwrap()],
+    );
+    let deadline = Instant::now() + PATIENCE;
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Client::connect(&socket).call("guest-ping");
+    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    assert!(log.contains("a socket that guestlet.socket passed is not used"), "{log}");
+}
+
+#[test]
+fn with_retry_path_a_socket_is_listened_on_as_soon_as_it_can_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let later = folder.path().join("later");
+    let socket = later.join("qga.sock");
+    let agent = Agent::start_with(&["-r", "-p", socket.to_str().unwrap()]);
+    assert!(agent.log().contains("trying again every 5 s"), "{}", agent.log());
+    std::fs::create_dir(&later).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while !socket.exists() {
+        assert!(Instant::now() < deadline, "{}", agent.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Client::connect(&socket).call("guest-ping");
+}
