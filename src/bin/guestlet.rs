@@ -85,7 +85,7 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
     let request = options::parse(std::env::args_os().skip(1), program)
         .map_err(|error| anyhow::anyhow!("{error}; see {} --help", program.name()))?;
     match request {
-        Request::Run(run) => return start(run, program),
+        Request::Run(run) => return start(*run, program),
         Request::Status { settings, json } => {
             let run = Run { settings, ..Run::default() };
             let settings = settings::load_for(run, program, std::env::var_os(CONFIG_VARIABLE))?;
@@ -115,13 +115,13 @@ fn start(run: Run, program: Program) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     // Before there is a thread, and so before logging and the runtime.
-    if settings.daemon {
+    if settings.daemon.wanted {
         match daemon::start()? {
             Process::Starter { up: true } => return Ok(ExitCode::SUCCESS),
             // The daemon said why.
             Process::Starter { up: false } => return Ok(ExitCode::FAILURE),
             Process::Daemon(starting) => {
-                let _pid_file = PidFile::take(&settings.pid_file)?;
+                let _pid_file = PidFile::take(&settings.daemon.pid_file)?;
                 serve(settings, sockets, move || starting.ready())?;
             }
         }

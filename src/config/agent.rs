@@ -66,12 +66,19 @@ pub struct AgentSettings {
     pub verbose: bool,
     /// Log to this file.
     pub log_file: Option<PathBuf>,
-    /// Become a daemon.
-    pub daemon: bool,
-    /// Where a daemon writes its process id.
-    pub pid_file: PathBuf,
+    /// Whether to become a daemon, and its pid file.
+    pub daemon: DaemonSettings,
     /// What is worth a line in the log, and no fault.
     pub remarks: Vec<String>,
+}
+
+/// Becoming a daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DaemonSettings {
+    /// Become one.
+    pub wanted: bool,
+    /// Where a daemon writes its process id.
+    pub pid_file: PathBuf,
 }
 
 /// What QGA commands may do.

@@ -76,6 +76,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     ours.is_some() && ours == there
 }
 
+#[allow(clippy::cast_possible_truncation, reason = "the constants are small")]
 fn first_byte() -> libc::flock {
     libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,

@@ -21,7 +21,12 @@ impl Lines {
     pub fn connect(socket: &Path, limit: Duration) -> anyhow::Result<Self> {
         let what = format!("listener at {}", socket.display());
         let stream = wait_for(&what, limit, || UnixStream::connect(socket).ok())?;
-        Ok(Self { stream, pending: Vec::new() })
+        Ok(Self::over(stream))
+    }
+
+    /// The lines of a connection that is there already.
+    pub fn over(stream: UnixStream) -> Self {
+        Self { stream, pending: Vec::new() }
     }
 
     /// Sends bytes as they are.

@@ -1,5 +1,6 @@
 //! A QGA client as libvirt is one: at the host's end of the guest's virtio-serial port.
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -20,6 +21,11 @@ impl QgaClient {
     /// Connects to the port, without a word to the agent.
     pub fn connect(socket: &Path) -> anyhow::Result<Self> {
         Ok(Self(Lines::connect(socket, Duration::from_secs(10))?))
+    }
+
+    /// A client on a connection that is there already.
+    pub fn over(stream: UnixStream) -> Self {
+        Self(Lines::over(stream))
     }
 
     /// Sends bytes as they are.

@@ -3,70 +3,79 @@
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::pty::{OpenptyResult, openpty};
-use nix::unistd::ttyname;
+use nix::fcntl::OFlag;
+use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
+use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::agent::{Agent, Client, PATIENCE, settings_in};
 
 const PING: &[u8] = b"\xff{\"execute\":\"guest-sync-delimited\",\"arguments\":{\"id\":7}}\n";
 
-/// The host's end of a new line, whose other end `path` leads to.
-fn line_at(path: &Path) -> File {
-    let OpenptyResult { master, slave } = openpty(None, None).unwrap();
-    let beside = path.with_extension("new");
-    symlink(ttyname(&slave).unwrap(), &beside).unwrap();
-    std::fs::rename(beside, path).unwrap();
-    // The agent's settings of the line count from when it opens it; until then it must not echo.
-    let mut settings = nix::sys::termios::tcgetattr(&slave).unwrap();
-    nix::sys::termios::cfmakeraw(&mut settings);
-    nix::sys::termios::tcsetattr(&slave, nix::sys::termios::SetArg::TCSANOW, &settings).unwrap();
-    File::from(master)
+/// Both ends of a line, open as those of a line of hardware are. No program that is started meanwhile inherits them:
+/// an agent that has the host's end open as well would never be hung up on.
+struct Line {
+    host: File,
+    guest: File,
 }
 
-/// Asks until there is an answer: what is sent before the agent opens the line is dropped.
-fn answers(host: File) -> File {
+/// A new line, whose guest's end `path` leads to.
+fn line_at(path: &Path) -> Line {
+    let host = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).unwrap();
+    grantpt(&host).unwrap();
+    unlockpt(&host).unwrap();
+    let name = ptsname_r(&host).unwrap();
+    let flags = OFlag::O_NOCTTY.bits();
+    let guest = File::options().read(true).write(true).custom_flags(flags).open(&name).unwrap();
+    // Until the agent has opened it, it must not echo.
+    let mut settings = tcgetattr(&guest).unwrap();
+    cfmakeraw(&mut settings);
+    tcsetattr(&guest, SetArg::TCSANOW, &settings).unwrap();
+    let beside = path.with_extension("new");
+    symlink(name, &beside).unwrap();
+    std::fs::rename(beside, path).unwrap();
+    Line { host: File::from(OwnedFd::from(host)), guest }
+}
+
+/// Asks until there is an answer (what is sent before the agent opens the line is dropped), and hangs up.
+fn answers(Line { host, guest }: Line) {
     let mut reader = BufReader::new(host.try_clone().unwrap());
-    let asking = host.try_clone().unwrap();
-    let (done, ended) = std::sync::mpsc::channel::<()>();
-    let asker = std::thread::spawn(move || {
-        let deadline = Instant::now() + PATIENCE;
-        while Instant::now() < deadline {
-            (&asking).write_all(PING).unwrap();
-            if ended.recv_timeout(Duration::from_millis(200))
-                != Err(std::sync::mpsc::RecvTimeoutError::Timeout)
-            {
-                return true;
+    let (heard, hearing) = std::sync::mpsc::channel();
+    let listener = std::thread::spawn(move || {
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"{\"return\": 7}\n") && !answer.ends_with(b"{\"return\":7}\n") {
+            answer.clear();
+            if reader.read_until(b'\n', &mut answer).unwrap_or(0) == 0 {
+                return;
             }
         }
-        false
+        heard.send(()).unwrap();
     });
-    let mut answer = Vec::new();
-    while !answer.ends_with(b"{\"return\": 7}\n") {
-        answer.clear();
-        assert!(reader.read_until(b'\n', &mut answer).unwrap() > 0);
-        assert!(!asker.is_finished(), "no answer on the line");
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        (&host).write_all(PING).unwrap();
+        if hearing.recv_timeout(Duration::from_millis(200)).is_ok() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "no answer on the line");
     }
-    drop(done);
-    assert!(asker.join().unwrap());
-    host
+    listener.join().unwrap();
+    drop((guest, host));
 }
 
 #[test]
 fn a_serial_line_is_served_and_again_after_it_was_hung_up() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("line");
-    let host = line_at(&path);
+    let line = line_at(&path);
     let agent = Agent::start_with(&["-m", "isa-serial", "-p", path.to_str().unwrap()]);
-    let host = answers(host);
-    drop(host);
-    let host = line_at(&path);
-    drop(answers(host));
+    answers(line);
+    answers(line_at(&path));
     assert!(agent.log().contains("hung up"), "{}", agent.log());
 }
 
@@ -75,7 +84,7 @@ fn a_serial_line_that_is_not_there_yet_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("line");
     let _agent = Agent::start_with(&["-m", "isa-serial", "-p", path.to_str().unwrap()]);
-    drop(answers(line_at(&path)));
+    answers(line_at(&path));
 }
 
 /// Ends with the test.

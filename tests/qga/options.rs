@@ -433,6 +433,23 @@ fn keys_that_are_not_known_are_told_of_and_no_fault() {
 }
 
 #[test]
+fn the_packaged_settings_make_sense_without_their_comment_signs() {
+    let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/agent.toml");
+    let packaged = std::fs::read_to_string(packaged).unwrap();
+    let (_about, settings) = packaged.split_once("\n\n").unwrap();
+    assert!(settings.lines().all(|line| line.is_empty() || line.starts_with('#')), "something is set");
+    let lines: Vec<_> = settings.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let settings = file(&folder, "agent.toml", lines.join("\n"));
+    let output = run(Path::new(PROGRAM), None, &["-D", "--settings", settings.to_str().unwrap()]);
+    assert!(
+        text(&output.stdout).contains("\nallow-rpcs=guest-ping,guest-info\n"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
 fn many_start_at_once_on_a_socket_left_behind_and_one_runs() {
     for _ in 0..5 {
         let folder = tempfile::tempdir().unwrap();

@@ -52,7 +52,7 @@ fn wrong_options_and_settings_are_refused_in_words() {
             "command line: the method \"pigeon\" is not known; use virtio-serial, isa-serial, unix-listen",
         ),
         (&["--settings", plain, "-a", "guest-exce"], "allow-rpcs names no command that is known"),
-        (&["--settings", innocent], "agent.d/10.toml: control.port is 5000"),
+        (&["--settings", innocent], "agent.d/10.toml:2: control.port is 5000"),
         (&["-m", "unix-listen"], "needs the path of a socket"),
         (&["-b", "guest-ping;guest-info"], "separate names by commas"),
         (&["--settings", "/no/such/file.toml"], "/no/such/file.toml: cannot be read"),

@@ -8,7 +8,8 @@ use crate::config::agent::fragment::{AgentFragment, ApiFragment, QgaFragment, Ti
 use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
 use crate::config::agent::{
-    AgentSettings, ApiChannel, CALLBACK_PORT, CONTROL_PORT, QgaChannel, QgaLimits, RUNTIME_FOLDER, VsockPeer,
+    AgentSettings, ApiChannel, CALLBACK_PORT, CONTROL_PORT, DaemonSettings, QgaChannel, QgaLimits,
+    RUNTIME_FOLDER, VsockPeer,
 };
 
 /// `VMADDR_CID_HOST`, vsock(7).
@@ -90,8 +91,10 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         },
         verbose: log.verbose.unwrap_or(false),
         log_file: log.file.map(|path| absolute("log.file", path)).transpose()?,
-        daemon: daemon.unwrap_or(false),
-        pid_file: absolute("pidfile", pidfile.unwrap_or(DEFAULT_PID_FILE.into()))?,
+        daemon: DaemonSettings {
+            wanted: daemon.unwrap_or(false),
+            pid_file: absolute("pidfile", pidfile.unwrap_or(DEFAULT_PID_FILE.into()))?,
+        },
         remarks,
     })
 }
@@ -108,8 +111,10 @@ fn channel(qga: &QgaFragment) -> Result<QgaChannel, Problem> {
         ("vsock-listen", Some(path)) => match path.to_str().and_then(vsock_address) {
             Some((cid, port)) if port != u32::MAX => QgaChannel::VsockListen { cid, port },
             _ => {
-                let text =
-                    format!("the path {path:?} is no vsock address; write it as CID:PORT, such as 3:1234");
+                let text = format!(
+                    "the path {} is no vsock address; write it as CID:PORT, such as 3:1234",
+                    path.display()
+                );
                 return problem("qga.path", text);
             }
         },
@@ -161,7 +166,10 @@ fn paths(key: &'static str, list: Option<&[PathBuf]>) -> Result<Option<Vec<PathB
         path.is_absolute() && !path.components().any(|part| matches!(part, Component::ParentDir))
     };
     match list.unwrap_or_default().iter().find(|path| !plain(path)) {
-        Some(path) => problem(key, format!("{key}: {path:?} must be an absolute path without \"..\"")),
+        Some(path) => problem(
+            key,
+            format!("{key}: {:?} must be an absolute path without \"..\"", path.display().to_string()),
+        ),
         // As components, so that no path ends with a slash or has two of them.
         None => Ok(list.map(|list| list.iter().map(|path| path.components().collect()).collect())),
     }
@@ -223,7 +231,7 @@ fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, Problem> {
     if path.is_absolute() {
         return Ok(path);
     }
-    problem(key, format!("{key} is {path:?}; it must be an absolute path"))
+    problem(key, format!("{key} is {:?}; it must be an absolute path", path.display().to_string()))
 }
 
 #[cfg(test)]

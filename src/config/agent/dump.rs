@@ -16,11 +16,11 @@ pub fn text(settings: &AgentSettings) -> String {
     };
     let shown = |path: &std::path::PathBuf| path.display().to_string();
     let lines = [
-        ("daemon", Some(settings.daemon.to_string())),
+        ("daemon", Some(settings.daemon.wanted.to_string())),
         ("method", Some(method.to_owned())),
         ("path", path),
         ("logfile", settings.log_file.as_ref().map(shown)),
-        ("pidfile", Some(shown(&settings.pid_file))),
+        ("pidfile", Some(shown(&settings.daemon.pid_file))),
         ("fsfreeze-hook", settings.fsfreeze_hook.as_ref().map(shown)),
         ("statedir", Some(shown(&settings.state_folder))),
         ("verbose", Some(settings.verbose.to_string())),

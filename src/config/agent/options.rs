@@ -1,6 +1,6 @@
 //! The command line: qemu-ga's options, and those that only `guestlet` has.
 //!
-//! Options are read as getopt_long(3) reads them: a long one may be cut short as far as it stays unique.
+//! Options are read as `getopt_long(3)` reads them: a long one may be cut short as far as it stays unique.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ impl Program {
 #[derive(Debug)]
 pub enum Request {
     /// Run the agent.
-    Run(Run),
+    Run(Box<Run>),
     /// Ask the running agent.
     Status {
         /// The settings file that was named.
@@ -113,7 +113,8 @@ pub fn parse(words: impl IntoIterator<Item = OsString>, program: Program) -> Res
             }
             Some(Arg::Value(word)) => {
                 return Err(format!(
-                    "unexpected word {word:?}; lists are separated by commas, without spaces"
+                    "unexpected word {:?}; lists are separated by commas, without spaces",
+                    word.display().to_string()
                 )
                 .into());
             }
@@ -164,7 +165,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>, program: Program) -> Res
     if status {
         return Ok(Request::Status { settings: run.settings, json });
     }
-    Ok(Request::Run(run))
+    Ok(Request::Run(Box::new(run)))
 }
 
 fn options(program: Program) -> impl Iterator<Item = (char, &'static str)> {
@@ -202,7 +203,7 @@ mod tests {
 
     fn run(words: &[&str]) -> Result<Run, String> {
         match parse(words.iter().map(OsString::from), Program::QemuGa) {
-            Ok(Request::Run(run)) => Ok(run),
+            Ok(Request::Run(run)) => Ok(*run),
             Ok(other) => Err(format!("{other:?}")),
             Err(error) => Err(error.to_string()),
         }
