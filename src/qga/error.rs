@@ -1,6 +1,6 @@
 //! The one place where failures become QGA error classes.
 
-use crate::guest::{clock, disks, files, power, processors, users};
+use crate::guest::{accounts, clock, disks, files, passwords, power, processors, ssh_keys, users};
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
 
@@ -91,6 +91,35 @@ impl From<files::Error> for Error {
     }
 }
 
+impl From<ssh_keys::Error> for Error {
+    fn from(error: ssh_keys::Error) -> Self {
+        match error {
+            ssh_keys::Error::Account(accounts::Error::Name) => user_name(),
+            ssh_keys::Error::NoKey(place) => {
+                Self::argument(&format!("\"keys[{place}]\""), "must be one line, and no comment")
+            }
+            error => Self::generic(error_chain::words(&error)),
+        }
+    }
+}
+
+impl From<passwords::Error> for Error {
+    fn from(error: passwords::Error) -> Self {
+        match error {
+            passwords::Error::Account(accounts::Error::Name) => user_name(),
+            passwords::Error::Password => Self::argument(
+                "\"password\"",
+                "must be at most 4096 bytes without line breaks and NUL, and without ':' if it is crypted",
+            ),
+            error => Self::generic(error_chain::words(&error)),
+        }
+    }
+}
+
+fn user_name() -> Error {
+    Error::argument("\"username\"", "must be a name without ':', '/', ',' and control characters")
+}
+
 /// The errors of the verbs, with those that they come from.
 macro_rules! from_verbs {
     ($($error:ty),* $(,)?) => {$(
@@ -102,4 +131,4 @@ macro_rules! from_verbs {
     )*};
 }
 
-from_verbs!(clock::Error, disks::Unreadable, power::Error, processors::Error, users::Error,);
+from_verbs!(clock::Error, disks::Unreadable, power::Error, processors::Error, users::Error);

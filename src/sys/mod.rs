@@ -3,6 +3,8 @@
 //! Paths go through [`root::Root`]; parsers are pure functions of bytes; `unsafe` and calls that a test
 //! cannot lay out as files stay in the file that is about them. To add one: a file for its subject.
 
+#[cfg(feature = "agent")]
+pub mod accounts;
 pub mod activation;
 #[cfg(feature = "agent")]
 pub mod block;
@@ -23,6 +25,8 @@ pub mod diskstats;
 #[cfg(feature = "agent")]
 pub mod effects;
 pub mod error_chain;
+#[cfg(feature = "agent")]
+pub mod extended_attributes;
 #[cfg(feature = "agent")]
 pub mod files;
 #[cfg(feature = "host")]
@@ -60,5 +64,7 @@ pub mod ticker;
 pub mod udev;
 #[cfg(feature = "agent")]
 pub mod usage;
+#[cfg(feature = "agent")]
+pub mod user_files;
 #[cfg(feature = "agent")]
 pub mod utmp;

@@ -1,7 +1,12 @@
 //! Runs the system's own programs: by absolute path, with a clean environment and a deadline.
 
+use std::fmt;
+use std::hint::black_box;
 use std::process::{Output, Stdio};
 use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
 
 /// Why a program did not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -34,20 +39,104 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The same, but for what the program has written where that holds something that nobody is to read.
+    #[must_use]
+    pub fn without(self, secret: &[u8]) -> Self {
+        let told = |message: &str| !secret.is_empty() && contains(message.as_bytes(), secret);
+        match self {
+            Self::Failed { program, status, message } if told(&message) => {
+                Self::Failed { program, status, message: "what it says is not repeated here".to_owned() }
+            }
+            other => other,
+        }
+    }
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}
+
+/// Bytes that are not shown to anybody, and are cleared when they are no longer needed.
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// Takes charge of them.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Secret")
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.fill(0);
+        // Read afterwards, as far as the compiler knows.
+        black_box(&self.0);
+    }
+}
+
 /// Runs `program` with `arguments` until it ends.
 ///
 /// # Errors
 /// If it cannot be started, fails, or takes longer than `deadline`.
 pub async fn run(program: &str, arguments: &[&str], deadline: Duration) -> Result<Output, Error> {
-    let child = tokio::process::Command::new(program)
+    let child = command(program, arguments).stdin(Stdio::null()).output();
+    ended(program, tokio::time::timeout(deadline, child).await, deadline)
+}
+
+/// As [`run`], with something on its standard input that nobody else is to see.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with_input(
+    program: &str,
+    arguments: &[&str],
+    input: &Secret,
+    deadline: Duration,
+) -> Result<Output, Error> {
+    let child = async {
+        let mut child = command(program, arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // One that ends without reading it says why by itself.
+            let _ = stdin.write_all(input.bytes()).await;
+        }
+        child.wait_with_output().await
+    };
+    ended(program, tokio::time::timeout(deadline, child).await, deadline)
+}
+
+fn command(program: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command
         .args(arguments)
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("LC_ALL", "C")
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    let output = match tokio::time::timeout(deadline, child).await {
+        .kill_on_drop(true);
+    command
+}
+
+fn ended(
+    program: &str,
+    output: Result<std::io::Result<Output>, tokio::time::error::Elapsed>,
+    deadline: Duration,
+) -> Result<Output, Error> {
+    let output = match output {
         Ok(ended) => ended.map_err(|source| Error::Start { program: program.to_owned(), source })?,
         Err(_) => return Err(Error::TimedOut { program: program.to_owned(), seconds: deadline.as_secs() }),
     };
@@ -74,6 +163,24 @@ mod tests {
             "{failed}"
         );
         let late = run("/bin/sleep", &["100"], Duration::from_millis(10)).await.unwrap_err();
+        assert!(matches!(late, Error::TimedOut { .. }));
+    }
+
+    #[tokio::test]
+    async fn input_comes_through_and_stays_secret() {
+        let second = Duration::from_secs(10);
+        let secret = Secret::new(b"user:pass".to_vec());
+        assert_eq!(format!("{secret:?}"), "Secret");
+        assert_eq!(run_with_input("/bin/cat", &[], &secret, second).await.unwrap().stdout, b"user:pass");
+        // It ends without reading.
+        run_with_input("/bin/true", &[], &Secret::new(vec![b'x'; 1 << 20]), second).await.unwrap();
+        let failed =
+            run_with_input("/bin/sh", &["-c", "cat >&2; exit 3"], &secret, second).await.unwrap_err();
+        assert!(failed.to_string().ends_with("(exit status: 3): user:pass"), "{failed}");
+        let failed = failed.without(b"pass").to_string();
+        assert!(!failed.contains("pass") && failed.contains("exit status: 3"), "{failed}");
+        let late =
+            run_with_input("/bin/sleep", &["100"], &secret, Duration::from_millis(10)).await.unwrap_err();
         assert!(matches!(late, Error::TimedOut { .. }));
     }
 }

@@ -1,7 +1,7 @@
 //! What must hold for any bytes from the other side: shared by the fuzz targets and the test of their corpus.
 
-use guestlet::guest::disks::location::locate;
 use guestlet::config::{environment_file, key_file};
+use guestlet::guest::disks::location::locate;
 use guestlet::qga::request::Request;
 use guestlet::sys::{block, disk_serial, diskstats, mountinfo, net_dev, os_release, udev};
 use guestlet::wire::hybrid::{Answer, MAX_ANSWER};
@@ -88,6 +88,7 @@ pub fn parsers(bytes: &[u8]) {
     let _ = udev::property(bytes, "ID_SERIAL");
     for path in text.lines() {
         locate(&block::follow("/sys/block", path), |_| Some("ahci".into()), |_, _| vec![1]);
+    }
     drop(environment_file::parse(&text));
     for entry in key_file::parse(bytes).unwrap_or_default() {
         assert!(!entry.group.is_empty() && !entry.key.is_empty());

@@ -72,6 +72,7 @@ impl Logind {
         Self { daemon, calls, _connection: connection }
     }
 
+    #[allow(dead_code, reason = "as above")]
     /// The methods that were called so far and took effect, with their argument.
     pub fn done(&self) -> Vec<String> {
         self.calls.lock().unwrap().clone()

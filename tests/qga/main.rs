@@ -8,6 +8,7 @@ mod beside_qemu_ga;
 mod bus;
 mod channels;
 mod commands;
+mod credentials;
 mod files;
 mod hardware;
 mod laid_out;

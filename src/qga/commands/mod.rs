@@ -4,6 +4,7 @@
 
 #![allow(clippy::missing_errors_doc, reason = "what a command's errors are is part of its protocol")]
 
+pub mod credentials;
 pub mod disk;
 pub mod file;
 pub mod file_system;
@@ -22,6 +23,7 @@ use crate::qga::table::Command;
 
 /// The rows of every subject; [`crate::qga::table`] makes one table of them.
 pub const SUBJECTS: &[&[Command]] = &[
+    credentials::COMMANDS,
     disk::COMMANDS,
     file::COMMANDS,
     file_system::COMMANDS,

@@ -1,0 +1,173 @@
+//! The keys by which a user may log in over SSH: ~/.ssh/authorized_keys, sshd(8).
+//!
+//! The file is the user's own. Lines are added and taken away whole; what else is in it, comments, options, empty
+//! lines, stays as it is.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use crate::guest::{Guest, accounts};
+use crate::sys::blocking;
+use crate::sys::root::Root;
+use crate::sys::user_files::Home;
+
+const FOLDER: &str = ".ssh";
+const FILE: &str = "authorized_keys";
+
+/// One change at a time: each reads the file, and writes it anew.
+static CHANGING: Mutex<()> = Mutex::new(());
+
+/// Why keys were not read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Whose they would be.
+    #[error(transparent)]
+    Account(#[from] accounts::Error),
+    /// What was given is more than one line, or a comment.
+    #[error("key {0} is none: a key is one line, and no comment")]
+    NoKey(usize),
+    /// The home, or something in it.
+    #[error("cannot read or write the authorized keys of {user}")]
+    Files {
+        /// The user's name.
+        user: String,
+        /// What is wrong.
+        source: io::Error,
+    },
+}
+
+/// How the keys of a user are changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// These are added, unless they are there.
+    Add(Vec<String>),
+    /// These take the place of all that is there.
+    Reset(Vec<String>),
+    /// These are taken away, where they are there.
+    Remove(Vec<String>),
+}
+
+/// The keys of a user with their options and comments; none where there is no file.
+///
+/// # Errors
+/// If there is no such user, or the file cannot be read.
+pub async fn list(guest: &Guest, user: String) -> Result<Vec<String>, Error> {
+    let root = guest.root.clone();
+    blocking::run(move || {
+        let file = with_home(&root, &user, |home| home.folder(FOLDER)?.read(FILE))?.unwrap_or_default();
+        let lines = String::from_utf8_lossy(&file);
+        let keys = lines.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        Ok(keys.map(str::to_owned).collect())
+    })
+    .await
+}
+
+/// Changes the keys of a user. Nothing is written if that changes nothing.
+///
+/// # Errors
+/// If one of them is no key, there is no such user, or the file cannot be read or written.
+pub async fn change(guest: &Guest, user: String, change: Change) -> Result<(), Error> {
+    let change = match change {
+        Change::Add(keys) => Change::Add(clean(keys)?),
+        Change::Reset(keys) => Change::Reset(clean(keys)?),
+        Change::Remove(keys) => Change::Remove(clean(keys)?),
+    };
+    let root = guest.root.clone();
+    blocking::run(move || {
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        with_home(&root, &user, |home| {
+            let mut folder = home.folder(FOLDER)?;
+            let before = folder.read(FILE)?;
+            let after = changed(before.as_deref().unwrap_or_default(), &change);
+            let same = before.as_ref().map_or(after.is_empty(), |before| *before == after);
+            if same { Ok(()) } else { folder.replace(FILE, &after) }
+        })
+    })
+    .await
+}
+
+fn with_home<T>(root: &Root, user: &str, work: impl FnOnce(&Home) -> io::Result<T>) -> Result<T, Error> {
+    let account = accounts::find(root, user)?;
+    let done = Home::open(root, &account).and_then(|home| work(&home));
+    done.map_err(|source| Error::Files { user: user.to_owned(), source })
+}
+
+/// The keys, each once and without the line breaks that clients leave at their ends.
+fn clean(keys: Vec<String>) -> Result<Vec<String>, Error> {
+    let mut known = std::collections::HashSet::new();
+    let mut cleaned = Vec::new();
+    for (place, key) in keys.into_iter().enumerate() {
+        let key = key.trim();
+        if key.contains(['\n', '\r', '\0']) || key.starts_with('#') {
+            return Err(Error::NoKey(place));
+        }
+        if !key.is_empty() && known.insert(key.to_owned()) {
+            cleaned.push(key.to_owned());
+        }
+    }
+    Ok(cleaned)
+}
+
+/// The file after a change: lines that it does not mean are as they were, byte by byte.
+fn changed(before: &[u8], change: &Change) -> Vec<u8> {
+    let lines = || before.split_inclusive(|byte| *byte == b'\n');
+    let mut after = Vec::with_capacity(before.len());
+    let added: &[String] = match change {
+        Change::Reset(keys) => keys,
+        Change::Add(keys) => {
+            after.extend_from_slice(before);
+            keys
+        }
+        Change::Remove(keys) => {
+            let keys: std::collections::HashSet<&[u8]> = keys.iter().map(String::as_bytes).collect();
+            for line in lines().filter(|line| !keys.contains(line.trim_ascii())) {
+                after.extend_from_slice(line);
+            }
+            return after;
+        }
+    };
+    let known: std::collections::HashSet<&[u8]> = match change {
+        Change::Add(_) => lines().map(<[u8]>::trim_ascii).collect(),
+        _ => std::collections::HashSet::new(),
+    };
+    for key in added.iter().filter(|key| !known.contains(key.as_bytes())) {
+        if after.last().is_some_and(|last| *last != b'\n') {
+            after.push(b'\n');
+        }
+        after.extend_from_slice(key.as_bytes());
+        after.push(b'\n');
+    }
+    after
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(keys: &[&str]) -> Vec<String> {
+        keys.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn lines_are_added_once_and_taken_away_whole() {
+        let own = b"# mine\n\nfrom=\"192.0.2.1\" ssh-rsa A me \n  ssh-rsa B\r\n\xff\xfe\nssh-rsa C";
+        let with = |change: &Change| String::from_utf8_lossy(&changed(own, change)).into_owned();
+        let before = String::from_utf8_lossy(own).into_owned();
+        assert_eq!(with(&Change::Add(keys(&["ssh-rsa D"]))), format!("{before}\nssh-rsa D\n"));
+        assert_eq!(with(&Change::Add(keys(&["ssh-rsa B", "ssh-rsa C"]))), before);
+        assert_eq!(with(&Change::Reset(keys(&["ssh-rsa B"]))), "ssh-rsa B\n");
+        assert_eq!(with(&Change::Reset(Vec::new())), "");
+        assert_eq!(with(&Change::Remove(keys(&["ssh-rsa A me"]))), before);
+        let removed = with(&Change::Remove(keys(&["from=\"192.0.2.1\" ssh-rsa A me", "ssh-rsa C"])));
+        assert_eq!(removed, "# mine\n\n  ssh-rsa B\r\n\u{fffd}\u{fffd}\n");
+        assert_eq!(changed(b"", &Change::Add(keys(&["a", "b"]))), b"a\nb\n");
+    }
+
+    #[test]
+    fn what_is_no_key() {
+        assert_eq!(clean(keys(&["a b\n", " c\r\n", "", "a b"])).unwrap(), keys(&["a b", "c"]));
+        for wrong in ["a\nb", "# a", "  #a", "a\rb"] {
+            assert!(matches!(clean(keys(&["k", wrong])), Err(Error::NoKey(1))), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The accounts of users: passwd(5), and whatever else the name service knows.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+
+use nix::unistd::{Gid, Uid, User};
+
+use crate::sys::root::Root;
+
+/// A user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    /// The login name.
+    pub name: String,
+    /// The user.
+    pub user: Uid,
+    /// The user's own group.
+    pub group: Gid,
+    /// The home folder, as /etc/passwd names it.
+    pub home: PathBuf,
+}
+
+/// The account of that name, by /etc/passwd and then, on the machine itself, by the name service (LDAP and the like),
+/// which may take its time.
+///
+/// # Errors
+/// If neither can be asked.
+pub fn find(root: &Root, name: &str) -> io::Result<Option<Account>> {
+    let file = match root.read("/etc/passwd") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        file => file?,
+    };
+    if let Some(account) = parse(&file, name) {
+        return Ok(Some(account));
+    }
+    if !root.is_the_machine() {
+        return Ok(None);
+    }
+    let found = User::from_name(name)?;
+    Ok(found.map(|user| Account { name: user.name, user: user.uid, group: user.gid, home: user.dir }))
+}
+
+fn parse(file: &[u8], name: &str) -> Option<Account> {
+    file.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b':');
+        if fields.next()? != name.as_bytes() {
+            return None;
+        }
+        let (_password, user, group, _comment, home) =
+            (fields.next()?, fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        let number = |text: &[u8]| std::str::from_utf8(text).ok()?.parse::<u32>().ok();
+        Some(Account {
+            name: name.to_owned(),
+            user: Uid::from_raw(number(user)?),
+            group: Gid::from_raw(number(group)?),
+            home: PathBuf::from(std::ffi::OsStr::from_bytes(home)),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_passwd() {
+        let file = b"root:x:0:0:root:/root:/bin/bash\nbroken:x:one:1::/:\n+nis\n:x:1:1::/:/bin/sh\n\
+            me:x:1000:1001:M\xe9,,,:/home/me\xff:/bin/sh\nme:x:7:7::/other:/bin/sh\nshort:x:1:1\n";
+        let me = parse(file, "me").unwrap();
+        assert_eq!((me.user.as_raw(), me.group.as_raw()), (1000, 1001));
+        assert_eq!(me.home.as_os_str().as_bytes(), b"/home/me\xff");
+        assert_eq!(parse(file, "root").unwrap().home, PathBuf::from("/root"));
+        for nobody in ["broken", "+nis", "short", "x", "me:x"] {
+            assert_eq!(parse(file, nobody), None, "{nobody}");
+        }
+    }
+
+    #[test]
+    fn root_is_there_and_nobody_of_a_strange_name() {
+        let root = Root::default();
+        assert_eq!(find(&root, "root").unwrap().unwrap().user.as_raw(), 0);
+        assert_eq!(find(&root, "../etc").unwrap(), None);
+    }
+}
