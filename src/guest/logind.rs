@@ -17,6 +17,11 @@ const NAME: &str = "org.freedesktop.login1";
 const PATH: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 
+/// `SD_LOGIND_SKIP_INHIBITORS` of systemd.
+const SKIP_INHIBITORS: u64 = 1 << 4;
+/// Nobody is asked for a password.
+const NOT_INTERACTIVE: bool = false;
+
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum Error {
@@ -32,6 +37,23 @@ impl fmt::Display for Error {
             Self::Absent(why) => formatter.write_str(why),
             Self::Failed(error) => error.fmt(formatter),
         }
+    }
+}
+
+impl Error {
+    /// It does not know the method, or these arguments of it, as versions before did not.
+    pub(super) fn is_too_old(&self) -> bool {
+        let name = match self {
+            Self::Failed(zbus::Error::MethodError(name, ..)) => name.as_str(),
+            Self::Failed(zbus::Error::FDO(error)) => match &**error {
+                zbus::fdo::Error::UnknownMethod(_) | zbus::fdo::Error::InvalidArgs(_) => return true,
+                _ => return false,
+            },
+            _ => return false,
+        };
+        ["UnknownMethod", "InvalidArgs"]
+            .iter()
+            .any(|kind| name == format!("org.freedesktop.DBus.Error.{kind}"))
     }
 }
 
@@ -82,6 +104,16 @@ impl Logind {
         let call = self.connection.call_method(Some(self.owner.as_str()), PATH, Some(MANAGER), method, body);
         let reply = call.await.map_err(Error::Failed)?;
         reply.body().deserialize().map_err(Error::Failed)
+    }
+
+    /// Lets it shut down or suspend, whatever programs hold inhibitor locks of the kind "block": the host could do
+    /// it without asking them at all.
+    pub(super) async fn overriding_inhibitors(&self, method: &str) -> Result<(), Error> {
+        match self.call(&format!("{method}WithFlags"), &SKIP_INHIBITORS).await {
+            // Versions that know no such flag (before 257) let root override them without.
+            Err(error) if error.is_too_old() => self.call(method, &NOT_INTERACTIVE).await,
+            done => done,
+        }
     }
 
     /// The sessions of users. One that ends meanwhile is left out.

@@ -26,6 +26,7 @@ pub mod processors;
 pub mod routes;
 pub mod ssh_keys;
 pub mod state;
+pub mod suspend;
 pub mod system;
 pub mod users;
 

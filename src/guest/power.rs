@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::events::Event;
+use crate::guest::logind::{self, Logind};
 use crate::sys::program;
+use crate::sys::root::Root;
 
-/// How long logind, or a command, may take to accept a shutdown.
+/// How long a command may take to accept a shutdown.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// What kind of shutdown.
@@ -59,54 +61,37 @@ pub struct Error {
 /// # Errors
 /// If neither logind nor the system's commands accept it.
 pub async fn shutdown(guest: &Guest, mode: Mode) -> Result<(), Error> {
-    if let Err(logind) = ask_logind(mode).await {
+    if let Err(logind) = ask_logind(&guest.root, mode).await {
         tracing::info!("logind cannot shut down ({logind}), using the system's command");
-        run_command(mode, logind).await?;
+        run_command(&guest.root, mode, logind.to_string()).await?;
     }
     guest.events.tell(Event::ShutdownRequested(mode));
     Ok(())
 }
 
-/// org.freedesktop.login1(5). The argument is "interactive": no question is asked.
-async fn ask_logind(mode: Mode) -> Result<(), String> {
+async fn ask_logind(root: &Root, mode: Mode) -> Result<(), logind::Error> {
     let method = match mode {
         Mode::Powerdown => "PowerOff",
         Mode::Halt => "Halt",
         Mode::Reboot => "Reboot",
     };
-    let call = async {
-        zbus::Connection::system()
-            .await?
-            .call_method(
-                Some("org.freedesktop.login1"),
-                "/org/freedesktop/login1",
-                Some("org.freedesktop.login1.Manager"),
-                method,
-                &(false,),
-            )
-            .await
-    };
-    match tokio::time::timeout(DEADLINE, call).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", DEADLINE.as_secs())),
-    }
+    Logind::find(root).await?.overriding_inhibitors(method).await
 }
 
 /// shutdown(8) as sysvinit and systemd have it, or what `BusyBox` has.
-async fn run_command(mode: Mode, logind: String) -> Result<(), Error> {
+async fn run_command(root: &Root, mode: Mode, logind: String) -> Result<(), Error> {
     let (arguments, alone) = match mode {
         Mode::Powerdown => (["-P", "+0"], "/sbin/poweroff"),
         Mode::Halt => (["-H", "+0"], "/sbin/halt"),
         Mode::Reboot => (["-r", "+0"], "/sbin/reboot"),
     };
     let command = "/sbin/shutdown";
-    match program::run(command, &arguments, DEADLINE).await {
+    match program::run(&root.path(command).to_string_lossy(), &arguments, DEADLINE).await {
         Ok(_) => return Ok(()),
         Err(program::Error::Start { .. }) => {}
         Err(failure) => return Err(Error { logind, command, failure }),
     }
-    match program::run(alone, &[], DEADLINE).await {
+    match program::run(&root.path(alone).to_string_lossy(), &[], DEADLINE).await {
         Ok(_) => Ok(()),
         Err(failure) => Err(Error { logind, command: alone, failure }),
     }

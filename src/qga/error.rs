@@ -1,6 +1,6 @@
 //! The one place where failures become QGA error classes.
 
-use crate::guest::{accounts, clock, disks, files, passwords, power, processors, ssh_keys, users};
+use crate::guest::{accounts, clock, disks, files, passwords, power, processors, ssh_keys, suspend, users};
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
 
@@ -131,4 +131,4 @@ macro_rules! from_verbs {
     )*};
 }
 
-from_verbs!(clock::Error, disks::Unreadable, power::Error, processors::Error, users::Error);
+from_verbs!(clock::Error, disks::Unreadable, power::Error, processors::Error, suspend::Error, users::Error);

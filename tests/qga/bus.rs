@@ -26,7 +26,6 @@ pub struct Kind {
 }
 
 /// logind, as long as this lives.
-#[allow(dead_code, reason = "no test asks for calls so far")]
 pub struct Logind {
     daemon: Child,
     calls: Arc<Mutex<Vec<String>>>,
@@ -72,7 +71,6 @@ impl Logind {
         Self { daemon, calls, _connection: connection }
     }
 
-    #[allow(dead_code, reason = "as above")]
     /// The methods that were called so far and took effect, with their argument.
     pub fn done(&self) -> Vec<String> {
         self.calls.lock().unwrap().clone()

@@ -239,10 +239,7 @@ fn what_cannot_be_written_stays_as_it_is() {
 
 /// A chpasswd that writes down what it is asked, or says something and fails.
 fn with_chpasswd(guest: &LaidOut, script: &str) {
-    let path = "/usr/sbin/chpasswd";
-    let folder = guest.folder.path().display();
-    guest.write(path, format!("#!/bin/sh\ncd {folder}\n{script}\n"));
-    fs::set_permissions(guest.path(path), fs::Permissions::from_mode(0o755)).unwrap();
+    guest.program("/usr/sbin/chpasswd", &format!("cd $root\n{script}"));
 }
 
 fn password(bytes: &[u8], crypted: bool) -> Value {

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -123,6 +124,16 @@ impl LaidOut {
         let path = self.path(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
+    }
+
+    /// Lays out a program for `sh`, in which `$root` is the machine's folder. Another process writes it: one that this
+    /// process had open for writing could be held open by a child of another test, and not be run.
+    pub fn program(&self, path: &str, script: &str) {
+        let text = format!("{path}.text");
+        self.write(&text, format!("#!/bin/sh\nroot='{}'\n{script}\n", self.folder.path().display()));
+        let install =
+            Command::new("install").args(["-m", "755"]).args([self.path(&text), self.path(path)]).status();
+        assert!(install.unwrap().success());
     }
 
     /// What a file holds now.

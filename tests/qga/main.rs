@@ -15,6 +15,7 @@ mod laid_out;
 mod limits;
 mod machine_beside_qemu_ga;
 mod options;
+mod power;
 mod program;
 mod time;
 mod users;
