@@ -1,0 +1,130 @@
+//! Disks: beside Debian's qemu-ga on this machine, as trees captured from guests have them, and where there is no
+//! sysfs.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use guestlet::guest::Guest;
+use guestlet::guest::disks::list::list;
+use guestlet::sys::root::Root;
+use serde_json::{Value, json};
+
+use crate::agent::Agent;
+use crate::beside_qemu_ga::both;
+use crate::namespace::{is_outside, run};
+
+/// Without serial numbers that qemu-ga does not tell where no udev runs.
+pub fn without_own_serials(mut ours: Value, theirs: &Value) -> Value {
+    match (&mut ours, theirs) {
+        (Value::Object(ours), Value::Object(theirs)) => {
+            if !theirs.contains_key("serial") {
+                ours.remove("serial");
+            }
+            for (key, value) in ours {
+                *value = without_own_serials(value.take(), theirs.get(key).unwrap_or(&Value::Null));
+            }
+        }
+        (Value::Array(ours), Value::Array(theirs)) => {
+            for (value, theirs) in ours.iter_mut().zip(theirs) {
+                *value = without_own_serials(value.take(), theirs);
+            }
+        }
+        _ => {}
+    }
+    ours
+}
+
+/// In the order of their names, without what comes and goes.
+fn sorted(disks: Value) -> Value {
+    let Value::Array(mut disks) = disks else { panic!("{disks}") };
+    // Others on this machine take and leave loop devices meanwhile.
+    disks.retain(|disk| !disk["name"].as_str().unwrap().contains("loop"));
+    disks.sort_by_key(|disk| disk["name"].as_str().unwrap().to_owned());
+    Value::Array(disks)
+}
+
+#[test]
+fn disks_agree_with_qemu_ga() {
+    let (ours, theirs) = both();
+    let theirs = sorted(theirs.client().call("guest-get-disks"));
+    let ours = sorted(ours.client().call("guest-get-disks"));
+    assert_ne!(theirs, json!([]), "this machine has no disk to compare");
+    assert_eq!(without_own_serials(ours, &theirs), theirs);
+}
+
+#[test]
+fn counters_agree_with_qemu_ga() {
+    let (ours, theirs) = both();
+    let [ours, theirs] = [ours, theirs].map(|agent| {
+        let Value::Array(disks) = sorted(agent.client().call("guest-get-diskstats")) else { panic!() };
+        let mut counters = Vec::new();
+        for mut disk in disks {
+            // They go on between the two calls.
+            let names: BTreeSet<String> = disk["stats"].as_object().unwrap().keys().cloned().collect();
+            assert!(disk["stats"].as_object().unwrap().values().all(Value::is_u64), "{disk}");
+            disk["stats"] = json!(names);
+            counters.push(disk);
+        }
+        counters
+    });
+    assert!(!theirs.is_empty());
+    assert_eq!(ours, theirs);
+}
+
+#[test]
+fn without_sysfs_and_without_proc_it_is_said_what_is_missing() {
+    if is_outside("disks::without_sysfs_and_without_proc_it_is_said_what_is_missing") {
+        return;
+    }
+    let agent = Agent::start();
+    let mut client = agent.client();
+    let mut error = |command: &str| {
+        let answer = client.ask(&json!({ "execute": command }).to_string());
+        answer["error"]["desc"].as_str().unwrap_or_else(|| panic!("{command}: {answer}")).to_owned()
+    };
+    // The agent shares this namespace.
+    run("mount -t tmpfs none /sys");
+    assert!(error("guest-get-disks").starts_with("cannot read /sys/block: "), "{}", error("guest-get-disks"));
+    // File systems are still told, by the numbers of their devices.
+    let file_systems = agent.client().call("guest-get-fsinfo");
+    let root = file_systems.as_array().unwrap().iter().find(|entry| entry["mountpoint"] == "/");
+    if let Some(root) = root {
+        assert!(root["name"].as_str().unwrap().contains(':') && root["disk"] == json!([]), "{root}");
+        assert!(root["total-bytes"].is_u64(), "{root}");
+    }
+    run("mount -t tmpfs none /proc");
+    assert!(error("guest-get-fsinfo").starts_with("cannot read /proc/self/mountinfo: "));
+    assert!(error("guest-fstrim").starts_with("cannot read /proc/self/mountinfo: "));
+    assert!(error("guest-get-diskstats").starts_with("cannot read /proc/diskstats: "));
+}
+
+/// Lays out a tree of files that was captured from a guest: `path -> link` and `path = text` lines, where `\n` and
+/// the like are escaped.
+pub fn lay_out(captured: &str, folder: &Path) {
+    let at = |path: &str| {
+        let path = folder.join(path.trim_start_matches('/'));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    };
+    for line in captured.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some((path, link)) = line.split_once(" -> ") {
+            symlink(link, at(path)).unwrap();
+        } else if let Some((path, text)) = line.split_once(" = ") {
+            let text: String = serde_json::from_str(text).unwrap();
+            // Bytes of binary files are written as characters of the same number.
+            let bytes: Vec<u8> =
+                text.chars().map(|character| u8::try_from(u32::from(character)).unwrap()).collect();
+            std::fs::write(at(path), bytes).unwrap();
+        } else {
+            std::fs::create_dir_all(at(line)).unwrap();
+        }
+    }
+}
+
+/// The guest with this tree of files.
+pub fn guest(captured: &str) -> (Guest, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(captured, folder.path());
+    (Guest { root: Root::at(folder.path()), ..Guest::default() }, folder)
+}
