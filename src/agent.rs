@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::agent::AgentSettings;
 use crate::guest::events::{Event, TICK};
-use crate::guest::{Guest, identity, monitor};
+use crate::guest::{Guest, freeze, identity, monitor};
 use crate::qga;
 use crate::qga::complaints::Complaints;
-use crate::qga::policy::Policy;
+use crate::qga::policy::{Limits, Policy};
 use crate::rpc::holder::Holder;
 use crate::rpc::{callback, guest, local};
 use crate::supervise::{Supervisor, termination};
@@ -40,7 +40,15 @@ pub async fn run(
     ready: impl FnOnce() -> std::io::Result<()>,
 ) -> anyhow::Result<()> {
     memory::keep_freed();
-    let guest = Guest::this_machine(Root::default().line("/proc/sys/kernel/random/uuid"));
+    let freezer = freeze::Freezer::new(freeze::Settings {
+        hook: settings.fsfreeze_hook.clone(),
+        hook_deadline: settings.limits.hook_deadline,
+        deadline: settings.limits.freeze_deadline,
+        folder: settings.state_folder.clone(),
+        guarded: true,
+    });
+    let run_id = Root::default().line("/proc/sys/kernel/random/uuid");
+    let guest = Guest { freezer, ..Guest::this_machine(run_id) };
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
     let termination = termination()?;
@@ -52,7 +60,7 @@ pub async fn run(
         guest: guest.clone(),
         policy: policy(&settings)?,
         complaints: Complaints::default(),
-        version: qga::PROTOCOL_VERSION.to_owned(),
+        version: settings.version.clone().unwrap_or_else(|| qga::PROTOCOL_VERSION.to_owned()),
     });
     let mut passed = Passed::new(sockets);
     let (control, control_words) =
@@ -69,6 +77,7 @@ pub async fn run(
         let api = Api { control, callback, channels, folder: settings.runtime_folder };
         api.start(&guest, &mut supervisor)?;
     }
+    freeze::begin(&guest);
     supervisor.spawn("tick", tick(guest.clone(), shutdown));
 
     tracing::info!("guestlet {} started: {status}", crate::VERSION);
@@ -77,6 +86,11 @@ pub async fn run(
     memory::give_back_start_up_code(&guest.root);
     let stop = async {
         termination.await;
+        if !matches!(guest.freezer.status(), freeze::Status::Thawed { .. }) {
+            tracing::info!("stopping after the thaw: {}", guest.freezer.held());
+            service::extend_stop(guest.freezer.longest());
+        }
+        guest.freezer.stop().await;
         service::stopping();
         guest.events.tell(Event::Stopping);
     };
@@ -113,7 +127,8 @@ impl Api {
         let serve_people =
             move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
         supervisor.spawn("local", clients::run(local, shutdown.clone(), serve_people));
-        supervisor.spawn("callback", run_callback(self.callback, holder, folder, shutdown.clone()));
+        let freezer = guest.freezer.clone();
+        supervisor.spawn("callback", run_callback(self.callback, holder, folder, freezer, shutdown.clone()));
         for (name, work) in monitor::all(guest, monitor::Settings::default(), &shutdown) {
             supervisor.spawn(name, async move {
                 work.await;
@@ -128,7 +143,13 @@ impl Api {
 pub const LOCAL_SOCKET: &str = "agent.sock";
 
 fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
-    let (policy, unknown) = Policy::new(settings.allow.as_deref(), &settings.block);
+    let (mut policy, unknown) = Policy::new(settings.allow.as_deref(), &settings.block);
+    policy.limits = Limits {
+        exec_paths: settings.limits.exec_paths.clone(),
+        file_paths: settings.limits.file_paths.clone(),
+        files_read_only: settings.limits.files_read_only,
+        passwords: settings.limits.allow_passwords,
+    };
     for name in &unknown {
         tracing::warn!("the command {name:?} of the block or allow list is not known");
     }
@@ -169,17 +190,22 @@ async fn run_callback(
     listener: Listener,
     holder: Holder,
     folder: PathBuf,
+    freezer: freeze::Freezer,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let ending = shutdown.clone();
     let folder: Arc<Path> = folder.into();
     clients::run(listener, shutdown, move |peer, stream| {
         let (holder, folder, ending) = (holder.clone(), Arc::clone(&folder), ending.clone());
+        let freezer = freezer.clone();
         async move {
             let serving = callback::run(stream, &holder, |identity| {
-                if let Err(error) = local::remember(identity, &folder) {
-                    tracing::warn!("cannot write to {}: {error}", folder.display());
-                }
+                let (identity, folder) = (identity.clone(), Arc::clone(&folder));
+                freezer.unfrozen(move || {
+                    if let Err(error) = local::remember(&identity, &folder) {
+                        tracing::warn!("cannot write to {}: {error}", folder.display());
+                    }
+                });
             });
             let ended = ending.run_until_cancelled(serving).await;
             if let Some(Err(error)) = ended {

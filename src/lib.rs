@@ -10,7 +10,8 @@
 //!      ├─ hostd ─┬─ host ──── transport, sys
 //!      │         └─ config
 //!      ├─ ctl ────── transport
-//!      └─ status ─── transport
+//!      ├─ status ─── transport
+//!      └─ thaw ───── guest, status
 //! ```
 //!
 //! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `supervise` owns
@@ -35,6 +36,8 @@ pub mod rpc;
 pub mod status;
 pub mod supervise;
 pub mod sys;
+#[cfg(feature = "agent")]
+pub mod thaw;
 pub mod transport;
 pub mod wire;
 

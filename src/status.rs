@@ -12,10 +12,13 @@ use tokio::net::UnixStream;
 
 use crate::transport::http2::{self, ORIGIN};
 use crate::wire::proto::v1::local_client::LocalClient;
-use crate::wire::proto::v1::{GetStatusRequest, Status};
+use crate::wire::proto::v1::{FreezeStatus, GetStatusRequest, Status, ThawRequest};
 
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a thaw, with its hooks, may take.
+const THAW_DEADLINE: Duration = Duration::from_secs(180);
 
 /// Asks the agent that serves the socket at `path`.
 ///
@@ -46,6 +49,28 @@ pub async fn ask(path: &Path) -> anyhow::Result<Status> {
         .with_context(|| format!("the agent does not answer within {} s", DEADLINE.as_secs()))?
 }
 
+/// Asks the agent that serves the socket at `path` to thaw all file systems; says how many were frozen.
+///
+/// # Errors
+/// In words for people, as [`ask`]; or what the agent says.
+pub async fn thaw(path: &Path) -> anyhow::Result<u64> {
+    let stream = UnixStream::connect(path).await?;
+    let (client, mut connection) = http2::connect(stream).await?;
+    let mut client = LocalClient::with_origin(client, http::Uri::from_static(ORIGIN));
+    let asking = async {
+        tokio::select! {
+            answer = client.thaw(ThawRequest {}) => match answer {
+                Ok(answer) => Ok(answer.into_inner().thawed),
+                Err(status) => bail!("{}", status.message()),
+            },
+            _ = connection.ended() => bail!("the agent closed the connection"),
+        }
+    };
+    tokio::time::timeout(THAW_DEADLINE, asking)
+        .await
+        .with_context(|| format!("the agent does not thaw within {} s", THAW_DEADLINE.as_secs()))?
+}
+
 /// The answer for people.
 pub fn table(status: &Status) -> String {
     let mut lines: Vec<(&str, String)> = Vec::new();
@@ -72,6 +97,7 @@ pub fn table(status: &Status) -> String {
             lines.push(("cluster", identity.cluster.clone()));
         }
     }
+    lines.push(("freeze", freeze_words(&status.freeze.clone().unwrap_or_default())));
     let position = status.position.clone().unwrap_or_default();
     lines.push(("events", position.sequence.to_string()));
     let state = status.state.clone().unwrap_or_default();
@@ -92,6 +118,24 @@ pub fn table(status: &Status) -> String {
         let _ = writeln!(text, "{name:<15} {}", value.trim_end());
     }
     text
+}
+
+fn freeze_words(freeze: &FreezeStatus) -> String {
+    if freeze.stage == "thawed" && freeze.spoiled.is_empty() {
+        return "nothing is frozen".to_owned();
+    }
+    if freeze.stage == "thawed" {
+        return format!("nothing is frozen; {}, which its client is still to be told", freeze.spoiled);
+    }
+    let mut words = format!("{}, for {}, since {}", freeze.stage, freeze.holder, age(freeze.since));
+    if let Some(left) = freeze.seconds_left {
+        // Writing to a string cannot fail.
+        let _ = write!(words, "; thawed in {left}s whatever happens (guestlet thaw: now)");
+    }
+    if !freeze.file_systems.is_empty() {
+        words = words + ": " + &freeze.file_systems.join(" ");
+    }
+    words
 }
 
 /// The answer for programs.
@@ -122,6 +166,14 @@ pub fn json(status: &Status) -> Value {
             "vm_uid": identity.vm_uid,
             "cluster": identity.cluster,
             "provider_id": identity.provider_id,
+        })),
+        "freeze": status.freeze.as_ref().map(|freeze| json!({
+            "stage": freeze.stage,
+            "holder": freeze.holder,
+            "since": time(freeze.since),
+            "file_systems": freeze.file_systems,
+            "seconds_left": freeze.seconds_left,
+            "spoiled": freeze.spoiled,
         })),
         "events": { "run_id": position.run_id, "sequence": position.sequence },
         "interfaces": state.interfaces.iter().map(|interface| json!({

@@ -1,5 +1,6 @@
 //! The agent in the guest; speaks qemu-ga's command line, and stands in for it under its name.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,18 +12,18 @@ use guestlet::qga::{PROTOCOL_VERSION, document};
 use guestlet::sys::daemon::{self, Process};
 use guestlet::sys::pid_file::PidFile;
 use guestlet::sys::{activation, logging};
+use guestlet::thaw::{self, Thaw};
 use guestlet::{VERSION, agent, status};
 
 /// Time between two tries to start with wrong settings.
 const WRONG_SETTINGS_REST: Duration = Duration::from_secs(10);
-/// Names another os-release(5) file, as for qemu-ga.
-const OS_RELEASE_VARIABLE: &str = "QGA_OS_RELEASE";
 
 const GUESTLET_USAGE: &str = "\
 guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
 
 Usage: guestlet [OPTIONS]          run the agent
        guestlet status [-o json]   ask the running agent who holds this guest, and what it sees
+       guestlet thaw               thaw all file systems, with or without a running agent
 
 ";
 const QEMU_GA_USAGE: &str = "\
@@ -82,7 +83,12 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 fn run(program: Program) -> anyhow::Result<ExitCode> {
-    let request = options::parse(std::env::args_os().skip(1), program)
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "thaw") {
+        end_freeze(&words[1..])?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let request = options::parse(words, program)
         .map_err(|error| anyhow::anyhow!("{error}; see {} --help", program.name()))?;
     match request {
         Request::Run(run) => return start(*run, program),
@@ -104,12 +110,42 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn end_freeze(words: &[OsString]) -> anyhow::Result<()> {
+    let mut parser = lexopt::Parser::from_args(words);
+    let (thaw, file) =
+        thaw::parse(&mut parser).map_err(|error| anyhow::anyhow!("{error}; see guestlet --help"))?;
+    if let Thaw::Guard { folder, longest, hook_deadline } = thaw {
+        return thaw::guard(&folder, longest, hook_deadline);
+    }
+    let run = Run { settings: file, ..Run::default() };
+    let loaded = settings::load_for(run, Program::Guestlet, std::env::var_os(CONFIG_VARIABLE));
+    let (folder, socket, hook_deadline) = match loaded {
+        Ok(settings) => (settings.state_folder, settings.runtime_folder, settings.limits.hook_deadline),
+        // What is frozen must not stay so for a mistake in a file.
+        Err(error) => {
+            logging::init("guestlet", false, None)?;
+            tracing::warn!("{error}; looking where the marker usually is");
+            let folder = settings::DEFAULT_STATE_FOLDER.into();
+            (folder, settings::RUNTIME_FOLDER.into(), thaw::usual_hook_deadline())
+        }
+    };
+    let done = match thaw {
+        Thaw::IfCrashed => thaw::if_crashed(&folder, hook_deadline)?,
+        _ => {
+            Some(runtime()?.block_on(thaw::now(&socket.join(agent::LOCAL_SOCKET), &folder, hook_deadline))?)
+        }
+    };
+    if let Some(done) = done {
+        show(&format!("{done}\n"));
+    }
+    Ok(())
+}
+
 fn start(run: Run, program: Program) -> anyhow::Result<ExitCode> {
     let sockets = activation::take()?;
     let dump = run.dump;
     let loaded = settings::load_for(run, program, std::env::var_os(CONFIG_VARIABLE));
-    let mut settings = loaded.inspect_err(|_| rest(dump))?;
-    settings.os_release = std::env::var_os(OS_RELEASE_VARIABLE).map(Into::into);
+    let settings = loaded.inspect_err(|_| rest(dump))?;
     if dump {
         show(&settings.dump());
         return Ok(ExitCode::SUCCESS);

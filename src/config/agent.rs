@@ -28,6 +28,8 @@ pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
 pub const CONTROL_PORT: u32 = 970;
 /// The vsock port of the callback channel.
 pub const CALLBACK_PORT: u32 = 971;
+/// Where state is kept unless the settings say otherwise.
+pub const DEFAULT_STATE_FOLDER: &str = "/var/run";
 /// Where the agent keeps what lasts until the next boot.
 pub const RUNTIME_FOLDER: &str = "/run/guestlet";
 
@@ -48,8 +50,6 @@ pub struct AgentSettings {
     pub fsfreeze_hook: Option<PathBuf>,
     /// What commands may do.
     pub limits: QgaLimits,
-    /// The os-release(5) file to read, if not the usual one.
-    pub os_release: Option<PathBuf>,
     /// Where state is kept.
     pub state_folder: PathBuf,
     /// Where the agent keeps what lasts until the next boot.

@@ -122,6 +122,8 @@ enum About {
     Interfaces { interfaces: Vec<Interface> },
     FileSystem { file_system: Option<FileSystem> },
     User { session: Option<User> },
+    Frozen { file_systems: u32, holder: String, deadline_seconds: u32 },
+    Thawed { by_itself: bool },
     Clock { milliseconds: i64 },
 }
 
@@ -250,6 +252,12 @@ fn about(kind: event::Kind) -> About {
         Kind::UserLoggedIn(login) => About::User { session: login.session.map(User::from) },
         Kind::UserLoggedOut(logout) => About::User { session: logout.session.map(User::from) },
         Kind::ClockJumped(jump) => About::Clock { milliseconds: jump.milliseconds },
+        Kind::Frozen(frozen) => About::Frozen {
+            file_systems: frozen.file_systems,
+            holder: frozen.holder,
+            deadline_seconds: frozen.deadline_seconds,
+        },
+        Kind::Thawed(thawed) => About::Thawed { by_itself: thawed.by_itself },
         Kind::Heartbeat(_)
         | Kind::AgentStopping(_)
         | Kind::ShutdownBegun(_)

@@ -3,7 +3,7 @@
 use crate::wire::proto::v1::{VirtualMachineEvent, event, virtual_machine_event::Kind};
 
 /// All names, in the order in which people are told them.
-pub const NAMES: [&str; 19] = [
+pub const NAMES: [&str; 21] = [
     "power-changed",
     "guest-reset",
     "session-opened",
@@ -21,6 +21,8 @@ pub const NAMES: [&str; 19] = [
     "clock-jumped",
     "suspending",
     "resumed",
+    "frozen",
+    "thawed",
     "heartbeat",
     "unknown",
 ];
@@ -46,6 +48,8 @@ pub fn name(happened: &VirtualMachineEvent) -> &'static str {
             Some(event::Kind::ClockJumped(_)) => "clock-jumped",
             Some(event::Kind::Suspending(_)) => "suspending",
             Some(event::Kind::Resumed(_)) => "resumed",
+            Some(event::Kind::Frozen(_)) => "frozen",
+            Some(event::Kind::Thawed(_)) => "thawed",
             Some(event::Kind::Heartbeat(_)) => "heartbeat",
             None => "unknown",
         },

@@ -109,6 +109,14 @@ fn of_guest(kind: &event::Kind) -> String {
         }
         Kind::Suspending(_) => "suspending".to_owned(),
         Kind::Resumed(_) => "resumed".to_owned(),
+        Kind::Frozen(frozen) => format!(
+            "{} file systems frozen by {}, for {} s at most",
+            frozen.file_systems, frozen.holder, frozen.deadline_seconds
+        ),
+        Kind::Thawed(thawed) if thawed.by_itself => {
+            "thawed by itself: nobody had asked for it in time".to_owned()
+        }
+        Kind::Thawed(_) => "thawed".to_owned(),
     }
 }
 

@@ -55,6 +55,20 @@ pub enum Event {
     Suspending,
     /// The guest goes on after that.
     Resumed,
+    /// File systems are frozen.
+    Frozen {
+        /// How many.
+        file_systems: usize,
+        /// Who asked for it.
+        holder: String,
+        /// They are thawed after this time, whatever happens.
+        deadline: Duration,
+    },
+    /// They are not frozen any more.
+    Thawed {
+        /// Because of the deadline: nobody had asked for it.
+        by_itself: bool,
+    },
 }
 
 /// An event with its number and time.

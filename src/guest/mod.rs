@@ -14,6 +14,7 @@ pub mod disks;
 pub mod events;
 pub mod file_systems;
 pub mod files;
+pub mod freeze;
 pub mod identity;
 pub mod load;
 mod logind;
@@ -43,6 +44,8 @@ pub struct Guest {
     pub serials: Arc<disks::serials::Serials>,
     /// Files that clients have open in it.
     pub files: Arc<files::Files>,
+    /// Its freezes.
+    pub freezer: freeze::Freezer,
 }
 
 impl Guest {
@@ -54,6 +57,7 @@ impl Guest {
             events: Arc::new(events::Hub::new(run_id)),
             serials: Arc::default(),
             files: Arc::default(),
+            freezer: freeze::Freezer::default(),
         }
     }
 }

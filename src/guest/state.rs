@@ -72,7 +72,9 @@ impl State {
             | Event::ShutdownBegun
             | Event::ClockJumped { .. }
             | Event::Suspending
-            | Event::Resumed => {}
+            | Event::Resumed
+            | Event::Frozen { .. }
+            | Event::Thawed { .. } => {}
         }
     }
 }

@@ -85,13 +85,15 @@ fn clean_kind(kind: Kind) -> Kind {
         Kind::UserLoggedOut(logout) => {
             Kind::UserLoggedOut(v1::UserLoggedOut { session: logout.session.as_ref().map(clean_session) })
         }
+        Kind::Frozen(frozen) => Kind::Frozen(v1::Frozen { holder: clean(&frozen.holder), ..frozen }),
         kind @ (Kind::Heartbeat(_)
         | Kind::AgentStopping(_)
         | Kind::AgentStarted(_)
         | Kind::ShutdownBegun(_)
         | Kind::ClockJumped(_)
         | Kind::Suspending(_)
-        | Kind::Resumed(_)) => kind,
+        | Kind::Resumed(_)
+        | Kind::Thawed(_)) => kind,
     }
 }
 

@@ -25,6 +25,11 @@ impl<'a> Call<'a> {
         Self { context, arguments, peer, subject: OnceLock::new() }
     }
 
+    /// Who asks, as the log names it.
+    pub fn peer(&self) -> &'a str {
+        self.peer
+    }
+
     /// Says for the audit line what the call is about, such as the path of a program; never a secret. Said as
     /// soon as the arguments are read, so that it is in the line of a call that fails, too.
     pub fn concerns(&self, subject: impl Into<String>) {

@@ -1,6 +1,8 @@
 //! The one place where failures become QGA error classes.
 
-use crate::guest::{accounts, clock, disks, files, passwords, power, processors, ssh_keys, suspend, users};
+use crate::guest::{
+    accounts, clock, disks, files, freeze, passwords, power, processors, ssh_keys, suspend, users,
+};
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
 
@@ -51,6 +53,14 @@ impl Error {
     /// There is no such command.
     pub fn unknown(command: &str) -> Self {
         Self { class: Class::CommandNotFound, desc: format!("The command {} is not known", quoted(command)) }
+    }
+
+    /// The command may not be called while file systems are frozen; `held` says by whom.
+    pub fn frozen(command: &str, held: &str) -> Self {
+        Self {
+            class: Class::CommandNotFound,
+            desc: format!("Command {command} has been disabled: file systems are frozen; {held}"),
+        }
     }
 
     /// The command is switched off.
@@ -131,4 +141,12 @@ macro_rules! from_verbs {
     )*};
 }
 
-from_verbs!(clock::Error, disks::Unreadable, power::Error, processors::Error, suspend::Error, users::Error);
+from_verbs!(
+    clock::Error,
+    disks::Unreadable,
+    freeze::Error,
+    power::Error,
+    processors::Error,
+    suspend::Error,
+    users::Error
+);

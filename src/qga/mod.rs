@@ -39,7 +39,19 @@ pub struct Context {
 impl Context {
     /// Whether the command at this place of the table may be called now.
     pub fn allows(&self, place: usize) -> bool {
+        if self.guest.freezer.restricts() {
+            // As with qemu-ga, whatever the lists say.
+            return table::COMMANDS.get(place).is_some_and(|command| command.always);
+        }
         self.policy.allows(place)
+    }
+
+    /// Why it may not.
+    fn refusal(&self, name: &str) -> error::Error {
+        if self.guest.freezer.restricts() {
+            return error::Error::frozen(name, &self.guest.freezer.held());
+        }
+        error::Error::disabled(name)
     }
 }
 

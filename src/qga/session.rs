@@ -378,5 +378,5 @@ fn within(message: &[u8], part: &str) -> Range<usize> {
 fn command<'a>(request: &Request<'a>, context: &Context) -> Result<(&'static Command, Arguments<'a>), Error> {
     let (name, arguments) = request.call()?;
     let place = table::find(&name).ok_or_else(|| Error::unknown(&name))?;
-    if context.allows(place) { Ok((&COMMANDS[place], arguments)) } else { Err(Error::disabled(&name)) }
+    if context.allows(place) { Ok((&COMMANDS[place], arguments)) } else { Err(context.refusal(&name)) }
 }

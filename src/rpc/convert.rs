@@ -63,6 +63,12 @@ fn event(recorded: &Recorded) -> v1::Event {
         }
         Event::Suspending => Kind::Suspending(v1::Suspending {}),
         Event::Resumed => Kind::Resumed(v1::Resumed {}),
+        Event::Frozen { file_systems, holder, deadline } => Kind::Frozen(v1::Frozen {
+            file_systems: u32::try_from(*file_systems).unwrap_or(u32::MAX),
+            holder: holder.clone(),
+            deadline_seconds: u32::try_from(deadline.as_secs()).unwrap_or(u32::MAX),
+        }),
+        Event::Thawed { by_itself } => Kind::Thawed(v1::Thawed { by_itself: *by_itself }),
     };
     message(recorded.sequence, recorded.time, kind)
 }

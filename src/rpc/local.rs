@@ -6,11 +6,11 @@ use std::time::SystemTime;
 
 use tonic::{Request, Response, Status};
 
-use crate::guest::Guest;
+use crate::guest::{Guest, freeze};
 use crate::rpc::convert;
 use crate::rpc::guest;
 use crate::rpc::holder::Holder;
-use crate::sys::files;
+use crate::sys::{error_chain, files};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::local_server::{self, LocalServer};
 
@@ -79,6 +79,33 @@ impl local_server::Local for Service {
             identity: held.and_then(|held| held.identity),
             position: Some(convert::position(position)),
             state: Some(convert::state(&state)),
+            freeze: Some(freeze_status(self.guest.freezer.status())),
         }))
+    }
+
+    async fn thaw(&self, _: Request<v1::ThawRequest>) -> Result<Response<v1::ThawResponse>, Status> {
+        tracing::info!("audit: a person in the guest: thaw");
+        match freeze::thaw(&self.guest, freeze::By::Person).await {
+            Ok(thawed) => Ok(Response::new(v1::ThawResponse { thawed })),
+            Err(error) => Err(Status::internal(error_chain::words(&error))),
+        }
+    }
+}
+
+fn freeze_status(status: freeze::Status) -> v1::FreezeStatus {
+    match status {
+        freeze::Status::Thawed { spoiled } => v1::FreezeStatus {
+            stage: "thawed".to_owned(),
+            spoiled: spoiled.unwrap_or_default(),
+            ..v1::FreezeStatus::default()
+        },
+        freeze::Status::Busy { holder, since, stage, file_systems, left } => v1::FreezeStatus {
+            stage,
+            holder,
+            since: Some(since.into()),
+            file_systems,
+            seconds_left: left.map(|left| u32::try_from(left.as_secs()).unwrap_or(u32::MAX)),
+            spoiled: String::new(),
+        },
     }
 }

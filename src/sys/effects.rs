@@ -7,7 +7,7 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,8 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
 
 use crate::sys::calendar::Date;
+use crate::sys::mount_point;
+use crate::sys::mountinfo::Mount;
 use crate::sys::nvme::LOG_LENGTH;
 
 /// What was trimmed.
@@ -28,44 +30,72 @@ pub struct Trimmed {
 }
 
 /// The effects. All of them may block, for as long as the disk does or the hardware clock takes to go on, but for
-/// [`Effects::set_clock`].
+/// [`Effects::set_clock`]. What a machine of a test does not say is not supported by it.
 pub trait Effects: Debug + Send + Sync {
-    /// Freezes the file system that `directory` is on (`FIFREEZE`): every write sleeps from now on.
+    /// Opens where `mount` is mounted, to freeze and thaw what is there. What was mounted over it since, or before,
+    /// is not opened in its place.
     ///
     /// # Errors
-    /// `EBUSY` if it is frozen already, `EOPNOTSUPP` if it cannot be; whatever open(2) says of the directory.
-    fn freeze(&self, directory: &Path) -> io::Result<()>;
+    /// `ESTALE` if another mount is found there; whatever open(2) says of the path.
+    fn open_mount(&self, mount: &Mount) -> io::Result<OwnedFd> {
+        let _ = mount;
+        Err(unsupported())
+    }
+
+    /// Freezes the file system of an opened mount (`FIFREEZE`): every write sleeps from now on.
+    ///
+    /// # Errors
+    /// `EBUSY` if it is frozen already, `EOPNOTSUPP` if it cannot be.
+    fn freeze(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
+        let _ = mount;
+        Err(unsupported())
+    }
 
     /// Thaws it (`FITHAW`).
     ///
     /// # Errors
-    /// `EINVAL` if it is not frozen; whatever open(2) says of the directory.
-    fn thaw(&self, directory: &Path) -> io::Result<()>;
+    /// `EINVAL` if it is not frozen.
+    fn thaw(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
+        let _ = mount;
+        Err(unsupported())
+    }
 
     /// Gives unused blocks of the file system that `directory` is on back to the disk (`FITRIM`), in ranges of at
     /// least `minimum` bytes.
     ///
     /// # Errors
     /// `EOPNOTSUPP` or `ENOTTY` if the file system or the disk cannot do it; whatever open(2) says.
-    fn trim(&self, directory: &Path, minimum: u64) -> io::Result<Trimmed>;
+    fn trim(&self, directory: &Path, minimum: u64) -> io::Result<Trimmed> {
+        let _ = (directory, minimum);
+        Err(unsupported())
+    }
 
     /// Sets the system's clock, to this time since the epoch (`clock_settime(2)`).
     ///
     /// # Errors
     /// `EINVAL` for a time that the kernel does not take, `EPERM` without `CAP_SYS_TIME`.
-    fn set_clock(&self, time: Duration) -> io::Result<()>;
+    fn set_clock(&self, time: Duration) -> io::Result<()> {
+        let _ = time;
+        Err(unsupported())
+    }
 
     /// What the hardware clock `device` shows (`RTC_RD_TIME`), at the moment at which it has gone on to that second.
     ///
     /// # Errors
     /// Whatever open(2) says of the device; `EINVAL` if what it shows is no date.
-    fn hardware_clock(&self, device: &Path) -> io::Result<Date>;
+    fn hardware_clock(&self, device: &Path) -> io::Result<Date> {
+        let _ = device;
+        Err(unsupported())
+    }
 
     /// Sets the hardware clock `device` (`RTC_SET_TIME`).
     ///
     /// # Errors
     /// As above; `EACCES` without `CAP_SYS_TIME`.
-    fn set_hardware_clock(&self, device: &Path, date: Date) -> io::Result<()>;
+    fn set_hardware_clock(&self, device: &Path, date: Date) -> io::Result<()> {
+        let _ = (device, date);
+        Err(unsupported())
+    }
 
     /// The health log of the NVMe disk whose file `disk` is (log page 02h, for [`crate::sys::nvme::parse`]).
     ///
@@ -73,8 +103,12 @@ pub trait Effects: Debug + Send + Sync {
     /// Whatever open(2) and the disk say.
     fn nvme_health(&self, disk: &Path) -> io::Result<[u8; LOG_LENGTH]> {
         let _ = disk;
-        Err(io::ErrorKind::Unsupported.into())
+        Err(unsupported())
     }
+}
+
+fn unsupported() -> io::Error {
+    io::ErrorKind::Unsupported.into()
 }
 
 /// This machine.
@@ -82,17 +116,19 @@ pub trait Effects: Debug + Send + Sync {
 pub struct Machine;
 
 impl Effects for Machine {
-    fn freeze(&self, directory: &Path) -> io::Result<()> {
-        let directory = File::open(directory)?;
+    fn open_mount(&self, mount: &Mount) -> io::Result<OwnedFd> {
+        mount_point::open(mount)
+    }
+
+    fn freeze(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
         // SAFETY: FIFREEZE takes no argument that the kernel would read.
-        unsafe { ioctl::freeze(directory.as_raw_fd(), 0) }?;
+        unsafe { ioctl::freeze(mount.as_raw_fd(), 0) }?;
         Ok(())
     }
 
-    fn thaw(&self, directory: &Path) -> io::Result<()> {
-        let directory = File::open(directory)?;
+    fn thaw(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
         // SAFETY: FITHAW takes no argument that the kernel would read.
-        unsafe { ioctl::thaw(directory.as_raw_fd(), 0) }?;
+        unsafe { ioctl::thaw(mount.as_raw_fd(), 0) }?;
         Ok(())
     }
 

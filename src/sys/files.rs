@@ -20,3 +20,41 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     std::fs::rename(beside, path)
 }
+
+/// As [`replace`], and the bytes and the name are where they are kept before this returns.
+///
+/// # Errors
+/// As open(2), write(2), fsync(2) and rename(2) give them.
+#[allow(clippy::disallowed_methods, reason = "this is the boundary")]
+pub fn replace_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(beside, path)?;
+    match path.parent() {
+        Some(folder) => std::fs::File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// The bytes of a file of our own, if it is there and can be read.
+#[allow(clippy::disallowed_methods, reason = "this is the boundary")]
+pub fn read(path: &Path) -> Option<Vec<u8>> {
+    std::fs::read(path).ok()
+}
+
+/// Removes a file of our own, if it is there.
+pub fn remove(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("cannot remove {}: {error}", path.display());
+        }
+        _ => {}
+    }
+}

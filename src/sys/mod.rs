@@ -9,6 +9,8 @@ pub mod activation;
 #[cfg(feature = "agent")]
 pub mod block;
 #[cfg(feature = "agent")]
+pub mod block_stack;
+#[cfg(feature = "agent")]
 pub mod blocking;
 #[cfg(feature = "agent")]
 pub mod calendar;
@@ -37,6 +39,8 @@ pub mod logging;
 #[cfg(feature = "agent")]
 pub mod memory;
 #[cfg(feature = "agent")]
+pub mod mount_point;
+#[cfg(feature = "agent")]
 pub mod mountinfo;
 #[cfg(feature = "agent")]
 pub mod net_dev;
@@ -50,6 +54,8 @@ pub mod os_release;
 pub mod pid_file;
 #[cfg(feature = "agent")]
 pub mod proc_stat;
+#[cfg(feature = "agent")]
+pub mod process_group;
 #[cfg(feature = "agent")]
 pub mod program;
 pub mod root;

@@ -17,6 +17,8 @@ const TRIES: usize = 3;
 /// One mount; a line of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
+    /// Its number in this mount namespace; may be given again once it is unmounted.
+    pub id: u64,
     /// Major and minor number; the major number is 0 where there is no block device, or several.
     pub device: (u32, u32),
     /// What of the file system is mounted: `/`, or a folder of it.
@@ -27,6 +29,8 @@ pub struct Mount {
     pub kind: String,
     /// Such as `/dev/vda1`.
     pub source: String,
+    /// The options of the file system, separated by commas, such as `rw,upperdir=/var/upper`.
+    pub options: String,
 }
 
 /// The mounts of the list, in its order; lines that are none are passed over.
@@ -37,18 +41,21 @@ pub fn parse(file: &[u8]) -> Vec<Mount> {
 /// `36 35 98:0 /root /mount/point rw,noatime master:1 … - ext3 /dev/root rw`
 fn line(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let (major, minor) = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
     let (root, mount_point) = (fields.next()?, fields.next()?);
     // The options of the mount, then any number of optional fields up to the dash.
     let _options = fields.next()?;
     fields.find(|field| *field == b"-")?;
     let (kind, source) = (fields.next()?, fields.next()?);
     Some(Mount {
+        id,
         device: (major.parse().ok()?, minor.parse().ok()?),
         root: unescape(root),
         mount_point: unescape(mount_point),
         kind: unescape(kind),
         source: unescape(source),
+        options: unescape(fields.next().unwrap_or_default()),
     })
 }
 
@@ -150,13 +157,15 @@ mod tests {
 40 27 0:50 / /empty rw - tmpfs  rw\n\
 broken\n41 27 0:50 / /no-dash rw tmpfs x rw\n42 27 0: / /no-minor rw - tmpfs x rw\n";
 
-    fn mount(device: (u32, u32), [root, mount_point, kind, source]: [&str; 4]) -> Mount {
+    fn mount(id: u64, device: (u32, u32), [root, mount_point, kind, source]: [&str; 4]) -> Mount {
         Mount {
+            id,
             device,
             root: root.to_owned(),
             mount_point: mount_point.to_owned(),
             kind: kind.to_owned(),
             source: source.to_owned(),
+            options: if id == 27 { "rw,discard,errors=remount-ro" } else { "rw" }.to_owned(),
         }
     }
 
@@ -165,10 +174,10 @@ broken\n41 27 0:50 / /no-dash rw tmpfs x rw\n42 27 0: / /no-minor rw - tmpfs x r
         assert_eq!(
             parse(CAPTURED),
             [
-                mount((0, 21), ["/", "/proc", "proc", "proc"]),
-                mount((254, 1), ["/", "/", "ext4", "/dev/vda1"]),
-                mount((98, 0), ["/mnt1", "/mnt 2\\", "fuse.sshfs", "me@host:/a\tb"]),
-                mount((0, 50), ["/", "/empty", "tmpfs", ""]),
+                mount(22, (0, 21), ["/", "/proc", "proc", "proc"]),
+                mount(27, (254, 1), ["/", "/", "ext4", "/dev/vda1"]),
+                mount(36, (98, 0), ["/mnt1", "/mnt 2\\", "fuse.sshfs", "me@host:/a\tb"]),
+                mount(40, (0, 50), ["/", "/empty", "tmpfs", ""]),
             ]
         );
     }
@@ -201,7 +210,7 @@ broken\n41 27 0:50 / /no-dash rw tmpfs x rw\n42 27 0: / /no-minor rw - tmpfs x r
             let optional = optional.concat();
             let (major, minor) = device;
             let line = format!("1 2 {major}:{minor} {root} {mount_point} rw {optional}- {kind} {source} rw\n");
-            prop_assert_eq!(parse(line.as_bytes()), [mount(device, texts.each_ref().map(String::as_str))]);
+            prop_assert_eq!(parse(line.as_bytes()), [mount(1, device, texts.each_ref().map(String::as_str))]);
         }
 
         #[test]

@@ -23,6 +23,12 @@ pub fn alive() {
     notify(&[NotifyState::Watchdog]);
 }
 
+/// The service will end no later than this, however long ending usually takes.
+pub fn extend_stop(longest: std::time::Duration) {
+    let microseconds = u32::try_from(longest.as_micros()).unwrap_or(u32::MAX);
+    notify(&[NotifyState::ExtendTimeoutUsec(microseconds), NotifyState::Status("Stopping after the thaw")]);
+}
+
 /// The service was told to end and is ending.
 pub fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("Stopping")]);

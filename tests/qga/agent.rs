@@ -15,12 +15,14 @@ const LAST_SOCKET: &str = "agent.sock";
 /// Longer than anything takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Settings that keep an agent to a folder, away from the machine's vsock and /run.
+/// Settings that keep an agent to a folder, away from the machine's vsock and /run. Its hook always fails, so that no
+/// test ever freezes the file systems of the machine that it runs on.
 pub fn settings_in(folder: &Path) -> String {
     let folder = folder.display();
     format!(
         "runtime-dir = \"{folder}\"\n[control]\nlisten = \"unix:{folder}/control.sock\"\n\
-         [callback]\nlisten = \"unix:{folder}/callback.sock\"\n"
+         [callback]\nlisten = \"unix:{folder}/callback.sock\"\n\
+         [qga]\nfsfreeze-hook = \"/bin/false\"\n"
     )
 }
 

@@ -6,7 +6,6 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use guestlet::guest::Guest;
-use guestlet::guest::disks::list::list;
 use guestlet::sys::root::Root;
 use serde_json::{Value, json};
 

@@ -4,7 +4,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use guestlet::guest::Guest;
 use guestlet::guest::file_systems::{NotTrimmed, trim};
@@ -91,23 +90,11 @@ struct Machine {
 }
 
 impl Effects for Machine {
-    fn freeze(&self, _: &Path) -> io::Result<()> {
-        Err(Errno::EOPNOTSUPP.into())
-    }
-
-    fn thaw(&self, _: &Path) -> io::Result<()> {
-        Err(Errno::EINVAL.into())
-    }
-
     fn trim(&self, directory: &Path, minimum: u64) -> io::Result<Trimmed> {
         self.asked.lock().unwrap().push((directory.to_owned(), minimum));
         let answer = self.answers.iter().find(|(path, _)| Path::new(path) == directory);
         let bytes = answer.unwrap_or_else(|| panic!("{} is not to be trimmed", directory.display())).1?;
         Ok(Trimmed { bytes, minimum: minimum.max(4096) })
-    }
-
-    fn set_clock(&self, _: Duration) -> io::Result<()> {
-        Err(Errno::EPERM.into())
     }
 }
 

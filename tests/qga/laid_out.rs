@@ -13,7 +13,7 @@ use guestlet::qga::policy::Policy;
 use guestlet::qga::session::{self, End};
 use guestlet::qga::{Context, PROTOCOL_VERSION};
 use guestlet::sys::calendar::Date;
-use guestlet::sys::effects::{Effects, Trimmed};
+use guestlet::sys::effects::Effects;
 use guestlet::sys::root::Root;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -48,18 +48,6 @@ fn absent() -> io::Error {
 }
 
 impl Effects for Machine {
-    fn freeze(&self, _: &Path) -> io::Result<()> {
-        Err(absent())
-    }
-
-    fn thaw(&self, _: &Path) -> io::Result<()> {
-        Err(absent())
-    }
-
-    fn trim(&self, _: &Path, _: u64) -> io::Result<Trimmed> {
-        Err(absent())
-    }
-
     fn set_clock(&self, time: Duration) -> io::Result<()> {
         let mut state = self.0.lock().unwrap();
         state.change()?;

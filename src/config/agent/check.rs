@@ -16,7 +16,6 @@ use crate::config::agent::{
 const HOST_CID: u32 = 2;
 const DEFAULT_PORT_PATH: &str = "/dev/virtio-ports/org.qemu.guest_agent.0";
 const DEFAULT_LINE_PATH: &str = "/dev/ttyS0";
-const DEFAULT_STATE_FOLDER: &str = "/var/run";
 const DEFAULT_PID_FILE: &str = "/var/run/qemu-ga.pid";
 const METHODS: &str = "virtio-serial, isa-serial, unix-listen, vsock-listen or none";
 const DEFAULT_FREEZE: Duration = Duration::from_secs(120);
@@ -79,8 +78,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         version: qga.version,
         fsfreeze_hook,
         limits,
-        os_release: None,
-        state_folder: absolute("qga.statedir", qga.statedir.unwrap_or(DEFAULT_STATE_FOLDER.into()))?,
+        state_folder: absolute("qga.statedir", qga.statedir.unwrap_or(super::DEFAULT_STATE_FOLDER.into()))?,
         runtime_folder: absolute("runtime-dir", runtime_dir.unwrap_or(RUNTIME_FOLDER.into()))?,
         local: has_api || program == Program::Guestlet,
         control,

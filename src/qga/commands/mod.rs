@@ -8,6 +8,7 @@ pub mod credentials;
 pub mod disk;
 pub mod file;
 pub mod file_system;
+pub mod freeze;
 pub mod load;
 pub mod memory;
 pub mod network;
@@ -27,6 +28,7 @@ pub const SUBJECTS: &[&[Command]] = &[
     disk::COMMANDS,
     file::COMMANDS,
     file_system::COMMANDS,
+    freeze::COMMANDS,
     load::COMMANDS,
     memory::COMMANDS,
     network::COMMANDS,

@@ -1,0 +1,611 @@
+//! The keeper: one freeze from its beginning to its end. See the state machine of [`crate::guest::freeze`].
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use tokio::sync::oneshot;
+
+use crate::guest::Guest;
+use crate::guest::events::Event;
+use crate::guest::freeze::error::{Error, Failure, denial_hint, last_words};
+use crate::guest::freeze::marker::{Found, Freeze, Marker};
+use crate::guest::freeze::recover::{marked, tell_thaw};
+use crate::guest::freeze::targets::{OPEN_BOOLEAN, Target, Thaws, open, selected};
+use crate::guest::freeze::{By, Settings, hook};
+use crate::sys::block_stack::Device;
+use crate::sys::logging;
+use crate::sys::process_group::{Ended, Group, Guardian, thread};
+
+/// How long those who asked wait for a thaw that hangs.
+const ANSWER: Duration = Duration::from_secs(20);
+/// How much later than the keeper the guardian thaws.
+const GUARDIAN: Duration = Duration::from_secs(10);
+/// The boolean by which SELinux's policy lets qemu-ga run hooks that do more than it may itself.
+const HOOK_BOOLEAN: &str = "virt_qemu_ga_run_unconfined";
+
+pub(super) type Answer = oneshot::Sender<Result<u64, Error>>;
+
+/// What the keeper is told.
+pub(super) enum Message {
+    /// Somebody asks for a thaw.
+    Thaw(Answer, By),
+    HookEnded(Ended),
+    Opened(Result<Vec<Arc<Target>>, Error>),
+    /// `FIFREEZE` of the target with this place has come back.
+    Froze(usize, io::Result<()>),
+    /// The thread that freezes does no more.
+    AllTried,
+}
+
+/// Why a freeze does not go on.
+enum Stop {
+    Asked,
+    Deadline,
+    Failed(Error),
+}
+
+/// What brings the keeper to look.
+enum Next {
+    Message(Message),
+    Stop(Stop),
+}
+
+pub(super) struct Cycle {
+    guest: Guest,
+    settings: Settings,
+    marker: Marker,
+    marked: Freeze,
+    inbox: Receiver<Message>,
+    outbox: Sender<Message>,
+    /// Those who asked for a thaw.
+    waiting: Vec<Answer>,
+    by: By,
+    hooks: Vec<PathBuf>,
+    targets: Vec<Arc<Target>>,
+    /// The places of those that this freeze has frozen.
+    frozen: BTreeSet<usize>,
+    /// Of what is frozen, once it may be.
+    deadline: Option<Instant>,
+    cancelled: Arc<AtomicBool>,
+    /// The thread that freezes has not come to its end.
+    freezing: bool,
+    /// Everything was frozen at one time.
+    complete: bool,
+    /// Which file systems were frozen is known.
+    sure: bool,
+    guardian: Option<Guardian>,
+    /// What is wrong after the thaw.
+    problems: Vec<String>,
+}
+
+/// A keeper that panics leaves nobody who thaws: then the process ends at once, and others do.
+struct EndOnPanic;
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+impl Cycle {
+    pub(super) fn new(guest: &Guest, holder: &str) -> (Self, Sender<Message>) {
+        let settings = guest.freezer.0.settings.clone();
+        let marker = Marker::new(&settings.folder, &guest.root);
+        let (outbox, inbox) = channel();
+        let cycle = Self {
+            guest: guest.clone(),
+            marked: marker.begin(holder),
+            settings,
+            marker,
+            inbox,
+            outbox: outbox.clone(),
+            waiting: Vec::new(),
+            by: By::Client,
+            hooks: Vec::new(),
+            targets: Vec::new(),
+            frozen: BTreeSet::new(),
+            deadline: None,
+            cancelled: Arc::default(),
+            freezing: false,
+            complete: false,
+            sure: true,
+            guardian: None,
+            problems: Vec::new(),
+        };
+        (cycle, outbox)
+    }
+
+    /// A freeze from its beginning.
+    pub(super) fn run(mut self, which: Option<&[String]>, answer: Answer) {
+        let _end = EndOnPanic;
+        match self.freeze(which) {
+            Ok(()) if self.frozen.is_empty() => {
+                self.undo(false);
+                self.leave(None, false);
+                let _ = answer.send(Ok(0));
+            }
+            Ok(()) => {
+                self.settle();
+                // Whoever asked may have gone; then the deadline ends it.
+                let _ = answer.send(Ok(self.frozen.len() as u64));
+                self.keep();
+            }
+            Err(stop) => {
+                let asked = matches!(stop, Stop::Asked);
+                let waiting = self.not_frozen_yet();
+                let thawed = self.undo(asked);
+                let failure = match stop {
+                    Stop::Asked => Error::Cancelled,
+                    Stop::Deadline => Error::TooLong { after: self.settings.deadline, waiting },
+                    Stop::Failed(error) => error,
+                };
+                if !self.marked.hooks.is_empty() || self.deadline.is_some() {
+                    tracing::warn!("not frozen: {failure}");
+                }
+                self.leave(asked.then_some(thawed), false);
+                let _ = answer.send(Err(failure));
+            }
+        }
+    }
+
+    /// A freeze that an earlier run of the agent has left.
+    pub(super) fn resume(mut self, found: &Found) {
+        let _end = EndOnPanic;
+        self.deadline = Some(Instant::now() + self.settings.deadline);
+        self.sure = *found != Found::Unknown;
+        if let Found::Freeze(freeze) = found {
+            self.hooks.clone_from(&freeze.hooks);
+            self.marked.hooks.clone_from(&freeze.hooks);
+            self.marked.file_systems.clone_from(&freeze.file_systems);
+        }
+        match marked(&self.guest, found) {
+            Ok((targets, problems)) => {
+                self.targets = targets;
+                self.problems = problems;
+            }
+            Err(error) => self.problems.push(error.to_string()),
+        }
+        // From now on it is this process's.
+        if let Err(error) = self.marker.write(&self.marked) {
+            tracing::warn!("cannot write {}: {error}", self.marker.path().display());
+        }
+        logging::pause();
+        self.frozen = (0..self.targets.len()).collect();
+        self.guard();
+        self.settle();
+        self.keep();
+    }
+
+    fn freeze(&mut self, which: Option<&[String]>) -> Result<(), Stop> {
+        // What is wrong with the arguments is said before anything is done.
+        let failed = Stop::Failed;
+        if which.is_some() {
+            selected(&self.guest.root, which).map_err(failed)?;
+        }
+        self.hooks = hook::list(self.settings.hook.as_deref()).map_err(failed)?;
+        self.marker.forget_spoiled();
+        self.guest.freezer.0.state().spoiled = None;
+        self.tell_hooks()?;
+        self.open(which)?;
+        self.marked.file_systems = self.targets.iter().map(|target| target.marked()).collect();
+        self.mark()?;
+        self.guard();
+        self.freeze_all()
+    }
+
+    fn mark(&self) -> Result<(), Stop> {
+        let failed = |source| Stop::Failed(Error::Marker { path: self.marker.path(), source });
+        self.marker.write(&self.marked).map_err(failed)
+    }
+
+    fn tell_hooks(&mut self) -> Result<(), Stop> {
+        for hook in self.hooks.clone() {
+            self.stage(&format!("hook {}", hook.display()));
+            self.marked.hooks.push(hook.clone());
+            self.mark()?;
+            self.tell_hook(&hook)?;
+        }
+        Ok(())
+    }
+
+    fn tell_hook(&mut self, hook: &Path) -> Result<(), Stop> {
+        let outbox = self.outbox.clone();
+        let failed = |failure| Stop::Failed(Error::Hook { hook: hook.to_owned(), failure });
+        let group = Group::start(hook, &["freeze"], move |end| drop(outbox.send(Message::HookEnded(end))));
+        let group = group.map_err(|error| {
+            // It was told nothing.
+            self.marked.hooks.pop();
+            let hint = denial_hint(&self.guest.root, &error, HOOK_BOOLEAN);
+            failed(Failure::Denied(error, hint))
+        })?;
+        let until = Instant::now() + self.settings.hook_deadline;
+        match self.next(Some(until)) {
+            Next::Message(Message::HookEnded(Ended { status, tail })) => match status {
+                Ok(status) if status.success() => Ok(()),
+                Ok(status) => Err(failed(Failure::Failed(status, last_words(&tail)))),
+                Err(error) => Err(failed(Failure::Unusable(error))),
+            },
+            Next::Message(_) => Ok(()),
+            Next::Stop(stop) => {
+                group.kill();
+                // Its last words, unless even that hangs.
+                let tail = match self.inbox.recv_timeout(Duration::from_secs(1)) {
+                    Ok(Message::HookEnded(end)) => last_words(&end.tail),
+                    Ok(Message::Thaw(answer, by)) => {
+                        self.note(answer, by);
+                        String::new()
+                    }
+                    _ => String::new(),
+                };
+                match stop {
+                    Stop::Deadline => Err(failed(Failure::TimedOut(self.settings.hook_deadline, tail))),
+                    stop => Err(stop),
+                }
+            }
+        }
+    }
+
+    /// Opens what is to be frozen, on a thread: the way there may lead over a disk or a server that does not answer.
+    fn open(&mut self, which: Option<&[String]>) -> Result<(), Stop> {
+        self.stage("opening");
+        let (guest, outbox) = (self.guest.clone(), self.outbox.clone());
+        let which = which.map(<[String]>::to_vec);
+        thread("open", move || {
+            let opened = selected(&guest.root, which.as_deref())
+                .and_then(|plan| open(&guest.root, &*guest.effects, &plan));
+            let _ = outbox.send(Message::Opened(opened));
+        })
+        .map_err(|error| Stop::Failed(Error::Thread(error)))?;
+        let until = Instant::now() + self.settings.deadline;
+        loop {
+            match self.next(Some(until)) {
+                Next::Message(Message::Opened(opened)) => {
+                    self.targets = opened.map_err(Stop::Failed)?;
+                    return Ok(());
+                }
+                // A hook that was killed and comes late.
+                Next::Message(_) => {}
+                Next::Stop(stop) => return Err(stop),
+            }
+        }
+    }
+
+    /// Starts the process that thaws if this one is gone. Without it the service manager does.
+    fn guard(&mut self) {
+        if !self.settings.guarded || self.targets.is_empty() {
+            return;
+        }
+        let seconds = (self.settings.deadline + GUARDIAN).as_secs().to_string();
+        let hook_seconds = self.settings.hook_deadline.as_secs().max(1).to_string();
+        let words: [&OsStr; 5] = [
+            "thaw".as_ref(),
+            "--guard".as_ref(),
+            self.settings.folder.as_os_str(),
+            seconds.as_ref(),
+            hook_seconds.as_ref(),
+        ];
+        match Guardian::start(&words) {
+            Ok(guardian) => self.guardian = Some(guardian),
+            Err(error) => tracing::warn!("nobody guards this freeze: {error}"),
+        }
+    }
+
+    fn freeze_all(&mut self) -> Result<(), Stop> {
+        self.deadline = Some(Instant::now() + self.settings.deadline);
+        self.guest.freezer.0.restricted.store(true, Ordering::SeqCst);
+        logging::pause();
+        self.stage("freezing");
+        let (targets, effects) = (self.targets.clone(), Arc::clone(&self.guest.effects));
+        let (outbox, cancelled) = (self.outbox.clone(), Arc::clone(&self.cancelled));
+        thread("fifreeze", move || {
+            for (place, target) in targets.iter().enumerate() {
+                if cancelled.load(Ordering::SeqCst) {
+                    break;
+                }
+                let mut result = target.freeze(&*effects);
+                if result.is_ok() && cancelled.load(Ordering::SeqCst) {
+                    // Too late. The keeper looks at it once more, too.
+                    result = target.thaw(&*effects).map(drop);
+                }
+                let fatal = result.as_ref().is_err_and(|error| !is_ignored(error));
+                // The keeper waits for the end of this thread.
+                let _ = outbox.send(Message::Froze(place, result));
+                if fatal {
+                    break;
+                }
+            }
+            let _ = outbox.send(Message::AllTried);
+        })
+        .map_err(|error| Stop::Failed(Error::Thread(error)))?;
+        self.freezing = true;
+        let mut failure = None;
+        loop {
+            match self.next(self.deadline) {
+                Next::Message(Message::Froze(place, result)) => {
+                    failure = self.froze(place, result).or(failure)
+                }
+                Next::Message(Message::AllTried) => {
+                    self.freezing = false;
+                    return failure.map_or(Ok(()), |error| Err(Stop::Failed(error)));
+                }
+                Next::Message(_) => {}
+                Next::Stop(stop) => return Err(stop),
+            }
+        }
+    }
+
+    fn froze(&mut self, place: usize, result: io::Result<()>) -> Option<Error> {
+        match result {
+            Ok(()) => {
+                self.frozen.insert(place);
+                let name = self.targets.get(place).map(|target| target.mount_point.clone());
+                if let Some(running) = &mut self.guest.freezer.0.state().running {
+                    running.file_systems.extend(name);
+                }
+                None
+            }
+            Err(error) if is_ignored(&error) => None,
+            Err(source) => {
+                let path =
+                    self.targets.get(place).map(|target| target.mount_point.clone()).unwrap_or_default();
+                let hint = denial_hint(&self.guest.root, &source, OPEN_BOOLEAN);
+                Some(Error::FileSystem { verb: "freeze", path, error: source, hint })
+            }
+        }
+    }
+
+    /// What a freeze that takes too long waits for.
+    fn not_frozen_yet(&self) -> String {
+        if !self.freezing {
+            return "to open what is mounted".to_owned();
+        }
+        let first = (0..self.targets.len()).find(|place| !self.frozen.contains(place));
+        first
+            .and_then(|place| self.targets.get(place))
+            .map(|target| target.mount_point.clone())
+            .unwrap_or_default()
+    }
+
+    /// Everything is frozen.
+    fn settle(&mut self) {
+        self.complete = true;
+        self.stage("frozen");
+        let names: Vec<_> = self.targets_frozen().map(|target| target.mount_point.clone()).collect();
+        if let Some(running) = &mut self.guest.freezer.0.state().running {
+            running.file_systems.clone_from(&names);
+        }
+        self.guest.events.tell(Event::Frozen {
+            file_systems: names.len(),
+            holder: self.marked.holder.clone(),
+            deadline: self.settings.deadline,
+        });
+        tracing::info!("frozen for {}: {}", self.marked.holder, names.join(" "));
+    }
+
+    /// Waits for the end.
+    fn keep(mut self) {
+        let stop = loop {
+            match self.next(self.deadline) {
+                Next::Message(_) => {}
+                Next::Stop(stop) => break stop,
+            }
+        };
+        let by_itself = matches!(stop, Stop::Deadline);
+        let thawed = self.undo(!by_itself);
+        self.guest.events.tell(Event::Thawed { by_itself });
+        self.leave(Some(thawed), by_itself);
+    }
+
+    fn targets_frozen(&self) -> impl Iterator<Item = &Arc<Target>> {
+        self.frozen.iter().filter_map(|place| self.targets.get(*place))
+    }
+
+    /// Thaws and tells the hooks; says how many file systems were frozen. `all` are thawed if somebody asked for it,
+    /// else those that this freeze has frozen.
+    fn undo(&mut self, all: bool) -> u64 {
+        self.cancelled.store(true, Ordering::SeqCst);
+        let mut thawed = 0;
+        if self.deadline.is_some() {
+            self.stage("thawing");
+            thawed = self.thaw(all);
+            self.guest.freezer.0.restricted.store(false, Ordering::SeqCst);
+            logging::resume();
+            if let Some(guardian) = self.guardian.take() {
+                guardian.dismiss();
+            }
+            if let Some(running) = &mut self.guest.freezer.0.state().running {
+                running.until = None;
+                running.file_systems.clear();
+            }
+            let later = std::mem::take(&mut self.guest.freezer.0.state().after_thaw);
+            later.into_iter().for_each(|work| work());
+        }
+        for hook in std::mem::take(&mut self.marked.hooks).iter().rev() {
+            self.stage(&format!("hook {} thaw", hook.display()));
+            self.problems.extend(tell_thaw(hook, self.settings.hook_deadline).err());
+        }
+        self.marker.remove();
+        thawed
+    }
+
+    fn thaw(&mut self, all: bool) -> u64 {
+        let targets: Vec<_> =
+            if all { self.targets.clone() } else { self.targets_frozen().cloned().collect() };
+        let mut thaws = Thaws::begin(&self.guest.effects, &targets);
+        let begun = Instant::now();
+        loop {
+            // What is frozen only now has been thawed by the thread that froze it, or is here.
+            thaws.finish(Duration::from_millis(if self.freezing { 0 } else { 500 }));
+            if self.freezing {
+                match self.next(Some(Instant::now() + Duration::from_millis(200))) {
+                    Next::Message(Message::Froze(place, Ok(()))) => {
+                        self.frozen.insert(place);
+                        if let Some(target) = self.targets.get(place) {
+                            let late = Thaws::begin(&self.guest.effects, std::slice::from_ref(target));
+                            thaws.ended.extend(late.ended);
+                        }
+                    }
+                    Next::Message(Message::AllTried) => self.freezing = false,
+                    // It may wait for what somebody else has frozen.
+                    Next::Stop(Stop::Asked) => {
+                        let others = Thaws::begin(&self.guest.effects, &self.targets);
+                        thaws.ended.extend(others.ended);
+                    }
+                    Next::Message(_) | Next::Stop(_) => {}
+                }
+            }
+            if !self.freezing && thaws.left.is_empty() {
+                break;
+            }
+            if begun.elapsed() > ANSWER {
+                let left = thaws.left.iter().map(|device| self.name(*device)).collect::<Vec<_>>().join(" ");
+                let left = if self.freezing { self.not_frozen_yet() } else { left };
+                self.take_requests();
+                for answer in self.waiting.drain(..) {
+                    let _ = answer.send(Err(Error::Stuck(left.clone())));
+                }
+            }
+        }
+        self.judge(&thaws)
+    }
+
+    /// How many were frozen, and what is to be said of the others.
+    fn judge(&mut self, thaws: &Thaws) -> u64 {
+        let mut ours: BTreeSet<Device> = self.targets_frozen().map(|target| target.device).collect();
+        let mut thawed = BTreeSet::new();
+        let mut problems = Vec::new();
+        for (device, result) in &thaws.ended {
+            match result {
+                Ok(0) => {}
+                Ok(_) => drop(thawed.insert(*device)),
+                Err(error) => {
+                    ours.remove(device);
+                    problems.push(format!("{} is not: {error}", self.name(*device)));
+                }
+            }
+        }
+        self.problems.extend(problems);
+        if self.complete && self.sure {
+            for device in ours.difference(&thawed) {
+                self.problems.push(format!(
+                    "{} was not frozen any more, because somebody else had thawed it: the snapshot is not consistent",
+                    self.name(*device)
+                ));
+            }
+        } else if !self.complete {
+            // The thread that froze has thawed some itself.
+            thawed.extend(ours);
+        }
+        thawed.len() as u64
+    }
+
+    fn name(&self, device: Device) -> String {
+        let target = self.targets.iter().find(|target| target.device == device);
+        target.map(|target| target.mount_point.clone()).unwrap_or_default()
+    }
+
+    /// The end of the cycle: others may freeze again, and those who asked are answered.
+    fn leave(mut self, thawed: Option<u64>, by_itself: bool) {
+        let spoiled = if by_itself {
+            Some(format!("the freeze ended by itself after {} s", self.settings.deadline.as_secs()))
+        } else if self.by == By::Person && self.complete {
+            Some("the freeze was ended by a person in the guest".to_owned())
+        } else {
+            None
+        };
+        for problem in &self.problems {
+            tracing::warn!("after the thaw: {problem}");
+        }
+        match (&spoiled, thawed) {
+            (Some(reason), _) => tracing::warn!("thawed: {reason}"),
+            (None, Some(count)) => tracing::info!("thawed {count} file systems"),
+            (None, None) => {}
+        }
+        if let Some(reason) = spoiled.as_ref().filter(|_| !by_itself || self.waiting.is_empty()) {
+            self.marker.spoil(reason);
+        }
+        let mut waiting = {
+            let mut state = self.guest.freezer.0.state();
+            while let Ok(message) = self.inbox.try_recv() {
+                if let Message::Thaw(answer, _) = message {
+                    self.waiting.push(answer);
+                }
+            }
+            // Whoever is told here does not have to be told again.
+            state.spoiled = spoiled.clone().filter(|_| !by_itself || self.waiting.is_empty());
+            state.running = None;
+            std::mem::take(&mut self.waiting).into_iter()
+        };
+        if by_itself && waiting.len() > 0 {
+            self.marker.forget_spoiled();
+        }
+        self.guest.freezer.0.over.send_modify(|over| *over += 1);
+        if let Some(first) = waiting.next() {
+            let outcome = match (spoiled.filter(|_| by_itself), thawed) {
+                (Some(reason), _) => Err(Error::Spoiled(reason)),
+                (None, _) if !self.problems.is_empty() => Err(Error::AfterThaw(self.problems.join("; "))),
+                (None, count) => Ok(count.unwrap_or_default()),
+            };
+            let _ = first.send(outcome);
+        }
+        for answer in waiting {
+            let _ = answer.send(Ok(0));
+        }
+    }
+
+    fn note(&mut self, answer: Answer, by: By) {
+        self.waiting.push(answer);
+        self.by = by;
+    }
+
+    fn take_requests(&mut self) {
+        while let Ok(message) = self.inbox.try_recv() {
+            match message {
+                Message::Thaw(answer, by) => self.note(answer, by),
+                Message::AllTried => self.freezing = false,
+                _ => {}
+            }
+        }
+    }
+
+    /// The next message, or why there is none.
+    fn next(&mut self, until: Option<Instant>) -> Next {
+        let received = match until {
+            Some(until) => self.inbox.recv_timeout(until.saturating_duration_since(Instant::now())),
+            None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match received {
+            Ok(Message::Thaw(answer, by)) => {
+                self.note(answer, by);
+                Next::Stop(Stop::Asked)
+            }
+            Ok(message) => Next::Message(message),
+            // This keeper holds a sender itself, so there is no end but the time's.
+            Err(_) => Next::Stop(Stop::Deadline),
+        }
+    }
+
+    fn stage(&self, stage: &str) {
+        if let Some(running) = &mut self.guest.freezer.0.state().running {
+            stage.clone_into(&mut running.stage);
+            running.until = self.deadline;
+        }
+    }
+}
+
+/// A file system that cannot be frozen, or that somebody else has frozen.
+fn is_ignored(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error().map(Errno::from_raw),
+        Some(Errno::EOPNOTSUPP | Errno::EBUSY | Errno::ENOTTY)
+    )
+}

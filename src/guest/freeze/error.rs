@@ -1,0 +1,180 @@
+//! Why a freeze or a thaw failed, in words that help.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use crate::sys::root::Root;
+
+/// Characters of a hook's output that are told.
+const TOLD: usize = 240;
+
+/// Why a freeze or a thaw failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another freeze is not over yet.
+    #[error("{0}")]
+    Busy(String),
+    /// The agent was told to end.
+    #[error("the agent is stopping; nothing is frozen any more")]
+    Stopping,
+    /// Named by the caller, and not mounted.
+    #[error("\"mountpoints\": {0:?} is no mount point")]
+    NotMounted(String),
+    /// A hook did not do its work.
+    #[error("the hook {} {failure}", hook.display())]
+    Hook {
+        /// Its path.
+        hook: PathBuf,
+        /// What happened.
+        failure: Failure,
+    },
+    /// The kernel refused.
+    #[error("cannot {verb} {path}: {}{hint}", errno(error))]
+    FileSystem {
+        /// `open` or `freeze`.
+        verb: &'static str,
+        /// The mount point.
+        path: String,
+        /// What the kernel said.
+        error: io::Error,
+        /// What helps, if that is known; begins with what separates it.
+        hint: String,
+    },
+    /// What is mounted cannot be read.
+    #[error("cannot read what is mounted")]
+    Mounts(#[source] io::Error),
+    /// The file that says what is frozen cannot be written, so nothing is frozen.
+    #[error("nothing is frozen, because {} cannot be written", path.display())]
+    Marker {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The system has no thread.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// It was thawed before everything was frozen.
+    #[error("a thaw was asked for before everything was frozen; nothing is frozen")]
+    Cancelled,
+    /// It took too long.
+    #[error("freezing took longer than {} s ({waiting}); everything is thawed again", after.as_secs())]
+    TooLong {
+        /// The deadline.
+        after: Duration,
+        /// What it waited for.
+        waiting: String,
+    },
+    /// The freeze was over before it was asked to be.
+    #[error("{0}: the snapshot is not consistent")]
+    Spoiled(String),
+    /// The file systems are thawed, all else is not as it should be.
+    #[error("the file systems are thawed, but {0}")]
+    AfterThaw(String),
+    /// Some do not come back.
+    #[error("still thawing: {0}; the disk does not answer")]
+    Stuck(String),
+}
+
+/// What happened to a hook.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// It cannot be run.
+    #[error("cannot be used: {0}")]
+    Unusable(io::Error),
+    /// It cannot be run, for a reason that has a remedy.
+    #[error("cannot be used: {0}{1}")]
+    Denied(io::Error, String),
+    /// It said that it failed.
+    #[error("failed ({0}){1}")]
+    Failed(ExitStatus, String),
+    /// It was killed.
+    #[error("did not end within {} s and was killed{}", .0.as_secs(), .1)]
+    TimedOut(Duration, String),
+}
+
+fn errno(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        // As `EIO: I/O error`.
+        Some(number) => Errno::from_raw(number).to_string(),
+        None => error.to_string(),
+    }
+}
+
+/// A hook's last words, to follow what happened to it.
+pub fn last_words(tail: &str) -> String {
+    let skipped = tail.char_indices().rev().nth(TOLD - 1).map_or(0, |(at, _)| at);
+    match tail[skipped..].trim() {
+        "" => String::new(),
+        tail => format!(": {}{}", if skipped > 0 { "…" } else { "" }, tail.replace('\n', " | ")),
+    }
+}
+
+/// What a person does about a denial, where SELinux enforces its policy; `setting` is the boolean for it.
+pub fn denial_hint(root: &Root, error: &io::Error, setting: &str) -> String {
+    let denied = error.kind() == io::ErrorKind::PermissionDenied;
+    if !denied || root.line("/sys/fs/selinux/enforce") != "1" {
+        return String::new();
+    }
+    let context = root.line("/proc/self/attr/current");
+    let context = context.trim_end_matches('\0');
+    let domain = context.split(':').nth(2).unwrap_or("unknown");
+    // The booleans speak of this domain only.
+    let boolean =
+        if domain == "virt_qemu_ga_t" { format!("setsebool -P {setting} on; or: ") } else { String::new() };
+    format!(
+        "; SELinux confines the agent ({domain}): {boolean}ausearch -m avc -ts recent | audit2allow -M guestlet-freeze \
+         && semodule -i guestlet-freeze.pp"
+    )
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use super::*;
+
+    fn selinux(enforce: &str, context: &str) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        for (path, text) in [("/sys/fs/selinux/enforce", enforce), ("/proc/self/attr/current", context)] {
+            let path = root.path(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        (folder, root)
+    }
+
+    #[test]
+    fn a_denial_names_what_helps() {
+        let denied = || io::Error::from(Errno::EACCES);
+        let boolean = "virt_qemu_ga_read_nonsecurity_files";
+        let (_folder, root) = selinux("1", "system_u:system_r:virt_qemu_ga_t:s0\0");
+        let error = Error::FileSystem {
+            verb: "open",
+            path: "/data".to_owned(),
+            hint: denial_hint(&root, &denied(), boolean),
+            error: denied(),
+        };
+        let words = error.to_string();
+        assert!(words.starts_with("cannot open /data: EACCES: Permission denied; SELinux"), "{words}");
+        assert!(words.contains("setsebool -P virt_qemu_ga_read_nonsecurity_files on"), "{words}");
+        let (_folder, root) = selinux("1", "system_u:system_r:guestlet_t:s0");
+        let words = denial_hint(&root, &denied(), boolean);
+        assert!(words.contains("(guestlet_t): ausearch"), "{words}");
+        assert_eq!(denial_hint(&root, &Errno::EIO.into(), boolean), "");
+        let (_folder, root) = selinux("0", "x");
+        assert_eq!(denial_hint(&root, &denied(), boolean), "");
+    }
+
+    #[test]
+    fn last_words_are_short_and_one_line() {
+        assert_eq!(last_words(" \n"), "");
+        assert_eq!(last_words("cannot lock\ntables"), ": cannot lock | tables");
+        let long = last_words(&"ä".repeat(1000));
+        assert_eq!(long.chars().count(), 3 + TOLD);
+    }
+}

@@ -1,0 +1,201 @@
+//! What outlasts the agent: the file that says that file systems are frozen, by whom and which, and the one that says
+//! that a freeze ended in another way than by a thaw that was asked for.
+//!
+//! ```text
+//! qga.state.isfrozen        written, and synced, before hooks run and again before the first file system is frozen;
+//!                           removed when all is thawed. The same name as qemu-ga's, which is empty.
+//! guestlet.freeze-spoiled   the reason, until somebody who asked for a thaw was told
+//! ```
+//!
+//! Both are of one boot of the guest: what a disk or a copy of it keeps of another boot does not count.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::sys::block_stack::Device;
+use crate::sys::files;
+use crate::sys::root::Root;
+
+const FROZEN: &str = "qga.state.isfrozen";
+const SPOILED: &str = "guestlet.freeze-spoiled";
+
+/// What a freeze leaves behind if the agent is gone.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Freeze {
+    /// The boot of the guest.
+    pub boot_id: String,
+    /// The agent's process, and when it was started, in the kernel's ticks since the boot.
+    pub process: (u32, u64),
+    /// Who asked for it.
+    pub holder: String,
+    /// The hooks that were told of the freeze, or were about to be.
+    pub hooks: Vec<PathBuf>,
+    /// In the order in which they are frozen.
+    pub file_systems: Vec<Frozen>,
+}
+
+/// A file system that is frozen, or was about to be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frozen {
+    /// Its number.
+    pub device: Device,
+    /// Where it was mounted.
+    pub mount_point: String,
+}
+
+/// What is found in the folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// No freeze.
+    Nothing,
+    /// A freeze of this boot.
+    Freeze(Freeze),
+    /// One that says nothing else: qemu-ga's, or one that cannot be read.
+    Unknown,
+}
+
+/// The two files.
+#[derive(Debug, Clone)]
+pub struct Marker {
+    folder: PathBuf,
+    root: Root,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Spoiled {
+    boot_id: String,
+    reason: String,
+}
+
+impl Marker {
+    /// The files in `folder`, on the machine at `root`.
+    pub fn new(folder: &Path, root: &Root) -> Self {
+        Self { folder: folder.to_owned(), root: root.clone() }
+    }
+
+    /// The file that says that file systems are frozen.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(FROZEN)
+    }
+
+    /// A freeze by this process of which nothing is known yet.
+    pub fn begin(&self, holder: &str) -> Freeze {
+        let id = std::process::id();
+        Freeze {
+            boot_id: self.boot_id(),
+            process: (id, started(&self.root, id).unwrap_or_default()),
+            holder: holder.to_owned(),
+            ..Freeze::default()
+        }
+    }
+
+    /// Writes what is, or is about to be, frozen. When this returns, it outlasts the agent.
+    ///
+    /// # Errors
+    /// As open(2), write(2), fsync(2) and rename(2) give them.
+    pub fn write(&self, freeze: &Freeze) -> io::Result<()> {
+        let text = serde_json::to_vec(freeze).map_err(io::Error::other)?;
+        files::replace_synced(&self.path(), &text)
+    }
+
+    /// What there is of this boot. What is of another one is removed.
+    pub fn find(&self) -> Found {
+        let Some(bytes) = files::read(&self.path()) else { return Found::Nothing };
+        match serde_json::from_slice::<Freeze>(&bytes) {
+            Ok(freeze) if freeze.boot_id == self.boot_id() => Found::Freeze(freeze),
+            Ok(_) => {
+                self.remove();
+                Found::Nothing
+            }
+            Err(_) => Found::Unknown,
+        }
+    }
+
+    /// Whether the process that froze runs.
+    pub fn is_alive(&self, freeze: &Freeze) -> bool {
+        let (id, then) = freeze.process;
+        started(&self.root, id) == Some(then)
+    }
+
+    /// All is thawed.
+    pub fn remove(&self) {
+        files::remove(&self.path());
+    }
+
+    /// Remembers why the next one who asks for a thaw is told that the snapshot is not consistent.
+    pub fn spoil(&self, reason: &str) {
+        let spoiled = Spoiled { boot_id: self.boot_id(), reason: reason.to_owned() };
+        let written = serde_json::to_vec(&spoiled)
+            .map_err(io::Error::other)
+            .and_then(|text| files::replace_synced(&self.folder.join(SPOILED), &text));
+        if let Err(error) = written {
+            tracing::warn!("cannot write to {}: {error}", self.folder.display());
+        }
+    }
+
+    /// Why the last freeze was none in the end, if that was not told yet.
+    pub fn spoiled(&self) -> Option<String> {
+        let bytes = files::read(&self.folder.join(SPOILED))?;
+        let spoiled = serde_json::from_slice::<Spoiled>(&bytes).ok()?;
+        (spoiled.boot_id == self.boot_id()).then_some(spoiled.reason)
+    }
+
+    /// It was told.
+    pub fn forget_spoiled(&self) {
+        files::remove(&self.folder.join(SPOILED));
+    }
+
+    fn boot_id(&self) -> String {
+        self.root.line("/proc/sys/kernel/random/boot_id")
+    }
+}
+
+/// When a process was started, proc_pid_stat(5); nothing if there is none, or only what its parent has not looked at yet.
+fn started(root: &Root, id: u32) -> Option<u64> {
+    let stat = root.line(&format!("/proc/{id}/stat"));
+    // The name, in brackets, may have any character.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    let then = fields.nth(18)?.parse().ok()?;
+    (!matches!(state, "Z" | "X")).then_some(then)
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freeze_is_found_again_in_the_same_boot_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let marker = Marker::new(folder.path(), &Root::default());
+        assert_eq!(marker.find(), Found::Nothing);
+        let mut freeze = marker.begin("libvirt");
+        freeze.hooks.push("/etc/hook".into());
+        freeze.file_systems.push(Frozen { device: (7, 1), mount_point: "/a b".to_owned() });
+        marker.write(&freeze).unwrap();
+        assert_eq!(marker.find(), Found::Freeze(freeze.clone()));
+        assert!(marker.is_alive(&freeze));
+        freeze.process.1 += 1;
+        assert!(!marker.is_alive(&freeze), "the number was given to another process");
+        marker.write(&Freeze { boot_id: "other".to_owned(), ..freeze }).unwrap();
+        assert_eq!(marker.find(), Found::Nothing);
+        assert!(!marker.path().exists());
+        // qemu-ga's.
+        std::fs::write(marker.path(), "").unwrap();
+        assert_eq!(marker.find(), Found::Unknown);
+    }
+
+    #[test]
+    fn what_spoiled_a_freeze_is_remembered_until_it_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let marker = Marker::new(folder.path(), &Root::default());
+        assert_eq!(marker.spoiled(), None);
+        marker.spoil("the agent crashed");
+        assert_eq!(marker.spoiled().as_deref(), Some("the agent crashed"));
+        marker.forget_spoiled();
+        assert_eq!(marker.spoiled(), None);
+    }
+}

@@ -1,0 +1,331 @@
+//! Freezes the guest's file systems for a snapshot, and always thaws them.
+//!
+//! One thread, the keeper ([`cycle`]), lives for each freeze and owns its state. It touches no file system itself:
+//! what can block (paths, `FIFREEZE`, `FITHAW`, hooks) runs on threads and in processes of its own, which report to it.
+//! Neither the event loop nor a caller that goes away stops it.
+//!
+//! ```text
+//!            freeze            each hook        all are open and in the marker
+//! Thawed ───────────▶ Hooks ──────────▶ Opening ─────────────────────────────▶ Freezing ──all frozen──▶ Frozen
+//!   ▲                   │                  │        only "always" commands        │                       │
+//!   │                   │ a failure, or a thaw is asked for; or the deadline      │     thaw, or deadline │
+//!   │                   ▼                  ▼                                      ▼                       │
+//!   └────────────── hooks told ◀───────────────────────────────────────────── Thawing ◀───────────────────┘
+//! ```
+//!
+//! What outlasts the agent is in the [`marker`]; who thaws when the agent is gone is in [`recover`]: a guardian process
+//! at once, else the service manager, else the agent's next run, which starts frozen.
+//!
+//! Which file systems, and in which order, is the [`plan`]; the programs around it are the [`hook`]s.
+
+mod cycle;
+pub mod error;
+pub mod hook;
+pub mod marker;
+pub mod plan;
+pub mod recover;
+pub mod targets;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::{oneshot, watch};
+
+use crate::guest::Guest;
+use crate::sys::process_group::thread;
+use cycle::{Cycle, Message};
+pub use error::Error;
+use marker::{Found, Marker};
+
+/// What the settings say about freezes.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// A program, or a folder of programs, to tell before a freeze and after a thaw.
+    pub hook: Option<PathBuf>,
+    /// How long each hook may take.
+    pub hook_deadline: Duration,
+    /// How long file systems may be frozen; then they are thawed whatever happens.
+    pub deadline: Duration,
+    /// Where the marker is kept: in memory, and lost with the next boot.
+    pub folder: PathBuf,
+    /// A process of this program guards each freeze. Only for the agent's own program.
+    pub guarded: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            hook: None,
+            hook_deadline: Duration::from_secs(60),
+            // The journal's own watchdog ends it after 3 minutes.
+            deadline: Duration::from_secs(120),
+            folder: "/var/run".into(),
+            guarded: false,
+        }
+    }
+}
+
+/// Who asks for a thaw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// A client, as whoever froze.
+    Client,
+    /// A person in the guest. Whoever froze is told with the next thaw.
+    Person,
+}
+
+/// How things stand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Status {
+    /// Nothing is frozen.
+    Thawed {
+        /// Why the last freeze was none in the end, until somebody who asks for a thaw is told.
+        spoiled: Option<String>,
+    },
+    /// A freeze is not over.
+    Busy {
+        /// Who asked for it.
+        holder: String,
+        /// Since when.
+        since: SystemTime,
+        /// What it does, such as `frozen`.
+        stage: String,
+        /// The file systems that are frozen.
+        file_systems: Vec<String>,
+        /// When they are thawed without being asked to; absent as long as nothing is frozen.
+        left: Option<Duration>,
+    },
+}
+
+/// The freezes of this machine; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Freezer(Arc<Shared>);
+
+type Later = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Shared {
+    settings: Settings,
+    state: Mutex<State>,
+    /// File systems are frozen, or about to be.
+    restricted: AtomicBool,
+    /// Counts up when a freeze is over.
+    over: watch::Sender<u64>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Freezer").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct State {
+    running: Option<Running>,
+    spoiled: Option<String>,
+    stopping: bool,
+    after_thaw: Vec<Later>,
+}
+
+/// The freeze that is not over.
+struct Running {
+    keeper: Sender<Message>,
+    holder: String,
+    since: SystemTime,
+    stage: String,
+    file_systems: Vec<String>,
+    until: Option<Instant>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing that is done under the lock leaves the state half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Freezer {
+    /// Without a freeze.
+    pub fn new(settings: Settings) -> Self {
+        Self(Arc::new(Shared { settings, ..Shared::default() }))
+    }
+
+    /// File systems are frozen, or about to be: only what writes nothing may be done.
+    pub fn restricts(&self) -> bool {
+        self.0.restricted.load(Ordering::SeqCst)
+    }
+
+    /// How things stand.
+    pub fn status(&self) -> Status {
+        let state = self.0.state();
+        match &state.running {
+            None => Status::Thawed { spoiled: state.spoiled.clone() },
+            Some(running) => Status::Busy {
+                holder: running.holder.clone(),
+                since: running.since,
+                stage: running.stage.clone(),
+                file_systems: running.file_systems.clone(),
+                left: running.until.map(|until| until.saturating_duration_since(Instant::now())),
+            },
+        }
+    }
+
+    /// Who holds the freeze, in words for an error; empty without one.
+    pub fn held(&self) -> String {
+        match self.status() {
+            Status::Thawed { .. } => String::new(),
+            Status::Busy { holder, since, stage, .. } => {
+                let age = since.elapsed().unwrap_or_default().as_secs();
+                format!("{holder} has asked for a freeze {age} s ago, which is not over ({stage})")
+            }
+        }
+    }
+
+    /// Does `work` now, or as soon as nothing is frozen any more: for what writes files.
+    pub fn unfrozen(&self, work: impl FnOnce() + Send + 'static) {
+        let mut state = self.0.state();
+        if self.restricts() && state.running.is_some() {
+            state.after_thaw.push(Box::new(work));
+        } else {
+            drop(state);
+            work();
+        }
+    }
+
+    /// No freeze begins any more. Completes when none is left; whoever waits for less can thaw meanwhile.
+    pub async fn stop(&self) {
+        let mut over = self.0.over.subscribe();
+        self.0.state().stopping = true;
+        while self.0.state().running.is_some() {
+            over.mark_unchanged();
+            if self.0.state().running.is_none() || over.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// How long it can take until nothing is frozen, whatever happens.
+    pub fn longest(&self) -> Duration {
+        self.0.settings.deadline + self.0.settings.hook_deadline * 2
+    }
+}
+
+/// Begins where an earlier run of the agent has ended: frozen, if it left file systems so.
+pub fn begin(guest: &Guest) {
+    let shared = &guest.freezer.0;
+    let marker = Marker::new(&shared.settings.folder, &guest.root);
+    shared.state().spoiled = marker.spoiled();
+    let found = marker.find();
+    let holder = match &found {
+        Found::Nothing => return,
+        Found::Freeze(freeze) if marker.is_alive(freeze) => {
+            tracing::warn!("{} is of an agent that runs; it is left alone", marker.path().display());
+            return;
+        }
+        Found::Freeze(freeze) => freeze.holder.clone(),
+        Found::Unknown => "an earlier agent".to_owned(),
+    };
+    tracing::warn!(
+        "an earlier run of the agent has left file systems frozen; they are thawed when asked for, or in {} s",
+        shared.settings.deadline.as_secs()
+    );
+    shared.restricted.store(true, Ordering::SeqCst);
+    if let Err(error) = start(guest, &holder, move |cycle| cycle.resume(&found)) {
+        tracing::error!("{error}");
+        shared.restricted.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Freezes the file systems at the mount points of `which`, or all. Says how many it froze. `holder` asks for it.
+///
+/// # Errors
+/// If another freeze is not over, or one cannot be frozen; nothing is frozen then.
+pub async fn freeze(guest: &Guest, which: Option<Vec<String>>, holder: &str) -> Result<u64, Error> {
+    let (answer, answered) = oneshot::channel();
+    start(guest, holder, move |cycle| cycle.run(which.as_deref(), answer))?;
+    answered.await.unwrap_or(Err(Error::Cancelled))
+}
+
+fn start(guest: &Guest, holder: &str, work: impl FnOnce(Cycle) + Send + 'static) -> Result<(), Error> {
+    let freezer = &guest.freezer;
+    let held = freezer.held();
+    let mut state = freezer.0.state();
+    if state.running.is_some() {
+        return Err(Error::Busy(held));
+    }
+    if state.stopping {
+        return Err(Error::Stopping);
+    }
+    let (cycle, keeper) = Cycle::new(guest, holder);
+    thread("freeze", move || work(cycle)).map_err(Error::Thread)?;
+    state.running = Some(Running {
+        keeper,
+        holder: holder.to_owned(),
+        since: SystemTime::now(),
+        stage: "beginning".to_owned(),
+        file_systems: Vec::new(),
+        until: None,
+    });
+    Ok(())
+}
+
+/// Thaws everything, whoever froze it, and says how many file systems were frozen. A freeze that is under way ends.
+///
+/// # Errors
+/// Once, if the freeze has ended by itself before; if a file system cannot be thawed, or a hook fails.
+pub async fn thaw(guest: &Guest, by: By) -> Result<u64, Error> {
+    let (answer, answered) = oneshot::channel();
+    let spoiled = {
+        let mut state = guest.freezer.0.state();
+        match &state.running {
+            Some(running) => {
+                // The keeper looks into its inbox once more before it goes.
+                let _ = running.keeper.send(Message::Thaw(answer, by));
+                None
+            }
+            None if by == By::Client => {
+                drop(answer);
+                state.spoiled.take()
+            }
+            None => {
+                drop(answer);
+                None
+            }
+        }
+    };
+    if let Some(reason) = spoiled {
+        let marker = Marker::new(&guest.freezer.0.settings.folder, &guest.root);
+        drop(tokio::task::spawn_blocking(move || marker.forget_spoiled()).await);
+        return Err(Error::Spoiled(reason));
+    }
+    match answered.await {
+        Ok(outcome) => outcome,
+        // No freeze.
+        Err(_) => sweep(guest).await,
+    }
+}
+
+/// Thaws what others froze.
+async fn sweep(guest: &Guest) -> Result<u64, Error> {
+    let guest = guest.clone();
+    let swept = tokio::task::spawn_blocking(move || {
+        let mut thawed = 0;
+        for file_system in targets::selected(&guest.root, None)?.iter().rev() {
+            let opened = targets::open(&guest.root, &*guest.effects, std::slice::from_ref(file_system));
+            for target in opened.into_iter().flatten() {
+                match target.thaw(&*guest.effects) {
+                    Ok(times) => thawed += u64::from(times > 0),
+                    Err(error) => tracing::warn!("cannot thaw {}: {error}", target.mount_point),
+                }
+            }
+        }
+        Ok(thawed)
+    });
+    swept.await.unwrap_or(Err(Error::Cancelled))
+}

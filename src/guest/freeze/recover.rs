@@ -1,0 +1,119 @@
+//! What is done in place of an agent that is gone while file systems are frozen: by `guestlet thaw`, which the service
+//! manager runs when the agent has ended, and by the guardian, a process that the agent starts for each freeze.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use crate::guest::Guest;
+use crate::guest::freeze::error::Error;
+use crate::guest::freeze::marker::{Found, Marker};
+use crate::guest::freeze::targets::{Target, Thaws, open, open_marked, selected};
+use crate::sys::error_chain;
+use crate::sys::process_group::Group;
+
+/// How long a thaw may take before the next one who can do something about it is left to try.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Whose marker counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// Only one whose agent has gone.
+    Gone,
+    /// Any: the agent is known to be gone, or to hang.
+    Anyone,
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// File systems that were frozen and are not any more.
+    pub thawed: Vec<String>,
+    /// What did not work.
+    pub problems: Vec<String>,
+}
+
+/// Thaws what the marker in `folder` says is frozen, tells its hooks, and remembers the `reason` for whoever asks for a
+/// thaw next. Nothing, if there is no such marker.
+///
+/// # Errors
+/// If what is mounted cannot be read.
+pub fn recover(
+    guest: &Guest,
+    folder: &Path,
+    whose: Whose,
+    hook_deadline: Duration,
+    reason: &str,
+) -> Result<Option<Recovered>, Error> {
+    let marker = Marker::new(folder, &guest.root);
+    let found = marker.find();
+    let hooks = match &found {
+        Found::Nothing => return Ok(None),
+        Found::Freeze(freeze) if whose == Whose::Gone && marker.is_alive(freeze) => return Ok(None),
+        Found::Freeze(freeze) => freeze.hooks.clone(),
+        Found::Unknown => Vec::new(),
+    };
+    let (targets, problems) = marked(guest, &found)?;
+    let mut done = Recovered { thawed: Vec::new(), problems };
+    let mut thaws = Thaws::begin(&guest.effects, &targets);
+    thaws.finish(LONGEST);
+    let name = |device| {
+        let target = targets.iter().find(|target| target.device == device);
+        target.map(|target| target.mount_point.clone()).unwrap_or_default()
+    };
+    for (device, result) in &thaws.ended {
+        match result {
+            Ok(0) => {}
+            Ok(_) => done.thawed.push(name(*device)),
+            Err(error) => done.problems.push(format!("cannot thaw {}: {error}", name(*device))),
+        }
+    }
+    done.problems.extend(thaws.left.iter().map(|device| format!("{} is still thawing", name(*device))));
+    for hook in hooks.iter().rev() {
+        done.problems.extend(tell_thaw(hook, hook_deadline).err());
+    }
+    marker.spoil(reason);
+    if done.problems.is_empty() {
+        marker.remove();
+    }
+    Ok(Some(done))
+}
+
+/// What a marker says is, or may be, frozen, opened; and what could not be.
+pub fn marked(guest: &Guest, found: &Found) -> Result<(Vec<Arc<Target>>, Vec<String>), Error> {
+    match found {
+        Found::Nothing => Ok((Vec::new(), Vec::new())),
+        Found::Freeze(freeze) => open_marked(&guest.root, &*guest.effects, &freeze.file_systems),
+        Found::Unknown => {
+            let mut targets = Vec::new();
+            let mut problems = Vec::new();
+            for file_system in selected(&guest.root, None)? {
+                match open(&guest.root, &*guest.effects, std::slice::from_ref(&file_system)) {
+                    Ok(opened) => targets.extend(opened),
+                    Err(error) => problems.push(error_chain::words(&error)),
+                }
+            }
+            Ok((targets, problems))
+        }
+    }
+}
+
+/// Runs a hook with `thaw`.
+///
+/// # Errors
+/// With what went wrong, in words.
+pub fn tell_thaw(hook: &PathBuf, deadline: Duration) -> Result<(), String> {
+    let (send, ended) = channel();
+    let group = Group::start(hook, &["thaw"], move |end| drop(send.send(end)))
+        .map_err(|error| format!("the hook {} cannot be used: {error}", hook.display()))?;
+    let Ok(end) = ended.recv_timeout(deadline) else {
+        group.kill();
+        return Err(format!("the hook {} did not end within {} s", hook.display(), deadline.as_secs()));
+    };
+    match end.status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("the hook {} failed ({status}): {}", hook.display(), end.tail)),
+        Err(error) => Err(format!("the hook {} failed: {error}", hook.display())),
+    }
+}

@@ -1,0 +1,96 @@
+//! Commands that freeze and thaw file systems.
+
+use crate::guest::freeze::{self, By};
+use crate::qga::call::Call;
+use crate::qga::reply::Reply;
+use crate::qga::table::{Class, Command, Outcome, Pending, Run};
+
+/// The rows of the command table.
+pub const COMMANDS: &[Command] = &[
+    Command {
+        name: "guest-fsfreeze-status",
+        since: "0.15",
+        returns: "`thawed` or `frozen`",
+        class: Class::Control,
+        always: true,
+        summary: "Whether file systems are frozen.",
+        differences: "`frozen` also while they are being frozen.",
+        run: Run::Now(status),
+        ..Command::USUAL
+    },
+    Command {
+        name: "guest-fsfreeze-freeze",
+        since: "0.15",
+        returns: "how many file systems were frozen",
+        class: Class::Control,
+        audited: true,
+        summary: "Freezes all file systems on disks, after the hooks.",
+        differences: FREEZE,
+        run: Run::Later(freeze),
+        ..Command::USUAL
+    },
+    Command {
+        name: "guest-fsfreeze-freeze-list",
+        since: "2.2",
+        arguments: "mountpoints? (list of mount points; default all)",
+        returns: "how many file systems were frozen",
+        class: Class::Control,
+        audited: true,
+        summary: "As guest-fsfreeze-freeze, for the file systems at some mount points.",
+        differences: "As guest-fsfreeze-freeze; what is no mount point is an error that names it.",
+        run: Run::Later(freeze_list),
+        ..Command::USUAL
+    },
+    Command {
+        name: "guest-fsfreeze-thaw",
+        since: "0.15",
+        returns: "how many file systems were frozen",
+        class: Class::Control,
+        always: true,
+        audited: true,
+        summary: "Thaws all file systems, whoever froze them, then tells the hooks.",
+        differences: "Ends a freeze that is still under way. An error, once, if the freeze has ended by itself, by a \
+                      crash, or by a person in the guest before it: the snapshot is not consistent. Hooks are told only \
+                      if they were told of the freeze.",
+        run: Run::Later(thaw),
+        ..Command::USUAL
+    },
+];
+
+const FREEZE: &str = "Ends by itself after a deadline (`qga.freeze.deadline`, 2 minutes). File systems that live on others, \
+                      as in files of them, are frozen before those. Hooks have a deadline each, and may be a folder. \
+                      Other commands that only ask are answered meanwhile. See docs/freeze.md.";
+
+/// guest-fsfreeze-status
+pub fn status(call: &Call<'_>) -> Outcome {
+    call.arguments.none()?;
+    Reply::value(if call.context.guest.freezer.restricts() { "frozen" } else { "thawed" })
+}
+
+/// guest-fsfreeze-freeze
+pub fn freeze<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        call.arguments.none()?;
+        Reply::value(&freeze::freeze(&call.context.guest, None, call.peer()).await?)
+    })
+}
+
+/// guest-fsfreeze-freeze-list
+pub fn freeze_list<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        let which: Option<Vec<String>> =
+            call.arguments.read(|arguments| arguments.optional("mountpoints"))?;
+        if let Some(which) = &which {
+            call.concerns(which.join(" "));
+        }
+        Reply::value(&freeze::freeze(&call.context.guest, which, call.peer()).await?)
+    })
+}
+
+/// guest-fsfreeze-thaw
+pub fn thaw<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        call.arguments.none()?;
+        Reply::value(&freeze::thaw(&call.context.guest, By::Client).await?)
+    })
+}

@@ -1,0 +1,65 @@
+//! Opens what is mounted at a path: that mount, and no other one.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open as open_path};
+use nix::sys::stat::{Mode, SFlag, fstat};
+
+use crate::sys::mountinfo::Mount;
+use crate::sys::root::Root;
+
+/// Opens the folder, or the file, where `mount` is. Neither a program that runs meanwhile nor a device, queue or
+/// socket that is mounted there is disturbed by it.
+///
+/// # Errors
+/// `ESTALE` if another mount hides this one, or it is gone; `EINVAL` if it is neither a folder nor a plain file; as
+/// open(2) gives them.
+pub fn open(mount: &Mount) -> io::Result<OwnedFd> {
+    let path = mount.mount_point.as_str();
+    // A look first: to open a device can do something to it.
+    let found = open_path(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let kind = SFlag::from_bits_truncate(fstat(&found)?.st_mode) & SFlag::S_IFMT;
+    if kind != SFlag::S_IFDIR && kind != SFlag::S_IFREG {
+        return Err(Errno::EINVAL.into());
+    }
+    if mount_id(&found)? != mount.id {
+        return Err(Errno::ESTALE.into());
+    }
+    let itself = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    // What is open for reading has its time of access written down; who may, spares the file system that.
+    match open_path(itself.as_str(), flags | OFlag::O_NOATIME, Mode::empty()) {
+        Err(Errno::EPERM) => Ok(open_path(itself.as_str(), flags, Mode::empty())?),
+        opened => Ok(opened?),
+    }
+}
+
+/// The number of the mount that an open file is on, proc_pid_fdinfo(5).
+fn mount_id(file: &OwnedFd) -> io::Result<u64> {
+    let text = Root::default().read(&format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
+    let text = String::from_utf8_lossy(&text);
+    let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id.ok_or_else(|| io::Error::other("the kernel does not say on which mount an open file is"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::mountinfo::MountList;
+
+    #[test]
+    fn a_mount_is_opened_and_what_is_not_there_is_not() {
+        let mounts = MountList::open(&Root::default()).unwrap().read().unwrap();
+        // The last one at its place, which hides those before it.
+        let proc = mounts.iter().rfind(|mount| mount.mount_point == "/proc").unwrap();
+        open(proc).unwrap();
+        let other = Mount { id: proc.id + 1_000_000, ..proc.clone() };
+        assert_eq!(open(&other).unwrap_err().raw_os_error(), Some(Errno::ESTALE as i32));
+        let device = Mount { mount_point: "/dev/null".to_owned(), ..proc.clone() };
+        assert_eq!(open(&device).unwrap_err().raw_os_error(), Some(Errno::EINVAL as i32));
+        let missing = Mount { mount_point: "/proc/nothing".to_owned(), ..proc.clone() };
+        assert_eq!(open(&missing).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

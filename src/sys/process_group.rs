@@ -1,0 +1,243 @@
+//! Runs a program in a process group of its own, from threads: for work that must go on whatever the event loop does,
+//! as around a freeze.
+
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigHandler, Signal, killpg, signal};
+use nix::unistd::Pid;
+
+/// Bytes of output that are kept: the last ones.
+const TAIL: usize = 2048;
+/// These threads wait, and do little else.
+const STACK: usize = 256 * 1024;
+
+/// How a program ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its status.
+    pub status: io::Result<ExitStatus>,
+    /// The end of what it wrote to its standard output and error.
+    pub tail: String,
+}
+
+/// A program that runs. Dropping it leaves it running.
+#[derive(Debug)]
+pub struct Group(Pid);
+
+impl Group {
+    /// Starts `program` with `arguments` and a clean environment. `ended` is called, on another thread, when it has
+    /// ended, whoever else still holds its output.
+    ///
+    /// # Errors
+    /// As execve(2) gives them.
+    #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
+    pub fn start(
+        program: &Path,
+        arguments: &[&str],
+        ended: impl FnOnce(Ended) + Send + 'static,
+    ) -> io::Result<Self> {
+        let (output, writer) = io::pipe()?;
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("LC_ALL", "C")
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer);
+        let child = command.spawn()?;
+        // Its ends of the pipe are the only ones from here on.
+        drop(command);
+        let group = Self(Pid::from_raw(child.id().cast_signed()));
+        let (stop, stopped) = io::pipe()?;
+        let (send, tail) = channel();
+        thread("output", move || read_tail(&output.into(), &stop.into(), &send))?;
+        thread("program", move || ended(wait(child, stopped.into(), &tail)))?;
+        Ok(group)
+    }
+
+    /// Ends it, and every process that it has started and that is still in its group.
+    pub fn kill(&self) {
+        // It may have ended already.
+        let _ = killpg(self.0, Signal::SIGKILL);
+    }
+}
+
+/// Starts a thread that waits more than it works.
+///
+/// # Errors
+/// If the system has no more.
+#[allow(clippy::disallowed_methods, reason = "this is the boundary")]
+pub fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let stack = if cfg!(debug_assertions) { STACK * 8 } else { STACK };
+    std::thread::Builder::new().name(name.to_owned()).stack_size(stack).spawn(work).map(drop)
+}
+
+fn wait(mut child: Child, stopped: OwnedFd, tail: &Receiver<String>) -> Ended {
+    let status = child.wait();
+    drop(stopped);
+    Ended { status, tail: tail.recv().unwrap_or_default() }
+}
+
+/// Reads to the end of the output, or to what is there when `stop` is closed, and sends the last of it.
+fn read_tail(output: &OwnedFd, stop: &OwnedFd, send: &Sender<String>) {
+    let mut kept = Vec::new();
+    let mut timeout = PollTimeout::NONE;
+    loop {
+        let mut files =
+            [PollFd::new(output.as_fd(), PollFlags::POLLIN), PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut files, timeout) {
+            Ok(0) => break,
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(_) => break,
+        }
+        if files[0].any() == Some(true) {
+            let mut part = [0; 1024];
+            match nix::unistd::read(output, &mut part) {
+                Ok(0) | Err(_) => break,
+                Ok(length) => kept.extend_from_slice(part.get(..length).unwrap_or_default()),
+            }
+            let surplus = kept.len().saturating_sub(TAIL);
+            kept.drain(..surplus);
+        } else if files[1].any() == Some(true) {
+            break;
+        }
+        if files[1].any() == Some(true) {
+            timeout = PollTimeout::ZERO;
+        }
+    }
+    let _ = send.send(String::from_utf8_lossy(&kept).trim().to_owned());
+}
+
+/// Another process of this program, which does something when this one is gone or takes too long.
+#[derive(Debug)]
+pub struct Guardian {
+    child: Child,
+    line: Option<ChildStdin>,
+}
+
+impl Guardian {
+    /// Starts this program again with `arguments`. Its standard input is a pipe that only this process holds.
+    ///
+    /// # Errors
+    /// As execve(2) gives them.
+    #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
+    pub fn start(arguments: &[&std::ffi::OsStr]) -> io::Result<Self> {
+        let mut child = Command::new("/proc/self/exe")
+            .args(arguments)
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("LISTEN_FDS")
+            .env_remove("LISTEN_PID")
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let line = child.stdin.take();
+        Ok(Self { child, line })
+    }
+
+    /// It is not needed any more.
+    pub fn dismiss(mut self) {
+        if let Some(mut line) = self.line.take() {
+            // It may have ended, or been ended.
+            let _ = io::Write::write_all(&mut line, b"d");
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// What a guardian hears of the process that it guards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// It is not needed any more.
+    Dismissed,
+    /// The process has ended without a word.
+    Gone,
+    /// Nothing was heard for too long.
+    Silence,
+}
+
+/// A guardian does not end by a signal that is meant for the process that it guards.
+///
+/// # Errors
+/// As sigaction(2) gives them.
+pub fn stay() -> io::Result<()> {
+    for name in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPIPE] {
+        // SAFETY: to ignore a signal runs no code of ours.
+        unsafe { signal(name, SigHandler::SigIgn) }?;
+    }
+    Ok(())
+}
+
+/// Waits, as a guardian, for a word on standard input.
+pub fn listen(longest: std::time::Duration) -> Word {
+    let input = io::stdin();
+    let deadline = std::time::Instant::now() + longest;
+    loop {
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        let mut files = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut files, timeout) {
+            Ok(0) if deadline <= std::time::Instant::now() => return Word::Silence,
+            Ok(0) | Err(nix::errno::Errno::EINTR) => {}
+            Err(_) => return Word::Gone,
+            Ok(_) => {
+                let mut byte = [0];
+                return match input.lock().read(&mut byte) {
+                    Ok(1) => Word::Dismissed,
+                    _ => Word::Gone,
+                };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn run(script: &str) -> (Group, Receiver<Ended>) {
+        let (send, ended) = channel();
+        let group = Group::start(Path::new("/bin/sh"), &["-c", script], move |end| {
+            let _ = send.send(end);
+        });
+        (group.unwrap(), ended)
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn the_end_of_what_it_says_is_kept() {
+        let (_group, ended) = run("seq 100000; echo last >&2; exit 3");
+        let ended = ended.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(ended.status.unwrap().code(), Some(3));
+        assert!(ended.tail.ends_with("100000\nlast"), "{}", ended.tail);
+        assert!(ended.tail.len() <= TAIL);
+    }
+
+    #[test]
+    fn one_that_leaves_another_behind_has_ended_and_both_can_be_killed() {
+        let begun = Instant::now();
+        let (group, ended) = run("sleep 100 & echo done");
+        let end = ended.recv_timeout(PATIENCE).unwrap();
+        assert!(end.status.unwrap().success() && end.tail == "done", "{}", end.tail);
+        group.kill();
+        let (group, ended) = run("sleep 100 & sleep 100");
+        group.kill();
+        assert!(!ended.recv_timeout(PATIENCE).unwrap().status.unwrap().success());
+        assert!(begun.elapsed() < PATIENCE);
+    }
+}

@@ -1,0 +1,123 @@
+//! `guestlet thaw`: ends a freeze from within the guest, also in place of an agent that is gone.
+//!
+//! ```text
+//! guestlet thaw                 people: asks the agent; without one, does what the agent would
+//! guestlet thaw --if-crashed    the service manager, when the agent has ended: does nothing if the agent has thawed
+//! guestlet thaw --guard …       the agent itself: waits beside a freeze for the agent to be gone, or to hang
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::guest::Guest;
+use crate::guest::freeze::recover::{Whose, recover};
+use crate::guest::freeze::{Error, Settings};
+use crate::status;
+use crate::sys::process_group::{Word, listen, stay};
+
+/// What `guestlet thaw` is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Thaw {
+    /// Whoever holds the freeze.
+    Now,
+    /// Only if the agent is gone.
+    IfCrashed,
+    /// As a guardian.
+    Guard {
+        /// Where the agent's marker is.
+        folder: PathBuf,
+        /// How long the agent may take.
+        longest: Duration,
+        /// How long a hook may take.
+        hook_deadline: Duration,
+    },
+}
+
+/// Reads the words after `thaw`, but for the settings' file, which is given back beside it.
+///
+/// # Errors
+/// If they are none of the above.
+pub fn parse(words: &mut lexopt::Parser) -> Result<(Thaw, Option<PathBuf>), lexopt::Error> {
+    use lexopt::prelude::{Long, ValueExt as _};
+
+    let mut thaw = Thaw::Now;
+    let mut file = None;
+    while let Some(word) = words.next()? {
+        match word {
+            Long("if-crashed") => thaw = Thaw::IfCrashed,
+            Long("settings") => file = Some(words.value()?.into()),
+            Long("guard") => {
+                thaw = Thaw::Guard {
+                    folder: words.value()?.into(),
+                    longest: Duration::from_secs(words.value()?.parse()?),
+                    hook_deadline: Duration::from_secs(words.value()?.parse()?),
+                }
+            }
+            other => return Err(other.unexpected()),
+        }
+    }
+    Ok((thaw, file))
+}
+
+/// Waits for the agent's word, and thaws if it does not come.
+///
+/// # Errors
+/// If something is still frozen.
+pub fn guard(folder: &Path, longest: Duration, hook_deadline: Duration) -> anyhow::Result<()> {
+    stay()?;
+    let reason = match listen(longest) {
+        Word::Dismissed => return Ok(()),
+        Word::Gone => CRASHED,
+        Word::Silence => "the agent hung, and its guardian ended the freeze",
+    };
+    told(recover(&Guest::default(), folder, Whose::Anyone, hook_deadline, reason))?;
+    Ok(())
+}
+
+const CRASHED: &str = "the agent crashed, and the freeze ended with it";
+
+/// Thaws what an agent that is gone has left frozen; the words say what was done.
+///
+/// # Errors
+/// If something is still frozen.
+pub fn if_crashed(folder: &Path, hook_deadline: Duration) -> anyhow::Result<Option<String>> {
+    told(recover(&Guest::default(), folder, Whose::Gone, hook_deadline, CRASHED))
+}
+
+/// Asks the agent at `socket` to thaw; without one, does it.
+///
+/// # Errors
+/// If something is still frozen, or is not as it should be.
+pub async fn now(socket: &Path, folder: &Path, hook_deadline: Duration) -> anyhow::Result<String> {
+    if let Some(done) = if_crashed(folder, hook_deadline)? {
+        return Ok(done);
+    }
+    let connected = tokio::net::UnixStream::connect(socket).await;
+    if connected.is_err() {
+        return Ok("nothing is frozen, and the agent is not running".to_owned());
+    }
+    drop(connected);
+    let thawed = status::thaw(socket).await.context("not everything is as it should be")?;
+    Ok(format!("thawed {thawed} file systems"))
+}
+
+/// How long a hook may take where the settings cannot be read.
+pub fn usual_hook_deadline() -> Duration {
+    Settings::default().hook_deadline
+}
+
+fn told(
+    recovered: Result<Option<crate::guest::freeze::recover::Recovered>, Error>,
+) -> anyhow::Result<Option<String>> {
+    let Some(done) = recovered? else { return Ok(None) };
+    if !done.problems.is_empty() {
+        bail!("thawed {}; but {}", done.thawed.join(" "), done.problems.join("; "));
+    }
+    Ok(Some(format!(
+        "the agent is gone; thawed {} file systems: {}",
+        done.thawed.len(),
+        done.thawed.join(" ")
+    )))
+}
