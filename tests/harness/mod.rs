@@ -8,15 +8,15 @@
 //!           └────┬─────┘
 //!             launch ──▶ vm ──┬─ qmp, console, qga   what a VM can be asked
 //!                             ├─ gate                how its vsock is reached
-//!              host ──────────┴─ process             what runs, and that nothing of it is left
+//!     host, libvirt ──────────┴─ process             what runs, and that nothing of it is left
 //! ```
 //!
 //! * [`images`] builds a kernel, the *fast* guest (kernel and initramfs: seconds) and the *real* one (Debian
 //!   with systemd, udev, dbus and cloud-init); [`snapshot`] saves it booted, without and with the package
 //!   installed, so that a test has it back in seconds. [`cache`] keeps them, keyed by what they are made of.
-//! * [`launch`] starts one of them as a [`vm`], and [`host`] starts a host half. Dropping them ends their
-//!   processes and removes their files, also when a test panics; if the test process itself is killed, the
-//!   kernel ends the processes.
+//! * [`launch`] starts one of them as a [`vm`], [`libvirt`] as a domain that virsh drives, and [`host`] starts a
+//!   host half. Dropping them ends their processes and removes their files, also when a test panics; if the test
+//!   process itself is killed, the kernel ends the processes.
 //!
 //! Nothing here opens a vsock socket: the tests' side of vsock is the unix socket of `vhost-device-vsock`.
 
@@ -27,6 +27,7 @@ pub mod gate;
 pub mod host;
 pub mod images;
 pub mod launch;
+pub mod libvirt;
 pub mod lines;
 pub mod process;
 pub mod qemu;

@@ -43,15 +43,28 @@ pub fn run(program: &Path, arguments: &[&str]) -> anyhow::Result<String> {
 
 /// `vhost-device-vsock`, where `make setup` puts it.
 pub fn vhost_device_vsock() -> anyhow::Result<PathBuf> {
-    let version = include_str!("../setup/versions")
-        .lines()
-        .find_map(|line| line.strip_prefix("VHOST_DEVICE_VSOCK="))
-        .context("tests/setup/versions has no VHOST_DEVICE_VSOCK")?;
-    let path = cache::root()?.join(format!("tools/vhost-device-vsock-{version}/bin/vhost-device-vsock"));
+    let version = version("VHOST_DEVICE_VSOCK")?;
+    tool(&format!("vhost-device-vsock-{version}/bin/vhost-device-vsock"))
+}
+
+/// The unpacked packages of libvirt, where `make setup` puts them.
+pub fn libvirt() -> anyhow::Result<PathBuf> {
+    tool(&format!("libvirt-{}", version("LIBVIRT")?))
+}
+
+fn tool(path: &str) -> anyhow::Result<PathBuf> {
+    let path = cache::root()?.join("tools").join(path);
     if !path.exists() {
         bail!("{} is missing: run 'make setup'", path.display());
     }
     Ok(path)
+}
+
+fn version(name: &str) -> anyhow::Result<&'static str> {
+    include_str!("../setup/versions")
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+        .with_context(|| format!("tests/setup/versions has no {name}"))
 }
 
 /// A program under test, from the folder that `GUESTLET_BIN_DIR` names.

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Brings what building and testing need on Debian 12: packages, and two tools built with `cargo install`.
+# Brings what building and testing need on Debian 12: packages, two tools built with `cargo install`, and two
+# programs unpacked from packages.
 # Does nothing, quickly, where all is there.
 set -eu
 here=$(dirname "$(readlink -f "$0")")
@@ -15,27 +16,21 @@ packages="ca-certificates cpio dbus e2fsprogs gcc genisoimage git iproute2 kmod 
     busybox-static qemu-system-x86 qemu-utils socat util-linux xfsprogs xz-utils zstd"
 # What Debian's qemu-ga loads.
 packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"
+# What libvirt loads.
+packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5 libnl-3-200
+    libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
 
 [ "$(uname -m)" = x86_64 ] || fail "the test VMs are x86_64; this machine is $(uname -m)"
 command -v apt-get > /dev/null || fail "this needs a Debian 12 machine (apt-get is missing)"
 
-# The backports' QEMU, for a machine that has a part of it already: with apt folders of our own, so that the
-# machine's own sources stay as they are.
+# The backports' QEMU, for a machine that has a part of it already.
 install_from_backports() {
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
     chmod 755 "$folder"
-    mkdir -p "$folder/sources" "$folder/lists/partial"
-    apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
-        awk '$1 == "bookworm" && $2 == "main" { print $3; exit }' > "$folder/mirror"
-    [ -s "$folder/mirror" ] || fail "apt is set up for no Debian 12 (bookworm) archive"
-    for suite in bookworm bookworm-backports; do
-        echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(cat "$folder/mirror") $suite main"
-    done > "$folder/sources/guestlet.list"
-    options="-o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=$folder/sources -o Dir::State::lists=$folder/lists"
+    options=$("$here/backports.sh" "$folder/apt") || return 1
     # shellcheck disable=SC2086
-    apt-get $options -qq update &&
-        apt-get $options -qq -y --no-install-recommends -t bookworm-backports install "$@" > "$folder/log" 2>&1 ||
+    apt-get $options -qq -y --no-install-recommends -t bookworm-backports install "$@" > "$folder/log" 2>&1 ||
         { cat "$folder/log" >&2; return 1; }
 }
 
@@ -90,4 +85,10 @@ if [ ! -x "$tools/qemu-ga/usr/sbin/qemu-ga" ]; then
     dpkg-deb -x "$folder"/*.deb "$folder/tree"
     mv "$folder/tree" "$tools/qemu-ga"
     rm -rf "$folder"
+fi
+
+# libvirt, whose virsh drives a guest in the tests.
+if [ ! -x "$tools/libvirt-$LIBVIRT/usr/sbin/libvirtd" ]; then
+    say "unpacking libvirt $LIBVIRT"
+    "$here/libvirt.sh" "$LIBVIRT" "$tools/libvirt-$LIBVIRT" || fail "cannot unpack libvirt $LIBVIRT (tests/setup/versions)"
 fi

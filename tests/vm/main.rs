@@ -5,6 +5,8 @@
 //! sessions (both with fast guests), [`channel`] what happens to both channels and to events when the guest is
 //! paused, moved, saved or its clock set, [`service`] the installed package under systemd, [`stand_in`] the agent
 //! under the name of qemu-ga and on the other channels of QGA (with real guests).
+//! paused, moved, saved or its clock set, [`service`] the installed package under systemd (with real guests),
+//! [`libvirt`] what virsh does through the agent.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program")]
 
@@ -13,6 +15,7 @@
 mod harness;
 
 mod channel;
+mod libvirt;
 mod qga;
 mod service;
 mod sessions;

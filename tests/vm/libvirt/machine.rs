@@ -1,0 +1,166 @@
+//! Clock, processors, freezing and trimming.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, ensure};
+use serde_json::json;
+
+use super::Check;
+use crate::harness::libvirt::Domain;
+use crate::harness::vm::SOON;
+use crate::harness::wait_for;
+
+pub const CHECKS: &[Check] = &[
+    Check("domtime", &["guest-get-time"], time),
+    Check("domtime --time", &["guest-get-time", "guest-set-time"], set_time),
+    Check("domtime --now", &["guest-get-time", "guest-set-time"], set_now),
+    Check("domtime --sync", &["guest-get-time", "guest-set-time"], set_from_hardware),
+    Check("guestvcpus", &["guest-get-vcpus"], processors),
+    Check("guestvcpus --disable", &["guest-get-vcpus", "guest-set-vcpus"], choose_processors),
+    Check("setvcpus --guest", &["guest-get-vcpus", "guest-set-vcpus"], count_processors),
+    Check("domfsfreeze", &["guest-fsfreeze-freeze", "guest-fsfreeze-status", "guest-fsfreeze-thaw"], freeze),
+    Check("domfsfreeze --mountpoint", &["guest-fsfreeze-freeze-list", "guest-fsfreeze-thaw"], freeze_one),
+    Check("domfstrim", &["guest-fstrim"], trim),
+];
+
+fn said_time(domain: &Domain) -> anyhow::Result<u64> {
+    Ok(domain.table("domtime", &[])?.get("Time").context("no time")?.parse()?)
+}
+
+/// Whether guest and virsh agree that it is that time, or little later.
+fn is_time(domain: &Domain, expected: u64) -> anyhow::Result<()> {
+    let said = said_time(domain)?;
+    let there: u64 = domain.run("date +%s")?.trim().parse()?;
+    let soon = expected.saturating_sub(2)..expected + 30;
+    ensure!(
+        soon.contains(&said) && soon.contains(&there),
+        "{expected} is due, {said} is said, {there} is there"
+    );
+    Ok(())
+}
+
+fn now() -> anyhow::Result<u64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())
+}
+
+fn time(domain: &Domain) -> anyhow::Result<()> {
+    is_time(domain, now()?)
+}
+
+fn set_time(domain: &Domain) -> anyhow::Result<()> {
+    const THEN: u64 = 1_700_000_000;
+    domain.verb("domtime", &["--time", &THEN.to_string()])?;
+    is_time(domain, THEN)?;
+    let hardware = domain.run("cat /sys/class/rtc/rtc0/date")?;
+    ensure!(hardware.trim() == "2023-11-14", "the hardware clock says {hardware}");
+    Ok(())
+}
+
+fn set_now(domain: &Domain) -> anyhow::Result<()> {
+    domain.verb("domtime", &["--now"])?;
+    is_time(domain, now()?)
+}
+
+fn set_from_hardware(domain: &Domain) -> anyhow::Result<()> {
+    domain.run("date --set @1600000000")?;
+    domain.verb("domtime", &["--sync"])?;
+    is_time(domain, now()?)
+}
+
+fn online(domain: &Domain) -> anyhow::Result<String> {
+    Ok(domain.run("cat /sys/devices/system/cpu/online")?.trim().to_owned())
+}
+
+fn processors(domain: &Domain) -> anyhow::Result<()> {
+    let table = domain.table("guestvcpus", &[])?;
+    ensure!(table["vcpus"] == "0-1" && table["online"] == "0-1", "{table:?}");
+    let count = domain.run("ls -d /sys/devices/system/cpu/cpu[0-9]*/online")?;
+    ensure!(table["offlinable"] == "1" && count.trim().ends_with("cpu1/online"), "{table:?} {count}");
+    ensure!(domain.verb("vcpucount", &["--guest"])?.trim() == "2");
+    Ok(())
+}
+
+fn choose_processors(domain: &Domain) -> anyhow::Result<()> {
+    domain.verb("guestvcpus", &["--disable", "--cpulist", "1"])?;
+    ensure!(online(domain)? == "0", "processor 1 is still there");
+    ensure!(domain.table("guestvcpus", &[])?["online"] == "0");
+    domain.verb("guestvcpus", &["--enable", "--cpulist", "1"])?;
+    ensure!(online(domain)? == "0-1", "processor 1 is not back");
+    Ok(())
+}
+
+fn count_processors(domain: &Domain) -> anyhow::Result<()> {
+    domain.verb("setvcpus", &["1", "--guest"])?;
+    ensure!(online(domain)? == "0", "processor 1 is still there");
+    domain.verb("setvcpus", &["2", "--guest"])?;
+    ensure!(online(domain)? == "0-1", "processor 1 is not back");
+    Ok(())
+}
+
+/// Thaws what a failed check left frozen.
+fn thawed_in_the_end(domain: &Domain, check: fn(&Domain) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    check(domain).inspect_err(|_| drop(domain.verb("domfsthaw", &[])))
+}
+
+fn status(domain: &Domain) -> anyhow::Result<()> {
+    let status = domain.agent("guest-fsfreeze-status", &json!({}))?;
+    ensure!(status == "frozen", "{status}");
+    Ok(())
+}
+
+/// Starts to write a file to `folder`, which blocks where that is frozen.
+fn begin_to_write(domain: &Domain, folder: &str) -> anyhow::Result<()> {
+    domain.run(&format!("(echo late > {folder}/late &) > /dev/null 2>&1")).map(drop)
+}
+
+fn wait_written(domain: &Domain, folder: &str) -> anyhow::Result<()> {
+    wait_for(&format!("write to {folder}"), SOON, || domain.run(&format!("rm {folder}/late")).ok()).map(drop)
+}
+
+fn freeze(domain: &Domain) -> anyhow::Result<()> {
+    thawed_in_the_end(domain, |domain| {
+        let said = domain.verb("domfsfreeze", &[])?;
+        ensure!(said.trim() == "Froze 2 filesystem(s)", "{said}");
+        status(domain)?;
+        begin_to_write(domain, "/data")?;
+        domain.run("sleep 0.5; ! [ -e /data/late ]").context("/data is not frozen")?;
+        domain.agent("guest-info", &json!({})).context("guest-info while frozen")?;
+        let error = domain.verb("guestinfo", &["--os"]).unwrap_err().to_string();
+        ensure!(error.contains("guest-get-osinfo") && error.contains("disabled"), "{error}");
+        ensure!(domain.verb("domfsfreeze", &[]).is_err(), "it freezes twice");
+        let said = domain.verb("domfsthaw", &[])?;
+        ensure!(said.trim() == "Thawed 2 filesystem(s)", "{said}");
+        wait_written(domain, "/data")?;
+        let said = domain.verb("domfsthaw", &[])?;
+        ensure!(said.trim() == "Thawed 0 filesystem(s)", "{said}");
+        domain.verb("guestinfo", &["--os"]).context("guestinfo after the thaw").map(drop)
+    })
+}
+
+fn freeze_one(domain: &Domain) -> anyhow::Result<()> {
+    thawed_in_the_end(domain, |domain| {
+        let said = domain.verb("domfsfreeze", &["--mountpoint", "/data"])?;
+        ensure!(said.trim() == "Froze 1 filesystem(s)", "{said}");
+        begin_to_write(domain, "/data")?;
+        begin_to_write(domain, "/root")?;
+        wait_written(domain, "/root").context("more than /data is frozen")?;
+        domain.run("! [ -e /data/late ]").context("/data is not frozen")?;
+        let said = domain.verb("domfsthaw", &[])?;
+        ensure!(said.trim() == "Thawed 1 filesystem(s)", "{said}");
+        wait_written(domain, "/data")
+    })
+}
+
+fn trim(domain: &Domain) -> anyhow::Result<()> {
+    const SIZE: u64 = 64 << 20;
+    let taken = || anyhow::Ok(std::fs::metadata(domain.file("data.raw"))?.blocks() * 512);
+    domain.run("dd if=/dev/urandom of=/data/big bs=1M count=64 2> /dev/null && sync")?;
+    let full = taken()?;
+    ensure!(full > SIZE, "the file takes only {full} bytes");
+    domain.run("rm /data/big && sync")?;
+    domain.verb("domfstrim", &[])?;
+    let trimmed = taken()?;
+    ensure!(trimmed < full - SIZE / 2, "the disk took {full} bytes and takes {trimmed}");
+    domain.verb("domfstrim", &["--minimum", "1048576"]).map(drop)
+}
