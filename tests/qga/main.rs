@@ -20,5 +20,6 @@ mod namespace;
 mod options;
 mod power;
 mod program;
+mod qapi;
 mod time;
 mod users;

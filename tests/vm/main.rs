@@ -6,7 +6,7 @@
 //! paused, moved, saved or its clock set, [`service`] the installed package under systemd, [`stand_in`] the agent
 //! under the name of qemu-ga and on the other channels of QGA (with real guests).
 //! paused, moved, saved or its clock set, [`service`] the installed package under systemd (with real guests),
-//! [`libvirt`] what virsh does through the agent.
+//! [`libvirt`] what virsh does through the agent, [`qapi`] what an independent client of it reads.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program")]
 
@@ -16,6 +16,7 @@ mod harness;
 
 mod channel;
 mod libvirt;
+mod qapi;
 mod qga;
 mod service;
 mod sessions;
