@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use serde_json::json;
 
 use super::cache::{Input, entry, key};
@@ -12,7 +12,7 @@ use super::images::{AGENT_SETTINGS, Images, text};
 use super::launch::Options;
 use super::process::RunFolder;
 use super::tools::{qemu_version, run};
-use super::vm::{REAL_READY, Vm};
+use super::vm::{BOOT, REAL_READY, Vm};
 use super::{qemu, wait_for};
 
 /// The UUID of every restored guest: it is in the saved memory.
@@ -91,7 +91,10 @@ pub fn install(vm: &Vm, package: &Path) -> anyhow::Result<()> {
     let device = json!({ "driver": "scsi-hd", "id": "package0", "bus": "scsi0.0", "drive": "package" });
     vm.qmp().execute("device_add", device)?;
     vm.run("for try in $(seq 100); do [ -b /dev/sda ] && break; sleep 0.1; done; mount -o ro /dev/sda /mnt")?;
-    let said = vm.run("dpkg -i /mnt/guestlet.deb")?;
+    let (status, said) = vm.console().run("dpkg -i /mnt/guestlet.deb", BOOT)?;
+    if status != 0 {
+        bail!("dpkg ended with {status}: {said}");
+    }
     vm.run("mkdir -p /etc/guestlet/agent.d")?;
     vm.write("/etc/guestlet/agent.d/tests.toml", AGENT_SETTINGS.as_bytes())?;
     vm.run("systemctl restart guestlet.service && systemctl is-active guestlet.service guestlet.socket")
