@@ -36,6 +36,9 @@ const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 256 * 1024;
 /// Bytes of answers that wait for a peer that does not read, for each call.
 const SEND_BUFFER: usize = 64 * 1024;
+/// Bytes of heads that the peer may refer to later (RFC 7541). Calls are few and their heads are short, and a
+/// table of them lasts as long as the connection.
+const HEADER_TABLE_SIZE: u32 = 0;
 /// Streams that the peer reset before they were served; beyond it the connection is closed.
 const MAX_PENDING_RESETS: usize = 32;
 /// How long a peer may take to its first call; one that says nothing is closed.
@@ -172,6 +175,7 @@ where
     let connection = server::Builder::new(Executor(scope.children()))
         .max_concurrent_streams(bounds.open_calls)
         .max_header_list_size(MAX_HEADER_LIST_SIZE)
+        .header_table_size(HEADER_TABLE_SIZE)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         .max_local_error_reset_streams(MAX_PENDING_RESETS)
         .initial_stream_window_size(bounds.stream_window)

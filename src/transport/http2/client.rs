@@ -10,7 +10,7 @@ use http::{Request, Response};
 use hyper::body::{Body as HttpBody, Bytes, Frame};
 use tonic::body::Body;
 
-use super::{CONNECTION_WINDOW, MAX_HEADER_LIST_SIZE, SEND_BUFFER, STREAM_WINDOW};
+use super::{CONNECTION_WINDOW, HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE, SEND_BUFFER, STREAM_WINDOW};
 use crate::transport::Stream;
 
 /// The calling end of a connection; clones share it.
@@ -39,6 +39,7 @@ pub async fn connect(stream: impl Stream) -> Result<(Client, Connection), Error>
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(MAX_HEADER_LIST_SIZE)
+        .header_table_size(HEADER_TABLE_SIZE)
         .max_send_buffer_size(SEND_BUFFER)
         .enable_push(false)
         .handshake(stream)
