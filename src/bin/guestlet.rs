@@ -32,8 +32,9 @@ qemu-ga: the agent in a virtual machine, for QGA clients; this one is guestlet
 Usage: qemu-ga [OPTIONS]
 
 ";
-const OPTIONS: &str = "\
-  -c, --config FILE        qemu-ga's settings file (default: $QGA_CONF, or /etc/qemu/qemu-ga.conf)
+// (A backslash before the first line would take its indentation off.)
+const OPTIONS: &str =
+    "  -c, --config FILE        qemu-ga's settings file (default: $QGA_CONF, or /etc/qemu/qemu-ga.conf)
   -m, --method METHOD      where QGA clients come from: virtio-serial (default), isa-serial, unix-listen,
                            vsock-listen, none; a socket passed by systemd wins
   -p, --path PATH          its device or socket, or CID:PORT for vsock-listen (virtio-serial:
@@ -51,11 +52,9 @@ const OPTIONS: &str = "\
   -D, --dump-conf          show the settings in the format of qemu-ga.conf and exit
   -r, --retry-path         try again where a socket cannot be listened on; devices are always waited for
 ";
-const OWN_OPTIONS: &str = "      \
-      --settings FILE      settings file (default: /etc/guestlet/agent.toml), its drop-ins beside it in agent.d
+const OWN_OPTIONS: &str = "      --settings FILE      settings file (default: /etc/guestlet/agent.toml), its drop-ins beside it in agent.d
 ";
-const LAST_OPTIONS: &str = "\
-  -V, --version            show the version and exit
+const LAST_OPTIONS: &str = "  -V, --version            show the version and exit
   -h, --help               show this help and exit
 ";
 

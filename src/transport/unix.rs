@@ -218,6 +218,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn nobody_looks_at_a_socket_left_behind_while_another_replaces_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        drop(StdListener::bind(&path).unwrap());
+        let lock = lock_folder(&path).unwrap();
+        let ours = path.clone();
+        let mut second = tokio::task::spawn_blocking(move || Listener::bind(&ours));
+        let early = tokio::time::timeout(Duration::from_millis(200), &mut second).await;
+        assert!(early.is_err(), "it did not wait: {early:?}");
+        std::fs::remove_file(&path).unwrap();
+        let _first = StdListener::bind(&path).unwrap();
+        drop(lock);
+        assert!(matches!(second.await.unwrap(), Err(Error::InUse(_))));
+    }
+
+    #[tokio::test]
     async fn a_socket_of_somebody_else_at_the_same_place_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");

@@ -19,8 +19,18 @@ fn version_help_and_the_list_of_commands() {
     assert!(version.contains("QEMU Guest Agent 10.2"), "{version}");
     for option in ["-h", "--help"] {
         let help = String::from_utf8(run(&[option]).stdout).unwrap();
-        for word in ["--method", "--path", "--statedir", "--verbose", "--version", "--block-rpcs"] {
-            assert!(help.contains(word), "{word}");
+        for line in [
+            "  -c, --config",
+            "  -m, --method",
+            "  -F[FILE], --fsf",
+            "      --settings",
+            "  -V, --v",
+            "  -h, --help",
+        ] {
+            assert!(help.contains(&format!("\n{line}")), "{line:?} in {help}");
+        }
+        for option in "cmplftvdbaDrVh".chars() {
+            assert!(help.contains(&format!("\n  -{option}, --")), "{option}");
         }
     }
     let commands = String::from_utf8(run(&["--block-rpcs=help"]).stdout).unwrap();
