@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::harness::qga::QgaClient;
 use crate::harness::vm::{SOON, Vm};
 use crate::harness::wait_for;
-use crate::real;
+use crate::{fast, real};
 
 fn client(vm: &Vm, port: u32) -> QgaClient {
     let asked = wait_for("a QGA client's answer on vsock", SOON, || {
@@ -17,21 +17,32 @@ fn client(vm: &Vm, port: u32) -> QgaClient {
 }
 
 #[test]
-fn under_the_name_qemu_ga_it_listens_on_vsock_for_the_host_only() {
-    let vm = real("named");
+fn a_daemon_under_the_name_qemu_ga_serves_several_clients_on_vsock() {
+    let vm = fast("named");
+    vm.run("ln -s /usr/bin/guestlet /run/qemu-ga").unwrap();
+    // It is up when the command returns.
+    vm.run("/run/qemu-ga -d -m vsock-listen -p 4294967295:1234 -t /run -f /run/qemu-ga.pid").unwrap();
+    let mut clients = [(); 3].map(|()| QgaClient::over(vm.dial(1234).unwrap()));
+    for _ in 0..2 {
+        for client in &mut clients {
+            let name = client.execute("guest-get-host-name", json!({})).unwrap();
+            assert_eq!(name["host-name"], "named");
+        }
+    }
+    // The agent beside it is not in its way, nor it in that one's.
+    vm.run("guestlet status").unwrap();
+    vm.qga().unwrap().execute("guest-ping", json!({})).unwrap();
+    vm.run("kill $(cat /run/qemu-ga.pid); while [ -e /run/qemu-ga.pid ]; do :; done").unwrap();
+    assert!(vm.dial(1234).is_err());
+}
+
+#[test]
+fn on_vsock_programs_in_the_guest_itself_are_refused() {
+    let vm = real("insider-qga");
     vm.run("ln -s /usr/bin/guestlet /root/qemu-ga").unwrap();
     vm.run("systemd-run --unit other --service-type exec /root/qemu-ga -m vsock-listen -p 4294967295:1234")
         .unwrap();
-    // Several at once.
-    let mut clients = [client(&vm, 1234), client(&vm, 1234), client(&vm, 1234)];
-    for client in &mut clients {
-        let name = client.execute("guest-get-host-name", json!({})).unwrap();
-        assert_eq!(name["host-name"], vm.run("hostname").unwrap().trim());
-    }
-    // The agent of the package is not in its way, nor it in that one's.
-    vm.run("guestlet status").unwrap();
-    vm.qga().unwrap().execute("guest-ping", json!({})).unwrap();
-
+    client(&vm, 1234);
     let script = "import socket\n\
         s = socket.socket(socket.AF_VSOCK); s.settimeout(10); s.connect((1, 1234))\n\
         try: s.sendall(b'{\"execute\":\"guest-ping\"}\\n'); print('answer', s.recv(99))\n\
