@@ -21,7 +21,7 @@ use crate::rpc::{callback, guest, local};
 use crate::supervise::{Supervisor, termination};
 use crate::sys::root::Root;
 use crate::sys::ticker::Ticker;
-use crate::sys::{activation, memory, service};
+use crate::sys::{activation, descriptor, memory, service};
 use crate::transport::listen::Listener;
 use crate::transport::{BoxStream, http2, unix};
 use channels::{Passed, Qga};
@@ -40,6 +40,7 @@ pub async fn run(
     ready: impl FnOnce() -> std::io::Result<()>,
 ) -> anyhow::Result<()> {
     memory::keep_freed();
+    descriptor::keep_from_programs();
     let freezer = freeze::Freezer::new(freeze::Settings {
         hook: settings.fsfreeze_hook.clone(),
         hook_deadline: settings.limits.hook_deadline,
@@ -78,6 +79,12 @@ pub async fn run(
         api.start(&guest, &mut supervisor)?;
     }
     freeze::begin(&guest);
+    let processes = Arc::clone(&guest.processes);
+    let ending = shutdown.clone();
+    supervisor.spawn("processes", async move {
+        let _ = ending.run_until_cancelled(processes.care()).await;
+        Ok(())
+    });
     supervisor.spawn("tick", tick(guest.clone(), shutdown));
 
     tracing::info!("guestlet {} started: {status}", crate::VERSION);

@@ -23,6 +23,7 @@ pub mod monitor;
 pub mod network;
 pub mod passwords;
 pub mod power;
+pub mod processes;
 pub mod processors;
 pub mod routes;
 pub mod ssh_keys;
@@ -46,6 +47,8 @@ pub struct Guest {
     pub files: Arc<files::Files>,
     /// Its freezes.
     pub freezer: freeze::Freezer,
+    /// Programs that clients have started in it.
+    pub processes: Arc<processes::Processes>,
 }
 
 impl Guest {
@@ -58,6 +61,7 @@ impl Guest {
             serials: Arc::default(),
             files: Arc::default(),
             freezer: freeze::Freezer::default(),
+            processes: Arc::default(),
         }
     }
 }

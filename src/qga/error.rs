@@ -1,7 +1,7 @@
 //! The one place where failures become QGA error classes.
 
 use crate::guest::{
-    accounts, clock, disks, files, freeze, passwords, power, processors, ssh_keys, suspend, users,
+    accounts, clock, disks, files, freeze, passwords, power, processes, processors, ssh_keys, suspend, users,
 };
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
@@ -146,6 +146,7 @@ from_verbs!(
     disks::Unreadable,
     freeze::Error,
     power::Error,
+    processes::Error,
     processors::Error,
     suspend::Error,
     users::Error

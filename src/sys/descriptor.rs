@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use nix::libc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -54,4 +55,17 @@ pub async fn wait(descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<
 /// As close(2) gives them. The descriptor is closed nevertheless.
 pub fn close(descriptor: OwnedFd) -> io::Result<()> {
     Ok(nix::unistd::close(descriptor)?)
+}
+
+/// Sees to it that no program which is started gets any of the descriptors that are open now: neither those that the
+/// agent was started with nor any of its own. Where the kernel cannot do it (before Linux 5.11) only the latter is so,
+/// as each is opened that way.
+pub fn keep_from_programs() {
+    const FROM: libc::c_uint = 3;
+    // SAFETY: close_range(2) with this flag changes no more than whether descriptors outlive execve(2).
+    let done =
+        unsafe { libc::syscall(libc::SYS_close_range, FROM, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if done != 0 {
+        tracing::debug!("close_range: {}", io::Error::last_os_error());
+    }
 }

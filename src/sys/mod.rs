@@ -45,6 +45,8 @@ pub mod mountinfo;
 #[cfg(feature = "agent")]
 pub mod net_dev;
 #[cfg(feature = "agent")]
+pub mod nowait;
+#[cfg(feature = "agent")]
 pub mod nvme;
 #[cfg(feature = "agent")]
 pub mod open;
@@ -62,6 +64,8 @@ pub mod root;
 #[cfg(feature = "agent")]
 pub mod routes;
 pub mod service;
+#[cfg(feature = "agent")]
+pub mod spawn;
 #[cfg(feature = "agent")]
 pub mod sysfs;
 #[cfg(feature = "agent")]

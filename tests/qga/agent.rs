@@ -105,7 +105,8 @@ impl Agent {
         self.status("VmHWM:")
     }
 
-    fn status(&self, key: &str) -> u64 {
+    /// A line of proc_pid_status(5), in KiB.
+    pub fn status(&self, key: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let value = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
         value.trim().trim_end_matches(" kB").parse().unwrap()

@@ -10,6 +10,7 @@ mod channels;
 mod commands;
 mod credentials;
 mod disks;
+mod exec;
 mod file_systems;
 mod files;
 mod hardware;

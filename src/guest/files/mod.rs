@@ -166,9 +166,11 @@ impl Files {
         count: usize,
         convert: fn(&[u8]) -> Vec<u8>,
     ) -> Result<Pieces, Error> {
-        let held = self.held(handle).await?;
-        let path = held.path.clone();
-        let read = reading::begin(held.file, count.min(MAX_READ), convert).await;
+        let Held { path, mut file } = self.held(handle).await?;
+        if let Some(pieces) = reading::at_hand(&mut file, count, convert) {
+            return Ok(pieces);
+        }
+        let read = reading::begin(file, count.min(MAX_READ), convert).await;
         read.map_err(|source| Error::Io { doing: "read", path, source })
     }
 
@@ -203,7 +205,13 @@ impl Files {
     /// # Errors
     /// If there is no such handle or no such place.
     pub async fn seek(&self, handle: i64, to: SeekFrom) -> Result<u64, Error> {
-        self.with(handle, "seek in", move |file| file.seek(to)).await
+        if let SeekFrom::End(_) = to {
+            return self.with(handle, "seek in", move |file| file.seek(to)).await;
+        }
+        // Only where the end is may have to be asked of a disk.
+        let Held { path, mut file } = self.held(handle).await?;
+        let sought = file.as_mut().ok_or(Error::UnknownHandle)?.seek(to);
+        sought.map_err(|source| Error::Io { doing: "seek in", path, source })
     }
 
     /// Hands everything written over to the system: it has been already.

@@ -7,8 +7,12 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 
+use crate::sys::nowait;
+
 /// Bytes of one piece; a multiple of three, so that pieces in base64 make a whole.
 pub(super) const PIECE: usize = 192 * 1024;
+/// Bytes that are read without another thread, if that has to wait for nothing.
+const AT_HAND: usize = 64 * 1024;
 /// Pieces that wait to be sent.
 const WAITING: usize = 1;
 
@@ -32,10 +36,21 @@ pub struct Pieces {
     pub first: Piece,
     /// What follows it, if it is not the last. Pieces that are not taken are not read: the next read begins there,
     /// if the file is one that has places.
-    pub rest: mpsc::Receiver<Piece>,
+    pub rest: Option<mpsc::Receiver<Piece>>,
 }
 
 type Turn = OwnedMutexGuard<Option<File>>;
+
+/// Reads `count` bytes here and now, if there are few of them and they are in memory.
+pub(super) fn at_hand(turn: &mut Turn, count: usize, convert: fn(&[u8]) -> Vec<u8>) -> Option<Pieces> {
+    if count > AT_HAND {
+        return None;
+    }
+    let mut buffer = vec![0; count];
+    let length = nowait::read(turn.as_mut()?, &mut buffer)?;
+    let first = Piece { converted: convert(&buffer[..length]), length, end: length < count, last: true };
+    Some(Pieces { first, rest: None })
+}
 
 /// Begins to read `count` bytes; the turn ends when they are read, or nobody wants them any more.
 pub(super) async fn begin(turn: Turn, count: usize, convert: fn(&[u8]) -> Vec<u8>) -> io::Result<Pieces> {
@@ -43,7 +58,7 @@ pub(super) async fn begin(turn: Turn, count: usize, convert: fn(&[u8]) -> Vec<u8
     let (pieces, rest) = mpsc::channel(WAITING);
     drop(spawn_blocking(move || read(turn, count, convert, first, &pieces)));
     match begun.await {
-        Ok(first) => Ok(Pieces { first: first?, rest }),
+        Ok(first) => Ok(Pieces { first: first?, rest: Some(rest) }),
         Err(_) => Err(io::Error::other("the reading thread ended")),
     }
 }

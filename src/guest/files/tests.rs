@@ -21,7 +21,7 @@ async fn what_nobody_takes_is_read_again() {
     let handle = open(&files, &path, "r").await;
     let mut pieces = files.read(handle, bytes.len(), <[u8]>::to_vec).await.unwrap();
     assert_eq!(pieces.first.converted, bytes[..PIECE]);
-    let second = pieces.rest.recv().await.unwrap();
+    let second = pieces.rest.as_mut().unwrap().recv().await.unwrap();
     assert_eq!((second.length, second.end, second.last), (PIECE, false, false));
     assert_eq!(second.converted, bytes[PIECE..2 * PIECE]);
     drop(pieces);
@@ -46,7 +46,7 @@ async fn calls_for_one_file_take_turns_and_others_do_not_wait_for_them() {
     files.close(other).await.unwrap();
     assert!(!again.is_finished());
     let mut length = pieces.first.length;
-    while let Some(piece) = pieces.rest.recv().await {
+    while let Some(piece) = pieces.rest.as_mut().unwrap().recv().await {
         length += piece.length;
     }
     assert_eq!(length, PIECE * 8);

@@ -139,10 +139,9 @@ pub fn read<'a>(call: &'a Call<'a>) -> Pending<'a> {
 /// The members are in the order in which they are known.
 fn answer(Pieces { first, rest }: Pieces) -> Reply {
     let begin = b"{\"buf-b64\":\"";
-    if first.last {
-        Reply::of(&[begin, &first.converted, &end(first.length, first.end)])
-    } else {
-        Reply::in_parts(&[begin, &first.converted], parts(first.length, rest))
+    match rest {
+        Some(rest) if !first.last => Reply::in_parts(&[begin, &first.converted], parts(first.length, rest)),
+        _ => Reply::of(&[begin, &first.converted, &end(first.length, first.end)]),
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod credentials;
 pub mod disk;
+pub mod exec;
 pub mod file;
 pub mod file_system;
 pub mod freeze;
@@ -26,6 +27,7 @@ use crate::qga::table::Command;
 pub const SUBJECTS: &[&[Command]] = &[
     credentials::COMMANDS,
     disk::COMMANDS,
+    exec::COMMANDS,
     file::COMMANDS,
     file_system::COMMANDS,
     freeze::COMMANDS,

@@ -1,0 +1,237 @@
+//! The results of programs, within bounds of time, number and memory.
+
+use std::collections::{HashMap, VecDeque};
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use crate::guest::processes::MAX_OUTPUT;
+
+/// How long a result is kept that nobody asks for.
+pub(super) const KEPT_FOR: Duration = Duration::from_secs(600);
+/// Results that are kept at the same time; beyond it the oldest goes.
+const MAX_FINISHED: usize = 1024;
+/// Bytes of outputs that are kept of all programs, those that run among them; beyond it the oldest result goes, and
+/// when there is none, what is written is cut off.
+const MAX_KEPT: usize = 64 << 20;
+
+/// How a program does.
+#[derive(Debug, PartialEq, Eq)]
+pub enum State {
+    /// It runs.
+    Running,
+    /// It has finished, and is forgotten by now.
+    Finished(Ended),
+}
+
+/// How a program ended.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit code, or the signal that killed it.
+    pub status: ExitStatus,
+    /// What it wrote to its standard output, and to its standard error.
+    pub outputs: [Kept; 2],
+}
+
+/// One of the outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Output {
+    /// Standard output, or both as one.
+    Output = 0,
+    /// Standard error.
+    Errors = 1,
+}
+
+/// What is kept of an output.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Its beginning.
+    pub bytes: Vec<u8>,
+    /// There was more.
+    pub truncated: bool,
+}
+
+struct Process {
+    serial: u64,
+    outputs: [Kept; 2],
+    status: Option<ExitStatus>,
+}
+
+impl Process {
+    fn size(&self) -> usize {
+        self.outputs.iter().map(|kept| kept.bytes.len()).sum()
+    }
+}
+
+/// All programs that somebody may ask about.
+#[derive(Default)]
+pub(super) struct Table {
+    processes: HashMap<u32, Process>,
+    /// Those that have finished, the oldest first, with when.
+    finished: VecDeque<(Instant, u32)>,
+    /// Bytes of all outputs.
+    kept: usize,
+    serial: u64,
+}
+
+impl Table {
+    /// A program was started. A result that was left under the same process id is gone.
+    pub fn begin(&mut self, pid: u32) -> u64 {
+        self.forget(pid);
+        self.serial += 1;
+        let process = Process { serial: self.serial, outputs: Default::default(), status: None };
+        self.processes.insert(pid, process);
+        self.serial
+    }
+
+    /// A program has written something.
+    pub fn append(&mut self, pid: u32, serial: u64, which: Output, bytes: &[u8]) {
+        let running = |process: &&mut Process| process.serial == serial && process.status.is_none();
+        let Some(process) = self.processes.get_mut(&pid).filter(running) else { return };
+        let wanted = bytes.len().min(MAX_OUTPUT - process.outputs[which as usize].bytes.len());
+        while self.kept + wanted > MAX_KEPT && self.forget_oldest() {}
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let kept = &mut process.outputs[which as usize];
+        // What is cut off stays so: there is no gap in what is kept.
+        let taken = if kept.truncated { 0 } else { wanted.min(MAX_KEPT - self.kept) };
+        let more = (kept.bytes.len() + taken).saturating_sub(kept.bytes.capacity());
+        if more > 0 {
+            let grown = (kept.bytes.len() * 2).clamp(kept.bytes.len() + taken, MAX_OUTPUT);
+            kept.bytes.reserve_exact(grown - kept.bytes.len());
+        }
+        kept.bytes.extend_from_slice(&bytes[..taken]);
+        kept.truncated |= taken < bytes.len();
+        self.kept += taken;
+    }
+
+    /// A program has ended.
+    pub fn finish(&mut self, pid: u32, serial: u64, status: ExitStatus, now: Instant) {
+        let Some(process) = self.processes.get_mut(&pid).filter(|process| process.serial == serial) else {
+            return;
+        };
+        process.status = Some(status);
+        process.outputs.iter_mut().for_each(|kept| kept.bytes.shrink_to_fit());
+        self.finished.push_back((now, pid));
+        while self.finished.len() > MAX_FINISHED && self.forget_oldest() {}
+    }
+
+    /// How a program does; one that has finished is forgotten.
+    pub fn take(&mut self, pid: u32) -> Option<State> {
+        match self.processes.get(&pid)?.status {
+            None => Some(State::Running),
+            Some(status) => {
+                let outputs = self.forget(pid)?.outputs;
+                Some(State::Finished(Ended { status, outputs }))
+            }
+        }
+    }
+
+    /// Forgets what is too old, and says when there will be more of it.
+    pub fn expire(&mut self, now: Instant) -> Option<Instant> {
+        loop {
+            let ends = self.finished.front()?.0 + KEPT_FOR;
+            if ends > now {
+                return Some(ends);
+            }
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) -> bool {
+        self.finished.front().map(|(_, pid)| *pid).and_then(|pid| self.forget(pid)).is_some()
+    }
+
+    fn forget(&mut self, pid: u32) -> Option<Process> {
+        let process = self.processes.remove(&pid)?;
+        self.kept -= process.size();
+        if let Some(place) = self.finished.iter().position(|(_, finished)| *finished == pid) {
+            self.finished.remove(place);
+        }
+        Some(process)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(state: Option<State>) -> Kept {
+        match state {
+            Some(State::Finished(Ended { outputs: [output, _], .. })) => output,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_result_is_told_once() {
+        let mut table = Table::default();
+        let serial = table.begin(7);
+        assert_eq!(table.take(7), Some(State::Running));
+        table.append(7, serial, Output::Output, b"some");
+        table.append(7, serial + 1, Output::Output, b"of another");
+        table.finish(7, serial, ExitStatus::default(), Instant::now());
+        table.append(7, serial, Output::Output, b" late");
+        assert_eq!(output(table.take(7)), Kept { bytes: b"some".to_vec(), truncated: false });
+        assert_eq!((table.take(7), table.kept, table.finished.len()), (None, 0, 0));
+    }
+
+    #[test]
+    fn old_results_go() {
+        let mut table = Table::default();
+        let now = Instant::now();
+        for pid in 0..3 {
+            let serial = table.begin(pid);
+            table.finish(pid, serial, ExitStatus::default(), now + Duration::from_secs(pid.into()));
+        }
+        assert_eq!(table.expire(now), Some(now + KEPT_FOR));
+        assert_eq!(
+            table.expire(now + KEPT_FOR + Duration::from_secs(1)),
+            Some(now + KEPT_FOR + Duration::from_secs(2))
+        );
+        assert_eq!(table.processes.len(), 1);
+        // One that is asked for leaves nothing to wait for.
+        assert!(table.take(2).is_some());
+        assert_eq!(table.expire(now), None);
+    }
+
+    #[test]
+    fn the_number_of_results_is_bounded_and_the_oldest_go_first() {
+        let mut table = Table::default();
+        for pid in 0..2000 {
+            let serial = table.begin(pid);
+            table.finish(pid, serial, ExitStatus::default(), Instant::now());
+        }
+        assert_eq!(table.processes.len(), MAX_FINISHED);
+        assert_eq!(table.take(975), None);
+        assert!(table.take(976).is_some());
+    }
+
+    #[test]
+    fn the_memory_of_outputs_is_bounded_by_program_and_over_all() {
+        let mut table = Table::default();
+        let part = vec![1; 1 << 20];
+        let fill = |table: &mut Table, pid, mebibytes, finish| {
+            let serial = table.begin(pid);
+            for _ in 0..mebibytes {
+                table.append(pid, serial, Output::Output, &part);
+            }
+            if finish {
+                table.finish(pid, serial, ExitStatus::default(), Instant::now());
+            }
+            serial
+        };
+        fill(&mut table, 1, 17, true);
+        let kept = output(table.take(1));
+        assert_eq!((kept.bytes.len(), kept.truncated), (MAX_OUTPUT, true));
+        assert!(kept.bytes.capacity() == MAX_OUTPUT);
+        // Five of 16 MiB: the oldest goes.
+        for pid in 1..=5 {
+            fill(&mut table, pid, 16, true);
+        }
+        assert_eq!((table.take(1), table.kept), (None, MAX_KEPT));
+        // Running ones take the room of finished ones, and then there is no more.
+        let serials: Vec<_> = (11..=15).map(|pid| fill(&mut table, pid, 16, false)).collect();
+        assert_eq!((table.take(2), table.take(5), table.kept), (None, None, MAX_KEPT));
+        table.finish(15, serials[4], ExitStatus::default(), Instant::now());
+        assert_eq!(output(table.take(15)), Kept { bytes: Vec::new(), truncated: true });
+    }
+}

@@ -1,0 +1,153 @@
+//! Commands that run programs.
+
+use std::borrow::Cow;
+use std::iter;
+use std::os::unix::process::ExitStatusExt as _;
+
+use futures_util::stream;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::guest::processes::{Capture, Ended, Kept, State, Task};
+use crate::qga::arguments::{Refused, Value};
+use crate::qga::base64::{Base64, encode};
+use crate::qga::call::Call;
+use crate::qga::error::Error;
+use crate::qga::reply::Reply;
+use crate::qga::table::{Class, Command, Outcome, Pending, Run};
+
+/// Bytes of output that are encoded at once; a multiple of three.
+const PART: usize = 192 * 1024;
+
+const EXEC: Command = Command { since: "2.5", class: Class::Exec, ..Command::USUAL };
+
+/// The rows of the command table.
+pub const COMMANDS: &[Command] = &[
+    Command {
+        name: "guest-exec",
+        arguments: "path, arg? (list), env? (list of NAME=VALUE, the whole environment), input-data? (base64), \
+                    capture-output? (true, false, `none`, `stdout`, `stderr`, `separated` or `merged`)",
+        returns: "pid",
+        audited: true,
+        summary: "Runs a program, looked for in the agent's PATH if its path has no `/`. The log names the program, \
+                  not its arguments.",
+        differences: "An entry of env without `=` is an error. The program gets `/` as its folder, a process group \
+                      of its own, the umask 022 and no variable that the service manager has for the agent alone. \
+                      At most 256 programs run at the same time.",
+        run: Run::Later(exec),
+        ..EXEC
+    },
+    Command {
+        name: "guest-exec-status",
+        arguments: "pid",
+        returns: "exited, exitcode?, signal?, out-data?, err-data?, out-truncated?, err-truncated?",
+        summary: "How a program of guest-exec does. One that has ended is told once, and then forgotten.",
+        differences: "The end is seen also while others hold the program's outputs open; what those write is not \
+                      kept. 16 MiB of each output are kept, 64 MiB of all; results that nobody asks for are dropped \
+                      after 10 minutes, or when 1024 newer ones wait. `out-truncated` and `err-truncated` are true \
+                      when something is missing.",
+        run: Run::Now(exec_status),
+        ..EXEC
+    },
+];
+
+/// guest-exec
+pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
+    Box::pin(async move {
+        let (path, task) = call.arguments.read(|arguments| {
+            let path = arguments.required::<String>("path")?;
+            let environment = arguments.optional::<Vec<Variable>>("env")?;
+            let task = Task {
+                program: path.clone(),
+                arguments: arguments.optional("arg")?.unwrap_or_default(),
+                environment: environment.map(|list| list.into_iter().map(|Variable(pair)| pair).collect()),
+                input: arguments.optional("input-data")?.map(|Base64(bytes)| bytes),
+                capture: arguments.optional("capture-output")?.unwrap_or_default(),
+            };
+            Ok((path, task))
+        })?;
+        call.concerns(&*path);
+        if path.is_empty() {
+            return Err(Error::argument("\"path\"", "must not be empty"));
+        }
+        let guest = &call.context.guest;
+        let limits = &call.context.policy.limits;
+        let may = limits.exec_paths.is_some().then(|| limits.clone());
+        let may = may.map(|limits| move |path: &std::path::Path| limits.exec(path));
+        let pid = guest.processes.start(&guest.root, task, may).await?;
+        #[derive(Serialize)]
+        struct Started {
+            pid: u32,
+        }
+        Reply::value(&Started { pid })
+    })
+}
+
+/// guest-exec-status
+pub fn exec_status(call: &Call<'_>) -> Outcome {
+    let pid = call.arguments.read(|arguments| arguments.required::<i64>("pid"))?;
+    match call.context.guest.processes.state(pid) {
+        None => Err(Error::argument(
+            "\"pid\"",
+            "is that of no program that guest-exec has started, or it was told",
+        )),
+        Some(State::Running) => Ok(Reply::of(&[b"{\"exited\":false}"])),
+        Some(State::Finished(ended)) => Ok(finished(ended)),
+    }
+}
+
+fn finished(ended: Ended) -> Reply {
+    let Ended { status, outputs: [output, errors] } = ended;
+    let mut begin = "{\"exited\":true".to_owned();
+    if let Some(code) = status.code() {
+        begin += &format!(",\"exitcode\":{code}");
+    }
+    if let Some(signal) = status.signal() {
+        begin += &format!(",\"signal\":{signal}");
+    }
+    let size = output.bytes.len() + errors.bytes.len();
+    let rest = member("out", output).chain(member("err", errors)).chain(iter::once(b"}".to_vec()));
+    if size <= PART {
+        Reply::of(&[begin.as_bytes(), &rest.flatten().collect::<Vec<_>>()])
+    } else {
+        Reply::in_parts(&[begin.as_bytes()], Box::pin(stream::iter(rest)))
+    }
+}
+
+/// The text of an output, piece by piece; of an empty one nothing, unless something is missing.
+fn member(name: &'static str, kept: Kept) -> impl Iterator<Item = Vec<u8>> + Send {
+    let Kept { bytes, truncated } = kept;
+    let there = !bytes.is_empty() || truncated;
+    let text = move |text: String| there.then(|| text.into_bytes()).into_iter();
+    let begin = text(format!(",\"{name}-data\":\""));
+    let end = text(format!("\",\"{name}-truncated\":{truncated}"));
+    let pieces = (0..bytes.len()).step_by(PART);
+    let pieces = pieces.map(move |start| encode(&bytes[start..bytes.len().min(start + PART)]));
+    begin.chain(pieces).chain(end)
+}
+
+/// An entry of an environment.
+struct Variable((String, String));
+
+impl Value<'_> for Variable {
+    fn read(value: &RawValue) -> Result<Self, Refused> {
+        let entry = <Cow<'_, str>>::read(value)?;
+        match entry.split_once('=') {
+            Some((name, value)) if !name.is_empty() => Ok(Self((name.to_owned(), value.to_owned()))),
+            _ => Err(Refused::expected("of the form NAME=VALUE")),
+        }
+    }
+}
+
+impl Value<'_> for Capture {
+    fn read(value: &RawValue) -> Result<Self, Refused> {
+        match value.get() {
+            "false" | "\"none\"" => Ok(Self::None),
+            "true" | "\"separated\"" => Ok(Self::Separated),
+            "\"stdout\"" => Ok(Self::Output),
+            "\"stderr\"" => Ok(Self::Errors),
+            "\"merged\"" => Ok(Self::Merged),
+            _ => Err(Refused::expected("true, false, or one of none, stdout, stderr, separated, merged")),
+        }
+    }
+}
