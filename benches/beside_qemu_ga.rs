@@ -131,11 +131,11 @@ fn throughput(agents: [&Agent; 2], size: usize, writes: bool) -> [f64; 2] {
                 json!({"execute": "guest-file-read", "arguments": {"handle": handle, "count": size}})
             };
             let request = request.to_string().into_bytes();
-            let begin = json!({"handle": handle, "offset": 0, "whence": 0});
+            let rewind = json!({"handle": handle, "offset": 0, "whence": 0});
             let mut done = 0;
             let begun = Instant::now();
             while begun.elapsed() < Duration::from_millis(300) {
-                ask(&mut client, "guest-file-seek", &begin);
+                ask(&mut client, "guest-file-seek", &rewind);
                 for _ in 0..(FILE / size).min(4) {
                     client.write_all(&request).unwrap();
                     skip_line(&mut client, &mut buffer);

@@ -53,7 +53,9 @@ impl Reply {
     pub fn of(pieces: &[&[u8]]) -> Self {
         let mut text = Vec::with_capacity(64 + pieces.iter().map(|piece| piece.len()).sum::<usize>());
         text.extend_from_slice(b"{\"return\":");
-        pieces.iter().for_each(|piece| text.extend_from_slice(piece));
+        for piece in pieces {
+            text.extend_from_slice(piece);
+        }
         Self::whole(text)
     }
 

@@ -102,7 +102,7 @@ impl How {
     }
 }
 
-/// The link that leads to what a descriptor is open for, proc_pid_fd(5).
+/// The link that leads to what a descriptor is open for, `proc_pid_fd(5)`.
 fn itself(descriptor: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }

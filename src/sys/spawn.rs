@@ -2,7 +2,7 @@
 //!
 //! A program gets a process group of its own, `/` as its folder, the usual umask, no signal blocked or ignored, no
 //! descriptor but the three, and no protection from a lack of memory that the agent may have. It is started without a
-//! copy of the agent's memory (posix_spawn(3)).
+//! copy of the agent's memory (`posix_spawn(3)`).
 
 use std::ffi::OsStr;
 use std::io;

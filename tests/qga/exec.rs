@@ -103,13 +103,9 @@ fn programs_end_as_with_qemu_ga() {
         if case["path"] == "/usr/bin/env" {
             // The same variables, in another order; of two with one name the first counts, and we pass only that.
             for status in [&mut ours, &mut theirs] {
-                let mut lines: Vec<_> = output(status, "out").map(String::from_utf8).into_iter().collect();
-                lines = lines.into_iter().map(|text| Ok(text.unwrap().replace("A=2\n", ""))).collect();
-                let mut lines: Vec<_> = lines
-                    .into_iter()
-                    .flat_map(|t| t.unwrap().lines().map(str::to_owned).collect::<Vec<_>>())
-                    .collect();
-                lines.sort();
+                let text = String::from_utf8(output(status, "out").unwrap_or_default()).unwrap();
+                let mut lines: Vec<_> = text.lines().filter(|line| *line != "A=2").collect();
+                lines.sort_unstable();
                 status["out-data"] = json!(lines);
             }
         }
@@ -265,8 +261,11 @@ fn programs_that_run_are_bounded_and_told_apart() {
     let answer = ask(&mut client, "guest-exec", &wait_for_input);
     assert!(answer["error"]["desc"].as_str().unwrap().contains("256 programs run"), "{answer}");
     for pid in &pids {
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(*pid as i32), nix::sys::signal::Signal::SIGKILL)
-            .unwrap();
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(i32::try_from(*pid).unwrap()),
+            nix::sys::signal::Signal::SIGKILL,
+        )
+        .unwrap();
     }
     for pid in pids {
         assert_eq!(wait(&mut client, pid), json!({"exited": true, "signal": 9}));
@@ -286,16 +285,15 @@ fn a_hundred_thousand_calls_leave_nothing() {
         for round in 0..calls / 200 {
             let handle =
                 ask(client, "guest-file-open", &json!({"path": path, "mode": "w+"}))["return"].clone();
-            let mut batch = String::new();
-            for place in 0..49 {
-                batch += &format!(
+            let four = |place| {
+                format!(
                     "{{\"execute\":\"guest-file-write\",\"arguments\":{{\"handle\":{handle},\"buf-b64\":\"eHh4\"}}}}\
                      {{\"execute\":\"guest-file-seek\",\"arguments\":{{\"handle\":{handle},\"offset\":{place},\"whence\":0}}}}\
                      {{\"execute\":\"guest-file-read\",\"arguments\":{{\"handle\":{handle}}}}}\
                      {{\"execute\":\"guest-ping\"}}"
-                );
-            }
-            client.send(batch.as_bytes());
+                )
+            };
+            client.send((0..49).map(four).collect::<String>().as_bytes());
             for _ in 0..196 {
                 let line = client.line();
                 assert!(line.starts_with(b"{\"return\""), "{}", String::from_utf8_lossy(&line));

@@ -1,7 +1,8 @@
 //! What the settings limit beyond the lists of commands: asked of a session in this process, with limits of its own.
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use guestlet::guest::Guest;
 use guestlet::qga::complaints::Complaints;
@@ -10,6 +11,8 @@ use guestlet::qga::session::{self, End};
 use guestlet::qga::{Context, PROTOCOL_VERSION};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::agent::PATIENCE;
 
 /// The answers to some requests.
 async fn ask(limits: Limits, requests: &[Value]) -> Vec<Value> {
@@ -31,7 +34,10 @@ async fn ask(limits: Limits, requests: &[Value]) -> Vec<Value> {
         answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     let serving = async { session::run(stream, "test", &context, End::Said).await.finish().await.unwrap() };
-    tokio::join!(asking, serving).0
+    tokio::select! {
+        (answers, ()) = async { tokio::join!(asking, serving) } => answers,
+        () = context.guest.processes.care() => unreachable!("it ends never"),
+    }
 }
 
 fn description(answer: &Value) -> &str {
@@ -69,4 +75,34 @@ async fn files_are_limited_by_where_links_lead() {
         answers[1..].iter().all(|answer| description(answer).contains("qga.files.read-only")),
         "{answers:?}"
     );
+}
+
+#[tokio::test]
+async fn programs_are_limited_by_where_links_lead_and_that_is_what_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().canonicalize().unwrap();
+    std::fs::create_dir(folder.join("allowed")).unwrap();
+    let mark = folder.join("mark");
+    for name in ["allowed/tool", "other"] {
+        let script = format!("#!/bin/sh\necho $0 >> {}\n", mark.display());
+        std::fs::write(folder.join(name), script).unwrap();
+        std::fs::set_permissions(folder.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    symlink("allowed/tool", folder.join("link-in")).unwrap();
+    symlink("../other", folder.join("allowed/link-out")).unwrap();
+    let exec = |path: PathBuf| json!({"execute": "guest-exec", "arguments": {"path": path}});
+    let limits = Limits { exec_paths: Some(vec![folder.join("allowed")]), ..Limits::default() };
+    let refused = ["other", "allowed/link-out", "allowed/../other"].map(|name| exec(folder.join(name)));
+    for answer in ask(limits.clone(), &[&refused[..], &[exec("true".into())]].concat()).await {
+        assert!(description(&answer).contains("is not among those allowed; see qga.exec.paths"), "{answer}");
+    }
+    assert!(!mark.exists());
+    let answers = ask(limits, &[exec(folder.join("link-in"))]).await;
+    assert!(answers[0]["return"]["pid"].is_i64(), "{answers:?}");
+    let expected = format!("{}\n", folder.join("allowed/tool").display());
+    let deadline = Instant::now() + PATIENCE;
+    while std::fs::read_to_string(&mark).unwrap_or_default() != expected {
+        assert!(Instant::now() < deadline, "{:?}", std::fs::read_to_string(&mark));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

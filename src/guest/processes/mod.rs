@@ -147,9 +147,9 @@ impl Processes {
             None => None,
             Some(bytes) => {
                 let size = u32::try_from(bytes.len() >> 10).map_err(|_| Error::TooMuchInput)?;
-                let room = Arc::clone(&self.input).try_acquire_many_owned(size);
-                let room = room.map_err(|_| Error::TooMuchInput)?;
-                Some((pipes.input().map_err(failed)?, bytes, room))
+                let taken = Arc::clone(&self.input).try_acquire_many_owned(size);
+                let taken = taken.map_err(|_| Error::TooMuchInput)?;
+                Some((pipes.input().map_err(failed)?, bytes, taken))
             }
         };
         let outputs = pipes.outputs(task.capture).map_err(failed)?;

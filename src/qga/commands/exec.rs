@@ -51,6 +51,11 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
+#[derive(Serialize)]
+struct Started {
+    pid: u32,
+}
+
 /// guest-exec
 pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
@@ -75,10 +80,6 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
         let may = limits.exec_paths.is_some().then(|| limits.clone());
         let may = may.map(|limits| move |path: &std::path::Path| limits.exec(path));
         let pid = guest.processes.start(&guest.root, task, may).await?;
-        #[derive(Serialize)]
-        struct Started {
-            pid: u32,
-        }
         Reply::value(&Started { pid })
     })
 }
@@ -98,13 +99,12 @@ pub fn exec_status(call: &Call<'_>) -> Outcome {
 
 fn finished(ended: Ended) -> Reply {
     let Ended { status, outputs: [output, errors] } = ended;
-    let mut begin = "{\"exited\":true".to_owned();
-    if let Some(code) = status.code() {
-        begin += &format!(",\"exitcode\":{code}");
-    }
-    if let Some(signal) = status.signal() {
-        begin += &format!(",\"signal\":{signal}");
-    }
+    let how = match (status.code(), status.signal()) {
+        (Some(code), _) => format!(",\"exitcode\":{code}"),
+        (None, Some(signal)) => format!(",\"signal\":{signal}"),
+        (None, None) => String::new(),
+    };
+    let begin = format!("{{\"exited\":true{how}");
     let size = output.bytes.len() + errors.bytes.len();
     let rest = member("out", output).chain(member("err", errors)).chain(iter::once(b"}".to_vec()));
     if size <= PART {
