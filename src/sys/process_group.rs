@@ -1,13 +1,15 @@
 //! Runs a program in a process group of its own, from threads: for work that must go on whatever the event loop does,
 //! as around a freeze.
 
-use std::io::{self, Read as _};
+use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigHandler, Signal, killpg, signal};
 use nix::unistd::Pid;
@@ -97,7 +99,7 @@ fn read_tail(output: &OwnedFd, stop: &OwnedFd, send: &Sender<String>) {
             [PollFd::new(output.as_fd(), PollFlags::POLLIN), PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
         match poll(&mut files, timeout) {
             Ok(0) => break,
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Ok(_) | Err(Errno::EINTR) => {}
             Err(_) => break,
         }
         if files[0].any() == Some(true) {
@@ -147,12 +149,27 @@ impl Guardian {
         Ok(Self { child, line })
     }
 
+    /// From now on it counts the time.
+    pub fn alert(&mut self) {
+        self.say(b"a");
+    }
+
+    /// From now on it does not.
+    pub fn calm(&mut self) {
+        self.say(b"c");
+    }
+
+    fn say(&mut self, word: &[u8; 1]) {
+        if let Some(line) = &mut self.line {
+            // It may have ended, or been ended.
+            let _ = io::Write::write_all(line, word);
+        }
+    }
+
     /// It is not needed any more.
     pub fn dismiss(mut self) {
-        if let Some(mut line) = self.line.take() {
-            // It may have ended, or been ended.
-            let _ = io::Write::write_all(&mut line, b"d");
-        }
+        self.say(b"d");
+        drop(self.line.take());
         let _ = self.child.wait();
     }
 }
@@ -180,24 +197,28 @@ pub fn stay() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits, as a guardian, for a word on standard input.
-pub fn listen(longest: std::time::Duration) -> Word {
+/// Waits, as a guardian, for a word on standard input; once it was alerted, no longer than `longest`.
+pub fn listen(longest: Duration) -> Word {
     let input = io::stdin();
-    let deadline = std::time::Instant::now() + longest;
+    let mut deadline: Option<Instant> = None;
     loop {
-        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout =
+            left.map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
         let mut files = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         match poll(&mut files, timeout) {
-            Ok(0) if deadline <= std::time::Instant::now() => return Word::Silence,
-            Ok(0) | Err(nix::errno::Errno::EINTR) => {}
+            Ok(0) if left == Some(Duration::ZERO) => return Word::Silence,
+            Ok(0) | Err(Errno::EINTR) => {}
             Err(_) => return Word::Gone,
             Ok(_) => {
                 let mut byte = [0];
-                return match input.lock().read(&mut byte) {
-                    Ok(1) => Word::Dismissed,
-                    _ => Word::Gone,
-                };
+                match nix::unistd::read(&input, &mut byte) {
+                    Ok(1) if byte == *b"a" => deadline = Some(Instant::now() + longest),
+                    Ok(1) if byte == *b"c" => deadline = None,
+                    Ok(1) => return Word::Dismissed,
+                    Err(Errno::EINTR) => {}
+                    _ => return Word::Gone,
+                }
             }
         }
     }
@@ -205,8 +226,6 @@ pub fn listen(longest: std::time::Duration) -> Word {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
 
     fn run(script: &str) -> (Group, Receiver<Ended>) {

@@ -13,6 +13,7 @@ mod disks;
 mod exec;
 mod file_systems;
 mod files;
+mod freeze;
 mod hardware;
 mod laid_out;
 mod limits;

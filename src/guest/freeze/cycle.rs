@@ -181,6 +181,9 @@ impl Cycle {
         logging::pause();
         self.frozen = (0..self.targets.len()).collect();
         self.guard();
+        if let Some(guardian) = &mut self.guardian {
+            guardian.alert();
+        }
         self.settle();
         self.keep();
     }
@@ -212,6 +215,7 @@ impl Cycle {
             self.stage(&format!("hook {}", hook.display()));
             self.marked.hooks.push(hook.clone());
             self.mark()?;
+            self.guard();
             self.tell_hook(&hook)?;
         }
         Ok(())
@@ -281,7 +285,7 @@ impl Cycle {
 
     /// Starts the process that thaws if this one is gone. Without it the service manager does.
     fn guard(&mut self) {
-        if !self.settings.guarded || self.targets.is_empty() {
+        if !self.settings.guarded || self.guardian.is_some() {
             return;
         }
         let seconds = (self.settings.deadline + GUARDIAN).as_secs().to_string();
@@ -302,6 +306,9 @@ impl Cycle {
     fn freeze_all(&mut self) -> Result<(), Stop> {
         self.deadline = Some(Instant::now() + self.settings.deadline);
         self.guest.freezer.0.restricted.store(true, Ordering::SeqCst);
+        if let Some(guardian) = &mut self.guardian {
+            guardian.alert();
+        }
         logging::pause();
         self.stage("freezing");
         let (targets, effects) = (self.targets.clone(), Arc::clone(&self.guest.effects));
@@ -419,8 +426,9 @@ impl Cycle {
             thawed = self.thaw(all);
             self.guest.freezer.0.restricted.store(false, Ordering::SeqCst);
             logging::resume();
-            if let Some(guardian) = self.guardian.take() {
-                guardian.dismiss();
+            // What it would do from here on, if the agent is gone, is to tell the hooks.
+            if let Some(guardian) = &mut self.guardian {
+                guardian.calm();
             }
             if let Some(running) = &mut self.guest.freezer.0.state().running {
                 running.until = None;
@@ -434,6 +442,9 @@ impl Cycle {
             self.problems.extend(tell_thaw(hook, self.settings.hook_deadline).err());
         }
         self.marker.remove();
+        if let Some(guardian) = self.guardian.take() {
+            guardian.dismiss();
+        }
         thawed
     }
 

@@ -1,0 +1,261 @@
+//! Freezes of real file systems by the real agent, in a small machine of namespaces and loop devices.
+
+mod lab;
+
+use std::os::fd::AsRawFd as _;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::agent::{Client, PATIENCE};
+use lab::{
+    Agent, FILE_SYSTEMS, PLACES, Writer, guardians, guestlet, inside, is_outside, make_dirty,
+    nothing_is_frozen, status,
+};
+
+const FREEZE: &str = r#"{"execute":"guest-fsfreeze-freeze"}"#;
+const THAW: &str = r#"{"execute":"guest-fsfreeze-thaw"}"#;
+
+fn description(answer: &Value) -> &str {
+    answer["error"]["desc"].as_str().unwrap_or_else(|| panic!("{answer}"))
+}
+
+/// Answers that must not wait for anything.
+#[track_caller]
+fn answers_at_once(client: &mut Client) {
+    let begun = Instant::now();
+    assert_eq!(client.call("guest-ping"), json!({}));
+    assert_eq!(client.ask(r#"{"execute":"guest-sync","arguments":{"id":7}}"#), json!({"return": 7}));
+    client.call("guest-info");
+    client.call("guest-fsfreeze-status");
+    // Four answers on a busy machine.
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn stacked_file_systems_are_frozen_and_thawed() {
+    if is_outside("stacked_file_systems_are_frozen_and_thawed") {
+        return;
+    }
+    let agent = Agent::start("");
+    let (mut client, mut other) = (agent.client(), agent.client());
+    assert_eq!(client.call("guest-fsfreeze-status"), "thawed");
+    for round in 0..3 {
+        make_dirty();
+        assert_eq!(client.call("guest-fsfreeze-freeze"), FILE_SYSTEMS, "{round}");
+        assert_eq!(client.call("guest-fsfreeze-status"), "frozen");
+        let frozen = status();
+        let order: Vec<_> =
+            frozen["file_systems"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+        let place = |name| order.iter().position(|known| *known == name).unwrap();
+        assert!(place("/inner") < place("/a") && place("/last") < place("/b"), "{order:?}");
+        assert!(frozen["seconds_left"].as_u64().unwrap() > 60, "{frozen}");
+        let mut writers = PLACES.map(Writer::to);
+        for (writer, place) in writers.iter_mut().zip(PLACES) {
+            assert!(writer.is_blocked(), "{place}");
+        }
+        answers_at_once(&mut client);
+        answers_at_once(&mut other);
+        // Nothing else may be called, by anybody.
+        for client in [&mut client, &mut other] {
+            let refused = client.ask(r#"{"execute":"guest-get-host-name"}"#);
+            assert_eq!(refused["error"]["class"], "CommandNotFound");
+            let second = client.ask(FREEZE);
+            assert_eq!(second["error"]["class"], "CommandNotFound");
+            assert!(description(&second).contains("has asked for a freeze"), "{second}");
+        }
+        let info = other.call("guest-info");
+        let commands = info["supported_commands"].as_array().unwrap().iter();
+        let enabled: Vec<_> =
+            commands.filter(|it| it["enabled"] == true).map(|it| it["name"].as_str().unwrap()).collect();
+        let always = [
+            "guest-fsfreeze-status",
+            "guest-fsfreeze-thaw",
+            "guest-info",
+            "guest-ping",
+            "guest-sync",
+            "guest-sync-delimited",
+        ];
+        assert_eq!(enabled, always);
+        assert_eq!(other.call("guest-fsfreeze-thaw"), FILE_SYSTEMS);
+        writers.into_iter().for_each(Writer::finishes);
+        assert_eq!(client.call("guest-fsfreeze-status"), "thawed");
+        assert_eq!(client.call("guest-fsfreeze-thaw"), 0);
+        assert!(client.call("guest-get-host-name").is_object());
+    }
+    assert_eq!(guardians(), [0; 0]);
+
+    // Some of them; one that another mount hides is not reached, and not taken for the other.
+    let list = |names: Value| {
+        json!({"execute": "guest-fsfreeze-freeze-list", "arguments": {"mountpoints": names}}).to_string()
+    };
+    assert_eq!(client.ask(&list(json!(["/bind", "/inner"]))), json!({"return": 2}));
+    Writer::to("/b").finishes();
+    assert!(Writer::to("/a").is_blocked());
+    assert_eq!(client.call("guest-fsfreeze-thaw"), 2);
+    let unknown = client.ask(&list(json!(["/a", "/nowhere"])));
+    assert!(description(&unknown).contains("\"/nowhere\" is no mount point"), "{unknown}");
+    let wrong = client.ask(&list(json!(["/a", 7])));
+    assert!(description(&wrong).contains("mountpoints[1]"), "{wrong}");
+    inside("mount -t tmpfs over /inner");
+    assert_eq!(client.call("guest-fsfreeze-freeze"), FILE_SYSTEMS - 1);
+    assert_eq!(client.call("guest-fsfreeze-thaw"), FILE_SYSTEMS - 1);
+    inside("umount /inner");
+    nothing_is_frozen();
+}
+
+#[test]
+fn a_freeze_ends_by_itself_and_nobody_takes_it_for_a_good_one() {
+    if is_outside("a_freeze_ends_by_itself_and_nobody_takes_it_for_a_good_one") {
+        return;
+    }
+    let agent = Agent::start("[qga.freeze]\ndeadline = 1");
+    // Whoever froze has gone.
+    agent.client().call("guest-fsfreeze-freeze");
+    let begun = Instant::now();
+    nothing_is_frozen();
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    let deadline = Instant::now() + PATIENCE;
+    while status()["spoiled"] == "" {
+        assert!(Instant::now() < deadline, "{}", status());
+    }
+    // Nor does a restart make it a good one.
+    agent.kill();
+    let agent = Agent::again();
+    let late = agent.client().ask(THAW);
+    assert!(
+        description(&late).contains("ended by itself after 1 s: the snapshot is not consistent"),
+        "{late}"
+    );
+    assert_eq!(agent.client().call("guest-fsfreeze-thaw"), 0);
+    assert_eq!(agent.client().call("guest-fsfreeze-freeze"), FILE_SYSTEMS);
+    assert_eq!(agent.client().call("guest-fsfreeze-thaw"), FILE_SYSTEMS);
+    // A person who ends it.
+    assert_eq!(agent.client().call("guest-fsfreeze-freeze"), FILE_SYSTEMS);
+    assert_eq!(guestlet(&["thaw"]), (true, format!("thawed {FILE_SYSTEMS} file systems\n")));
+    nothing_is_frozen();
+    assert!(description(&agent.client().ask(THAW)).contains("by a person in the guest"));
+}
+
+#[test]
+fn whenever_the_agent_is_killed_nothing_stays_frozen() {
+    if is_outside("whenever_the_agent_is_killed_nothing_stays_frozen") {
+        return;
+    }
+    std::fs::write("/bin/hook", "#!/bin/sh\necho $1 >> /run/told\n").unwrap();
+    inside("busybox chmod 755 /bin/hook");
+    // With the guardian alone, with what the service manager runs alone, and with the next run of the agent alone.
+    for round in 0..30_u64 {
+        std::fs::write("/run/told", "").unwrap();
+        make_dirty();
+        let agent = Agent::start("fsfreeze-hook = '/bin/hook'");
+        let mut client = agent.client();
+        client.send(FREEZE.as_bytes());
+        // From before the hooks to after the answer.
+        let restricted = round / 3 >= 8;
+        if restricted {
+            assert_eq!(client.answer(), json!({"return": FILE_SYSTEMS}));
+        } else {
+            std::thread::sleep(Duration::from_millis(round / 3 * 20));
+        }
+        let signal = |id: i32, signal| kill(Pid::from_raw(id), signal);
+        if round % 3 != 0 {
+            signal(agent.child.id().cast_signed(), Signal::SIGSTOP).unwrap();
+            // One may be on its way.
+            for _ in 0..3 {
+                for guardian in guardians() {
+                    let _ = signal(guardian, Signal::SIGKILL);
+                }
+            }
+        }
+        agent.kill();
+        if round % 3 == 1 {
+            let (success, said) = guestlet(&["thaw", "--if-crashed"]);
+            assert!(success, "{said}");
+            assert_eq!(guestlet(&["thaw", "--if-crashed"]), (true, String::new()));
+        }
+        if round % 3 == 2 {
+            let agent = Agent::again();
+            let mut client = agent.client();
+            if restricted {
+                assert_eq!(client.call("guest-fsfreeze-status"), "frozen");
+                assert_eq!(client.call("guest-fsfreeze-thaw"), FILE_SYSTEMS);
+            } else {
+                client.ask(THAW);
+            }
+            nothing_is_frozen();
+            continue;
+        }
+        nothing_is_frozen();
+        let deadline = Instant::now() + PATIENCE;
+        let told = || std::fs::read_to_string("/run/told").unwrap();
+        while told().contains("freeze") && !told().contains("thaw") {
+            assert!(Instant::now() < deadline, "the hook was not told: {}", told());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        while std::path::Path::new("/run/qga.state.isfrozen").exists() {
+            assert!(Instant::now() < deadline, "the marker is left behind");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let agent = Agent::again();
+        assert_eq!(agent.client().call("guest-fsfreeze-status"), "thawed");
+        let late = agent.client().ask(THAW);
+        if restricted {
+            assert!(description(&late).contains("the agent crashed"), "{round}: {late}");
+        }
+    }
+}
+
+#[test]
+fn the_agents_end_waits_for_the_thaw() {
+    if is_outside("the_agents_end_waits_for_the_thaw") {
+        return;
+    }
+    let mut agent = Agent::start("");
+    let mut client = agent.client();
+    assert_eq!(client.call("guest-fsfreeze-freeze"), FILE_SYSTEMS);
+    kill(Pid::from_raw(agent.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    answers_at_once(&mut client);
+    assert!(agent.child.try_wait().unwrap().is_none());
+    assert!(Writer::to("/a").is_blocked());
+    assert_eq!(client.call("guest-fsfreeze-thaw"), FILE_SYSTEMS);
+    let deadline = Instant::now() + PATIENCE;
+    while agent.child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "the agent does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    nothing_is_frozen();
+}
+
+nix::ioctl_write_int_bad!(fifreeze, 0xc004_5877);
+
+/// A freeze that cannot go on because somebody else holds the disk below.
+#[test]
+fn a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw() {
+    if is_outside("a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw") {
+        return;
+    }
+    let agent = Agent::start("");
+    let (mut client, mut other) = (agent.client(), agent.client());
+    make_dirty();
+    let below = std::fs::File::open("/a").unwrap();
+    // SAFETY: FIFREEZE takes no argument that the kernel would read.
+    unsafe { fifreeze(below.as_raw_fd(), 0) }.unwrap();
+    client.send(FREEZE.as_bytes());
+    let deadline = Instant::now() + PATIENCE;
+    while status()["stage"] != "freezing" {
+        assert!(Instant::now() < deadline, "{}", status());
+    }
+    for _ in 0..5 {
+        answers_at_once(&mut other);
+        answers_at_once(&mut client);
+    }
+    let begun = Instant::now();
+    let thawed = other.ask(THAW);
+    println!("a hanging freeze was ended within {:?}: {thawed}", begun.elapsed());
+    assert!(thawed["return"].as_u64().unwrap() >= 1, "{thawed}");
+    nothing_is_frozen();
+    assert_eq!(client.call("guest-fsfreeze-status"), "thawed");
+}
