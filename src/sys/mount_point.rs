@@ -36,7 +36,7 @@ pub fn open(mount: &Mount) -> io::Result<OwnedFd> {
     }
 }
 
-/// The number of the mount that an open file is on, proc_pid_fdinfo(5).
+/// The number of the mount that an open file is on, `proc_pid_fdinfo(5)`.
 fn mount_id(file: &OwnedFd) -> io::Result<u64> {
     let text = Root::default().read(&format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let text = String::from_utf8_lossy(&text);

@@ -134,7 +134,9 @@ impl Guardian {
     /// As execve(2) gives them.
     #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
     pub fn start(arguments: &[&std::ffi::OsStr]) -> io::Result<Self> {
+        // As it was started, whatever is at its path by now.
         let mut child = Command::new("/proc/self/exe")
+            .arg0("guestlet")
             .args(arguments)
             .env_remove("NOTIFY_SOCKET")
             .env_remove("LISTEN_FDS")
@@ -151,24 +153,24 @@ impl Guardian {
 
     /// From now on it counts the time.
     pub fn alert(&mut self) {
-        self.say(b"a");
+        self.say(b'a');
     }
 
     /// From now on it does not.
     pub fn calm(&mut self) {
-        self.say(b"c");
+        self.say(b'c');
     }
 
-    fn say(&mut self, word: &[u8; 1]) {
+    fn say(&mut self, word: u8) {
         if let Some(line) = &mut self.line {
             // It may have ended, or been ended.
-            let _ = io::Write::write_all(line, word);
+            let _ = io::Write::write_all(line, &[word]);
         }
     }
 
     /// It is not needed any more.
     pub fn dismiss(mut self) {
-        self.say(b"d");
+        self.say(b'd');
         drop(self.line.take());
         let _ = self.child.wait();
     }

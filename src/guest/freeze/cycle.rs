@@ -27,7 +27,7 @@ use crate::sys::process_group::{Ended, Group, Guardian, thread};
 const ANSWER: Duration = Duration::from_secs(20);
 /// How much later than the keeper the guardian thaws.
 const GUARDIAN: Duration = Duration::from_secs(10);
-/// The boolean by which SELinux's policy lets qemu-ga run hooks that do more than it may itself.
+/// The boolean by which the policy of `SELinux` lets qemu-ga run hooks that do more than it may itself.
 const HOOK_BOOLEAN: &str = "virt_qemu_ga_run_unconfined";
 
 pub(super) type Answer = oneshot::Sender<Result<u64, Error>>;
@@ -338,7 +338,7 @@ impl Cycle {
         loop {
             match self.next(self.deadline) {
                 Next::Message(Message::Froze(place, result)) => {
-                    failure = self.froze(place, result).or(failure)
+                    failure = self.froze(place, result).or(failure);
                 }
                 Next::Message(Message::AllTried) => {
                     self.freezing = false;
@@ -435,7 +435,9 @@ impl Cycle {
                 running.file_systems.clear();
             }
             let later = std::mem::take(&mut self.guest.freezer.0.state().after_thaw);
-            later.into_iter().for_each(|work| work());
+            for work in later {
+                work();
+            }
         }
         for hook in std::mem::take(&mut self.marked.hooks).iter().rev() {
             self.stage(&format!("hook {} thaw", hook.display()));

@@ -114,7 +114,7 @@ pub fn last_words(tail: &str) -> String {
     }
 }
 
-/// What a person does about a denial, where SELinux enforces its policy; `setting` is the boolean for it.
+/// What a person does about a denial, where `SELinux` enforces its policy; `setting` is the boolean for it.
 pub fn denial_hint(root: &Root, error: &io::Error, setting: &str) -> String {
     let denied = error.kind() == io::ErrorKind::PermissionDenied;
     if !denied || root.line("/sys/fs/selinux/enforce") != "1" {

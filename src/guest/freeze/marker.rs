@@ -152,7 +152,7 @@ impl Marker {
     }
 }
 
-/// When a process was started, proc_pid_stat(5); nothing if there is none, or only what its parent has not looked at yet.
+/// When a process was started, `proc_pid_stat(5)`; nothing if there is none, or only what its parent has not looked at yet.
 fn started(root: &Root, id: u32) -> Option<u64> {
     let stat = root.line(&format!("/proc/{id}/stat"));
     // The name, in brackets, may have any character.

@@ -1,7 +1,7 @@
 //! What is done in place of an agent that is gone while file systems are frozen: by `guestlet thaw`, which the service
 //! manager runs when the agent has ended, and by the guardian, a process that the agent starts for each freeze.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -81,6 +81,9 @@ pub fn recover(
 }
 
 /// What a marker says is, or may be, frozen, opened; and what could not be.
+///
+/// # Errors
+/// If what is mounted cannot be read.
 pub fn marked(guest: &Guest, found: &Found) -> Result<(Vec<Arc<Target>>, Vec<String>), Error> {
     match found {
         Found::Nothing => Ok((Vec::new(), Vec::new())),
@@ -103,7 +106,7 @@ pub fn marked(guest: &Guest, found: &Found) -> Result<(Vec<Arc<Target>>, Vec<Str
 ///
 /// # Errors
 /// With what went wrong, in words.
-pub fn tell_thaw(hook: &PathBuf, deadline: Duration) -> Result<(), String> {
+pub fn tell_thaw(hook: &Path, deadline: Duration) -> Result<(), String> {
     let (send, ended) = channel();
     let group = Group::start(hook, &["thaw"], move |end| drop(send.send(end)))
         .map_err(|error| format!("the hook {} cannot be used: {error}", hook.display()))?;

@@ -21,7 +21,7 @@ use crate::sys::root::Root;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Freezes that one file system may have on top of each other.
 const NESTED: u32 = 1000;
-/// The boolean by which SELinux's policy lets qemu-ga open what is mounted.
+/// The boolean by which the policy of `SELinux` lets qemu-ga open what is mounted.
 pub const OPEN_BOOLEAN: &str = "virt_qemu_ga_read_nonsecurity_files";
 
 /// A file system, opened.
@@ -36,11 +36,17 @@ pub struct Target {
 
 impl Target {
     /// Freezes it.
+    ///
+    /// # Errors
+    /// As [`Effects::freeze`].
     pub fn freeze(&self, effects: &dyn Effects) -> io::Result<()> {
         retried(|| effects.freeze(self.descriptor.as_fd()))
     }
 
     /// Thaws it until it is not frozen any more; says how often that was.
+    ///
+    /// # Errors
+    /// As [`Effects::thaw`], but for those that say that it is not frozen.
     pub fn thaw(&self, effects: &dyn Effects) -> io::Result<u32> {
         let mut times = 0;
         while times < NESTED {
@@ -154,6 +160,9 @@ fn open_one(effects: &dyn Effects, file_system: &FileSystem) -> io::Result<Targe
 
 /// Opens what a marker names, wherever it is mounted now; what is not mounted any more cannot be frozen. The second
 /// part says what could not be opened.
+///
+/// # Errors
+/// If what is mounted cannot be read.
 pub fn open_marked(
     root: &Root,
     effects: &dyn Effects,

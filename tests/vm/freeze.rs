@@ -1,0 +1,127 @@
+//! Freezes of a whole Debian, its root and its journal with it, under systemd.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::harness::qga::QgaClient;
+use crate::harness::vm::{SOON, Vm};
+use crate::harness::wait_for;
+use crate::real;
+
+fn main_process(vm: &Vm) -> String {
+    vm.run("systemctl show --value --property MainPID guestlet").unwrap().trim().to_owned()
+}
+
+/// Begins to write to the root file system, in the background.
+fn write(vm: &Vm, name: &str) {
+    vm.run(&format!(
+        "(echo data > /root/{name} && sync /root/{name} && touch /run/{name}) > /dev/null 2>&1 &"
+    ))
+    .unwrap();
+}
+
+fn is_written(vm: &Vm, name: &str) -> bool {
+    vm.run(&format!("test -e /run/{name}")).is_ok()
+}
+
+fn wait_written(vm: &Vm, name: &str) {
+    wait_for(&format!("end of the write of {name}"), SOON, || is_written(vm, name).then_some(())).unwrap();
+}
+
+/// Freezes, and makes sure that it is so.
+fn freeze(vm: &Vm, client: &mut QgaClient, name: &str) {
+    let frozen = client.execute("guest-fsfreeze-freeze", json!({})).unwrap();
+    assert!(frozen.as_u64().unwrap() >= 1, "{frozen}");
+    write(vm, name);
+    // The journal has something to write, too.
+    vm.run("logger a line that cannot be written now").unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!is_written(vm, name), "the root is not frozen");
+}
+
+fn status(vm: &Vm) -> Value {
+    serde_json::from_str(&vm.run("guestlet status -o json").unwrap()).unwrap()
+}
+
+fn set_deadline(vm: &Vm, seconds: u32) {
+    vm.write("/etc/guestlet/agent.d/freeze.toml", format!("[qga.freeze]\ndeadline = {seconds}\n").as_bytes())
+        .unwrap();
+    vm.run("systemctl restart guestlet").unwrap();
+}
+
+#[test]
+fn a_whole_guest_is_frozen_and_thawed_while_its_agent_answers() {
+    let vm = real("frozen");
+    let mut client = vm.qga().unwrap();
+    for round in ["one", "two"] {
+        freeze(&vm, &mut client, round);
+        let begun = Instant::now();
+        for _ in 0..20 {
+            client.execute("guest-ping", json!({})).unwrap();
+        }
+        println!("20 pings of a frozen guest: {:?}", begun.elapsed());
+        assert_eq!(client.execute("guest-fsfreeze-status", json!({})).unwrap(), "frozen");
+        let refused = client.execute("guest-get-host-name", json!({})).unwrap_err().to_string();
+        assert!(refused.contains("CommandNotFound"), "{refused}");
+        assert_eq!(status(&vm)["freeze"]["stage"], "frozen");
+        assert!(client.execute("guest-fsfreeze-thaw", json!({})).unwrap().as_u64().unwrap() >= 1);
+        wait_written(&vm, round);
+    }
+
+    // Nobody thaws: it ends by itself, and the thaw that comes late is told.
+    set_deadline(&vm, 8);
+    let mut client = vm.qga().unwrap();
+    freeze(&vm, &mut client, "deadline");
+    wait_written(&vm, "deadline");
+    let late = client.execute("guest-fsfreeze-thaw", json!({})).unwrap_err().to_string();
+    assert!(late.contains("ended by itself after 8 s"), "{late}");
+    assert_eq!(client.execute("guest-fsfreeze-thaw", json!({})).unwrap(), 0);
+}
+
+#[test]
+fn an_agent_that_is_killed_or_restarted_leaves_nothing_frozen() {
+    let vm = real("killed");
+    // With its guardian, and both at once: then it is the service manager who thaws.
+    for (name, others) in [("guarded", ""), ("unguarded", "$(pgrep -f '[t]haw --guard')")] {
+        let mut client = vm.qga().unwrap();
+        freeze(&vm, &mut client, name);
+        let before = main_process(&vm);
+        let begun = Instant::now();
+        vm.run(&format!("kill -9 {others} {before}")).unwrap();
+        wait_written(&vm, name);
+        println!("{name}: written {:?} after the kill", begun.elapsed());
+        wait_for("another agent", SOON, || {
+            let now = main_process(&vm);
+            (now != before && now != "0").then_some(())
+        })
+        .unwrap();
+        let mut client = vm.qga().unwrap();
+        assert_eq!(client.execute("guest-fsfreeze-status", json!({})).unwrap(), "thawed");
+        let late = client.execute("guest-fsfreeze-thaw", json!({})).unwrap_err().to_string();
+        assert!(late.contains("the agent crashed"), "{late}");
+        assert_eq!(client.execute("guest-fsfreeze-thaw", json!({})).unwrap(), 0);
+    }
+
+    // A restart waits for the thaw.
+    let mut client = vm.qga().unwrap();
+    freeze(&vm, &mut client, "restart");
+    let before = main_process(&vm);
+    vm.run("systemctl restart --no-block guestlet").unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(main_process(&vm), before, "the agent did not wait");
+    client.execute("guest-ping", json!({})).unwrap();
+    assert!(client.execute("guest-fsfreeze-thaw", json!({})).unwrap().as_u64().unwrap() >= 1);
+    wait_written(&vm, "restart");
+    wait_for("another agent", SOON, || (main_process(&vm) != before).then_some(())).unwrap();
+
+    // Or for the deadline.
+    set_deadline(&vm, 8);
+    let mut client = vm.qga().unwrap();
+    freeze(&vm, &mut client, "stop");
+    vm.run("systemctl stop --no-block guestlet").unwrap();
+    wait_written(&vm, "stop");
+    vm.run("systemctl start guestlet").unwrap();
+    let late = vm.qga().unwrap().execute("guest-fsfreeze-thaw", json!({})).unwrap_err().to_string();
+    assert!(late.contains("ended by itself"), "{late}");
+}
