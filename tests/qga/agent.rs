@@ -105,7 +105,7 @@ impl Agent {
         self.status("VmHWM:")
     }
 
-    /// A line of proc_pid_status(5), in KiB.
+    /// A line of `proc_pid_status(5)`, in KiB.
     pub fn status(&self, key: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let value = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();

@@ -16,12 +16,14 @@ fn ask(client: &mut Client, command: &str, arguments: &Value) -> Value {
 }
 
 /// What a command returns.
+#[allow(clippy::needless_pass_by_value, reason = "they are written down where they are passed")]
 fn call(client: &mut Client, command: &str, arguments: Value) -> Value {
     let answer = ask(client, command, &arguments);
     answer.get("return").unwrap_or_else(|| panic!("{command} {arguments}: {answer}")).clone()
 }
 
 /// The description of the error that a command gives.
+#[allow(clippy::needless_pass_by_value, reason = "as above")]
 fn refused(client: &mut Client, command: &str, arguments: Value) -> String {
     let answer = ask(client, command, &arguments);
     assert_eq!(answer["error"]["class"], "GenericError", "{command} {arguments}: {answer}");
