@@ -29,9 +29,23 @@ struct Agent {
 impl Agent {
     /// Starts an agent and says how long it was from exec to the first answer.
     fn start(program: &Path, ours: bool) -> (Self, Duration) {
+        Self::start_by(Command::new(program), program, ours, Duration::from_secs(10))
+    }
+
+    /// Starts an agent in a namespace of its own, which `option` of unshare(1) makes and `script` prepares, in the
+    /// agent's folder.
+    fn start_in(program: &Path, ours: bool, option: &str, script: &str) -> Self {
+        let mut command = Command::new("unshare");
+        command.args([option, "sh", "-ec", &format!("( cd ${{0%/*}}; {script} ) > /dev/null; exec \"$@\"")]);
+        Self::start_by(command, program, ours, Duration::from_secs(120)).0
+    }
+
+    fn start_by(mut command: Command, program: &Path, ours: bool, limit: Duration) -> (Self, Duration) {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("qga.sock");
-        let mut command = Command::new(program);
+        if command.get_program() != program {
+            command.arg(&socket).arg(program);
+        }
         command.args(["-m", "unix-listen", "-p"]).arg(&socket).arg("-t").arg(folder.path());
         if ours {
             let settings = folder.path().join("agent.toml");
@@ -50,7 +64,7 @@ impl Agent {
             if let Ok(stream) = UnixStream::connect(&socket) {
                 break stream;
             }
-            assert!(begun.elapsed() < Duration::from_secs(10), "{} does not start", program.display());
+            assert!(begun.elapsed() < limit, "{} does not start", program.display());
             std::thread::yield_now();
         };
         call(&mut client, PING);
@@ -78,6 +92,9 @@ impl Drop for Agent {
 
 const PING: &[u8] = b"{\"execute\":\"guest-ping\"}\n";
 const INTERFACES: &[u8] = b"{\"execute\":\"guest-network-get-interfaces\"}\n";
+const DISKS: &[u8] = b"{\"execute\":\"guest-get-disks\"}\n";
+const DISKSTATS: &[u8] = b"{\"execute\":\"guest-get-diskstats\"}\n";
+const FSINFO: &[u8] = b"{\"execute\":\"guest-get-fsinfo\"}\n";
 const OSINFO: &[u8] = b"{\"execute\":\"guest-get-osinfo\"}\n";
 
 fn call(client: &mut UnixStream, request: &[u8]) {
@@ -184,6 +201,12 @@ fn exec(agents: [&Agent; 2]) -> [f64; 2] {
     }
     turns.map(median)
 }
+/// In a mount namespace.
+const MANY_MOUNTS: &str = "mkdir mounts; mount -t tmpfs tmpfs mounts; cd mounts; truncate -s 8M disk; mkfs.ext4 -q disk; \
+    mkdir origin; mount -o loop disk origin; for number in $(seq 999); do mkdir $number; \
+    echo $PWD/origin $PWD/$number none bind 0 0; done > table; mount -a -T table";
+/// In a network namespace.
+const MANY_INTERFACES: &str = "for number in $(seq 1000); do echo link add one$number type veth peer name two$number; done | ip -batch -";
 
 fn percentile(sorted: &[Duration], percent: usize) -> f64 {
     sorted[(sorted.len() - 1) * percent / 100].as_secs_f64() * 1e6
@@ -224,14 +247,14 @@ fn main() {
         println!("QEMU_GA must name Debian's qemu-ga to compare with; run `make bench`.");
         return;
     };
-    let ours = PathBuf::from(env!("CARGO_BIN_EXE_guestlet"));
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_guestlet"));
     println!("{:<44} {:>10} {:>10} {:<8} {:>6}", "", "guestlet", "qemu-ga", "", "ratio");
 
     // `cargo bench --bench beside_qemu_ga -- files` measures that part only.
     let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let part = |name| only.as_deref().is_none_or(|only| only == name);
     if part("files") || part("exec") {
-        let (our, _) = Agent::start(&ours, true);
+        let (our, _) = Agent::start(&program, true);
         let (their, _) = Agent::start(&qemu_ga, false);
         if part("files") {
             let [our_peak, our_grown] = memory_of_a_large_read(&our);
@@ -258,22 +281,34 @@ fn main() {
 
     let mut starts = [vec![], vec![]];
     for _ in 0..40 {
-        starts[0].push(Agent::start(&ours, true).1.as_secs_f64() * 1e3);
+        starts[0].push(Agent::start(&program, true).1.as_secs_f64() * 1e3);
         starts[1].push(Agent::start(&qemu_ga, false).1.as_secs_f64() * 1e3);
     }
     let [our_start, their_start] = starts.map(median);
     row("exec to the first answer, median", our_start, their_start, "ms");
 
-    let (ours, _) = Agent::start(&ours, true);
+    let (ours, _) = Agent::start(&program, true);
     let (theirs, _) = Agent::start(&qemu_ga, false);
     for (name, request, calls) in [
         ("guest-ping", PING, CALLS),
         ("guest-get-osinfo", OSINFO, CALLS / 5),
         ("guest-network-get-interfaces", INTERFACES, CALLS / 5),
+        ("guest-get-fsinfo", FSINFO, CALLS / 5),
+        ("guest-get-disks", DISKS, CALLS / 5),
+        ("guest-get-diskstats", DISKSTATS, CALLS / 5),
     ] {
         let [[our_p50, our_p99], [their_p50, their_p99]] = latencies([&ours, &theirs], request, calls);
         row(&format!("{name} p50"), our_p50, their_p50, "µs");
         row(&format!("{name} p99"), our_p99, their_p99, "µs");
+    }
+    for (name, option, script, request, calls) in [
+        ("guest-get-fsinfo, 1,000 mounts", "--mount", MANY_MOUNTS, FSINFO, 20),
+        ("guest-network-get-interfaces, 2,000", "--net", MANY_INTERFACES, INTERFACES, 3),
+    ] {
+        let agents = [(&program, true), (&qemu_ga, false)];
+        let [ours, theirs] = agents.map(|(program, ours)| Agent::start_in(program, ours, option, script));
+        let [[ours, _], [theirs, _]] = latencies([&ours, &theirs], request, calls);
+        row(&format!("{name}, p50"), ours / 1e3, theirs / 1e3, "ms");
     }
     let kib = |agent: &Agent, key| agent.number("status", key) as f64;
     row("resident memory after that", kib(&ours, "VmRSS:"), kib(&theirs, "VmRSS:"), "KiB");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::guest::Guest;
-use crate::guest::disks::{Device, Finder, Unreadable};
+use crate::guest::disks::{Device, Error, Finder, Wait};
 use crate::sys::block::Number;
 use crate::sys::effects::Trimmed;
 use crate::sys::mountinfo::{Mount, MountList};
@@ -32,19 +32,68 @@ pub struct FileSystem {
     pub usage: Option<Usage>,
 }
 
-/// The mounts of file systems that are on disks, the last mounted first. Blocks while disks are asked.
+/// The mounts of file systems that are on disks, the last mounted first.
 ///
 /// # Errors
-/// If the kernel's list of mounts cannot be read.
-pub fn list(guest: &Guest) -> Result<Vec<FileSystem>, Unreadable> {
-    let mut finder = Finder::new(guest);
-    let file_system = |(mount, number): (Mount, Number)| FileSystem {
-        device: finder.find(number),
-        usage: usage(&guest.root.path(&mount.mount_point)).ok(),
-        mount_point: mount.mount_point,
-        kind: mount.kind,
+/// If the kernel's list of mounts cannot be read, or if it must be [waited](Wait).
+pub fn list(guest: &Guest, wait: Wait) -> Result<Vec<FileSystem>, Error> {
+    let all = mounts(&guest.root)?;
+    let slow = slow_places(&all);
+    let chosen: Vec<_> = all.iter().filter_map(|mount| Some((mount, number(&guest.root, mount)?))).collect();
+    if wait == Wait::Cannot && (chosen.len() > MANY || chosen.iter().any(|(mount, _)| may_wait(mount, &slow)))
+    {
+        return Err(Error::MustWait);
+    }
+    let mut finder = Finder::new(guest, wait);
+    let file_system = |(mount, number): (&Mount, Number)| {
+        Ok(FileSystem {
+            device: finder.find(number)?,
+            usage: usage(&guest.root.path(&mount.mount_point)).ok(),
+            mount_point: mount.mount_point.clone(),
+            kind: mount.kind.clone(),
+        })
     };
-    Ok(mounts(&guest.root)?.into_iter().rev().map(file_system).collect())
+    chosen.into_iter().rev().map(file_system).collect()
+}
+
+/// File systems that answer out of memory how full they are.
+const QUICK: &[&str] = &[
+    "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "iso9660", "ntfs3", "squashfs", "udf", "vfat",
+    "xfs",
+];
+
+/// Others that a path leads through without waiting for anything.
+const IN_MEMORY: &[&str] = &[
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "devpts",
+    "devtmpfs",
+    "hugetlbfs",
+    "mqueue",
+    "proc",
+    "ramfs",
+    "rootfs",
+    "sysfs",
+    "tmpfs",
+];
+
+/// So many mounts that they are not listed in passing: more than 1 ms of work.
+const MANY: usize = 64;
+
+/// Mount points of network file systems, of programs' own and of whatever is not known.
+fn slow_places(mounts: &[Mount]) -> Vec<&str> {
+    let slow = |mount: &&Mount| {
+        let kind = mount.kind.as_str();
+        !QUICK.contains(&kind) && !IN_MEMORY.contains(&kind)
+    };
+    mounts.iter().filter(slow).map(|mount| mount.mount_point.as_str()).collect()
+}
+
+/// Whether it may have to be waited for how full a file system is: for itself, or for those on the way to it.
+fn may_wait(mount: &Mount, slow: &[&str]) -> bool {
+    let place = Path::new(&mount.mount_point);
+    !QUICK.contains(&mount.kind.as_str()) || slow.iter().any(|slow| place.starts_with(slow))
 }
 
 /// What became of a file system that was to be trimmed.
@@ -72,10 +121,11 @@ pub enum NotTrimmed {
 ///
 /// # Errors
 /// If the kernel's list of mounts cannot be read.
-pub fn trim(guest: &Guest, minimum: u64) -> Result<Vec<Trim>, Unreadable> {
+pub fn trim(guest: &Guest, minimum: u64) -> Result<Vec<Trim>, Error> {
     let mut done: HashMap<Number, Result<Trimmed, NotTrimmed>> = HashMap::new();
     let mut trims = Vec::new();
-    for (mount, number) in mounts(&guest.root)? {
+    for mount in mounts(&guest.root)? {
+        let Some(number) = number(&guest.root, &mount) else { continue };
         let outcome = match done.get(&number) {
             Some(outcome) => outcome.clone().map(|trimmed| Trimmed { bytes: 0, ..trimmed }),
             None => {
@@ -100,14 +150,13 @@ fn why_not(error: io::Error) -> NotTrimmed {
     }
 }
 
-/// The mounts of what is on disks, in the kernel's order, with the number of the device.
-fn mounts(root: &Root) -> Result<Vec<(Mount, Number)>, Unreadable> {
+/// All mounts, in the kernel's order.
+fn mounts(root: &Root) -> Result<Vec<Mount>, Error> {
     let mounts = MountList::open(root).and_then(|list| list.read());
-    let mounts = mounts.map_err(|source| Unreadable { path: MOUNTS, source })?;
-    Ok(mounts.into_iter().filter_map(|mount| number(root, &mount).map(|number| (mount, number))).collect())
+    mounts.map_err(|source| Error::Unreadable { path: MOUNTS, source })
 }
 
-/// The number of the block device that a mount is of. btrfs may be on several, and tells none: it is the one that
+/// The number of the block device that a mount is of; none if it is of nothing that is on disks. btrfs may be on several, and tells none: it is the one that
 /// was named when it was mounted.
 fn number(root: &Root, mount: &Mount) -> Option<Number> {
     use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -124,4 +173,28 @@ fn number(root: &Root, mount: &Mount) -> Option<Number> {
         Some((nix::sys::stat::major(number).try_into().ok()?, nix::sys::stat::minor(number).try_into().ok()?))
     };
     file.file_type().is_block_device().then(number).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::mountinfo;
+
+    #[test]
+    fn what_is_behind_something_slow_is_waited_for() {
+        let mounts = mountinfo::parse(
+            b"27 1 254:1 / / rw - ext4 /dev/vda1 rw\n28 27 0:25 / /run rw - tmpfs tmpfs rw\n\
+            29 27 0:60 / /mnt/nfs rw - nfs4 server:/ rw\n30 29 8:1 / /mnt/nfs/a rw - xfs /dev/sda1 rw\n\
+            31 27 8:2 / /mnt/nfs2 rw - xfs /dev/sda2 rw\n32 27 0:61 / /boot rw - autofs systemd-1 rw\n\
+            33 32 8:3 / /boot rw - vfat /dev/sda3 rw\n34 27 8:4 / /windows rw - fuseblk /dev/sda4 rw\n\
+            35 28 8:5 / /run/a rw - ext4 /dev/sda5 rw\n",
+        );
+        let slow = slow_places(&mounts);
+        let waited: Vec<_> = mounts
+            .iter()
+            .filter(|mount| mount.device.0 != 0 && may_wait(mount, &slow))
+            .map(|mount| mount.mount_point.as_str())
+            .collect();
+        assert_eq!(waited, ["/mnt/nfs/a", "/boot", "/windows"]);
+    }
 }

@@ -143,7 +143,7 @@ macro_rules! from_verbs {
 
 from_verbs!(
     clock::Error,
-    disks::Unreadable,
+    disks::Error,
     freeze::Error,
     power::Error,
     processes::Error,

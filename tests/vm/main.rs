@@ -2,10 +2,11 @@
 //! `GUESTLET_BIN_DIR` and `GUESTLET_DEB` name.
 //!
 //! Each file owns one subject: [`qga`] the channel on virtio-serial, [`sessions`] the host half and its
-//! sessions (both with fast guests), [`channel`] what happens to both channels and to events when the guest is
-//! paused, moved, saved or its clock set, [`freeze`] freezes of a whole guest, [`service`] the installed package under
-//! systemd, [`stand_in`] the agent under the name of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh
-//! does through the agent, [`qapi`] what an independent client of it reads (with real guests).
+//! sessions (both with fast guests), [`accounts`] users, clocks and processors, [`channel`] what happens to both channels
+//! and to events when the guest is paused, moved, saved or its clock set, [`freeze`] freezes of a whole guest,
+//! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`stand_in`] the agent
+//! under the name of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`]
+//! what an independent client of it reads (with real guests).
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program")]
 
@@ -14,6 +15,7 @@
 mod harness;
 
 mod channel;
+mod disks;
 mod freeze;
 mod libvirt;
 mod qapi;

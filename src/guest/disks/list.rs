@@ -4,10 +4,13 @@ use std::collections::{HashMap, HashSet};
 
 use crate::guest::Guest;
 use crate::guest::disks::location::Bus;
-use crate::guest::disks::{Disk, Unreadable, disk};
+use crate::guest::disks::{Disk, Error, Wait, disk};
 use crate::sys::block::{self, Number, Sized};
 use crate::sys::error_chain;
 use crate::sys::nvme::{self, Health};
+
+/// So many disks that the list is not made in passing: more than 1 ms of work.
+const MANY: usize = 64;
 
 /// A disk or a partition of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,11 +39,14 @@ impl Listed {
 /// the partitions before their disk.
 ///
 /// # Errors
-/// If the kernel has no list of disks.
-pub fn list(guest: &Guest) -> Result<Vec<Listed>, Unreadable> {
+/// If the kernel has no list of disks, or if it must be [waited](Wait).
+pub fn list(guest: &Guest, wait: Wait) -> Result<Vec<Listed>, Error> {
     const PATH: &str = "/sys/block";
     let root = &guest.root;
-    let disks = block::disks(root).map_err(|source| Unreadable { path: PATH, source })?;
+    let disks = block::disks(root).map_err(|source| Error::Unreadable { path: PATH, source })?;
+    if wait == Wait::Cannot && disks.len() > MANY {
+        return Err(Error::MustWait);
+    }
     let partitions = root.read("/proc/partitions").ok();
     let known = partitions
         .as_deref()
@@ -56,7 +62,7 @@ pub fn list(guest: &Guest) -> Result<Vec<Listed>, Unreadable> {
             || (partitions.is_none() || !block::is_virtual(&place))
                 && !matches!(root.line(&format!("{place}/size")).as_str(), "" | "0");
         if has_size {
-            list.push(whole(guest, name, &place, number));
+            list.push(whole(guest, name, &place, number, wait)?);
             let partition = |partition: &String| Listed {
                 partition: true,
                 parts: Some(vec![block::file(name)]),
@@ -69,26 +75,31 @@ pub fn list(guest: &Guest) -> Result<Vec<Listed>, Unreadable> {
     Ok(list)
 }
 
-fn whole(guest: &Guest, name: &str, place: &str, number: Option<Number>) -> Listed {
+fn whole(
+    guest: &Guest,
+    name: &str,
+    place: &str,
+    number: Option<Number>,
+    wait: Wait,
+) -> Result<Listed, Error> {
     let root = &guest.root;
     let file = block::file(name);
     if !block::is_virtual(place) {
-        let disk = disk(guest, place, number);
-        let is_nvme = disk.location.kind == Bus::Nvme;
-        return Listed {
-            // It is made of itself.
-            parts: Some(Vec::new()),
-            health: is_nvme.then(|| health(guest, &file)).flatten(),
-            disk: Some(disk),
-            ..Listed::named(file)
+        let disk = disk(guest, place, number, wait)?;
+        let health = match (disk.location.kind, wait) {
+            (Bus::Nvme, Wait::Cannot) => return Err(Error::MustWait),
+            (Bus::Nvme, Wait::Can) => health(guest, &file),
+            _ => None,
         };
+        // It is made of itself only.
+        return Ok(Listed { parts: Some(Vec::new()), disk: Some(disk), health, ..Listed::named(file) });
     }
     let parts = block::parts(root, place)
         .ok()
         .flatten()
         .map(|parts| parts.iter().rev().map(|part| block::file(block::name(part))).collect());
     let alias = name.starts_with("dm-").then(|| root.line(&format!("{place}/dm/name")));
-    Listed { parts, alias: alias.filter(|alias| !alias.is_empty()), ..Listed::named(file) }
+    Ok(Listed { parts, alias: alias.filter(|alias| !alias.is_empty()), ..Listed::named(file) })
 }
 
 fn health(guest: &Guest, file: &str) -> Option<Health> {

@@ -23,14 +23,29 @@ use location::Location;
 /// How deep devices may be stacked; deeper ones are left out.
 const MAX_DEPTH: usize = 16;
 
-/// A list of the kernel's is missing.
+/// Whether who asks can wait for disks to answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// It blocks nobody else.
+    Can,
+    /// It is told [`Error::MustWait`] instead. What the kernel knows by itself is told at once.
+    Cannot,
+}
+
+/// Why nothing is told.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read {path}")]
-pub struct Unreadable {
-    /// Where it should be.
-    pub path: &'static str,
-    /// Why not.
-    pub source: io::Error,
+pub enum Error {
+    /// A list of the kernel's is missing.
+    #[error("cannot read {path}")]
+    Unreadable {
+        /// Where it should be.
+        path: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A disk has to be asked, or there is much to look up, and who asks [cannot](Wait::Cannot) wait.
+    #[error("this has to be waited for")]
+    MustWait,
 }
 
 /// A disk, or a partition of one, as a host knows it.
@@ -57,38 +72,53 @@ pub struct Device {
 #[derive(Debug)]
 pub struct Finder<'a> {
     guest: &'a Guest,
+    wait: Wait,
     found: HashMap<Number, Arc<Device>>,
 }
 
 impl<'a> Finder<'a> {
     /// Nothing is known yet.
-    pub fn new(guest: &'a Guest) -> Self {
-        Self { guest, found: HashMap::new() }
+    pub fn new(guest: &'a Guest, wait: Wait) -> Self {
+        Self { guest, wait, found: HashMap::new() }
     }
 
     /// The device with this number.
-    pub fn find(&mut self, number: Number) -> Arc<Device> {
-        let guest = self.guest;
-        Arc::clone(self.found.entry(number).or_insert_with(|| Arc::new(device(guest, number))))
+    ///
+    /// # Errors
+    /// [`Error::MustWait`] only.
+    pub fn find(&mut self, number: Number) -> Result<Arc<Device>, Error> {
+        if let Some(device) = self.found.get(&number) {
+            return Ok(Arc::clone(device));
+        }
+        let device = Arc::new(device(self.guest, number, self.wait)?);
+        self.found.insert(number, Arc::clone(&device));
+        Ok(device)
     }
 }
 
-fn device(guest: &Guest, number: Number) -> Device {
+fn device(guest: &Guest, number: Number, wait: Wait) -> Result<Device, Error> {
     let Ok(place) = block::place(&guest.root, number) else {
         let (major, minor) = number;
-        return Device { name: format!("{major}:{minor}"), disks: Vec::new() };
+        return Ok(Device { name: format!("{major}:{minor}"), disks: Vec::new() });
     };
     let mut disks = Vec::new();
-    collect(guest, &place, Some(number), MAX_DEPTH, &mut disks);
+    collect(guest, &place, Some(number), wait, MAX_DEPTH, &mut disks)?;
     disks.reverse();
-    Device { name: block::name(&place).to_owned(), disks }
+    Ok(Device { name: block::name(&place).to_owned(), disks })
 }
 
 /// The disks below a device, in the kernel's order.
-fn collect(guest: &Guest, place: &str, number: Option<Number>, depth: usize, disks: &mut Vec<Disk>) {
+fn collect(
+    guest: &Guest,
+    place: &str,
+    number: Option<Number>,
+    wait: Wait,
+    depth: usize,
+    disks: &mut Vec<Disk>,
+) -> Result<(), Error> {
     if !block::is_virtual(place) {
-        disks.push(disk(guest, place, number));
-        return;
+        disks.push(disk(guest, place, number, wait)?);
+        return Ok(());
     }
     // A partition of a virtual disk has no parts of its own: it is where the disk is.
     let parts = block::parts(&guest.root, block::whole(place)).unwrap_or_else(|error| {
@@ -97,34 +127,35 @@ fn collect(guest: &Guest, place: &str, number: Option<Number>, depth: usize, dis
     });
     if let Some(depth) = depth.checked_sub(1) {
         for part in parts.unwrap_or_default() {
-            collect(guest, &part, None, depth, disks);
+            collect(guest, &part, None, wait, depth, disks)?;
         }
     }
+    Ok(())
 }
 
 /// The disk or partition at `place`, whose number is read where it is not known.
-fn disk(guest: &Guest, place: &str, number: Option<Number>) -> Disk {
+fn disk(guest: &Guest, place: &str, number: Option<Number>, wait: Wait) -> Result<Disk, Error> {
     let root = &guest.root;
-    let hardware = block::controller(root, place);
-    Disk {
-        location: location::locate(
-            hardware.as_deref().unwrap_or(place),
-            |device| block::driver(root, device),
-            |folder, name| block::numbered(root, folder, name),
-        ),
-        serial: number
-            .or_else(|| block::number(root, place))
-            .and_then(|number| guest.serials.get(root, place, number)),
+    let controller = block::controller(root, place);
+    let serial = match number.or_else(|| block::number(root, place)) {
+        Some(number) => guest.serials.get(root, place, number, wait)?,
+        None => None,
+    };
+    let driver = |device: &str| block::driver(root, device);
+    let numbered = |folder: &str, name: &str| block::numbered(root, folder, name);
+    Ok(Disk {
+        location: location::locate(controller.as_deref().unwrap_or(place), driver, numbered),
+        serial,
         file: block::file(block::name(place)),
-    }
+    })
 }
 
 /// What every disk and partition has read and written, in the kernel's order.
 ///
 /// # Errors
 /// If the kernel keeps no such list.
-pub fn statistics(root: &Root) -> Result<Vec<Statistics>, Unreadable> {
+pub fn statistics(root: &Root) -> Result<Vec<Statistics>, Error> {
     const PATH: &str = "/proc/diskstats";
-    let file = root.read(PATH).map_err(|source| Unreadable { path: PATH, source })?;
+    let file = root.read(PATH).map_err(|source| Error::Unreadable { path: PATH, source })?;
     Ok(diskstats::parse(&String::from_utf8_lossy(&file)))
 }

@@ -4,8 +4,9 @@
 //! that is told of it. It is asked once, until there is another disk at its place.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::guest::disks::{Error, Wait};
 use crate::sys::block::{self, Number};
 use crate::sys::root::Root;
 use crate::sys::{disk_serial, udev};
@@ -24,30 +25,37 @@ struct Told {
 }
 
 impl Serials {
-    /// The serial number of the block device with this number, which is at `place`. May take as long as the disk
-    /// does.
-    pub fn get(&self, root: &Root, place: &str, number: Number) -> Option<String> {
+    /// The serial number of the block device with this number, which is at `place`.
+    ///
+    /// # Errors
+    /// [`Error::MustWait`] only.
+    pub fn get(&self, root: &Root, place: &str, number: Number, wait: Wait) -> Result<Option<String>, Error> {
         let entry = udev::block_device(root, number);
-        let told = entry.as_deref().and_then(|entry| udev::property(entry, "ID_SERIAL"));
-        told.map(str::to_owned).or_else(|| self.own(root, block::whole(place)))
+        match entry.as_deref().and_then(|entry| udev::property(entry, "ID_SERIAL")) {
+            Some(told) => Ok(Some(told.to_owned())),
+            None => self.own(root, block::whole(place), wait),
+        }
     }
 
-    fn own(&self, root: &Root, disk: &str) -> Option<String> {
-        let generation = block::generation(root, disk)?;
+    fn own(&self, root: &Root, disk: &str, wait: Wait) -> Result<Option<String>, Error> {
+        let Some(generation) = block::generation(root, disk) else { return Ok(None) };
         if let Some(told) = self.known().get(disk).filter(|told| told.generation == generation) {
-            return told.serial.clone();
+            return Ok(told.serial.clone());
         }
-        // Nobody else waits while the disk is asked.
+        if wait == Wait::Cannot {
+            return Err(Error::MustWait);
+        }
+        // Nobody else waits for the lock while the disk is asked.
         let serial = disk_serial::read(root, disk);
         let mut known = self.known();
         if known.len() >= MAX_KNOWN {
             known.clear();
         }
         known.insert(disk.to_owned(), Told { generation, serial: serial.clone() });
-        serial
+        Ok(serial)
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<String, Told>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Told>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

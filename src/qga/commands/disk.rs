@@ -2,9 +2,10 @@
 
 use serde::{Serialize, Serializer};
 
+use crate::guest::Guest;
 use crate::guest::disks::list::{Listed, list};
 use crate::guest::disks::location::{Bus, Channel, Pci};
-use crate::guest::disks::{Disk, statistics};
+use crate::guest::disks::{self, Disk, Wait, statistics};
 use crate::qga::call::Call;
 use crate::qga::error::Error;
 use crate::qga::reply::Reply;
@@ -42,12 +43,26 @@ pub(super) async fn away<T: Send + 'static>(work: impl FnOnce() -> T + Send + 's
     tokio::task::spawn_blocking(work).await.map_err(failed)
 }
 
+/// Does work that may have to wait for disks: at once where it has not, away from everything else where it has. To
+/// go away costs more than the work that is done at once.
+pub(super) async fn at_once_or_away<T: Send + 'static>(
+    guest: &Guest,
+    work: fn(&Guest, Wait) -> Result<T, disks::Error>,
+) -> Result<T, Error> {
+    match work(guest, Wait::Cannot) {
+        Err(disks::Error::MustWait) => {
+            let guest = guest.clone();
+            Ok(away(move || work(&guest, Wait::Can)).await??)
+        }
+        outcome => Ok(outcome?),
+    }
+}
+
 /// guest-get-disks
 pub fn get_disks<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         call.arguments.none()?;
-        let guest = call.context.guest.clone();
-        let disks = away(move || list(&guest)).await??;
+        let disks = at_once_or_away(&call.context.guest, list).await?;
         Reply::value(&disks.iter().map(disk).collect::<Vec<_>>())
     })
 }
