@@ -126,16 +126,16 @@ pub fn trim(guest: &Guest, minimum: u64) -> Result<Vec<Trim>, Error> {
     let mut trims = Vec::new();
     for mount in mounts(&guest.root)? {
         let Some(number) = number(&guest.root, &mount) else { continue };
-        let outcome = match done.get(&number) {
-            Some(outcome) => outcome.clone().map(|trimmed| Trimmed { bytes: 0, ..trimmed }),
-            None => {
-                let outcome = guest.effects.trim(Path::new(&mount.mount_point), minimum).map_err(why_not);
-                // Another mount may be reached where this one cannot.
-                if !matches!(outcome, Err(NotTrimmed::Failed(_))) {
-                    done.insert(number, outcome.clone());
-                }
-                outcome
+        let outcome = if let Some(outcome) = done.get(&number) {
+            outcome.clone().map(|trimmed| Trimmed { bytes: 0, ..trimmed })
+        } else {
+            let outcome = guest.effects.trim(Path::new(&mount.mount_point), minimum);
+            let outcome = outcome.map_err(|error| why_not(&error));
+            // Another mount may be reached where this one cannot.
+            if !matches!(outcome, Err(NotTrimmed::Failed(_))) {
+                done.insert(number, outcome.clone());
             }
+            outcome
         };
         trims.push(Trim { mount_point: mount.mount_point, outcome });
     }
@@ -143,7 +143,7 @@ pub fn trim(guest: &Guest, minimum: u64) -> Result<Vec<Trim>, Error> {
     Ok(trims)
 }
 
-fn why_not(error: io::Error) -> NotTrimmed {
+fn why_not(error: &io::Error) -> NotTrimmed {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EOPNOTSUPP | Errno::ENOTTY) => NotTrimmed::Unsupported,
         _ => NotTrimmed::Failed(error.to_string()),

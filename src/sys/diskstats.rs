@@ -69,30 +69,30 @@ fn line(line: &str) -> Option<Statistics> {
         *counter = value;
         count += 1;
     }
-    let transfers = |[count, merged, sectors, milliseconds]: [u64; 4]| Transfers {
-        count,
-        merged: Some(merged),
-        sectors,
-        milliseconds: Some(milliseconds),
+    let at = |place: usize| counters.get(place).copied().unwrap_or_default();
+    let transfers = |first: usize| Transfers {
+        count: at(first),
+        merged: Some(at(first + 1)),
+        sectors: at(first + 2),
+        milliseconds: Some(at(first + 3)),
     };
-    let short = |[count, sectors]: [u64; 2]| Transfers { count, sectors, ..Transfers::default() };
-    let [a, b, c, d, e, f, g, h, in_progress, milliseconds, weighted_milliseconds, rest @ ..] = counters;
-    let [i, j, k, l, flushes, flush_milliseconds] = rest;
+    let short = |first: usize| Transfers { count: at(first), sectors: at(first + 1), ..Transfers::default() };
+    let activity = Activity { in_progress: at(8), milliseconds: at(9), weighted_milliseconds: at(10) };
     Some(match count {
         11.. => Statistics {
             number,
             name,
-            reads: transfers([a, b, c, d]),
-            writes: transfers([e, f, g, h]),
-            activity: Some(Activity { in_progress, milliseconds, weighted_milliseconds }),
-            discards: (count >= 15).then(|| transfers([i, j, k, l])),
-            flushes: (count >= 17).then_some(Flushes { count: flushes, milliseconds: flush_milliseconds }),
+            reads: transfers(0),
+            writes: transfers(4),
+            activity: Some(activity),
+            discards: (count >= 15).then(|| transfers(11)),
+            flushes: (count >= 17).then(|| Flushes { count: at(15), milliseconds: at(16) }),
         },
         4 => Statistics {
             number,
             name,
-            reads: short([a, b]),
-            writes: short([c, d]),
+            reads: short(0),
+            writes: short(2),
             activity: None,
             discards: None,
             flushes: None,

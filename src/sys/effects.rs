@@ -235,7 +235,7 @@ mod ioctl {
     nix::ioctl_write_ptr!(set_hardware_clock, b'p', 0x0a, HardwareDate);
     nix::ioctl_readwrite!(nvme_admin, b'N', 0x41, NvmeCommand);
 
-    /// `struct nvme_admin_cmd` of linux/nvme_ioctl.h
+    /// `struct nvme_admin_cmd` of `linux/nvme_ioctl.h`
     #[repr(C)]
     #[derive(Default)]
     pub struct NvmeCommand {
@@ -257,16 +257,18 @@ mod ioctl {
     impl NvmeCommand {
         /// Asks for log page 02h of the whole controller, and leaves the events that it tells of as they are.
         pub fn get_health_log(log: &mut [u8; super::LOG_LENGTH]) -> Self {
+            #[allow(clippy::cast_possible_truncation, reason = "it is 512")]
+            const LENGTH: u32 = super::LOG_LENGTH as u32;
             const GET_LOG_PAGE: u8 = 0x02;
             const HEALTH: u32 = 0x02;
             const RETAIN_EVENTS: u32 = 1 << 15;
             // Number of 32-bit words less one.
-            const WORDS: u32 = (super::LOG_LENGTH as u32 / 4 - 1) << 16;
+            const WORDS: u32 = (LENGTH / 4 - 1) << 16;
             Self {
                 opcode: GET_LOG_PAGE,
                 namespace: u32::MAX,
                 address: log.as_mut_ptr() as u64,
-                data_length: super::LOG_LENGTH as u32,
+                data_length: LENGTH,
                 word_10: HEALTH | RETAIN_EVENTS | WORDS,
                 ..Self::default()
             }

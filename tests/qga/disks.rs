@@ -6,6 +6,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use guestlet::guest::Guest;
+use guestlet::guest::disks::location::Bus;
+use guestlet::guest::disks::{Wait, list};
+use guestlet::guest::file_systems;
 use guestlet::sys::root::Root;
 use serde_json::{Value, json};
 
@@ -126,4 +129,52 @@ pub fn guest(captured: &str) -> (Guest, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     lay_out(captured, folder.path());
     (Guest { root: Root::at(folder.path()), ..Guest::default() }, folder)
+}
+
+#[test]
+fn disks_and_file_systems_of_a_captured_guest() {
+    let (guest, _folder) = guest(include_str!("../fixtures/debian12-disks.tree"));
+    let disks = list::list(&guest, Wait::Can).unwrap();
+    let disk = |file: &str| {
+        disks.iter().find(|disk| disk.file == file).unwrap_or_else(|| panic!("{file}: {disks:?}"))
+    };
+    assert_eq!(disks.len(), 12, "{disks:?}");
+    for (file, kind, unit, serial) in [
+        ("/dev/sda", Bus::Scsi, [0, 0, 0], Some("programs")),
+        ("/dev/sdb", Bus::Scsi, [0, 0, 3], Some("data-one")),
+        ("/dev/sdc", Bus::Scsi, [0, 1, 2], Some("data-four")),
+        ("/dev/vda", Bus::Virtio, [0, 0, 0], None),
+        ("/dev/vdc", Bus::Virtio, [0, 0, 0], Some("data-two")),
+        ("/dev/nvme0n1", Bus::Nvme, [0, 0, 0], Some("data-three")),
+    ] {
+        let address = disk(file).disk.as_ref().unwrap();
+        let location = address.location;
+        assert_eq!((location.kind, [location.bus, location.target, location.unit]), (kind, unit), "{file}");
+        assert_eq!(address.serial.as_deref(), serial, "{file}");
+        assert!(location.pci.is_some(), "{file}");
+    }
+    let volume = disk("/dev/dm-0");
+    assert_eq!((volume.alias.as_deref(), &volume.disk), (Some("group-volume"), &None));
+    assert_eq!(volume.parts.as_ref().unwrap().len(), 2);
+    assert!(
+        disk("/dev/sdb2").partition && disk("/dev/sdb2").parts.as_deref() == Some(&["/dev/sdb".to_owned()])
+    );
+
+    // The disks have told their serial numbers by now, and nobody has to be waited for.
+    let told = file_systems::list(&guest, Wait::Cannot).unwrap();
+    let names: Vec<_> = told
+        .iter()
+        .map(|it| (it.mount_point.as_str(), it.device.name.as_str(), it.device.disks.len()))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            ("/mnt/bound", "dm-0", 2),
+            ("/mnt/three", "nvme0n1p1", 1),
+            ("/mnt/a b", "dm-0", 2),
+            ("/mnt/one", "sdb1", 1),
+            ("/p", "sda", 1),
+            ("/", "vda", 1),
+        ]
+    );
 }

@@ -191,19 +191,14 @@ fn port(place: &str, numbered: impl Fn(&str, &str) -> Vec<u32>) -> Option<u32> {
 /// Hexadecimal numbers with these characters between them.
 fn numbers<const COUNT: usize>(text: &str, between: &[char]) -> Option<[u32; COUNT]> {
     let mut found = [0; COUNT];
-    let mut rest = Some(text);
+    let mut rest = text;
     for (place, number) in found.iter_mut().enumerate() {
-        let text = rest?;
-        let digits = match between.get(place) {
-            Some(separator) => {
-                let (digits, after) = text.split_once(*separator)?;
-                rest = Some(after);
-                digits
-            }
-            None => {
-                rest = None;
-                text
-            }
+        let digits = if let Some(separator) = between.get(place) {
+            let (digits, after) = rest.split_once(*separator)?;
+            rest = after;
+            digits
+        } else {
+            rest
         };
         *number = u32::from_str_radix(digits, 16).ok()?;
     }
@@ -233,6 +228,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::too_many_lines, reason = "a table")]
     fn places_of_disks() {
         let virtio = [("02.0", "pcieport"), ("00.0", "virtio-pci"), ("04.0", "virtio-pci")];
         let ata = [("1f.2", "ahci"), ("01.1", "ata_piix"), ("07.0", "sym53c8xx")];
