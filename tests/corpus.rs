@@ -37,3 +37,66 @@ fn qmp() {
 fn parsers() {
     run("parsers", checks::parsers);
 }
+
+#[test]
+fn dispatch() {
+    run("dispatch", checks::dispatch::dispatch);
+}
+
+/// Each command, with what each argument could be.
+#[test]
+fn hostile_arguments_hurt_no_command() {
+    let names = [
+        "count",
+        "crypted",
+        "handle",
+        "id",
+        "keys",
+        "mem-blks",
+        "minimum",
+        "mode",
+        "mountpoints",
+        "password",
+        "path",
+        "reset",
+        "time",
+        "username",
+        "vcpus",
+        "verbose",
+    ];
+    let values = [
+        "-1",
+        "0",
+        "9223372036854775807",
+        "9223372036854775808",
+        "1e999",
+        "null",
+        "true",
+        "\"\"",
+        "\"..\"",
+        "\"/\"",
+        "\"a:b\"",
+        "\"\\u0000\"",
+        "\"\\n\"",
+        "\"\\ud800\"",
+        "[]",
+        "[null]",
+        "[[]]",
+        "[{}]",
+        "[{\"logical-id\":-1,\"online\":false}]",
+        "{}",
+        "[\"root\",\"\\n\"]",
+    ];
+    for command in guestlet::qga::table::COMMANDS {
+        let mut lines = format!("{0}\n{0} []\n{0} 7\n", command.name);
+        for name in names {
+            for value in values {
+                lines.push_str(&format!("{} {{\"{name}\":{value}}}\n", command.name));
+                // Beside what is right.
+                let right = "\"username\":\"root\",\"password\":\"eA==\",\"crypted\":false,\"keys\":[]";
+                lines.push_str(&format!("{} {{{right},\"x{name}\":{value}}}\n", command.name));
+            }
+        }
+        checks::dispatch::dispatch(lines.as_bytes());
+    }
+}

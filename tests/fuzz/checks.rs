@@ -1,5 +1,8 @@
 //! What must hold for any bytes from the other side: shared by the fuzz targets and the test of their corpus.
 
+#[path = "dispatch.rs"]
+pub mod dispatch;
+
 use guestlet::config::{environment_file, key_file};
 use guestlet::guest::disks::location::locate;
 use guestlet::qga::request::Request;
