@@ -1,9 +1,9 @@
 //! The whole dispatcher over a machine that is a folder and a fake: nothing that a client says makes it panic, or
 //! keeps it from answering what comes next.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -51,26 +51,11 @@ struct Machine(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    frozen: BTreeSet<PathBuf>,
     clock: Duration,
     hardware_clock: Option<Date>,
 }
 
-fn error(number: i32) -> io::Error {
-    io::Error::from_raw_os_error(number)
-}
-
 impl Effects for Machine {
-    fn freeze(&self, directory: &Path) -> io::Result<()> {
-        let new = self.0.lock().unwrap().frozen.insert(directory.to_owned());
-        if new { Ok(()) } else { Err(error(16)) }
-    }
-
-    fn thaw(&self, directory: &Path) -> io::Result<()> {
-        let was = self.0.lock().unwrap().frozen.remove(directory);
-        if was { Ok(()) } else { Err(error(22)) }
-    }
-
     fn trim(&self, _: &Path, minimum: u64) -> io::Result<Trimmed> {
         Ok(Trimmed { bytes: 0, minimum })
     }
@@ -81,7 +66,7 @@ impl Effects for Machine {
     }
 
     fn hardware_clock(&self, _: &Path) -> io::Result<Date> {
-        self.0.lock().unwrap().hardware_clock.ok_or_else(|| error(2))
+        self.0.lock().unwrap().hardware_clock.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn set_hardware_clock(&self, _: &Path, date: Date) -> io::Result<()> {

@@ -14,6 +14,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod accounts;
 mod channel;
 mod disks;
 mod freeze;
