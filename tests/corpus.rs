@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
+use std::fmt::Write as _;
+
 #[path = "fuzz/checks.rs"]
 mod checks;
 
@@ -91,10 +93,10 @@ fn hostile_arguments_hurt_no_command() {
         let mut lines = format!("{0}\n{0} []\n{0} 7\n", command.name);
         for name in names {
             for value in values {
-                lines.push_str(&format!("{} {{\"{name}\":{value}}}\n", command.name));
+                writeln!(lines, "{} {{\"{name}\":{value}}}", command.name).unwrap();
                 // Beside what is right.
                 let right = "\"username\":\"root\",\"password\":\"eA==\",\"crypted\":false,\"keys\":[]";
-                lines.push_str(&format!("{} {{{right},\"x{name}\":{value}}}\n", command.name));
+                writeln!(lines, "{} {{{right},\"x{name}\":{value}}}", command.name).unwrap();
             }
         }
         checks::dispatch::dispatch(lines.as_bytes());

@@ -131,6 +131,7 @@ mod tests {
         for (text, local) in
             [("0.0 0 0.0\n0\nUTC\n", false), ("0.0 0 0.0\n0\nLOCAL\n", true), ("LOCAL\n", false), ("", false)]
         {
+            #[allow(clippy::disallowed_methods)]
             std::fs::write(folder.path().join("etc/adjtime"), text).unwrap();
             assert_eq!(is_local(&root), local, "{text:?}");
             let time = Duration::from_secs(1_795_272_819);

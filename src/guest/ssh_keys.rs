@@ -1,4 +1,4 @@
-//! The keys by which a user may log in over SSH: ~/.ssh/authorized_keys, sshd(8).
+//! The keys by which a user may log in over SSH: `~/.ssh/authorized_keys`, sshd(8).
 //!
 //! The file is the user's own. Lines are added and taken away whole; what else is in it, comments, options, empty
 //! lines, stays as it is.

@@ -59,6 +59,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::at(folder.path());
         assert!(write(&root, "/state", "on").is_err());
+        #[allow(clippy::disallowed_methods)]
         std::fs::write(folder.path().join("state"), "offline\n").unwrap();
         write(&root, "/state", "on").unwrap();
         assert_eq!(root.line("/state"), "on");

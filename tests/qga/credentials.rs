@@ -138,24 +138,25 @@ fn what_is_no_key_or_no_user_changes_nothing() {
 
 #[test]
 fn links_and_worse_things_that_a_user_plants_lead_nowhere() {
-    let ssh = "/home/me/.ssh";
-    let plants: &[(&str, &dyn Fn(&LaidOut))] = &[
-        (".ssh is a symbolic link", &|guest| symlink(guest.path("/root"), guest.path(ssh)).unwrap()),
-        (".ssh is a symbolic link", &|guest| symlink(".", guest.path(ssh)).unwrap()),
-        (".ssh is something else", &|guest| fs::write(guest.path(ssh), "a file").unwrap()),
+    type Plant = dyn Fn(&LaidOut);
+    const SSH: &str = "/home/me/.ssh";
+    let plants: &[(&str, &Plant)] = &[
+        (".ssh is a symbolic link", &|guest| symlink(guest.path("/root"), guest.path(SSH)).unwrap()),
+        (".ssh is a symbolic link", &|guest| symlink(".", guest.path(SSH)).unwrap()),
+        (".ssh is something else", &|guest| fs::write(guest.path(SSH), "a file").unwrap()),
         ("authorized_keys is a symbolic link", &|guest| {
-            guest.write(&format!("{ssh}/x"), "");
+            guest.write(&format!("{SSH}/x"), "");
             symlink(guest.path("/root/authorized_keys"), guest.path(KEYS)).unwrap();
         }),
         ("authorized_keys is something else", &|guest| fs::create_dir_all(guest.path(KEYS)).unwrap()),
         ("authorized_keys is something else", &|guest| {
-            fs::create_dir_all(guest.path(ssh)).unwrap();
+            fs::create_dir_all(guest.path(SSH)).unwrap();
             assert!(Command::new("mkfifo").arg(guest.path(KEYS)).status().unwrap().success());
             own(guest, KEYS);
         }),
         ("Permission denied", &|guest| {
-            fs::create_dir_all(guest.path(ssh)).unwrap();
-            fs::set_permissions(guest.path(ssh), fs::Permissions::from_mode(0o700)).unwrap();
+            fs::create_dir_all(guest.path(SSH)).unwrap();
+            fs::set_permissions(guest.path(SSH), fs::Permissions::from_mode(0o700)).unwrap();
         }),
     ];
     for (said, plant) in plants {

@@ -21,11 +21,14 @@ pub const COMMANDS: &[Command] = &[Command {
 pub fn get_load(call: &Call<'_>) -> Outcome {
     #[derive(Serialize)]
     struct Load {
-        load1m: f64,
-        load5m: f64,
-        load15m: f64,
+        #[serde(rename = "load1m")]
+        one: f64,
+        #[serde(rename = "load5m")]
+        five: f64,
+        #[serde(rename = "load15m")]
+        fifteen: f64,
     }
     call.arguments.none()?;
-    let [load1m, load5m, load15m] = load::load(&call.context.guest.root)?;
-    Reply::value(&Load { load1m, load5m, load15m })
+    let [one, five, fifteen] = load::load(&call.context.guest.root)?;
+    Reply::value(&Load { one, five, fifteen })
 }

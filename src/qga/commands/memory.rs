@@ -76,7 +76,7 @@ pub fn get_memory_blocks<'a>(call: &'a Call<'a>) -> Pending<'a> {
 pub fn set_memory_blocks<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
-    struct Response {
+    struct BlockResponse {
         phys_index: u64,
         response: &'static str,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,7 +89,7 @@ pub fn set_memory_blocks<'a>(call: &'a Call<'a>) -> Pending<'a> {
             Became::Unsupported(error) => ("operation-not-supported", Some(code(&error))),
             Became::Failed(error) => ("operation-failed", Some(code(&error))),
         };
-        Response { phys_index, response, error_code }
+        BlockResponse { phys_index, response, error_code }
     };
     Box::pin(async move {
         let list = call.arguments.read(|arguments| arguments.required::<Vec<Members<'_>>>("mem-blks"))?;

@@ -66,15 +66,13 @@ pub fn get_timezone(call: &Call<'_>) -> Outcome {
 pub fn set_time<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let guest = &call.context.guest;
-        match call.arguments.read(|arguments| arguments.optional::<Moment>("time"))? {
-            Some(Moment(time)) => {
-                call.concerns(format!("{}.{:09} s", time.as_secs(), time.subsec_nanos()));
-                clock::set(guest, time).await?;
-            }
-            None => {
-                call.concerns("from the hardware clock");
-                clock::set_from_hardware(guest).await?;
-            }
+        let time = call.arguments.read(|arguments| arguments.optional::<Moment>("time"))?;
+        if let Some(Moment(time)) = time {
+            call.concerns(format!("{}.{:09} s", time.as_secs(), time.subsec_nanos()));
+            clock::set(guest, time).await?;
+        } else {
+            call.concerns("from the hardware clock");
+            clock::set_from_hardware(guest).await?;
         }
         Ok(Reply::empty())
     })
