@@ -7,6 +7,7 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use crate::guest::{Guest, accounts};
+use crate::sys::accounts::Account;
 use crate::sys::blocking;
 use crate::sys::root::Root;
 use crate::sys::user_files::Home;
@@ -54,7 +55,8 @@ pub enum Change {
 pub async fn list(guest: &Guest, user: String) -> Result<Vec<String>, Error> {
     let root = guest.root.clone();
     blocking::run(move || {
-        let file = with_home(&root, &user, |home| home.folder(FOLDER)?.read(FILE))?.unwrap_or_default();
+        let account = accounts::find(&root, &user)?;
+        let file = with_home(&root, &account, |home| home.folder(FOLDER)?.read(FILE))?.unwrap_or_default();
         let lines = String::from_utf8_lossy(&file);
         let keys = lines.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         Ok(keys.map(str::to_owned).collect())
@@ -74,8 +76,9 @@ pub async fn change(guest: &Guest, user: String, change: Change) -> Result<(), E
     };
     let root = guest.root.clone();
     blocking::run(move || {
+        let account = accounts::find(&root, &user)?;
         let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-        with_home(&root, &user, |home| {
+        with_home(&root, &account, |home| {
             let mut folder = home.folder(FOLDER)?;
             let before = folder.read(FILE)?;
             let after = changed(before.as_deref().unwrap_or_default(), &change);
@@ -86,10 +89,13 @@ pub async fn change(guest: &Guest, user: String, change: Change) -> Result<(), E
     .await
 }
 
-fn with_home<T>(root: &Root, user: &str, work: impl FnOnce(&Home) -> io::Result<T>) -> Result<T, Error> {
-    let account = accounts::find(root, user)?;
-    let done = Home::open(root, &account).and_then(|home| work(&home));
-    done.map_err(|source| Error::Files { user: user.to_owned(), source })
+fn with_home<T>(
+    root: &Root,
+    account: &Account,
+    work: impl FnOnce(&Home) -> io::Result<T>,
+) -> Result<T, Error> {
+    let done = Home::open(root, account).and_then(|home| work(&home));
+    done.map_err(|source| Error::Files { user: account.name.clone(), source })
 }
 
 /// The keys, each once and without the line breaks that clients leave at their ends.
