@@ -20,7 +20,7 @@ use super::qmp::Qmp;
 use super::wait_for;
 
 /// How long an emulated guest may take for anything short of a boot.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const SOON: Duration = Duration::from_secs(120);
 /// How long a boot may take.
 pub const BOOT: Duration = Duration::from_secs(180);
 

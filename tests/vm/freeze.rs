@@ -1,4 +1,5 @@
-//! Freezes of a whole Debian, its root and its journal with it, under systemd.
+//! Freezes of a whole Debian, its root and its journal with it, under systemd. A port has one client at a time, so each
+//! goes before the next one comes.
 
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,7 @@ fn a_whole_guest_is_frozen_and_thawed_while_its_agent_answers() {
     }
 
     // Nobody thaws: it ends by itself, and the thaw that comes late is told.
+    drop(client);
     set_deadline(&vm, 8);
     let mut client = vm.qga().unwrap();
     freeze(&vm, &mut client, "deadline");
@@ -91,11 +93,18 @@ fn an_agent_that_is_killed_or_restarted_leaves_nothing_frozen() {
         vm.run(&format!("kill -9 {others} {before}")).unwrap();
         wait_written(&vm, name);
         println!("{name}: written {:?} after the kill", begun.elapsed());
+        if !others.is_empty() {
+            wait_for("word of the service manager's thaw", SOON, || {
+                vm.run("journalctl --unit guestlet | grep 'the agent is gone; thawed 1 file systems: /'").ok()
+            })
+            .unwrap();
+        }
         wait_for("another agent", SOON, || {
             let now = main_process(&vm);
             (now != before && now != "0").then_some(())
         })
         .unwrap();
+        drop(client);
         let mut client = vm.qga().unwrap();
         assert_eq!(client.execute("guest-fsfreeze-status", json!({})).unwrap(), "thawed");
         let late = client.execute("guest-fsfreeze-thaw", json!({})).unwrap_err().to_string();
@@ -116,11 +125,13 @@ fn an_agent_that_is_killed_or_restarted_leaves_nothing_frozen() {
     wait_for("another agent", SOON, || (main_process(&vm) != before).then_some(())).unwrap();
 
     // Or for the deadline.
+    drop(client);
     set_deadline(&vm, 8);
     let mut client = vm.qga().unwrap();
     freeze(&vm, &mut client, "stop");
     vm.run("systemctl stop --no-block guestlet").unwrap();
     wait_written(&vm, "stop");
+    drop(client);
     vm.run("systemctl start guestlet").unwrap();
     let late = vm.qga().unwrap().execute("guest-fsfreeze-thaw", json!({})).unwrap_err().to_string();
     assert!(late.contains("ended by itself"), "{late}");

@@ -220,7 +220,11 @@ impl Freezer {
 pub fn begin(guest: &Guest) {
     let shared = &guest.freezer.0;
     let marker = Marker::new(&shared.settings.folder, &guest.root);
-    shared.state().spoiled = marker.spoiled();
+    let spoiled = marker.spoiled();
+    if let Some(reason) = &spoiled {
+        tracing::warn!("{reason}; whoever asks for a thaw next is told");
+    }
+    shared.state().spoiled = spoiled;
     let found = marker.find();
     let holder = match &found {
         Found::Nothing => return,

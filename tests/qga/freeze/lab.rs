@@ -172,6 +172,7 @@ impl Agent {
     }
 
     pub fn client(&self) -> Client {
+        assert!(Path::new("/proc").join(self.child.id().to_string()).exists(), "the agent has ended");
         Client::connect(Path::new("/run/qga.sock"))
     }
 

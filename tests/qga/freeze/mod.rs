@@ -254,7 +254,7 @@ fn a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw() {
     }
     let begun = Instant::now();
     let thawed = other.ask(THAW);
-    println!("a hanging freeze was ended within {:?}: {thawed}", begun.elapsed());
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     assert!(thawed["return"].as_u64().unwrap() >= 1, "{thawed}");
     nothing_is_frozen();
     assert_eq!(client.call("guest-fsfreeze-status"), "thawed");

@@ -1,5 +1,7 @@
 //! The keeper: one freeze from its beginning to its end. See the state machine of [`crate::guest::freeze`].
 
+mod ending;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io;
@@ -16,10 +18,9 @@ use crate::guest::Guest;
 use crate::guest::events::Event;
 use crate::guest::freeze::error::{Error, Failure, denial_hint, last_words};
 use crate::guest::freeze::marker::{Found, Freeze, Marker};
-use crate::guest::freeze::recover::{marked, tell_thaw};
-use crate::guest::freeze::targets::{OPEN_BOOLEAN, Target, Thaws, open, selected};
+use crate::guest::freeze::recover::marked;
+use crate::guest::freeze::targets::{OPEN_BOOLEAN, Target, open, selected};
 use crate::guest::freeze::{By, Settings, hook};
-use crate::sys::block_stack::Device;
 use crate::sys::logging;
 use crate::sys::process_group::{Ended, Group, Guardian, thread};
 
@@ -414,165 +415,6 @@ impl Cycle {
 
     fn targets_frozen(&self) -> impl Iterator<Item = &Arc<Target>> {
         self.frozen.iter().filter_map(|place| self.targets.get(*place))
-    }
-
-    /// Thaws and tells the hooks; says how many file systems were frozen. `all` are thawed if somebody asked for it,
-    /// else those that this freeze has frozen.
-    fn undo(&mut self, all: bool) -> u64 {
-        self.cancelled.store(true, Ordering::SeqCst);
-        let mut thawed = 0;
-        if self.deadline.is_some() {
-            self.stage("thawing");
-            thawed = self.thaw(all);
-            self.guest.freezer.0.restricted.store(false, Ordering::SeqCst);
-            logging::resume();
-            // What it would do from here on, if the agent is gone, is to tell the hooks.
-            if let Some(guardian) = &mut self.guardian {
-                guardian.calm();
-            }
-            if let Some(running) = &mut self.guest.freezer.0.state().running {
-                running.until = None;
-                running.file_systems.clear();
-            }
-            let later = std::mem::take(&mut self.guest.freezer.0.state().after_thaw);
-            for work in later {
-                work();
-            }
-        }
-        for hook in std::mem::take(&mut self.marked.hooks).iter().rev() {
-            self.stage(&format!("hook {} thaw", hook.display()));
-            self.problems.extend(tell_thaw(hook, self.settings.hook_deadline).err());
-        }
-        self.marker.remove();
-        if let Some(guardian) = self.guardian.take() {
-            guardian.dismiss();
-        }
-        thawed
-    }
-
-    fn thaw(&mut self, all: bool) -> u64 {
-        let targets: Vec<_> =
-            if all { self.targets.clone() } else { self.targets_frozen().cloned().collect() };
-        let mut thaws = Thaws::begin(&self.guest.effects, &targets);
-        let begun = Instant::now();
-        loop {
-            // What is frozen only now has been thawed by the thread that froze it, or is here.
-            thaws.finish(Duration::from_millis(if self.freezing { 0 } else { 500 }));
-            if self.freezing {
-                match self.next(Some(Instant::now() + Duration::from_millis(200))) {
-                    Next::Message(Message::Froze(place, Ok(()))) => {
-                        self.frozen.insert(place);
-                        if let Some(target) = self.targets.get(place) {
-                            let late = Thaws::begin(&self.guest.effects, std::slice::from_ref(target));
-                            thaws.ended.extend(late.ended);
-                        }
-                    }
-                    Next::Message(Message::AllTried) => self.freezing = false,
-                    // It may wait for what somebody else has frozen.
-                    Next::Stop(Stop::Asked) => {
-                        let others = Thaws::begin(&self.guest.effects, &self.targets);
-                        thaws.ended.extend(others.ended);
-                    }
-                    Next::Message(_) | Next::Stop(_) => {}
-                }
-            }
-            if !self.freezing && thaws.left.is_empty() {
-                break;
-            }
-            if begun.elapsed() > ANSWER {
-                let left = thaws.left.iter().map(|device| self.name(*device)).collect::<Vec<_>>().join(" ");
-                let left = if self.freezing { self.not_frozen_yet() } else { left };
-                self.take_requests();
-                for answer in self.waiting.drain(..) {
-                    let _ = answer.send(Err(Error::Stuck(left.clone())));
-                }
-            }
-        }
-        self.judge(&thaws)
-    }
-
-    /// How many were frozen, and what is to be said of the others.
-    fn judge(&mut self, thaws: &Thaws) -> u64 {
-        let mut ours: BTreeSet<Device> = self.targets_frozen().map(|target| target.device).collect();
-        let mut thawed = BTreeSet::new();
-        let mut problems = Vec::new();
-        for (device, result) in &thaws.ended {
-            match result {
-                Ok(0) => {}
-                Ok(_) => drop(thawed.insert(*device)),
-                Err(error) => {
-                    ours.remove(device);
-                    problems.push(format!("{} is not: {error}", self.name(*device)));
-                }
-            }
-        }
-        self.problems.extend(problems);
-        if self.complete && self.sure {
-            for device in ours.difference(&thawed) {
-                self.problems.push(format!(
-                    "{} was not frozen any more, because somebody else had thawed it: the snapshot is not consistent",
-                    self.name(*device)
-                ));
-            }
-        } else if !self.complete {
-            // The thread that froze has thawed some itself.
-            thawed.extend(ours);
-        }
-        thawed.len() as u64
-    }
-
-    fn name(&self, device: Device) -> String {
-        let target = self.targets.iter().find(|target| target.device == device);
-        target.map(|target| target.mount_point.clone()).unwrap_or_default()
-    }
-
-    /// The end of the cycle: others may freeze again, and those who asked are answered.
-    fn leave(mut self, thawed: Option<u64>, by_itself: bool) {
-        let spoiled = if by_itself {
-            Some(format!("the freeze ended by itself after {} s", self.settings.deadline.as_secs()))
-        } else if self.by == By::Person && self.complete {
-            Some("the freeze was ended by a person in the guest".to_owned())
-        } else {
-            None
-        };
-        for problem in &self.problems {
-            tracing::warn!("after the thaw: {problem}");
-        }
-        match (&spoiled, thawed) {
-            (Some(reason), _) => tracing::warn!("thawed: {reason}"),
-            (None, Some(count)) => tracing::info!("thawed {count} file systems"),
-            (None, None) => {}
-        }
-        if let Some(reason) = spoiled.as_ref().filter(|_| !by_itself || self.waiting.is_empty()) {
-            self.marker.spoil(reason);
-        }
-        let mut waiting = {
-            let mut state = self.guest.freezer.0.state();
-            while let Ok(message) = self.inbox.try_recv() {
-                if let Message::Thaw(answer, _) = message {
-                    self.waiting.push(answer);
-                }
-            }
-            // Whoever is told here does not have to be told again.
-            state.spoiled = spoiled.clone().filter(|_| !by_itself || self.waiting.is_empty());
-            state.running = None;
-            std::mem::take(&mut self.waiting).into_iter()
-        };
-        if by_itself && waiting.len() > 0 {
-            self.marker.forget_spoiled();
-        }
-        self.guest.freezer.0.over.send_modify(|over| *over += 1);
-        if let Some(first) = waiting.next() {
-            let outcome = match (spoiled.filter(|_| by_itself), thawed) {
-                (Some(reason), _) => Err(Error::Spoiled(reason)),
-                (None, _) if !self.problems.is_empty() => Err(Error::AfterThaw(self.problems.join("; "))),
-                (None, count) => Ok(count.unwrap_or_default()),
-            };
-            let _ = first.send(outcome);
-        }
-        for answer in waiting {
-            let _ = answer.send(Ok(0));
-        }
     }
 
     fn note(&mut self, answer: Answer, by: By) {
