@@ -331,6 +331,8 @@ mod tests {
             ("[qga.exec]\npaths = ['bin/x']", "must be an absolute path"),
             ("[qga.files]\npaths = ['/a/../b']", "without \"..\""),
             ("[qga.freeze]\ndeadline = 0", "from 1 second to 1 hour"),
+            ("[qga.freeze]\ndeadline = -1", "from 1 second to 1 hour"),
+            ("[qga.freeze]\ndeadline = true", "such as \"2min\""),
             ("[qga.freeze]\ndeadline = '61min'", "from 1 second to 1 hour"),
             ("[qga.freeze]\nhook-deadline = '2 weeks'", "such as \"2min\""),
             ("[qga.freeze]\nhook-deadline = 'min'", "such as \"2min\""),

@@ -1,8 +1,10 @@
 //! What one source of the agent's settings says: a file of /etc/guestlet, one of qemu-ga's, or the command line.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -105,13 +107,37 @@ pub struct FreezeFragment {
 }
 
 /// A duration as it is written: seconds, or a number and a unit.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[derive(Debug, Clone)]
 pub enum Time {
     /// Seconds.
     Seconds(u64),
     /// Such as `90s` or `2min`.
     Words(String),
+}
+
+/// By hand, because what serde derives for a choice of types is much code.
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+
+        impl Visitor<'_> for Either {
+            type Value = Time;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("seconds, or a number with s, min or h, such as \"2min\"")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, seconds: i64) -> Result<Time, E> {
+                Ok(Time::Seconds(u64::try_from(seconds).unwrap_or(0)))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, words: &str) -> Result<Time, E> {
+                Ok(Time::Words(words.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_any(Either)
+    }
 }
 
 /// `[control]` and `[callback]`
