@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 const FIRST: Duration = Duration::from_millis(50);
-const EAGER_LIMIT: Duration = Duration::from_secs(1);
+const EAGER_LIMIT: Duration = Duration::from_millis(500);
 const PATIENT_LIMIT: Duration = Duration::from_secs(10);
 /// How long waits stay below [`EAGER_LIMIT`].
 const EAGER_FOR: Duration = Duration::from_secs(120);
@@ -59,10 +59,10 @@ mod tests {
         let start = Instant::now();
         let mut backoff = Backoff::new(start);
         let milliseconds: Vec<_> = (0..7).map(|_| backoff.next(start, 1.0).as_millis()).collect();
-        assert_eq!(milliseconds, [50, 100, 200, 400, 800, 1000, 1000]);
+        assert_eq!(milliseconds, [50, 100, 200, 400, 500, 500, 500]);
         let later = start + EAGER_FOR;
         let milliseconds: Vec<_> = (0..5).map(|_| backoff.next(later, 1.0).as_millis()).collect();
-        assert_eq!(milliseconds, [2000, 4000, 8000, 10_000, 10_000]);
+        assert_eq!(milliseconds, [1000, 2000, 4000, 8000, 10_000]);
         backoff.restart(later);
         assert_eq!(backoff.next(later, 1.0), FIRST);
     }

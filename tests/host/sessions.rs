@@ -95,7 +95,7 @@ fn a_guest_that_is_opened_and_closed_costs_little() {
     let _guest = Guest::start(&lab.path("a.sock"), Door::Unix, Manner::Fickle, info(&uuid(1), "boot-1"));
     let count = || lab.info("a")["sessions"].as_u64().unwrap();
     lab.until("it is dialled again and again", || count() >= 5);
-    // By now the waits are at their greatest, up to 1 s; eager ones would give some 24 sessions.
+    // By now the waits are at their greatest, up to 500 ms; eager ones would give some 24 sessions.
     let before = count();
     std::thread::sleep(Duration::from_secs(3));
     let more = count() - before;

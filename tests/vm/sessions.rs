@@ -90,9 +90,9 @@ fn agent_started(vm: &Vm) -> SystemTime {
     let (uptime, stat) = told.split_once('\n').unwrap();
     let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
     // The 22nd field of proc_pid_stat(5), in hundredths of a second; the second one may have spaces.
-    let start = stat.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap();
-    let start = start.parse::<f64>().unwrap() / 100.0;
-    before - Duration::from_secs_f64(uptime - start)
+    let began = stat.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap();
+    let began = began.parse::<f64>().unwrap() / 100.0;
+    before - Duration::from_secs_f64(uptime - began)
 }
 
 #[test]
