@@ -1,7 +1,6 @@
 //! How a freeze ends: the thaw, the hooks, and what those who asked are told.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
