@@ -90,8 +90,8 @@ fn find_in<'a>(list: &'a [Value], key: &str, value: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no {value} in {list:?}"))
 }
 
-#[test]
-fn disks_of_every_kind_are_told_as_qemu_ga_tells_them() {
+/// A guest with disks of every kind, and both agents on them.
+fn laid_out() -> Vm {
     let images = images();
     let booted = Saved::booted(images).unwrap();
     let vm = Options::named("disks").without_vsock().restored(images, &booted).unwrap();
@@ -134,7 +134,12 @@ fn disks_of_every_kind_are_told_as_qemu_ga_tells_them() {
             panic!("{error}; {socket} says: {}", vm.run(&format!("cat /run/{socket}.log")).unwrap())
         });
     }
+    vm
+}
 
+#[test]
+fn disks_of_every_kind_are_told_as_qemu_ga_tells_them() {
+    let vm = laid_out();
     let both = |command: &str| ["ours", "theirs"].map(|socket| ask(&vm, socket, command));
     let [ours, theirs] = both("guest-get-fsinfo");
     let told: Vec<_> = list(&ours).iter().map(|entry| entry["mountpoint"].as_str().unwrap()).collect();

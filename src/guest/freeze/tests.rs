@@ -411,8 +411,9 @@ async fn the_agents_end_waits_for_the_thaw() {
     let stop = lab.guest.freezer.stop();
     tokio::pin!(stop);
     tokio::select! {
-        () = &mut stop => panic!("it did not wait"),
+        biased;
         thawed = lab.thaw() => assert_eq!(thawed.unwrap(), 3),
+        () = &mut stop => panic!("it did not wait"),
     }
     stop.await;
     assert!(matches!(lab.freeze().await, Err(Error::Stopping)));

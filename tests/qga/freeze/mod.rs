@@ -257,5 +257,5 @@ fn a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw() {
     assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     assert!(thawed["return"].as_u64().unwrap() >= 1, "{thawed}");
     nothing_is_frozen();
-    assert_eq!(client.call("guest-fsfreeze-status"), "thawed");
+    assert_eq!(other.call("guest-fsfreeze-status"), "thawed");
 }

@@ -158,7 +158,6 @@ impl Cycle {
         if by_itself && waiting.len() > 0 {
             self.marker.forget_spoiled();
         }
-        self.guest.freezer.0.over.send_modify(|over| *over += 1);
         if let Some(first) = waiting.next() {
             let outcome = match (spoiled.filter(|_| by_itself), thawed) {
                 (Some(reason), _) => Err(Error::Spoiled(reason)),
@@ -170,5 +169,7 @@ impl Cycle {
         for answer in waiting {
             let _ = answer.send(Ok(0));
         }
+        // Last: whoever waits for the end of all freezes may end the agent.
+        self.guest.freezer.0.over.send_modify(|over| *over += 1);
     }
 }
