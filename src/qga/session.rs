@@ -1,6 +1,6 @@
 //! One client's conversation.
 //!
-//! Requests are answered one after the other, in their order. Only while one takes its time ([`PATIENCE`]) the
+//! Requests are answered one after the other, in their order. Only while one takes its time (`PATIENCE`) the
 //! commands that are always answered (guest-ping, guest-info, guest-sync, guest-fsfreeze-thaw …) overtake it, so
 //! that a slow freeze or a hanging disk looks to nobody like a dead agent:
 //!
@@ -12,7 +12,7 @@
 //!    └───────────────── Overdue: "always" commands are answered, others are set aside
 //! ```
 //!
-//! A client that has waited for long ([`GIVES_UP`]) and then sends guest-sync has given up on what it asked before:
+//! A client that has waited for long (`GIVES_UP`) and then sends guest-sync has given up on what it asked before:
 //! that ends without an answer, which the client would take for the answer to something else.
 //!
 //! A client that does not read its answers is not read from either; it costs its own task some memory and

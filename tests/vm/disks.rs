@@ -90,6 +90,13 @@ fn find_in<'a>(list: &'a [Value], key: &str, value: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no {value} in {list:?}"))
 }
 
+/// What makes QEMU plug a SCSI disk.
+fn scsi(serial: &str, target: u32, unit: u32) -> Value {
+    json!({
+        "driver": "scsi-hd", "bus": "scsi0.0", "channel": 0, "scsi-id": target, "lun": unit, "serial": serial,
+    })
+}
+
 /// A guest with disks of every kind, and both agents on them.
 fn laid_out() -> Vm {
     let images = images();
@@ -102,7 +109,6 @@ fn laid_out() -> Vm {
         &iso,
         &[("guestlet", &guestlet), ("qemu-ga", &qemu_ga), ("dmsetup", Path::new("/usr/sbin/dmsetup"))],
     );
-    let scsi = |serial: &str, target: u32, unit: u32| json!({ "driver": "scsi-hd", "bus": "scsi0.0", "channel": 0, "scsi-id": target, "lun": unit, "serial": serial });
     plug(&vm, "programs", &iso, scsi("programs", 0, 0), "/dev/sda");
     plug(&vm, "one", &empty(&vm, "one", true), scsi("data-one", 0, 3), "/dev/sdb2");
     let blk = json!({ "driver": "virtio-blk-pci", "bus": "port2", "serial": "data-two" });

@@ -1,7 +1,7 @@
 //! Files that clients have open: handles that outlive a client's connection, a bounded number of them.
 //!
 //! Every call works on a thread of its own and holds its file for as long, so that a disk that hangs keeps up the
-//! calls for one file and nothing else. How to add a verb: as [`Files::seek`] is one, through [`Files::with`].
+//! calls for one file and nothing else. How to add a verb: as [`Files::seek`] is one, through `Files::with`.
 
 mod mode;
 mod reading;

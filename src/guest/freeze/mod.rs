@@ -1,6 +1,6 @@
 //! Freezes the guest's file systems for a snapshot, and always thaws them.
 //!
-//! One thread, the keeper ([`cycle`]), lives for each freeze and owns its state. It touches no file system itself:
+//! One thread, the keeper (`cycle`), lives for each freeze and owns its state. It touches no file system itself:
 //! what can block (paths, `FIFREEZE`, `FITHAW`, hooks) runs on threads and in processes of its own, which report to it.
 //! Neither the event loop nor a caller that goes away stops it.
 //!
