@@ -51,6 +51,13 @@ fn what_happens_in_the_guest_is_seen_on_the_host() {
     });
     let info = host.info("events").unwrap().to_string();
     assert!(info.contains("192.0.2.7/24") && info.contains("\"/data\""), "{info}");
+    let mut client = vm.qga().unwrap();
+    let frozen = client.execute("guest-fsfreeze-freeze-list", json!({ "mountpoints": ["/data"] })).unwrap();
+    assert_eq!(frozen, 1);
+    event(&watch, "freeze", |event| event["event"] == "frozen" && event["file_systems"] == 1);
+    assert_eq!(client.execute("guest-fsfreeze-thaw", json!({})).unwrap(), 1);
+    event(&watch, "thaw", |event| event["event"] == "thawed" && event["by_itself"] == false);
+    drop(client);
     vm.run("umount /data").unwrap();
     event(&watch, "unmount", |event| {
         event["event"] == "file-system-unmounted" && event.to_string().contains("\"/data\"")
