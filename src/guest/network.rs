@@ -4,27 +4,25 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
-use nix::sys::socket::SockaddrStorage;
+use nix::libc;
 
-use crate::sys::net_dev::{self, Statistics};
-use crate::sys::root::Root;
+use crate::sys::rtnetlink;
+use crate::sys::rtnetlink::message::{Answer, Link, Statistics};
 
 /// One network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// Such as `eth0`.
+    /// Such as `eth0`. An IPv4 address with a label of its own makes an interface with that name, such as `eth0:1`.
     pub name: String,
-    /// The link-layer address, where it is one of six bytes.
-    pub hardware_address: Option<[u8; 6]>,
+    /// The link-layer address, of any length; absent where no link has this name, up to a `:`.
+    pub link_address: Option<Vec<u8>>,
     /// It leads nowhere but back.
     pub loopback: bool,
     /// It is up and has a carrier.
     pub running: bool,
     /// IP addresses in the kernel's order.
     pub addresses: Vec<Address>,
-    /// Counters; absent for what /proc/net/dev does not list.
+    /// Counters; absent where no link has this name.
     pub statistics: Option<Statistics>,
 }
 
@@ -42,60 +40,66 @@ pub fn hardware_address(bytes: [u8; 6]) -> String {
     bytes.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// All interfaces, in the kernel's order: one pass over one answer of the kernel, however many there are.
+impl Interface {
+    /// The link-layer address, where it is one of six bytes.
+    pub fn hardware_address(&self) -> Option<[u8; 6]> {
+        self.link_address.as_deref()?.try_into().ok()
+    }
+}
+
+/// All interfaces, in the kernel's order.
 ///
 /// # Errors
-/// As getifaddrs(3) gives them.
-pub fn interfaces(root: &Root) -> io::Result<Vec<Interface>> {
-    let counters = root.read("/proc/net/dev").unwrap_or_default();
-    let counters = String::from_utf8_lossy(&counters);
-    let statistics = net_dev::parse(&counters);
-    let mut interfaces = interfaces_without_counters()?;
-    for interface in &mut interfaces {
-        interface.statistics = statistics.get(interface.name.as_str()).copied();
+/// As [`rtnetlink::links_and_addresses`] gives them.
+pub fn interfaces() -> io::Result<Vec<Interface>> {
+    Ok(arrange(rtnetlink::links_and_addresses()?))
+}
+
+/// One pass, however many there are.
+fn arrange(answer: Answer) -> Vec<Interface> {
+    let by_number: HashMap<u32, usize> =
+        answer.links.iter().enumerate().map(|(place, link)| (link.index, place)).collect();
+    let mut interfaces: Vec<Interface> = answer.links.into_iter().map(interface).collect();
+    // Made when the first label asks for it.
+    let mut by_name: HashMap<String, usize> = HashMap::new();
+    for address in answer.addresses {
+        let Some(&link) = by_number.get(&address.link) else { continue };
+        let place = match address.label.filter(|label| *label != interfaces[link].name) {
+            None => link,
+            Some(label) => {
+                if by_name.is_empty() {
+                    let all = interfaces.iter().enumerate();
+                    by_name = all.map(|(place, interface)| (interface.name.clone(), place)).collect();
+                }
+                by_name.get(&label).copied().unwrap_or_else(|| {
+                    let device = label.split(':').next().and_then(|device| by_name.get(device));
+                    interfaces.push(Interface {
+                        link_address: device.and_then(|place| interfaces[*place].link_address.clone()),
+                        name: label.clone(),
+                        addresses: Vec::new(),
+                        statistics: None,
+                        ..interfaces[link]
+                    });
+                    by_name.insert(label, interfaces.len() - 1);
+                    interfaces.len() - 1
+                })
+            }
+        };
+        interfaces[place].addresses.push(Address { ip: address.ip, prefix: address.prefix.into() });
     }
-    Ok(interfaces)
+    interfaces
 }
 
-/// As [`interfaces`], for who needs no counters.
-///
-/// # Errors
-/// As getifaddrs(3) gives them.
-pub fn interfaces_without_counters() -> io::Result<Vec<Interface>> {
-    let mut interfaces: Vec<Interface> = Vec::new();
-    let mut places: HashMap<String, usize> = HashMap::new();
-    for entry in getifaddrs()? {
-        let place = *places.entry(entry.interface_name).or_insert_with_key(|name| {
-            interfaces.push(Interface {
-                name: name.clone(),
-                hardware_address: None,
-                loopback: entry.flags.contains(InterfaceFlags::IFF_LOOPBACK),
-                running: entry.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
-                addresses: Vec::new(),
-                statistics: None,
-            });
-            interfaces.len() - 1
-        });
-        let (Some(interface), Some(address)) = (interfaces.get_mut(place), entry.address) else { continue };
-        if let Some(link) = address.as_link_addr() {
-            interface.hardware_address = link.addr().filter(|_| link.halen() == 6);
-        } else if let Some(ip) = ip(&address) {
-            let prefix = entry.netmask.as_ref().and_then(self::ip).map_or(0, prefix_length);
-            interface.addresses.push(Address { ip, prefix });
-        }
-    }
-    Ok(interfaces)
-}
-
-fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
-    let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-    v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
-}
-
-fn prefix_length(mask: IpAddr) -> u32 {
-    match mask {
-        IpAddr::V4(mask) => u32::from(mask).count_ones(),
-        IpAddr::V6(mask) => u128::from(mask).count_ones(),
+fn interface(link: Link) -> Interface {
+    const RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING).cast_unsigned();
+    const LOOPBACK: u32 = libc::IFF_LOOPBACK.cast_unsigned();
+    Interface {
+        name: link.name,
+        link_address: Some(link.address),
+        loopback: link.flags & LOOPBACK != 0,
+        running: link.flags & RUNNING == RUNNING,
+        addresses: Vec::new(),
+        statistics: link.statistics,
     }
 }
 
@@ -105,9 +109,9 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_is_there() {
-        let interfaces = interfaces(&Root::default()).unwrap();
+        let interfaces = interfaces().unwrap();
         let loopback = interfaces.iter().find(|interface| interface.name == "lo").unwrap();
-        assert_eq!(loopback.hardware_address, Some([0; 6]));
+        assert_eq!(loopback.hardware_address(), Some([0; 6]));
         assert!(loopback.loopback);
         assert!(loopback.addresses.contains(&Address { ip: "127.0.0.1".parse().unwrap(), prefix: 8 }));
         assert!(loopback.statistics.is_some());

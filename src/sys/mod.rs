@@ -43,8 +43,6 @@ pub mod mount_point;
 #[cfg(feature = "agent")]
 pub mod mountinfo;
 #[cfg(feature = "agent")]
-pub mod net_dev;
-#[cfg(feature = "agent")]
 pub mod nowait;
 #[cfg(feature = "agent")]
 pub mod nvme;
@@ -63,6 +61,8 @@ pub mod program;
 pub mod root;
 #[cfg(feature = "agent")]
 pub mod routes;
+#[cfg(feature = "agent")]
+pub mod rtnetlink;
 pub mod service;
 #[cfg(feature = "agent")]
 pub mod spawn;

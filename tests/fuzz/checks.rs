@@ -6,7 +6,8 @@ pub mod dispatch;
 use guestlet::config::{environment_file, key_file};
 use guestlet::guest::disks::location::locate;
 use guestlet::qga::request::Request;
-use guestlet::sys::{block, disk_serial, diskstats, mountinfo, net_dev, os_release, udev};
+use guestlet::sys::rtnetlink::message::Answer as NetworkAnswer;
+use guestlet::sys::{block, disk_serial, diskstats, mountinfo, os_release, udev};
 use guestlet::wire::hybrid::{Answer, MAX_ANSWER};
 use guestlet::wire::qga::{Decoder, Frame};
 use guestlet::wire::qmp::{Lines, Message};
@@ -81,7 +82,7 @@ pub fn qmp(bytes: &[u8]) {
 /// Files of the kernel and of the distribution.
 pub fn parsers(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    drop(net_dev::parse(&text));
+    netlink(bytes);
     drop(os_release::value(bytes, "ID"));
     drop(mountinfo::parse(bytes));
     drop(block::parse_partitions(&text));
@@ -101,4 +102,18 @@ pub fn parsers(bytes: &[u8]) {
             assert_eq!(again.first().map(|entry| key_file::string(entry.value)), Some(Ok(value)));
         }
     }
+}
+
+/// What rtnetlink answers.
+fn netlink(bytes: &[u8]) {
+    // The request that is answered is named by the first message.
+    let sequence = bytes.get(8..12).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
+    let mut answer = NetworkAnswer::default();
+    let _ = answer.take(bytes, sequence);
+    assert!((answer.links.len() + answer.addresses.len()) * 24 <= bytes.len(), "more than was said");
+    assert!(answer.links.iter().all(|link| !link.name.is_empty() && !link.name.contains('\0')));
+    for address in &answer.addresses {
+        assert!(address.prefix <= if address.ip.is_ipv4() { 32 } else { 128 });
+    }
+    answer.is_whole();
 }

@@ -19,6 +19,7 @@ mod laid_out;
 mod limits;
 mod machine_beside_qemu_ga;
 mod namespace;
+mod network;
 mod options;
 mod power;
 mod program;

@@ -70,7 +70,7 @@ pub(super) async fn watch(guest: Guest, ignored: Vec<String>) -> io::Result<Infa
     let news = LinkNews::subscribe()?;
     let mut known = Vec::new();
     follow(&guest, &news, || {
-        let links = select(network::interfaces_without_counters()?, &ignored);
+        let links = select(network::interfaces()?, &ignored);
         if links != known {
             known.clone_from(&links);
             guest.events.tell(Event::LinksChanged(links));
@@ -95,7 +95,7 @@ fn select(interfaces: Vec<Interface>, ignored: &[String]) -> Vec<Link> {
         } else {
             links.push(Link {
                 name: name.to_owned(),
-                hardware_address: interface.hardware_address,
+                hardware_address: interface.hardware_address(),
                 running: interface.running,
                 addresses: addresses.collect(),
             });
@@ -138,7 +138,7 @@ mod tests {
         };
         Interface {
             name: name.to_owned(),
-            hardware_address: Some([2, 0, 0, 0, 0, 1]),
+            link_address: Some(vec![2, 0, 0, 0, 0, 1]),
             loopback: name == "lo",
             running: true,
             addresses: addresses.iter().map(address).collect(),

@@ -8,7 +8,7 @@ use crate::guest::network::{self, Address, Interface};
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Outcome, Run};
-use crate::sys::net_dev::Statistics;
+use crate::sys::rtnetlink::message::Statistics;
 
 /// The rows of the command table.
 pub const COMMANDS: &[Command] = &[Command {
@@ -57,7 +57,7 @@ struct StatisticsReply {
 /// guest-network-get-interfaces
 pub fn get_interfaces(call: &Call<'_>) -> Outcome {
     call.arguments.none()?;
-    let interfaces = network::interfaces(&call.context.guest.root)?;
+    let interfaces = network::interfaces()?;
     Reply::value(&interfaces.into_iter().map(interface).collect::<Vec<_>>())
 }
 
@@ -66,10 +66,19 @@ fn interface(interface: Interface) -> InterfaceReply {
     let counters = interface.statistics.filter(|_| !interface.addresses.is_empty());
     InterfaceReply {
         name: interface.name,
-        hardware_address: interface.hardware_address.map(network::hardware_address),
+        hardware_address: interface.link_address.as_deref().map(hardware_address),
         ip_addresses: interface.addresses.iter().map(address).collect(),
         statistics: counters.as_ref().map(statistics),
     }
+}
+
+/// As with qemu-ga, six bytes of whatever there is.
+fn hardware_address(link_address: &[u8]) -> String {
+    let mut bytes = [0; 6];
+    for (byte, given) in bytes.iter_mut().zip(link_address) {
+        *byte = *given;
+    }
+    network::hardware_address(bytes)
 }
 
 fn address(address: &Address) -> AddressReply {
