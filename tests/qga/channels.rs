@@ -19,13 +19,13 @@ const PING: &[u8] = b"\xff{\"execute\":\"guest-sync-delimited\",\"arguments\":{\
 
 /// Both ends of a line, open as those of a line of hardware are. No program that is started meanwhile inherits them:
 /// an agent that has the host's end open as well would never be hung up on.
-struct Line {
-    host: File,
+pub struct Line {
+    pub host: File,
     guest: File,
 }
 
 /// A new line, whose guest's end `path` leads to.
-fn line_at(path: &Path) -> Line {
+pub fn line_at(path: &Path) -> Line {
     let host = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).unwrap();
     grantpt(&host).unwrap();
     unlockpt(&host).unwrap();

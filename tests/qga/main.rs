@@ -24,5 +24,6 @@ mod options;
 mod power;
 mod program;
 mod qapi;
+mod sessions;
 mod time;
 mod users;

@@ -6,7 +6,8 @@ use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 use serde_json::{Value, json};
 
 use crate::agent::{Client, PATIENCE};
@@ -258,4 +259,61 @@ fn a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw() {
     assert!(thawed["return"].as_u64().unwrap() >= 1, "{thawed}");
     nothing_is_frozen();
     assert_eq!(other.call("guest-fsfreeze-status"), "thawed");
+}
+
+#[test]
+fn a_slow_hook_holds_up_nobody_and_the_one_who_froze_may_go() {
+    if is_outside("a_slow_hook_holds_up_nobody_and_the_one_who_froze_may_go") {
+        return;
+    }
+    mkfifo("/run/gate", Mode::S_IRWXU).unwrap();
+    std::fs::write("/run/told", "").unwrap();
+    std::fs::write("/bin/hook", "#!/bin/sh\necho $1 >> /run/told\n[ $1 = thaw ] || read word < /run/gate\n")
+        .unwrap();
+    inside("busybox chmod 755 /bin/hook");
+    // Open in both directions it neither waits nor breaks.
+    let mut gate = std::fs::File::options().read(true).write(true).open("/run/gate").unwrap();
+    let told = |expected: &str| {
+        let deadline = Instant::now() + PATIENCE;
+        while std::fs::read_to_string("/run/told").unwrap() != expected {
+            assert!(Instant::now() < deadline, "{}", std::fs::read_to_string("/run/told").unwrap());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    let agent = Agent::start("fsfreeze-hook = '/bin/hook'");
+    let (mut client, mut other) = (agent.client(), agent.client());
+    client.send(FREEZE.as_bytes());
+    told("freeze\n");
+    answers_at_once(&mut other);
+    for command in ["guest-ping", "guest-info", "guest-fsfreeze-status"] {
+        client.call(command);
+    }
+    nothing_is_frozen();
+    drop(client);
+    std::io::Write::write_all(&mut gate, b"\n").unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while status()["stage"] != "frozen" {
+        assert!(Instant::now() < deadline, "{}", status());
+    }
+    answers_at_once(&mut other);
+    assert_eq!(other.call("guest-fsfreeze-thaw"), FILE_SYSTEMS);
+    told("freeze\nthaw\n");
+    nothing_is_frozen();
+
+    // Whoever has waited for long and asks anew gets no late answer, and the freeze is there to be thawed.
+    let mut client = agent.client();
+    client.send(FREEZE.as_bytes());
+    told("freeze\nthaw\nfreeze\n");
+    std::thread::sleep(Duration::from_millis(1100));
+    answers_at_once(&mut client);
+    std::io::Write::write_all(&mut gate, b"\n").unwrap();
+    while status()["stage"] != "frozen" {
+        assert!(Instant::now() < deadline, "{}", status());
+    }
+    answers_at_once(&mut client);
+    assert_eq!(client.call("guest-fsfreeze-thaw"), FILE_SYSTEMS);
+    for client in [client, other] {
+        assert_eq!(client.finish(), b"");
+    }
+    nothing_is_frozen();
 }
