@@ -35,7 +35,9 @@ impl Root {
     /// The path below this root that a caller has named, to the letter: a `/` at its end stays, as it means a folder.
     pub fn path_as_given(&self, path: &str) -> PathBuf {
         let mut whole = self.0.clone().into_os_string();
-        whole.push("/");
+        if !self.is_the_machine() {
+            whole.push("/");
+        }
         whole.push(path.trim_start_matches('/'));
         whole.into()
     }
