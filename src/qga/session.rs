@@ -189,14 +189,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// Since when a command keeps others waiting.
-    fn working(&self) -> Option<Instant> {
-        self.under_way.iter().find(|work| !work.command.always).map(|work| work.since)
-    }
-
-    /// When others may overtake the command that keeps them waiting, if that is still to come.
+    /// When others may overtake the command that began last, if that is still to come.
     fn patience_ends(&self) -> Option<Instant> {
-        let ends = self.working()? + PATIENCE;
+        let ends = self.under_way.last()?.since + PATIENCE;
         (ends > Instant::now()).then_some(ends)
     }
 
@@ -208,7 +203,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 
     async fn answer_what_is_at_hand(&mut self, decoder: &mut Decoder) -> io::Result<()> {
-        while self.working().is_none()
+        while self.under_way.is_empty()
             && let Some(next) = self.set_aside.pop_front()
         {
             self.set_aside_bytes -= next.message.len();
@@ -218,7 +213,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             && let Some(frame) = decoder.next()
         {
             match frame {
-                Frame::Message(message) => self.request(&message, self.working().is_none(), false).await?,
+                Frame::Message(message) => self.request(&message, self.under_way.is_empty(), false).await?,
                 Frame::Malformed(why) => {
                     // By the byte 0xFF a client that has lost its place begins anew.
                     if why != Malformed::Stray(0xff) {

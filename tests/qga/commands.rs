@@ -39,6 +39,25 @@ fn an_id_of_any_kind_comes_back_as_it_was_also_with_errors() {
 }
 
 #[test]
+fn answers_come_in_the_order_of_their_requests() {
+    let agent = Agent::start();
+    let mut client = agent.client();
+    let file = agent.folder.path().join("agent.toml");
+    let requests = [
+        json!({"execute": "guest-fsfreeze-thaw", "arguments": {"x": 1}, "id": 0}),
+        json!({"execute": "guest-fsfreeze-status", "id": 1}),
+        json!({"execute": "guest-file-open", "arguments": {"path": file}, "id": 2}),
+        json!({"execute": "guest-nothing", "id": 3}),
+        json!({"execute": "guest-get-disks", "id": 4}),
+        json!({"execute": "guest-ping", "id": 5}),
+    ];
+    client.send(requests.iter().map(Value::to_string).collect::<String>().as_bytes());
+    for place in 0..requests.len() {
+        assert_eq!(client.answer()["id"], place);
+    }
+}
+
+#[test]
 fn info_lists_every_command_with_whether_success_is_answered() {
     let agent = Agent::start();
     let info = agent.client().call("guest-info");

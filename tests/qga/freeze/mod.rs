@@ -105,6 +105,13 @@ fn stacked_file_systems_are_frozen_and_thawed() {
     assert_eq!(client.call("guest-fsfreeze-thaw"), FILE_SYSTEMS - 1);
     inside("umount /inner");
     nothing_is_frozen();
+
+    // What is sent along with the thaw is meant for the time after it.
+    client.call("guest-fsfreeze-freeze");
+    client.send([THAW, r#"{"execute":"guest-get-host-name"}"#].concat().as_bytes());
+    assert_eq!(client.answer(), json!({"return": FILE_SYSTEMS}));
+    assert!(client.answer()["return"].is_object());
+    nothing_is_frozen();
 }
 
 #[test]
