@@ -17,6 +17,8 @@ use guestlet::{VERSION, agent, status};
 
 /// Time between two tries to start with wrong settings.
 const WRONG_SETTINGS_REST: Duration = Duration::from_secs(10);
+/// How long the end waits for calls to the system that have not come back, as on a disk that hangs.
+const LEFT_BEHIND: Duration = Duration::from_secs(1);
 
 const GUESTLET_USAGE: &str = "\
 guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
@@ -173,7 +175,9 @@ fn serve(
 ) -> anyhow::Result<()> {
     logging::init("guestlet", settings.verbose, settings.log_file.as_deref())?;
     let has_file = settings.log_file.is_some();
-    let outcome = runtime()?.block_on(agent::run(settings, sockets, ready));
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(agent::run(settings, sockets, ready));
+    runtime.shutdown_timeout(LEFT_BEHIND);
     if let Err(error) = &outcome
         && has_file
     {

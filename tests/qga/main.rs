@@ -15,6 +15,7 @@ mod file_systems;
 mod files;
 mod freeze;
 mod hardware;
+mod hung_disk;
 mod laid_out;
 mod limits;
 mod machine_beside_qemu_ga;

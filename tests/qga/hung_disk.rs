@@ -1,0 +1,56 @@
+//! A file system that answers nothing: a FUSE mount that nobody serves, in a mount namespace of its own.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::agent::{Agent, Client, PATIENCE};
+use crate::namespace::is_outside;
+
+/// Mounts it; whoever waits for it is let go when this is dropped.
+fn mount_one_that_hangs(place: &Path) -> File {
+    let server = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+    mount(Some("hangs"), place, Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
+    server
+}
+
+fn send(client: &mut Client, command: &str, arguments: &Value) {
+    client.send(json!({"execute": command, "arguments": arguments, "id": command}).to_string().as_bytes());
+}
+
+/// The agent would not end before it was killed, two minutes later.
+#[test]
+fn a_disk_that_hangs_holds_up_no_other_call_and_not_the_agents_end() {
+    if is_outside("hung_disk::a_disk_that_hangs_holds_up_no_other_call_and_not_the_agents_end") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let server = mount_one_that_hangs(folder.path());
+    let mut agent = Agent::start();
+    let path = folder.path().join("file");
+    let mut stuck: Vec<_> = (0..3).map(|_| agent.client()).collect();
+    send(&mut stuck[0], "guest-file-open", &json!({"path": path}));
+    send(&mut stuck[1], "guest-exec", &json!({"path": path}));
+    send(&mut stuck[2], "guest-file-open", &json!({"path": path, "mode": "w"}));
+    let mut other = agent.client();
+    for client in stuck.iter_mut().chain([&mut other]) {
+        assert_eq!(client.call("guest-ping"), json!({}));
+    }
+    for command in ["guest-get-fsinfo", "guest-get-disks", "guest-get-osinfo"] {
+        other.call(command);
+    }
+    let begun = Instant::now();
+    kill(Pid::from_raw(agent.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    while agent.child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < PATIENCE, "the agent does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(server);
+}
