@@ -37,8 +37,13 @@ impl<'a> Call<'a> {
         let _ = self.subject.set(subject.into());
     }
 
+    /// Watches over the call of `command` from its beginning: it leaves its line in the log however it ends.
+    pub fn watch(&self, command: &'static Command) -> Watch<'_> {
+        Watch { call: self, command, ended: false }
+    }
+
     /// Writes down how the call ended.
-    pub fn log(&self, command: &Command, failure: Option<&Error>) {
+    fn log(&self, command: &Command, failure: Option<&Error>) {
         let peer = self.peer;
         let name = command.name;
         if command.audited {
@@ -53,6 +58,31 @@ impl<'a> Call<'a> {
                 None => tracing::debug!("{peer}: {name}"),
                 Some(error) => tracing::debug!("{peer}: {name}: {}", error.desc),
             }
+        }
+    }
+}
+
+/// A call that has not ended. When this is dropped before, as it is when the agent ends, the log says so.
+#[derive(Debug)]
+pub struct Watch<'c> {
+    call: &'c Call<'c>,
+    command: &'static Command,
+    ended: bool,
+}
+
+impl Watch<'_> {
+    /// Writes down how the call ended.
+    pub fn ended(mut self, failure: Option<&Error>) {
+        self.ended = true;
+        self.call.log(self.command, failure);
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let unknown = Error::generic("not known: it was under way when the agent ended");
+            self.call.log(self.command, Some(&unknown));
         }
     }
 }

@@ -261,8 +261,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         match command.run {
             Run::Now(run) => {
                 let call = Call::new(self.context, arguments, self.peer);
+                let watch = call.watch(command);
                 let outcome = run(&call);
-                call.log(command, outcome.as_ref().err());
+                watch.ended(outcome.as_ref().err());
                 if !abandoned && (command.success_response || outcome.is_err()) {
                     self.append(reply::line(outcome, request.id())).await?;
                 }
@@ -355,11 +356,12 @@ async fn perform(
 ) -> Option<Line> {
     let part = |place: Range<usize>| std::str::from_utf8(&message[place]).unwrap_or_default();
     let call = Call::new(context, Arguments::new(arguments.map(part)), peer);
+    let watch = call.watch(command);
     let outcome = match command.run {
         Run::Now(run) => run(&call),
         Run::Later(run) => run(&call).await,
     };
-    call.log(command, outcome.as_ref().err());
+    watch.ended(outcome.as_ref().err());
     (command.success_response || outcome.is_err()).then(|| reply::line(outcome, id.map(part)))
 }
 

@@ -49,7 +49,12 @@ impl Listener {
             }
             Self::Unix(listener) => {
                 let stream = listener.accept().await?;
-                Ok((listener.path().display().to_string(), Ok(Box::new(stream))))
+                let path = listener.path().display();
+                let name = match stream.peer_cred() {
+                    Ok(peer) => format!("{path} (pid {}, uid {})", peer.pid().unwrap_or(0), peer.uid()),
+                    Err(_) => path.to_string(),
+                };
+                Ok((name, Ok(Box::new(stream))))
             }
             Self::Nothing => std::future::pending().await,
         }

@@ -25,7 +25,7 @@ fn send(client: &mut Client, command: &str, arguments: &Value) {
     client.send(json!({"execute": command, "arguments": arguments, "id": command}).to_string().as_bytes());
 }
 
-/// The agent would not end before it was killed, two minutes later.
+/// The agent would not end before it was killed, two minutes later. What was under way is in the log.
 #[test]
 fn a_disk_that_hangs_holds_up_no_other_call_and_not_the_agents_end() {
     if is_outside("hung_disk::a_disk_that_hangs_holds_up_no_other_call_and_not_the_agents_end") {
@@ -53,4 +53,14 @@ fn a_disk_that_hangs_holds_up_no_other_call_and_not_the_agents_end() {
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(server);
+    let pid = std::process::id();
+    for client in [
+        format!(" (pid {pid}, uid 0): guest-file-open ({}): not known:", path.display()),
+        format!(" (pid {pid}, uid 0): guest-exec ({}): not known:", path.display()),
+    ] {
+        assert!(
+            agent.log().lines().any(|line| line.contains("audit: ") && line.contains(&client)),
+            "{client}"
+        );
+    }
 }
