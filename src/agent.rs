@@ -16,6 +16,7 @@ use crate::guest::{Guest, freeze, identity, monitor};
 use crate::qga;
 use crate::qga::complaints::Complaints;
 use crate::qga::policy::{Limits, Policy};
+use crate::qga::room::Room;
 use crate::rpc::holder::Holder;
 use crate::rpc::{callback, guest, local};
 use crate::supervise::{Supervisor, termination};
@@ -61,6 +62,7 @@ pub async fn run(
         guest: guest.clone(),
         policy: policy(&settings)?,
         complaints: Complaints::default(),
+        room: Room::default(),
         version: settings.version.clone().unwrap_or_else(|| qga::PROTOCOL_VERSION.to_owned()),
     });
     let mut passed = Passed::new(sockets);

@@ -16,12 +16,14 @@ pub mod error;
 pub mod policy;
 pub mod reply;
 pub mod request;
+pub mod room;
 pub mod session;
 pub mod table;
 
 use crate::guest::Guest;
 use complaints::Complaints;
 use policy::Policy;
+use room::Room;
 
 /// What every session with a QGA client shares.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub struct Context {
     pub policy: Policy,
     /// What is said of its clients.
     pub complaints: Complaints,
+    /// What their large messages take.
+    pub room: Room,
     /// The version that guest-info reports; clients compare it.
     pub version: String,
 }

@@ -35,6 +35,7 @@ use crate::qga::call::Call;
 use crate::qga::error::Error;
 use crate::qga::reply::Line;
 use crate::qga::request::Request;
+use crate::qga::room::Share;
 use crate::qga::table::{self, COMMANDS, Command, Run};
 use crate::qga::{Context, reply};
 use crate::sys::memory;
@@ -103,6 +104,7 @@ where
         answers: Vec::new(),
         set_aside: VecDeque::new(),
         set_aside_bytes: 0,
+        coming: Share::default(),
         under_way: Vec::new(),
         turn: Instant::now(),
         moved: 0,
@@ -121,6 +123,8 @@ struct Session<'c, S> {
     answers: Vec<u8>,
     set_aside: VecDeque<SetAside>,
     set_aside_bytes: usize,
+    /// Of the message that is being read.
+    coming: Share,
     under_way: Vec<Work<'c>>,
     turn: Instant,
     /// Bytes that came and went since memory was last given back.
@@ -134,6 +138,7 @@ struct SetAside {
     message: Vec<u8>,
     since: Instant,
     abandoned: bool,
+    _share: Share,
 }
 
 /// A command that has not ended yet.
@@ -143,6 +148,7 @@ struct Work<'c> {
     since: Instant,
     /// The client does not wait for the answer any more.
     abandoned: bool,
+    _share: Share,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
@@ -150,6 +156,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         let mut ended = false;
         loop {
             self.answer_what_is_at_hand(&mut decoder).await?;
+            if let Err(error) = self.context.room.fit(&mut self.coming, decoder.partial_length()) {
+                self.context.complaints.say(self.peer, &error.desc);
+                decoder.drop_partial();
+                decoder.shrink();
+                self.coming = Share::default();
+                self.append(reply::line(Err(error), None)).await?;
+            }
             self.send().await?;
             if ended && (end == End::Gone || self.under_way.is_empty()) {
                 if decoder.is_partial() {
@@ -245,9 +258,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Err(error) => return self.append(reply::line(Err(error), request.id())).await,
         };
         if !free && !command.always {
+            let share = match self.context.room.take(message.len()) {
+                Ok(share) => share,
+                Err(error) => return self.append(reply::line(Err(error), request.id())).await,
+            };
             self.set_aside_bytes += message.len();
             let since = Instant::now();
-            self.set_aside.push_back(SetAside { message: message.to_owned(), since, abandoned });
+            let message = message.to_owned();
+            self.set_aside.push_back(SetAside { message, since, abandoned, _share: share });
             return Ok(());
         }
         if command.is_sync() {
@@ -272,12 +290,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 let place = |part: &str| within(message, part);
                 let arguments = arguments.text().map(place);
                 let id = request.id().map(place);
+                let share = match self.context.room.take(message.len()) {
+                    Ok(share) => share,
+                    Err(error) => return self.append(reply::line(Err(error), request.id())).await,
+                };
                 let work = perform(message.to_owned(), command, arguments, id, self.context, self.peer);
                 self.under_way.push(Work {
                     future: Box::pin(work),
                     command,
                     since: Instant::now(),
                     abandoned,
+                    _share: share,
                 });
             }
         }

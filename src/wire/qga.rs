@@ -124,6 +124,17 @@ impl Decoder {
         &mut self.buffer
     }
 
+    /// Bytes of a message that has begun and not ended.
+    pub fn partial_length(&self) -> usize {
+        self.buffer.len() - self.start
+    }
+
+    /// Throws away what there is of a message that has not ended, and what is still to come of it.
+    pub fn drop_partial(&mut self) {
+        self.at = self.buffer.len();
+        self.begin_anew(State::Recovery);
+    }
+
     /// Whether a message has begun and not ended.
     pub fn is_partial(&self) -> bool {
         !matches!(self.state, State::Between | State::Recovery)
@@ -255,12 +266,16 @@ impl Decoder {
 
     fn restart(&mut self, why: Malformed, state: State) -> Frame<'_> {
         self.at += 1;
+        self.begin_anew(state);
+        Frame::Malformed(why)
+    }
+
+    fn begin_anew(&mut self, state: State) {
         self.start = self.at;
         self.state = state;
         self.braces = 0;
         self.brackets = 0;
         self.dialect = false;
-        Frame::Malformed(why)
     }
 }
 

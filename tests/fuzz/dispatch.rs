@@ -10,6 +10,7 @@ use std::time::Duration;
 use guestlet::guest::Guest;
 use guestlet::qga::complaints::Complaints;
 use guestlet::qga::policy::Policy;
+use guestlet::qga::room::Room;
 use guestlet::qga::session::{self, End};
 use guestlet::qga::table::COMMANDS;
 use guestlet::qga::{Context, PROTOCOL_VERSION};
@@ -92,6 +93,7 @@ pub fn dispatch(bytes: &[u8]) {
         guest: Guest { root, effects, ..Guest::default() },
         policy: Policy::new(None, &blocked).0,
         complaints: Complaints::default(),
+        room: Room::default(),
         version: PROTOCOL_VERSION.to_owned(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -198,6 +198,32 @@ fn a_huge_text_in_the_wrong_place_is_neither_echoed_nor_multiplied() {
 }
 
 #[test]
+fn many_clients_with_large_messages_are_bounded_together_and_small_ones_are_always_served() {
+    let agent = Agent::start();
+    let begin = [&b"{\"execute\":\"guest-ping\",\"arguments\":{\"x\":\""[..], &vec![b'x'; 60 << 20]].concat();
+    let mut crowd: Vec<_> = (0..5).map(|_| agent.client()).collect();
+    for client in &mut crowd {
+        client.send(&begin);
+    }
+    // Four fit. The fifth, or whoever came last, is told at once and can go on with what is small.
+    let mut refused = crowd.pop().unwrap();
+    let answer = refused.answer();
+    assert!(answer["error"]["desc"].as_str().unwrap().contains("send it later"), "{answer}");
+    refused.send(b"\xff{\"execute\":\"guest-sync\",\"arguments\":{\"id\":1}}");
+    while refused.answer() != json!({"return": 1}) {}
+    assert_eq!(agent.client().call("guest-ping"), json!({}));
+    assert!(agent.peak() < 400 * 1024, "a peak of {} KiB", agent.peak());
+    for client in &mut crowd {
+        client.send(b"\"}}");
+        assert!(client.answer()["error"]["desc"].as_str().unwrap().contains("\"x\" is not known"));
+    }
+    // There is room again.
+    refused.send(&begin);
+    refused.send(b"\"}}");
+    assert!(refused.answer()["error"]["desc"].as_str().unwrap().contains("\"x\" is not known"));
+}
+
+#[test]
 fn an_id_over_several_lines_comes_back_on_one() {
     let agent = Agent::start();
     let mut client = agent.client();

@@ -10,6 +10,7 @@ use std::time::Duration;
 use guestlet::guest::Guest;
 use guestlet::qga::complaints::Complaints;
 use guestlet::qga::policy::Policy;
+use guestlet::qga::room::Room;
 use guestlet::qga::session::{self, End};
 use guestlet::qga::{Context, PROTOCOL_VERSION};
 use guestlet::sys::calendar::Date;
@@ -95,6 +96,7 @@ impl LaidOut {
             guest,
             policy,
             complaints: Complaints::default(),
+            room: Room::default(),
             version: PROTOCOL_VERSION.to_owned(),
         };
         let runtime =

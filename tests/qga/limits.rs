@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use guestlet::guest::Guest;
 use guestlet::qga::complaints::Complaints;
 use guestlet::qga::policy::{Limits, Policy};
+use guestlet::qga::room::Room;
 use guestlet::qga::session::{self, End};
 use guestlet::qga::{Context, PROTOCOL_VERSION};
 use serde_json::{Value, json};
@@ -22,6 +23,7 @@ async fn ask(limits: Limits, requests: &[Value]) -> Vec<Value> {
         guest: Guest::default(),
         policy,
         complaints: Complaints::default(),
+        room: Room::default(),
         version: PROTOCOL_VERSION.to_owned(),
     };
     let (mut client, stream) = tokio::io::duplex(1 << 16);
