@@ -63,6 +63,7 @@ pub async fn run(
         policy: policy(&settings)?,
         complaints: Complaints::default(),
         room: Room::default(),
+        stopping: shutdown.clone(),
         version: settings.version.clone().unwrap_or_else(|| qga::PROTOCOL_VERSION.to_owned()),
     });
     let mut passed = Passed::new(sockets);

@@ -26,6 +26,8 @@ use crate::transport::{unix, vsock};
 const API_UNIT: &str = "guestlet.socket";
 /// How often a socket that cannot be listened on is tried again, if it is.
 const RETRY: Duration = Duration::from_secs(5);
+/// How long what clients have asked for may go on when the agent ends.
+const LAST_ANSWERS: Duration = Duration::from_secs(3);
 /// A serial line that is hung up sooner than this is opened again only after as long.
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -163,11 +165,11 @@ impl Qga {
     pub async fn run(self, context: Arc<qga::Context>, shutdown: CancellationToken) -> anyhow::Result<()> {
         let listener = match self {
             Self::Port(path) => {
-                let served = shutdown.run_until_cancelled(Box::pin(serve_port(&path, &context))).await;
+                let served = unless_late(&shutdown, Box::pin(serve_port(&path, &context))).await;
                 return served.unwrap_or(Ok(()));
             }
             Self::Line(path) => {
-                let served = shutdown.run_until_cancelled(Box::pin(serve_line(&path, &context))).await;
+                let served = unless_late(&shutdown, Box::pin(serve_line(&path, &context))).await;
                 return served.unwrap_or(Ok(()));
             }
             Self::Clients(listener) => listener,
@@ -184,12 +186,24 @@ impl Qga {
             async move {
                 let session =
                     async { qga::session::run(stream, &peer, &context, End::Said).await.finish().await };
-                if let Some(Err(error)) = ending.run_until_cancelled(session).await {
+                if let Some(Err(error)) = unless_late(&ending, session).await {
                     tracing::debug!("{peer}: {error}");
                 }
             }
         })
         .await
+    }
+}
+
+/// What `work` comes to, unless it goes on for too long after `shutdown`.
+async fn unless_late<T>(shutdown: &CancellationToken, work: impl Future<Output = T>) -> Option<T> {
+    let late = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(LAST_ANSWERS).await;
+    };
+    tokio::select! {
+        done = work => Some(done),
+        () = late => None,
     }
 }
 
@@ -223,7 +237,8 @@ async fn serve_line(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
     let peer = path.display().to_string();
     let mut left = FuturesUnordered::new();
     loop {
-        let opened = beside(&mut left, Line::open_when_there(path)).await;
+        let opening = context.stopping.run_until_cancelled(Line::open_when_there(path));
+        let Some(opened) = beside(&mut left, opening).await else { break };
         let mut line = opened.with_context(|| format!("cannot open {peer}"))?;
         tracing::info!("{peer}: open");
         let opened = Instant::now();
@@ -231,11 +246,16 @@ async fn serve_line(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
         let ended = beside(&mut left, Box::pin(session)).await;
         left.push(ended.finish());
         drop(line);
+        if context.stopping.is_cancelled() {
+            break;
+        }
         tracing::info!("{peer}: hung up; opening it again");
         if opened.elapsed() < SHORT {
             beside(&mut left, tokio::time::sleep(SHORT)).await;
         }
     }
+    while left.next().await.is_some() {}
+    Ok(())
 }
 
 /// Serves one host after the other on a port, and the port again after it was unplugged. What a host that has
@@ -243,12 +263,17 @@ async fn serve_line(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
 async fn serve_port(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
     let peer = path.display().to_string();
     let mut left = FuturesUnordered::new();
-    loop {
-        let opened = beside(&mut left, Port::open_when_there(path)).await;
+    while let Some(opened) = {
+        let opening = context.stopping.run_until_cancelled(Port::open_when_there(path));
+        beside(&mut left, opening).await
+    } {
         let mut port = opened.with_context(|| format!("cannot open {peer}"))?;
         tracing::info!("{peer}: open");
-        loop {
-            if let Err(error) = beside(&mut left, port.attached()).await {
+        while let Some(attached) = {
+            let attaching = context.stopping.run_until_cancelled(port.attached());
+            beside(&mut left, attaching).await
+        } {
+            if let Err(error) = attached {
                 tracing::warn!("{peer}: {error}; waiting for the port to come back");
                 break;
             }
@@ -258,6 +283,8 @@ async fn serve_port(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
             left.push(ended.finish());
         }
     }
+    while left.next().await.is_some() {}
+    Ok(())
 }
 
 /// Waits for `work` while what is `left` goes on, too.

@@ -20,6 +20,8 @@ pub mod room;
 pub mod session;
 pub mod table;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::guest::Guest;
 use complaints::Complaints;
 use policy::Policy;
@@ -36,6 +38,8 @@ pub struct Context {
     pub complaints: Complaints,
     /// What their large messages take.
     pub room: Room,
+    /// The agent ends: nothing new is begun, and what is under way is answered.
+    pub stopping: CancellationToken,
     /// The version that guest-info reports; clients compare it.
     pub version: String,
 }

@@ -15,6 +15,8 @@
 //! A client that has waited for long (`GIVES_UP`) and then sends guest-sync has given up on what it asked before:
 //! that ends without an answer, which the client would take for the answer to something else.
 //!
+//! When the agent ends, no more is read, and what was asked for is answered.
+//!
 //! A client that does not read its answers is not read from either; it costs its own task some memory and
 //! nobody else anything.
 
@@ -152,7 +154,8 @@ struct Work<'c> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
-    async fn run(&mut self, mut decoder: Decoder, end: End) -> io::Result<()> {
+    async fn run(&mut self, mut decoder: Decoder, mut end: End) -> io::Result<()> {
+        let stopping = &self.context.stopping;
         let mut ended = false;
         loop {
             self.answer_what_is_at_hand(&mut decoder).await?;
@@ -181,6 +184,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 biased;
                 line = finished(&mut self.under_way) => {
                     self.append(line).await?;
+                }
+                () = stopping.cancelled(), if !ended => {
+                    (ended, end) = (true, End::Said);
                 }
                 () = sleep_until(overdue.unwrap_or_else(Instant::now).into()), if overdue.is_some() => {}
                 () = sleep(REST), if self.moved >= LARGE && self.under_way.is_empty() => {

@@ -97,6 +97,7 @@ impl LaidOut {
             policy,
             complaints: Complaints::default(),
             room: Room::default(),
+            stopping: tokio_util::sync::CancellationToken::new(),
             version: PROTOCOL_VERSION.to_owned(),
         };
         let runtime =

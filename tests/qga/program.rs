@@ -1,12 +1,14 @@
 //! The program around the protocol: options, settings, signals.
 
 use std::process::{Command, Output};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 
 use crate::agent::{Agent, PATIENCE, settings_in};
+use crate::namespace::{self, is_outside};
 
 fn run(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_guestlet")).args(arguments).output().unwrap()
@@ -111,6 +113,43 @@ fn a_signal_ends_it_cleanly_with_a_client_connected() {
         assert!(begun.elapsed() < PATIENCE);
         assert!(!agent.socket().exists(), "the socket is left behind");
     }
+}
+
+/// As qemu-ga does, which looks at signals only between two commands.
+#[test]
+fn what_is_under_way_is_answered_before_the_agent_ends() {
+    if is_outside("program::what_is_under_way_is_answered_before_the_agent_ends") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    // Only this test and its agent see this one in the place of the system's.
+    namespace::run(&format!(
+        "cd {}; mkfifo gate; touch chpasswd
+         printf '#!/bin/sh\\ncat > /dev/null\\ncd %s\\n: > begun\\nread word < gate\\n: > ended\\n' $PWD > text
+         install -m 755 text chpasswd; mount --bind chpasswd /usr/sbin/chpasswd; cmp text /usr/sbin/chpasswd",
+        folder.display()
+    ));
+    let mut agent = Agent::start();
+    let mut client = agent.client();
+    let arguments = json!({"username": "root", "password": "eA==", "crypted": false});
+    client.send(json!({"execute": "guest-set-user-password", "arguments": arguments}).to_string().as_bytes());
+    let deadline = Instant::now() + PATIENCE;
+    let wait = |what: &dyn Fn() -> bool| {
+        while !what() {
+            assert!(Instant::now() < deadline, "the agent's log:\n{}", agent.log());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    wait(&|| folder.join("begun").exists());
+    kill(Pid::from_raw(agent.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    wait(&|| agent.log().contains("SIGTERM"));
+    std::fs::write(folder.join("gate"), "go on\n").unwrap();
+    assert_eq!(client.answer(), json!({"return": {}}));
+    assert!(folder.join("ended").exists());
+    assert!(client.finish().is_empty());
+    assert!(agent.child.wait().unwrap().success());
+    assert!(agent.log().contains("guest-set-user-password (root): done"), "{}", agent.log());
 }
 
 #[test]
