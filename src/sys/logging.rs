@@ -6,9 +6,11 @@ mod file;
 mod journal;
 
 use std::io::{self, Write};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing::{Level, Metadata};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
@@ -16,6 +18,9 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 pub use file::{finish, pause, resume};
+
+/// Bytes of a line on standard error: what a pipe that has room takes without waiting for more (pipe(7)).
+const MAX_LINE: usize = 4096;
 
 /// Starts logging for this process, under the name `identifier`; to `file`, if there is one.
 ///
@@ -45,7 +50,7 @@ pub fn init(identifier: &'static str, verbose: bool, file: Option<&Path>) -> any
 enum Sink {
     File(file::Log),
     Journal(journal::Journal),
-    /// With the number of entries that were lost while logging was paused.
+    /// With the number of entries that were lost while logging was paused, or nobody read them.
     StandardError(AtomicU64),
 }
 
@@ -55,21 +60,33 @@ impl Sink {
             Self::File(log) => log.take(level, text),
             Self::Journal(journal) => journal.send(level, text),
             Self::StandardError(lost) => {
-                if file::is_paused() {
+                if file::is_paused() || !has_room() {
                     lost.fetch_add(1, Ordering::Relaxed);
                     return;
                 }
-                let mut line = format!("{level:>5} ").into_bytes();
-                line.extend_from_slice(text);
+                let mut line = Vec::new();
                 let lost = lost.swap(0, Ordering::Relaxed);
                 if lost > 0 {
                     line.extend_from_slice(format!(" INFO {lost} entries were left out\n").as_bytes());
+                }
+                line.extend_from_slice(format!("{level:>5} ").as_bytes());
+                line.extend_from_slice(text);
+                if line.len() > MAX_LINE {
+                    line.truncate(MAX_LINE - 1);
+                    line.push(b'\n');
                 }
                 // There is nowhere to say that it failed.
                 let _ = io::stderr().write_all(&line);
             }
         }
     }
+}
+
+/// Whether standard error takes a line at once. A pipe that nobody reads does not.
+fn has_room() -> bool {
+    let stderr = io::stderr();
+    let mut descriptors = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+    poll(&mut descriptors, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 struct Entry<'a> {

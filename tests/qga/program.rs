@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::agent::{Agent, PATIENCE, settings_in};
+use crate::agent::{Agent, Client, PATIENCE, settings_in};
 use crate::namespace::{self, is_outside};
 
 fn run(arguments: &[&str]) -> Output {
@@ -113,6 +113,42 @@ fn a_signal_ends_it_cleanly_with_a_client_connected() {
         assert!(begun.elapsed() < PATIENCE);
         assert!(!agent.socket().exists(), "the socket is left behind");
     }
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_up_nobody() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let size = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_GETPIPE_SZ).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    std::fs::write(file("agent.toml"), settings_in(folder.path())).unwrap();
+    std::io::Write::write_all(&mut &writer, &vec![b'.'; usize::try_from(size).unwrap()]).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_guestlet"))
+        .args(["-v", "-m", "unix-listen", "-p"])
+        .arg(file("qga.sock"))
+        .arg("-t")
+        .arg(folder.path())
+        .arg("--settings")
+        .arg(file("agent.toml"))
+        .stdin(std::process::Stdio::null())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    while std::os::unix::net::UnixStream::connect(file("qga.sock")).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "it waits for somebody to read its log");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut client = Client::connect(&file("qga.sock"));
+    client.call("guest-get-host-name");
+    let mut before = vec![0; usize::try_from(size).unwrap()];
+    std::io::Read::read_exact(&mut reader, &mut before).unwrap();
+    client.call("guest-get-host-name");
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert!(child.wait().unwrap().success());
+    let mut log = String::new();
+    std::io::Read::read_to_string(&mut reader, &mut log).unwrap();
+    assert!(log.contains("entries were left out") && log.contains("guest-get-host-name"), "{log}");
 }
 
 /// As qemu-ga does, which looks at signals only between two commands.
