@@ -42,6 +42,7 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     memory::keep_freed();
     descriptor::keep_from_programs();
+    descriptor::allow_many();
     let freezer = freeze::Freezer::new(freeze::Settings {
         hook: settings.fsfreeze_hook.clone(),
         hook_deadline: settings.limits.hook_deadline,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use nix::libc;
 use tokio::io::Interest;
@@ -67,5 +68,36 @@ pub fn keep_from_programs() {
         unsafe { libc::syscall(libc::SYS_close_range, FROM, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if done != 0 {
         tracing::debug!("close_range: {}", io::Error::last_os_error());
+    }
+}
+
+/// Descriptors that the process may have at once when everything that is bounded is at its bounds: files of clients,
+/// pipes of programs, connections.
+const MANY: libc::rlim_t = 4096;
+/// The limits that the process was started with.
+static BEFORE: OnceLock<libc::rlimit> = OnceLock::new();
+
+/// Lets this process have as many descriptors as its own bounds add up to, if its hard limit does; usually it is 1024.
+pub fn allow_many() {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit(2) fills in what the pointer leads to, which lives here.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits) } != 0 || limits.rlim_cur >= MANY {
+        return;
+    }
+    let more = libc::rlimit { rlim_cur: MANY.min(limits.rlim_max), ..limits };
+    // SAFETY: setrlimit(2) reads what the pointer leads to, which lives here.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const more) } == 0 {
+        let _ = BEFORE.set(limits);
+    }
+}
+
+/// Gives a program that was started the limits that this process was started with: some programs close or count all
+/// descriptors that they may have.
+pub fn limit_as_before(process: u32) {
+    let (Some(limits), Ok(process)) = (BEFORE.get(), libc::pid_t::try_from(process)) else { return };
+    // SAFETY: prlimit(2) reads what the pointer leads to, which lives for ever, and writes nothing with a null pointer.
+    let done = unsafe { libc::prlimit(process, libc::RLIMIT_NOFILE, limits, std::ptr::null_mut()) };
+    if done != 0 {
+        tracing::debug!("prlimit: {}", io::Error::last_os_error());
     }
 }

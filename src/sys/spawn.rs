@@ -1,8 +1,8 @@
 //! Starts programs that callers name, as a service manager would start them: nothing of the agent is passed on.
 //!
 //! A program gets a process group of its own, `/` as its folder, the usual umask, no signal blocked or ignored, no
-//! descriptor but the three, and no protection from a lack of memory that the agent may have. It is started without a
-//! copy of the agent's memory (`posix_spawn(3)`).
+//! descriptor but the three, the usual limit of them, and no protection from a lack of memory that the agent may have.
+//! It is started without a copy of the agent's memory (`posix_spawn(3)`).
 
 use std::ffi::OsStr;
 use std::io;
@@ -20,6 +20,7 @@ use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use crate::sys::descriptor;
 use crate::sys::root::Root;
 
 /// Where programs are looked for if `PATH` does not say it.
@@ -124,6 +125,9 @@ fn spawn(root: &Root, start: &Start, found: &Path) -> io::Result<Child> {
     }
     let child = begun?;
     unprotect(root, &child);
+    if let Some(pid) = child.id() {
+        descriptor::limit_as_before(pid);
+    }
     Ok(child)
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::agent::{Agent, Client, PATIENCE};
 use crate::beside_qemu_ga::both;
+use crate::namespace::{self, is_outside};
 
 fn ask(client: &mut Client, command: &str, arguments: &Value) -> Value {
     client.ask(&json!({"execute": command, "arguments": arguments}).to_string())
@@ -272,6 +273,35 @@ fn programs_that_run_are_bounded_and_told_apart() {
         assert!(ask(&mut client, "guest-exec-status", &json!({"pid": pid}))["error"].is_object());
     }
     run(&mut client, &json!({"path": "/bin/true"}));
+}
+
+/// With the usual limit of 1024 descriptors the agent could not take one more client.
+#[test]
+fn with_all_files_and_programs_that_there_may_be_clients_are_still_let_in() {
+    if is_outside("exec::with_all_files_and_programs_that_there_may_be_clients_are_still_let_in") {
+        return;
+    }
+    namespace::run(&format!("prlimit --pid {} --nofile=1024:", std::process::id()));
+    let agent = Agent::start();
+    let mut client = agent.client();
+    for _ in 0..512 {
+        let opened = ask(&mut client, "guest-file-open", &json!({"path": "/proc/self/status"}));
+        assert!(opened["return"].is_i64(), "{opened}");
+    }
+    let mut program = shell("exec sleep 1000", &json!("separated"));
+    program["input-data"] = json!(STANDARD.encode_to_string("go\n"));
+    let pids: Vec<_> = (0..255).map(|_| start(&mut client, &program)).collect();
+    let crowd: Vec<_> = (0..60).map(|_| agent.client()).collect();
+    for mut client in crowd {
+        assert_eq!(client.call("guest-ping"), json!({}));
+    }
+    // It reads its input only after it was given its limits.
+    program["arg"] = json!(["-c", "read word; ulimit -n"]);
+    assert_eq!(text(&run(&mut client, &program)), "1024\n");
+    for pid in pids {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    }
 }
 
 /// No growth after the first ones, whatever is called.
