@@ -35,6 +35,18 @@ impl Limits {
         within("the program", path, self.exec_paths.as_deref(), "qga.exec.paths")
     }
 
+    /// Whether a program may be given an environment: by variables such as `LD_PRELOAD`, `BASH_ENV` and `PERL5OPT` most
+    /// programs run others.
+    ///
+    /// # Errors
+    /// If the settings limit what is run.
+    pub fn environment(&self) -> Result<(), Error> {
+        if self.exec_paths.is_none() {
+            return Ok(());
+        }
+        Err(Error::refused("\"env\" is not taken where programs are limited", "qga.exec.paths"))
+    }
+
     /// Whether guest-file-open may open the file that `path` is when every link in it is followed.
     ///
     /// # Errors

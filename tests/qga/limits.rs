@@ -99,6 +99,10 @@ async fn programs_are_limited_by_where_links_lead_and_that_is_what_runs() {
     for answer in ask(limits.clone(), &[&refused[..], &[exec("true".into())]].concat()).await {
         assert!(description(&answer).contains("is not among those allowed; see qga.exec.paths"), "{answer}");
     }
+    // By its environment a program that may be run would run another.
+    let arguments = json!({"path": folder.join("link-in"), "env": ["BASH_ENV=/dev/stdin"]});
+    let answers = ask(limits.clone(), &[json!({"execute": "guest-exec", "arguments": arguments})]).await;
+    assert!(description(&answers[0]).contains("see qga.exec.paths"), "{answers:?}");
     assert!(!mark.exists());
     let answers = ask(limits, &[exec(folder.join("link-in"))]).await;
     assert!(answers[0]["return"]["pid"].is_i64(), "{answers:?}");

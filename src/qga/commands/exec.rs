@@ -33,7 +33,7 @@ pub const COMMANDS: &[Command] = &[
                   not its arguments.",
         differences: "An entry of env without `=` is an error. The program gets `/` as its folder, a process group \
                       of its own, the umask 022 and no variable that the service manager has for the agent alone. \
-                      At most 256 programs run at the same time.",
+                      Where the settings limit programs, env is refused: by it others can be run. At most 256 programs run at the same time.",
         run: Run::Later(exec),
         ..EXEC
     },
@@ -61,6 +61,7 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let (path, task) = call.arguments.read(|arguments| {
             let path = arguments.required::<String>("path")?;
+            call.concerns(&*path);
             let environment = arguments.optional::<Vec<Variable>>("env")?;
             let task = Task {
                 program: path.clone(),
@@ -71,12 +72,14 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
             };
             Ok((path, task))
         })?;
-        call.concerns(&*path);
         if path.is_empty() {
             return Err(Error::argument("\"path\"", "must not be empty"));
         }
         let guest = &call.context.guest;
         let limits = &call.context.policy.limits;
+        if task.environment.as_ref().is_some_and(|variables| !variables.is_empty()) {
+            limits.environment()?;
+        }
         let may = limits.exec_paths.is_some().then(|| limits.clone());
         let may = may.map(|limits| move |path: &std::path::Path| limits.exec(path));
         let pid = guest.processes.start(&guest.root, task, may).await?;
