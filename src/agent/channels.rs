@@ -271,7 +271,7 @@ async fn serve_port(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
         tracing::info!("{peer}: open");
         while let Some(attached) = {
             let attaching = context.stopping.run_until_cancelled(port.attached());
-            beside(&mut left, attaching).await
+            beside(&mut left, Box::pin(attaching)).await
         } {
             if let Err(error) = attached {
                 tracing::warn!("{peer}: {error}; waiting for the port to come back");

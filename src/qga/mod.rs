@@ -27,6 +27,9 @@ use complaints::Complaints;
 use policy::Policy;
 use room::Room;
 
+/// Cancelled when the agent ends.
+pub type Stopping = CancellationToken;
+
 /// What every session with a QGA client shares.
 #[derive(Debug)]
 pub struct Context {
@@ -39,7 +42,7 @@ pub struct Context {
     /// What their large messages take.
     pub room: Room,
     /// The agent ends: nothing new is begun, and what is under way is answered.
-    pub stopping: CancellationToken,
+    pub stopping: Stopping,
     /// The version that guest-info reports; clients compare it.
     pub version: String,
 }

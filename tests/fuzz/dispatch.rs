@@ -94,7 +94,7 @@ pub fn dispatch(bytes: &[u8]) {
         policy: Policy::new(None, &blocked).0,
         complaints: Complaints::default(),
         room: Room::default(),
-        stopping: tokio_util::sync::CancellationToken::new(),
+        stopping: guestlet::qga::Stopping::new(),
         version: PROTOCOL_VERSION.to_owned(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -97,7 +97,7 @@ impl LaidOut {
             policy,
             complaints: Complaints::default(),
             room: Room::default(),
-            stopping: tokio_util::sync::CancellationToken::new(),
+            stopping: guestlet::qga::Stopping::new(),
             version: PROTOCOL_VERSION.to_owned(),
         };
         let runtime =

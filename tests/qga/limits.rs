@@ -24,7 +24,7 @@ async fn ask(limits: Limits, requests: &[Value]) -> Vec<Value> {
         policy,
         complaints: Complaints::default(),
         room: Room::default(),
-        stopping: tokio_util::sync::CancellationToken::new(),
+        stopping: guestlet::qga::Stopping::new(),
         version: PROTOCOL_VERSION.to_owned(),
     };
     let (mut client, stream) = tokio::io::duplex(1 << 16);
