@@ -11,7 +11,6 @@ pub const COMMANDS: &[Command] = &[
         name: "guest-fsfreeze-status",
         since: "0.15",
         returns: "`thawed` or `frozen`",
-        class: Class::Control,
         always: true,
         summary: "Whether file systems are frozen.",
         differences: "`frozen` also while they are being frozen.",
@@ -59,7 +58,8 @@ pub const COMMANDS: &[Command] = &[
 
 const FREEZE: &str = "Ends by itself after a deadline (`qga.freeze.deadline`, 2 minutes). File systems that live on others, \
                       as in files of them, are frozen before those. Hooks have a deadline each, and may be a folder. \
-                      Other commands that only ask are answered meanwhile. See docs/freeze.md.";
+                      guest-ping, -info, -sync, -sync-delimited, -fsfreeze-status and -fsfreeze-thaw are answered \
+                      meanwhile. See docs/freeze.md.";
 
 /// guest-fsfreeze-status
 pub fn status(call: &Call<'_>) -> Outcome {
