@@ -242,6 +242,90 @@ fn row(name: &str, ours: f64, theirs: f64, unit: &str) {
     println!("{name:<44} {ours:>10.1} {theirs:>10.1} {unit:<8} {:>6.2}", ours / theirs);
 }
 
+/// One call after the other, of everything that changes nothing, with mistakes among them.
+fn mixed_calls(agent: &Agent, calls: std::ops::Range<usize>) {
+    const QUESTIONS: [&str; 19] = [
+        "guest-ping",
+        "guest-info",
+        "guest-get-time",
+        "guest-get-host-name",
+        "guest-get-osinfo",
+        "guest-get-users",
+        "guest-get-timezone",
+        "guest-network-get-interfaces",
+        "guest-network-get-route",
+        "guest-get-fsinfo",
+        "guest-get-disks",
+        "guest-get-diskstats",
+        "guest-get-cpustats",
+        "guest-get-load",
+        "guest-get-vcpus",
+        "guest-get-memory-block-info",
+        "guest-fsfreeze-status",
+        "guest-nothing",
+        "guest-file-read",
+    ];
+    // Each is answered somehow, and the end of the answers is known by this one.
+    const LAST: &str = "\n\u{ff}{'execute':'guest-sync-delimited','arguments':{'id':471147114711}}\n";
+    const MISTAKES: [&str; 8] = [
+        "{]",
+        "{'execute':",
+        "{'execute':7}",
+        "[1,2,{'a':[null,true,-1.5e3,'\\u0061']}]",
+        "{'execute':'guest-ping','arguments':{'x':1},'id':{'a':[1,2,3]}}",
+        "{'execute':'guest-file-close','arguments':{'handle':4711}}",
+        "{'execute':'guest-exec-status','arguments':{'pid':-7}}",
+        "{'execute':'guest-ssh-get-authorized-keys','arguments':{'username':'nobody-of-that-name'}}",
+    ];
+    let path = agent.folder.path().join("mixed");
+    std::fs::write(&path, [b'x'; 10_000]).unwrap();
+    let mut client = agent.client();
+    for number in calls {
+        if number % 1000 == 0 {
+            // Clients come and go; what takes long is done now and then.
+            client = agent.client();
+            call(&mut client, b"{\"execute\":\"guest-get-memory-blocks\"}\n");
+            let started =
+                ask(&mut client, "guest-exec", &json!({"path": "/bin/true", "capture-output": true}));
+            while ask(&mut client, "guest-exec-status", &started)["exited"] == false {}
+        } else if number % 10 == 0 {
+            let handle = ask(&mut client, "guest-file-open", &json!({"path": path}));
+            ask(&mut client, "guest-file-read", &json!({"handle": handle, "count": number % 10_000}));
+            ask(&mut client, "guest-file-close", &json!({"handle": handle}));
+        } else if number % 10 == 5 {
+            let mistake = MISTAKES[number / 10 % MISTAKES.len()];
+            // U+00FF stands for the byte.
+            let request: Vec<u8> = [mistake, LAST].concat().chars().map(|it| it as u8).collect();
+            client.write_all(&request).unwrap();
+            let mut answers = Vec::new();
+            while !answers.ends_with(b"471147114711}\n") {
+                let mut buffer = [0; 8192];
+                let length = client.read(&mut buffer).unwrap();
+                assert!(length > 0, "{mistake}: the agent closed the stream");
+                answers.extend_from_slice(&buffer[..length]);
+            }
+        } else {
+            let question = QUESTIONS[number % QUESTIONS.len()];
+            call(&mut client, format!("{{\"execute\":\"{question}\",\"id\":{number}}}\n").as_bytes());
+        }
+    }
+}
+
+/// Resident memory after some calls and after many.
+fn memory(agents: [&Agent; 2]) {
+    let [ours, theirs] = agents.map(|agent| {
+        let mut resident = Vec::new();
+        for calls in [1..1_001, 1_001..10_001, 10_001..50_001, 50_001..100_001] {
+            mixed_calls(agent, calls);
+            resident.push(agent.number("status", "VmRSS:") as f64);
+        }
+        resident
+    });
+    for (place, calls) in ["1,000", "10,000", "50,000", "100,000"].iter().enumerate() {
+        row(&format!("resident memory after {calls} mixed calls"), ours[place], theirs[place], "KiB");
+    }
+}
+
 /// Machines with many mounts and many links.
 fn many(programs: [(&Path, bool); 2]) {
     for (name, option, script, request, calls) in [
@@ -286,6 +370,9 @@ fn main() {
             let [our, their] = exec([&our, &their]);
             row("guest-exec of /bin/true until it is seen to end, p50", our, their, "ms");
         }
+    }
+    if part("memory") {
+        memory([&Agent::start(&program, true).0, &Agent::start(&qemu_ga, false).0]);
     }
     if part("many") {
         many([(&program, true), (&qemu_ga, false)]);
