@@ -27,6 +27,8 @@ fn refused_hibernation(domain: &Domain) -> anyhow::Result<()> {
 }
 
 fn sleep(domain: &Domain) -> anyhow::Result<()> {
+    // A kernel that does not come back says on the console how far it got.
+    domain.run("dmesg --console-level debug && echo N > /sys/module/printk/parameters/console_suspend")?;
     domain.verb("dompmsuspend", &["mem"])?;
     domain.wait_state("pmsuspended", SOON)?;
     domain.verb("dompmwakeup", &[])?;
