@@ -82,6 +82,60 @@ pub fn numbered(root: &Root, folder: &str, name: &str) -> Vec<u32> {
     numbers
 }
 
+/// A partition as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partition {
+    /// Such as `vda1`.
+    pub name: String,
+    /// Its place in the disk's table: 1, 2, 3, …
+    pub index: u32,
+    /// Its number as a device.
+    pub number: Number,
+    /// Where it begins on the disk, in bytes.
+    pub start: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// The unit in which the kernel tells sizes, whatever the disk's own sectors are.
+const SECTOR: u64 = 512;
+
+/// The size of the device at `place`, in bytes.
+pub fn bytes(root: &Root, place: &str) -> u64 {
+    let sectors: u64 = root.line(&format!("{place}/size")).parse().unwrap_or_default();
+    sectors.saturating_mul(SECTOR)
+}
+
+/// The partitions of the disk at `place`, in the order of their table.
+pub fn partitions(root: &Root, place: &str) -> Vec<Partition> {
+    let disk = name(place);
+    let mut partitions: Vec<_> = names(root, place, std::fs::FileType::is_dir)
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|name| name.starts_with(disk))
+        .filter_map(|name| {
+            let place = format!("{place}/{name}");
+            let start: u64 = root.line(&format!("{place}/start")).parse().unwrap_or_default();
+            Some(Partition {
+                index: root.line(&format!("{place}/partition")).parse().ok()?,
+                number: number(root, &place)?,
+                start: start.saturating_mul(SECTOR),
+                bytes: bytes(root, &place),
+                name,
+            })
+        })
+        .collect();
+    partitions.sort_by_key(|partition| partition.index);
+    partitions
+}
+
+/// The names of the devices that are made of the one at `place`, such as `dm-0`, sorted.
+pub fn holders(root: &Root, place: &str) -> Vec<String> {
+    let mut holders = names(root, &format!("{place}/holders"), |_| true).unwrap_or_default();
+    holders.sort();
+    holders
+}
+
 /// The number of the device at `place`.
 pub fn number(root: &Root, place: &str) -> Option<Number> {
     let line = root.line(&format!("{place}/dev"));

@@ -2,6 +2,7 @@
 
 use crate::sys::block::whole;
 use crate::sys::root::Root;
+use crate::sys::vital_product_data;
 
 /// The serial number of the disk that the block device at `place` is, or is a partition of. The kernel asks the
 /// disk for some kinds, so that this may take as long as the disk does.
@@ -20,30 +21,12 @@ pub fn read(root: &Root, place: &str) -> Option<String> {
 
 /// Page 80h of SCSI's vital product data: a serial number.
 pub fn unit_serial(page: &[u8]) -> Option<String> {
-    let (header, rest) = page.split_first_chunk::<4>()?;
-    printable(rest.get(..length(*header)?)?)
+    vital_product_data::serial(page).and_then(printable)
 }
 
 /// Page 83h: the identifier of the disk that its vendor gave it as text, as which QEMU shows `device_id`.
 pub fn vendor_identifier(page: &[u8]) -> Option<String> {
-    const TEXT: u8 = 2;
-    let (header, rest) = page.split_first_chunk::<4>()?;
-    let mut rest = rest.get(..length(*header)?)?;
-    while let Some(([set, kind, _, length], after)) = rest.split_first_chunk::<4>() {
-        let value = after.get(..usize::from(*length))?;
-        // For the disk, not for the port or the target that it is at; of no standard's form.
-        let (set, kind) = (set % 0x10, kind % 0x40);
-        if set == TEXT && kind == 0 {
-            return printable(value);
-        }
-        rest = &after[value.len()..];
-    }
-    None
-}
-
-/// The length that the header of a page says.
-fn length([_, _, high, low]: [u8; 4]) -> Option<usize> {
-    Some(usize::from(u16::from_be_bytes([high, low]))).filter(|length| *length > 0)
+    vital_product_data::designation(page).text.and_then(printable)
 }
 
 fn printable(text: &[u8]) -> Option<String> {

@@ -73,8 +73,12 @@ pub mod ticker;
 #[cfg(feature = "agent")]
 pub mod udev;
 #[cfg(feature = "agent")]
+pub mod uevents;
+#[cfg(feature = "agent")]
 pub mod usage;
 #[cfg(feature = "agent")]
 pub mod user_files;
 #[cfg(feature = "agent")]
 pub mod utmp;
+#[cfg(feature = "agent")]
+pub mod vital_product_data;

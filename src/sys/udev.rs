@@ -1,11 +1,22 @@
-//! What udev knows about a device: its database in /run/udev/data.
+//! What udev knows about a device, its database in /run/udev/data, and when it has something new to say.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::AsFd as _;
+
+use nix::errno::Errno;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::io::Interest;
 
 use crate::sys::block::Number;
+use crate::sys::descriptor::wait;
 use crate::sys::root::Root;
+
+const DATA: &str = "/run/udev/data";
 
 /// What udev keeps about a block device; nothing where no udev runs.
 pub fn block_device(root: &Root, (major, minor): Number) -> Option<Vec<u8>> {
-    root.read(&format!("/run/udev/data/b{major}:{minor}")).ok()
+    root.read(&format!("{DATA}/b{major}:{minor}")).ok()
 }
 
 /// The value of a property in an entry of the database, a line `E:NAME=value`; none if it is empty.
@@ -14,6 +25,82 @@ pub fn property<'a>(entry: &'a [u8], name: &str) -> Option<&'a str> {
         .split(|byte| *byte == b'\n')
         .find_map(|line| line.strip_prefix(b"E:")?.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
     std::str::from_utf8(value).ok().filter(|value| !value.is_empty())
+}
+
+/// Whether udev runs on this machine.
+pub fn runs(root: &Root) -> bool {
+    root.path("/run/udev/control").exists()
+}
+
+/// When udev had processed a device for the first time, in microseconds since the boot; none if it has not yet. Two
+/// devices that have the same number, one after the other, differ in it.
+pub fn processed(root: &Root, number: Number) -> Option<u64> {
+    processed_at(&block_device(root, number)?)
+}
+
+/// The same out of an entry of the database.
+pub fn processed_at(entry: &[u8]) -> Option<u64> {
+    let line = entry.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"I:"))?;
+    std::str::from_utf8(line).ok()?.parse().ok()
+}
+
+/// What udev has something new to say about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// These block devices.
+    About(BTreeSet<Number>),
+    /// Some was lost: it may be any.
+    Any,
+}
+
+/// Told when entries of udev's database are written.
+#[derive(Debug)]
+pub struct Watch(Inotify);
+
+impl Watch {
+    /// Told of everything from now on.
+    ///
+    /// # Errors
+    /// As inotify(7) gives them, also if there is no database yet.
+    pub fn begin(root: &Root) -> io::Result<Self> {
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        // udev writes an entry beside its place, and moves it there.
+        let what = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CLOSE_WRITE;
+        inotify.add_watch(&root.path(DATA), what)?;
+        Ok(Self(inotify))
+    }
+
+    /// Entries of block devices were written.
+    ///
+    /// # Errors
+    /// As inotify(7) gives them.
+    pub async fn changed(&self) -> io::Result<News> {
+        loop {
+            let mut about = BTreeSet::new();
+            match self.0.read_events() {
+                Ok(events) => {
+                    for event in events {
+                        if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+                            return Ok(News::Any);
+                        }
+                        about.extend(event.name.as_deref().and_then(|name| block_number(name.to_str()?)));
+                    }
+                }
+                Err(Errno::EAGAIN) => wait(self.0.as_fd(), Interest::READABLE).await?,
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if !about.is_empty() {
+                return Ok(News::About(about));
+            }
+        }
+    }
+}
+
+/// The number in the name of a block device's entry.
+fn block_number(name: &str) -> Option<Number> {
+    let (major, minor) = name.strip_prefix('b')?.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -32,6 +119,25 @@ mod tests {
         assert_eq!(property(CAPTURED, "ID_SERIAL_SHORT"), None);
         assert_eq!(property(CAPTURED, "ID"), None);
         assert_eq!(property(CAPTURED, "systemd"), None);
+        assert_eq!(processed_at(CAPTURED), Some(2_143_861));
+        assert_eq!(processed_at(b"E:I:7\nI:x\n"), None);
+    }
+
+    #[tokio::test]
+    async fn entries_that_are_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        assert!(Watch::begin(&root).is_err() && !runs(&root));
+        let data = root.path(DATA);
+        std::fs::create_dir_all(&data).unwrap();
+        let watch = Watch::begin(&root).unwrap();
+        for name in ["c4:1", "b254:16.x", "+drm:card0", "n2"] {
+            std::fs::File::create(data.join(name)).unwrap();
+        }
+        std::fs::File::create(root.path("/run/new")).unwrap();
+        std::fs::rename(root.path("/run/new"), data.join("b254:16")).unwrap();
+        assert_eq!(watch.changed().await.unwrap(), News::About([(254, 16)].into()));
+        assert_eq!(processed(&root, (254, 16)), None);
     }
 
     proptest! {
@@ -39,6 +145,7 @@ mod tests {
         fn any_bytes_will_do(bytes: Vec<u8>, value in "[^\n]{1,9}") {
             let entry = [&bytes, "\nE:ANY_NAME=".as_bytes(), value.as_bytes()].concat();
             prop_assert!(property(&entry, "ANY_NAME").is_some());
+            let _ = processed_at(&bytes);
             prop_assert_eq!(property(&bytes, "ANY_NAME"), None);
         }
     }

@@ -7,7 +7,9 @@ use guestlet::config::{environment_file, key_file};
 use guestlet::guest::disks::location::locate;
 use guestlet::qga::request::Request;
 use guestlet::sys::rtnetlink::message::Answer as NetworkAnswer;
-use guestlet::sys::{block, disk_serial, diskstats, mountinfo, os_release, udev};
+use guestlet::sys::{
+    block, disk_serial, diskstats, mountinfo, os_release, udev, uevents, vital_product_data,
+};
 use guestlet::wire::hybrid::{Answer, MAX_ANSWER};
 use guestlet::wire::qga::{Decoder, Frame};
 use guestlet::wire::qmp::{Lines, Message};
@@ -89,6 +91,8 @@ pub fn parsers(bytes: &[u8]) {
     drop(diskstats::parse(&text));
     drop(disk_serial::unit_serial(bytes));
     drop(disk_serial::vendor_identifier(bytes));
+    drop(vital_product_data::designation(bytes));
+    assert!(uevents::parse(bytes).is_none_or(|uevent| uevent.place.starts_with("/sys/")));
     let _ = udev::property(bytes, "ID_SERIAL");
     for path in text.lines() {
         locate(&block::follow("/sys/block", path), |_| Some("ahci".into()), |_, _| vec![1]);
