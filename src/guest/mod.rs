@@ -41,6 +41,8 @@ pub struct Guest {
     pub effects: Arc<dyn Effects>,
     /// What happens in it.
     pub events: Arc<events::Hub>,
+    /// The disks that it has, and those that are waited for.
+    pub disks: Arc<disks::room::Room>,
     /// What its disks have told of themselves.
     pub serials: Arc<disks::serials::Serials>,
     /// Files that clients have open in it.
@@ -58,6 +60,7 @@ impl Guest {
             root: Root::default(),
             effects: Arc::new(Machine),
             events: Arc::new(events::Hub::new(run_id)),
+            disks: Arc::default(),
             serials: Arc::default(),
             files: Arc::default(),
             freezer: freeze::Freezer::default(),

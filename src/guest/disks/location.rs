@@ -22,6 +22,22 @@ pub enum Bus {
     Unknown,
 }
 
+impl Bus {
+    /// In one word, such as `virtio`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ide => "ide",
+            Self::Scsi => "scsi",
+            Self::Virtio => "virtio",
+            Self::Xen => "xen",
+            Self::Usb => "usb",
+            Self::Sata => "sata",
+            Self::Nvme => "nvme",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// The address of a PCI function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pci {

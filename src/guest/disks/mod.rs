@@ -1,13 +1,25 @@
 //! Disks: which there are, what they are made of, and where on which bus each one is.
 //!
-//! [`location`] reads the place of a disk out of its path in sysfs (pure, but for what it is given to look things
+//! For the guestlet API and people, [`room`] has every whole disk with all that tells it from others ([`identity`]),
+//! finds the one that is meant ([`lookup`]) and waits for it. What is there is kept by [`tracker`], which the monitor
+//! of disks drives; [`uses`] says what a disk is used for.
+//!
+//! For QGA, [`location`] reads the place of a disk out of its path in sysfs (pure, but for what it is given to look things
 //! up with), [`serials`] knows serial numbers, [`list`] makes the list of disks and partitions. File systems find
 //! the disks that they are on by [`Finder`]. Hosts match what is told here with what they gave the guest, so that
 //! the numbers are those of QEMU's command line.
 
+pub mod identity;
 pub mod list;
 pub mod location;
+pub mod lookup;
+pub mod room;
 pub mod serials;
+pub mod tracker;
+pub mod uses;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::io;

@@ -4,7 +4,7 @@ use serde::{Serialize, Serializer};
 
 use crate::guest::Guest;
 use crate::guest::disks::list::{Listed, list};
-use crate::guest::disks::location::{Bus, Channel, Pci};
+use crate::guest::disks::location::{Channel, Pci};
 use crate::guest::disks::{self, Disk, Wait, statistics};
 use crate::qga::call::Call;
 use crate::qga::error::Error;
@@ -155,16 +155,7 @@ pub(super) fn address(disk: &Disk) -> AddressReply<'_> {
     };
     AddressReply {
         pci_controller: PciReply(location.pci),
-        bus_type: match location.kind {
-            Bus::Ide => "ide",
-            Bus::Scsi => "scsi",
-            Bus::Virtio => "virtio",
-            Bus::Xen => "xen",
-            Bus::Usb => "usb",
-            Bus::Sata => "sata",
-            Bus::Nvme => "nvme",
-            Bus::Unknown => "unknown",
-        },
+        bus_type: location.kind.word(),
         bus: location.bus,
         target: location.target,
         unit: location.unit,

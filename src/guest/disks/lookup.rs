@@ -1,0 +1,318 @@
+//! Which disk is meant: by what it is, never by a guess. Pure.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::guest::disks::identity::{KnownDisk, Serial};
+use crate::sys::vital_product_data::trim;
+
+/// Candidates that an error names.
+const NAMED: usize = 8;
+
+/// By what a disk is looked up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selector {
+    /// Its serial number, in full. Where a disk has no room for all of it, its beginning: 20 bytes of virtio-blk, 36 of
+    /// QEMU's SCSI disks. That counts only where no disk has it in full.
+    Serial(String),
+    /// Its world-wide name, with or without the `naa.`, `eui.` or `0x` before it.
+    Wwn(String),
+    /// The text of page 83h, in full.
+    Alias(String),
+    /// The kernel's name, such as `vda` or `/dev/vda`: for people, who look at what is there now.
+    Name(String),
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Serial(serial) => write!(formatter, "the serial number {serial:?}"),
+            Self::Wwn(name) => write!(formatter, "the world-wide name {name:?}"),
+            Self::Alias(alias) => write!(formatter, "the alias {alias:?}"),
+            Self::Name(name) => write!(formatter, "the name {name:?}"),
+        }
+    }
+}
+
+/// Why no disk was found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FindError {
+    /// There is none.
+    #[error("no disk has {0}")]
+    NotFound(Selector),
+    /// There are several.
+    #[error("{} disks have {selector}: {}", .candidates.len(), list(.candidates))]
+    Ambiguous {
+        /// What was looked for.
+        selector: Selector,
+        /// Their names, with what tells them apart.
+        candidates: Vec<String>,
+    },
+    /// It says nothing about which disk is meant.
+    #[error("{selector} {why}")]
+    Unusable {
+        /// What was looked for.
+        selector: Selector,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+fn list(candidates: &[String]) -> String {
+    let mut list = candidates.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join("; ");
+    if candidates.len() > NAMED {
+        list.push_str("; …");
+    }
+    list
+}
+
+/// The one disk that is meant.
+///
+/// # Errors
+/// If there is none, or more than one.
+pub fn find(disks: &[Arc<KnownDisk>], selector: &Selector) -> Result<Arc<KnownDisk>, FindError> {
+    usable(selector).map_err(|why| FindError::Unusable { selector: selector.clone(), why })?;
+    let chosen =
+        |test: &dyn Fn(&KnownDisk) -> bool| disks.iter().filter(|disk| test(disk)).collect::<Vec<_>>();
+    let found = match selector {
+        Selector::Serial(wanted) => {
+            let wanted = trim(wanted.as_bytes());
+            let exact = chosen(&|disk| disk.serials.iter().any(|serial| *serial.value == *wanted));
+            if exact.is_empty() { chosen(&|disk| begins(disk, wanted)) } else { exact }
+        }
+        Selector::Wwn(wanted) => {
+            let wanted = bare(wanted);
+            chosen(&|disk| disk.wwn.as_deref().is_some_and(|name| bare(name) == wanted))
+        }
+        Selector::Alias(wanted) => chosen(&|disk| disk.alias.as_deref() == Some(wanted.trim())),
+        Selector::Name(wanted) => chosen(&|disk| disk.name == *wanted || disk.file == *wanted),
+    };
+    match found.as_slice() {
+        [] => Err(FindError::NotFound(selector.clone())),
+        [disk] => Ok(Arc::clone(disk)),
+        several => Err(FindError::Ambiguous {
+            selector: selector.clone(),
+            candidates: several.iter().map(|disk| describe(disk)).collect(),
+        }),
+    }
+}
+
+/// Whether the disk has no room for more than the beginning of what is wanted. A disk that says elsewhere in full who
+/// it is is none of those.
+fn begins(disk: &KnownDisk, wanted: &[u8]) -> bool {
+    let is_beginning = |serial: &Serial| {
+        let room = serial.room();
+        serial.cut
+            && wanted.len() > room
+            && wanted.get(..room).is_some_and(|part| trim(part) == &*serial.value)
+    };
+    disk.serials.iter().all(|serial| serial.cut) && disk.serials.iter().any(is_beginning)
+}
+
+/// Says what is wrong with a selector that no disk, or any, could have.
+fn usable(selector: &Selector) -> Result<(), &'static str> {
+    let text = match selector {
+        Selector::Serial(text) | Selector::Alias(text) | Selector::Name(text) => text.trim(),
+        Selector::Wwn(text) => bare_text(text),
+    };
+    if text.is_empty() {
+        return Err("is empty");
+    }
+    if text.contains(char::is_control) {
+        return Err("has a control character in it");
+    }
+    // What disks say that were not given one.
+    if !matches!(selector, Selector::Name(_)) && text.bytes().all(|byte| byte == b'0') {
+        return Err("is all zeros, which many disks say that have none");
+    }
+    Ok(())
+}
+
+fn bare_text(name: &str) -> &str {
+    let name = name.trim();
+    ["naa.", "eui.", "uuid.", "0x"].iter().find_map(|kind| name.strip_prefix(kind)).unwrap_or(name)
+}
+
+/// A world-wide name as it is compared.
+fn bare(name: &str) -> String {
+    bare_text(name).to_ascii_lowercase()
+}
+
+/// A disk in a few words, such as `vda (virtio, serial number "data-1")`.
+pub fn describe(disk: &KnownDisk) -> String {
+    let mut words = format!("{} ({}", disk.name, disk.bus.word());
+    if let Some(at) = disk.scsi {
+        words += &format!(" {at}");
+    }
+    if let Some(serial) = disk.serial() {
+        words += &format!(", serial number {:?}", serial.text());
+    }
+    words + ")"
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::guest::disks::identity::Source;
+    use crate::guest::disks::location::Bus;
+
+    fn disk(name: &str, serials: Vec<Serial>) -> Arc<KnownDisk> {
+        Arc::new(KnownDisk {
+            name: name.to_owned(),
+            file: format!("/dev/{name}"),
+            place: format!("/sys/devices/x/block/{name}"),
+            number: (8, 0),
+            generation: 1,
+            bus: Bus::Virtio,
+            pci: None,
+            scsi: None,
+            alias: serials.iter().find(|serial| serial.source == Source::Page83).map(|serial| serial.text()),
+            serials,
+            wwn: None,
+            bytes: 1 << 20,
+            sector: 512,
+            read_only: false,
+            rotational: false,
+            partitions: Vec::new(),
+            holders: Vec::new(),
+            silent: false,
+        })
+    }
+
+    /// As a disk of that kind says a serial number.
+    fn virtio(name: &str, serial: &str) -> Arc<KnownDisk> {
+        let bytes = serial.as_bytes();
+        disk(name, Serial::new(Source::Virtio, &bytes[..bytes.len().min(20)]).into_iter().collect())
+    }
+
+    fn scsi(name: &str, serial: &str, id: &str) -> Arc<KnownDisk> {
+        let bytes = serial.as_bytes();
+        let page80 = Serial::new(Source::Page80, &bytes[..bytes.len().min(36)]);
+        let page83 = Serial::new(Source::Page83, id.as_bytes());
+        disk(name, page80.into_iter().chain(page83).collect())
+    }
+
+    const LONG: &str = "pvc-11111111-2222-3333-4444-555555555555";
+    const OTHER: &str = "pvc-11111111-2222-3333-4444-666666666666";
+
+    fn found(disks: &[Arc<KnownDisk>], selector: Selector) -> String {
+        match find(disks, &selector) {
+            Ok(disk) => disk.name.clone(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    fn serial(text: &str) -> Selector {
+        Selector::Serial(text.to_owned())
+    }
+
+    #[test]
+    fn by_serial_number() {
+        let disks = [
+            virtio("vda", ""),
+            virtio("vdb", "data-1"),
+            virtio("vdc", LONG),
+            scsi("sda", "data-2", "data-2"),
+            scsi("sdb", "with  space", ""),
+            scsi("sdc", "größe", ""),
+        ];
+        for (wanted, name) in [
+            ("data-1", "vdb"),
+            (" data-1 ", "vdb"),
+            (LONG, "vdc"),
+            (&LONG[..20], "vdc"),
+            // As far as that disk can tell.
+            (OTHER, "vdc"),
+            ("data-2", "sda"),
+            ("with  space", "sdb"),
+            ("größe", "sdc"),
+            ("data", "no disk has the serial number \"data\""),
+            ("data-10", "no disk has the serial number \"data-10\""),
+            ("DATA-1", "no disk has the serial number \"DATA-1\""),
+            (&LONG[..19], "no disk has the serial number \"pvc-11111111-2222-3\""),
+            (" ", "the serial number \" \" is empty"),
+            ("0000", "the serial number \"0000\" is all zeros, which many disks say that have none"),
+            ("a\nb", "the serial number \"a\\nb\" has a control character in it"),
+        ] {
+            assert_eq!(found(&disks, serial(wanted)), name, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_cut_off_counts_only_where_none_is_whole() {
+        let (cut, whole) = (virtio("vda", LONG), scsi("sda", LONG, LONG));
+        assert_eq!(found(&[cut.clone(), whole.clone()], serial(LONG)), "sda");
+        assert_eq!(found(&[cut, whole.clone()], serial(OTHER)), "vda");
+        // 36 bytes are the same, and the rest is known to be another.
+        let alike = "pvc-11111111-2222-3333-4444-555555555556";
+        assert!(found(&[whole], serial(alike)).starts_with("no disk has"));
+        assert_eq!(found(&[scsi("sdb", LONG, "")], serial(alike)), "sdb");
+    }
+
+    #[test]
+    fn several_are_an_error_that_names_them() {
+        let disks =
+            [virtio("vda", "twin"), scsi("sda", "twin", ""), virtio("vdb", LONG), virtio("vdc", OTHER)];
+        assert_eq!(
+            found(&disks, serial("twin")),
+            "2 disks have the serial number \"twin\": vda (virtio, serial number \"twin\"); \
+             sda (virtio, serial number \"twin\")"
+        );
+        assert!(found(&disks, serial(LONG)).starts_with("2 disks have the serial number \"pvc-"));
+    }
+
+    #[test]
+    fn by_other_names() {
+        let mut named = KnownDisk::clone(&scsi("sda", "", "ua-vol"));
+        named.wwn = Some("naa.5000C50015ea71ac".to_owned());
+        let disks = [Arc::new(named), virtio("vda", "x")];
+        for (selector, name) in [
+            (Selector::Alias("ua-vol".into()), "sda"),
+            (Selector::Alias("vol".into()), "no disk has the alias \"vol\""),
+            (Selector::Serial("ua-vol".into()), "sda"),
+            (Selector::Wwn("0x5000c50015ea71ac".into()), "sda"),
+            (Selector::Wwn("naa.5000c50015ea71ac".into()), "sda"),
+            (
+                Selector::Wwn("naa.5000c50015ea71a".into()),
+                "no disk has the world-wide name \"naa.5000c50015ea71a\"",
+            ),
+            (Selector::Wwn("naa.".into()), "the world-wide name \"naa.\" is empty"),
+            (Selector::Name("vda".into()), "vda"),
+            (Selector::Name("/dev/vda".into()), "vda"),
+        ] {
+            assert_eq!(found(&disks, selector.clone()), name, "{selector:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn never_a_guess(
+            serials in prop::collection::vec(("[ab]{0,3}|pvc-[01]{20,24}", any::<bool>()), 0..6),
+            wanted in "[ab]{1,3}|pvc-[01]{20,24}",
+        ) {
+            let disks: Vec<_> = serials
+                .iter()
+                .enumerate()
+                .map(|(place, (serial, is_virtio))| {
+                    let name = format!("d{place}");
+                    if *is_virtio { virtio(&name, serial) } else { scsi(&name, serial, "") }
+                })
+                .collect();
+            let whole = serials.iter().filter(|(serial, _)| *serial == wanted).count();
+            match find(&disks, &serial(&wanted)) {
+                Ok(disk) => {
+                    let said = disk.serial().unwrap().text();
+                    prop_assert!(said == wanted || wanted.starts_with(&said) && said.len() == 20);
+                    prop_assert!(whole <= 1);
+                }
+                Err(FindError::NotFound(_)) => prop_assert_eq!(whole, 0),
+                Err(error) => {
+                    let named = matches!(&error, FindError::Ambiguous { candidates, .. } if candidates.len() > 1);
+                    prop_assert!(named, "{}", error);
+                }
+            }
+        }
+    }
+}

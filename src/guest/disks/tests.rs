@@ -1,0 +1,433 @@
+//! The tracker, the room and the identities, over trees of sysfs that change.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tokio::time::Instant;
+
+use super::identity::{self, Asked, KnownDisk, Source};
+use super::lookup::{FindError, Selector};
+use super::room::{Room, WaitError};
+use super::tracker::{ANSWER, Change, Seen, Tracker, UDEV, Udev};
+use super::*;
+
+/// A machine that is told what disks it has.
+struct Machine {
+    folder: tempfile::TempDir,
+    root: Root,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        std::fs::create_dir_all(folder.path().join("sys/block")).unwrap();
+        Self { folder, root }
+    }
+
+    fn place(name: &str) -> String {
+        format!("/sys/devices/pci0000:00/0000:00:06.0/virtio-{name}/block/{name}")
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.path(path)
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.path(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        #[allow(clippy::disallowed_methods)]
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn plug(&self, name: &str, serial: &str, sectors: u64) {
+        let place = Self::place(name);
+        let minor = u32::from(name.bytes().last().unwrap());
+        self.write(&format!("{place}/dev"), &format!("254:{minor}\n"));
+        self.write(&format!("{place}/size"), &format!("{sectors}\n"));
+        self.write(&format!("{place}/serial"), serial);
+        let link = format!("../devices{}", place.strip_prefix("/sys/devices").unwrap());
+        symlink(link, self.path(&format!("/sys/block/{name}"))).unwrap();
+    }
+
+    fn unplug(&self, name: &str) {
+        std::fs::remove_file(self.path(&format!("/sys/block/{name}"))).unwrap();
+        // Kept under another name, so that no inode comes back, as none does in sysfs.
+        let place = self.path(&Self::place(name));
+        let graves = self.folder.path().join("graves");
+        std::fs::create_dir_all(&graves).unwrap();
+        let count = std::fs::read_dir(&graves).unwrap().count();
+        std::fs::rename(place, graves.join(count.to_string())).unwrap();
+    }
+
+    fn seen(&self, name: &str, udev: Udev) -> Option<Seen> {
+        let place = Self::place(name);
+        let generation = block::generation(&self.root, &place)?;
+        let number = block::number(&self.root, &place)?;
+        Some(Seen { place, number, generation, sequence: None, udev })
+    }
+}
+
+/// Does what there is to do.
+fn work(machine: &Machine, tracker: &mut Tracker, now: Instant) {
+    loop {
+        let jobs = tracker.jobs(now);
+        if jobs.is_empty() {
+            return;
+        }
+        for job in jobs {
+            tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked));
+        }
+    }
+}
+
+fn told(tracker: &mut Tracker) -> Vec<String> {
+    let name = |disk: &KnownDisk| {
+        format!("{} {}", disk.name, disk.serial().map(identity::Serial::text).unwrap_or_default())
+    };
+    let words = |change: Change| match change {
+        Change::Added(disk) => format!("+ {}", name(&disk)),
+        Change::Removed(disk) => format!("- {}", name(&disk)),
+        Change::Resized { disk, before } => format!("{before} -> {} {}", disk.bytes, name(&disk)),
+        Change::Changed(disk) => format!("* {}", name(&disk)),
+    };
+    tracker.changes().into_iter().map(words).collect()
+}
+
+#[tokio::test]
+async fn a_disk_comes_grows_gets_a_partition_and_goes() {
+    let (machine, mut tracker, now) = (Machine::new(), Tracker::default(), Instant::now());
+    machine.plug("vda", "data-1", 2048);
+    let look = |machine: &Machine, tracker: &mut Tracker| {
+        tracker.look("vda", machine.seen("vda", Udev::Absent), true, now);
+        work(machine, tracker, now);
+        told(tracker)
+    };
+    assert_eq!(look(&machine, &mut tracker), ["+ vda data-1"]);
+    assert!(look(&machine, &mut tracker).is_empty(), "nothing changed");
+    machine.write(&format!("{}/size", Machine::place("vda")), "4096\n");
+    assert_eq!(look(&machine, &mut tracker), ["1048576 -> 2097152 vda data-1"]);
+    let partition = format!("{}/vda1", Machine::place("vda"));
+    for (file, text) in [("partition", "1\n"), ("start", "2048\n"), ("size", "100\n"), ("dev", "254:1\n")] {
+        machine.write(&format!("{partition}/{file}"), text);
+    }
+    machine.write(&format!("{partition}/holders/dm-0/dm/name"), "volume\n");
+    assert_eq!(look(&machine, &mut tracker), ["* vda data-1"]);
+    let disk = Arc::clone(&tracker.list()[0]);
+    let [partition] = disk.partitions.as_slice() else { panic!("{disk:?}") };
+    assert_eq!((partition.index, partition.start, partition.bytes), (1, 1 << 20, 51200));
+    assert_eq!((disk.holders[0].of.as_str(), disk.holders[0].alias.as_deref()), ("vda1", Some("volume")));
+    assert_eq!(tracker.held_by("dm-0").len(), 1);
+    machine.unplug("vda");
+    assert_eq!(look(&machine, &mut tracker), ["- vda data-1"]);
+    assert!(tracker.list().is_empty() && tracker.is_settled());
+}
+
+#[tokio::test]
+async fn another_disk_at_the_same_place_is_another_disk() {
+    let (machine, mut tracker, now) = (Machine::new(), Tracker::default(), Instant::now());
+    machine.plug("vda", "one", 1);
+    tracker.look("vda", machine.seen("vda", Udev::Absent), true, now);
+    work(&machine, &mut tracker, now);
+    let first = tracker.list()[0].generation;
+    machine.unplug("vda");
+    machine.plug("vda", "two", 1);
+    tracker.look("vda", machine.seen("vda", Udev::Absent), true, now);
+    work(&machine, &mut tracker, now);
+    assert_eq!(told(&mut tracker), ["+ vda one", "- vda one", "+ vda two"]);
+    assert_ne!(tracker.list()[0].generation, first);
+}
+
+#[tokio::test]
+async fn the_end_of_a_disk_counts_while_sysfs_still_shows_it_but_not_that_of_one_before_it() {
+    let (machine, mut tracker, now) = (Machine::new(), Tracker::default(), Instant::now());
+    machine.plug("vda", "one", 1);
+    let seen = |sequence| machine.seen("vda", Udev::Absent).map(|seen| Seen { sequence, ..seen });
+    for (here, gone, stays) in
+        [(None, None, false), (Some(7), Some(7), false), (Some(7), Some(6), true), (Some(7), None, false)]
+    {
+        tracker.look("vda", seen(here), true, now);
+        work(&machine, &mut tracker, now);
+        tracker.changes();
+        tracker.removed("vda", gone, seen(here), now);
+        let expected: &[&str] = if stays { &[] } else { &["- vda one"] };
+        assert_eq!(told(&mut tracker), expected, "{here:?} {gone:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_does_not_answer_is_known_without_its_serial_number_and_with_it_when_it_does() {
+    let (machine, mut tracker, now) = (Machine::new(), Tracker::default(), Instant::now());
+    for name in ["vda", "vdb", "vdc", "vdd", "vde"] {
+        machine.plug(name, name, 1);
+        tracker.look(name, machine.seen(name, Udev::Absent), true, now);
+    }
+    let hanging = tracker.jobs(now);
+    assert_eq!(hanging.len(), 4, "so many at a time");
+    assert!(tracker.jobs(now).is_empty());
+    assert_eq!(tracker.deadline(), Some(now + ANSWER));
+    let later = now + ANSWER;
+    tracker.expire(later);
+    work(&machine, &mut tracker, later);
+    let mut known = told(&mut tracker);
+    known.sort();
+    assert_eq!(known, ["+ vda ", "+ vdb ", "+ vdc ", "+ vdd ", "+ vde vde"]);
+    assert!(tracker.list()[0].silent && !tracker.list()[4].silent);
+
+    // One is taken away, one answers, one finds that it is gone.
+    machine.unplug("vda");
+    tracker.look("vda", None, true, later);
+    for job in &hanging[..2] {
+        tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked));
+    }
+    tracker.done(hanging[2].id, Err(io::ErrorKind::NotFound.into()));
+    work(&machine, &mut tracker, later);
+    assert_eq!(told(&mut tracker), ["- vda ", "* vdb vdb"]);
+    assert_eq!(tracker.list().iter().filter(|disk| disk.silent).count(), 2);
+    assert!(tracker.is_settled() && tracker.deadline().is_none());
+}
+
+#[tokio::test]
+async fn where_udev_runs_a_disk_is_known_once_udev_has_processed_it_and_not_the_one_before() {
+    let (machine, mut tracker, now) = (Machine::new(), Tracker::default(), Instant::now());
+    let look = |tracker: &mut Tracker, udev, now| {
+        tracker.look("vda", machine.seen("vda", udev), true, now);
+        work(&machine, tracker, now);
+        told(tracker)
+    };
+    machine.plug("vda", "one", 1);
+    assert!(look(&mut tracker, Udev::Pending, now).is_empty());
+    assert!(look(&mut tracker, Udev::Pending, now).is_empty());
+    assert_eq!(tracker.for_udev().len(), 1);
+    assert_eq!(look(&mut tracker, Udev::Processed(5), now), ["+ vda one"]);
+    assert!(tracker.for_udev().is_empty());
+
+    machine.unplug("vda");
+    machine.plug("vda", "two", 1);
+    // The entry of the one before is still there, then gone, then there is a new one.
+    assert_eq!(look(&mut tracker, Udev::Processed(5), now), ["- vda one"]);
+    assert!(look(&mut tracker, Udev::Pending, now).is_empty());
+    assert_eq!(look(&mut tracker, Udev::Processed(9), now), ["+ vda two"]);
+
+    machine.unplug("vda");
+    machine.plug("vda", "three", 1);
+    assert_eq!(look(&mut tracker, Udev::Processed(9), now), ["- vda two"]);
+    tracker.expire(now + UDEV / 2);
+    assert!(look(&mut tracker, Udev::Processed(9), now).is_empty());
+    tracker.expire(now + UDEV);
+    assert_eq!(look(&mut tracker, Udev::Processed(9), now + UDEV), ["+ vda three"]);
+}
+
+#[tokio::test]
+async fn what_is_no_disk_of_the_machine_does_not_count() {
+    let machine = Machine::new();
+    machine.plug("vda", "", 1);
+    let below = "/sys/devices/pci0000:00/0000:00:04.0/virtio2/host0/target0:0:0";
+    for (place, kind) in [
+        ("/sys/devices/virtual/block/loop0".to_owned(), ""),
+        ("/sys/devices/platform/floppy.0/block/fd0".to_owned(), ""),
+        (format!("{below}/0:0:0:1/block/sr0"), "5\n"),
+        (format!("{below}/0:0:0:2/block/sda"), "0\n"),
+    ] {
+        machine.write(&format!("{place}/dev"), "8:0\n");
+        machine.write(&format!("{place}/device/type"), kind);
+        assert_eq!(identity::counts(&machine.root, &place), place.ends_with("sda"), "{place}");
+    }
+    assert!(identity::counts(&machine.root, &Machine::place("vda")));
+    assert!(!identity::counts(&machine.root, &Machine::place("vdb")));
+}
+
+#[tokio::test]
+async fn who_waits_is_answered_when_the_disk_is_known() {
+    let (machine, room) = (Machine::new(), Arc::new(Room::default()));
+    machine.plug("vda", "one", 1);
+    machine.plug("vdb", "two", 1);
+    let disk =
+        |name: &str| Arc::new(identity::read(&machine.root, &Machine::place(name), &Asked::Ask).unwrap());
+    let serial = |text: &str| Selector::Serial(text.to_owned());
+    let changes = room.changes();
+    let (one, two) = (serial("one"), serial("two"));
+    let mut waiting = Box::pin(room.wait(&two, Duration::from_secs(60)));
+    let given_up = room.wait(&two, Duration::from_secs(60));
+    assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiting).await.is_err());
+    drop(given_up);
+    room.publish([disk("vda")].into());
+    assert_eq!(room.find(&one).unwrap().name, "vda");
+    assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiting).await.is_err());
+    room.publish([disk("vda"), disk("vdb")].into());
+    assert_eq!(waiting.await.unwrap().name, "vdb");
+    // Who comes later does not wait at all.
+    assert_eq!(room.wait(&one, Duration::ZERO).await.unwrap().name, "vda");
+    assert_eq!(*changes.borrow(), 2);
+
+    let late = room.wait(&serial("three"), Duration::from_millis(10)).await.unwrap_err();
+    assert_eq!(late.to_string(), "no disk with the serial number \"three\" has come within 0.01 s");
+    room.publish([disk("vda"), disk("vda")].into());
+    let several = room.wait(&one, Duration::from_secs(60)).await.unwrap_err();
+    assert!(matches!(several, WaitError::Find(FindError::Ambiguous { .. })), "{several}");
+    let empty = room.wait(&serial(""), Duration::from_secs(60)).await.unwrap_err();
+    assert!(matches!(empty, WaitError::Find(FindError::Unusable { .. })), "{empty}");
+}
+
+#[tokio::test]
+async fn what_a_disk_is_used_for_also_when_it_is_gone() {
+    let machine = Machine::new();
+    machine.plug("vda", "one", 1);
+    let partition = format!("{}/vda2", Machine::place("vda"));
+    machine.write(&format!("{partition}/partition"), "2\n");
+    machine.write(&format!("{partition}/dev"), "254:2\n");
+    machine.write(&format!("{partition}/holders/dm-0/dev"), "253:0\n");
+    machine.write(&format!("{partition}/holders/dm-0/dm/name"), "group-volume\n");
+    machine.write("/sys/class/block/dm-0/holders/dm-1/x", "");
+    machine.write("/sys/class/block/dm-1/dev", "253:1\n");
+    machine.write("/sys/class/block/dm-1/dm/name", "secret\n");
+    let mounts = [
+        "1 0 254:2 / /two rw - ext4 /dev/vda2 rw",
+        "2 0 253:1 / /a\\040b rw - ext4 /dev/mapper/secret rw",
+        "3 0 0:50 / /tree rw - btrfs /dev/vda rw",
+        "4 0 254:3 / /other rw - ext4 /dev/vda3 rw",
+        "5 0 0:21 / /proc rw - proc proc rw",
+    ];
+    machine.write("/proc/self/mountinfo", &(mounts.join("\n") + "\n"));
+    let swaps = "Filename Type Size Used Priority\n/dev/vda2 partition 1 0 -2\n/dev/vdb partition 1 0 -2\n";
+    machine.write("/proc/swaps", swaps);
+    let disk = identity::read(&machine.root, &Machine::place("vda"), &Asked::Ask).unwrap();
+    let used = || uses::of(&machine.root, &disk).iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(used(), ["/two", "/a b", "/tree", "swap on /dev/vda2", "dm-0 (group-volume)"]);
+    machine.unplug("vda");
+    assert_eq!(used(), ["/two", "/a b", "/tree", "swap on /dev/vda2", "dm-0 (group-volume)"]);
+}
+
+#[test]
+fn serial_numbers_of_any_bytes() {
+    let machine = Machine::new();
+    for (number, (raw, expected)) in [
+        (b"".as_slice(), None),
+        (b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", None),
+        (b"00000000000000000000", Some("00000000000000000000")),
+        (b" two words ", Some("two words")),
+        (b"\xff\xfe", Some("\u{fffd}\u{fffd}")),
+        ("größe".as_bytes(), Some("größe")),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("vd{number}");
+        machine.plug(&name, "", 1);
+        #[allow(clippy::disallowed_methods)]
+        std::fs::write(machine.path(&format!("{}/serial", Machine::place(&name))), raw).unwrap();
+        let disk = identity::read(&machine.root, &Machine::place(&name), &Asked::Ask).unwrap();
+        let serial = disk.serial().map(|serial| (serial.text(), serial.source));
+        assert_eq!(serial, expected.map(|text| (text.to_owned(), Source::Virtio)), "{raw:?}");
+    }
+    assert!(identity::read(&machine.root, "/sys/nothing", &Asked::Ask).is_err());
+    assert!(Path::new(machine.folder.path()).exists());
+}
+
+/// What happens to a machine and its tracker, in any order.
+#[derive(Debug, Clone)]
+enum Step {
+    Plug(u8),
+    Unplug(u8),
+    /// The kernel's next word arrives.
+    Hear,
+    /// All its words so far are lost.
+    Lose,
+    /// So many reads end.
+    Work(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0_u8..4).prop_map(Step::Plug),
+        3 => (0_u8..4).prop_map(Step::Unplug),
+        4 => Just(Step::Hear),
+        1 => Just(Step::Lose),
+        4 => (1_usize..4).prop_map(Step::Work),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn whatever_order_none_is_lost_and_none_is_wrong(steps in prop::collection::vec(step(), 0..60), counted: bool) {
+        let (machine, mut tracker, now) = (Machine::new(), Tracker::default(), Instant::now());
+        let name = |number: u8| format!("vd{}", char::from(b'a' + number));
+        let mut there: HashMap<u8, u64> = HashMap::new();
+        let (mut words, mut lost, mut count) = (std::collections::VecDeque::new(), false, 0);
+        let mut jobs = Vec::new();
+        let mut state: Vec<(String, String)> = Vec::new();
+        // Then everything comes to rest.
+        let end = [Step::Lose].into_iter().cycle().take(1).chain(std::iter::repeat_n(Step::Hear, 100)).chain([Step::Work(1000)]);
+        for step in steps.into_iter().chain(end) {
+            match step {
+                Step::Plug(number) if !there.contains_key(&number) => {
+                    count += 1;
+                    machine.plug(&name(number), &format!("serial-{count}"), 1);
+                    there.insert(number, count);
+                    words.push_back((number, true, count));
+                }
+                Step::Unplug(number) => {
+                    if let Some(was) = there.remove(&number) {
+                        machine.unplug(&name(number));
+                        words.push_back((number, false, was));
+                    }
+                }
+                Step::Plug(_) => {}
+                Step::Lose => {
+                    words.clear();
+                    lost = true;
+                }
+                Step::Hear => {
+                    let look = |number: u8| {
+                        let sequence = there.get(&number).copied().filter(|_| counted);
+                        machine.seen(&name(number), Udev::Absent).map(|seen| Seen { sequence, ..seen })
+                    };
+                    if std::mem::take(&mut lost) {
+                        for number in 0..4 {
+                            tracker.look(&name(number), look(number), true, now);
+                        }
+                    } else if let Some((number, added, was)) = words.pop_front() {
+                        if added {
+                            tracker.look(&name(number), look(number), true, now);
+                        } else {
+                            tracker.removed(&name(number), Some(was).filter(|_| counted), look(number), now);
+                        }
+                    }
+                }
+                Step::Work(many) => {
+                    for _ in 0..many {
+                        jobs.extend(tracker.jobs(now));
+                        if jobs.is_empty() {
+                            break;
+                        }
+                        let job = jobs.remove(0);
+                        tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked));
+                    }
+                }
+            }
+            for change in tracker.changes() {
+                let of = |disk: &KnownDisk| (disk.name.clone(), disk.serial().unwrap().text());
+                match change {
+                    Change::Added(disk) => {
+                        prop_assert!(state.iter().all(|(name, _)| *name != disk.name), "twice {}", disk.name);
+                        state.push(of(&disk));
+                    }
+                    Change::Removed(disk) => {
+                        let place = state.iter().position(|known| *known == of(&disk));
+                        state.remove(place.expect("what was not told is taken back"));
+                    }
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+        }
+        let mut expected: Vec<_> =
+            there.iter().map(|(number, count)| (name(*number), format!("serial-{count}"))).collect();
+        expected.sort();
+        state.sort();
+        prop_assert_eq!(state, expected);
+        prop_assert!(tracker.is_settled());
+    }
+}

@@ -1,0 +1,342 @@
+//! Which disks there are, as the kernel, udev and the disks themselves say one after the other. Decides, and does
+//! nothing: who drives it looks at sysfs, does its [`Job`]s, and tells its [`Change`]s.
+//!
+//! ```text
+//!            udev has processed it, or does not in time        a place is free
+//!  Udev ────────────────────────────────────────────▶ Queued ────────────────▶ Reading ──▶ Rest
+//!   ▲  where udev runs                                  ▲                         │  done    │
+//!  (new) ───────────────────────────────────────────────┘                         │          │
+//!            where it does not                          ├◀── something happened meanwhile ───┤
+//!                                                       └◀── it does not answer: without it ─┘
+//! ```
+//!
+//! From every stage a disk goes away when it is gone, or another one is at its place. What the kernel says is no more
+//! than a reason to look: what counts is what a look finds, so that lost, late and doubled messages do no harm.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::guest::disks::identity::{Asked, KnownDisk, Source};
+use crate::guest::disks::room::Disks;
+use crate::sys::block::Number;
+
+/// How long udev may take before a disk is known without it.
+pub const UDEV: Duration = Duration::from_secs(10);
+/// How long a disk may take to say who it is before it is known without that.
+pub const ANSWER: Duration = Duration::from_secs(5);
+/// Disks that are read at a time, but for those that do not answer.
+const AT_A_TIME: usize = 4;
+/// Disks that do not answer; further ones are not asked while there are so many.
+const MOST_LATE: usize = 32;
+
+/// What udev has done with a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Udev {
+    /// There is no udev.
+    Absent,
+    /// Nothing yet.
+    Pending,
+    /// It has processed it, or one that had its number before, at that time.
+    Processed(u64),
+}
+
+/// What a look finds at a place in sysfs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// The place.
+    pub place: String,
+    /// The disk's number.
+    pub number: Number,
+    /// Tells it from others at that place.
+    pub generation: u64,
+    /// The kernel's count of disks; none before Linux 5.15.
+    pub sequence: Option<u64>,
+    /// How far udev is.
+    pub udev: Udev,
+}
+
+/// A disk is to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Names the job when it is done.
+    pub id: u64,
+    /// Where the disk is.
+    pub place: String,
+    /// Whether the disk itself has to be asked.
+    pub asked: Asked,
+}
+
+/// What is to be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A disk is known.
+    Added(Arc<KnownDisk>),
+    /// It is gone; so it was.
+    Removed(Arc<KnownDisk>),
+    /// It has another size.
+    Resized {
+        /// As it is now.
+        disk: Arc<KnownDisk>,
+        /// The size that it had, in bytes.
+        before: u64,
+    },
+    /// Something else of it changed.
+    Changed(Arc<KnownDisk>),
+}
+
+#[derive(Debug)]
+enum Stage {
+    Udev(Instant),
+    Queued,
+    Reading(u64),
+    Rest,
+}
+
+#[derive(Debug)]
+struct Entry {
+    seen: Seen,
+    stage: Stage,
+    /// Something happened while it was read.
+    again: bool,
+    asked: Asked,
+    known: Option<Arc<KnownDisk>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    name: String,
+    generation: u64,
+    asks: bool,
+    deadline: Instant,
+}
+
+/// The disks and what is being done about them.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    entries: BTreeMap<String, Entry>,
+    queue: VecDeque<String>,
+    jobs: u64,
+    running: BTreeMap<u64, Running>,
+    late: BTreeMap<u64, Running>,
+    /// When udev processed the last disk of each number that is gone: what it says of that one counts no more.
+    left: HashMap<Number, u64>,
+    changes: Vec<Change>,
+}
+
+impl Tracker {
+    /// Somebody looked for the disk called `name`, because something happened to it if it was `touched`.
+    pub fn look(&mut self, name: &str, seen: Option<Seen>, touched: bool, now: Instant) {
+        let Some(seen) = seen else { return self.drop_disk(name) };
+        match self.entries.get_mut(name) {
+            Some(entry) if entry.seen.generation == seen.generation => {
+                let ready =
+                    !self.left.get(&seen.number).is_some_and(|old| seen.udev == Udev::Processed(*old))
+                        && seen.udev != Udev::Pending;
+                entry.seen = seen;
+                if touched && !matches!(entry.stage, Stage::Udev(_))
+                    || ready && matches!(entry.stage, Stage::Udev(_))
+                {
+                    self.enqueue(name);
+                }
+            }
+            Some(_) => {
+                self.drop_disk(name);
+                self.insert(name, seen, now);
+            }
+            None => self.insert(name, seen, now),
+        }
+    }
+
+    /// The kernel takes the disk called `name` away, which was the one with the number `sequence` in its count. A look
+    /// may still find it, or another one already.
+    pub fn removed(&mut self, name: &str, sequence: Option<u64>, seen: Option<Seen>, now: Instant) {
+        let Some(entry) = self.entries.get(name) else { return self.look(name, seen, false, now) };
+        let of_one_before =
+            matches!((entry.seen.sequence, sequence), (Some(here), Some(gone)) if here > gone);
+        if of_one_before {
+            return self.look(name, seen, false, now);
+        }
+        let leaving = entry.seen.generation;
+        self.drop_disk(name);
+        if let Some(seen) = seen.filter(|seen| seen.generation != leaving) {
+            self.insert(name, seen, now);
+        }
+    }
+
+    fn insert(&mut self, name: &str, seen: Seen, now: Instant) {
+        let waits = match seen.udev {
+            Udev::Absent => false,
+            Udev::Pending => true,
+            Udev::Processed(time) => self.left.get(&seen.number) == Some(&time),
+        };
+        let entry = Entry {
+            seen,
+            stage: if waits { Stage::Udev(now + UDEV) } else { Stage::Rest },
+            again: false,
+            asked: Asked::Ask,
+            known: None,
+        };
+        self.entries.insert(name.to_owned(), entry);
+        if !waits {
+            self.enqueue(name);
+        }
+    }
+
+    fn drop_disk(&mut self, name: &str) {
+        let Some(entry) = self.entries.remove(name) else { return };
+        if let Udev::Processed(time) = entry.seen.udev {
+            self.left.insert(entry.seen.number, time);
+        }
+        self.changes.extend(entry.known.map(Change::Removed));
+    }
+
+    fn enqueue(&mut self, name: &str) {
+        let Some(entry) = self.entries.get_mut(name) else { return };
+        match entry.stage {
+            Stage::Reading(_) => entry.again = true,
+            Stage::Queued => {}
+            Stage::Udev(_) | Stage::Rest => {
+                entry.stage = Stage::Queued;
+                self.queue.push_back(name.to_owned());
+            }
+        }
+    }
+
+    /// What is to be read now.
+    pub fn jobs(&mut self, now: Instant) -> Vec<Job> {
+        let mut jobs = Vec::new();
+        while self.running.len() < AT_A_TIME
+            && let Some(name) = self.queue.pop_front()
+        {
+            let Some(entry) = self.entries.get_mut(&name) else { continue };
+            if !matches!(entry.stage, Stage::Queued) {
+                continue;
+            }
+            let asks = entry.asked == Asked::Ask && self.late.len() < MOST_LATE;
+            let asked = match &entry.asked {
+                Asked::Ask if !asks => Asked::Silent,
+                asked => asked.clone(),
+            };
+            self.jobs += 1;
+            let id = self.jobs;
+            entry.stage = Stage::Reading(id);
+            jobs.push(Job { id, place: entry.seen.place.clone(), asked });
+            let running = Running { name, generation: entry.seen.generation, asks, deadline: now + ANSWER };
+            self.running.insert(id, running);
+        }
+        jobs
+    }
+
+    /// A job is done.
+    pub fn done(&mut self, id: u64, outcome: io::Result<KnownDisk>) {
+        let Some(job) = self.running.remove(&id).or_else(|| self.late.remove(&id)) else { return };
+        let Some(entry) = self.entries.get_mut(&job.name) else { return };
+        if entry.seen.generation != job.generation {
+            return;
+        }
+        let outcome = outcome.ok().filter(|disk| disk.generation == job.generation);
+        if let Some(disk) = &outcome
+            && job.asks
+        {
+            let own = disk.serials.iter().find(|serial| serial.source == Source::Virtio);
+            entry.asked = Asked::Said(own.cloned());
+        }
+        if !matches!(entry.stage, Stage::Reading(current) if current == id) {
+            // It answers after all. What else was read then is no news.
+            return self.enqueue(&job.name);
+        }
+        entry.stage = Stage::Rest;
+        let again = std::mem::take(&mut entry.again);
+        // Without an outcome it is gone, which the kernel is about to say.
+        if let Some(disk) = outcome {
+            let disk = Arc::new(disk);
+            let change = match entry.known.replace(Arc::clone(&disk)) {
+                None => Some(Change::Added(disk)),
+                Some(old) if old.bytes != disk.bytes => Some(Change::Resized { disk, before: old.bytes }),
+                Some(old) => (old != disk).then_some(Change::Changed(disk)),
+            };
+            self.changes.extend(change);
+        }
+        if again {
+            self.enqueue(&job.name);
+        }
+    }
+
+    /// What should have happened by now is given up.
+    pub fn expire(&mut self, now: Instant) {
+        let expired: Vec<u64> =
+            self.running.iter().filter(|(_, job)| job.deadline <= now).map(|(id, _)| *id).collect();
+        for id in expired {
+            let Some(job) = self.running.remove(&id) else { continue };
+            tracing::warn!("the disk {} does not answer", job.name);
+            if let Some(entry) = self.entries.get_mut(&job.name)
+                && entry.seen.generation == job.generation
+                && job.asks
+            {
+                entry.asked = Asked::Silent;
+                entry.stage = Stage::Rest;
+                self.enqueue(&job.name);
+            }
+            self.late.insert(id, job);
+        }
+        for name in self.waiting_for_udev(|deadline| deadline <= now) {
+            tracing::warn!("udev does not process the disk {name}; it is taken as it is");
+            self.enqueue(&name);
+        }
+    }
+
+    /// When to [`expire`](Self::expire).
+    pub fn deadline(&self) -> Option<Instant> {
+        let udev = self.entries.values().filter_map(|entry| match entry.stage {
+            Stage::Udev(deadline) => Some(deadline),
+            _ => None,
+        });
+        self.running.values().map(|job| job.deadline).chain(udev).min()
+    }
+
+    /// The names of the disks that wait for udev, with such a deadline.
+    fn waiting_for_udev(&self, deadline: impl Fn(Instant) -> bool) -> Vec<String> {
+        let waits = |entry: &Entry| matches!(entry.stage, Stage::Udev(until) if deadline(until));
+        self.entries.iter().filter(|(_, entry)| waits(entry)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The names, numbers and places of the disks that wait for udev.
+    pub fn for_udev(&self) -> Vec<(String, Seen)> {
+        let waits = |entry: &Entry| matches!(entry.stage, Stage::Udev(_));
+        let waiting = self.entries.iter().filter(|(_, entry)| waits(entry));
+        waiting.map(|(name, entry)| (name.clone(), entry.seen.clone())).collect()
+    }
+
+    /// The names of all disks, also of those that are not known yet.
+    pub fn names(&self) -> Vec<String> {
+        self.entries.keys().cloned().collect()
+    }
+
+    /// The disks that are held by the device called `holder`.
+    pub fn held_by(&self, holder: &str) -> Vec<Arc<KnownDisk>> {
+        let held = |disk: &&Arc<KnownDisk>| disk.holders.iter().any(|known| known.name == holder);
+        self.entries.values().filter_map(|entry| entry.known.as_ref()).filter(held).cloned().collect()
+    }
+
+    /// What is to be told, in its order.
+    pub fn changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// The disks that are known, in the order of their names as people have it: `vdz` comes before `vdaa`.
+    pub fn list(&self) -> Disks {
+        let mut known: Vec<_> = self.entries.values().filter_map(|entry| entry.known.clone()).collect();
+        known.sort_by(|one, other| (one.name.len(), &one.name).cmp(&(other.name.len(), &other.name)));
+        known.into()
+    }
+
+    /// Nothing is waited for, or being read.
+    #[cfg(test)]
+    pub fn is_settled(&self) -> bool {
+        self.entries.values().all(|entry| matches!(entry.stage, Stage::Rest))
+    }
+}
