@@ -1,4 +1,6 @@
-//! `guestlet status`: asks the running agent, and shows its answer to people or programs.
+//! `guestlet status`: asks the running agent, and shows its answer to people or programs. [`disks`] is `guestlet disks`.
+
+pub mod disks;
 
 use std::fmt::Write as _;
 use std::io;
@@ -25,6 +27,27 @@ const THAW_DEADLINE: Duration = Duration::from_secs(180);
 /// # Errors
 /// In words for people: the agent does not run, the caller is not root, or there is no answer.
 pub async fn ask(path: &Path) -> anyhow::Result<Status> {
+    call(path, DEADLINE, async |mut client| Ok(client.get_status(GetStatusRequest {}).await?.into_inner()))
+        .await
+}
+
+/// Asks the agent that serves the socket at `path` to thaw all file systems; says how many were frozen.
+///
+/// # Errors
+/// In words for people, as [`ask`]; or what the agent says.
+pub async fn thaw(path: &Path) -> anyhow::Result<u64> {
+    call(path, THAW_DEADLINE, async |mut client| match client.thaw(ThawRequest {}).await {
+        Ok(answer) => Ok(answer.into_inner().thawed),
+        Err(status) => bail!("{}", status.message()),
+    })
+    .await
+}
+
+async fn call<T>(
+    path: &Path,
+    deadline: Duration,
+    ask: impl AsyncFnOnce(LocalClient<http2::Client>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let stream = match UnixStream::connect(path).await {
         Ok(stream) => stream,
         Err(error) => match error.kind() {
@@ -38,37 +61,15 @@ pub async fn ask(path: &Path) -> anyhow::Result<Status> {
     };
     let asking = async {
         let (client, mut connection) = http2::connect(stream).await?;
-        let mut client = LocalClient::with_origin(client, http::Uri::from_static(ORIGIN));
+        let client = LocalClient::with_origin(client, http::Uri::from_static(ORIGIN));
         tokio::select! {
-            answer = client.get_status(GetStatusRequest {}) => Ok(answer?.into_inner()),
+            answer = ask(client) => answer,
             _ = connection.ended() => bail!("the agent closed the connection"),
         }
     };
-    tokio::time::timeout(DEADLINE, asking)
+    tokio::time::timeout(deadline, asking)
         .await
-        .with_context(|| format!("the agent does not answer within {} s", DEADLINE.as_secs()))?
-}
-
-/// Asks the agent that serves the socket at `path` to thaw all file systems; says how many were frozen.
-///
-/// # Errors
-/// In words for people, as [`ask`]; or what the agent says.
-pub async fn thaw(path: &Path) -> anyhow::Result<u64> {
-    let stream = UnixStream::connect(path).await?;
-    let (client, mut connection) = http2::connect(stream).await?;
-    let mut client = LocalClient::with_origin(client, http::Uri::from_static(ORIGIN));
-    let asking = async {
-        tokio::select! {
-            answer = client.thaw(ThawRequest {}) => match answer {
-                Ok(answer) => Ok(answer.into_inner().thawed),
-                Err(status) => bail!("{}", status.message()),
-            },
-            _ = connection.ended() => bail!("the agent closed the connection"),
-        }
-    };
-    tokio::time::timeout(THAW_DEADLINE, asking)
-        .await
-        .with_context(|| format!("the agent does not thaw within {} s", THAW_DEADLINE.as_secs()))?
+        .with_context(|| format!("the agent does not answer within {} s", deadline.as_secs()))?
 }
 
 /// The answer for people.

@@ -48,6 +48,11 @@ enum Command {
         /// The VM's name, as ls shows it
         name: String,
     },
+    /// Show the disks of one VM, as its guest sees them
+    Disks {
+        /// The VM's name, as ls shows it
+        name: String,
+    },
     /// Show what happens from now on, until interrupted
     Watch {
         /// Of this VM only
@@ -82,6 +87,7 @@ fn main() -> ExitCode {
     let verb = match arguments.command {
         Command::Ls => Verb::Ls { wide },
         Command::Info { name } => Verb::Info { name },
+        Command::Disks { name } => Verb::Disks { name },
         Command::Watch { name, kinds, since, heartbeats } => {
             Verb::Watch(Filter { name, kinds, heartbeats, since })
         }

@@ -2,10 +2,11 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guestlet::config::agent::options::{self, Program, Request, Run};
+use guestlet::config::agent::options::{self, Program, Question, Request, Run};
 use guestlet::config::agent::qemu_ga::CONFIG_VARIABLE;
 use guestlet::config::agent::{self as settings, AgentSettings};
 use guestlet::qga::{PROTOCOL_VERSION, document};
@@ -25,6 +26,7 @@ guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
 
 Usage: guestlet [OPTIONS]          run the agent
        guestlet status [-o json]   ask the running agent who holds this guest, and what it sees
+       guestlet disks [-o json]    ask it which disks this guest has, and what each is used for
        guestlet thaw               thaw all file systems, with or without a running agent
 
 ";
@@ -93,22 +95,32 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
         .map_err(|error| anyhow::anyhow!("{error}; see {} --help", program.name()))?;
     match request {
         Request::Run(run) => return start(*run, program),
-        Request::Status { settings, json } => {
+        Request::Ask { question, settings, json } => {
             let run = Run { settings, ..Run::default() };
             let settings = settings::load_for(run, program, std::env::var_os(CONFIG_VARIABLE))?;
             let socket = settings.runtime_folder.join(agent::LOCAL_SOCKET);
-            let answer = runtime()?.block_on(status::ask(&socket))?;
-            if json {
-                show(&format!("{:#}\n", status::json(&answer)));
-            } else {
-                show(&status::table(&answer));
-            }
+            show(&runtime()?.block_on(ask(question, &socket, json))?);
         }
         Request::Commands => show(&document::names()),
         Request::Version => show(&version(program)),
         Request::Help => show(&help(program)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the running agent answers, for programs or for people.
+async fn ask(question: Question, socket: &Path, json: bool) -> anyhow::Result<String> {
+    let (value, table) = match question {
+        Question::Status => {
+            let answer = status::ask(socket).await?;
+            (status::json(&answer), status::table(&answer))
+        }
+        Question::Disks => {
+            let answer = status::disks::ask(socket).await?;
+            (status::disks::json(&answer), status::disks::table(&answer))
+        }
+    };
+    Ok(if json { format!("{value:#}\n") } else { table })
 }
 
 fn end_freeze(words: &[OsString]) -> anyhow::Result<()> {

@@ -67,6 +67,7 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
         let file_systems = state.file_systems.iter().map(|one| words::file_system(Some(one)));
         lines.extend(several("File systems", file_systems.collect()));
         lines.extend(several("Users", state.users.iter().map(|one| words::user(Some(one))).collect()));
+        lines.extend(several("Disks", state.disks.iter().map(|one| words::disk(Some(one))).collect()));
         if vm.missed_events > 0 {
             lines.push(("Missed events", vm.missed_events.to_string()));
         }

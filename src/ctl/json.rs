@@ -34,6 +34,49 @@ struct State {
     interfaces: Vec<Interface>,
     file_systems: Vec<FileSystem>,
     users: Vec<User>,
+    disks: Vec<Disk>,
+}
+
+/// A disk of a guest.
+#[derive(Debug, Serialize)]
+pub struct Disk {
+    name: String,
+    file: String,
+    generation: u64,
+    bus: String,
+    pci_address: String,
+    scsi_address: String,
+    serials: Vec<Serial>,
+    alias: String,
+    world_wide_name: String,
+    bytes: u64,
+    sector_bytes: u32,
+    read_only: bool,
+    rotational: bool,
+    silent: bool,
+    partitions: Vec<Partition>,
+    holders: Vec<Holder>,
+}
+
+#[derive(Debug, Serialize)]
+struct Serial {
+    value: String,
+    source: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Partition {
+    name: String,
+    number: u32,
+    start_bytes: u64,
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Holder {
+    name: String,
+    alias: String,
+    of: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -125,6 +168,11 @@ enum About {
     Frozen { file_systems: u32, holder: String, deadline_seconds: u32 },
     Thawed { by_itself: bool },
     Clock { milliseconds: i64 },
+    Disk { disk: Option<Box<Disk>> },
+    DiskRemoved { disk: Option<Box<Disk>>, in_use: Vec<String> },
+    DiskResized { disk: Option<Box<Disk>>, bytes_before: u64 },
+    DiskMounted { disk: Option<Box<Disk>>, mount_point: String, r#type: String },
+    DiskFailed { disk: Option<Box<Disk>>, problem: String },
 }
 
 fn rfc3339(time: Timestamp) -> String {
@@ -161,6 +209,7 @@ impl From<v1::GuestState> for State {
             interfaces: state.interfaces.into_iter().map(Interface::from).collect(),
             file_systems: state.file_systems.into_iter().map(FileSystem::from).collect(),
             users: state.users.into_iter().map(User::from).collect(),
+            disks: state.disks.into_iter().map(Disk::from).collect(),
         }
     }
 }
@@ -189,6 +238,38 @@ impl From<v1::UserSession> for User {
             name: session.user,
             terminal: session.terminal,
             remote_host: session.remote_host,
+        }
+    }
+}
+
+impl From<v1::Disk> for Disk {
+    fn from(disk: v1::Disk) -> Self {
+        let serial = |serial: v1::SerialNumber| Serial { value: serial.value, source: serial.source };
+        let partition = |partition: v1::Partition| Partition {
+            name: partition.name,
+            number: partition.number,
+            start_bytes: partition.start_bytes,
+            bytes: partition.bytes,
+        };
+        let holder =
+            |holder: v1::DiskHolder| Holder { name: holder.name, alias: holder.alias, of: holder.of };
+        Self {
+            name: disk.name,
+            file: disk.file,
+            generation: disk.generation,
+            bus: disk.bus,
+            pci_address: disk.pci_address,
+            scsi_address: disk.scsi_address,
+            serials: disk.serials.into_iter().map(serial).collect(),
+            alias: disk.alias,
+            world_wide_name: disk.world_wide_name,
+            bytes: disk.bytes,
+            sector_bytes: disk.sector_bytes,
+            read_only: disk.read_only,
+            rotational: disk.rotational,
+            silent: disk.silent,
+            partitions: disk.partitions.into_iter().map(partition).collect(),
+            holders: disk.holders.into_iter().map(holder).collect(),
         }
     }
 }
@@ -258,12 +339,31 @@ fn about(kind: event::Kind) -> About {
             deadline_seconds: frozen.deadline_seconds,
         },
         Kind::Thawed(thawed) => About::Thawed { by_itself: thawed.by_itself },
+        Kind::DiskAdded(v1::DiskAdded { disk }) | Kind::DiskChanged(v1::DiskChanged { disk }) => {
+            About::Disk { disk: boxed(disk) }
+        }
+        Kind::DiskRemoved(removed) => {
+            About::DiskRemoved { disk: boxed(removed.disk), in_use: removed.in_use }
+        }
+        Kind::DiskResized(resized) => {
+            About::DiskResized { disk: boxed(resized.disk), bytes_before: resized.bytes_before }
+        }
+        Kind::DiskMounted(mounted) => About::DiskMounted {
+            disk: boxed(mounted.disk),
+            mount_point: mounted.mount_point,
+            r#type: mounted.r#type,
+        },
+        Kind::DiskFailed(failed) => About::DiskFailed { disk: boxed(failed.disk), problem: failed.problem },
         Kind::Heartbeat(_)
         | Kind::AgentStopping(_)
         | Kind::ShutdownBegun(_)
         | Kind::Suspending(_)
         | Kind::Resumed(_) => About::Nothing {},
     }
+}
+
+fn boxed(disk: Option<v1::Disk>) -> Option<Box<Disk>> {
+    disk.map(|disk| Box::new(disk.into()))
 }
 
 /// One ping.

@@ -3,7 +3,7 @@
 use crate::wire::proto::v1::{VirtualMachineEvent, event, virtual_machine_event::Kind};
 
 /// All names, in the order in which people are told them.
-pub const NAMES: [&str; 21] = [
+pub const NAMES: [&str; 27] = [
     "power-changed",
     "guest-reset",
     "session-opened",
@@ -23,6 +23,12 @@ pub const NAMES: [&str; 21] = [
     "resumed",
     "frozen",
     "thawed",
+    "disk-added",
+    "disk-removed",
+    "disk-resized",
+    "disk-changed",
+    "disk-mounted",
+    "disk-failed",
     "heartbeat",
     "unknown",
 ];
@@ -50,6 +56,12 @@ pub fn name(happened: &VirtualMachineEvent) -> &'static str {
             Some(event::Kind::Resumed(_)) => "resumed",
             Some(event::Kind::Frozen(_)) => "frozen",
             Some(event::Kind::Thawed(_)) => "thawed",
+            Some(event::Kind::DiskAdded(_)) => "disk-added",
+            Some(event::Kind::DiskRemoved(_)) => "disk-removed",
+            Some(event::Kind::DiskResized(_)) => "disk-resized",
+            Some(event::Kind::DiskChanged(_)) => "disk-changed",
+            Some(event::Kind::DiskMounted(_)) => "disk-mounted",
+            Some(event::Kind::DiskFailed(_)) => "disk-failed",
             Some(event::Kind::Heartbeat(_)) => "heartbeat",
             None => "unknown",
         },

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use tonic::{Code, Status};
 
 pub mod client;
+pub mod disks;
 pub mod info;
 pub mod json;
 pub mod kinds;
@@ -36,6 +37,11 @@ pub enum Verb {
     },
     /// Show what happens.
     Watch(watch::Filter),
+    /// Show the disks of one VM.
+    Disks {
+        /// Its name.
+        name: String,
+    },
     /// Measure round trips.
     Ping {
         /// The VM's name.
@@ -116,6 +122,7 @@ pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Erro
         Verb::Ls { wide } => ls::run(client, &mut printer, wide).await,
         Verb::Info { name } => info::run(client, &mut printer, name).await,
         Verb::Watch(filter) => watch::run(client, &mut printer, filter).await,
+        Verb::Disks { name } => disks::run(client, &mut printer, name).await,
         Verb::Ping { name, count } => ping::run(client, &mut printer, name, count).await,
     })
     .await

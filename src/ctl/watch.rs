@@ -117,6 +117,30 @@ fn of_guest(kind: &event::Kind) -> String {
             "thawed by itself: nobody had asked for it in time".to_owned()
         }
         Kind::Thawed(_) => "thawed".to_owned(),
+        Kind::DiskAdded(added) => format!("disk added: {}", words::disk(added.disk.as_ref())),
+        Kind::DiskRemoved(removed) if removed.in_use.is_empty() => {
+            format!("disk removed: {}", words::disk(removed.disk.as_ref()))
+        }
+        Kind::DiskRemoved(removed) => format!(
+            "disk removed while in use: {}; it was used for {}",
+            words::disk(removed.disk.as_ref()),
+            removed.in_use.join(", ")
+        ),
+        Kind::DiskResized(resized) => format!(
+            "disk resized: {}; it had {}",
+            words::disk(resized.disk.as_ref()),
+            words::size(resized.bytes_before)
+        ),
+        Kind::DiskChanged(changed) => format!("disk changed: {}", words::disk(changed.disk.as_ref())),
+        Kind::DiskMounted(mounted) => format!(
+            "disk mounted: {} on {} ({})",
+            words::disk(mounted.disk.as_ref()),
+            mounted.mount_point,
+            mounted.r#type
+        ),
+        Kind::DiskFailed(failed) => {
+            format!("disk failed: {}: {}", words::disk(failed.disk.as_ref()), failed.problem)
+        }
     }
 }
 
@@ -169,6 +193,13 @@ mod tests {
             terminal: "pts/0".into(),
             remote_host: "192.0.2.9".into(),
         };
+        let disk = v1::Disk {
+            name: "vdb".into(),
+            bus: "virtio".into(),
+            bytes: 10 << 30,
+            serials: vec![v1::SerialNumber { value: "data-1".into(), source: "virtio".into() }],
+            ..v1::Disk::default()
+        };
         let cases = [
             (opened(true), "session opened after 2.3 s (new boot)"),
             (opened(false), "session opened after 2.3 s"),
@@ -199,6 +230,22 @@ mod tests {
             (
                 guest(event::Kind::UserLoggedIn(v1::UserLoggedIn { session: Some(session) })),
                 "user logged in: ann on pts/0 from 192.0.2.9",
+            ),
+            (
+                guest(event::Kind::DiskAdded(v1::DiskAdded { disk: Some(disk.clone()) })),
+                "disk added: vdb (virtio, 10 GiB, serial number data-1)",
+            ),
+            (
+                guest(event::Kind::DiskRemoved(v1::DiskRemoved {
+                    disk: Some(disk.clone()),
+                    in_use: vec!["/data".into(), "swap on /dev/vdb2".into()],
+                })),
+                "disk removed while in use: vdb (virtio, 10 GiB, serial number data-1); \
+                 it was used for /data, swap on /dev/vdb2",
+            ),
+            (
+                guest(event::Kind::DiskResized(v1::DiskResized { disk: Some(disk), bytes_before: 5 << 29 })),
+                "disk resized: vdb (virtio, 10 GiB, serial number data-1); it had 2.5 GiB",
             ),
             (
                 guest(event::Kind::ClockJumped(v1::ClockJumped { milliseconds: -61_007 })),

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime};
 use prost_types::Timestamp;
 
 use crate::wire::proto::v1::{
-    CallbackState, MountedFileSystem, NetworkInterface, PowerState, SessionState, UserSession, VirtualMachine,
+    CallbackState, Disk, MountedFileSystem, NetworkInterface, PowerState, SessionState, UserSession,
+    VirtualMachine,
 };
 
 /// A power state in one word.
@@ -59,6 +60,29 @@ pub fn file_system(mounted: Option<&MountedFileSystem>) -> String {
     mounted.map_or("-".to_owned(), |mounted| {
         format!("{} ({} from {})", mounted.mount_point, mounted.r#type, mounted.source)
     })
+}
+
+/// A disk, such as `vdb (virtio, 10 GiB, serial number data-1)`.
+pub fn disk(disk: Option<&Disk>) -> String {
+    let Some(disk) = disk else { return "-".to_owned() };
+    let serial = match disk.serials.first() {
+        Some(serial) => format!("serial number {}", serial.value),
+        None => "no serial number".to_owned(),
+    };
+    format!("{} ({}, {}, {serial})", disk.name, disk.bus, size(disk.bytes))
+}
+
+/// A size, such as `10 GiB` or `1.5 TiB`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let (mut whole, mut tenths, mut unit) = (bytes, 0, 0);
+    while whole >= 1024 && unit + 1 < UNITS.len() {
+        tenths = whole % 1024 * 10 / 1024;
+        whole /= 1024;
+        unit += 1;
+    }
+    let name = UNITS.get(unit).copied().unwrap_or_default();
+    if tenths == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenths} {name}") }
 }
 
 /// A user's session, such as `ann on pts/0 from 192.0.2.9`.

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 
+use crate::guest::disks::identity::KnownDisk;
 use crate::guest::power::Mode;
 use crate::guest::state::{FileSystem, Link, State, UserSession};
 
@@ -68,6 +69,40 @@ pub enum Event {
     Thawed {
         /// Because of the deadline: nobody had asked for it.
         by_itself: bool,
+    },
+    /// A disk is there, and known.
+    DiskAdded(Arc<KnownDisk>),
+    /// A disk is gone.
+    DiskRemoved {
+        /// As it was.
+        disk: Arc<KnownDisk>,
+        /// What it was used for, in words: mount points, swap space, what is made of it.
+        in_use: Vec<String>,
+    },
+    /// A disk has another size.
+    DiskResized {
+        /// As it is now.
+        disk: Arc<KnownDisk>,
+        /// The size that it had, in bytes.
+        before: u64,
+    },
+    /// Something else of a disk is other than before: its partitions, its holders, whether it can be written to.
+    DiskChanged(Arc<KnownDisk>),
+    /// The agent mounted a disk.
+    DiskMounted {
+        /// Which one.
+        disk: Arc<KnownDisk>,
+        /// Where.
+        mount_point: String,
+        /// Such as `ext4`.
+        kind: String,
+    },
+    /// A disk does not do what it should.
+    DiskFailed {
+        /// Which one.
+        disk: Arc<KnownDisk>,
+        /// What does not work, and why, in words.
+        problem: String,
     },
 }
 

@@ -1,7 +1,9 @@
 //! What the events have made of this guest: the outcome of all of them so far.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use crate::guest::disks::identity::KnownDisk;
 use crate::guest::events::Event;
 
 /// The guest as it is now, as far as events tell.
@@ -13,6 +15,8 @@ pub struct State {
     pub file_systems: Vec<FileSystem>,
     /// In the order in which they logged in.
     pub users: Vec<UserSession>,
+    /// In the order in which they came.
+    pub disks: Vec<Arc<KnownDisk>>,
 }
 
 /// A network interface that the host has an interest in.
@@ -66,6 +70,15 @@ impl State {
             }
             Event::LoggedIn(session) => self.users.push(session.clone()),
             Event::LoggedOut(session) => self.users.retain(|known| known.id != session.id),
+            Event::DiskAdded(disk) => self.disks.push(Arc::clone(disk)),
+            Event::DiskRemoved { disk, .. } => {
+                self.disks.retain(|known| known.generation != disk.generation);
+            }
+            Event::DiskResized { disk, .. } | Event::DiskChanged(disk) => {
+                if let Some(known) = self.disks.iter_mut().find(|known| known.generation == disk.generation) {
+                    known.clone_from(disk);
+                }
+            }
             Event::Started { .. }
             | Event::Stopping
             | Event::ShutdownRequested(_)
@@ -74,7 +87,9 @@ impl State {
             | Event::Suspending
             | Event::Resumed
             | Event::Frozen { .. }
-            | Event::Thawed { .. } => {}
+            | Event::Thawed { .. }
+            | Event::DiskMounted { .. }
+            | Event::DiskFailed { .. } => {}
         }
     }
 }

@@ -19,9 +19,9 @@ use crate::transport::http2;
 use crate::transport::unix::Listener;
 use crate::wire::proto::v1::admin_server::{Admin, AdminServer};
 use crate::wire::proto::v1::{
-    GetHostStatusRequest, GetVirtualMachineRequest, HostStatus, ListVirtualMachinesRequest,
-    ListVirtualMachinesResponse, PingVirtualMachineRequest, Pong, VirtualMachine, VirtualMachineEvent,
-    WatchVirtualMachinesRequest,
+    GetHostStatusRequest, GetVirtualMachineRequest, HostStatus, ListVirtualMachineDisksRequest,
+    ListVirtualMachineDisksResponse, ListVirtualMachinesRequest, ListVirtualMachinesResponse,
+    PingVirtualMachineRequest, Pong, VirtualMachine, VirtualMachineEvent, WatchVirtualMachinesRequest,
 };
 
 /// Connections at a time; a further one is closed at once.
@@ -138,6 +138,25 @@ impl Admin for Api {
             }
         };
         Ok(Response::new(Box::pin(ping::pongs(caller, plan).map(Ok))))
+    }
+
+    async fn list_disks(
+        &self,
+        request: Request<ListVirtualMachineDisksRequest>,
+    ) -> Result<Response<ListVirtualMachineDisksResponse>, Status> {
+        let vm = self.fleet.get(request.into_inner().name).await?.ok_or_else(unknown)?;
+        let session = vm.session;
+        let state = vm.state.ok_or_else(|| {
+            Status::failed_precondition(
+                "this guest has not told yet which disks it has: there was no session",
+            )
+        })?;
+        Ok(Response::new(ListVirtualMachineDisksResponse {
+            disks: state.disks,
+            file_systems: state.file_systems,
+            last_heard: vm.last_heard,
+            session,
+        }))
     }
 
     async fn get_host_status(

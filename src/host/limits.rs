@@ -26,6 +26,8 @@ pub struct Limits {
     pub file_systems: usize,
     /// Sessions of users in its state.
     pub users: usize,
+    /// Disks of its state.
+    pub disks: usize,
     /// Calls per second that the guest may make in the long run; four times as many may come at once.
     pub calls_per_second: u32,
     /// Calls of the guest that may be open at a time.
@@ -45,6 +47,7 @@ impl Default for Limits {
             addresses: 64,
             file_systems: 1024,
             users: 256,
+            disks: 1024,
             calls_per_second: 50,
             open_calls: 16,
         }

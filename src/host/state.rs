@@ -19,6 +19,7 @@ enum What {
     Addresses,
     FileSystems,
     Users,
+    Disks,
 }
 
 impl fmt::Display for What {
@@ -28,6 +29,7 @@ impl fmt::Display for What {
             Self::Addresses => "addresses",
             Self::FileSystems => "file-systems",
             Self::Users => "users",
+            Self::Disks => "disks",
         })
     }
 }
@@ -72,6 +74,20 @@ pub fn fold(
         Kind::UserLoggedOut(v1::UserLoggedOut { session: Some(session) }) => {
             state.users.retain(|known| known.id != session.id);
         }
+        Kind::DiskAdded(v1::DiskAdded { disk: Some(disk) }) => {
+            within(What::Disks, state.disks.len() + 1, limits.disks)?;
+            state.disks.push(disk.clone());
+        }
+        Kind::DiskRemoved(v1::DiskRemoved { disk: Some(disk), .. }) => {
+            state.disks.retain(|known| known.generation != disk.generation);
+        }
+        Kind::DiskResized(v1::DiskResized { disk: Some(disk), .. })
+        | Kind::DiskChanged(v1::DiskChanged { disk: Some(disk) }) => {
+            let known = state.disks.iter_mut().find(|known| known.generation == disk.generation);
+            if let Some(known) = known {
+                known.clone_from(disk);
+            }
+        }
         _ => {}
     }
     Ok(())
@@ -80,7 +96,8 @@ pub fn fold(
 fn check(state: &v1::GuestState, limits: &Limits) -> Result<(), Excess> {
     check_interfaces(&state.interfaces, limits)?;
     within(What::FileSystems, state.file_systems.len(), limits.file_systems)?;
-    within(What::Users, state.users.len(), limits.users)
+    within(What::Users, state.users.len(), limits.users)?;
+    within(What::Disks, state.disks.len(), limits.disks)
 }
 
 fn check_interfaces(interfaces: &[v1::NetworkInterface], limits: &Limits) -> Result<(), Excess> {
@@ -127,6 +144,14 @@ mod tests {
         })
     }
 
+    fn disk(generation: u64, bytes: u64) -> v1::Disk {
+        v1::Disk { generation, bytes, ..v1::Disk::default() }
+    }
+
+    fn added(generation: u64) -> v1::Event {
+        event(Kind::DiskAdded(v1::DiskAdded { disk: Some(disk(generation, 1)) }))
+    }
+
     fn interfaces(count: usize, addresses: usize) -> v1::Event {
         let one = v1::NetworkInterface {
             addresses: vec!["192.0.2.7/24".into(); addresses],
@@ -155,21 +180,29 @@ mod tests {
         apply(login("2", false));
         apply(login("1", true));
         apply(interfaces(2, 1));
+        apply(added(1));
+        apply(added(2));
+        apply(event(Kind::DiskRemoved(v1::DiskRemoved { disk: Some(disk(1, 1)), in_use: vec![] })));
+        apply(event(Kind::DiskResized(v1::DiskResized { disk: Some(disk(2, 5)), bytes_before: 1 })));
+        apply(event(Kind::DiskChanged(v1::DiskChanged { disk: Some(disk(3, 1)) })));
         apply(ready(None));
         let state = state.unwrap();
         assert_eq!(state.file_systems, [file_system("/"), file_system("/a")]);
         assert_eq!(state.users.iter().map(|user| user.id.as_str()).collect::<Vec<_>>(), ["2"]);
         assert_eq!(state.interfaces.len(), 2);
+        assert_eq!(state.disks, [disk(2, 5)]);
     }
 
     #[test]
     fn a_state_beyond_its_bounds_is_refused_and_stays_as_it_was() {
-        let limits = Limits { interfaces: 2, addresses: 3, file_systems: 1, users: 1, ..Limits::default() };
+        let limits =
+            Limits { interfaces: 2, addresses: 3, file_systems: 1, users: 1, disks: 1, ..Limits::default() };
         let cases = [
             (interfaces(3, 0), "more than 2 interfaces"),
             (interfaces(1, 4), "more than 3 addresses"),
             (mounted("/b"), "more than 1 file-systems"),
             (login("b", false), "more than 1 users"),
+            (added(2), "more than 1 disks"),
             (
                 ready(Some(v1::GuestState {
                     file_systems: vec![file_system("/"); 2],
@@ -180,7 +213,7 @@ mod tests {
         ];
         for (mut event, expected) in cases {
             let mut state = None;
-            for mut allowed in [mounted("/a"), login("a", false), interfaces(2, 3)] {
+            for mut allowed in [mounted("/a"), login("a", false), added(1), interfaces(2, 3)] {
                 fold(&mut state, &mut allowed, &limits).unwrap();
             }
             let before = state.clone();

@@ -9,6 +9,11 @@ use crate::wire::proto::v1::{self, event::Kind};
 pub const MAX_TEXT: usize = 256;
 /// Most capabilities that are taken from a guest.
 const MAX_CAPABILITIES: usize = 64;
+/// Most serial numbers, and most partitions and holders, that are taken of one disk.
+const MAX_SERIALS: usize = 8;
+const MAX_PARTS: usize = 64;
+/// Most uses of a disk that is gone.
+const MAX_USES: usize = 64;
 /// The year 10000 in seconds since 1970: later times cannot be written as RFC 3339 has it.
 const YEAR_10000: i64 = 253_402_300_800;
 
@@ -86,6 +91,29 @@ fn clean_kind(kind: Kind) -> Kind {
             Kind::UserLoggedOut(v1::UserLoggedOut { session: logout.session.as_ref().map(clean_session) })
         }
         Kind::Frozen(frozen) => Kind::Frozen(v1::Frozen { holder: clean(&frozen.holder), ..frozen }),
+        Kind::DiskAdded(added) => {
+            Kind::DiskAdded(v1::DiskAdded { disk: added.disk.as_ref().map(clean_disk) })
+        }
+        Kind::DiskRemoved(removed) => Kind::DiskRemoved(v1::DiskRemoved {
+            disk: removed.disk.as_ref().map(clean_disk),
+            in_use: removed.in_use.iter().take(MAX_USES).map(|text| clean(text)).collect(),
+        }),
+        Kind::DiskResized(resized) => Kind::DiskResized(v1::DiskResized {
+            disk: resized.disk.as_ref().map(clean_disk),
+            bytes_before: resized.bytes_before,
+        }),
+        Kind::DiskChanged(changed) => {
+            Kind::DiskChanged(v1::DiskChanged { disk: changed.disk.as_ref().map(clean_disk) })
+        }
+        Kind::DiskMounted(mounted) => Kind::DiskMounted(v1::DiskMounted {
+            disk: mounted.disk.as_ref().map(clean_disk),
+            mount_point: clean(&mounted.mount_point),
+            r#type: clean(&mounted.r#type),
+        }),
+        Kind::DiskFailed(failed) => Kind::DiskFailed(v1::DiskFailed {
+            disk: failed.disk.as_ref().map(clean_disk),
+            problem: clean(&failed.problem),
+        }),
         kind @ (Kind::Heartbeat(_)
         | Kind::AgentStopping(_)
         | Kind::AgentStarted(_)
@@ -102,6 +130,39 @@ fn clean_state(state: &v1::GuestState) -> v1::GuestState {
         interfaces: state.interfaces.iter().map(clean_interface).collect(),
         file_systems: state.file_systems.iter().map(clean_file_system).collect(),
         users: state.users.iter().map(clean_session).collect(),
+        disks: state.disks.iter().map(clean_disk).collect(),
+    }
+}
+
+fn clean_disk(disk: &v1::Disk) -> v1::Disk {
+    let serial = |serial: &v1::SerialNumber| v1::SerialNumber {
+        value: clean(&serial.value),
+        source: clean(&serial.source),
+    };
+    let partition =
+        |partition: &v1::Partition| v1::Partition { name: clean(&partition.name), ..partition.clone() };
+    let holder = |holder: &v1::DiskHolder| v1::DiskHolder {
+        name: clean(&holder.name),
+        alias: clean(&holder.alias),
+        of: clean(&holder.of),
+    };
+    v1::Disk {
+        name: clean(&disk.name),
+        file: clean(&disk.file),
+        generation: disk.generation,
+        bus: clean(&disk.bus),
+        pci_address: clean(&disk.pci_address),
+        scsi_address: clean(&disk.scsi_address),
+        serials: disk.serials.iter().take(MAX_SERIALS).map(serial).collect(),
+        alias: clean(&disk.alias),
+        world_wide_name: clean(&disk.world_wide_name),
+        bytes: disk.bytes,
+        sector_bytes: disk.sector_bytes,
+        read_only: disk.read_only,
+        rotational: disk.rotational,
+        partitions: disk.partitions.iter().take(MAX_PARTS).map(partition).collect(),
+        holders: disk.holders.iter().take(MAX_PARTS).map(holder).collect(),
+        silent: disk.silent,
     }
 }
 

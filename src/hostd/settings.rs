@@ -214,6 +214,7 @@ fn limits(set: &LimitSettings) -> Limits {
         addresses: size(set.addresses, usual.addresses),
         file_systems: size(set.file_systems, usual.file_systems),
         users: size(set.users, usual.users),
+        disks: size(set.disks, usual.disks),
         calls_per_second: set.calls_per_second.unwrap_or(usual.calls_per_second),
         open_calls: set.open_calls.unwrap_or(usual.open_calls),
     }

@@ -3,11 +3,19 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
+use crate::guest::disks::identity::{Holder, KnownDisk, Serial};
+use crate::guest::disks::location::Pci;
 use crate::guest::events::{Event, News, Opening, Position, Recorded};
 use crate::guest::network::hardware_address;
 use crate::guest::state::{FileSystem, Link, State, UserSession};
+use crate::sys::block::Partition;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::event::Kind;
+
+/// Disks of one state, and partitions and holders of one disk: the first so many. A host half takes no
+/// more than 256 KiB at a time, unless it is told otherwise.
+const MOST_DISKS: usize = 256;
+const MOST_PARTS: usize = 32;
 
 /// What a watcher is told, as a message.
 pub fn news(news: News) -> v1::Event {
@@ -69,6 +77,22 @@ fn event(recorded: &Recorded) -> v1::Event {
             deadline_seconds: u32::try_from(deadline.as_secs()).unwrap_or(u32::MAX),
         }),
         Event::Thawed { by_itself } => Kind::Thawed(v1::Thawed { by_itself: *by_itself }),
+        Event::DiskAdded(disk) => Kind::DiskAdded(v1::DiskAdded { disk: Some(self::disk(disk)) }),
+        Event::DiskRemoved { disk, in_use } => {
+            Kind::DiskRemoved(v1::DiskRemoved { disk: Some(self::disk(disk)), in_use: in_use.clone() })
+        }
+        Event::DiskResized { disk, before } => {
+            Kind::DiskResized(v1::DiskResized { disk: Some(self::disk(disk)), bytes_before: *before })
+        }
+        Event::DiskChanged(disk) => Kind::DiskChanged(v1::DiskChanged { disk: Some(self::disk(disk)) }),
+        Event::DiskMounted { disk, mount_point, kind } => Kind::DiskMounted(v1::DiskMounted {
+            disk: Some(self::disk(disk)),
+            mount_point: mount_point.clone(),
+            r#type: kind.clone(),
+        }),
+        Event::DiskFailed { disk, problem } => {
+            Kind::DiskFailed(v1::DiskFailed { disk: Some(self::disk(disk)), problem: problem.clone() })
+        }
     };
     message(recorded.sequence, recorded.time, kind)
 }
@@ -79,6 +103,7 @@ pub fn state(state: &State) -> v1::GuestState {
         interfaces: state.links.iter().map(link).collect(),
         file_systems: state.file_systems.iter().map(file_system).collect(),
         users: state.users.iter().map(user_session).collect(),
+        disks: state.disks.iter().take(MOST_DISKS).map(|disk| self::disk(disk)).collect(),
     }
 }
 
@@ -111,5 +136,42 @@ fn user_session(session: &UserSession) -> v1::UserSession {
         user: session.user.clone(),
         terminal: session.terminal.clone(),
         remote_host: session.remote_host.clone(),
+    }
+}
+
+/// A disk as a message.
+pub fn disk(disk: &KnownDisk) -> v1::Disk {
+    let pci =
+        |Pci { domain, bus, slot, function }: Pci| format!("{domain:04x}:{bus:02x}:{slot:02x}.{function:x}");
+    let serial =
+        |serial: &Serial| v1::SerialNumber { value: serial.text(), source: serial.source.word().to_owned() };
+    let partition = |partition: &Partition| v1::Partition {
+        name: partition.name.clone(),
+        number: partition.index,
+        start_bytes: partition.start,
+        bytes: partition.bytes,
+    };
+    let holder = |holder: &Holder| v1::DiskHolder {
+        name: holder.name.clone(),
+        alias: holder.alias.clone().unwrap_or_default(),
+        of: holder.of.clone(),
+    };
+    v1::Disk {
+        name: disk.name.clone(),
+        file: disk.file.clone(),
+        generation: disk.generation,
+        bus: disk.bus.word().to_owned(),
+        pci_address: disk.pci.map(pci).unwrap_or_default(),
+        scsi_address: disk.scsi.map(|address| address.to_string()).unwrap_or_default(),
+        serials: disk.serials.iter().map(serial).collect(),
+        alias: disk.alias.clone().unwrap_or_default(),
+        world_wide_name: disk.wwn.clone().unwrap_or_default(),
+        bytes: disk.bytes,
+        sector_bytes: disk.sector,
+        read_only: disk.read_only,
+        rotational: disk.rotational,
+        partitions: disk.partitions.iter().take(MOST_PARTS).map(partition).collect(),
+        holders: disk.holders.iter().take(MOST_PARTS).map(holder).collect(),
+        silent: disk.silent,
     }
 }

@@ -2,15 +2,18 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use tonic::{Request, Response, Status};
 
+use crate::guest::disks::identity::KnownDisk;
+use crate::guest::disks::uses;
 use crate::guest::{Guest, freeze};
 use crate::rpc::convert;
 use crate::rpc::guest;
 use crate::rpc::holder::Holder;
-use crate::sys::{error_chain, files};
+use crate::sys::{blocking, error_chain, files};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::local_server::{self, LocalServer};
 
@@ -81,6 +84,21 @@ impl local_server::Local for Service {
             state: Some(convert::state(&state)),
             freeze: Some(freeze_status(self.guest.freezer.status())),
         }))
+    }
+
+    async fn list_disks(
+        &self,
+        _: Request<v1::ListDisksRequest>,
+    ) -> Result<Response<v1::ListDisksResponse>, Status> {
+        let (disks, root) = (self.guest.disks.all(), self.guest.root.clone());
+        let list = move || {
+            let local = |disk: &Arc<KnownDisk>| v1::LocalDisk {
+                disk: Some(convert::disk(disk)),
+                uses: uses::of(&root, disk).iter().map(ToString::to_string).collect(),
+            };
+            disks.iter().map(local).collect()
+        };
+        Ok(Response::new(v1::ListDisksResponse { disks: blocking::run(list).await }))
     }
 
     async fn thaw(&self, _: Request<v1::ThawRequest>) -> Result<Response<v1::ThawResponse>, Status> {

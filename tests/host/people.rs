@@ -60,7 +60,7 @@ fn vms_are_listed_and_described_for_people_and_programs() {
         },
         "power_problem": "", "callback": "open", "callback_reason": "", "missed_events": 0,
         "callback_dial": format!("hybrid:{}:971", text(&lab.path("web.vsock"))),
-        "state": {"interfaces": [], "file_systems": [], "users": []},
+        "state": {"interfaces": [], "file_systems": [], "users": [], "disks": []},
     });
     assert_eq!(web, expected);
 

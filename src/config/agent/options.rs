@@ -2,7 +2,7 @@
 //!
 //! Options are read as `getopt_long(3)` reads them: a long one may be cut short as far as it stays unique.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use lexopt::Arg;
@@ -38,13 +38,34 @@ impl Program {
     }
 }
 
+/// What the running agent can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// How it is.
+    Status,
+    /// Which disks the guest has.
+    Disks,
+}
+
+impl Question {
+    fn named(word: &OsStr) -> Option<Self> {
+        match word.to_str()? {
+            "status" => Some(Self::Status),
+            "disks" => Some(Self::Disks),
+            _ => None,
+        }
+    }
+}
+
 /// What the command line asks for.
 #[derive(Debug)]
 pub enum Request {
     /// Run the agent.
     Run(Box<Run>),
     /// Ask the running agent.
-    Status {
+    Ask {
+        /// What.
+        question: Question,
         /// The settings file that was named.
         settings: Option<PathBuf>,
         /// As JSON.
@@ -101,17 +122,19 @@ pub fn parse(words: impl IntoIterator<Item = OsString>, program: Program) -> Res
     let mut parser = lexopt::Parser::from_args(words);
     parser.set_short_equals(false);
     let mut run = Run::default();
-    let (mut status, mut json) = (false, false);
+    let (mut question, mut json) = (None, false);
     loop {
         let option = match parser.next()? {
             None => break,
             Some(Arg::Short(short)) => resolve_short(short, program)?,
             Some(Arg::Long(long)) => resolve_long(long, program)?,
-            Some(Arg::Value(verb)) if verb == "status" && !status && program == Program::Guestlet => {
-                status = true;
-                continue;
-            }
             Some(Arg::Value(word)) => {
+                if question.is_none() && program == Program::Guestlet {
+                    question = Question::named(&word);
+                    if question.is_some() {
+                        continue;
+                    }
+                }
                 return Err(format!(
                     "unexpected word {:?}; lists are separated by commas, without spaces",
                     word.display().to_string()
@@ -159,11 +182,11 @@ pub fn parse(words: impl IntoIterator<Item = OsString>, program: Program) -> Res
             other => return Err(format!("the option --{other} is not known").into()),
         }
     }
-    if json && !status {
-        return Err("the option --output goes with the word status".into());
+    if let Some(question) = question {
+        return Ok(Request::Ask { question, settings: run.settings, json });
     }
-    if status {
-        return Ok(Request::Status { settings: run.settings, json });
+    if json {
+        return Err("the option --output goes with the words status and disks".into());
     }
     Ok(Request::Run(Box::new(run)))
 }

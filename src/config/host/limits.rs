@@ -22,6 +22,7 @@ pub struct LimitSettings {
     pub addresses: Option<u32>,
     pub file_systems: Option<u32>,
     pub users: Option<u32>,
+    pub disks: Option<u32>,
     pub calls_per_second: Option<u32>,
     pub open_calls: Option<u32>,
 }
@@ -39,6 +40,7 @@ pub(super) struct LimitsFragment {
     addresses: Option<Spanned<u32>>,
     file_systems: Option<Spanned<u32>>,
     users: Option<Spanned<u32>>,
+    disks: Option<Spanned<u32>>,
     calls_per_second: Option<Spanned<u32>>,
     open_calls: Option<Spanned<u32>>,
 }
@@ -63,6 +65,7 @@ pub(super) fn check(
         ("addresses", &found.addresses, &mut limits.addresses, 1, 65_536),
         ("file-systems", &found.file_systems, &mut limits.file_systems, 1, 65_536),
         ("users", &found.users, &mut limits.users, 1, 65_536),
+        ("disks", &found.disks, &mut limits.disks, 1, 65_536),
         ("calls-per-second", &found.calls_per_second, &mut limits.calls_per_second, 1, 100_000),
         ("open-calls", &found.open_calls, &mut limits.open_calls, 1, 1024),
     ];

@@ -25,6 +25,7 @@ use crate::guest::Guest;
 use crate::guest::events::{Hub, News};
 
 mod clock;
+pub mod disks;
 pub mod links;
 mod logind;
 mod mounts;
@@ -58,6 +59,7 @@ pub fn all(guest: &Guest, settings: Settings, shutdown: &CancellationToken) -> V
     vec![
         ("links", rest_if_missing("links", links::watch(guest.clone(), ignored_links), shutdown)),
         ("mounts", rest_if_missing("mounts", mounts::watch(guest.clone()), shutdown)),
+        ("disks", rest_if_missing("disks", disks::watch(guest.clone()), shutdown)),
         ("logind", rest_if_missing("logind", logind::watch(guest.clone(), bus_address), shutdown)),
         ("clock", rest_if_missing("the clock", clock::watch(guest.clone()), shutdown)),
     ]

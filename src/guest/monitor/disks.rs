@@ -1,0 +1,274 @@
+//! Disks: what the kernel says of them, when udev is done with them, and who they say they are.
+//!
+//! ```text
+//! uevent ─▶ look at that name in sysfs ─▶ Tracker ─▶ read the disk, beside the event loop ─▶ Tracker ─▶ Room, events
+//! messages lost, start ─▶ look at all names ──┘
+//! ```
+//!
+//! The subscription is there before the first look at everything, so nothing falls between.
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::io;
+use std::panic::resume_unwind;
+use std::time::Duration;
+
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until};
+
+use crate::guest::Guest;
+use crate::guest::disks::identity::{self, KnownDisk};
+use crate::guest::disks::tracker::{Change, Seen, Tracker, Udev};
+use crate::guest::disks::uses;
+use crate::guest::events::Event;
+use crate::sys::block;
+use crate::sys::root::Root;
+use crate::sys::udev;
+use crate::sys::uevents::{Action, Heard, Uevent, Uevents};
+
+/// Messages that are taken, and names that are looked at, in one go.
+const AT_ONCE: usize = 32;
+/// After messages were lost everything is looked at twice: a disk whose end was told in a lost message may still show
+/// in sysfs for a moment.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
+
+/// What says that something happened to a block device.
+pub trait News: Send {
+    /// The next word. Dropping the future loses none.
+    fn next(&mut self) -> impl Future<Output = io::Result<Heard>> + Send;
+
+    /// The next word, if there is one already.
+    ///
+    /// # Errors
+    /// If there will be no more.
+    fn at_hand(&mut self) -> io::Result<Option<Heard>>;
+}
+
+impl News for Uevents {
+    async fn next(&mut self) -> io::Result<Heard> {
+        Self::next(self).await
+    }
+
+    fn at_hand(&mut self) -> io::Result<Option<Heard>> {
+        Self::at_hand(self)
+    }
+}
+
+pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
+    follow(&guest, Uevents::subscribe()?).await
+}
+
+/// Keeps the guest's list of disks, by what `news` says.
+///
+/// # Errors
+/// If there is no more news.
+pub async fn follow(guest: &Guest, mut news: impl News) -> io::Result<Infallible> {
+    let mut watch = Watch { guest, tracker: Tracker::default(), udev: None, second_look: None };
+    let mut reads: JoinSet<(u64, io::Result<KnownDisk>)> = JoinSet::new();
+    watch.look_at_all().await;
+    loop {
+        watch.wait_for_udev();
+        for job in watch.tracker.jobs(Instant::now()) {
+            let root = guest.root.clone();
+            reads.spawn_blocking(move || (job.id, identity::read(&root, &job.place, &job.asked)));
+        }
+        watch.tell();
+        let deadline = [watch.tracker.deadline(), watch.second_look].into_iter().flatten().min();
+        tokio::select! {
+            heard = news.next() => watch.hear(heard?).await,
+            Some(done) = reads.join_next() => watch.done(done),
+            news = changed(watch.udev.as_ref()) => watch.udev_says(news?),
+            () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                watch.expire().await;
+            }
+        }
+        // What has come by now is one change for those who wait.
+        while let Some(done) = reads.try_join_next() {
+            watch.done(done);
+        }
+        for _ in 0..AT_ONCE {
+            match news.at_hand()? {
+                Some(heard) => watch.hear(heard).await,
+                None => break,
+            }
+        }
+    }
+}
+
+async fn changed(udev: Option<&udev::Watch>) -> io::Result<udev::News> {
+    match udev {
+        Some(watch) => watch.changed().await,
+        None => pending().await,
+    }
+}
+
+struct Watch<'a> {
+    guest: &'a Guest,
+    tracker: Tracker,
+    /// While a disk waits for it.
+    udev: Option<udev::Watch>,
+    second_look: Option<Instant>,
+}
+
+impl Watch<'_> {
+    async fn look_at_all(&mut self) {
+        let root = &self.guest.root;
+        let mut names = self.tracker.names();
+        names.extend(block::disks(root).unwrap_or_default());
+        names.sort();
+        names.dedup();
+        for some in names.chunks(AT_ONCE) {
+            for name in some {
+                let seen = block::disk_place(root, name).ok().and_then(|place| look(root, &place));
+                self.tracker.look(name, seen, true, Instant::now());
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn hear(&mut self, heard: Heard) {
+        let Heard::Uevent(uevent) = heard else {
+            tracing::info!(
+                "the kernel had more to say of its disks than could be kept; looking at all of them"
+            );
+            self.second_look = Some(Instant::now() + SECOND_LOOK);
+            return self.look_at_all().await;
+        };
+        let Uevent { action, place, partition, disk } = uevent;
+        if block::is_virtual(&place) {
+            return self.look_below(&place);
+        }
+        match (partition, action) {
+            (true, _) => {
+                if let Some((whole, _)) = place.rsplit_once('/') {
+                    self.look_at(whole);
+                }
+            }
+            (false, Action::Remove) => {
+                let seen = look(&self.guest.root, &place);
+                self.tracker.removed(block::name(&place), disk, seen, Instant::now());
+            }
+            (false, Action::Add | Action::Change) => self.look_at(&place),
+        }
+    }
+
+    fn look_at(&mut self, place: &str) {
+        let seen = look(&self.guest.root, place);
+        self.tracker.look(block::name(place), seen, true, Instant::now());
+    }
+
+    /// At the disks that a device is made of, or was.
+    fn look_below(&mut self, place: &str) {
+        let mut places: Vec<_> =
+            self.tracker.held_by(block::name(place)).iter().map(|disk| disk.place.clone()).collect();
+        let parts = block::parts(&self.guest.root, place).ok().flatten().unwrap_or_default();
+        places.extend(parts.iter().map(|part| block::whole(part).to_owned()));
+        places.retain(|place| !block::is_virtual(place));
+        for place in places {
+            self.look_at(&place);
+        }
+    }
+
+    fn done(&mut self, done: Result<(u64, io::Result<KnownDisk>), JoinError>) {
+        match done {
+            Ok((id, outcome)) => self.tracker.done(id, outcome),
+            Err(error) => {
+                if let Ok(panic) = error.try_into_panic() {
+                    resume_unwind(panic)
+                }
+            }
+        }
+    }
+
+    async fn expire(&mut self) {
+        let now = Instant::now();
+        self.tracker.expire(now);
+        if self.second_look.is_some_and(|time| time <= now) {
+            self.second_look = None;
+            self.look_at_all().await;
+        }
+    }
+
+    /// Listens to udev for as long as a disk waits for it.
+    fn wait_for_udev(&mut self) {
+        let waiting = self.tracker.for_udev();
+        if waiting.is_empty() {
+            self.udev = None;
+        } else if self.udev.is_none() {
+            self.udev = udev::Watch::begin(&self.guest.root)
+                .inspect_err(|error| tracing::debug!("udev's database cannot be watched: {error}"))
+                .ok();
+            // What it did before it was watched.
+            for (name, seen) in waiting {
+                self.look_again(&name, &seen);
+            }
+        }
+    }
+
+    fn udev_says(&mut self, news: udev::News) {
+        for (name, seen) in self.tracker.for_udev() {
+            let is_meant = match &news {
+                udev::News::About(numbers) => numbers.contains(&seen.number),
+                udev::News::Any => true,
+            };
+            if is_meant {
+                self.look_again(&name, &seen);
+            }
+        }
+    }
+
+    fn look_again(&mut self, name: &str, seen: &Seen) {
+        self.tracker.look(name, look(&self.guest.root, &seen.place), false, Instant::now());
+    }
+
+    /// Tells everyone what changed, first those who wait for a disk.
+    fn tell(&mut self) {
+        let changes = self.tracker.changes();
+        if changes.is_empty() {
+            return;
+        }
+        self.guest.disks.publish(self.tracker.list());
+        for change in changes {
+            match change {
+                Change::Added(disk) => {
+                    let silent = disk.silent.then(|| disk.clone());
+                    self.guest.events.tell(Event::DiskAdded(disk));
+                    if let Some(disk) = silent {
+                        let problem = "the disk does not say who it is".to_owned();
+                        self.guest.events.tell(Event::DiskFailed { disk, problem });
+                    }
+                }
+                Change::Removed(disk) => {
+                    let uses = uses::of(&self.guest.root, &disk);
+                    let in_use: Vec<_> = uses.iter().map(ToString::to_string).collect();
+                    if !in_use.is_empty() {
+                        tracing::warn!("the disk {} is gone while in use: {}", disk.name, in_use.join(", "));
+                    }
+                    self.guest.events.tell(Event::DiskRemoved { disk, in_use });
+                }
+                Change::Resized { disk, before } => {
+                    self.guest.events.tell(Event::DiskResized { disk, before });
+                }
+                Change::Changed(disk) => self.guest.events.tell(Event::DiskChanged(disk)),
+            }
+        }
+    }
+}
+
+/// What is at a place of sysfs, if it is a disk that counts.
+fn look(root: &Root, place: &str) -> Option<Seen> {
+    let generation = block::generation(root, place)?;
+    if !identity::counts(root, place) {
+        return None;
+    }
+    let number = block::number(root, place)?;
+    let sequence = root.line(&format!("{place}/diskseq")).parse().ok();
+    let udev = match udev::runs(root).then(|| udev::processed(root, number)) {
+        None => Udev::Absent,
+        Some(None) => Udev::Pending,
+        Some(Some(time)) => Udev::Processed(time),
+    };
+    // All of it of one disk: its place may have another one by now.
+    let seen = Seen { place: place.to_owned(), number, generation, sequence, udev };
+    (block::generation(root, place) == Some(generation)).then_some(seen)
+}
