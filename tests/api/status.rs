@@ -9,8 +9,12 @@ use crate::agent::Agent;
 use crate::host::{Callback, Control, eventually, next};
 
 fn status(agent: &Agent, arguments: &[&str]) -> Output {
+    ask(agent, "status", arguments)
+}
+
+fn ask(agent: &Agent, question: &str, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_guestlet"))
-        .arg("status")
+        .arg(question)
         .args(arguments)
         .arg("--settings")
         .arg(agent.folder.path().join("agent.toml"))
@@ -41,6 +45,27 @@ async fn it_tells_who_holds_the_guest_and_what_it_is_called_there() {
     assert!(json["events"]["sequence"].as_u64().unwrap() >= 1);
     let kept: Value = serde_json::from_slice(&std::fs::read(folder.join("identity.json")).unwrap()).unwrap();
     assert_eq!(kept["provider_id"], json["identity"]["provider_id"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_shows_the_disks_of_this_machine() {
+    let agent = Agent::start();
+    let list = || serde_json::from_slice::<Value>(&ask(&agent, "disks", &["-o", "json"]).stdout).unwrap();
+    let physical = std::fs::read_dir("/sys/block").unwrap().filter(|entry| {
+        let path = entry.as_ref().unwrap().path();
+        let is_disc_drive = path.file_name().unwrap().to_str().unwrap().starts_with("sr");
+        !path.canonicalize().unwrap().starts_with("/sys/devices/virtual/block") && !is_disc_drive
+    });
+    let physical = physical.count();
+    eventually("the disks are known", || list().as_array().unwrap().len() == physical).await;
+    let (listed, table) = (list(), String::from_utf8(ask(&agent, "disks", &[]).stdout).unwrap());
+    assert!(table.starts_with("NAME ") && table.lines().count() == physical + 1, "{table}");
+    for disk in listed.as_array().unwrap() {
+        let name = disk["name"].as_str().unwrap();
+        let sectors = std::fs::read_to_string(format!("/sys/block/{name}/size")).unwrap();
+        assert_eq!(disk["bytes"].as_u64().unwrap(), 512 * sectors.trim().parse::<u64>().unwrap());
+        assert!(table.contains(&format!("\n{name} ")), "{table}");
+    }
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::{
-    ClockJumped, FileSystemMounted, GuestState, InterfacesChanged, MountedFileSystem, NetworkInterface,
-    UserLoggedIn, UserSession,
+    ClockJumped, Disk, DiskAdded, DiskRemoved, FileSystemMounted, GuestState, InterfacesChanged,
+    MountedFileSystem, NetworkInterface, SerialNumber, UserLoggedIn, UserSession,
 };
 use serde_json::{Value, json};
 
 use crate::guest::{Door, Guest, Manner, info};
-use crate::lab::{Lab, Watch, uuid};
+use crate::lab::{Lab, Watch, assert_fails, uuid};
 
 fn start(lab: &Lab, manner: Manner) -> Guest {
     let root =
@@ -64,6 +64,65 @@ fn events_make_the_state_that_people_see() {
     drop(guest);
     let vm = lab.until_session("a", "connecting");
     assert_eq!(vm["state"]["users"][0]["user"], "ann", "what was last known stays");
+}
+
+fn disk(generation: u64, serial: &str) -> Disk {
+    Disk {
+        name: "vdb".into(),
+        file: "/dev/vdb".into(),
+        generation,
+        bus: "virtio".into(),
+        pci_address: "0000:00:06.0".into(),
+        serials: vec![SerialNumber { value: serial.into(), source: "virtio".into() }],
+        bytes: 10 << 30,
+        ..Disk::default()
+    }
+}
+
+#[test]
+fn the_disks_of_a_guest_as_people_see_them() {
+    let lab = Lab::new().guest("a", 1).guest("off", 2).start();
+    let guest = start(&lab, Manner::Good);
+    lab.until_session("a", "connected");
+    let watch = Watch::start(&lab, &["a", "--kind", "disk-added,disk-removed", "-o", "json"]);
+    guest.happen(Kind::DiskAdded(DiskAdded { disk: Some(disk(7, "data\u{1b}1")) }));
+    let added = watch.event("a", "disk-added");
+    // What a guest says must not steer a terminal.
+    assert_eq!(added["disk"]["serials"], json!([{"value": "data\u{fffd}1", "source": "virtio"}]));
+    guest.happen(Kind::FileSystemMounted(FileSystemMounted {
+        file_system: Some(MountedFileSystem {
+            mount_point: "/data".into(),
+            source: "/dev/vdb".into(),
+            r#type: "xfs".into(),
+        }),
+    }));
+    lab.until_vm("a", |vm| vm["state"]["file_systems"].as_array().unwrap().len() == 2);
+    assert_eq!(
+        lab.words(&["disks", "a"]),
+        "NAME  SIZE    BUS     AT            SERIAL  PARTITIONS  MOUNTED\n\
+         vdb   10 GiB  virtio  0000:00:06.0  data\u{fffd}1  -           /data\n"
+    );
+    let listed: Value = serde_json::from_str(&lab.words(&["disks", "a", "-o", "json"])).unwrap();
+    assert_eq!((&listed[0]["bytes"], &listed[0]["generation"]), (&json!(10_u64 << 30), &json!(7)));
+    assert!(lab.words(&["info", "a"]).contains("Disks:          vdb (virtio, 10 GiB, serial number data"));
+
+    guest.happen(Kind::DiskRemoved(DiskRemoved {
+        disk: Some(disk(7, "data-1")),
+        in_use: vec!["/data".into()],
+    }));
+    assert_eq!(watch.event("a", "disk-removed")["in_use"], json!(["/data"]));
+    assert_eq!(lab.words(&["disks", "a", "-o", "json"]).trim(), "[]");
+
+    guest.happen(Kind::DiskAdded(DiskAdded { disk: Some(disk(8, "data-2")) }));
+    watch.event("a", "disk-added");
+    drop(guest);
+    lab.until_session("a", "connecting");
+    let late = lab.ctl(&["disks", "a"]);
+    let warning = String::from_utf8(late.stderr).unwrap();
+    assert!(warning.contains("there is no session with a now"), "{warning}");
+    assert!(String::from_utf8(late.stdout).unwrap().contains("data-2"));
+    assert_fails(&lab.ctl(&["disks", "off"]), 1, "has not told yet which disks it has");
+    assert_fails(&lab.ctl(&["disks", "nobody"]), 4, "nobody");
 }
 
 #[test]

@@ -3,6 +3,9 @@
 
 #![allow(clippy::disallowed_methods, clippy::expect_used, clippy::unwrap_used)]
 
+mod disks;
+#[path = "../fixtures/lay_out.rs"]
+mod lay_out;
 mod links;
 mod logind;
 mod mounts;

@@ -2,8 +2,6 @@
 //! sysfs.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::symlink;
-use std::path::Path;
 
 use guestlet::guest::Guest;
 use guestlet::guest::disks::location::Bus;
@@ -14,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::agent::Agent;
 use crate::beside_qemu_ga::both;
+use crate::lay_out::lay_out;
 use crate::namespace::{is_outside, run};
 
 /// Without serial numbers that qemu-ga does not tell where no udev runs.
@@ -99,29 +98,6 @@ fn without_sysfs_and_without_proc_it_is_said_what_is_missing() {
     assert!(error("guest-get-fsinfo").starts_with("cannot read /proc/self/mountinfo: "));
     assert!(error("guest-fstrim").starts_with("cannot read /proc/self/mountinfo: "));
     assert!(error("guest-get-diskstats").starts_with("cannot read /proc/diskstats: "));
-}
-
-/// Lays out a tree of files that was captured from a guest: `path -> link` and `path = text` lines, where `\n` and
-/// the like are escaped.
-pub fn lay_out(captured: &str, folder: &Path) {
-    let at = |path: &str| {
-        let path = folder.join(path.trim_start_matches('/'));
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        path
-    };
-    for line in captured.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        if let Some((path, link)) = line.split_once(" -> ") {
-            symlink(link, at(path)).unwrap();
-        } else if let Some((path, text)) = line.split_once(" = ") {
-            let text: String = serde_json::from_str(text).unwrap();
-            // Bytes of binary files are written as characters of the same number.
-            let bytes: Vec<u8> =
-                text.chars().map(|character| u8::try_from(u32::from(character)).unwrap()).collect();
-            std::fs::write(at(path), bytes).unwrap();
-        } else {
-            std::fs::create_dir_all(at(line)).unwrap();
-        }
-    }
 }
 
 /// The guest with this tree of files.

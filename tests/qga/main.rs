@@ -17,6 +17,8 @@ mod freeze;
 mod hardware;
 mod hung_disk;
 mod laid_out;
+#[path = "../fixtures/lay_out.rs"]
+mod lay_out;
 mod limits;
 mod machine_beside_qemu_ga;
 mod namespace;

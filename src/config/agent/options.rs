@@ -257,6 +257,7 @@ mod tests {
             (&["-b", "guest-exec", "guest-ping"], "separated by commas"),
             (&["--settings", "x"], "--settings"),
             (&["status"], "status"),
+            (&["disks"], "disks"),
             (&["-o", "json"], "-o"),
             (&["-v=x"], "-="),
         ];

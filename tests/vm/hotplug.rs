@@ -1,0 +1,243 @@
+//! Disks that come, grow and go while a guest runs, as its host half hears of them: with a guest that has no udev,
+//! and with one that has.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::harness::host::{HostHalf, Listed, Watch};
+use crate::harness::vm::{BOOT, FAST_READY, SOON, Vm};
+use crate::harness::wait_for;
+use crate::{fast, real};
+
+/// Events of disks, and no others.
+const DISKS: &str = "disk-added,disk-removed,disk-resized,disk-changed,disk-failed";
+
+/// A VM, its host half, and what it tells of its disks.
+struct Lab {
+    vm: Vm,
+    host: HostHalf,
+    watch: Watch,
+}
+
+impl Lab {
+    fn new(vm: Vm) -> Self {
+        let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+        host.wait_connected(vm.name(), BOOT).unwrap();
+        let watch = host.watch(vm.name(), &["--kind", DISKS, "-o", "json"]).unwrap();
+        let lab = Self { vm, host, watch };
+        // Nobody says when a watch has begun: until an event is seen there may be more tries.
+        let begun = wait_for("the watch", SOON, || {
+            lab.plug("probe", scsi(255, 0, "probe"));
+            let seen = lab.watch.next(Duration::from_secs(2));
+            lab.unplug("probe");
+            seen.filter(|line| line.contains("disk-added"))
+        });
+        begun.unwrap();
+        while lab.watch.next(Duration::from_secs(1)).is_some() {}
+        lab
+    }
+
+    fn plug(&self, name: &str, mut device: Value) {
+        let path = self.vm.file(name);
+        std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+        let file = json!({ "driver": "file", "filename": path });
+        let node = json!({ "driver": "raw", "node-name": name, "file": file });
+        self.vm.qmp().execute("blockdev-add", node).unwrap();
+        device["drive"] = json!(name);
+        device["id"] = json!(format!("device-{name}"));
+        self.vm.qmp().execute("device_add", device).unwrap();
+    }
+
+    /// Takes a disk away, whatever the guest does with it.
+    fn unplug(&self, name: &str) {
+        self.vm.qmp().execute("device_del", json!({ "id": format!("device-{name}") })).unwrap();
+        let deleted = || self.vm.qmp().execute("blockdev-del", json!({ "node-name": name })).ok();
+        wait_for("end of the disk", SOON, deleted).unwrap();
+    }
+
+    /// The next event of a disk.
+    fn event(&self) -> Value {
+        let line = self.watch.next(SOON).expect("no event");
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// The disks with a serial number, by it, as `guestctl disks` tells them.
+    fn listed(&self) -> BTreeMap<String, String> {
+        let list = self.host.ctl(&["disks", self.vm.name(), "-o", "json"]).unwrap();
+        let list: Vec<Value> = serde_json::from_str(&list).unwrap();
+        list.iter().filter(|disk| !serial(disk).is_empty()).map(|disk| (serial(disk), name(disk))).collect()
+    }
+
+    /// The same of SCSI disks, as the guest's kernel tells it.
+    fn real(&self) -> BTreeMap<String, String> {
+        let told = self.vm.run(
+            "for disk in /sys/block/sd*; do [ -e $disk ] && \
+             echo \"${disk##*/} $(tail -c +5 $disk/device/vpd_pg80 | tr -d '\\0')\"; done; true",
+        );
+        let told = told.unwrap();
+        let line =
+            |line: &str| line.trim().split_once(' ').map(|(name, serial)| (serial.into(), name.into()));
+        told.lines().filter_map(line).collect()
+    }
+}
+
+fn scsi(target: u32, unit: u32, serial: &str) -> Value {
+    json!({ "driver": "scsi-hd", "bus": "scsi0.0", "channel": 0, "scsi-id": target, "lun": unit, "serial": serial })
+}
+
+fn serial(disk: &Value) -> String {
+    disk["serials"][0]["value"].as_str().unwrap_or_default().to_owned()
+}
+
+fn name(disk: &Value) -> String {
+    disk["name"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_disk_that_is_plugged_grows_and_is_taken_away_is_told_at_once() {
+    let lab = Lab::new(fast("plugged"));
+    let begun = Instant::now();
+    lab.plug("one", scsi(0, 3, "data-one"));
+    let added = lab.event();
+    println!("attached, and known at the host after {:?}", begun.elapsed());
+    let disk = &added["disk"];
+    assert_eq!((&added["event"], serial(disk)), (&json!("disk-added"), "data-one".to_owned()), "{added}");
+    assert_eq!((&disk["scsi_address"], &disk["bus"]), (&json!("0:0:0:3"), &json!("scsi")), "{added}");
+    assert_eq!((&disk["bytes"], &disk["alias"]), (&json!(16 << 20), &json!("data-one")), "{added}");
+
+    let begun = Instant::now();
+    lab.vm.qmp().execute("block_resize", json!({ "node-name": "one", "size": 32 << 20 })).unwrap();
+    let resized = lab.event();
+    println!("resized, and known at the host after {:?}", begun.elapsed());
+    assert_eq!((&resized["event"], &resized["bytes_before"]), (&json!("disk-resized"), &json!(16 << 20)));
+    assert_eq!(resized["disk"]["bytes"], 32 << 20, "{resized}");
+
+    // A serial number that virtio-blk has no room for.
+    let long = "pvc-11111111-2222-3333-4444-555555555555";
+    let virtio = json!({ "driver": "virtio-blk-pci", "bus": "port2", "serial": &long[..20] });
+    lab.plug("two", virtio);
+    let added = lab.event();
+    assert_eq!((&added["event"], serial(&added["disk"])), (&json!("disk-added"), long[..20].to_owned()));
+    assert_eq!(added["disk"]["bus"], "virtio", "{added}");
+
+    // Taken away while it is mounted.
+    let names = lab.listed();
+    lab.vm
+        .run(&format!(
+            "mkdir -p /mnt && mke2fs -q /dev/{0} && mount -t ext4 /dev/{0} /mnt",
+            names["data-one"]
+        ))
+        .unwrap();
+    lab.unplug("one");
+    let removed = lab.event();
+    assert_eq!(
+        (&removed["event"], &removed["in_use"]),
+        (&json!("disk-removed"), &json!(["/mnt"])),
+        "{removed}"
+    );
+    lab.vm.run("umount /mnt").unwrap();
+    lab.unplug("two");
+    let removed = lab.event();
+    assert_eq!((&removed["event"], &removed["in_use"]), (&json!("disk-removed"), &json!([])), "{removed}");
+}
+
+#[test]
+fn of_many_disks_none_is_lost_and_none_is_wrong() {
+    const MANY: u32 = 20;
+    let lab = Lab::new(fast("many"));
+    let serial_of = |number: u32| format!("data-{number:02}-of-twenty");
+    let begun = Instant::now();
+    for number in 0..MANY {
+        lab.plug(&serial_of(number), scsi(number / 4, number % 4, &serial_of(number)));
+    }
+    let mut told = BTreeMap::new();
+    while told.len() < MANY as usize {
+        let event = lab.event();
+        assert_eq!(event["event"], "disk-added", "{event}");
+        assert!(told.insert(serial(&event["disk"]), name(&event["disk"])).is_none(), "twice: {event}");
+    }
+    println!("{MANY} disks attached and known after {:?}", begun.elapsed());
+    assert_eq!(told, lab.real());
+    assert_eq!(told, lab.listed());
+
+    // Under load, in any order: half of them go, and others come to their places.
+    lab.vm
+        .run("for disk in /dev/sd?; do (dd if=$disk of=/dev/null bs=64k & ) > /dev/null 2>&1; done")
+        .unwrap();
+    let mut order: Vec<u32> = (0..MANY).collect();
+    let mut seed = u64::from(std::process::id());
+    for place in (1..order.len()).rev() {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(place, usize::try_from(seed >> 33).unwrap() % (place + 1));
+    }
+    for (turn, number) in order.iter().take(10).enumerate() {
+        lab.unplug(&serial_of(*number));
+        if turn % 2 == 0 {
+            let new = format!("new-{number}");
+            lab.plug(&new, scsi(number / 4, number % 4, &new));
+        }
+    }
+    for _ in 0..15 {
+        let event = lab.event();
+        let (serial, name) = (serial(&event["disk"]), name(&event["disk"]));
+        match event["event"].as_str().unwrap() {
+            "disk-added" => assert!(told.insert(serial, name).is_none(), "{event}"),
+            "disk-removed" => assert_eq!(told.remove(&serial), Some(name), "{event}"),
+            other => panic!("{other}: {event}"),
+        }
+    }
+    assert_eq!(told.len(), 15);
+    assert_eq!(told, lab.real(), "in the order {order:?}");
+    assert_eq!(told, lab.listed());
+
+    // While the agent is away one goes and one comes; then the guest is reset.
+    lab.vm.run("mv /usr/bin/guestlet /usr/bin/away; killall guestlet").unwrap();
+    lab.unplug(&serial_of(order[19]));
+    lab.plug("late", scsi(30, 0, "late"));
+    lab.vm.run("mv /usr/bin/away /usr/bin/guestlet").unwrap();
+    let is_there = || (lab.listed() == lab.real()).then_some(());
+    wait_for("the disks of the new run", SOON, is_there).unwrap();
+    assert!(lab.listed().contains_key("late") && lab.listed().len() == 15);
+    let boot_id = lab.vm.run("cat /proc/sys/kernel/random/boot_id").unwrap();
+    lab.vm.reset().unwrap();
+    lab.vm.wait_booted(FAST_READY, 2).unwrap();
+    lab.host
+        .wait("many", "connected again", BOOT, |now| {
+            now["session"] == "connected" && now["guest"]["boot_id"] != boot_id.trim()
+        })
+        .unwrap();
+    wait_for("the disks of the new boot", SOON, is_there).unwrap();
+    assert_eq!(lab.listed().len(), 15);
+}
+
+#[test]
+fn where_udev_runs_it_is_done_before_a_disk_is_told() {
+    let lab = Lab::new(real("udev"));
+    for turn in 0..5 {
+        let data = format!("data-{turn}");
+        let begun = Instant::now();
+        lab.plug(&data, scsi(0, 0, &data));
+        let added = lab.event();
+        let took = begun.elapsed();
+        assert_eq!(
+            (&added["event"], serial(&added["disk"])),
+            (&json!("disk-added"), data.clone()),
+            "{added}"
+        );
+        // udev's own word, as it was then: microseconds since the boot.
+        let disk = name(&added["disk"]);
+        let number = lab.vm.run(&format!("cat /sys/block/{disk}/dev")).unwrap();
+        let entry = lab.vm.run(&format!("cat /run/udev/data/b{}", number.trim())).unwrap();
+        assert!(entry.contains(&format!("ID_SCSI_SERIAL={data}")), "{entry}");
+        println!("attached, processed by udev, and known at the host after {took:?}");
+        let listed = lab.vm.run("guestlet disks").unwrap();
+        let line = listed.lines().find(|line| line.contains(&data)).unwrap_or_else(|| panic!("{listed}"));
+        assert!(line.starts_with(&format!("{disk} ")), "{line}");
+        let root = listed.lines().find(|line| line.starts_with("vda ")).unwrap_or_else(|| panic!("{listed}"));
+        assert!(root.trim_end().ends_with(" /"), "{root}");
+        lab.unplug(&data);
+        assert_eq!(lab.event()["event"], "disk-removed");
+    }
+}
