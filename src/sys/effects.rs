@@ -18,6 +18,7 @@ use nix::time::{ClockId, clock_settime};
 use crate::sys::calendar::Date;
 use crate::sys::mount_point;
 use crate::sys::mountinfo::Mount;
+use crate::sys::mounting::{self, How, Place, What};
 use crate::sys::nvme::LOG_LENGTH;
 
 /// What was trimmed.
@@ -67,6 +68,42 @@ pub trait Effects: Debug + Send + Sync {
     /// `EOPNOTSUPP` or `ENOTTY` if the file system or the disk cannot do it; whatever open(2) says.
     fn trim(&self, directory: &Path, minimum: u64) -> io::Result<Trimmed> {
         let _ = (directory, minimum);
+        Err(unsupported())
+    }
+
+    /// Mounts `what` on `place`; if it fails nothing is mounted.
+    ///
+    /// # Errors
+    /// As mount(2) gives them.
+    fn mount(&self, what: &What<'_>, place: &Place, how: How) -> io::Result<()> {
+        let _ = (what, place, how);
+        Err(unsupported())
+    }
+
+    /// Unmounts what is mounted last at `path`.
+    ///
+    /// # Errors
+    /// `EINVAL` if nothing is, `EBUSY` if it is in use.
+    fn unmount(&self, path: &Path) -> io::Result<()> {
+        let _ = path;
+        Err(unsupported())
+    }
+
+    /// Lets the kernel move memory to the swap space on `device`.
+    ///
+    /// # Errors
+    /// As swapon(2) gives them.
+    fn swap_on(&self, device: &Path) -> io::Result<()> {
+        let _ = device;
+        Err(unsupported())
+    }
+
+    /// Moves what is in the swap space on `device` back to memory, and lets go of it.
+    ///
+    /// # Errors
+    /// As swapoff(2) gives them.
+    fn swap_off(&self, device: &Path) -> io::Result<()> {
+        let _ = device;
         Err(unsupported())
     }
 
@@ -138,6 +175,22 @@ impl Effects for Machine {
         // SAFETY: the range is a `struct fstrim_range`, which the kernel reads and writes.
         unsafe { ioctl::trim(directory.as_raw_fd(), &raw mut range) }?;
         Ok(Trimmed { bytes: range.length, minimum: range.minimum })
+    }
+
+    fn mount(&self, what: &What<'_>, place: &Place, how: How) -> io::Result<()> {
+        mounting::mount_on(what, place, how)
+    }
+
+    fn unmount(&self, path: &Path) -> io::Result<()> {
+        mounting::unmount(path)
+    }
+
+    fn swap_on(&self, device: &Path) -> io::Result<()> {
+        mounting::swap_on(device)
+    }
+
+    fn swap_off(&self, device: &Path) -> io::Result<()> {
+        mounting::swap_off(device)
     }
 
     fn set_clock(&self, time: Duration) -> io::Result<()> {

@@ -43,6 +43,21 @@ pub fn replace_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Removes a file of our own, if it is there; that it is gone is kept before this returns.
+///
+/// # Errors
+/// As unlink(2) and fsync(2) give them.
+pub fn remove_synced(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        removed => removed?,
+    }
+    match path.parent() {
+        Some(folder) => std::fs::File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
 /// The bytes of a file of our own, if it is there and can be read.
 #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
 pub fn read(path: &Path) -> Option<Vec<u8>> {

@@ -9,6 +9,8 @@ pub mod activation;
 #[cfg(feature = "agent")]
 pub mod block;
 #[cfg(feature = "agent")]
+pub mod block_device;
+#[cfg(feature = "agent")]
 pub mod block_stack;
 #[cfg(feature = "agent")]
 pub mod blocking;
@@ -43,6 +45,8 @@ pub mod mount_point;
 #[cfg(feature = "agent")]
 pub mod mountinfo;
 #[cfg(feature = "agent")]
+pub mod mounting;
+#[cfg(feature = "agent")]
 pub mod nowait;
 #[cfg(feature = "agent")]
 pub mod nvme;
@@ -50,6 +54,8 @@ pub mod nvme;
 pub mod open;
 #[cfg(feature = "agent")]
 pub mod os_release;
+#[cfg(feature = "agent")]
+pub mod partition_table;
 #[cfg(feature = "agent")]
 pub mod pid_file;
 #[cfg(feature = "agent")]
@@ -66,6 +72,8 @@ pub mod rtnetlink;
 pub mod service;
 #[cfg(feature = "agent")]
 pub mod spawn;
+#[cfg(feature = "agent")]
+pub mod superblock;
 #[cfg(feature = "agent")]
 pub mod sysfs;
 #[cfg(feature = "agent")]

@@ -31,6 +31,8 @@ pub struct Mount {
     pub source: String,
     /// The options of the file system, separated by commas, such as `rw,upperdir=/var/upper`.
     pub options: String,
+    /// The options of this mount of it, separated by commas, such as `ro,nosuid`.
+    pub flags: String,
 }
 
 /// The mounts of the list, in its order; lines that are none are passed over.
@@ -45,7 +47,7 @@ fn line(line: &[u8]) -> Option<Mount> {
     let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
     let (root, mount_point) = (fields.next()?, fields.next()?);
     // The options of the mount, then any number of optional fields up to the dash.
-    let _options = fields.next()?;
+    let flags = fields.next()?;
     fields.find(|field| *field == b"-")?;
     let (kind, source) = (fields.next()?, fields.next()?);
     Some(Mount {
@@ -56,6 +58,7 @@ fn line(line: &[u8]) -> Option<Mount> {
         kind: unescape(kind),
         source: unescape(source),
         options: unescape(fields.next().unwrap_or_default()),
+        flags: unescape(flags),
     })
 }
 
@@ -166,6 +169,13 @@ broken\n41 27 0:50 / /no-dash rw tmpfs x rw\n42 27 0: / /no-minor rw - tmpfs x r
             kind: kind.to_owned(),
             source: source.to_owned(),
             options: if id == 27 { "rw,discard,errors=remount-ro" } else { "rw" }.to_owned(),
+            flags: match id {
+                22 => "rw,nosuid,nodev,noexec,relatime",
+                27 => "rw,relatime",
+                36 => "rw,noatime",
+                _ => "rw",
+            }
+            .to_owned(),
         }
     }
 

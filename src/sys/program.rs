@@ -2,11 +2,15 @@
 
 use std::fmt;
 use std::hint::black_box;
-use std::process::{Output, Stdio};
+use std::os::fd::OwnedFd;
+use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
+
+/// Bytes of a program's output that are kept, of each kind.
+const MOST_OUTPUT: u64 = 64 * 1024;
 
 /// Why a program did not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +29,7 @@ pub enum Error {
         /// The program's path.
         program: String,
         /// How it ended.
-        status: std::process::ExitStatus,
+        status: ExitStatus,
         /// What it wrote to its standard error.
         message: String,
     },
@@ -120,6 +124,52 @@ pub async fn run_with_input(
     ended(program, tokio::time::timeout(deadline, child).await, deadline)
 }
 
+/// How a program has ended, and what it has written.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// The beginning of what it wrote to its standard output, 64 KiB at most.
+    pub output: String,
+    /// The beginning of what it wrote to its standard error, 64 KiB at most.
+    pub errors: String,
+}
+
+/// Runs `program` with `arguments` until it ends, however that is. It has `input`, which it does not read, as its
+/// standard input, and so holds it open as long as it lives.
+///
+/// # Errors
+/// If it cannot be started, or takes longer than `deadline`.
+pub async fn run_to_end(
+    program: &str,
+    arguments: &[&str],
+    input: Option<OwnedFd>,
+    deadline: Duration,
+) -> Result<Ended, Error> {
+    let stdin = input.map_or_else(Stdio::null, Stdio::from);
+    let run = async {
+        let mut child =
+            command(program, arguments).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let (output, errors) = (child.stdout.take(), child.stderr.take());
+        let (status, output, errors) = tokio::join!(child.wait(), beginning(output), beginning(errors));
+        Ok(Ended { status: status?, output: output?, errors: errors? })
+    };
+    match tokio::time::timeout(deadline, run).await {
+        Ok(ended) => ended.map_err(|source| Error::Start { program: program.to_owned(), source }),
+        Err(_) => Err(Error::TimedOut { program: program.to_owned(), seconds: deadline.as_secs() }),
+    }
+}
+
+/// Reads all of it, and keeps the beginning.
+async fn beginning(stream: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
+    let mut kept = Vec::new();
+    if let Some(mut stream) = stream {
+        (&mut stream).take(MOST_OUTPUT).read_to_end(&mut kept).await?;
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await?;
+    }
+    Ok(String::from_utf8_lossy(&kept).into_owned())
+}
+
 fn command(program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command
@@ -163,6 +213,18 @@ mod tests {
             "{failed}"
         );
         let late = run("/bin/sleep", &["100"], Duration::from_millis(10)).await.unwrap_err();
+        assert!(matches!(late, Error::TimedOut { .. }));
+    }
+
+    #[tokio::test]
+    async fn however_it_ends() {
+        let second = Duration::from_secs(10);
+        let script = "echo out; echo err >&2; head -c 200000 /dev/zero; exit 2";
+        let ended = run_to_end("/bin/sh", &["-c", script], None, second).await.unwrap();
+        assert_eq!(ended.status.code(), Some(2));
+        assert!(ended.output.starts_with("out\n"));
+        assert_eq!((ended.output.len() as u64, ended.errors.as_str()), (MOST_OUTPUT, "err\n"));
+        let late = run_to_end("/bin/sleep", &["100"], None, Duration::from_millis(10)).await.unwrap_err();
         assert!(matches!(late, Error::TimedOut { .. }));
     }
 

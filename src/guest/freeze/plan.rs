@@ -275,6 +275,7 @@ mod tests {
                     kind: "ext4".to_owned(),
                     source: format!("/dev/disk{n}"),
                     options: "rw".to_owned(),
+                    flags: "rw".to_owned(),
                 };
                 match (*how, first) {
                     // btrfs on its disks.

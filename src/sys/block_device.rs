@@ -1,0 +1,174 @@
+//! Calls to block devices: how large one is, its lock, and the kernel's idea of a partition.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+
+use crate::sys::block::Number;
+
+/// How often a lock that somebody holds is tried.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// What the kernel says of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    /// Its number.
+    pub number: Number,
+    /// Its size in bytes; 0 for a drive without a medium.
+    pub bytes: u64,
+    /// The size of its logical sectors in bytes.
+    pub sector: u32,
+    /// It cannot be written to.
+    pub read_only: bool,
+}
+
+/// What there is to know of the device at `path`. May block for as long as it does.
+///
+/// # Errors
+/// `ENOTBLK` if it is none; as open(2) gives them.
+pub fn facts(path: &Path) -> io::Result<Facts> {
+    let device = open(path)?;
+    let mut bytes = 0;
+    // SAFETY: BLKGETSIZE64 writes 64 bits.
+    unsafe { ioctl::size(device.as_raw_fd(), &raw mut bytes) }?;
+    let mut sector = 0;
+    // SAFETY: BLKSSZGET writes an int.
+    unsafe { ioctl::sector_size(device.as_raw_fd(), &raw mut sector) }?;
+    let mut read_only = 0;
+    // SAFETY: BLKROGET writes an int.
+    unsafe { ioctl::read_only(device.as_raw_fd(), &raw mut read_only) }?;
+    let number = device.metadata()?.rdev();
+    Ok(Facts {
+        number: (part(nix::sys::stat::major(number))?, part(nix::sys::stat::minor(number))?),
+        bytes,
+        sector: u32::try_from(sector).map_err(|_| Errno::EINVAL)?,
+        read_only: read_only != 0,
+    })
+}
+
+fn part(number: u64) -> io::Result<u32> {
+    u32::try_from(number).map_err(|_| Errno::EINVAL.into())
+}
+
+/// Opens the device at `path` for reading.
+///
+/// # Errors
+/// `ENOTBLK` if it is none; as open(2) gives them.
+pub fn open(path: &Path) -> io::Result<File> {
+    checked(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?)
+}
+
+/// Opens the device at `path` for reading and writing.
+///
+/// # Errors
+/// `ENOTBLK` if it is none; as open(2) gives them.
+pub fn open_to_write(path: &Path) -> io::Result<File> {
+    checked(OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?)
+}
+
+fn checked(device: File) -> io::Result<File> {
+    let kind = device.metadata()?.file_type();
+    if kind.is_block_device() { Ok(device) } else { Err(Errno::ENOTBLK.into()) }
+}
+
+/// Whether somebody has claimed the device at `path`: it is mounted, part of another device, or used to swap.
+///
+/// # Errors
+/// As open(2) gives them.
+pub fn is_claimed(path: &Path) -> io::Result<bool> {
+    let flags = libc::O_NONBLOCK | libc::O_EXCL;
+    match OpenOptions::new().read(true).custom_flags(flags).open(path).and_then(checked) {
+        Ok(_) => Ok(false),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// A lock on a whole disk: as long as it is held udev leaves the disk and its partitions alone, and so do other
+/// programs that keep to its rule.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "it is held, and let go of with this")] File);
+
+/// Takes the lock of the disk at `path`. udev holds it for moments only, which are waited for.
+///
+/// # Errors
+/// `WouldBlock` if another program still holds it after `patience`; as open(2) gives them.
+pub fn lock(path: &Path, patience: Duration) -> io::Result<Lock> {
+    let begin = Instant::now();
+    let file = open(path)?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Lock(file)),
+            Err(TryLockError::WouldBlock) if begin.elapsed() < patience => std::thread::sleep(AGAIN),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Takes the lock of a file, for as long as the descriptor or one made from it is open anywhere, as in a program that
+/// has it as its standard input.
+///
+/// # Errors
+/// `WouldBlock` if somebody holds it; as open(2) gives them.
+pub fn lock_file(path: &Path) -> io::Result<OwnedFd> {
+    let file = File::open(path)?;
+    file.try_lock()?;
+    Ok(file.into())
+}
+
+/// Tells the kernel that partition `number` of the opened `disk` now has this place, in bytes. It may be in use.
+///
+/// # Errors
+/// `EBUSY` if another partition is in the way, `ENXIO` if there is no such partition.
+pub fn resize_partition(disk: &File, number: u32, start: u64, length: u64) -> io::Result<()> {
+    let wrong = |_| Errno::EINVAL;
+    let mut partition = ioctl::Partition {
+        start: i64::try_from(start).map_err(wrong)?,
+        length: i64::try_from(length).map_err(wrong)?,
+        number: i32::try_from(number).map_err(wrong)?,
+        names: [0; 128],
+    };
+    let argument = ioctl::PartitionCall {
+        operation: ioctl::RESIZE_PARTITION,
+        flags: 0,
+        length: i32::try_from(size_of::<ioctl::Partition>()).map_err(wrong)?,
+        partition: &raw mut partition,
+    };
+    // SAFETY: the argument is a `struct blkpg_ioctl_arg`, which names a `struct blkpg_partition` that outlives the call.
+    unsafe { ioctl::partition(disk.as_raw_fd(), &raw const argument) }?;
+    Ok(())
+}
+
+/// linux/fs.h and linux/blkpg.h
+mod ioctl {
+    pub const RESIZE_PARTITION: i32 = 3;
+
+    /// `struct blkpg_partition`, in bytes
+    #[repr(C)]
+    pub struct Partition {
+        pub start: i64,
+        pub length: i64,
+        pub number: i32,
+        pub names: [u8; 128],
+    }
+
+    /// `struct blkpg_ioctl_arg`
+    #[repr(C)]
+    pub struct PartitionCall {
+        pub operation: i32,
+        pub flags: i32,
+        pub length: i32,
+        pub partition: *mut Partition,
+    }
+
+    nix::ioctl_read_bad!(read_only, nix::request_code_none!(0x12, 94), i32);
+    nix::ioctl_read_bad!(sector_size, nix::request_code_none!(0x12, 104), i32);
+    nix::ioctl_write_ptr_bad!(partition, nix::request_code_none!(0x12, 105), PartitionCall);
+    nix::ioctl_read_bad!(size, nix::request_code_read!(0x12, 114, size_of::<usize>()), u64);
+}

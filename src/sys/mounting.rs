@@ -1,0 +1,261 @@
+//! mount(2), and the calls that make bind mounts with all that they should be from their first moment on.
+//!
+//! A [`Place`] is opened before anything is mounted there, so that what was checked is what is mounted over.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open as open_path};
+use nix::libc;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::{Mode, SFlag, fstat};
+
+use crate::sys::root::Root;
+
+/// A folder or file that something may be mounted on, held open.
+#[derive(Debug)]
+pub struct Place {
+    descriptor: OwnedFd,
+    /// Where it is, without links.
+    pub path: PathBuf,
+    /// The number of the mount that it is on: that of what is mounted at the path, if something is.
+    pub mount: u64,
+    /// It is a folder.
+    pub is_folder: bool,
+}
+
+impl Place {
+    /// Opens what is at `path`, whose last part may be no link.
+    ///
+    /// # Errors
+    /// `ELOOP` for a link; as open(2) gives them.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let descriptor = open_path(path, flags, Mode::empty())?;
+        let kind = SFlag::from_bits_truncate(fstat(&descriptor)?.st_mode) & SFlag::S_IFMT;
+        if kind == SFlag::S_IFLNK {
+            return Err(Errno::ELOOP.into());
+        }
+        let number = descriptor.as_raw_fd();
+        let path = std::fs::read_link(format!("/proc/self/fd/{number}"))?;
+        let information = Root::default().read(&format!("/proc/self/fdinfo/{number}"))?;
+        let information = String::from_utf8_lossy(&information);
+        let mount = information.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        let mount =
+            mount.ok_or_else(|| io::Error::other("the kernel does not say on which mount a file is"))?;
+        Ok(Self { descriptor, path, mount, is_folder: kind == SFlag::S_IFDIR })
+    }
+
+    /// Leads to it, whatever its path leads to by now.
+    fn itself(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
+    }
+}
+
+/// What is mounted.
+#[derive(Debug)]
+pub enum What<'a> {
+    /// A file system.
+    FileSystem {
+        /// The device that it is on.
+        source: &'a Path,
+        /// Such as `ext4`.
+        kind: &'a str,
+        /// Its own options, separated by commas.
+        data: &'a str,
+    },
+    /// What is at another place.
+    Bind {
+        /// That place.
+        source: &'a Place,
+        /// With what is mounted below it.
+        recursive: bool,
+    },
+}
+
+/// How it is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct How {
+    /// `MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOEXEC`, those about times of access, and for file systems those about
+    /// when they write.
+    pub flags: MsFlags,
+    /// Who else sees what is mounted below it later; as the kernel has it, if nothing is said.
+    pub propagation: Option<Propagation>,
+}
+
+/// How mounts spread between mount namespaces, `mount_namespaces(7)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Propagation {
+    /// Nowhere.
+    Private,
+    /// From where it comes to here.
+    Slave,
+    /// Both ways.
+    Shared,
+}
+
+impl Propagation {
+    fn flag(self) -> MsFlags {
+        match self {
+            Self::Private => MsFlags::MS_PRIVATE,
+            Self::Slave => MsFlags::MS_SLAVE,
+            Self::Shared => MsFlags::MS_SHARED,
+        }
+    }
+}
+
+/// Mounts `what` on `place`. If it fails nothing is mounted.
+///
+/// # Errors
+/// As mount(2) gives them.
+pub fn mount_on(what: &What<'_>, place: &Place, how: How) -> io::Result<()> {
+    match what {
+        What::FileSystem { source, kind, data } => {
+            let data = Some(*data).filter(|data| !data.is_empty());
+            mount(Some(*source), &place.itself(), Some(*kind), how.flags, data)?;
+        }
+        What::Bind { source, recursive } => match bind(source, place, how.flags, *recursive) {
+            // Linux before 5.12.
+            Err(Errno::ENOSYS) => bind_in_steps(source, place, how.flags, *recursive)?,
+            bound => bound?,
+        },
+    }
+    let spread = |propagation| set_propagation(&place.path, propagation);
+    how.propagation.map_or(Ok(()), spread).inspect_err(|_| {
+        let _ = unmount(&place.path);
+    })
+}
+
+/// Says who else sees what is mounted below the mount at `path` later.
+///
+/// # Errors
+/// `EINVAL` if nothing is mounted there; as mount(2) gives them.
+pub fn set_propagation(path: &Path, propagation: Propagation) -> io::Result<()> {
+    let place = Place::open(path)?;
+    mount(None::<&str>, &place.itself(), None::<&str>, propagation.flag(), None::<&str>)?;
+    Ok(())
+}
+
+/// Unmounts what is mounted last at `path`.
+///
+/// # Errors
+/// `EINVAL` if nothing is, `EBUSY` if it is in use, `ENOENT` if there is no such path.
+pub fn unmount(path: &Path) -> io::Result<()> {
+    umount2(path, MntFlags::UMOUNT_NOFOLLOW)?;
+    Ok(())
+}
+
+/// The flags that a bind mount can have, and what `mount_setattr(2)` calls them.
+const ATTRIBUTES: &[(MsFlags, u64)] = &[
+    (MsFlags::MS_RDONLY, 0x01),
+    (MsFlags::MS_NOSUID, 0x02),
+    (MsFlags::MS_NODEV, 0x04),
+    (MsFlags::MS_NOEXEC, 0x08),
+    (MsFlags::MS_NODIRATIME, 0x80),
+];
+const NO_ACCESS_TIMES: u64 = 0x10;
+const STRICT_ACCESS_TIMES: u64 = 0x20;
+const WHICH_ACCESS_TIMES: u64 = 0x70;
+
+/// `struct mount_attr` of `mount_setattr(2)`
+#[repr(C)]
+struct Attributes {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+/// What is bound is not seen by anybody before it is what it should be.
+fn bind(source: &Place, place: &Place, flags: MsFlags, recursive: bool) -> Result<(), Errno> {
+    const CLONE: u32 = 1;
+    const FROM_AND_TO_THEMSELVES: u32 = 0x04 | 0x40;
+    const NOTHING: &CStr = c"";
+    let close = libc::O_CLOEXEC.unsigned_abs();
+    let itself = libc::AT_EMPTY_PATH.unsigned_abs();
+    let all = if recursive { libc::AT_RECURSIVE.unsigned_abs() } else { 0 };
+    let call = |number, descriptor: BorrowedFd<'_>, flags: u32| {
+        // SAFETY: open_tree(2) takes a descriptor, a path that ends with a zero, and flags.
+        Errno::result(unsafe { libc::syscall(number, descriptor.as_raw_fd(), NOTHING.as_ptr(), flags) })
+    };
+    let tree = call(libc::SYS_open_tree, source.descriptor.as_fd(), CLONE | close | itself | all)?;
+    let tree = i32::try_from(tree).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel has just opened it for this caller.
+    let tree = unsafe { OwnedFd::from_raw_fd(tree) };
+    let mut attributes = Attributes { set: 0, clear: 0, propagation: 0, user_namespace: 0 };
+    for (flag, attribute) in ATTRIBUTES {
+        if flags.contains(*flag) {
+            attributes.set |= attribute;
+        }
+    }
+    if flags.intersects(MsFlags::MS_NOATIME | MsFlags::MS_STRICTATIME) {
+        attributes.clear = WHICH_ACCESS_TIMES;
+        let none = flags.contains(MsFlags::MS_NOATIME);
+        attributes.set |= if none { NO_ACCESS_TIMES } else { STRICT_ACCESS_TIMES };
+    }
+    // SAFETY: mount_setattr(2) takes a descriptor, a path, flags, and a structure with its size.
+    Errno::result(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            NOTHING.as_ptr(),
+            itself | all,
+            &raw const attributes,
+            size_of::<Attributes>(),
+        )
+    })?;
+    // SAFETY: move_mount(2) takes two descriptors with a path each, and flags.
+    Errno::result(unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            tree.as_raw_fd(),
+            NOTHING.as_ptr(),
+            place.descriptor.as_raw_fd(),
+            NOTHING.as_ptr(),
+            FROM_AND_TO_THEMSELVES,
+        )
+    })?;
+    Ok(())
+}
+
+/// As older kernels do it: bound first, and then what it should be.
+fn bind_in_steps(source: &Place, place: &Place, flags: MsFlags, recursive: bool) -> io::Result<()> {
+    let all = if recursive { MsFlags::MS_REC } else { MsFlags::empty() };
+    let nothing = None::<&str>;
+    mount(Some(&source.itself()), &place.itself(), nothing, MsFlags::MS_BIND | all, nothing)?;
+    if flags.is_empty() {
+        return Ok(());
+    }
+    let again = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flags;
+    let changed = Place::open(&place.path)
+        .and_then(|bound| mount(nothing, &bound.itself(), nothing, again, nothing).map_err(io::Error::from));
+    changed.inspect_err(|_| {
+        let _ = unmount(&place.path);
+    })
+}
+
+/// Lets the kernel move memory to the swap space at `path`.
+///
+/// # Errors
+/// As swapon(2) gives them: `EBUSY` if it does already, `EINVAL` if there is no swap space.
+pub fn swap_on(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path ends with a zero, and lives until the call returns.
+    Errno::result(unsafe { libc::swapon(path.as_ptr(), 0) })?;
+    Ok(())
+}
+
+/// Has everything that is in the swap space at `path` moved back to memory, and lets go of it.
+///
+/// # Errors
+/// As swapoff(2) gives them: `EINVAL` if it is not in use, `ENOMEM` if memory does not suffice.
+pub fn swap_off(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path ends with a zero, and lives until the call returns.
+    Errno::result(unsafe { libc::swapoff(path.as_ptr()) })?;
+    Ok(())
+}

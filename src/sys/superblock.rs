@@ -1,0 +1,187 @@
+//! What file systems write about themselves at fixed places: how large they are, and which one each is.
+//!
+//! Pure; read off a device by [`read`].
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+/// As much of a device's beginning as is looked at, in bytes.
+pub const LENGTH: usize = BTRFS + 4096;
+
+const EXT: usize = 1024;
+const BTRFS: usize = 64 * 1024;
+
+/// A file system of a kind that can grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Superblock {
+    /// Its kind.
+    pub kind: Kind,
+    /// Which one it is.
+    pub uuid: [u8; 16],
+    /// What it takes of its device, in bytes.
+    pub bytes: u64,
+    /// The size of its blocks in bytes.
+    pub block: u32,
+}
+
+/// Kinds of file systems.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// ext2, ext3 or ext4.
+    Ext,
+    /// XFS.
+    Xfs,
+    /// btrfs.
+    Btrfs {
+        /// The number of this device in it.
+        device: u64,
+        /// How many devices it is on.
+        devices: u64,
+    },
+}
+
+/// The file system whose device begins with these bytes, if it is one of those.
+pub fn parse(bytes: &[u8]) -> Option<Superblock> {
+    ext(bytes).or_else(|| xfs(bytes)).or_else(|| btrfs(bytes))
+}
+
+/// Reads it off a device.
+///
+/// # Errors
+/// As read(2) gives them; `UnexpectedEof` if the device is too small for any of them.
+pub fn read(device: &File) -> io::Result<Option<Superblock>> {
+    let mut bytes = vec![0; LENGTH];
+    let mut length = 0;
+    while length < LENGTH {
+        match device.read_at(&mut bytes[length..], length as u64) {
+            Ok(0) => break,
+            Ok(more) => length += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(parse(&bytes[..length]))
+}
+
+/// The kernel's documentation, filesystems/ext4/super.rst
+fn ext(bytes: &[u8]) -> Option<Superblock> {
+    const HAS_64_BITS: u32 = 0x80;
+    let bytes = bytes.get(EXT..)?;
+    if u16::from_le_bytes(field(bytes, 0x38)?) != 0xef53 {
+        return None;
+    }
+    let low = u32::from_le_bytes(field(bytes, 0x04)?);
+    let features = u32::from_le_bytes(field(bytes, 0x60)?);
+    let high = if features & HAS_64_BITS == 0 { 0 } else { u32::from_le_bytes(field(bytes, 0x150)?) };
+    let block =
+        1024_u32.checked_shl(u32::from_le_bytes(field(bytes, 0x18)?)).filter(|block| *block <= 65536)?;
+    let blocks = u64::from(high) << 32 | u64::from(low);
+    let bytes_in_all = blocks.checked_mul(block.into()).filter(|_| block >= 1024)?;
+    Some(Superblock { kind: Kind::Ext, uuid: field(bytes, 0x68)?, bytes: bytes_in_all, block })
+}
+
+/// XFS writes its numbers with the highest byte first.
+fn xfs(bytes: &[u8]) -> Option<Superblock> {
+    if bytes.get(..4)? != b"XFSB" {
+        return None;
+    }
+    let block = u32::from_be_bytes(field(bytes, 4)?);
+    let bytes_in_all = u64::from_be_bytes(field(bytes, 8)?).checked_mul(block.into())?;
+    Some(Superblock { kind: Kind::Xfs, uuid: field(bytes, 32)?, bytes: bytes_in_all, block })
+}
+
+fn btrfs(bytes: &[u8]) -> Option<Superblock> {
+    /// Where it describes the device that it is on.
+    const ITEM: usize = 0xc9;
+    let bytes = bytes.get(BTRFS..)?;
+    if bytes.get(0x40..0x48)? != b"_BHRfS_M" {
+        return None;
+    }
+    Some(Superblock {
+        kind: Kind::Btrfs {
+            device: u64::from_le_bytes(field(bytes, ITEM)?),
+            devices: u64::from_le_bytes(field(bytes, 0x88)?),
+        },
+        uuid: field(bytes, 0x20)?,
+        bytes: u64::from_le_bytes(field(bytes, ITEM + 8)?),
+        block: u32::from_le_bytes(field(bytes, 0x90)?),
+    })
+}
+
+fn field<const LENGTH: usize>(bytes: &[u8], at: usize) -> Option<[u8; LENGTH]> {
+    bytes.get(at..at + LENGTH)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn put(bytes: &mut [u8], at: usize, what: &[u8]) {
+        bytes[at..at + what.len()].copy_from_slice(what);
+    }
+
+    fn blank() -> Vec<u8> {
+        vec![0; LENGTH]
+    }
+
+    /// An ext4 of so many blocks of 4 KiB.
+    fn ext4(blocks: u64) -> Vec<u8> {
+        let mut bytes = blank();
+        let number = blocks.to_le_bytes();
+        put(&mut bytes, EXT + 0x38, &[0x53, 0xef]);
+        put(&mut bytes, EXT + 0x04, &number[..4]);
+        put(&mut bytes, EXT + 0x150, &number[4..]);
+        put(&mut bytes, EXT + 0x60, &0x2c2_u32.to_le_bytes());
+        put(&mut bytes, EXT + 0x18, &[2]);
+        put(&mut bytes, EXT + 0x68, &[7; 16]);
+        bytes
+    }
+
+    #[test]
+    fn each_kind() {
+        assert_eq!(parse(&blank()), None);
+        let mut xfs = blank();
+        put(&mut xfs, 0, b"XFSB\0\0\x10\0\0\0\0\0\0\0\x20\0");
+        put(&mut xfs, 32, &[8; 16]);
+        let expected = Superblock { kind: Kind::Xfs, uuid: [8; 16], bytes: 0x2000 * 4096, block: 4096 };
+        assert_eq!(parse(&xfs), Some(expected));
+        let mut btrfs = blank();
+        put(&mut btrfs, BTRFS + 0x40, b"_BHRfS_M");
+        put(&mut btrfs, BTRFS + 0x20, &[9; 16]);
+        put(&mut btrfs, BTRFS + 0x88, &[2]);
+        put(&mut btrfs, BTRFS + 0x90, &4096_u32.to_le_bytes());
+        put(&mut btrfs, BTRFS + 0xc9, &[1]);
+        put(&mut btrfs, BTRFS + 0xd1, &(5_u64 << 30).to_le_bytes());
+        let kind = Kind::Btrfs { device: 1, devices: 2 };
+        assert_eq!(parse(&btrfs), Some(Superblock { kind, uuid: [9; 16], bytes: 5 << 30, block: 4096 }));
+        // Blocks of more than 64 KiB there are not.
+        let mut wrong = ext4(1);
+        put(&mut wrong, EXT + 0x18, &[40]);
+        assert_eq!(parse(&wrong), None);
+    }
+
+    proptest! {
+        #[test]
+        fn sizes_of_ext4(blocks in 0_u64..1 << 48) {
+            let found = parse(&ext4(blocks));
+            prop_assert_eq!(found, Some(Superblock { kind: Kind::Ext, uuid: [7; 16], bytes: blocks * 4096, block: 4096 }));
+        }
+
+        #[test]
+        fn any_bytes_will_do(bytes: Vec<u8>, kind in 0..4) {
+            let mut device = ext4(1);
+            match kind {
+                1 => put(&mut device, 0, b"XFSB"),
+                2 => put(&mut device, BTRFS + 0x40, b"_BHRfS_M"),
+                _ => device.truncate(bytes.len() * 16),
+            }
+            let end = bytes.len().min(device.len());
+            put(&mut device, 0, &bytes[..end]);
+            let _ = parse(&device);
+            let _ = parse(&bytes);
+        }
+    }
+}
