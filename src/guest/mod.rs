@@ -31,6 +31,7 @@ pub mod state;
 pub mod suspend;
 pub mod system;
 pub mod users;
+pub mod volumes;
 
 /// This machine, as the protocols hold it; clones share it.
 #[derive(Debug, Clone)]
@@ -51,6 +52,8 @@ pub struct Guest {
     pub freezer: freeze::Freezer,
     /// Programs that clients have started in it.
     pub processes: Arc<processes::Processes>,
+    /// What is being done to its disks.
+    pub volumes: Arc<volumes::Volumes>,
 }
 
 impl Guest {
@@ -65,6 +68,7 @@ impl Guest {
             files: Arc::default(),
             freezer: freeze::Freezer::default(),
             processes: Arc::default(),
+            volumes: Arc::default(),
         }
     }
 }

@@ -1,0 +1,439 @@
+//! Makes a file system, on a blank device only.
+//!
+//! ```text
+//! blank ──note──▶ noted ──mkfs──▶ made ──synced, looked at, note gone──▶ done
+//!                   ▲               │
+//!                   └── mkfs again ─┘ killed in between: the note fits to the disk, and what is on it is the
+//!                                     file system of the note with faults, or nothing that has a signature
+//! ```
+//! What is found decides ([`decide`]); a file system of the kind that is wanted is left as it is.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::guest::Guest;
+use crate::guest::volumes::busy::Held;
+use crate::guest::volumes::contents::{Contents, contents};
+use crate::guest::volumes::intent::{self, Intent};
+use crate::guest::volumes::{Device, Error, PATIENCE, fsck, holding, programs};
+use crate::sys::block_device;
+
+/// What can be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// ext4.
+    Ext4,
+    /// XFS.
+    Xfs,
+    /// btrfs.
+    Btrfs,
+    /// FAT.
+    Vfat,
+    /// Swap space.
+    Swap,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Ext4, Self::Xfs, Self::Btrfs, Self::Vfat, Self::Swap];
+
+    /// Its name, as for mount(8).
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+            Self::Btrfs => "btrfs",
+            Self::Vfat => "vfat",
+            Self::Swap => "swap",
+        }
+    }
+
+    /// The kind of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Characters of a label, at most.
+    fn longest_label(self) -> usize {
+        match self {
+            Self::Ext4 => 16,
+            Self::Xfs => 12,
+            Self::Btrfs => 255,
+            Self::Vfat => 11,
+            Self::Swap => 15,
+        }
+    }
+
+    /// The program that makes it, and its arguments before the device: quiet, over what an interrupted run left, and
+    /// without giving blocks back that are blank anyway.
+    fn program<'a>(self, uuid: &'a str, label: Option<&'a str>) -> (&'static str, Vec<&'a str>) {
+        let (program, mut arguments, for_label) = match self {
+            Self::Ext4 => {
+                ("mkfs.ext4", vec!["-t", "ext4", "-q", "-F", "-E", "nodiscard", "-m", "0", "-U", uuid], "-L")
+            }
+            Self::Xfs => ("mkfs.xfs", vec!["-q", "-f", "-K", "-m", uuid], "-L"),
+            Self::Btrfs => ("mkfs.btrfs", vec!["-q", "-f", "-K", "-U", uuid], "-L"),
+            Self::Vfat => ("mkfs.fat", vec!["-I", "-i", uuid], "-n"),
+            Self::Swap => ("mkswap", vec!["-f", "-U", uuid], "-L"),
+        };
+        if let Some(label) = label {
+            arguments.extend([for_label, label]);
+        }
+        (program, arguments)
+    }
+}
+
+/// What is to be made.
+#[derive(Debug, Clone)]
+pub struct Format<'a> {
+    /// The device's file.
+    pub device: &'a Path,
+    /// What the disk is called, and nothing else is: its serial number. 1 to 100 bytes.
+    pub identity: &'a str,
+    /// The file system.
+    pub kind: Kind,
+    /// Its label.
+    pub label: Option<&'a str>,
+    /// Data without any signature may be overwritten: the disk is known to be new, on storage that does not clear
+    /// disks.
+    pub over_data: bool,
+    /// How long it may take in all.
+    pub deadline: Duration,
+}
+
+/// What is there now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Formatted {
+    /// Which file system it is, in the words of blkid(8); absent if one was there that has none.
+    pub uuid: Option<String>,
+    /// It was made now; else it was there already.
+    pub made: bool,
+}
+
+/// Makes a file system if the device is blank.
+///
+/// # Errors
+/// If something else is on the device, somebody uses it, or making it fails. What was begun is then taken up the next
+/// time.
+pub async fn format(guest: &Guest, wanted: &Format<'_>) -> Result<Formatted, Error> {
+    check_words(wanted)?;
+    let device = Device::find(wanted.device).await?;
+    let held = guest.volumes.begin(&device.file, "it is being formatted")?;
+    let run = Run { guest, wanted, device: &device, held: &held };
+    match tokio::time::timeout(wanted.deadline, run.go()).await {
+        Ok(done) => done,
+        Err(_) => Err(Error::Silent { what: device.file.clone(), seconds: wanted.deadline.as_secs() }),
+    }
+}
+
+fn check_words(wanted: &Format<'_>) -> Result<(), Error> {
+    if wanted.identity.is_empty() || wanted.identity.len() > intent::LONGEST {
+        return Err(Error::wrong("the disk's serial number", "has to have 1 to 100 bytes"));
+    }
+    if let Some(label) = wanted.label {
+        let name = || format!("the label {label:?}");
+        if label.is_empty() || label.len() > wanted.kind.longest_label() {
+            return Err(Error::wrong(name(), "is empty, or too long for this file system"));
+        }
+        if label.starts_with('-') || label.chars().any(char::is_control) {
+            return Err(Error::wrong(name(), "begins with a dash, or holds control characters"));
+        }
+    }
+    Ok(())
+}
+
+struct Run<'a> {
+    guest: &'a Guest,
+    wanted: &'a Format<'a>,
+    device: &'a Device,
+    held: &'a Held,
+}
+
+impl Run<'_> {
+    async fn go(&self) -> Result<Formatted, Error> {
+        let file = &self.device.file;
+        let (intent, _noted) = self.earlier().await?;
+        let _locked = self.lock_disk().await?;
+        let found = contents(self.guest, file).await?;
+        let plan = match decide(&found, intent.as_ref(), self.wanted, self.device.facts.bytes) {
+            Plan::Look(uuid) => {
+                let kind = self.wanted.kind.name();
+                let whole = fsck::is_whole(self.guest, file, kind, self.wanted.deadline).await?;
+                if whole {
+                    Plan::Leave(Some(uuid))
+                } else {
+                    // mkfs.btrfs takes no name that is there already.
+                    self.unsign().await?;
+                    Plan::Make(uuid)
+                }
+            }
+            plan => plan,
+        };
+        match plan {
+            Plan::Leave(uuid) => {
+                self.forget(intent.is_some()).await?;
+                Ok(Formatted { uuid, made: false })
+            }
+            Plan::Make(uuid) => self.make(&uuid).await,
+            Plan::New => {
+                let uuid = new_uuid(self.guest, self.wanted.kind)?;
+                self.make(&uuid).await
+            }
+            _ => {
+                // Somebody else has used the disk since.
+                self.forget(intent.is_some() && matches!(found, Contents::Known(_))).await?;
+                Err(Error::NotBlank { device: file.clone(), found: found.words() })
+            }
+        }
+    }
+
+    /// What was begun earlier, with its lock.
+    async fn earlier(&self) -> Result<(Option<Intent>, Option<OwnedFd>), Error> {
+        let (root, identity) = (self.guest.root.clone(), self.wanted.identity.to_owned());
+        let read = move || match Intent::read(&root, &identity)? {
+            Some(intent) => Ok((Some(intent), Some(intent::lock(&root, &identity)?))),
+            None => Ok((None, None)),
+        };
+        let device = || self.device.file.clone();
+        holding(self.held, &self.device.file, PATIENCE, read).await?.map_err(|source: io::Error| match source
+            .kind()
+        {
+            io::ErrorKind::WouldBlock => {
+                Error::Busy { what: device(), doing: "an earlier run still formats it" }
+            }
+            _ => Error::Note { device: device(), source },
+        })
+    }
+
+    /// Sees to it that nobody uses the disk, nor begins to.
+    async fn lock_disk(&self) -> Result<block_device::Lock, Error> {
+        let file = self.device.file.clone();
+        if self.device.facts.read_only {
+            return Err(Error::ReadOnly { device: file });
+        }
+        let whole = self.device.whole(self.guest);
+        let disk = whole.clone();
+        let locked =
+            holding(self.held, &whole, PATIENCE * 2, move || block_device::lock(&disk, PATIENCE)).await?;
+        let locked = locked.map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => Error::Locked { device: whole.clone() },
+            _ => Error::unreadable(&whole, source),
+        })?;
+        let path = file.clone();
+        let claimed = holding(self.held, &file, PATIENCE, move || block_device::is_claimed(&path)).await?;
+        if claimed.map_err(|source| Error::unreadable(&file, source))? {
+            return Err(Error::Claimed { device: file });
+        }
+        Ok(locked)
+    }
+
+    /// Takes the signatures off the disk.
+    async fn unsign(&self) -> Result<(), Error> {
+        let arguments = ["--all", "--quiet", "--", programs::text(&self.device.file)?];
+        let ended = programs::run(&self.guest.root, "wipefs", &arguments, None, self.wanted.deadline).await?;
+        if ended.status.success() { Ok(()) } else { Err(programs::failed("wipefs", ended)) }
+    }
+
+    async fn make(&self, uuid: &str) -> Result<Formatted, Error> {
+        let file = &self.device.file;
+        let intent = Intent {
+            identity: self.wanted.identity.to_owned(),
+            bytes: self.device.facts.bytes,
+            kind: self.wanted.kind.name().to_owned(),
+            uuid: uuid.to_owned(),
+        };
+        let root = self.guest.root.clone();
+        let note = move || {
+            intent.write(&root)?;
+            intent::lock(&root, &intent.identity)
+        };
+        let noted = holding(self.held, file, PATIENCE, note).await?;
+        let noted = noted.map_err(|source| Error::Note { device: file.clone(), source })?;
+
+        let number = uuid.replace('-', "");
+        let argument = match self.wanted.kind {
+            Kind::Vfat => number,
+            Kind::Xfs => format!("uuid={uuid}"),
+            _ => uuid.to_owned(),
+        };
+        let (program, mut arguments) = self.wanted.kind.program(&argument, self.wanted.label);
+        arguments.push(programs::text(file)?);
+        // Its standard input holds the lock of the note, for as long as the program lives.
+        let root = &self.guest.root;
+        let ended = programs::run(root, program, &arguments, Some(noted), self.wanted.deadline).await?;
+        if !ended.status.success() {
+            return Err(programs::failed(program, ended));
+        }
+        let path = file.clone();
+        let sync = move || block_device::open_to_write(&path)?.sync_all();
+        let synced = holding(self.held, file, self.wanted.deadline, sync).await?;
+        synced.map_err(|source| Error::unreadable(file, source))?;
+        let found = contents(self.guest, file).await?;
+        let made = matches!(&found, Contents::Known(signature) if signature.uuid.as_deref() == Some(uuid));
+        if !made || found.kind() != Some(self.wanted.kind.name()) {
+            return Err(Error::NotMade { device: file.clone(), found: found.words() });
+        }
+        self.forget(true).await?;
+        Ok(Formatted { uuid: Some(uuid.to_owned()), made: true })
+    }
+
+    /// Removes the note, if there is one.
+    async fn forget(&self, noted: bool) -> Result<(), Error> {
+        if !noted {
+            return Ok(());
+        }
+        let (root, identity) = (self.guest.root.clone(), self.wanted.identity.to_owned());
+        let removed =
+            holding(self.held, &self.device.file, PATIENCE, move || intent::remove(&root, &identity)).await?;
+        removed.map_err(|source| Error::Note { device: self.device.file.clone(), source })
+    }
+}
+
+/// A name for a file system that nothing else has, as blkid(8) writes it.
+fn new_uuid(guest: &Guest, kind: Kind) -> Result<String, Error> {
+    let uuid = guest.root.line("/proc/sys/kernel/random/uuid");
+    let short = uuid.get(..8).filter(|_| uuid.len() == 36);
+    let short = short.ok_or_else(|| Error::wrong("the kernel's random number", "cannot be read"))?;
+    Ok(match kind {
+        Kind::Vfat => format!("{}-{}", &short[..4], &short[4..]).to_uppercase(),
+        _ => uuid,
+    })
+}
+
+/// What is done about what was found.
+#[derive(Debug, PartialEq, Eq)]
+enum Plan {
+    /// It is what is wanted.
+    Leave(Option<String>),
+    /// It is made, with a new name.
+    New,
+    /// It is made, again, with this name.
+    Make(String),
+    /// It is looked at, because making it was interrupted; if it has faults it is made again, with this name.
+    Look(String),
+    /// It is left alone.
+    Refuse,
+}
+
+fn decide(found: &Contents, intent: Option<&Intent>, wanted: &Format<'_>, bytes: u64) -> Plan {
+    let intent = intent.filter(|intent| intent.identity == wanted.identity && intent.bytes == bytes);
+    let again = || match intent {
+        Some(intent) if intent.kind == wanted.kind.name() => Plan::Make(intent.uuid.clone()),
+        _ => Plan::New,
+    };
+    match found {
+        Contents::Blank => again(),
+        Contents::Unknown { .. } if intent.is_some() || wanted.over_data => again(),
+        Contents::Known(signature) => {
+            let uuid = signature.uuid.as_deref();
+            let ours =
+                intent.filter(|intent| uuid == Some(&intent.uuid) && intent.kind == wanted.kind.name());
+            match (ours, found.kind()) {
+                (Some(ours), Some(kind)) if kind == ours.kind => Plan::Look(ours.uuid.clone()),
+                // Without its journal ext4 is taken for its predecessors.
+                (Some(ours), Some("ext2" | "ext3")) if ours.kind == "ext4" => Plan::Make(ours.uuid.clone()),
+                (_, Some(kind)) if kind == wanted.kind.name() => Plan::Leave(signature.uuid.clone()),
+                _ => Plan::Refuse,
+            }
+        }
+        Contents::Unknown { .. } | Contents::Several => Plan::Refuse,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::volumes::contents::Signature;
+
+    fn known(kind: &str, uuid: &str) -> Contents {
+        Contents::Known(Signature {
+            kind: Some(kind.to_owned()),
+            uuid: Some(uuid.to_owned()),
+            ..Signature::default()
+        })
+    }
+
+    #[test]
+    fn nothing_is_lost() {
+        let table = Contents::Known(Signature { table: Some("gpt".to_owned()), ..Signature::default() });
+        let both = Contents::Known(Signature {
+            kind: Some("ext4".to_owned()),
+            table: Some("dos".to_owned()),
+            ..Signature::default()
+        });
+        let data = Contents::Unknown { at: 7 };
+        let (again, look) = (|| Plan::Make("ours".to_owned()), || Plan::Look("ours".to_owned()));
+        let leave = |uuid: &str| Plan::Leave(Some(uuid.to_owned()));
+        // What is found; without a note, with one that fits, with one of a disk of another size, and with one of
+        // another kind.
+        for (found, plans) in [
+            (Contents::Blank, [Plan::New, again(), Plan::New, Plan::New]),
+            (data, [Plan::Refuse, again(), Plan::Refuse, Plan::New]),
+            (Contents::Several, [Plan::Refuse, Plan::Refuse, Plan::Refuse, Plan::Refuse]),
+            (table, [Plan::Refuse, Plan::Refuse, Plan::Refuse, Plan::Refuse]),
+            (both, [Plan::Refuse, Plan::Refuse, Plan::Refuse, Plan::Refuse]),
+            (known("ext4", "ours"), [leave("ours"), look(), leave("ours"), leave("ours")]),
+            (known("ext4", "other"), [leave("other"), leave("other"), leave("other"), leave("other")]),
+            (known("ext2", "ours"), [Plan::Refuse, again(), Plan::Refuse, Plan::Refuse]),
+            (known("ext2", "other"), [Plan::Refuse, Plan::Refuse, Plan::Refuse, Plan::Refuse]),
+            (known("xfs", "ours"), [Plan::Refuse, Plan::Refuse, Plan::Refuse, Plan::Refuse]),
+            (known("crypto_LUKS", "x"), [Plan::Refuse, Plan::Refuse, Plan::Refuse, Plan::Refuse]),
+        ] {
+            let intent = |bytes, kind: &str| Intent {
+                identity: "serial".to_owned(),
+                bytes,
+                kind: kind.to_owned(),
+                uuid: "ours".to_owned(),
+            };
+            let intents =
+                [None, Some(intent(100, "ext4")), Some(intent(99, "ext4")), Some(intent(100, "xfs"))];
+            let mut wanted = Format {
+                device: Path::new("/dev/vdb"),
+                identity: "serial",
+                kind: Kind::Ext4,
+                label: None,
+                over_data: false,
+                deadline: PATIENCE,
+            };
+            for (intent, plan) in intents.iter().zip(plans) {
+                assert_eq!(decide(&found, intent.as_ref(), &wanted, 100), plan, "{found:?} {intent:?}");
+                wanted.identity = "another";
+                let alone = decide(&found, intent.as_ref(), &wanted, 100);
+                assert_eq!(alone, decide(&found, None, &wanted, 100), "{found:?} {intent:?}");
+                wanted.identity = "serial";
+            }
+            wanted.over_data = true;
+            let over = decide(&found, None, &wanted, 100);
+            assert_eq!(
+                over == Plan::New,
+                matches!(found, Contents::Blank | Contents::Unknown { .. }),
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn words_that_cannot_be() {
+        let mut wanted = Format {
+            device: Path::new("/dev/vdb"),
+            identity: "serial",
+            kind: Kind::Xfs,
+            label: Some("data"),
+            over_data: false,
+            deadline: PATIENCE,
+        };
+        check_words(&wanted).unwrap();
+        for label in ["", "-f", "thirteen char", "a\nb"] {
+            wanted.label = Some(label);
+            check_words(&wanted).unwrap_err();
+        }
+        let long = "x".repeat(101);
+        for identity in ["", &long] {
+            wanted = Format { identity, label: None, ..wanted };
+            check_words(&wanted).unwrap_err();
+        }
+        assert!(Kind::ALL.iter().all(|kind| Kind::named(kind.name()) == Some(*kind)));
+    }
+}

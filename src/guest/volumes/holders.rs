@@ -1,0 +1,208 @@
+//! Who uses a file system: processes with something open, mapped or as their folder on it, and what is mounted on it or
+//! made of its files.
+//!
+//! Processes come and go while they are looked at, and what cannot be looked at is passed over. Nothing here waits for
+//! the file system itself.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::sys::mountinfo::Mount;
+use crate::sys::root::Root;
+
+/// How many are told.
+const MOST: usize = 32;
+/// How long is looked for them.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Bytes of a list of mapped files that are looked at.
+const LONGEST: usize = 1 << 20;
+
+/// Somebody who uses a file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// A process.
+    Process {
+        /// Its number.
+        id: u32,
+        /// Its name.
+        name: String,
+        /// What it does with it.
+        how: Use,
+        /// With what of it.
+        path: PathBuf,
+    },
+    /// Another mount, on it.
+    Mount(PathBuf),
+    /// A device that is made of one of its files.
+    Device {
+        /// Such as `loop0`.
+        name: String,
+        /// The file.
+        file: PathBuf,
+    },
+}
+
+/// What a process does with a file or folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// It is its working folder.
+    Folder,
+    /// It is its root.
+    Root,
+    /// It is its program.
+    Program,
+    /// It has it open.
+    Open,
+    /// It has it in its memory.
+    Mapped,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { id, name, how, path } => {
+                let path = path.display();
+                match how {
+                    Use::Folder => write!(formatter, "{name} (process {id}) works in {path}"),
+                    Use::Root => write!(formatter, "{name} (process {id}) has its root at {path}"),
+                    Use::Program => write!(formatter, "{name} (process {id}) is the program {path}"),
+                    Use::Open => write!(formatter, "{name} (process {id}) has {path} open"),
+                    Use::Mapped => write!(formatter, "{name} (process {id}) has {path} in memory"),
+                }
+            }
+            Self::Mount(path) => write!(formatter, "{} is mounted on it", path.display()),
+            Self::Device { name, file } => write!(formatter, "{name} is made of {}", file.display()),
+        }
+    }
+}
+
+/// All of them in one sentence.
+pub(super) fn words(holders: &[Holder]) -> String {
+    if holders.is_empty() {
+        return "nobody is found who uses it".to_owned();
+    }
+    let mut words: Vec<_> = holders.iter().take(8).map(Holder::to_string).collect();
+    if holders.len() > words.len() {
+        words.push(format!("and {} more", holders.len() - words.len()));
+    }
+    words.join("; ")
+}
+
+/// Who uses the mount, of all these; 32 at most.
+pub fn holders(root: &Root, mount: &Mount, mounts: &[Mount]) -> Vec<Holder> {
+    let place = Path::new(&mount.mount_point);
+    let below = |other: &&Mount| other.id != mount.id && Path::new(&other.mount_point).starts_with(place);
+    let mut found: Vec<_> =
+        mounts.iter().filter(below).map(|other| Holder::Mount(other.mount_point.clone().into())).collect();
+    found.extend(loops(root, place));
+    let search = Search { root, mount, place, until: Instant::now() + PATIENCE };
+    let mut ids: Vec<u32> = names(root, "/proc").filter_map(|name| name.parse().ok()).collect();
+    ids.sort_unstable();
+    for id in ids {
+        if found.len() >= MOST || Instant::now() > search.until {
+            break;
+        }
+        found.extend(search.process(id));
+    }
+    found.truncate(MOST);
+    found
+}
+
+struct Search<'a> {
+    root: &'a Root,
+    mount: &'a Mount,
+    place: &'a Path,
+    until: Instant,
+}
+
+impl Search<'_> {
+    /// The first use that is found: one says enough.
+    fn process(&self, id: u32) -> Option<Holder> {
+        let found = |how, path| {
+            let name = self.root.line(&format!("/proc/{id}/comm"));
+            Some(Holder::Process { id, name, how, path })
+        };
+        for (link, how) in [("cwd", Use::Folder), ("root", Use::Root), ("exe", Use::Program)] {
+            // "/" is everybody's root.
+            let here =
+                |path: &PathBuf| path.starts_with(self.place) && (how != Use::Root || path != Path::new("/"));
+            if let Some(path) = self.link(&format!("/proc/{id}/{link}")).filter(here) {
+                return found(how, path);
+            }
+        }
+        for number in names(self.root, &format!("/proc/{id}/fd")) {
+            if Instant::now() > self.until {
+                return None;
+            }
+            // On which mount it was opened is the kernel's word; paths may be those of another namespace.
+            let information = self.root.line(&format!("/proc/{id}/fdinfo/{number}"));
+            let on = information.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+            if on == Some(self.mount.id) {
+                return found(Use::Open, self.link(&format!("/proc/{id}/fd/{number}"))?);
+            }
+        }
+        found(Use::Mapped, self.mapped(id)?)
+    }
+
+    fn link(&self, path: &str) -> Option<PathBuf> {
+        std::fs::read_link(self.root.path(path)).ok()
+    }
+
+    fn mapped(&self, id: u32) -> Option<PathBuf> {
+        use std::io::Read as _;
+
+        let file = std::fs::File::open(self.root.path(&format!("/proc/{id}/maps"))).ok()?;
+        let mut text = Vec::new();
+        file.take(LONGEST as u64).read_to_end(&mut text).ok()?;
+        String::from_utf8_lossy(&text).lines().find_map(|line| mapped_file(line, self.place))
+    }
+}
+
+/// The file of a line of `/proc/<process>/maps`, if it is at this place.
+fn mapped_file(line: &str, place: &Path) -> Option<PathBuf> {
+    let path = &line[line.find(" /")? + 1..];
+    let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));
+    path.starts_with(place).then(|| path.to_owned())
+}
+
+/// Loop devices made of files at this place.
+fn loops(root: &Root, place: &Path) -> Vec<Holder> {
+    let device = |name: String| {
+        let file = root.line(&format!("/sys/block/{name}/loop/backing_file"));
+        let file = PathBuf::from(file.strip_suffix(" (deleted)").unwrap_or(&file));
+        file.starts_with(place).then_some(Holder::Device { name, file })
+    };
+    names(root, "/sys/block").filter(|name| name.starts_with("loop")).filter_map(device).collect()
+}
+
+fn names(root: &Root, folder: &str) -> impl Iterator<Item = String> + use<> {
+    let entries = std::fs::read_dir(root.path(folder)).ok();
+    entries.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_files() {
+        let line = "7f0000000000-7f0000001000 r--p 00000000 fd:01 12 /data/a file (deleted)";
+        assert_eq!(mapped_file(line, Path::new("/data")), Some("/data/a file".into()));
+        assert_eq!(mapped_file(line, Path::new("/dat")), None);
+        assert_eq!(
+            mapped_file("7f0000000000-7f0000001000 rw-p 00000000 00:00 0 [stack]", Path::new("/")),
+            None
+        );
+    }
+
+    #[test]
+    fn words_for_people() {
+        let process =
+            |id| Holder::Process { id, name: "vi".to_owned(), how: Use::Open, path: "/data/x".into() };
+        assert_eq!(words(&[process(7)]), "vi (process 7) has /data/x open");
+        let many: Vec<_> = (0..10).map(process).collect();
+        assert!(words(&many).ends_with("; and 2 more"));
+        assert_eq!(words(&[]), "nobody is found who uses it");
+    }
+}

@@ -1,0 +1,308 @@
+//! Mounts file systems, and binds folders and files to other places.
+//!
+//! May be repeated: a place that shows what it should is left as it is; one that shows something else is an error. The
+//! place is opened before it is looked at, and what was looked at is what is mounted on.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::mount::MsFlags;
+
+use crate::guest::Guest;
+use crate::guest::volumes::busy::Held;
+use crate::guest::volumes::contents::{Contents, contents};
+use crate::guest::volumes::fsck::{self, Checked};
+use crate::guest::volumes::options::{COMPARED, Options};
+use crate::guest::volumes::{Device, Error, PATIENCE, at_once, holding, intent};
+use crate::sys::mountinfo::{self, MountList};
+use crate::sys::mounting::{How, Place, What};
+use crate::sys::superblock::{self, Kind, Superblock};
+use crate::sys::{block_device, root::Root};
+
+pub use crate::sys::mounting::Propagation;
+
+/// What is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source<'a> {
+    /// The file system on a device.
+    Device(&'a Path),
+    /// A folder or file, such as that of a device.
+    Bind(&'a Path),
+}
+
+/// What is to be mounted, where and how.
+#[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
+pub struct Mount<'a> {
+    /// What.
+    pub source: Source<'a>,
+    /// Where: a folder, or for a file a file. Its last part may be no link.
+    pub target: &'a Path,
+    /// The kind of file system that it has to be; any, if nothing is said.
+    pub kind: Option<&'a str>,
+    /// As for mount(8), but for those that say what else than mounting is done.
+    pub options: &'a [String],
+    /// Nobody can write to it.
+    pub read_only: bool,
+    /// A target that is missing is made, if what it is in is there.
+    pub make_target: bool,
+    /// The target may hold something, which is not seen then.
+    pub over_contents: bool,
+    /// Who else sees what is mounted below it later.
+    pub propagation: Option<Propagation>,
+    /// The file system is checked before, and what is safely repaired is repaired; one that is mounted somewhere
+    /// already, or read-only, is not.
+    pub check: bool,
+    /// How long it may take.
+    pub deadline: Duration,
+}
+
+/// What is mounted there now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mounted {
+    /// Where it is, without links.
+    pub target: PathBuf,
+    /// The kind of file system.
+    pub kind: String,
+    /// It was there already.
+    pub already: bool,
+    /// What a check came to, if there was one.
+    pub checked: Option<Checked>,
+}
+
+/// Mounts it, unless it is.
+///
+/// # Errors
+/// If something else is mounted there, the target is not as it should be, or mounting fails; then nothing is mounted,
+/// unless it was the deadline that ended this.
+pub async fn mount(guest: &Guest, wanted: &Mount<'_>) -> Result<Mounted, Error> {
+    let options = Options::parse(wanted.options, wanted.read_only)?;
+    let place = open_target(wanted).await?;
+    let held = guest.volumes.begin(&place.path, "something is being mounted there")?;
+    match wanted.source {
+        Source::Device(device) => mount_device(guest, wanted, options, device, place, held).await,
+        Source::Bind(source) => bind(guest, wanted, options.flags, source, place, held).await,
+    }
+}
+
+async fn mount_device(
+    guest: &Guest,
+    wanted: &Mount<'_>,
+    mut options: Options,
+    device: &Path,
+    place: Place,
+    held_target: Held,
+) -> Result<Mounted, Error> {
+    let device = Device::find(device).await?;
+    let held = guest.volumes.begin(&device.file, "it is being mounted")?;
+    let root = guest.root.clone();
+    let number = device.facts.number;
+    let read = holding(&held, &device.file, PATIENCE, move || Mounts::read(&root, number)).await?;
+    let mounts = read.map_err(|source| Error::unreadable(&device.file, source))?;
+
+    if let Some(there) = mounts.at(&place) {
+        let same = mounts.is_ours(there) && there.root.trim_start_matches('/') == options.subvolume();
+        let kind = wanted.kind.is_none_or(|kind| kind == there.kind);
+        let described = format!("{} ({}, {})", there.source, there.kind, there.flags);
+        if !same || !kind || !same_flags(&there.flags, options.flags) {
+            return Err(Error::Otherwise { target: place.path, found: described });
+        }
+        return Ok(Mounted { target: place.path, kind: there.kind.clone(), already: true, checked: None });
+    }
+    let place = empty_folder(wanted, place).await?;
+    let found = contents(guest, &device.file).await?;
+    let (Some(kind), Contents::Known(signature)) = (found.kind(), &found) else {
+        return Err(Error::NoFileSystem { device: device.file, found: found.words() });
+    };
+    if wanted.kind.is_some_and(|wanted| wanted != kind) || kind == "swap" {
+        return Err(Error::NoFileSystem { device: device.file, found: found.words() });
+    }
+    unfinished(guest, &held, &device, signature.uuid.as_deref()).await?;
+    mounts.clone_of(&device.file, &mut options)?;
+    if device.facts.read_only {
+        options.flags.insert(MsFlags::MS_RDONLY);
+    }
+    let mut checked = None;
+    let writes = !options.flags.contains(MsFlags::MS_RDONLY);
+    if wanted.check && writes && !mounts.list.iter().any(|mount| mounts.is_ours(mount)) {
+        checked = Some(fsck::check(guest, &device.file, kind, wanted.deadline).await?);
+    }
+    let (effects, source, kind) = (guest.effects.clone(), device.file.clone(), kind.to_owned());
+    let how = How { flags: options.flags, propagation: wanted.propagation };
+    let (name, target) = (kind.clone(), place.path.clone());
+    let work = move || {
+        let what = What::FileSystem { source: &source, kind: &name, data: &options.data };
+        let done = effects.mount(&what, &place, how);
+        drop(held_target);
+        done
+    };
+    let done = holding(&held, &device.file, wanted.deadline, work).await?;
+    done.map_err(|source| Error::Mount { what: device.file, target: target.clone(), source })?;
+    Ok(Mounted { target, kind, already: false, checked })
+}
+
+/// A file system whose making was interrupted is not mounted.
+async fn unfinished(guest: &Guest, held: &Held, device: &Device, uuid: Option<&str>) -> Result<(), Error> {
+    let Some(uuid) = uuid.map(str::to_owned) else { return Ok(()) };
+    let (root, file) = (guest.root.clone(), &device.file);
+    let found = holding(held, file, PATIENCE, move || intent::is_unfinished(&root, &uuid)).await?;
+    match found {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Error::Unfinished { device: file.clone() }),
+        Err(source) => Err(Error::Note { device: file.clone(), source }),
+    }
+}
+
+async fn bind(
+    guest: &Guest,
+    wanted: &Mount<'_>,
+    flags: MsFlags,
+    source: &Path,
+    place: Place,
+    held: Held,
+) -> Result<Mounted, Error> {
+    let failed = |target: &Place| {
+        let (what, target) = (source.to_owned(), target.path.clone());
+        move |source| Error::Mount { what, target, source }
+    };
+    let (root, path, itself) = (guest.root.clone(), source.to_owned(), place.path.clone());
+    let look = move || {
+        let source = Place::open(&path)?;
+        let (one, other) = (std::fs::metadata(&source.path)?, std::fs::metadata(&itself)?);
+        let same = (one.dev(), one.ino(), one.rdev()) == (other.dev(), other.ino(), other.rdev());
+        Ok((source, same, MountList::open(&root)?.read()?))
+    };
+    let looked: io::Result<_> = at_once(source, PATIENCE, look).await?;
+    let (from, same, list) = looked.map_err(failed(&place))?;
+    let kind_of = |number| list.iter().find(|mount| mount.id == number).map(|mount| mount.kind.clone());
+    let kind = kind_of(from.mount).unwrap_or_default();
+    if let Some(there) = at(&list, &place) {
+        if !same || !same_flags(&there.flags, flags) {
+            let found = format!("{} ({}, {})", there.source, there.kind, there.flags);
+            return Err(Error::Otherwise { target: place.path, found });
+        }
+        return Ok(Mounted { target: place.path, kind, already: true, checked: None });
+    }
+    if from.is_folder != place.is_folder {
+        let source = io::Error::from(if from.is_folder { Errno::ENOTDIR } else { Errno::EISDIR });
+        return Err(failed(&place)(source));
+    }
+    let place = empty_folder(wanted, place).await?;
+    let (effects, propagation) = (guest.effects.clone(), wanted.propagation);
+    let (target, failure) = (place.path.clone(), failed(&place));
+    let work = move || {
+        effects.mount(&What::Bind { source: &from, recursive: false }, &place, How { flags, propagation })
+    };
+    holding(&held, source, wanted.deadline, work).await?.map_err(failure)?;
+    Ok(Mounted { target, kind, already: false, checked: None })
+}
+
+/// Opens the target, and makes it before if that is wanted.
+async fn open_target(wanted: &Mount<'_>) -> Result<Place, Error> {
+    let (path, make) = (wanted.target.to_owned(), wanted.make_target);
+    let as_file = match wanted.source {
+        Source::Bind(source) => Some(source.to_owned()),
+        Source::Device(_) => None,
+    };
+    let open = move || match Place::open(&path) {
+        Err(error) if make && error.kind() == io::ErrorKind::NotFound => {
+            let as_file = as_file.map(std::fs::metadata).transpose()?.is_some_and(|source| !source.is_dir());
+            if as_file {
+                std::fs::File::options().write(true).create_new(true).mode(0o640).open(&path)?;
+            } else {
+                std::fs::DirBuilder::new().mode(0o750).create(&path)?;
+            }
+            Place::open(&path)
+        }
+        opened => opened,
+    };
+    let opened = at_once(wanted.target, PATIENCE, open).await?;
+    opened.map_err(|source| Error::Target { target: wanted.target.to_owned(), source })
+}
+
+/// Sees to it that nothing is hidden.
+async fn empty_folder(wanted: &Mount<'_>, place: Place) -> Result<Place, Error> {
+    if matches!(wanted.source, Source::Device(_)) && !place.is_folder {
+        return Err(Error::Target { target: place.path, source: Errno::ENOTDIR.into() });
+    }
+    if wanted.over_contents || !place.is_folder {
+        return Ok(place);
+    }
+    let path = place.path.clone();
+    let empty =
+        at_once(wanted.target, PATIENCE, move || Ok(std::fs::read_dir(path)?.next().is_none())).await?;
+    match empty {
+        Ok(true) => Ok(place),
+        Ok(false) => Err(Error::Target { target: place.path, source: Errno::ENOTEMPTY.into() }),
+        Err(source) => Err(Error::Target { target: place.path, source }),
+    }
+}
+
+fn same_flags(there: &str, wanted: MsFlags) -> bool {
+    COMPARED.iter().all(|(word, flag)| there.split(',').any(|there| there == *word) == wanted.contains(*flag))
+}
+
+/// What is mounted at a place that was opened.
+fn at<'a>(list: &'a [mountinfo::Mount], place: &Place) -> Option<&'a mountinfo::Mount> {
+    list.iter().find(|mount| mount.id == place.mount && Path::new(&mount.mount_point) == place.path)
+}
+
+/// What is mounted, as far as it matters for a device.
+struct Mounts {
+    list: Vec<mountinfo::Mount>,
+    device: (u32, u32),
+    /// The devices of file systems that may be copies of one another: their sources, and what they say.
+    others: Vec<(String, Superblock)>,
+}
+
+impl Mounts {
+    fn read(root: &Root, device: (u32, u32)) -> io::Result<Self> {
+        let mut mounts = Self { list: MountList::open(root)?.read()?, device, others: Vec::new() };
+        let mut others: Vec<(String, Superblock)> = Vec::new();
+        let copies = |mount: &&mountinfo::Mount| matches!(mount.kind.as_str(), "xfs" | "btrfs");
+        for mount in mounts.list.iter().filter(copies).filter(|mount| !mounts.is_ours(mount)) {
+            let known = others.iter().any(|(source, _)| *source == mount.source);
+            let read = || superblock::read(&block_device::open(&root.path(&mount.source)).ok()?).ok()?;
+            if !known && let Some(found) = read() {
+                others.push((mount.source.clone(), found));
+            }
+        }
+        mounts.others = others;
+        Ok(mounts)
+    }
+
+    fn at(&self, place: &Place) -> Option<&mountinfo::Mount> {
+        at(&self.list, place)
+    }
+
+    /// Whether it is of the device. btrfs has numbers of its own, and is asked by its source.
+    fn is_ours(&self, mount: &mountinfo::Mount) -> bool {
+        let number = |path: &str| {
+            let number = std::fs::metadata(path).ok()?.rdev();
+            Some((nix::sys::stat::major(number), nix::sys::stat::minor(number)))
+        };
+        let ours = (u64::from(self.device.0), u64::from(self.device.1));
+        mount.device == self.device
+            || (mount.device.0 == 0 && mount.kind == "btrfs" && number(&mount.source) == Some(ours))
+    }
+
+    /// A copy of a file system that is mounted: XFS has to be told that it is one, btrfs would take one for the other.
+    fn clone_of(&self, device: &Path, options: &mut Options) -> Result<(), Error> {
+        let read = block_device::open(device).and_then(|device| superblock::read(&device));
+        let Some(own) = read.map_err(|source| Error::unreadable(device, source))? else { return Ok(()) };
+        let Some((other, _)) = self.others.iter().find(|(_, other)| other.uuid == own.uuid) else {
+            return Ok(());
+        };
+        match own.kind {
+            Kind::Xfs => options.own("nouuid"),
+            Kind::Btrfs { devices: 1, .. } => {
+                return Err(Error::Copy { device: device.to_owned(), other: other.clone() });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

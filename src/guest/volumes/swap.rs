@@ -1,0 +1,86 @@
+//! Swap spaces on disks: taken into use, and let go of.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::guest::Guest;
+use crate::guest::volumes::contents::contents;
+use crate::guest::volumes::{Device, Error, PATIENCE, at_once, holding};
+use crate::sys::block_device;
+use crate::sys::root::Root;
+
+const SWAPS: &str = "/proc/swaps";
+
+/// Lets the kernel swap to `device`; whether it did so already.
+///
+/// # Errors
+/// If there is no swap space on it, or the kernel does not take it.
+pub async fn on(guest: &Guest, device: &Path) -> Result<bool, Error> {
+    let device = Device::find(device).await?;
+    let held = guest.volumes.begin(&device.file, "it is being taken into use")?;
+    if in_use(guest, &device).await? {
+        return Ok(true);
+    }
+    let found = contents(guest, &device.file).await?;
+    if found.kind() != Some("swap") {
+        return Err(Error::NoFileSystem { device: device.file, found: found.words() });
+    }
+    let (effects, file) = (guest.effects.clone(), device.file.clone());
+    let done = holding(&held, &device.file, PATIENCE, move || effects.swap_on(&file)).await?;
+    done.map_err(|source| Error::Swap { device: device.file, source })?;
+    Ok(false)
+}
+
+/// Lets go of the swap space on `device`; whether it was in use. What is in it moves back to memory first.
+///
+/// # Errors
+/// If memory does not suffice; if it takes longer than `deadline`, and then it goes on.
+pub async fn off(guest: &Guest, device: &Path, deadline: Duration) -> Result<bool, Error> {
+    let device = Device::find(device).await?;
+    let held = guest.volumes.begin(&device.file, "it is being let go of")?;
+    if !in_use(guest, &device).await? {
+        return Ok(false);
+    }
+    let (effects, file) = (guest.effects.clone(), device.file.clone());
+    let done = holding(&held, &device.file, deadline, move || effects.swap_off(&file)).await?;
+    done.map_err(|source| Error::Swap { device: device.file, source })?;
+    Ok(true)
+}
+
+async fn in_use(guest: &Guest, device: &Device) -> Result<bool, Error> {
+    let (root, number) = (guest.root.clone(), device.facts.number);
+    let look = move || {
+        let same =
+            |path: &String| block_device::facts(path.as_ref()).is_ok_and(|facts| facts.number == number);
+        Ok::<_, io::Error>(read(&root)?.iter().any(same))
+    };
+    at_once(&device.file, PATIENCE, look).await?.map_err(|source| Error::unreadable(SWAPS.as_ref(), source))
+}
+
+fn read(root: &Root) -> io::Result<Vec<String>> {
+    Ok(parse(&String::from_utf8_lossy(&root.read(SWAPS)?)))
+}
+
+/// The devices of /proc/swaps; names with white space are passed over, as no device has one.
+fn parse(file: &str) -> Vec<String> {
+    let line = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (path, kind) = (fields.next()?, fields.next()?);
+        (kind == "partition").then(|| path.to_owned())
+    };
+    file.lines().skip(1).filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn swap_spaces_in_use() {
+        let file = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n/dev/vdb                                partition\t65532\t\t0\t\t-2\n\
+            /swapfile                               file\t\t1024\t0\t-3\n/dev/dm-1 partition 1 0 -4\n";
+        assert_eq!(parse(file), ["/dev/vdb", "/dev/dm-1"]);
+        assert!(parse("").is_empty());
+    }
+}

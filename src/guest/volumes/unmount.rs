@@ -1,0 +1,69 @@
+//! Unmounts what is at a place, and says who is in the way.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use crate::guest::Guest;
+use crate::guest::volumes::holders::{Holder, holders};
+use crate::guest::volumes::{Error, PATIENCE, at_once, holding};
+use crate::sys::mountinfo::{Mount, MountList};
+
+/// Mounts on top of each other, at most.
+const DEEPEST: usize = 64;
+
+/// Unmounts all that is mounted at `target`, and says how many mounts that were: none if nothing was, or if there is no
+/// such place. What is mounted is flushed to its disk first, by the kernel.
+///
+/// # Errors
+/// If it is in use, with who uses it; if `target` is a link; if it takes longer than `deadline`, and then it goes on.
+pub async fn unmount(guest: &Guest, target: &Path, deadline: Duration) -> Result<usize, Error> {
+    let path = target.to_owned();
+    let found = at_once(target, PATIENCE, move || place(&path)).await?;
+    let found = found.map_err(|source| Error::Unmount { target: target.to_owned(), source })?;
+    let Some(path) = found else { return Ok(0) };
+    let held = guest.volumes.begin(&path, "something is being unmounted there")?;
+    let machine = guest.clone();
+    let done = holding(&held, target, deadline, move || all(&machine, &path)).await?;
+    done.map_err(|(source, holders)| match source.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EBUSY) => Error::InUse { target: target.to_owned(), holders },
+        _ => Error::Unmount { target: target.to_owned(), source },
+    })
+}
+
+fn all(guest: &Guest, path: &Path) -> Result<usize, (io::Error, Vec<Holder>)> {
+    let plain = |error: io::Error| (error, Vec::new());
+    let list = MountList::open(&guest.root).map_err(plain)?;
+    for done in 0..DEEPEST {
+        let mounts = list.read().map_err(plain)?;
+        let Some(mount) = last(&mounts, path) else { return Ok(done) };
+        guest.effects.unmount(path).map_err(|error| {
+            let busy = error.raw_os_error() == Some(Errno::EBUSY as i32);
+            (error, if busy { holders(&guest.root, mount, &mounts) } else { Vec::new() })
+        })?;
+    }
+    Err(plain(Errno::ELOOP.into()))
+}
+
+/// Where it is, without links. The place itself is not asked: its file system may be gone.
+fn place(target: &Path) -> io::Result<Option<PathBuf>> {
+    let (Some(folder), Some(name)) = (target.parent(), target.file_name()) else {
+        return Err(Errno::EINVAL.into());
+    };
+    let folder = match std::fs::canonicalize(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        folder => folder?,
+    };
+    let path = folder.join(name);
+    match std::fs::read_link(&path) {
+        Ok(_) => Err(Errno::ELOOP.into()),
+        Err(_) => Ok(Some(path)),
+    }
+}
+
+/// What is mounted last there.
+fn last<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    mounts.iter().rfind(|mount| Path::new(&mount.mount_point) == path)
+}

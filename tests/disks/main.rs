@@ -1,0 +1,12 @@
+//! What is done to disks, on real ones: files behind loop devices, in mount namespaces. For root.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss
+)]
+
+mod format;
+mod lab;
+mod mount;
