@@ -8,5 +8,6 @@
 )]
 
 mod format;
+mod grow;
 mod lab;
 mod mount;

@@ -6,6 +6,7 @@
 //! - [`fsck`] repairs what is safely repaired before a file system is mounted.
 //! - [`mount`] and [`unmount`] may be repeated; who is in the way is told by [`holders`]. [`swap`] is its counterpart
 //!   for swap spaces, [`usage`] tells how full something is.
+//! - [`grow`] lets everything on a disk that has grown take the new room.
 //!
 //! Whatever a device does, a call ends at its deadline. A thread that then still waits for the device holds it
 //! ([`busy`]), so that nothing else is begun with it.
@@ -15,6 +16,7 @@ pub mod contents;
 mod error;
 pub mod format;
 pub mod fsck;
+pub mod grow;
 pub mod holders;
 pub mod intent;
 pub mod mount;
