@@ -88,8 +88,9 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     }
     let half = Arc::new(Half::new(host_name()));
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
+    let volumes = settings.volumes.clone();
     let (reloader, followed) = Reloader::new(options, settings)?;
-    let backend = backends::Kind::Qemu(followed.machines).build();
+    let (backend, disks) = backends::Kind::Qemu { machines: followed.machines, volumes }.build();
 
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
@@ -108,7 +109,8 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         reloader.run(token).await;
         Ok(())
     });
-    let api = Api { fleet: handle.clone(), half: Arc::clone(&half), settings: followed.standing };
+    let (fleet, settings) = (handle.clone(), followed.standing);
+    let api = Api { fleet, disks, half: Arc::clone(&half), settings };
     let token = shutdown.clone();
     supervisor.spawn("api", async move {
         api::run(socket, api, token).await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
+use guestlet::ctl::disk::{self, Action, parse_size};
 use guestlet::ctl::{self, Verb, kinds::NAMES, print::Format, watch::Filter, words::parse_span};
 
 /// Shows the VMs of this host, as their guestlet agents and hypervisors see them.
@@ -75,6 +76,81 @@ enum Command {
         #[arg(short, long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=10_000))]
         count: u32,
     },
+    /// Plug disks into a running VM
+    #[command(subcommand)]
+    Disk(Disk),
+}
+
+#[derive(Debug, Subcommand)]
+enum Disk {
+    /// List the disks that the hypervisor has
+    Ls {
+        /// The VM's name
+        name: String,
+    },
+    /// Attach a disk; success if it is attached already
+    Attach {
+        /// The VM's name
+        name: String,
+        /// An image file, or a block device of the host
+        #[arg(long, required_unless_present = "size", conflicts_with = "size")]
+        file: Option<PathBuf>,
+        /// The VM's volume of this serial number; made with this size if it is not there, such as 10G
+        #[arg(long, value_parser = parse_size)]
+        size: Option<u64>,
+        /// How the guest knows the disk: up to 36 characters on scsi, 20 on virtio
+        #[arg(long)]
+        serial: String,
+        /// What the guest sees it on
+        #[arg(long, value_enum, default_value = "scsi")]
+        bus: disk::Bus,
+        /// How the file is read; if it is not said: as its name ends, raw for volumes
+        #[arg(long, value_enum)]
+        format: Option<disk::Format>,
+        /// The guest cannot write
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Detach a disk; success if there is none. What is behind it stays
+    Detach {
+        /// The VM's name
+        name: String,
+        /// The disk's serial number
+        #[arg(long)]
+        serial: String,
+        /// How many seconds the guest may take to let go of it
+        #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u32).range(1..=600))]
+        wait: u32,
+    },
+    /// Make a disk larger, while the guest uses it
+    Resize {
+        /// The VM's name
+        name: String,
+        /// The disk's serial number
+        #[arg(long)]
+        serial: String,
+        /// The size that it is to have, such as 20G
+        #[arg(long, value_parser = parse_size)]
+        size: u64,
+    },
+}
+
+impl From<Disk> for Verb {
+    fn from(disk: Disk) -> Self {
+        match disk {
+            Disk::Ls { name } => Self::Disk { name, action: Action::List },
+            Disk::Attach { name, file, size, serial, bus, format, read_only } => {
+                let new = disk::New { serial, file, size: size.unwrap_or(0), bus, format, read_only };
+                Self::Disk { name, action: Action::Attach(new) }
+            }
+            Disk::Detach { name, serial, wait } => {
+                Self::Disk { name, action: Action::Detach { serial, wait } }
+            }
+            Disk::Resize { name, serial, size } => {
+                Self::Disk { name, action: Action::Resize { serial, size } }
+            }
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -92,6 +168,7 @@ fn main() -> ExitCode {
             Verb::Watch(Filter { name, kinds, heartbeats, since })
         }
         Command::Ping { name, count } => Verb::Ping { name, count },
+        Command::Disk(disk) => disk.into(),
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -2,6 +2,7 @@
 //!
 //! ```toml
 //! socket = "/run/guestlet-host/api.sock"
+//! volumes-dir = "/var/lib/guestlet-host/volumes"
 //!
 //! [[vm]]
 //! name = "web-1"
@@ -42,6 +43,8 @@ pub const DEFAULT_FILE: &str = "/etc/guestlet/host.toml";
 pub const DEFAULT_SOCKET: &str = "/run/guestlet-host/api.sock";
 /// Where the metrics are, beside the admin API, unless told otherwise.
 const METRICS_SOCKET: &str = "metrics.sock";
+/// Where volumes are unless told otherwise.
+const VOLUMES: &str = "/var/lib/guestlet-host/volumes";
 /// Longest socket path that Linux takes, in bytes (without the final zero).
 const MAX_SOCKET_PATH: usize = 107;
 
@@ -54,6 +57,8 @@ pub struct HostSettings {
     pub metrics_socket: PathBuf,
     /// The TCP address of the metrics, on loopback.
     pub metrics: Option<SocketAddr>,
+    /// The folder of the volumes that are made for VMs.
+    pub volumes: PathBuf,
     /// What one guest may cost.
     pub limits: LimitSettings,
     /// The VMs, in the order of their names.
@@ -92,6 +97,7 @@ struct Parsed {
     socket: Option<Spanned<PathBuf>>,
     metrics_socket: Option<Spanned<PathBuf>>,
     metrics: Option<Spanned<String>>,
+    volumes_dir: Option<Spanned<PathBuf>>,
     #[serde(default)]
     limits: LimitsFragment,
     #[serde(default)]
@@ -125,6 +131,7 @@ impl HostFragment {
     pub fn check(self) -> Result<HostSettings, Error> {
         let mut socket = PathBuf::from(DEFAULT_SOCKET);
         let (mut metrics_socket, mut metrics) = (None, None);
+        let mut volumes = PathBuf::from(VOLUMES);
         let mut limits = LimitSettings::default();
         let mut vms = Vec::new();
         let mut taken = HashMap::new();
@@ -138,6 +145,9 @@ impl HostFragment {
             if let Some(address) = &source.parsed.metrics {
                 metrics = Some(source.loopback(address)?);
             }
+            if let Some(path) = &source.parsed.volumes_dir {
+                volumes = source.absolute("volumes-dir", path)?;
+            }
             limits::check(source, &source.parsed.limits, &mut limits)?;
             for vm in &source.parsed.vm {
                 vms.push(Checker { source, vm, taken: &mut taken }.vm()?);
@@ -145,7 +155,7 @@ impl HostFragment {
         }
         vms.sort_by(|a: &VmSettings, b| a.name.cmp(&b.name));
         let metrics_socket = metrics_socket.unwrap_or_else(|| socket.with_file_name(METRICS_SOCKET));
-        Ok(HostSettings { socket, metrics_socket, metrics, limits, vms })
+        Ok(HostSettings { socket, metrics_socket, metrics, volumes, limits, vms })
     }
 }
 
@@ -170,7 +180,7 @@ impl Source {
         }
     }
 
-    fn socket_path(&self, key: &str, path: &Spanned<PathBuf>) -> Result<PathBuf, Error> {
+    fn absolute(&self, key: &str, path: &Spanned<PathBuf>) -> Result<PathBuf, Error> {
         let found = path.get_ref();
         if !found.is_absolute() {
             return Err(self.wrong(
@@ -178,6 +188,11 @@ impl Source {
                 format!("{key} = {:?} is a relative path; give one that starts with /", found.display()),
             ));
         }
+        Ok(found.clone())
+    }
+
+    fn socket_path(&self, key: &str, path: &Spanned<PathBuf>) -> Result<PathBuf, Error> {
+        let found = self.absolute(key, path)?;
         if found.as_os_str().len() > MAX_SOCKET_PATH {
             let problem = format!(
                 "{key} is a path of {} bytes, and the kernel takes {MAX_SOCKET_PATH}; use a shorter one",
@@ -185,7 +200,7 @@ impl Source {
             );
             return Err(self.wrong(path, problem));
         }
-        Ok(found.clone())
+        Ok(found)
     }
 }
 
@@ -213,13 +228,14 @@ mod tests {
             ONE.to_uppercase()
         );
         let second = format!(
-            "socket = '/run/x.sock'\nmetrics = '127.0.0.1:9970'\nlimits.users = 6\n[[vm]]\nname = 'db.dev'\ncluster = 'dev'\nuuid = '{TWO}'\n\
+            "socket = '/run/x.sock'\nvolumes-dir = '/srv/v'\nmetrics = '127.0.0.1:9970'\nlimits.users = 6\n[[vm]]\nname = 'db.dev'\ncluster = 'dev'\nuuid = '{TWO}'\n\
              vsock-socket = '/run/db.vsock'\nport = 1970\nqmp = '/run/db.qmp'\n"
         );
         let settings = check(&[&first, &second]).unwrap();
         assert_eq!(settings.socket, Path::new("/run/x.sock"));
         assert_eq!(settings.metrics_socket, Path::new("/run/metrics.sock"));
         assert_eq!(settings.metrics, Some(([127, 0, 0, 1], 9970).into()));
+        assert_eq!(settings.volumes, Path::new("/srv/v"));
         let limits = LimitSettings { users: Some(6), open_calls: Some(9), ..LimitSettings::default() };
         assert_eq!(settings.limits, limits);
         assert_eq!(
@@ -250,6 +266,7 @@ mod tests {
         let settings = check(&[]).unwrap();
         assert_eq!((settings.socket.as_path(), settings.vms), (Path::new(DEFAULT_SOCKET), Vec::new()));
         assert_eq!(settings.metrics_socket, Path::new("/run/guestlet-host/metrics.sock"));
+        assert_eq!(settings.volumes, Path::new(VOLUMES));
     }
 
     #[test]
@@ -295,6 +312,7 @@ mod tests {
                 vec![vm("vsock-cid = 3\nport = 971")],
                 "0.toml:6: port and callback-port are both",
             ),
+            ("volumes", vec!["volumes-dir = 'v'".into()], "0.toml:1: volumes-dir = \"v\" is a relative path"),
             ("metrics", vec!["metrics = '0.0.0.0:1'".into()], "0.toml:1: metrics = \"0.0.0.0:1\" is not on"),
             ("metrics port", vec!["metrics = '127.0.0.1'".into()], "0.toml:1: metrics = \"127.0.0.1\" is no"),
             ("limit", vec!["[limits]\nusers = 0".into()], "0.toml:2: limits.users = 0: it may be 1 to"),

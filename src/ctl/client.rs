@@ -55,7 +55,19 @@ pub async fn answer<T>(
     call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     name: &str,
 ) -> Result<T, Error> {
-    match tokio::time::timeout(ANSWER_DEADLINE, call).await {
+    answer_within(call, name, ANSWER_DEADLINE).await
+}
+
+/// As [`answer`], to a call that may take longer.
+///
+/// # Errors
+/// As the call, or when the daemon does not answer.
+pub async fn answer_within<T>(
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    name: &str,
+    deadline: Duration,
+) -> Result<T, Error> {
+    match tokio::time::timeout(deadline, call).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => Err(Error::of_call(status, name)),
         Err(_) => Err(Error::Silent),

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use tonic::{Code, Status};
 
 pub mod client;
+pub mod disk;
 pub mod disks;
 pub mod info;
 pub mod json;
@@ -49,6 +50,13 @@ pub enum Verb {
         /// How many.
         count: u32,
     },
+    /// Plug disks into a running VM.
+    Disk {
+        /// The VM's name.
+        name: String,
+        /// What to do with which disk.
+        action: disk::Action,
+    },
 }
 
 /// Why a verb failed.
@@ -83,6 +91,9 @@ pub enum Error {
     /// The daemon's own words.
     #[error("{}", .0.message())]
     Call(Status),
+    /// A file's name cannot be sent.
+    #[error("the file name {0:?} {1}")]
+    File(PathBuf, &'static str),
     /// Standard output cannot be written.
     #[error("cannot write to standard output")]
     Print(#[from] io::Error),
@@ -124,6 +135,7 @@ pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Erro
         Verb::Watch(filter) => watch::run(client, &mut printer, filter).await,
         Verb::Disks { name } => disks::run(client, &mut printer, name).await,
         Verb::Ping { name, count } => ping::run(client, &mut printer, name, count).await,
+        Verb::Disk { name, action } => disk::run(client, &mut printer, name, action).await,
     })
     .await
 }

@@ -10,6 +10,8 @@ use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+use super::backends::disks::Disks;
+use super::disks;
 use super::fleet::{Handle, Reach, Stopped, Watched};
 use super::half::Half;
 use super::ping;
@@ -19,15 +21,17 @@ use crate::transport::http2;
 use crate::transport::unix::Listener;
 use crate::wire::proto::v1::admin_server::{Admin, AdminServer};
 use crate::wire::proto::v1::{
-    GetHostStatusRequest, GetVirtualMachineRequest, HostStatus, ListVirtualMachineDisksRequest,
-    ListVirtualMachineDisksResponse, ListVirtualMachinesRequest, ListVirtualMachinesResponse,
-    PingVirtualMachineRequest, Pong, VirtualMachine, VirtualMachineEvent, WatchVirtualMachinesRequest,
+    AttachDiskRequest, AttachedDisk, DetachDiskRequest, DetachDiskResponse, GetHostStatusRequest,
+    GetVirtualMachineRequest, HostStatus, ListAttachedDisksRequest, ListAttachedDisksResponse,
+    ListVirtualMachineDisksRequest, ListVirtualMachineDisksResponse, ListVirtualMachinesRequest,
+    ListVirtualMachinesResponse, PingVirtualMachineRequest, Pong, ResizeDiskRequest, VirtualMachine,
+    VirtualMachineEvent, WatchVirtualMachinesRequest,
 };
 
 /// Connections at a time; a further one is closed at once.
 const MAX_CLIENTS: usize = 64;
 /// Bytes of one request.
-const MAX_REQUEST: usize = 4 * 1024;
+const MAX_REQUEST: usize = 8 * 1024;
 /// The wait after a connection could not be accepted, for example for want of descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -71,6 +75,8 @@ pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
 pub struct Api {
     /// Knows the VMs.
     pub fleet: Handle,
+    /// Plugs disks into them.
+    pub disks: Arc<dyn Disks>,
     /// This run.
     pub half: Arc<Half>,
     /// How the settings are.
@@ -177,12 +183,40 @@ impl Admin for Api {
             connected: count(tally.connected),
         }))
     }
+
+    async fn attach_disk(
+        &self,
+        request: Request<AttachDiskRequest>,
+    ) -> Result<Response<AttachedDisk>, Status> {
+        disks::attach(&*self.disks, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn detach_disk(
+        &self,
+        request: Request<DetachDiskRequest>,
+    ) -> Result<Response<DetachDiskResponse>, Status> {
+        disks::detach(&*self.disks, &self.fleet, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn resize_disk(
+        &self,
+        request: Request<ResizeDiskRequest>,
+    ) -> Result<Response<AttachedDisk>, Status> {
+        disks::resize(&*self.disks, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_attached_disks(
+        &self,
+        request: Request<ListAttachedDisksRequest>,
+    ) -> Result<Response<ListAttachedDisksResponse>, Status> {
+        disks::list(&*self.disks, request.into_inner()).await.map(Response::new)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::backends::{Change, Vm};
+    use crate::host::backends::{Change, Kind, Vm};
     use crate::host::fleet::Fleet;
     use crate::transport::dial::Target;
     use crate::wire::proto::v1::PowerState;
@@ -204,7 +238,8 @@ mod tests {
             };
             changes.send(Change::Listed(vec![vm])).await.unwrap();
             let (_standing, settings) = watch::channel(Standing::new("/nowhere".into()));
-            let api = Api { fleet: handle.clone(), half, settings };
+            let kind = Kind::Qemu { machines: watch::channel(Vec::new()).1, volumes: "/nowhere".into() };
+            let api = Api { fleet: handle.clone(), disks: kind.build().1, half, settings };
             let request = WatchVirtualMachinesRequest::default();
             let mut events = api.watch_virtual_machines(Request::new(request)).await.unwrap().into_inner();
             for power in [PowerState::Paused, PowerState::Running].into_iter().cycle().take(2000) {

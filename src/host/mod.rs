@@ -10,6 +10,8 @@
 //!                        └── callback: the guest asks              (callback)
 //! ```
 //!
+//! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM.
+//!
 //! [`fleet`] is one task and owns what is known of all VMs; everybody else sends it messages. Guests are
 //! taken for hostile: what they say is bounded by [`limits`], and cleaned by [`text`], before it goes on.
 
@@ -18,6 +20,7 @@ pub mod backends;
 pub mod backoff;
 pub mod callback;
 pub mod contact;
+pub mod disks;
 pub mod fleet;
 pub mod half;
 pub mod history;

@@ -104,6 +104,7 @@ impl Reloader {
                     socket: self.current.socket.clone(),
                     metrics_socket: self.current.metrics_socket.clone(),
                     metrics: self.current.metrics,
+                    volumes: self.current.volumes.clone(),
                     ..new
                 };
                 if new != self.current {
@@ -162,6 +163,7 @@ fn waits_for_restart(current: &HostSettings, new: &HostSettings) -> Option<Strin
         ("socket", new.socket != current.socket),
         ("metrics-socket", new.metrics_socket != current.metrics_socket),
         ("metrics", new.metrics != current.metrics),
+        ("volumes-dir", new.volumes != current.volumes),
     ];
     let keys: Vec<_> = changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect();
     (!keys.is_empty()).then(|| format!("{} changed: restart guestlet-host for that", keys.join(", ")))

@@ -5,8 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The longest line that is accepted, in bytes. QEMU's answers to what is asked here have some hundred.
-pub const MAX_LINE: usize = 64 * 1024;
+/// The longest line that is accepted, in bytes. The longest answer to what is asked here is the list of all block
+/// nodes: some hundred bytes for each, and up to four nodes for each disk.
+pub const MAX_LINE: usize = 4 * 1024 * 1024;
 
 /// A line was longer than [`MAX_LINE`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +77,8 @@ pub enum Message {
     Event {
         /// Such as `RESET`.
         name: String,
+        /// What belongs to it; null if nothing does.
+        data: serde_json::Value,
     },
 }
 
@@ -98,6 +101,8 @@ struct Raw {
     value: Option<serde_json::Value>,
     error: Option<RawError>,
     event: Option<String>,
+    #[serde(default)]
+    data: serde_json::Value,
     id: Option<u64>,
 }
 
@@ -121,7 +126,7 @@ impl Message {
         let raw: Raw = serde_json::from_slice(line)?;
         let id = raw.id;
         match raw {
-            Raw { event: Some(name), .. } => Ok(Self::Event { name }),
+            Raw { event: Some(name), data, .. } => Ok(Self::Event { name, data }),
             Raw { value: Some(value), .. } => Ok(Self::Return { id, value }),
             Raw { error: Some(error), .. } => {
                 Ok(Self::Error { id, class: error.class, description: error.desc })
@@ -132,14 +137,16 @@ impl Message {
     }
 }
 
-/// The line that runs a command without arguments.
-pub fn command(name: &str, id: u64) -> Vec<u8> {
+/// The line that runs a command with these arguments, an object; null for none.
+pub fn command(name: &str, arguments: &serde_json::Value, id: u64) -> Vec<u8> {
     #[derive(Serialize)]
     struct Command<'a> {
         execute: &'a str,
+        #[serde(skip_serializing_if = "serde_json::Value::is_null")]
+        arguments: &'a serde_json::Value,
         id: u64,
     }
-    let mut line = serde_json::to_vec(&Command { execute: name, id }).unwrap_or_default();
+    let mut line = serde_json::to_vec(&Command { execute: name, arguments, id }).unwrap_or_default();
     line.push(b'\n');
     line
 }
@@ -162,7 +169,8 @@ mod tests {
                 r#"{"error": {"class": "CommandNotFound", "desc": "no"}, "id": 1}"#,
                 Message::Error { id: Some(1), class: "CommandNotFound".into(), description: "no".into() },
             ),
-            (reset, Message::Event { name: "RESET".into() }),
+            (reset, Message::Event { name: "RESET".into(), data: serde_json::json!({"guest": true}) }),
+            (r#"{"event": "STOP"}"#, Message::Event { name: "STOP".into(), data: serde_json::Value::Null }),
         ];
         for (line, expected) in cases {
             assert_eq!(Message::parse(line.as_bytes()).unwrap(), expected, "{line}");
@@ -176,7 +184,10 @@ mod tests {
 
     #[test]
     fn a_command_is_one_line() {
-        assert_eq!(command("query-status", 2), b"{\"execute\":\"query-status\",\"id\":2}\n");
+        let line = |arguments| String::from_utf8(command("do", &arguments, 2)).unwrap();
+        assert_eq!(line(serde_json::Value::Null), "{\"execute\":\"do\",\"id\":2}\n");
+        let expected = "{\"execute\":\"do\",\"arguments\":{\"a\":\"\\n\"},\"id\":2}\n";
+        assert_eq!(line(serde_json::json!({ "a": "\n" })), expected);
     }
 
     #[test]

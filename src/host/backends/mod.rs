@@ -1,8 +1,9 @@
-//! Backends: who says which VMs there are, and whether they run.
+//! Backends: who says which VMs there are, and whether they run, and plugs disks into them.
 //!
-//! One folder for each. To add one: implement [`Backend`], give it its settings as a variant of [`Kind`], and
-//! its arm in [`Kind::build`], the one place that chooses.
+//! One folder for each. To add one: implement [`Backend`] and [`disks::Disks`], give it its settings as a variant of
+//! [`Kind`], and its arm in [`Kind::build`], the one place that chooses.
 
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use super::limits::Limits;
 use crate::transport::dial::Target;
 use crate::wire::proto::v1::PowerState;
 
+pub mod disks;
 pub mod qemu;
 
 /// A VM, as its backend names it. Two that are equal may share a session.
@@ -61,15 +63,24 @@ pub trait Backend: Send {
 /// Which backend, with its settings.
 #[derive(Debug, Clone)]
 pub enum Kind {
-    /// VMs of this machine, from a list that changes when the settings do.
-    Qemu(watch::Receiver<Vec<qemu::Machine>>),
+    /// VMs of this machine.
+    Qemu {
+        /// A list that changes when the settings do.
+        machines: watch::Receiver<Vec<qemu::Machine>>,
+        /// The folder of the volumes.
+        volumes: PathBuf,
+    },
 }
 
 impl Kind {
-    /// Makes the backend.
-    pub fn build(self) -> Box<dyn Backend> {
+    /// Makes the backend, and what plugs disks into its VMs while it watches them.
+    pub fn build(self) -> (Box<dyn Backend>, Arc<dyn disks::Disks>) {
         match self {
-            Self::Qemu(machines) => Box::new(qemu::Qemu::new(machines)),
+            Self::Qemu { machines, volumes } => {
+                let backend = qemu::Qemu::new(machines);
+                let disks = Arc::new(backend.hotplug(volumes));
+                (Box::new(backend), disks)
+            }
         }
     }
 }

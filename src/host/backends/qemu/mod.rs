@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
@@ -13,8 +14,12 @@ use super::{Backend, Change, Vm};
 use crate::supervise::Scope;
 use crate::wire::proto::v1::PowerState;
 
+pub mod hotplug;
+pub mod link;
 pub mod monitor;
 pub mod power;
+
+use hotplug::{Hotplug, Vms};
 
 /// One VM of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,12 +34,18 @@ pub struct Machine {
 #[derive(Debug)]
 pub struct Qemu {
     machines: watch::Receiver<Vec<Machine>>,
+    vms: watch::Sender<Vms>,
 }
 
 impl Qemu {
     /// A backend for these VMs.
     pub fn new(machines: watch::Receiver<Vec<Machine>>) -> Self {
-        Self { machines }
+        Self { machines, vms: watch::Sender::default() }
+    }
+
+    /// What plugs disks into them while this watches them; keeps volumes in that folder.
+    pub fn hotplug(&self, volumes: PathBuf) -> Hotplug {
+        Hotplug::new(self.vms.subscribe(), volumes)
     }
 }
 
@@ -42,14 +53,19 @@ impl Qemu {
 struct Monitor {
     /// The VM's name and UUID, and its socket: with another of them it is another monitor.
     of: (String, String, PathBuf),
+    /// Plugs disks through it.
+    vm: Arc<hotplug::Vm>,
     _scope: Scope,
 }
 
 impl Monitor {
     fn start(of: (String, String, PathBuf), changes: mpsc::Sender<Change>) -> Self {
         let scope = Scope::new();
-        scope.children().spawn(monitor::run(of.0.clone(), of.2.clone(), changes));
-        Self { of, _scope: scope }
+        let (link, inbox) = link::new();
+        let vm = Arc::new(hotplug::Vm::new(of.0.clone(), link, scope.children()));
+        scope.children().spawn(Arc::clone(&vm).sweep());
+        scope.children().spawn(monitor::run(of.0.clone(), of.2.clone(), changes, inbox));
+        Self { of, vm, _scope: scope }
     }
 }
 
@@ -59,9 +75,12 @@ impl Backend for Qemu {
             let mut monitors = BTreeMap::new();
             loop {
                 let machines = self.machines.borrow_and_update().clone();
+                let names: Vec<_> = machines.iter().map(|machine| machine.vm.name.clone()).collect();
                 if list(machines, &mut monitors, &changes).await.is_err() {
                     return;
                 }
+                let vm = |name: &String| monitors.get(name).map(|monitor| Arc::clone(&monitor.vm));
+                self.vms.send_replace(names.into_iter().map(|name| (name.clone(), vm(&name))).collect());
                 tokio::select! {
                     () = changes.closed() => return,
                     Ok(()) = self.machines.changed() => {}
@@ -114,7 +133,7 @@ mod tests {
             cluster: String::new(),
             callback: None,
             target,
-            limits: std::sync::Arc::default(),
+            limits: Arc::default(),
         };
         Machine { vm, qmp: qmp.map(PathBuf::from) }
     }

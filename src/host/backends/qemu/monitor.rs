@@ -10,6 +10,9 @@
 //!
 //! Off ends a session, so it takes proof: QEMU's end, or a socket that QEMU has left. A socket that cannot be
 //! used for another reason, or was never there, says nothing of the VM.
+//!
+//! Since QEMU serves one client at a time, others run their commands through this connection too: see
+//! [`link`](super::link).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,6 +25,7 @@ use tokio::sync::mpsc;
 
 use super::super::super::text;
 use super::super::Change;
+use super::link::{Inbox, Notice, Pending};
 use super::power::{Meaning, of_event, of_status};
 use crate::wire::proto::v1::PowerState;
 use crate::wire::qmp::{self, Lines, Message};
@@ -88,14 +92,16 @@ impl Error {
     }
 }
 
-/// Watches the VM `name` through the socket at `path` until nobody takes its changes.
-pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>) {
+/// Watches the VM `name` through the socket at `path` until nobody takes its changes; runs the commands that come
+/// to `inbox`.
+pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>, mut inbox: Inbox) {
     let mut teller = Teller { name, changes, told: (PowerState::Unspecified, String::new()) };
     let mut wait = FIRST_WAIT;
     let mut seen = false;
     let mut problem = Problem::default();
     loop {
-        let Err(error) = watch(&path, seen, &mut problem, &mut teller).await;
+        let Err(error) = watch(&path, seen, &mut problem, &mut teller, &mut inbox).await;
+        inbox.disconnected();
         if matches!(error, Error::Unwanted) {
             return;
         }
@@ -116,7 +122,11 @@ pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>) {
         if told.is_err() {
             return;
         }
-        tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        let unreachable = match error.power() {
+            PowerState::Off => format!("the VM is off: {}", text::chain(&error)),
+            _ => format!("{}: {}", path.display(), text::chain(&error)),
+        };
+        inbox.refuse_for(wait.mul_f64(0.5 + fastrand::f64() / 2.0), &unreachable).await;
         wait = (wait * 2).min(LAST_WAIT);
     }
 }
@@ -186,6 +196,7 @@ async fn watch(
     seen: bool,
     problem: &mut Problem,
     teller: &mut Teller,
+    inbox: &mut Inbox,
 ) -> Result<std::convert::Infallible, Error> {
     #[derive(Deserialize)]
     struct Status {
@@ -203,12 +214,24 @@ async fn watch(
     let status: Status = serde_json::from_value(status).map_err(Error::Status)?;
     teller.power(of_status(&status.status)).await?;
     *problem = Problem::default();
+    // Those that have asked get no answer when this one is dropped, and know by it that the connection is gone.
+    let mut pending = Pending::default();
+    inbox.connected(socket.stream.peer_cred().ok());
     loop {
-        match socket.message().await {
-            Ok(Message::Event { name }) => teller.event(&name).await?,
-            Ok(_) => {}
-            Err(Error::Closed) => return Err(Error::Ended),
-            Err(error) => return Err(error),
+        tokio::select! {
+            message = socket.message() => match message {
+                Ok(Message::Event { name, data }) => {
+                    inbox.tell(Notice::of_event(&name, &data));
+                    teller.event(&name).await?;
+                }
+                Ok(message) => pending.answer(message),
+                Err(Error::Closed) => return Err(Error::Ended),
+                Err(error) => return Err(error),
+            },
+            Some(call) = inbox.next() => {
+                let line = pending.add(call);
+                soon(async { socket.stream.write_all(&line).await.map_err(Error::Broken) }).await?;
+            }
         }
     }
 }
@@ -244,14 +267,17 @@ impl Socket {
         id: u64,
         teller: &mut Teller,
     ) -> Result<serde_json::Value, Error> {
-        self.stream.write_all(&qmp::command(name, id)).await.map_err(Error::Broken)?;
+        self.stream
+            .write_all(&qmp::command(name, &serde_json::Value::Null, id))
+            .await
+            .map_err(Error::Broken)?;
         loop {
             match self.message().await? {
                 Message::Return { id: Some(found), value } if found == id => return Ok(value),
                 Message::Error { class, description, .. } => {
                     return Err(Error::Refused { class, description });
                 }
-                Message::Event { name } => teller.event(&name).await?,
+                Message::Event { name, .. } => teller.event(&name).await?,
                 Message::Return { .. } | Message::Greeting => {}
             }
         }
@@ -264,6 +290,7 @@ mod tests {
     use tokio::io::{AsyncBufReadExt as _, BufReader};
     use tokio::net::UnixListener;
 
+    use super::super::link;
     use crate::supervise::Scope;
 
     const GREETING: &[u8] = b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
@@ -306,7 +333,7 @@ mod tests {
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
         let listener = UnixListener::bind(&path).unwrap();
-        scope.children().spawn(run("a".into(), path.clone(), changes));
+        scope.children().spawn(run("a".into(), path.clone(), changes, link::new().1));
         let mut client = qemu(&listener, "running").await;
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
         for event in ["POWERDOWN", "RESUME", "STOP", "STOP", "RESUME", "RESET", "RESET", "SHUTDOWN"] {
@@ -365,7 +392,7 @@ mod tests {
         let path = folder.path().join("qmp");
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
-        scope.children().spawn(run("a".into(), path.clone(), changes));
+        scope.children().spawn(run("a".into(), path.clone(), changes, link::new().1));
         let quiet = Duration::from_millis(300);
         assert!(problem(&mut told).await.contains("has not been there yet"));
         assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "it is told once");

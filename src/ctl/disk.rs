@@ -1,0 +1,259 @@
+//! `guestctl disk`: plugs disks into a running VM.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::client::{Client, answer_within};
+use super::print::{Printer, table};
+use super::{Error, words};
+use crate::wire::proto::v1::{
+    AttachDiskRequest, AttachedDisk, DetachDiskRequest, HotplugBus, ImageFormat, ListAttachedDisksRequest,
+    ResizeDiskRequest, attach_disk_request::Source,
+};
+
+/// How long the daemon may take beyond what it waits for the guest: it asks QEMU several times.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
+
+/// What the guest sees a disk on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Bus {
+    /// A virtio-scsi controller that the VM has
+    Scsi,
+    /// virtio-blk, on a free PCI Express root port
+    Virtio,
+}
+
+/// How an image is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Its bytes are the disk's
+    Raw,
+    /// QEMU's own
+    Qcow2,
+}
+
+/// A disk to attach.
+#[derive(Debug, Clone)]
+pub struct New {
+    /// How the guest knows it.
+    pub serial: String,
+    /// What is behind it; none: a volume of `size` bytes.
+    pub file: Option<PathBuf>,
+    /// Bytes of the volume.
+    pub size: u64,
+    /// What the guest sees it on.
+    pub bus: Bus,
+    /// How the file is read, if that is said.
+    pub format: Option<Format>,
+    /// The guest cannot write.
+    pub read_only: bool,
+}
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// List all disks.
+    List,
+    /// Attach one.
+    Attach(New),
+    /// Detach one.
+    Detach {
+        /// Which.
+        serial: String,
+        /// Seconds that the guest may take.
+        wait: u32,
+    },
+    /// Make one larger.
+    Resize {
+        /// Which.
+        serial: String,
+        /// Bytes.
+        size: u64,
+    },
+}
+
+/// What programs read of a disk. Keys are part of the interface: add, never change.
+#[derive(Debug, Serialize)]
+struct Value {
+    serial: String,
+    bus: Option<&'static str>,
+    size: u64,
+    format: String,
+    file: String,
+    read_only: bool,
+    device: String,
+    managed: bool,
+}
+
+/// What programs read of a detach.
+#[derive(Debug, Serialize)]
+struct Detached {
+    serial: String,
+    was_attached: bool,
+}
+
+/// Does it, and shows the disk as it is then.
+///
+/// # Errors
+/// If it cannot be done, the daemon does not answer, or standard output cannot be written.
+pub async fn run(
+    mut client: Client,
+    printer: &mut Printer,
+    name: String,
+    action: Action,
+) -> Result<(), Error> {
+    let vm = name.clone();
+    match action {
+        Action::List => {
+            let call = client.list_attached_disks(ListAttachedDisksRequest { name });
+            let disks = answer_within(call, &vm, ANSWER_DEADLINE).await?.disks;
+            let values: Vec<_> = disks.iter().cloned().map(Value::from).collect();
+            Ok(printer.value(&values, || rows(&disks))?)
+        }
+        Action::Attach(new) => {
+            let call = client.attach_disk(request(name, new)?);
+            let disk = answer_within(call, &vm, ANSWER_DEADLINE).await?;
+            Ok(printer.value(&Value::from(disk.clone()), || rows(&[disk]))?)
+        }
+        Action::Detach { serial, wait } => {
+            let deadline = ANSWER_DEADLINE + Duration::from_secs(wait.into());
+            let request = DetachDiskRequest { name, serial: serial.clone(), wait_seconds: wait };
+            let was_attached = answer_within(client.detach_disk(request), &vm, deadline).await?.was_attached;
+            let words = if was_attached { "detached" } else { "was not attached" };
+            let words = format!("{serial}: {words}\n");
+            Ok(printer.value(&Detached { serial, was_attached }, || words)?)
+        }
+        Action::Resize { serial, size } => {
+            let call = client.resize_disk(ResizeDiskRequest { name, serial, size });
+            let disk = answer_within(call, &vm, ANSWER_DEADLINE).await?;
+            Ok(printer.value(&Value::from(disk.clone()), || rows(&[disk]))?)
+        }
+    }
+}
+
+fn request(name: String, new: New) -> Result<AttachDiskRequest, Error> {
+    let bus = match new.bus {
+        Bus::Scsi => HotplugBus::Scsi,
+        Bus::Virtio => HotplugBus::VirtioBlk,
+    };
+    let format = match new.format {
+        None => ImageFormat::Unspecified,
+        Some(Format::Raw) => ImageFormat::Raw,
+        Some(Format::Qcow2) => ImageFormat::Qcow2,
+    };
+    let source = match new.file {
+        None => Source::Size(new.size),
+        Some(file) => Source::File(absolute(&file)?),
+    };
+    Ok(AttachDiskRequest {
+        name,
+        serial: new.serial,
+        bus: bus.into(),
+        source: Some(source),
+        format: format.into(),
+        read_only: new.read_only,
+    })
+}
+
+/// As the daemon needs it, which runs in another folder.
+fn absolute(file: &Path) -> Result<String, Error> {
+    let wrong = |problem| Error::File(file.to_owned(), problem);
+    let path = std::path::absolute(file).map_err(|_| wrong("names nothing"))?;
+    path.into_os_string().into_string().map_err(|_| wrong("is no UTF-8"))
+}
+
+impl From<AttachedDisk> for Value {
+    fn from(disk: AttachedDisk) -> Self {
+        Self {
+            bus: bus(&disk),
+            serial: disk.serial,
+            size: disk.size,
+            format: disk.format,
+            file: disk.file,
+            read_only: disk.read_only,
+            device: disk.device,
+            managed: disk.managed,
+        }
+    }
+}
+
+fn bus(disk: &AttachedDisk) -> Option<&'static str> {
+    match disk.bus() {
+        HotplugBus::Unspecified => None,
+        HotplugBus::Scsi => Some("scsi"),
+        HotplugBus::VirtioBlk => Some("virtio"),
+    }
+}
+
+fn rows(disks: &[AttachedDisk]) -> String {
+    let head = ["SERIAL", "BUS", "SIZE", "FORMAT", "ACCESS", "BY", "FILE"];
+    let mut rows = vec![head.map(str::to_owned)];
+    for disk in disks {
+        rows.push([
+            words::or_dash(&disk.serial),
+            words::or_dash(bus(disk).unwrap_or_default()),
+            size(disk.size),
+            disk.format.clone(),
+            if disk.read_only { "read-only" } else { "writable" }.to_owned(),
+            if disk.managed { "guestlet" } else { "others" }.to_owned(),
+            disk.file.clone(),
+        ]);
+    }
+    table(&rows)
+}
+
+/// A size as people write it: a number of bytes, or one with K, M, G or T for the powers of 1024.
+///
+/// # Errors
+/// With what is wrong, if it is none.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || "give a number, or one with K, M, G or T, such as 10G".to_owned();
+    let digits = text.trim_end_matches(|one: char| one.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" | "Ki" | "KiB" => 10,
+        "M" | "Mi" | "MiB" => 20,
+        "G" | "Gi" | "GiB" => 30,
+        "T" | "Ti" | "TiB" => 40,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(wrong)
+}
+
+/// A size in the largest unit in which it is a whole number, as [`parse_size`] takes it.
+fn size(bytes: u64) -> String {
+    let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    let fits = |(shift, _): &(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= *shift;
+    units
+        .into_iter()
+        .find(fits)
+        .map_or(bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        let cases = [
+            ("512", 512, "512"),
+            ("10G", 10 << 30, "10G"),
+            ("1536M", 1536 << 20, "1536M"),
+            ("2TiB", 2 << 40, "2T"),
+        ];
+        for (text, bytes, back) in cases {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+            assert_eq!(size(bytes), back, "{text}");
+        }
+        for wrong in ["", "G", "0", "-1G", "1.5G", "10g", "10 G", "99999999999T", "1P", "1µ"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(size(0), "0");
+        assert_eq!(size(1025), "1025");
+    }
+}

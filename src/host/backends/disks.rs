@@ -1,0 +1,304 @@
+//! Disks that a backend plugs into running VMs: what is asked for, what there is, and what can go wrong.
+//!
+//! A disk is known by its serial number, which its guest reads too. Every operation may be repeated: what is already
+//! so is success.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+
+/// What the guest sees the disk on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bus {
+    /// A disk of a virtio-scsi controller that the VM has. It shows 36 bytes of the serial number.
+    Scsi,
+    /// A virtio-blk device of its own, which takes a free PCI Express root port. It shows 20 bytes of the serial number.
+    VirtioBlk,
+}
+
+impl Bus {
+    /// The longest serial number, in bytes: what the guest can read of it.
+    pub fn longest_serial(self) -> usize {
+        match self {
+            Self::Scsi => 36,
+            Self::VirtioBlk => 20,
+        }
+    }
+}
+
+impl fmt::Display for Bus {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Scsi => "scsi",
+            Self::VirtioBlk => "virtio",
+        })
+    }
+}
+
+/// How an image file is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Its bytes are the disk's.
+    Raw,
+    /// QEMU's own.
+    Qcow2,
+}
+
+impl Format {
+    /// As QEMU and the endings of files name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// What holds the disk's bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// An image file or a block device that is there; an absolute path.
+    File(PathBuf),
+    /// The VM's volume of this serial number, made with so many bytes if it is not there.
+    Volume(u64),
+}
+
+/// A disk to attach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewDisk {
+    /// Unique in the VM.
+    pub serial: String,
+    /// Where to plug it.
+    pub bus: Bus,
+    /// What holds its bytes.
+    pub source: Source,
+    /// How they are read. None: raw for volumes, and what a file's name ends with. Never found out from what is in
+    /// the file: the guest writes that, and could make any file of the host the base of its image.
+    pub format: Option<Format>,
+    /// The guest cannot write.
+    pub read_only: bool,
+}
+
+/// A disk that a VM has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttachedDisk {
+    /// As the guest can read it; may be empty for one that was not attached by us.
+    pub serial: String,
+    /// None for one that was not attached by us.
+    pub bus: Option<Bus>,
+    /// What holds its bytes, as the hypervisor names it.
+    pub file: String,
+    /// The hypervisor's word for how they are read.
+    pub format: String,
+    /// Bytes.
+    pub size: u64,
+    /// The guest cannot write.
+    pub read_only: bool,
+    /// The hypervisor's name of the device.
+    pub device: String,
+    /// Attached by us. Others are only shown.
+    pub ours: bool,
+}
+
+/// What a detach found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detached {
+    /// It was there, and is not any more.
+    Now,
+    /// There was none.
+    Before,
+}
+
+/// Why it cannot be done.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The VM is in no list.
+    #[error("no VM of this name is known")]
+    UnknownVm,
+    /// Nobody can be asked to plug.
+    #[error("the VM has no QMP socket in the settings of guestlet-host; set qmp")]
+    NoQmp,
+    /// The hypervisor cannot be asked.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The hypervisor said no.
+    #[error("{0}")]
+    Refused(String),
+    /// The hypervisor said what cannot be understood.
+    #[error("QEMU's answer to {0} is not understood")]
+    Strange(&'static str),
+    /// The serial number cannot be one.
+    #[error("serial {0}")]
+    Serial(String),
+    /// The size cannot be one.
+    #[error("size {0}")]
+    Size(String),
+    /// The file cannot be used.
+    #[error("file {0:?} {1}")]
+    File(PathBuf, String),
+    /// The system refused something about a file.
+    #[error("cannot {0} {1:?}: {2}")]
+    System(&'static str, PathBuf, #[source] io::Error),
+    /// How the file is read was not said, and its name does not say it.
+    #[error("file {0:?}: say its format, raw or qcow2; its name does not end with either")]
+    NoFormat(PathBuf),
+    /// Another disk has the serial number.
+    #[error("serial {serial:?} is in use: {device} has it")]
+    SerialInUse {
+        /// Which.
+        serial: String,
+        /// The hypervisor's name of the other.
+        device: String,
+    },
+    /// Another disk has the file.
+    #[error("file {file:?} is in use: it is behind {device}")]
+    FileInUse {
+        /// Which.
+        file: PathBuf,
+        /// The hypervisor's name of the other.
+        device: String,
+    },
+    /// The disk is there, but not as wanted.
+    #[error("the disk {serial:?} is attached already with another {what}: {found}")]
+    Different {
+        /// Which.
+        serial: String,
+        /// In what.
+        what: &'static str,
+        /// How it is.
+        found: String,
+    },
+    /// Nothing to plug it into, and never was.
+    #[error("the VM has no virtio-scsi controller; give QEMU -device virtio-scsi-pci, or use the virtio bus")]
+    NoController,
+    /// All controllers are full.
+    #[error("all virtio-scsi controllers of the VM are full")]
+    ControllersFull,
+    /// All ports are taken.
+    #[error(
+        "the VM has no free PCI Express root port; give QEMU more -device pcie-root-port, or use the scsi bus"
+    )]
+    NoPort,
+    /// There is no such disk.
+    #[error("the VM has no disk with serial {0:?}")]
+    NotAttached(String),
+    /// There is one, but it is none of ours.
+    #[error("the disk {serial:?} ({device}) was not attached by guestlet, and is left alone")]
+    NotOurs {
+        /// Which.
+        serial: String,
+        /// The hypervisor's name of it.
+        device: String,
+    },
+    /// A disk never becomes smaller.
+    #[error("the disk {serial:?} has {found} bytes already, and never becomes smaller")]
+    Shrinks {
+        /// Which.
+        serial: String,
+        /// Bytes.
+        found: u64,
+    },
+    /// The guest keeps it, so far.
+    #[error(
+        "the guest has not let go of the disk {serial:?} for {} s; it is gone as soon as the guest does",
+        waited.as_secs()
+    )]
+    Kept {
+        /// Which.
+        serial: String,
+        /// So long.
+        waited: Duration,
+    },
+    /// The guest said that it keeps it.
+    #[error("the guest refuses to let go of the disk {0:?}")]
+    GuestRefuses(String),
+    /// Somebody else is at it.
+    #[error("another operation on the disk {0:?} is under way")]
+    Busy(String),
+}
+
+/// Checks that a guest on `bus` could tell disks by this serial number, and read all of it.
+///
+/// # Errors
+/// If it could not, with what is wrong.
+pub fn check_serial(serial: &str, bus: Bus) -> Result<(), DiskError> {
+    let wrong = |problem: String| Err(DiskError::Serial(problem));
+    let most = bus.longest_serial();
+    if serial.is_empty() {
+        return wrong("is empty; the guest knows the disk by it".into());
+    }
+    if !serial.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
+        return wrong(format!("{serial:?} has characters that a disk cannot show; use printable ASCII"));
+    }
+    if serial.starts_with(' ') || serial.ends_with(' ') {
+        return wrong(format!("{serial:?} begins or ends with a space, which guests do not see"));
+    }
+    if serial.bytes().all(|byte| byte == b'0') {
+        return wrong(format!("{serial:?} is all zeros, which stands for none"));
+    }
+    if serial.len() > most {
+        return wrong(format!(
+            "{serial:?} has {} bytes, and a guest can read {most} of a disk on the {bus} bus",
+            serial.len()
+        ));
+    }
+    Ok(())
+}
+
+/// An answer to come.
+pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, DiskError>> + Send>>;
+
+/// Plugs disks into running VMs. What was begun goes on when nobody waits for the answer any more.
+pub trait Disks: Send + Sync + fmt::Debug {
+    /// Attaches a disk; success if it is already attached as wanted.
+    fn attach(&self, vm: &str, disk: NewDisk) -> Answer<AttachedDisk>;
+    /// Takes a disk away, and waits so long for the guest to let go of it.
+    fn detach(&self, vm: &str, serial: String, patience: Duration) -> Answer<Detached>;
+    /// Makes a disk larger: so many bytes.
+    fn resize(&self, vm: &str, serial: String, size: u64) -> Answer<AttachedDisk>;
+    /// All disks of a VM, also those that are not ours.
+    fn list(&self, vm: &str) -> Answer<Vec<AttachedDisk>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serials() {
+        let longest = "a".repeat(36);
+        let too_long = "a".repeat(37);
+        let cases = [
+            ("data-1", Bus::VirtioBlk, None),
+            ("with a space", Bus::Scsi, None),
+            (&longest[..20], Bus::VirtioBlk, None),
+            (&longest, Bus::Scsi, None),
+            ("", Bus::Scsi, Some("is empty")),
+            (
+                &longest[..21],
+                Bus::VirtioBlk,
+                Some("has 21 bytes, and a guest can read 20 of a disk on the virtio bus"),
+            ),
+            (&too_long, Bus::Scsi, Some("has 37 bytes, and a guest can read 36 of a disk on the scsi bus")),
+            ("a\tb", Bus::Scsi, Some("characters that a disk cannot show")),
+            ("ä", Bus::Scsi, Some("characters that a disk cannot show")),
+            (" a", Bus::Scsi, Some("begins or ends with a space")),
+            ("000", Bus::Scsi, Some("all zeros")),
+        ];
+        for (serial, bus, expected) in cases {
+            match (check_serial(serial, bus), expected) {
+                (Ok(()), None) => {}
+                (Err(error), Some(words)) => assert!(error.to_string().contains(words), "{serial}: {error}"),
+                (outcome, _) => panic!("{serial:?} {bus}: {outcome:?}"),
+            }
+        }
+    }
+}

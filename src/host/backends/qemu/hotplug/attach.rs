@@ -1,0 +1,291 @@
+//! Attaches a disk: what is missing, from wherever an attempt before ended.
+
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::super::super::disks::{AttachedDisk, Bus, DiskError, Format, NewDisk, Source, check_serial};
+use super::seen::{Seen, bus_of};
+use super::volume::{Volume, check_size};
+use super::{Vm, detach, naming, place};
+use crate::sys::blocking;
+
+/// A disk as QEMU is told of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Wanted {
+    name: String,
+    serial: String,
+    bus: Bus,
+    file: PathBuf,
+    /// A device of the host, not a regular file.
+    is_device: bool,
+    format: Format,
+    read_only: bool,
+}
+
+/// What is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Nothing,
+    Device,
+    NodeAndDevice,
+    /// Because the node that is there is of something else.
+    OtherNodeAndDevice,
+}
+
+pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<AttachedDisk, DiskError> {
+    check_serial(&disk.serial, disk.bus)?;
+    let _changing = vm.changing.lock().await;
+    // Before a volume is made, so that a VM that cannot be asked is left none.
+    let seen = Seen::read(&vm.link).await?;
+    if let Some(other) = seen.other_with(&disk.serial, &naming::name(&disk.serial)) {
+        return Err(DiskError::SerialInUse { serial: disk.serial.clone(), device: other.device.clone() });
+    }
+    let (file, is_device, format) = provide(vm, disk, volumes).await?;
+    let wanted = Wanted {
+        name: naming::name(&disk.serial),
+        serial: disk.serial.clone(),
+        bus: disk.bus,
+        file,
+        is_device,
+        format,
+        read_only: disk.read_only,
+    };
+    let missing = missing(&seen, &wanted)?;
+    if missing == Missing::Nothing {
+        return Ok(seen.describe(seen.ours(&wanted.serial)?));
+    }
+    let bus = place::find(&vm.link, wanted.bus).await?;
+    if missing == Missing::OtherNodeAndDevice {
+        detach::close_node(&vm.link, &wanted.name).await?;
+    }
+    if missing != Missing::Device {
+        vm.link.call("blockdev-add", node(&wanted)).await?;
+    }
+    if let Err(error) = vm.link.call("device_add", device(&wanted, &bus)).await {
+        let error = DiskError::from(error);
+        if let Err(left) = detach::close_node(&vm.link, &wanted.name).await {
+            tracing::debug!(vm = vm.name, error = %left, "the node of a disk that could not be attached is left");
+        }
+        return Err(error);
+    }
+    let file = wanted.file.display();
+    tracing::info!(vm = vm.name, serial = wanted.serial, %file, bus = %wanted.bus, "attached a disk");
+    let seen = Seen::read(&vm.link).await?;
+    Ok(seen.describe(seen.ours(&wanted.serial)?))
+}
+
+/// The file to be used, whether it is a device of the host, and how it is read.
+async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<(PathBuf, bool, Format), DiskError> {
+    match &disk.source {
+        Source::Volume(size) => {
+            check_size(*size)?;
+            let volume = Volume {
+                root: volumes,
+                vm: vm.name.clone(),
+                serial: disk.serial.clone(),
+                format: disk.format.unwrap_or(Format::Raw),
+                size: *size,
+                owner: vm.link.owner(),
+            };
+            let format = volume.format;
+            let path = blocking::run(move || volume.provide().and_then(|path| real(&path))).await?;
+            Ok((path.0, path.1, format))
+        }
+        Source::File(path) => {
+            if !path.is_absolute() {
+                return Err(DiskError::File(
+                    path.clone(),
+                    "is a relative path; give one that starts with /".into(),
+                ));
+            }
+            let format =
+                disk.format.or_else(|| ending(path)).ok_or_else(|| DiskError::NoFormat(path.clone()))?;
+            let path = path.clone();
+            let (path, is_device) = blocking::run(move || real(&path)).await?;
+            Ok((path, is_device, format))
+        }
+    }
+}
+
+/// The format that a name ends with.
+fn ending(path: &Path) -> Option<Format> {
+    match path.extension()?.to_str()? {
+        "raw" | "img" => Some(Format::Raw),
+        "qcow2" => Some(Format::Qcow2),
+        _ => None,
+    }
+}
+
+/// The path without links, so that it can be compared with those that QEMU tells, and whether it is a device.
+fn real(path: &Path) -> Result<(PathBuf, bool), DiskError> {
+    let system = |error| DiskError::System("use the file", path.to_owned(), error);
+    let real = path.canonicalize().map_err(system)?;
+    let kind = real.metadata().map_err(system)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(DiskError::File(real, "is neither a regular file nor a block device".into()));
+    }
+    if real.to_str().is_none() {
+        return Err(DiskError::File(real, "has a name that is no UTF-8, which QMP cannot say".into()));
+    }
+    Ok((real, kind.is_block_device()))
+}
+
+/// What is missing for the disk to be there as wanted.
+fn missing(seen: &Seen, wanted: &Wanted) -> Result<Missing, DiskError> {
+    let file = wanted.file.to_string_lossy();
+    let different = |what, found: &str| {
+        Err(DiskError::Different { serial: wanted.serial.clone(), what, found: found.to_owned() })
+    };
+    let other_file =
+        seen.disks.iter().find(|disk| disk.identifier() != wanted.name && disk.node.file == file);
+    if let Some(other) = other_file {
+        return Err(DiskError::FileInUse { file: wanted.file.clone(), device: other.device.clone() });
+    }
+    if let Some(kind) = seen.devices.get(&wanted.name) {
+        let Some(disk) = seen.disk(&wanted.name) else { return different("device", kind) };
+        if disk.serial != wanted.serial {
+            return different("serial", &disk.serial);
+        }
+        if bus_of(kind) != Some(wanted.bus) {
+            return different("bus", kind);
+        }
+        if disk.node.file != file {
+            return different("file", &disk.node.file);
+        }
+        if disk.node.format != wanted.format.name() {
+            return different("format", &disk.node.format);
+        }
+        if disk.node.read_only != wanted.read_only {
+            return different("access", if disk.node.read_only { "read-only" } else { "writable" });
+        }
+        return Ok(Missing::Nothing);
+    }
+    Ok(match seen.nodes.get(&wanted.name) {
+        None => Missing::NodeAndDevice,
+        Some(node)
+            if node.file == file
+                && node.format == wanted.format.name()
+                && node.read_only == wanted.read_only =>
+        {
+            Missing::Device
+        }
+        Some(_) => Missing::OtherNodeAndDevice,
+    })
+}
+
+/// What `blockdev-add` is told.
+fn node(wanted: &Wanted) -> Value {
+    let driver = if wanted.is_device { "host_device" } else { "file" };
+    json!({
+        "driver": wanted.format.name(),
+        "node-name": wanted.name,
+        "read-only": wanted.read_only,
+        "discard": "unmap",
+        "file": {
+            "driver": driver,
+            "filename": wanted.file,
+            "read-only": wanted.read_only,
+            "discard": "unmap",
+        },
+    })
+}
+
+/// What `device_add` is told.
+fn device(wanted: &Wanted, bus: &str) -> Value {
+    let mut device = json!({
+        "id": wanted.name,
+        "bus": bus,
+        "drive": wanted.name,
+        "serial": wanted.serial,
+    });
+    match wanted.bus {
+        Bus::Scsi => {
+            device["driver"] = json!("scsi-hd");
+            // QEMU makes it of the serial number only if that has 20 bytes or fewer.
+            device["device_id"] = json!(wanted.serial);
+        }
+        Bus::VirtioBlk => device["driver"] = json!("virtio-blk-pci"),
+    }
+    device
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::seen::{Disk, Node};
+    use super::*;
+
+    fn wanted() -> Wanted {
+        Wanted {
+            name: naming::name("data"),
+            serial: "data".into(),
+            bus: Bus::Scsi,
+            file: "/images/data.raw".into(),
+            is_device: false,
+            format: Format::Raw,
+            read_only: false,
+        }
+    }
+
+    fn node_of(wanted: &Wanted) -> Node {
+        let node = json!({
+            "node-name": wanted.name, "file": wanted.file, "drv": wanted.format.name(), "ro": wanted.read_only,
+            "image": { "virtual-size": 1024 },
+        });
+        serde_json::from_value(node).unwrap()
+    }
+
+    /// As it is after the first of the two steps, and after both.
+    fn halves(wanted: &Wanted) -> (Seen, Seen) {
+        let nodes = [(wanted.name.clone(), node_of(wanted))].into();
+        let half = Seen { nodes, ..Seen::default() };
+        let mut whole = half.clone();
+        whole.devices.insert(wanted.name.clone(), "scsi-hd".into());
+        let disk = Disk { device: wanted.name.clone(), serial: wanted.serial.clone(), node: node_of(wanted) };
+        whole.disks.push(disk);
+        (half, whole)
+    }
+
+    #[test]
+    fn what_is_missing_follows_from_what_is_there() {
+        let wanted = wanted();
+        let (half, whole) = halves(&wanted);
+        assert_eq!(missing(&Seen::default(), &wanted).unwrap(), Missing::NodeAndDevice);
+        assert_eq!(missing(&half, &wanted).unwrap(), Missing::Device);
+        assert_eq!(missing(&whole, &wanted).unwrap(), Missing::Nothing);
+        let other = Wanted { file: "/images/other.raw".into(), ..wanted };
+        assert_eq!(missing(&half, &other).unwrap(), Missing::OtherNodeAndDevice);
+    }
+
+    #[test]
+    fn what_is_there_otherwise_is_no_success() {
+        let wanted = wanted();
+        let (_, whole) = halves(&wanted);
+        let cases = [
+            (Wanted { bus: Bus::VirtioBlk, ..wanted.clone() }, "another bus: scsi-hd"),
+            (Wanted { file: "/images/b.raw".into(), ..wanted.clone() }, "another file: /images/data.raw"),
+            (Wanted { format: Format::Qcow2, ..wanted.clone() }, "another format: raw"),
+            (Wanted { read_only: true, ..wanted.clone() }, "another access: writable"),
+            (Wanted { serial: "same digest".into(), ..wanted.clone() }, "another serial: data"),
+            (Wanted { name: "other".into(), ..wanted }, "is in use: it is behind guestlet-"),
+        ];
+        for (wanted, expected) in cases {
+            let error = missing(&whole, &wanted).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn formats_by_name() {
+        for (name, format) in [
+            ("/a.raw", Some(Format::Raw)),
+            ("/a.img", Some(Format::Raw)),
+            ("/a.qcow2", Some(Format::Qcow2)),
+            ("/a.vmdk", None),
+            ("/dev/vg/lv", None),
+        ] {
+            assert_eq!(ending(Path::new(name)), format, "{name}");
+        }
+    }
+}

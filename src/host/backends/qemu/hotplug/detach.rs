@@ -1,0 +1,118 @@
+//! Takes a disk away: asks the guest to let go of it, waits until it has, and closes what is behind it.
+//!
+//! ```text
+//!  device ──device_del──▶ asked ──DEVICE_DELETED──▶ node ──blockdev-del──▶ nothing
+//!                          │  ▲
+//!                          │  └─ asked again: a guest that boots may have missed it
+//!                          └─ patience ends: an error; the node is closed when the guest lets go late
+//! ```
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::super::super::disks::{Detached, DiskError};
+use super::super::link::{CallError, Link, Notice};
+use super::seen::{self, Seen};
+use super::{Vm, naming};
+
+/// A guest that was asked while it booted may have missed it.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// QEMU lets go of a node only some moments after its device is gone.
+const NODE_PATIENCE: Duration = Duration::from_secs(10);
+const NODE_AGAIN: Duration = Duration::from_millis(50);
+
+pub(super) async fn detach(vm: &Vm, serial: &str, patience: Duration) -> Result<Detached, DiskError> {
+    let name = naming::name(serial);
+    // From before the device is asked about, so that its end is not missed.
+    let mut waiting = Waiting { link: &vm.link, notices: vm.link.notices(), name: &name, serial };
+    let seen = Seen::read(&vm.link).await?;
+    match seen.ours(serial) {
+        Ok(_) => {}
+        // Nothing, or what was left when an attempt before ended.
+        Err(DiskError::NotAttached(_)) if !seen.devices.contains_key(&name) => {
+            let _changing = vm.changing.lock().await;
+            close_node(&vm.link, &name).await?;
+            return Ok(Detached::Before);
+        }
+        Err(error) => return Err(error),
+    }
+    waiting.until_deleted(patience).await?;
+    let _changing = vm.changing.lock().await;
+    close_node(&vm.link, &name).await?;
+    tracing::info!(vm = vm.name, serial, "detached a disk");
+    Ok(Detached::Now)
+}
+
+struct Waiting<'a> {
+    link: &'a Link,
+    notices: tokio::sync::broadcast::Receiver<Notice>,
+    name: &'a str,
+    serial: &'a str,
+}
+
+impl Waiting<'_> {
+    /// Asks for the device's end, and waits for it.
+    async fn until_deleted(&mut self, patience: Duration) -> Result<(), DiskError> {
+        let end = Instant::now() + patience;
+        loop {
+            if self.ask().await? || self.hear(end.min(Instant::now() + ASK_AGAIN)).await? {
+                return Ok(());
+            }
+            // Its end may have been told before the connection was there.
+            if !seen::devices(self.link).await?.contains_key(self.name) {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                return Err(DiskError::Kept { serial: self.serial.to_owned(), waited: patience });
+            }
+        }
+    }
+
+    /// Asks QEMU to take the device away; whether there is none.
+    async fn ask(&self) -> Result<bool, DiskError> {
+        match self.link.call("device_del", json!({ "id": self.name })).await {
+            Ok(_) => Ok(false),
+            Err(CallError::Refused { class, .. }) if class == "DeviceNotFound" => Ok(true),
+            // QEMU has asked the guest already, or the guest is just at it; neither has a class of its own.
+            Err(CallError::Refused { description, .. })
+                if description.contains("in the process of unplug") || description.contains("busy") =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Hears of the device's end until then; whether it came.
+    async fn hear(&mut self, until: Instant) -> Result<bool, DiskError> {
+        loop {
+            match timeout_at(until, self.notices.recv()).await {
+                Ok(Ok(Notice::DeviceDeleted(device))) if device == self.name => return Ok(true),
+                Ok(Ok(Notice::UnplugRefused(device))) if device == self.name => {
+                    return Err(DiskError::GuestRefuses(self.serial.to_owned()));
+                }
+                Ok(Ok(Notice::DeviceDeleted(_) | Notice::UnplugRefused(_))) => {}
+                Ok(Ok(Notice::Connected) | Err(RecvError::Lagged(_))) | Err(_) => return Ok(false),
+                Ok(Ok(Notice::Disconnected) | Err(RecvError::Closed)) => return Err(CallError::Lost.into()),
+            }
+        }
+    }
+}
+
+/// Closes a node, if there is one. Waits while the device that it had still holds it.
+pub(super) async fn close_node(link: &Link, name: &str) -> Result<(), DiskError> {
+    let end = Instant::now() + NODE_PATIENCE;
+    loop {
+        if !seen::nodes(link).await?.contains_key(name) {
+            return Ok(());
+        }
+        match link.call("blockdev-del", json!({ "node-name": name })).await {
+            Ok(_) => return Ok(()),
+            Err(CallError::Refused { .. }) if Instant::now() < end => sleep(NODE_AGAIN).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Disks plugged into running VMs through QMP.
+//!
+//! ```text
+//!            provide            blockdev-add         device_add
+//!  nothing ──────────▶ volume ──────────────▶ node ────────────▶ device      (attach)
+//!                                               │                  │
+//!  volume ◀─────────────────────────────────────┘◀─────────────────┘
+//!                        blockdev-del              device_del, and the
+//!                                                  guest lets go           (detach)
+//! ```
+//!
+//! Nothing is remembered here. What there is, is asked of QEMU each time ([`seen`]), and found again by names made of
+//! the serial number ([`naming`]); so an operation that was cut short anywhere is repeated, and goes on from there.
+//! A node without a device is what an operation left that was cut short, or a guest that let go late: [`Vm::sweep`]
+//! closes it when the connection to QEMU begins, and whenever a device of ours is gone.
+//!
+//! One file for each thing that can be done: [`attach`], [`detach`]; a resize is one command.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex as Momentary, PoisonError};
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Mutex, oneshot, watch};
+
+use super::super::disks::{Answer, AttachedDisk, Detached, DiskError, Disks, NewDisk};
+use super::link::{Link, Notice};
+use crate::supervise::Children;
+
+mod attach;
+mod detach;
+pub mod naming;
+mod place;
+pub mod qcow2;
+mod seen;
+mod volume;
+
+use seen::Seen;
+
+/// The VMs of the list; nothing for one without a QMP socket.
+pub type Vms = BTreeMap<String, Option<Arc<Vm>>>;
+
+/// Plugs disks into the VMs of the list.
+#[derive(Debug, Clone)]
+pub struct Hotplug {
+    vms: watch::Receiver<Vms>,
+    volumes: PathBuf,
+}
+
+/// One VM into which disks are plugged.
+#[derive(Debug)]
+pub struct Vm {
+    name: String,
+    link: Link,
+    children: Children,
+    /// Held by who makes or closes nodes, so that a node on its way to a device is never taken for a leftover.
+    changing: Mutex<()>,
+    /// Serial numbers with an operation under way.
+    busy: Momentary<BTreeSet<String>>,
+}
+
+/// The right to work on one disk, until it is dropped.
+struct Turn {
+    vm: Arc<Vm>,
+    serial: String,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.vm.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.serial);
+    }
+}
+
+impl Vm {
+    /// A VM that is asked through `link`; operations run as `children`.
+    pub fn new(name: String, link: Link, children: Children) -> Self {
+        Self { name, link, children, changing: Mutex::default(), busy: Momentary::default() }
+    }
+
+    fn turn(self: &Arc<Self>, serial: &str) -> Result<Turn, DiskError> {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if !busy.insert(serial.to_owned()) {
+            return Err(DiskError::Busy(serial.to_owned()));
+        }
+        Ok(Turn { vm: Arc::clone(self), serial: serial.to_owned() })
+    }
+
+    /// Closes nodes of ours that have no device, whenever there may be one, until the monitor ends.
+    pub async fn sweep(self: Arc<Self>) {
+        let mut notices = self.link.notices();
+        loop {
+            match notices.recv().await {
+                Ok(Notice::Connected) | Err(RecvError::Lagged(_)) => {}
+                Ok(Notice::DeviceDeleted(device)) if naming::is_ours(&device) => {}
+                Ok(_) => continue,
+                Err(RecvError::Closed) => return,
+            }
+            let _changing = self.changing.lock().await;
+            let left = match self.leftovers().await {
+                Ok(left) => left,
+                Err(error) => {
+                    tracing::debug!(vm = self.name, %error, "cannot look for block nodes that were left");
+                    continue;
+                }
+            };
+            for node in left {
+                match detach::close_node(&self.link, &node).await {
+                    Ok(()) => tracing::debug!(vm = self.name, node, "closed a block node that was left"),
+                    Err(error) => tracing::warn!(vm = self.name, node, %error, "a block node stays open"),
+                }
+            }
+        }
+    }
+
+    async fn leftovers(&self) -> Result<Vec<String>, DiskError> {
+        let mut nodes = seen::nodes(&self.link).await?;
+        nodes.retain(|name, _| naming::is_ours(name));
+        if nodes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let devices = seen::devices(&self.link).await?;
+        Ok(nodes.into_keys().filter(|name| !devices.contains_key(name)).collect())
+    }
+
+    async fn resize(&self, serial: &str, size: u64) -> Result<AttachedDisk, DiskError> {
+        volume::check_size(size)?;
+        let seen = Seen::read(&self.link).await?;
+        let disk = seen.ours(serial)?;
+        let found = disk.node.image.size;
+        if size < found {
+            return Err(DiskError::Shrinks { serial: serial.to_owned(), found });
+        }
+        if size == found {
+            return Ok(seen.describe(disk));
+        }
+        // QEMU makes the file larger too, and tells the guest.
+        let arguments = json!({ "node-name": disk.node.name, "size": size });
+        self.link.call("block_resize", arguments).await?;
+        tracing::info!(vm = self.name, serial, size, "resized a disk");
+        let seen = Seen::read(&self.link).await?;
+        Ok(seen.describe(seen.ours(serial)?))
+    }
+
+    async fn list(&self) -> Result<Vec<AttachedDisk>, DiskError> {
+        let seen = Seen::read(&self.link).await?;
+        Ok(seen.disks.iter().map(|disk| seen.describe(disk)).collect())
+    }
+}
+
+impl Hotplug {
+    /// For these VMs, with volumes in that folder.
+    pub fn new(vms: watch::Receiver<Vms>, volumes: PathBuf) -> Self {
+        Self { vms, volumes }
+    }
+
+    fn vm(&self, name: &str) -> Result<Arc<Vm>, DiskError> {
+        self.vms.borrow().get(name).ok_or(DiskError::UnknownVm)?.clone().ok_or(DiskError::NoQmp)
+    }
+
+    /// Runs an operation that goes on when nobody waits for it any more.
+    fn begin<T: Send + 'static, F>(&self, vm: &str, operation: impl FnOnce(Arc<Vm>) -> F) -> Answer<T>
+    where
+        F: Future<Output = Result<T, DiskError>> + Send + 'static,
+    {
+        let vm = match self.vm(vm) {
+            Ok(vm) => vm,
+            Err(error) => return Box::pin(async { Err(error) }),
+        };
+        let (answer, answered) = oneshot::channel();
+        let children = vm.children.clone();
+        let operation = operation(vm);
+        children.spawn(async move {
+            // Who asked may have gone.
+            let _ = answer.send(operation.await);
+        });
+        let ended =
+            || DiskError::Unreachable("the settings of the VM changed meanwhile; repeat the command".into());
+        Box::pin(async move { answered.await.unwrap_or_else(|_| Err(ended())) })
+    }
+}
+
+impl Disks for Hotplug {
+    fn attach(&self, vm: &str, disk: NewDisk) -> Answer<AttachedDisk> {
+        let volumes = self.volumes.clone();
+        self.begin(vm, move |vm| async move {
+            let turn = vm.turn(&disk.serial)?;
+            attach::attach(&turn.vm, &disk, volumes).await
+        })
+    }
+
+    fn detach(&self, vm: &str, serial: String, patience: Duration) -> Answer<Detached> {
+        self.begin(vm, move |vm| async move {
+            let turn = vm.turn(&serial)?;
+            detach::detach(&turn.vm, &serial, patience).await
+        })
+    }
+
+    fn resize(&self, vm: &str, serial: String, size: u64) -> Answer<AttachedDisk> {
+        self.begin(vm, move |vm| async move {
+            let turn = vm.turn(&serial)?;
+            turn.vm.resize(&serial, size).await
+        })
+    }
+
+    fn list(&self, vm: &str) -> Answer<Vec<AttachedDisk>> {
+        self.begin(vm, move |vm| async move { vm.list().await })
+    }
+}

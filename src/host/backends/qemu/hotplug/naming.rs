@@ -1,0 +1,70 @@
+//! What QEMU calls our disks: names made of nothing but the serial number, so that they are found again after any
+//! crash. Pure.
+
+/// Ours begin with this.
+const PREFIX: &str = "guestlet-";
+/// Digits behind it. QEMU takes node names of 31 bytes.
+const DIGITS: usize = 20;
+
+/// The identifier of the device, and the name of the block node, of the disk with this serial number. A serial
+/// number may have characters that identifiers may not, and more of them, so this is a digest (FNV-1a, 128 bits, of
+/// which 80 are taken); the serial number itself is read back from the device.
+pub fn name(serial: &str) -> String {
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let digest = serial.bytes().fold(BASIS, |digest, byte| (digest ^ u128::from(byte)).wrapping_mul(PRIME));
+    format!("{PREFIX}{:0DIGITS$x}", digest >> 48)
+}
+
+/// Whether it could be a name that we gave.
+pub fn is_ours(name: &str) -> bool {
+    name.strip_prefix(PREFIX).is_some_and(|digits| {
+        digits.len() == DIGITS && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
+/// The name of the VM's volume file with this serial number: what is special in names of files is written as `%` and
+/// two digits.
+pub fn file_name(serial: &str, ending: &str) -> String {
+    let mut name = String::new();
+    for (at, byte) in serial.bytes().enumerate() {
+        let plain = byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-') || (byte == b'.' && at > 0);
+        if plain {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    name + "." + ending
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_what_they_are() {
+        // Another digest would orphan what runs already.
+        assert_eq!(name("data-1"), "guestlet-6e5ba4b5473c64bf6f06");
+        assert!(name("data-1").len() <= 31);
+        assert_ne!(name("data-1"), name("data-2"));
+        assert!(is_ours(&name("")));
+        for other in ["guestlet-", "guestlet-xyz", "root", "guestlet-d1a5e8c40e39f50fd7d1A"] {
+            assert!(!is_ours(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn files_stay_in_their_folder() {
+        let cases = [
+            ("data-1", "data-1.raw"),
+            ("a.b_c", "a.b_c.raw"),
+            ("..", "%2e..raw"),
+            ("../x", "%2e.%2fx.raw"),
+            ("a b%", "a%20b%25.raw"),
+        ];
+        for (serial, expected) in cases {
+            assert_eq!(file_name(serial, "raw"), expected);
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! What QEMU says of a VM's disks: asked anew for every operation, since nothing about them is remembered.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::super::super::disks::{AttachedDisk, Bus, DiskError};
+use super::super::link::{CallError, Link};
+use super::naming;
+
+/// Devices that have an identifier are below this.
+pub const PERIPHERAL: &str = "/machine/peripheral";
+
+/// What there is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Devices that have an identifier: their QOM types.
+    pub devices: BTreeMap<String, String>,
+    /// Named block nodes.
+    pub nodes: BTreeMap<String, Node>,
+    /// Disks that a guest sees.
+    pub disks: Vec<Disk>,
+}
+
+/// A block node.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Node {
+    /// Its name.
+    #[serde(rename = "node-name", default)]
+    pub name: String,
+    /// What is behind it.
+    pub file: String,
+    /// How that is read.
+    #[serde(rename = "drv")]
+    pub format: String,
+    /// It cannot be written.
+    #[serde(rename = "ro")]
+    pub read_only: bool,
+    /// What it looks like.
+    pub image: Image,
+}
+
+/// What a block node looks like.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Image {
+    /// Bytes.
+    #[serde(rename = "virtual-size")]
+    pub size: u64,
+}
+
+/// A disk that a guest sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// The identifier or the QOM path of its device.
+    pub device: String,
+    /// May be empty.
+    pub serial: String,
+    /// What is behind it.
+    pub node: Node,
+}
+
+/// One entry of `query-block`.
+#[derive(Deserialize)]
+struct Block {
+    qdev: Option<String>,
+    inserted: Option<Node>,
+}
+
+/// One property that `qom-list` tells.
+#[derive(Debug, Deserialize)]
+pub struct Property {
+    /// Its name.
+    pub name: String,
+    /// Such as `child<scsi-hd>`.
+    #[serde(rename = "type")]
+    pub kind: String,
+}
+
+impl Property {
+    /// The type of the object that it owns, if it owns one.
+    pub fn child(&self) -> Option<&str> {
+        self.kind.strip_prefix("child<")?.strip_suffix('>')
+    }
+}
+
+impl From<CallError> for DiskError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Refused { .. } => Self::Refused(error.to_string()),
+            _ => Self::Unreachable(error.to_string()),
+        }
+    }
+}
+
+/// Runs a command and understands its answer.
+pub async fn ask<T: DeserializeOwned>(
+    link: &Link,
+    command: &'static str,
+    arguments: Value,
+) -> Result<T, DiskError> {
+    let answer = link.call(command, arguments).await?;
+    serde_json::from_value(answer).map_err(|_| DiskError::Strange(command))
+}
+
+/// The properties of an object; none if there is no such object.
+pub async fn properties(link: &Link, path: &str) -> Result<Vec<Property>, DiskError> {
+    match link.call("qom-list", json!({ "path": path })).await {
+        Ok(list) => serde_json::from_value(list).map_err(|_| DiskError::Strange("qom-list")),
+        Err(CallError::Refused { class, .. }) if class == "DeviceNotFound" => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Devices that have an identifier.
+pub async fn devices(link: &Link) -> Result<BTreeMap<String, String>, DiskError> {
+    let list = properties(link, PERIPHERAL).await?;
+    let children = list.into_iter().filter_map(|one| Some((one.child()?.to_owned(), one.name)));
+    Ok(children.map(|(kind, name)| (name, kind)).collect())
+}
+
+/// Named block nodes.
+pub async fn nodes(link: &Link) -> Result<BTreeMap<String, Node>, DiskError> {
+    let list: Vec<Node> = ask(link, "query-named-block-nodes", json!({ "flat": true })).await?;
+    Ok(list.into_iter().map(|node| (node.name.clone(), node)).collect())
+}
+
+impl Seen {
+    /// Asks QEMU.
+    ///
+    /// # Errors
+    /// If it does not answer, or not as expected.
+    pub async fn read(link: &Link) -> Result<Self, DiskError> {
+        let (devices, nodes) = (devices(link).await?, nodes(link).await?);
+        let blocks: Vec<Block> = ask(link, "query-block", Value::Null).await?;
+        let mut disks = Vec::new();
+        for block in blocks {
+            let (Some(device), Some(node)) = (block.qdev, block.inserted) else { continue };
+            let path =
+                if device.starts_with('/') { device.clone() } else { format!("{PERIPHERAL}/{device}") };
+            let serial = link.call("qom-get", json!({ "path": path, "property": "serial" })).await;
+            let serial = match serial {
+                Ok(Value::String(serial)) => serial,
+                // Not every device has one.
+                Ok(_) | Err(CallError::Refused { .. }) => String::new(),
+                Err(error) => return Err(error.into()),
+            };
+            disks.push(Disk { device, serial, node });
+        }
+        Ok(Self { devices, nodes, disks })
+    }
+
+    /// The disk whose device has this identifier.
+    pub fn disk(&self, identifier: &str) -> Option<&Disk> {
+        self.disks.iter().find(|disk| disk.identifier() == identifier)
+    }
+
+    /// The disk of another identifier that a guest cannot tell from one with this serial number.
+    pub fn other_with(&self, serial: &str, identifier: &str) -> Option<&Disk> {
+        let alike = |disk: &&Disk| disk.identifier() != identifier && disk.visible_serial() == serial;
+        self.disks.iter().find(alike)
+    }
+
+    /// Ours with this serial number.
+    ///
+    /// # Errors
+    /// If there is none, or one that is not ours.
+    pub fn ours(&self, serial: &str) -> Result<&Disk, DiskError> {
+        let name = naming::name(serial);
+        match (self.disk(&name), self.other_with(serial, &name)) {
+            (Some(disk), _) if disk.serial == serial => Ok(disk),
+            (_, Some(other)) => {
+                Err(DiskError::NotOurs { serial: serial.to_owned(), device: other.device.clone() })
+            }
+            _ => Err(DiskError::NotAttached(serial.to_owned())),
+        }
+    }
+
+    /// A disk as others are told of it.
+    pub fn describe(&self, disk: &Disk) -> AttachedDisk {
+        let kind = self.devices.get(disk.identifier()).map(String::as_str);
+        let bus = kind.filter(|_| naming::is_ours(disk.identifier())).and_then(bus_of);
+        AttachedDisk {
+            serial: disk.visible_serial().to_owned(),
+            bus,
+            file: disk.node.file.clone(),
+            format: disk.node.format.clone(),
+            size: disk.node.image.size,
+            read_only: disk.node.read_only,
+            device: disk.device.clone(),
+            ours: bus.is_some() && naming::name(&disk.serial) == disk.identifier(),
+        }
+    }
+}
+
+impl Disk {
+    /// The identifier of its device; what a device without one has instead is never an identifier.
+    pub fn identifier(&self) -> &str {
+        let path = self.device.strip_prefix(PERIPHERAL).and_then(|rest| rest.strip_prefix('/'));
+        path.map_or(self.device.as_str(), |rest| rest.split('/').next().unwrap_or(rest))
+    }
+
+    /// The part of the serial number that a guest can read.
+    fn visible_serial(&self) -> &str {
+        // Only virtio-blk has its block backend in a device below the one with the identifier.
+        let most = if self.device.ends_with("/virtio-backend") { Bus::VirtioBlk } else { Bus::Scsi }
+            .longest_serial();
+        self.serial.get(..most).unwrap_or(&self.serial)
+    }
+}
+
+/// On which bus a device of this QOM type is.
+pub fn bus_of(kind: &str) -> Option<Bus> {
+    match kind {
+        "scsi-hd" => Some(Bus::Scsi),
+        _ if kind.starts_with("virtio-blk-") => Some(Bus::VirtioBlk),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(device: &str, serial: &str) -> Disk {
+        let node = json!({"node-name": "n", "file": "/f", "drv": "raw", "ro": false, "image": {"virtual-size": 512}});
+        Disk { device: device.into(), serial: serial.into(), node: serde_json::from_value(node).unwrap() }
+    }
+
+    #[test]
+    fn devices_are_known_by_their_identifier_or_path() {
+        for (device, expected) in [
+            ("data", "data"),
+            ("/machine/peripheral/data/virtio-backend", "data"),
+            ("/machine/peripheral/data", "data"),
+            (
+                "/machine/peripheral-anon/device[2]/virtio-backend",
+                "/machine/peripheral-anon/device[2]/virtio-backend",
+            ),
+        ] {
+            assert_eq!(disk(device, "").identifier(), expected);
+        }
+    }
+
+    #[test]
+    fn serials_that_a_guest_cannot_tell_apart() {
+        let long = "pvc-0123456789abcdef-and-more";
+        let (scsi, virtio) = (disk("a", long), disk("/machine/peripheral/b/virtio-backend", long));
+        let seen = Seen { disks: vec![scsi, virtio], ..Seen::default() };
+        assert_eq!(seen.other_with(long, "x").unwrap().device, "a");
+        assert_eq!(seen.other_with(&long[..20], "x").unwrap().identifier(), "b");
+        assert_eq!(seen.other_with(long, "a"), None);
+        assert!(matches!(seen.ours(long), Err(DiskError::NotOurs { device, .. }) if device == "a"));
+        assert!(matches!(seen.ours("other"), Err(DiskError::NotAttached(_))));
+    }
+}

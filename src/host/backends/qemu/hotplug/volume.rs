@@ -1,0 +1,203 @@
+//! Volumes: image files of the backend's own, one folder for each VM, one file for each serial number. They are made
+//! when a disk is attached with a size, and stay when it is detached.
+//!
+//! ```text
+//! <volumes-dir>/<vm>/<serial>.raw      sparse
+//! <volumes-dir>/<vm>/<serial>.qcow2
+//! ```
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown,
+};
+use std::path::{Path, PathBuf};
+
+use super::super::super::disks::{DiskError, Format};
+use super::super::link::Owner;
+use super::{naming, qcow2};
+
+/// The largest size of a volume, in bytes: 64 TiB.
+const LARGEST: u64 = 64 << 40;
+/// Sizes are multiples of it.
+const SECTOR: u64 = 512;
+/// QEMU may go through folders, and see no names in them.
+const FOLDER: u32 = 0o711;
+
+/// A volume to be.
+#[derive(Debug, Clone)]
+pub struct Volume {
+    /// All volumes are below it.
+    pub root: PathBuf,
+    /// Whose.
+    pub vm: String,
+    /// Which.
+    pub serial: String,
+    /// How it is kept.
+    pub format: Format,
+    /// Bytes.
+    pub size: u64,
+    /// QEMU's user, if it is known.
+    pub owner: Option<Owner>,
+}
+
+/// Checks a size that a disk is to have.
+///
+/// # Errors
+/// If no disk can have it.
+pub fn check_size(size: u64) -> Result<(), DiskError> {
+    if size == 0 || size > LARGEST {
+        return Err(DiskError::Size(format!("{size}: a disk has 512 bytes to 64 TiB")));
+    }
+    if !size.is_multiple_of(SECTOR) {
+        return Err(DiskError::Size(format!("{size} is no multiple of {SECTOR} bytes")));
+    }
+    Ok(())
+}
+
+impl Volume {
+    /// Where it is.
+    fn path(&self, format: Format) -> PathBuf {
+        self.root.join(&self.vm).join(naming::file_name(&self.serial, format.name()))
+    }
+
+    /// Makes it, if it is not there. A file appears under its name whole or not at all: a run that was killed leaves
+    /// at most a file that ends with `.new`, which the next run replaces. Blocks.
+    ///
+    /// # Errors
+    /// If it is there with another size or format, or the system refuses.
+    pub fn provide(&self) -> Result<PathBuf, DiskError> {
+        let other = self.path(if self.format == Format::Raw { Format::Qcow2 } else { Format::Raw });
+        if exists(&other)? {
+            let problem =
+                format!("is this volume in another format than {}; attach it as a file", self.format);
+            return Err(DiskError::File(other, problem));
+        }
+        let path = self.path(self.format);
+        if exists(&path)? {
+            let found =
+                self.size_of(&path).map_err(|error| DiskError::System("read", path.clone(), error))?;
+            if found != self.size {
+                let problem = format!("is this volume with {found} bytes; attach it with that size");
+                return Err(DiskError::File(path, problem));
+            }
+            return Ok(path);
+        }
+        let folder = self.root.join(&self.vm);
+        for folder in [&self.root, &folder] {
+            make_folder(folder)
+                .map_err(|error| DiskError::System("make the folder", folder.clone(), error))?;
+        }
+        self.make(&path).map_err(|error| DiskError::System("make", path.clone(), error))?;
+        Ok(path)
+    }
+
+    fn size_of(&self, path: &Path) -> io::Result<u64> {
+        let mut file = File::open(path)?;
+        match self.format {
+            Format::Raw => Ok(file.metadata()?.len()),
+            Format::Qcow2 => {
+                let mut header = [0; 32];
+                file.read_exact(&mut header)?;
+                qcow2::size(&header).ok_or_else(|| io::Error::other("it is no qcow2 image"))
+            }
+        }
+    }
+
+    fn make(&self, path: &Path) -> io::Result<()> {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".new");
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+        match self.format {
+            Format::Raw => file.set_len(self.size)?,
+            Format::Qcow2 => {
+                let empty = qcow2::empty(self.size);
+                file.write_all(&empty.start)?;
+                file.set_len(empty.length)?;
+            }
+        }
+        let found = file.metadata()?;
+        if let Some(owner) = self.owner.filter(|owner| (owner.uid, owner.gid) != (found.uid(), found.gid())) {
+            fchown(&file, Some(owner.uid), Some(owner.gid))?;
+        }
+        file.sync_all()?;
+        std::fs::rename(beside, path)?;
+        match path.parent() {
+            Some(folder) => File::open(folder)?.sync_all(),
+            None => Ok(()),
+        }
+    }
+}
+
+fn exists(path: &Path) -> Result<bool, DiskError> {
+    path.try_exists().map_err(|error| DiskError::System("look at", path.to_owned(), error))
+}
+
+/// Makes the folder and those above it, if they are not there.
+fn make_folder(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(FOLDER).create(path)?;
+    // Whatever the umask.
+    std::fs::set_permissions(path, Permissions::from_mode(FOLDER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(root: &Path, format: Format, size: u64) -> Volume {
+        Volume {
+            root: root.join("volumes"),
+            vm: "a".into(),
+            serial: "data 1".into(),
+            format,
+            size,
+            owner: None,
+        }
+    }
+
+    #[test]
+    fn a_volume_is_made_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let raw = volume(folder.path(), Format::Raw, 1 << 30);
+        let path = raw.provide().unwrap();
+        assert_eq!(path, folder.path().join("volumes/a/data%201.raw"));
+        let made = path.metadata().unwrap();
+        assert_eq!((made.len(), made.mode() & 0o777), (1 << 30, 0o600));
+        assert!(made.blocks() < 64, "it is sparse");
+        assert_eq!(path.parent().unwrap().metadata().unwrap().mode() & 0o777, FOLDER);
+        OpenOptions::new().write(true).open(&path).unwrap().write_all(b"bytes of the guest").unwrap();
+        assert_eq!(raw.provide().unwrap(), path);
+        let mut start = [0; 18];
+        File::open(&path).unwrap().read_exact(&mut start).unwrap();
+        assert_eq!(&start, b"bytes of the guest", "what is there stays");
+
+        let other = volume(folder.path(), Format::Raw, 1 << 20).provide().unwrap_err().to_string();
+        assert!(other.contains("with 1073741824 bytes"), "{other}");
+        let other = volume(folder.path(), Format::Qcow2, 1 << 30).provide().unwrap_err().to_string();
+        assert!(other.contains("another format than qcow2"), "{other}");
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let qcow2 = volume(folder.path(), Format::Qcow2, 5 << 30);
+        std::fs::create_dir_all(folder.path().join("volumes/a")).unwrap();
+        let left = folder.path().join("volumes/a/data%201.qcow2.new");
+        File::create(&left).unwrap().set_len(1 << 20).unwrap();
+        let path = qcow2.provide().unwrap();
+        assert!(!left.exists());
+        assert_eq!(qcow2.size_of(&path).unwrap(), 5 << 30);
+        assert_eq!(qcow2.provide().unwrap(), path);
+    }
+
+    #[test]
+    fn sizes() {
+        for (size, good) in [(512, true), (LARGEST, true), (0, false), (513, false), (LARGEST + 512, false)] {
+            assert_eq!(check_size(size).is_ok(), good, "{size}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The admin API's calls about disks: what they ask is made a backend's, and what a backend says becomes an answer.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+
+use super::backends::disks::{self, Bus, Detached, DiskError, Disks, Format, NewDisk, Source};
+use super::fleet::Handle;
+use crate::wire::proto::v1::{
+    AttachDiskRequest, AttachedDisk, DetachDiskRequest, DetachDiskResponse, HotplugBus, ImageFormat,
+    ListAttachedDisksRequest, ListAttachedDisksResponse, ResizeDiskRequest, attach_disk_request,
+};
+
+/// What an agent says that it can, if it lets go of disks when it is asked to.
+const CAPABILITY: &str = "disks";
+/// How long a guest may take to let go of a disk, in seconds, unless the caller says otherwise.
+const USUAL_WAIT: u32 = 30;
+/// The most that a caller may say.
+const LONGEST_WAIT: u32 = 600;
+
+/// Attaches a disk.
+pub(super) async fn attach(disks: &dyn Disks, request: AttachDiskRequest) -> Result<AttachedDisk, Status> {
+    let bus = match request.bus() {
+        HotplugBus::Unspecified | HotplugBus::Scsi => Bus::Scsi,
+        HotplugBus::VirtioBlk => Bus::VirtioBlk,
+    };
+    let format = match request.format() {
+        ImageFormat::Unspecified => None,
+        ImageFormat::Raw => Some(Format::Raw),
+        ImageFormat::Qcow2 => Some(Format::Qcow2),
+    };
+    let source = match request.source {
+        Some(attach_disk_request::Source::File(file)) => Source::File(file.into()),
+        Some(attach_disk_request::Source::Size(size)) => Source::Volume(size),
+        None => return Err(Status::invalid_argument("say what is behind the disk: a file, or a size")),
+    };
+    let disk = NewDisk { serial: request.serial, bus, source, format, read_only: request.read_only };
+    Ok(disks.attach(&request.name, disk).await?.into())
+}
+
+/// Detaches a disk, after its guest was asked to let go of it.
+pub(super) async fn detach(
+    disks: &dyn Disks,
+    fleet: &Handle,
+    request: DetachDiskRequest,
+) -> Result<DetachDiskResponse, Status> {
+    let seconds = match request.wait_seconds {
+        0 => USUAL_WAIT,
+        seconds @ 1..=LONGEST_WAIT => seconds,
+        _ => return Err(Status::invalid_argument(format!("wait_seconds is more than {LONGEST_WAIT}"))),
+    };
+    release(fleet, &request.name, &request.serial).await?;
+    let patience = Duration::from_secs(seconds.into());
+    let detached = disks.detach(&request.name, request.serial, patience).await?;
+    Ok(DetachDiskResponse { was_attached: detached == Detached::Now })
+}
+
+/// Makes a disk larger.
+pub(super) async fn resize(disks: &dyn Disks, request: ResizeDiskRequest) -> Result<AttachedDisk, Status> {
+    Ok(disks.resize(&request.name, request.serial, request.size).await?.into())
+}
+
+/// All disks of a VM.
+pub(super) async fn list(
+    disks: &dyn Disks,
+    request: ListAttachedDisksRequest,
+) -> Result<ListAttachedDisksResponse, Status> {
+    let disks = disks.list(&request.name).await?;
+    Ok(ListAttachedDisksResponse { disks: disks.into_iter().map(Into::into).collect() })
+}
+
+/// Asks the agent of the VM `name` to let go of the disk with this serial number, before the hypervisor takes it
+/// away: on the SCSI bus nobody asks the guest's kernel, and what is mounted then breaks.
+///
+/// An agent without the capability `disks` is not asked, nor is a guest without a session: a guest that hangs or has
+/// no agent must not keep its disks for ever. Here belongs the call to one that has the capability; when it says that
+/// somebody holds the disk, its answer is the error of the detach (FAILED_PRECONDITION, with who holds it).
+///
+/// # Errors
+/// When the fleet has ended.
+async fn release(fleet: &Handle, name: &str, serial: &str) -> Result<(), Status> {
+    let guest = fleet.get(name.to_owned()).await?.and_then(|vm| vm.guest);
+    let asks = guest.is_some_and(|guest| guest.capabilities.iter().any(|one| one == CAPABILITY));
+    tracing::debug!(vm = name, serial, asks, "a disk is to be detached");
+    Ok(())
+}
+
+impl From<disks::AttachedDisk> for AttachedDisk {
+    fn from(disk: disks::AttachedDisk) -> Self {
+        let bus = match disk.bus {
+            None => HotplugBus::Unspecified,
+            Some(Bus::Scsi) => HotplugBus::Scsi,
+            Some(Bus::VirtioBlk) => HotplugBus::VirtioBlk,
+        };
+        Self {
+            serial: disk.serial,
+            bus: bus.into(),
+            file: disk.file,
+            format: disk.format,
+            size: disk.size,
+            read_only: disk.read_only,
+            device: disk.device,
+            managed: disk.ours,
+        }
+    }
+}
+
+impl From<DiskError> for Status {
+    fn from(error: DiskError) -> Self {
+        let code = match &error {
+            DiskError::UnknownVm => Code::NotFound,
+            DiskError::Serial(_)
+            | DiskError::Size(_)
+            | DiskError::File(..)
+            | DiskError::NoFormat(_)
+            | DiskError::Shrinks { .. } => Code::InvalidArgument,
+            DiskError::SerialInUse { .. } | DiskError::FileInUse { .. } | DiskError::Different { .. } => {
+                Code::AlreadyExists
+            }
+            DiskError::ControllersFull | DiskError::NoPort => Code::ResourceExhausted,
+            DiskError::NoQmp
+            | DiskError::NoController
+            | DiskError::NotAttached(_)
+            | DiskError::NotOurs { .. }
+            | DiskError::GuestRefuses(_)
+            | DiskError::System(..) => Code::FailedPrecondition,
+            DiskError::Kept { .. } => Code::DeadlineExceeded,
+            DiskError::Unreachable(_) => Code::Unavailable,
+            DiskError::Busy(_) => Code::Aborted,
+            DiskError::Refused(_) | DiskError::Strange(_) => Code::Internal,
+        };
+        Self::new(code, error.to_string())
+    }
+}
