@@ -74,7 +74,7 @@ pub(super) async fn list(
 ///
 /// An agent without the capability `disks` is not asked, nor is a guest without a session: a guest that hangs or has
 /// no agent must not keep its disks for ever. Here belongs the call to one that has the capability; when it says that
-/// somebody holds the disk, its answer is the error of the detach (FAILED_PRECONDITION, with who holds it).
+/// somebody holds the disk, its answer is the error of the detach (`FAILED_PRECONDITION`, with who holds it).
 ///
 /// # Errors
 /// When the fleet has ended.

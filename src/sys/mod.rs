@@ -12,7 +12,7 @@ pub mod block;
 pub mod block_device;
 #[cfg(feature = "agent")]
 pub mod block_stack;
-#[cfg(any(feature = "agent", feature = "host"))]
+#[cfg(feature = "agent")]
 pub mod blocking;
 #[cfg(feature = "agent")]
 pub mod calendar;

@@ -64,7 +64,8 @@ impl HostHalf {
     /// Starts it for these VMs.
     pub fn start(vms: &[Listed]) -> anyhow::Result<Self> {
         let mut half = Self { process: None, folder: RunFolder::new()? };
-        let mut settings = format!("socket = {}\n", json!(half.socket()));
+        let (socket, volumes) = (json!(half.socket()), json!(half.volumes()));
+        let mut settings = format!("socket = {socket}\nvolumes-dir = {volumes}\n");
         for Listed { name, uuid, cluster, vsock, qmp } in vms {
             // A JSON string is a TOML string as well.
             let (vsock, qmp) = (json!(vsock), json!(qmp));
@@ -111,6 +112,11 @@ impl HostHalf {
     /// The socket that guestctl asks.
     pub fn socket(&self) -> PathBuf {
         self.folder.file("api.sock")
+    }
+
+    /// The folder of its volumes.
+    pub fn volumes(&self) -> PathBuf {
+        self.folder.file("volumes")
     }
 
     /// Its settings file.

@@ -92,10 +92,22 @@ impl Lab {
     /// Writes the settings, starts the daemon and waits until it answers.
     pub fn start(mut self) -> Self {
         self.write();
+        self.again();
+        self
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub fn again(&mut self) {
         let daemon = self.daemon("log").spawn().unwrap();
         self.daemon = Some(daemon);
         self.until("the daemon answers", || self.ctl(&["ls"]).status.success());
-        self
+    }
+
+    /// Kills the daemon.
+    pub fn kill(&mut self) {
+        let mut daemon = self.daemon.take().unwrap();
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
     }
 
     /// Ends the daemon with SIGTERM.

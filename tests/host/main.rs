@@ -14,12 +14,14 @@
 mod asking;
 mod frames;
 mod guest;
+mod hypervisor;
 mod lab;
 mod neighbour;
 mod proxy;
 mod qmp;
 
 mod callback;
+mod disks;
 mod events;
 mod faults;
 mod hostile;

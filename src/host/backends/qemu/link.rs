@@ -226,8 +226,8 @@ mod tests {
         let mut pending = Pending::default();
         let serve = async {
             let first = inbox.next().await.unwrap();
-            let line = String::from_utf8(pending.add(first)).unwrap();
-            assert!(line.contains("\"execute\":\"one\"") && line.contains("\"id\":1000"), "{line}");
+            let sent = String::from_utf8(pending.add(first)).unwrap();
+            assert!(sent.contains("\"execute\":\"one\"") && sent.contains("\"id\":1000"), "{sent}");
             pending.add(inbox.next().await.unwrap());
             pending.add(inbox.next().await.unwrap());
             let refusal =
@@ -245,9 +245,7 @@ mod tests {
                 link.call("three", Value::Null)
             )
         };
-        let (answers, ()) = tokio::join!(ask, async {
-            serve.await;
-        });
+        let (answers, ()) = tokio::join!(ask, serve);
         let refused = CallError::Refused { class: "GenericError".into(), description: "no".into() };
         assert_eq!(answers, (Ok(json!(7)), Err(refused), Err(CallError::Lost)));
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::super::super::disks::{AttachedDisk, Bus, DiskError, Format, NewDisk, Source, check_serial};
+use super::super::link::CallError;
 use super::seen::{Seen, bus_of};
 use super::volume::{Volume, check_size};
 use super::{Vm, detach, naming, place};
@@ -64,11 +65,13 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
         vm.link.call("blockdev-add", node(&wanted)).await?;
     }
     if let Err(error) = vm.link.call("device_add", device(&wanted, &bus)).await {
-        let error = DiskError::from(error);
-        if let Err(left) = detach::close_node(&vm.link, &wanted.name).await {
+        // After a lost connection the device may be there.
+        if matches!(error, CallError::Refused { .. })
+            && let Err(left) = detach::close_node(&vm.link, &wanted.name).await
+        {
             tracing::debug!(vm = vm.name, error = %left, "the node of a disk that could not be attached is left");
         }
-        return Err(error);
+        return Err(error.into());
     }
     let file = wanted.file.display();
     tracing::info!(vm = vm.name, serial = wanted.serial, %file, bus = %wanted.bus, "attached a disk");

@@ -32,7 +32,10 @@ pub fn file_name(serial: &str, ending: &str) -> String {
         if plain {
             name.push(char::from(byte));
         } else {
-            name.push_str(&format!("%{byte:02x}"));
+            name.push('%');
+            name.extend(
+                [byte >> 4, byte & 15].map(|digit| char::from_digit(digit.into(), 16).unwrap_or('0')),
+            );
         }
     }
     name + "." + ending

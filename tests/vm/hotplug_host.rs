@@ -1,0 +1,114 @@
+//! Disks that the host half plugs into a running guest, seen by the guest's kernel.
+
+use serde_json::Value;
+
+use crate::harness::host::{HostHalf, Listed};
+use crate::harness::images::text;
+use crate::harness::launch::Options;
+use crate::harness::tools;
+use crate::harness::vm::{FAST_READY, SOON, Vm};
+use crate::harness::wait_for;
+use crate::images;
+
+/// As long as a guest can read it.
+const SCSI: &str = "pvc-0123456789abcdef0123456789abcdef";
+/// The same on virtio-blk.
+const VIRTIO: &str = "vol-0123456789abcdef";
+
+fn ask(half: &HostHalf, arguments: &[&str]) -> Value {
+    serde_json::from_str(&half.ctl(&[&["-o", "json", "disk"], arguments].concat()).unwrap()).unwrap()
+}
+
+/// Waits until a command of the guest's shell succeeds.
+fn until(vm: &Vm, command: &str) -> String {
+    wait_for(command, SOON, || vm.run(command).ok())
+        .unwrap_or_else(|error| panic!("{error}: {}", vm.run("ls -l /sys/block; dmesg | tail -30").unwrap()))
+}
+
+/// Names in the guest of the disks with these serial numbers, once it has both.
+fn names(vm: &Vm) -> (String, String) {
+    let scsi = until(vm, &format!("grep -l {SCSI} /sys/block/sd*/device/vpd_pg80"));
+    let virtio = until(vm, &format!("grep -lx {VIRTIO} /sys/block/vd*/serial"));
+    let name = |path: &str| path.trim().split('/').nth(3).unwrap().to_owned();
+    (name(&scsi), name(&virtio))
+}
+
+#[test]
+fn disks_of_both_buses_come_grow_and_go_in_a_running_guest() {
+    let vm = Options::named("plugged").without_vsock().bare(images()).unwrap();
+    vm.wait_booted(FAST_READY, 1).unwrap();
+    let mut half = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    half.wait("plugged", "running", SOON, |vm| vm["power"] == "running").unwrap();
+    assert_eq!(ask(&half, &["ls", "plugged"]), serde_json::json!([]));
+
+    let attach_scsi = ["attach", "plugged", "--size", "64M", "--serial", SCSI];
+    let attach_virtio =
+        ["attach", "plugged", "--size", "32M", "--format", "qcow2", "--bus", "virtio", "--serial", VIRTIO];
+    let first = ask(&half, &attach_scsi);
+    let second = ask(&half, &attach_virtio);
+    let (scsi, virtio) = names(&vm);
+    // The page that udev makes names of has all of it too.
+    until(&vm, &format!("grep -q {SCSI} /sys/block/{scsi}/device/vpd_pg83"));
+    until(&vm, &format!("grep -qx {} /sys/block/{scsi}/size", (64 << 20) / 512));
+    until(&vm, &format!("grep -qx {} /sys/block/{virtio}/size", (32 << 20) / 512));
+    for (disk, mark) in [(&scsi, "on scsi"), (&virtio, "on virtio")] {
+        vm.run(&format!("printf '{mark}' | dd of=/dev/{disk} bs=512 seek=1000 conv=sync,fsync")).unwrap();
+    }
+
+    // Nothing is remembered by the host half.
+    half.kill().unwrap();
+    half.wait("plugged", "running", SOON, |vm| vm["power"] == "running").unwrap();
+    assert_eq!((ask(&half, &attach_scsi), ask(&half, &attach_virtio)), (first, second.clone()));
+    assert_eq!(ask(&half, &["ls", "plugged"]).as_array().unwrap().len(), 2);
+
+    for (serial, size) in [(SCSI, "96M"), (VIRTIO, "48M")] {
+        ask(&half, &["resize", "plugged", "--serial", serial, "--size", size]);
+    }
+    until(&vm, &format!("grep -qx {} /sys/block/{scsi}/size", (96 << 20) / 512));
+    until(&vm, &format!("grep -qx {} /sys/block/{virtio}/size", (48 << 20) / 512));
+
+    for (serial, disk) in [(SCSI, &scsi), (VIRTIO, &virtio)] {
+        assert_eq!(ask(&half, &["detach", "plugged", "--serial", serial])["was_attached"], true);
+        until(&vm, &format!("! test -e /sys/block/{disk}"));
+    }
+    assert_eq!(ask(&half, &["ls", "plugged"]), serde_json::json!([]));
+    let image = std::path::PathBuf::from(second["file"].as_str().unwrap());
+    tools::run("qemu-img".as_ref(), &["check", "-q", text(&image).unwrap()]).unwrap();
+
+    // What the guest wrote is there when they come again, whichever came first.
+    ask(
+        &half,
+        &["attach", "plugged", "--file", text(&image).unwrap(), "--bus", "virtio", "--serial", VIRTIO],
+    );
+    ask(&half, &["attach", "plugged", "--size", "96M", "--serial", SCSI]);
+    let (scsi, virtio) = names(&vm);
+    for (disk, mark) in [(&scsi, "on scsi"), (&virtio, "on virtio")] {
+        vm.run(&format!("dd if=/dev/{disk} bs=512 skip=1000 count=1 | grep -q '{mark}'")).unwrap();
+    }
+}
+
+#[test]
+fn a_guest_that_stands_still_lets_go_late() {
+    let vm = Options::named("still").without_vsock().bare(images()).unwrap();
+    vm.wait_booted(FAST_READY, 1).unwrap();
+    let half = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    half.wait("still", "running", SOON, |vm| vm["power"] == "running").unwrap();
+    let attach = |serial: &str| {
+        half.ctl(&["disk", "attach", "still", "--size", "1M", "--bus", "virtio", "--serial", serial])
+    };
+    attach("one").unwrap();
+    attach("two").unwrap();
+    // Both ports of the machine are taken.
+    assert!(attach("three").unwrap_err().to_string().contains("no free PCI Express root port"));
+    until(&vm, "grep -qx one /sys/block/vd*/serial && grep -qx two /sys/block/vd*/serial");
+
+    vm.qmp().execute("stop", serde_json::json!({})).unwrap();
+    let kept =
+        half.ctl(&["disk", "detach", "still", "--serial", "one", "--wait", "2"]).unwrap_err().to_string();
+    assert!(kept.contains("the guest has not let go of the disk \"one\" for 2 s"), "{kept}");
+    vm.qmp().execute("cont", serde_json::json!({})).unwrap();
+    vm.qmp().wait_event("DEVICE_DELETED", SOON).unwrap();
+    // The port is free again, and so is the file.
+    wait_for("disk that is attached again", SOON, || attach("one").ok()).unwrap();
+    until(&vm, "grep -qx one /sys/block/vd*/serial");
+}
