@@ -56,6 +56,8 @@ impl Agent {
             );
             std::fs::write(&settings, text).unwrap();
             command.arg("--settings").arg(settings);
+            let unit = include_str!("../systemd/guestlet.service").lines();
+            command.envs(unit.filter_map(|line| line.strip_prefix("Environment=")?.split_once('=')));
         }
         let begun = Instant::now();
         let child = command.stderr(Stdio::null()).spawn().unwrap();

@@ -29,6 +29,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 const SHELL: &str = "/bin/sh";
 /// What the service manager tells the agent alone.
 const OURS: &[&str] = &[
+    "GLIBC_TUNABLES",
     "INVOCATION_ID",
     "JOURNAL_STREAM",
     "LISTEN_FDNAMES",

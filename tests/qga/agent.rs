@@ -123,6 +123,8 @@ fn spawn(folder: &Path, arguments: &[&str]) -> Child {
         .arg("--settings")
         .arg(folder.join("agent.toml"))
         .args(arguments)
+        // As guestlet.service has it.
+        .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)
