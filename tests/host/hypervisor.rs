@@ -294,6 +294,9 @@ impl State {
                 if text("serial").contains("bad") {
                     return generic("it does not like it");
                 }
+                if text("serial").contains("locked") {
+                    return generic("Failed to get \"write\" lock");
+                }
                 self.devices.insert(text("id"), arguments.clone());
                 json!({})
             }

@@ -25,6 +25,20 @@ struct Wanted {
     read_only: bool,
 }
 
+impl Wanted {
+    /// Why QEMU does not take it. That another program has locked the file has no class of its own.
+    fn refused(&self, error: CallError) -> DiskError {
+        match error {
+            CallError::Refused { description, .. }
+                if description.contains("Failed to get") && description.contains("lock") =>
+            {
+                DiskError::FileInUse { file: self.file.clone(), device: "another VM or program".into() }
+            }
+            error => error.into(),
+        }
+    }
+}
+
 /// What is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Missing {
@@ -37,12 +51,19 @@ enum Missing {
 
 pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<AttachedDisk, DiskError> {
     check_serial(&disk.serial, disk.bus)?;
+    if let Source::Volume(size) = disk.source {
+        check_size(size)?;
+    }
     let _changing = vm.changing.lock().await;
-    // Before a volume is made, so that a VM that cannot be asked is left none.
+    // What can fail does so before a volume is made.
     let seen = Seen::read(&vm.link).await?;
     if let Some(other) = seen.other_with(&disk.serial, &naming::name(&disk.serial)) {
         return Err(DiskError::SerialInUse { serial: disk.serial.clone(), device: other.device.clone() });
     }
+    let place = match seen.devices.get(&naming::name(&disk.serial)) {
+        Some(_) => None,
+        None => Some(place::find(&vm.link, disk.bus).await?),
+    };
     let (file, is_device, format) = provide(vm, disk, volumes).await?;
     let wanted = Wanted {
         name: naming::name(&disk.serial),
@@ -54,15 +75,14 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
         read_only: disk.read_only,
     };
     let missing = missing(&seen, &wanted)?;
-    if missing == Missing::Nothing {
+    let Some(bus) = place.filter(|_| missing != Missing::Nothing) else {
         return Ok(seen.describe(seen.ours(&wanted.serial)?));
-    }
-    let bus = place::find(&vm.link, wanted.bus).await?;
+    };
     if missing == Missing::OtherNodeAndDevice {
         detach::close_node(&vm.link, &wanted.name).await?;
     }
     if missing != Missing::Device {
-        vm.link.call("blockdev-add", node(&wanted)).await?;
+        vm.link.call("blockdev-add", node(&wanted)).await.map_err(|error| wanted.refused(error))?;
     }
     if let Err(error) = vm.link.call("device_add", device(&wanted, &bus)).await {
         // After a lost connection the device may be there.
@@ -71,7 +91,7 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
         {
             tracing::debug!(vm = vm.name, error = %left, "the node of a disk that could not be attached is left");
         }
-        return Err(error.into());
+        return Err(wanted.refused(error));
     }
     let file = wanted.file.display();
     tracing::info!(vm = vm.name, serial = wanted.serial, %file, bus = %wanted.bus, "attached a disk");
@@ -83,7 +103,6 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
 async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<(PathBuf, bool, Format), DiskError> {
     match &disk.source {
         Source::Volume(size) => {
-            check_size(*size)?;
             let volume = Volume {
                 root: volumes,
                 vm: vm.name.clone(),

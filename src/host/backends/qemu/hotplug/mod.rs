@@ -9,12 +9,12 @@
 //!                                                  guest lets go           (detach)
 //! ```
 //!
-//! Nothing is remembered here. What there is, is asked of QEMU each time ([`seen`]), and found again by names made of
+//! Nothing is remembered here. What there is, is asked of QEMU each time (`seen`), and found again by names made of
 //! the serial number ([`naming`]); so an operation that was cut short anywhere is repeated, and goes on from there.
 //! A node without a device is what an operation left that was cut short, or a guest that let go late: [`Vm::sweep`]
 //! closes it when the connection to QEMU begins, and whenever a device of ours is gone.
 //!
-//! One file for each thing that can be done: [`attach`], [`detach`]; a resize is one command.
+//! One file for each thing that can be done: `attach`, `detach`; a resize is one command.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -132,10 +132,8 @@ impl Vm {
         if size < found {
             return Err(DiskError::Shrinks { serial: serial.to_owned(), found });
         }
-        if size == found {
-            return Ok(seen.describe(disk));
-        }
-        // QEMU makes the file larger too, and tells the guest.
+        // QEMU makes the file larger too, and tells the guest. Also for a size that it has already: a device of the host
+        // may have grown before, and an attempt before may have ended before the guest was told.
         let arguments = json!({ "node-name": disk.node.name, "size": size });
         self.link.call("block_resize", arguments).await?;
         tracing::info!(vm = self.name, serial, size, "resized a disk");
