@@ -57,7 +57,7 @@ pub enum Report {
         caller: Box<Caller>,
     },
     /// The guest sent an event, cleaned.
-    Heard(v1::Event),
+    Heard(Box<v1::Event>),
     /// The open conversation ended.
     Closed(String),
     /// Where the callback channel of the open conversation stands, and why.

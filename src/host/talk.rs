@@ -213,14 +213,14 @@ async fn listen(
     let limits = &contact.vm.limits;
     let mut allowance =
         Allowance::new(Instant::now(), limits.event_burst.into(), limits.events_per_second.into());
-    notes.send(Report::Heard(first)).await;
+    notes.send(Report::Heard(Box::new(first))).await;
     loop {
         let event = text::clean_event(next(events, patience, &mut machine).await?);
         if !allowance.take(Instant::now(), 1.0) {
             return Err(Refusal::Flood.into());
         }
         order.take(&event).map_err(Loss::from)?;
-        notes.send(Report::Heard(event)).await;
+        notes.send(Report::Heard(Box::new(event))).await;
     }
 }
 

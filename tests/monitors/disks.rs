@@ -286,6 +286,7 @@ async fn where_udev_runs_it_comes_first() {
 }
 
 #[tokio::test]
+#[allow(clippy::print_stdout, reason = "a figure for people")]
 async fn many_disks_are_known_soon() {
     const MANY: usize = 256;
     let mut lab = Lab::new();

@@ -97,16 +97,18 @@ pub fn find(disks: &[Arc<KnownDisk>], selector: &Selector) -> Result<Arc<KnownDi
     }
 }
 
-/// Whether the disk has no room for more than the beginning of what is wanted. A disk that says elsewhere in full who
-/// it is is none of those.
+/// Whether the disk has no room for more than the beginning of what is wanted, and says nowhere else how it goes on.
 fn begins(disk: &KnownDisk, wanted: &[u8]) -> bool {
+    let goes_on =
+        |cut: &Serial| disk.serials.iter().any(|other| !other.cut && other.value.starts_with(&cut.value));
     let is_beginning = |serial: &Serial| {
         let room = serial.room();
         serial.cut
             && wanted.len() > room
             && wanted.get(..room).is_some_and(|part| trim(part) == &*serial.value)
+            && !goes_on(serial)
     };
-    disk.serials.iter().all(|serial| serial.cut) && disk.serials.iter().any(is_beginning)
+    disk.serials.iter().any(is_beginning)
 }
 
 /// Says what is wrong with a selector that no disk, or any, could have.
@@ -140,14 +142,9 @@ fn bare(name: &str) -> String {
 
 /// A disk in a few words, such as `vda (virtio, serial number "data-1")`.
 pub fn describe(disk: &KnownDisk) -> String {
-    let mut words = format!("{} ({}", disk.name, disk.bus.word());
-    if let Some(at) = disk.scsi {
-        words += &format!(" {at}");
-    }
-    if let Some(serial) = disk.serial() {
-        words += &format!(", serial number {:?}", serial.text());
-    }
-    words + ")"
+    let at = disk.scsi.map(|at| format!(" {at}")).unwrap_or_default();
+    let serial = disk.serial().map(|serial| format!(", serial number {:?}", serial.text()));
+    format!("{} ({}{at}{})", disk.name, disk.bus.word(), serial.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -168,7 +165,7 @@ mod tests {
             bus: Bus::Virtio,
             pci: None,
             scsi: None,
-            alias: serials.iter().find(|serial| serial.source == Source::Page83).map(|serial| serial.text()),
+            alias: serials.iter().find(|serial| serial.source == Source::Page83).map(Serial::text),
             serials,
             wwn: None,
             bytes: 1 << 20,
@@ -197,8 +194,8 @@ mod tests {
     const LONG: &str = "pvc-11111111-2222-3333-4444-555555555555";
     const OTHER: &str = "pvc-11111111-2222-3333-4444-666666666666";
 
-    fn found(disks: &[Arc<KnownDisk>], selector: Selector) -> String {
-        match find(disks, &selector) {
+    fn found(disks: &[Arc<KnownDisk>], selector: &Selector) -> String {
+        match find(disks, selector) {
             Ok(disk) => disk.name.clone(),
             Err(error) => error.to_string(),
         }
@@ -236,19 +233,20 @@ mod tests {
             ("0000", "the serial number \"0000\" is all zeros, which many disks say that have none"),
             ("a\nb", "the serial number \"a\\nb\" has a control character in it"),
         ] {
-            assert_eq!(found(&disks, serial(wanted)), name, "{wanted:?}");
+            assert_eq!(found(&disks, &serial(wanted)), name, "{wanted:?}");
         }
     }
 
     #[test]
     fn one_that_is_cut_off_counts_only_where_none_is_whole() {
         let (cut, whole) = (virtio("vda", LONG), scsi("sda", LONG, LONG));
-        assert_eq!(found(&[cut.clone(), whole.clone()], serial(LONG)), "sda");
-        assert_eq!(found(&[cut, whole.clone()], serial(OTHER)), "vda");
+        assert_eq!(found(&[cut.clone(), whole.clone()], &serial(LONG)), "sda");
+        assert_eq!(found(&[cut, whole.clone()], &serial(OTHER)), "vda");
         // 36 bytes are the same, and the rest is known to be another.
         let alike = "pvc-11111111-2222-3333-4444-555555555556";
-        assert!(found(&[whole], serial(alike)).starts_with("no disk has"));
-        assert_eq!(found(&[scsi("sdb", LONG, "")], serial(alike)), "sdb");
+        assert!(found(&[whole], &serial(alike)).starts_with("no disk has"));
+        assert_eq!(found(&[scsi("sdb", LONG, "")], &serial(alike)), "sdb");
+        assert_eq!(found(&[scsi("sdc", LONG, "ua-vol")], &serial(alike)), "sdc");
     }
 
     #[test]
@@ -256,11 +254,11 @@ mod tests {
         let disks =
             [virtio("vda", "twin"), scsi("sda", "twin", ""), virtio("vdb", LONG), virtio("vdc", OTHER)];
         assert_eq!(
-            found(&disks, serial("twin")),
+            found(&disks, &serial("twin")),
             "2 disks have the serial number \"twin\": vda (virtio, serial number \"twin\"); \
              sda (virtio, serial number \"twin\")"
         );
-        assert!(found(&disks, serial(LONG)).starts_with("2 disks have the serial number \"pvc-"));
+        assert!(found(&disks, &serial(LONG)).starts_with("2 disks have the serial number \"pvc-"));
     }
 
     #[test]
@@ -282,7 +280,7 @@ mod tests {
             (Selector::Name("vda".into()), "vda"),
             (Selector::Name("/dev/vda".into()), "vda"),
         ] {
-            assert_eq!(found(&disks, selector.clone()), name, "{selector:?}");
+            assert_eq!(found(&disks, &selector), name, "{selector:?}");
         }
     }
 

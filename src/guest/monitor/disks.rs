@@ -54,8 +54,27 @@ impl News for Uevents {
     }
 }
 
+/// Where nobody says anything.
+struct Silence;
+
+impl News for Silence {
+    async fn next(&mut self) -> io::Result<Heard> {
+        pending().await
+    }
+
+    fn at_hand(&mut self) -> io::Result<Option<Heard>> {
+        Ok(None)
+    }
+}
+
 pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
-    follow(&guest, Uevents::subscribe()?).await
+    match Uevents::subscribe() {
+        Ok(uevents) => follow(&guest, uevents).await,
+        Err(error) => {
+            tracing::warn!("disks that come and go are not noticed, only those of now are known: {error}");
+            follow(&guest, Silence).await
+        }
+    }
 }
 
 /// Keeps the guest's list of disks, by what `news` says.
@@ -77,7 +96,7 @@ pub async fn follow(guest: &Guest, mut news: impl News) -> io::Result<Infallible
         tokio::select! {
             heard = news.next() => watch.hear(heard?).await,
             Some(done) = reads.join_next() => watch.done(done),
-            news = changed(watch.udev.as_ref()) => watch.udev_says(news?),
+            news = changed(watch.udev.as_ref()) => watch.udev_says(&news?),
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                 watch.expire().await;
             }
@@ -205,9 +224,9 @@ impl Watch<'_> {
         }
     }
 
-    fn udev_says(&mut self, news: udev::News) {
+    fn udev_says(&mut self, news: &udev::News) {
         for (name, seen) in self.tracker.for_udev() {
-            let is_meant = match &news {
+            let is_meant = match news {
                 udev::News::About(numbers) => numbers.contains(&seen.number),
                 udev::News::Any => true,
             };

@@ -249,7 +249,7 @@ impl Fleet {
                 let kind = entry.opened(*info, after, caller);
                 self.tell(&name, kind);
             }
-            Report::Heard(event) => self.heard(&name, event),
+            Report::Heard(event) => self.heard(&name, *event),
             Report::Callback(state, reason) => entry.callback(state, reason),
             Report::Closed(reason) => {
                 line!(entry.lines, vm = name, reason, "session closed");
@@ -385,7 +385,7 @@ mod tests {
         let (mut fleet, _changes, _handle) = Fleet::new(half());
         fleet.list(vec![vm("a", "/nowhere/a")]);
         let reset = || Change::Reset { name: "a".into() };
-        let heard = || Report::Heard(v1::Event::default());
+        let heard = || Report::Heard(Box::default());
         let resets = |fleet: &Fleet| fleet.vms["a"].running.machine.borrow().resets;
         fleet.change(reset());
         fleet.report(1, heard());
@@ -437,7 +437,7 @@ mod tests {
         fleet.list(vec![Vm { limits, ..vm("a", "/nowhere/a") }]);
         let session = Some(v1::UserSession::default());
         let kind = Some(event::Kind::UserLoggedIn(v1::UserLoggedIn { session }));
-        fleet.report(1, Report::Heard(v1::Event { kind, ..v1::Event::default() }));
+        fleet.report(1, Report::Heard(Box::new(v1::Event { kind, ..v1::Event::default() })));
         let excess = fleet.vms["a"].running.machine.borrow().excess;
         assert!(excess.unwrap().1.to_string().contains("more than 0 users"));
     }
