@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use prost_types::Timestamp;
 use serde_json::{Value, json};
 
 use crate::harness::host::{HostHalf, Listed, Watch};
@@ -215,6 +216,23 @@ fn of_many_disks_none_is_lost_and_none_is_wrong() {
     assert_eq!(lab.listed().len(), 15);
 }
 
+/// When the guest told an event, in microseconds since 1970 on its clock.
+fn known(event: &Value) -> i64 {
+    let time: Timestamp = event["guest_time"].as_str().unwrap().parse().unwrap();
+    time.seconds * 1_000_000 + i64::from(time.nanos) / 1000
+}
+
+/// When udev had processed the disk of this entry of its database, likewise.
+fn processed(vm: &Vm, entry: &str) -> i64 {
+    let since_boot: i64 =
+        entry.lines().find_map(|line| line.strip_prefix("I:")).unwrap().trim().parse().unwrap();
+    let clocks = "mapfile -n 3 lines < /proc/timer_list; echo ${EPOCHREALTIME/[.,]/} ${lines[2]}";
+    let clocks = vm.run(&format!("bash -c '{clocks}'")).unwrap();
+    let words: Vec<_> = clocks.split_whitespace().collect();
+    let [now, "now", "at", nanoseconds, ..] = words[..] else { panic!("{clocks}") };
+    now.parse::<i64>().unwrap() - nanoseconds.parse::<i64>().unwrap() / 1000 + since_boot
+}
+
 #[test]
 fn where_udev_runs_it_is_done_before_a_disk_is_told() {
     let lab = Lab::new(real("udev"));
@@ -234,7 +252,10 @@ fn where_udev_runs_it_is_done_before_a_disk_is_told() {
         let number = lab.vm.run(&format!("cat /sys/block/{disk}/dev")).unwrap();
         let entry = lab.vm.run(&format!("cat /run/udev/data/b{}", number.trim())).unwrap();
         assert!(entry.contains(&format!("ID_SCSI_SERIAL={data}")), "{entry}");
-        println!("attached, processed by udev, and known at the host after {took:?}");
+        let after = known(&added) - processed(&lab.vm, &entry);
+        println!(
+            "attached and known at the host after {took:?}; known in the guest {after} µs after udev was done"
+        );
         let listed = lab.vm.run("guestlet disks").unwrap();
         let line = listed.lines().find(|line| line.contains(&data)).unwrap_or_else(|| panic!("{listed}"));
         assert!(line.starts_with(&format!("{disk} ")), "{line}");
