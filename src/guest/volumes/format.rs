@@ -120,7 +120,7 @@ pub struct Formatted {
 pub async fn format(guest: &Guest, wanted: &Format<'_>) -> Result<Formatted, Error> {
     check_words(wanted)?;
     let device = Device::find(wanted.device).await?;
-    let held = guest.volumes.begin(&device.file, "it is being formatted")?;
+    let held = guest.volumes.begin_with(&device, "it is being formatted")?;
     let run = Run { guest, wanted, device: &device, held: &held };
     match tokio::time::timeout(wanted.deadline, run.go()).await {
         Ok(done) => done,

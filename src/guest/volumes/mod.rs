@@ -49,6 +49,13 @@ impl Volumes {
     fn begin(&self, what: &Path, doing: &'static str) -> Result<Held, Error> {
         self.busy.begin(what, doing).map_err(|doing| Error::Busy { what: what.to_owned(), doing })
     }
+
+    /// As [`Self::begin`], of a device, whatever file it was named by.
+    fn begin_with(&self, device: &Device, doing: &'static str) -> Result<Held, Error> {
+        let (major, minor) = device.facts.number;
+        let key = PathBuf::from(format!("{major}:{minor}"));
+        self.busy.begin(&key, doing).map_err(|doing| Error::Busy { what: device.file.clone(), doing })
+    }
 }
 
 /// A device, as it was when it was looked up.

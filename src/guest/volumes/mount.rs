@@ -97,7 +97,7 @@ async fn mount_device(
     held_target: Held,
 ) -> Result<Mounted, Error> {
     let device = Device::find(device).await?;
-    let held = guest.volumes.begin(&device.file, "it is being mounted")?;
+    let held = guest.volumes.begin_with(&device, "it is being mounted")?;
     let root = guest.root.clone();
     let number = device.facts.number;
     let read = holding(&held, &device.file, PATIENCE, move || Mounts::read(&root, number)).await?;

@@ -18,7 +18,7 @@ const SWAPS: &str = "/proc/swaps";
 /// If there is no swap space on it, or the kernel does not take it.
 pub async fn on(guest: &Guest, device: &Path) -> Result<bool, Error> {
     let device = Device::find(device).await?;
-    let held = guest.volumes.begin(&device.file, "it is being taken into use")?;
+    let held = guest.volumes.begin_with(&device, "it is being taken into use")?;
     if in_use(guest, &device).await? {
         return Ok(true);
     }
@@ -38,7 +38,7 @@ pub async fn on(guest: &Guest, device: &Path) -> Result<bool, Error> {
 /// If memory does not suffice; if it takes longer than `deadline`, and then it goes on.
 pub async fn off(guest: &Guest, device: &Path, deadline: Duration) -> Result<bool, Error> {
     let device = Device::find(device).await?;
-    let held = guest.volumes.begin(&device.file, "it is being let go of")?;
+    let held = guest.volumes.begin_with(&device, "it is being let go of")?;
     if !in_use(guest, &device).await? {
         return Ok(false);
     }

@@ -57,7 +57,7 @@ pub enum Outcome {
 pub async fn grow(guest: &Guest, device: &Path, deadline: Duration) -> Result<Vec<Step>, Error> {
     let device = Device::find(device).await?;
     let (disk, partition) = bottom(guest, &device);
-    let held = guest.volumes.begin(&disk, "what is on it grows")?;
+    let held = guest.volumes.begin_with(&Device::find(&disk).await?, "what is on it grows")?;
     let mut climb = Climb { guest, held, deadline, disk: disk.clone(), partition, steps: Vec::new() };
     match tokio::time::timeout(deadline, climb.from(disk.clone())).await {
         Ok(climbed) => climbed.map(|()| climb.steps),
@@ -103,9 +103,8 @@ impl Climb<'_> {
         for _ in 0..DEEPEST {
             let device = Device::find(&file).await?;
             // The disk is held in any case.
-            let _held = (device.file != self.disk)
-                .then(|| self.guest.volumes.begin(&device.file, "it grows"))
-                .transpose()?;
+            let begin = || self.guest.volumes.begin_with(&device, "it grows");
+            let _held = (file != self.disk).then(begin).transpose()?;
             let found = contents(self.guest, &device.file).await?;
             let next = match (&found, found.kind()) {
                 (Contents::Known(Signature { kind: None, table: Some(_), .. }), _) => {
