@@ -28,7 +28,7 @@ setup: ## install what building and testing need (as root, on Debian 12)
 lint: ## format, clippy for all programs together and for each alone, documentation
 	$(STEP) "format" cargo fmt --check
 	$(STEP) "clippy" cargo clippy --locked --all-targets -- -D warnings
-	$(STEP) "clippy, tests with VMs" cargo clippy --locked --test vm --test images --test demo -- -D warnings
+	$(STEP) "clippy, tests with VMs" cargo clippy --locked --test vm --test disk_layers --test images --test demo -- -D warnings
 	$(STEP) "clippy, agent alone" cargo clippy --locked --no-default-features --features agent -- -D warnings
 	$(STEP) "clippy, host alone" cargo clippy --locked --no-default-features --features host -- -D warnings
 	$(STEP) "clippy, ctl alone" cargo clippy --locked --no-default-features --features ctl -- -D warnings

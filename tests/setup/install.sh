@@ -12,7 +12,8 @@ fail() {
     exit 1
 }
 
-packages="btrfs-progs ca-certificates cpio dbus dmsetup dosfstools e2fsprogs fdisk gcc genisoimage git iproute2 kmod libc6-dev make mmdebstrap pkg-config
+packages="btrfs-progs ca-certificates cpio cryptsetup-bin dbus dmsetup dosfstools e2fsprogs fdisk gcc genisoimage git
+    iproute2 kmod libc6-dev lvm2 make mmdebstrap pkg-config
     busybox-static qemu-system-x86 qemu-utils socat util-linux xfsprogs xz-utils zstd"
 # What Debian's qemu-ga loads.
 packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"

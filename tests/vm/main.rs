@@ -9,6 +9,8 @@
 //! and to events when the guest is paused, moved, saved or its clock set, [`hotplug_host`] disks that the host half
 //! plugs into a running guest, [`freeze`] freezes of a whole guest,
 //! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`stand_in`] the agent
+//! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga,
+//! [`disk_layers`] encryption, LVM and disks that fail, [`stand_in`] the agent
 //! under the name of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`]
 //! what an independent client of it reads (with real guests).
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
@@ -20,6 +22,7 @@ mod harness;
 
 mod accounts;
 mod channel;
+mod disk_layers;
 mod disks;
 mod freeze;
 mod hotplug;
