@@ -129,6 +129,15 @@ fn a_disk_that_cannot_be_read_or_written_is_not_taken_for_a_blank_one() {
     let error = make(&lab, &blank, Kind::Ext4).unwrap_err().to_string();
     assert_eq!(error, "blkid is not installed in this guest");
     nix::mount::umount("/usr/sbin").unwrap();
+    // Nothing is begun without the program for it, and so nothing is noted.
+    run(&format!(
+        "cp /usr/sbin/blkid {0}; mount -t tmpfs none /usr/sbin; cp {0} /usr/sbin/blkid",
+        lab.path("blkid").display()
+    ));
+    let error = make(&lab, &blank, Kind::Ext4).unwrap_err().to_string();
+    assert_eq!(error, "mkfs.ext4 is not installed in this guest");
+    nix::mount::umount("/usr/sbin").unwrap();
+    assert_eq!(notes(), 0);
 
     // Somebody else is at it.
     let holder = std::fs::File::open(&blank.device).unwrap();

@@ -14,7 +14,8 @@ fn do_grow(lab: &Lab, device: &Path) -> Result<Vec<Step>, Error> {
     lab.wait(grow(&lab.guest, device, Duration::from_secs(120)))
 }
 
-/// A disk with a table that `sfdisk` makes; the kernel knows its partitions.
+/// A disk with a table that `sfdisk` makes; the kernel knows its partitions. They go with it: to forget them earlier may
+/// fail while another program looks at all disks.
 fn parted(lab: &Lab, name: &str, mebibytes: u64, table: &str) -> Disk {
     let disk = lab.disk(name, mebibytes);
     run(&format!(
@@ -107,7 +108,7 @@ fn a_partition_and_its_file_system_take_the_new_room() {
         run(&format!("partx --update {} 2>&1", disk.name()));
         assert_eq!(words(&do_grow(&lab, &disk.device).unwrap())[1], format!("ext4 on {last}: grown"));
         assert_eq!(blocks(&last) / 4096, size(&last) / 4096);
-        run(&format!("e2fsck -fn {last}; partx --delete {}", disk.name()));
+        run(&format!("e2fsck -fn {last}"));
     }
 }
 
@@ -163,12 +164,7 @@ fn what_cannot_grow_is_left_alone() {
     run(&format!("mount {last} {}", other.display()));
     let expected = [format!("partition 2 of {}: grown", disk.name()), format!("xfs on {last}: grown")];
     assert_eq!(words(&do_grow(&lab, &disk.device).unwrap()), expected);
-    run(&format!(
-        "umount {} {}; xfs_repair -n {last} 2>&1; partx --delete {}",
-        place.display(),
-        other.display(),
-        disk.name()
-    ));
+    run(&format!("umount {} {}; xfs_repair -n {last} 2>&1", place.display(), other.display()));
 
     let swap = parted(&lab, "swap", 32, "label: gpt\\nsize=8MiB\\n");
     let only = partition(&swap, 1);
@@ -182,7 +178,6 @@ fn what_cannot_grow_is_left_alone() {
     swap.resize(8);
     let steps = words(&do_grow(&lab, &swap.device).unwrap());
     assert!(steps[0].contains("smaller") || steps[0].contains("damaged"), "{steps:?}");
-    run(&format!("partx --delete {}", swap.name()));
 
     let blank = lab.disk("blank", 16);
     assert_eq!(do_grow(&lab, &blank.device).unwrap(), []);

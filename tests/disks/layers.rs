@@ -87,7 +87,9 @@ fn everything_grows_while_it_is_mounted() {
         steps.last().unwrap(),
         "the volume group group: it has 2 logical volumes that could take the room"
     );
-    run(&format!("vgchange --quiet -an group; cryptsetup close secret; partx --delete {name}"));
+    run(&format!(
+        "vgchange --quiet -an group; cryptsetup close secret; partx --delete {name} 2> /dev/null || true"
+    ));
     // Closed, it stays.
     let steps = do_grow(&lab, &disk.device);
     assert_eq!(steps.len(), 1, "{steps:?}");
@@ -109,7 +111,7 @@ fn xfs_and_btrfs_and_ext4_grow_in_a_partition_that_is_used() {
         disk.resize(size + 216);
         let expected = [format!("partition 1 of {name}: grown"), format!("{kind} on {name}p1: grown")];
         assert_eq!(do_grow(&lab, &place_device(&place)), expected);
-        run(&format!("umount {}; partx --delete {name}", place.display()));
+        run(&format!("umount {}", place.display()));
     }
 }
 

@@ -238,6 +238,11 @@ impl Run<'_> {
 
     async fn make(&self, uuid: &str) -> Result<Formatted, Error> {
         let file = &self.device.file;
+        let (program, _) = self.wanted.kind.program("", None);
+        // Nothing is noted that is not begun: what is on the disk later would be taken for its work.
+        if programs::find(&self.guest.root, program).is_none() {
+            return Err(Error::NotInstalled { program });
+        }
         let intent = Intent {
             identity: self.wanted.identity.to_owned(),
             bytes: self.device.facts.bytes,

@@ -98,9 +98,8 @@ async fn mount_device(
 ) -> Result<Mounted, Error> {
     let device = Device::find(device).await?;
     let held = guest.volumes.begin_with(&device, "it is being mounted")?;
-    let root = guest.root.clone();
-    let number = device.facts.number;
-    let read = holding(&held, &device.file, PATIENCE, move || Mounts::read(&root, number)).await?;
+    let (root, copy) = (guest.root.clone(), device.clone());
+    let read = holding(&held, &device.file, PATIENCE, move || Mounts::read(&root, &copy)).await?;
     let mounts = read.map_err(|source| Error::unreadable(&device.file, source))?;
 
     if let Some(there) = mounts.at(&place) {
@@ -254,13 +253,17 @@ fn at<'a>(list: &'a [mountinfo::Mount], place: &Place) -> Option<&'a mountinfo::
 struct Mounts {
     list: Vec<mountinfo::Mount>,
     device: (u32, u32),
+    /// What the device says of itself.
+    own: Option<Superblock>,
     /// The devices of file systems that may be copies of one another: their sources, and what they say.
     others: Vec<(String, Superblock)>,
 }
 
 impl Mounts {
-    fn read(root: &Root, device: (u32, u32)) -> io::Result<Self> {
-        let mut mounts = Self { list: MountList::open(root)?.read()?, device, others: Vec::new() };
+    fn read(root: &Root, device: &Device) -> io::Result<Self> {
+        let own = superblock::read(&block_device::open(&device.file)?)?;
+        let list = MountList::open(root)?.read()?;
+        let mut mounts = Self { list, device: device.facts.number, own, others: Vec::new() };
         let mut others: Vec<(String, Superblock)> = Vec::new();
         let copies = |mount: &&mountinfo::Mount| matches!(mount.kind.as_str(), "xfs" | "btrfs");
         for mount in mounts.list.iter().filter(copies).filter(|mount| !mounts.is_ours(mount)) {
@@ -291,8 +294,7 @@ impl Mounts {
 
     /// A copy of a file system that is mounted: XFS has to be told that it is one, btrfs would take one for the other.
     fn clone_of(&self, device: &Path, options: &mut Options) -> Result<(), Error> {
-        let read = block_device::open(device).and_then(|device| superblock::read(&device));
-        let Some(own) = read.map_err(|source| Error::unreadable(device, source))? else { return Ok(()) };
+        let Some(own) = self.own else { return Ok(()) };
         let Some((other, _)) = self.others.iter().find(|(_, other)| other.uuid == own.uuid) else {
             return Ok(());
         };

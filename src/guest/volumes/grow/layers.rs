@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::{Climb, Next};
 use crate::guest::volumes::contents::contents;
 use crate::guest::volumes::{Device, Error, programs};
+use crate::sys::block;
 use crate::sys::program::Ended;
-use crate::sys::{block, block_device};
 
 impl Climb<'_> {
     /// An encrypted device grows once it is open.
@@ -101,7 +101,7 @@ impl Climb<'_> {
         {
             return Ok(self.failed(what, &error));
         }
-        let after = block_device::facts(path).map_or(before, |facts| facts.bytes);
+        let after = Device::find(path).await.map_or(before, |device| device.facts.bytes);
         self.note(what, before, after);
         Ok(Next::On(device.file))
     }
