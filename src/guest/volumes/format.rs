@@ -6,7 +6,7 @@
 //!                   └── mkfs again ─┘ killed in between: the note fits to the disk, and what is on it is the
 //!                                     file system of the note with faults, or nothing that has a signature
 //! ```
-//! What is found decides ([`decide`]); a file system of the kind that is wanted is left as it is.
+//! What is found decides (`decide`); a file system of the kind that is wanted is left as it is.
 
 use std::io;
 use std::os::fd::OwnedFd;
