@@ -20,7 +20,7 @@ const SMALL: usize = 1 << 20;
 pub struct Room(Arc<Semaphore>);
 
 impl Default for Room {
-    /// All of it is free. A permit is as much as [`SMALL`].
+    /// All of it is free. A permit is as much as `SMALL`.
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(TOTAL / SMALL)))
     }
