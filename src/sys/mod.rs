@@ -12,7 +12,7 @@ pub mod block;
 pub mod block_device;
 #[cfg(feature = "agent")]
 pub mod block_stack;
-#[cfg(feature = "agent")]
+#[cfg(any(feature = "agent", feature = "host"))]
 pub mod blocking;
 #[cfg(feature = "agent")]
 pub mod calendar;
