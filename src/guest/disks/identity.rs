@@ -2,7 +2,7 @@
 //!
 //! All of it is at hand in sysfs, but for one thing: a virtio-blk disk is asked for its serial number each time that
 //! is read, and may never answer. So it is [asked](Serial) once, by who can wait, and everything else can be
-//! [read](read) without it.
+//! [read] without it.
 
 use std::fmt;
 use std::io;
