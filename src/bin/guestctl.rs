@@ -98,7 +98,7 @@ enum Disk {
         /// The VM's volume of this serial number; made with this size if it is not there, such as 10G
         #[arg(long, value_parser = parse_size)]
         size: Option<u64>,
-        /// How the guest knows the disk: up to 36 characters on scsi, 20 on virtio
+        /// How the guest knows the disk: up to 64 characters on scsi, 20 on virtio
         #[arg(long)]
         serial: String,
         /// What the guest sees it on

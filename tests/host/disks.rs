@@ -118,7 +118,7 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
         lab.words(&["disk", "attach", "a", "--file", &file, "--serial", serial, "--bus", bus]);
     }
     let before = (qemu.devices(), qemu.nodes());
-    let long = "x".repeat(37);
+    let long = "x".repeat(65);
     let folder = text(&lab.path("."));
     let nothing = text(&lab.path("nothing.raw"));
     let new = |rest: &[&'static str]| [&["attach", "a", "--size", "1M", "--serial"], rest].concat();
@@ -141,7 +141,7 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
             "serial \"root-disk\" is in use: /machine/peripheral-anon/device[0]",
         ),
         (new(&["three", "--bus", "virtio"]), 1, "no free PCI Express root port"),
-        (vec!["attach", "a", "--size", "1M", "--serial", &long], 1, "has 37 bytes, and a guest can read 36"),
+        (vec!["attach", "a", "--size", "1M", "--serial", &long], 1, "has 65 bytes, and a guest can read 64"),
         (
             new(&["123456789012345678901", "--bus", "virtio"]),
             1,

@@ -254,6 +254,9 @@ impl State {
                     path.trim_start_matches("/machine/peripheral/").trim_end_matches("/virtio-backend");
                 match (self.devices.get(device), text("property").as_str()) {
                     (Some(device), "serial") => device["serial"].clone(),
+                    (Some(device), "device_id") if device["driver"] == "scsi-hd" => {
+                        device["device_id"].clone()
+                    }
                     (None, "serial") if path == ROOT => json!("root-disk"),
                     (None, "hotplug") => json!(true),
                     _ => return Err(("DeviceNotFound", format!("Device '{path}' not found"))),

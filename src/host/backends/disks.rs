@@ -12,17 +12,18 @@ use std::time::Duration;
 /// What the guest sees the disk on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bus {
-    /// A disk of a virtio-scsi controller that the VM has. It shows 36 bytes of the serial number.
+    /// A disk of a virtio-scsi controller that the VM has. It shows 36 bytes of the serial number as that, and up to 64 as
+    /// the text of page 83h.
     Scsi,
     /// A virtio-blk device of its own, which takes a free PCI Express root port. It shows 20 bytes of the serial number.
     VirtioBlk,
 }
 
 impl Bus {
-    /// The longest serial number, in bytes: what the guest can read of it.
+    /// The longest serial number, in bytes: what the guest can read of it. Page 83h has room for more than this.
     pub fn longest_serial(self) -> usize {
         match self {
-            Self::Scsi => 36,
+            Self::Scsi => 64,
             Self::VirtioBlk => 20,
         }
     }
@@ -274,8 +275,8 @@ mod tests {
 
     #[test]
     fn serials() {
-        let longest = "a".repeat(36);
-        let too_long = "a".repeat(37);
+        let longest = "a".repeat(64);
+        let too_long = "a".repeat(65);
         let cases = [
             ("data-1", Bus::VirtioBlk, None),
             ("with a space", Bus::Scsi, None),
@@ -287,7 +288,7 @@ mod tests {
                 Bus::VirtioBlk,
                 Some("has 21 bytes, and a guest can read 20 of a disk on the virtio bus"),
             ),
-            (&too_long, Bus::Scsi, Some("has 37 bytes, and a guest can read 36 of a disk on the scsi bus")),
+            (&too_long, Bus::Scsi, Some("has 65 bytes, and a guest can read 64 of a disk on the scsi bus")),
             ("a\tb", Bus::Scsi, Some("characters that a disk cannot show")),
             ("ä", Bus::Scsi, Some("characters that a disk cannot show")),
             (" a", Bus::Scsi, Some("begins or ends with a space")),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::super::disks::{AttachedDisk, Bus, DiskError, Format, NewDisk, Source, check_serial};
 use super::super::link::CallError;
-use super::seen::{Seen, bus_of};
+use super::seen::{Seen, bus_of, page80};
 use super::volume::{Volume, check_size};
 use super::{Vm, detach, naming, place};
 use crate::sys::blocking;
@@ -57,7 +57,7 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
     let _changing = vm.changing.lock().await;
     // What can fail does so before a volume is made.
     let seen = Seen::read(&vm.link).await?;
-    if let Some(other) = seen.other_with(&disk.serial, &naming::name(&disk.serial)) {
+    if let Some(other) = seen.confusable(&disk.serial, disk.bus, &naming::name(&disk.serial)) {
         return Err(DiskError::SerialInUse { serial: disk.serial.clone(), device: other.device.clone() });
     }
     let place = match seen.devices.get(&naming::name(&disk.serial)) {
@@ -225,6 +225,7 @@ fn device(wanted: &Wanted, bus: &str) -> Value {
     match wanted.bus {
         Bus::Scsi => {
             device["driver"] = json!("scsi-hd");
+            device["serial"] = json!(page80(&wanted.serial));
             // QEMU makes it of the serial number only if that has 20 bytes or fewer.
             device["device_id"] = json!(wanted.serial);
         }

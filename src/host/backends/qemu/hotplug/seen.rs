@@ -12,6 +12,8 @@ use super::naming;
 
 /// Devices that have an identifier are below this.
 pub const PERIPHERAL: &str = "/machine/peripheral";
+/// Bytes of a serial number that QEMU's SCSI disks show as that.
+const PAGE_80: usize = 36;
 
 /// What there is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,7 +57,7 @@ pub struct Image {
 pub struct Disk {
     /// The identifier or the QOM path of its device.
     pub device: String,
-    /// May be empty.
+    /// In full, also where a guest reads more of it than QEMU's property of this name has; may be empty.
     pub serial: String,
     /// What is behind it.
     pub node: Node,
@@ -113,6 +115,26 @@ pub async fn properties(link: &Link, path: &str) -> Result<Vec<Property>, DiskEr
     }
 }
 
+/// A text that a device has; empty if it has none.
+async fn property(link: &Link, path: &str, name: &str) -> Result<String, DiskError> {
+    match link.call("qom-get", json!({ "path": path, "property": name })).await {
+        Ok(Value::String(text)) => Ok(text),
+        // Not every device has every property.
+        Ok(_) | Err(CallError::Refused { .. }) => Ok(String::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What a SCSI disk shows of a serial number as that.
+pub fn page80(serial: &str) -> &str {
+    serial.get(..PAGE_80).unwrap_or(serial)
+}
+
+/// The serial number, which goes on in what page 83h shows if that has the same beginning.
+fn whole(serial: String, device_id: String) -> String {
+    if page80(&device_id) == serial { device_id } else { serial }
+}
+
 /// Devices that have an identifier.
 pub async fn devices(link: &Link) -> Result<BTreeMap<String, String>, DiskError> {
     let list = properties(link, PERIPHERAL).await?;
@@ -139,12 +161,11 @@ impl Seen {
             let (Some(device), Some(node)) = (block.qdev, block.inserted) else { continue };
             let path =
                 if device.starts_with('/') { device.clone() } else { format!("{PERIPHERAL}/{device}") };
-            let serial = link.call("qom-get", json!({ "path": path, "property": "serial" })).await;
-            let serial = match serial {
-                Ok(Value::String(serial)) => serial,
-                // Not every device has one.
-                Ok(_) | Err(CallError::Refused { .. }) => String::new(),
-                Err(error) => return Err(error.into()),
+            let serial = property(link, &path, "serial").await?;
+            let serial = if serial.len() == PAGE_80 {
+                whole(serial, property(link, &path, "device_id").await?)
+            } else {
+                serial
             };
             disks.push(Disk { device, serial, node });
         }
@@ -156,10 +177,24 @@ impl Seen {
         self.disks.iter().find(|disk| disk.identifier() == identifier)
     }
 
-    /// The disk of another identifier that a guest cannot tell from one with this serial number.
-    pub fn other_with(&self, serial: &str, identifier: &str) -> Option<&Disk> {
+    /// The disk of another identifier with this serial number.
+    fn other_with(&self, serial: &str, identifier: &str) -> Option<&Disk> {
         let alike = |disk: &&Disk| disk.identifier() != identifier && disk.visible_serial() == serial;
         self.disks.iter().find(alike)
+    }
+
+    /// The disk of another identifier that a guest may take for one on `bus` with this serial number: one of the two is
+    /// all that can be read of the other in one place.
+    pub fn confusable(&self, serial: &str, bus: Bus, identifier: &str) -> Option<&Disk> {
+        let shown = if bus == Bus::Scsi { page80(serial) } else { serial };
+        self.other_with(serial, identifier).or_else(|| {
+            let alike = |disk: &&Disk| {
+                let theirs = disk.visible_serial();
+                let on_scsi = disk.bus() == Bus::Scsi;
+                disk.identifier() != identifier && (theirs == shown || on_scsi && page80(theirs) == serial)
+            };
+            self.disks.iter().find(alike)
+        })
     }
 
     /// Ours with this serial number.
@@ -201,12 +236,14 @@ impl Disk {
         path.map_or(self.device.as_str(), |rest| rest.split('/').next().unwrap_or(rest))
     }
 
+    fn bus(&self) -> Bus {
+        // Only virtio-blk has its block backend in a device below the one with the identifier.
+        if self.device.ends_with("/virtio-backend") { Bus::VirtioBlk } else { Bus::Scsi }
+    }
+
     /// The part of the serial number that a guest can read.
     fn visible_serial(&self) -> &str {
-        // Only virtio-blk has its block backend in a device below the one with the identifier.
-        let most = if self.device.ends_with("/virtio-backend") { Bus::VirtioBlk } else { Bus::Scsi }
-            .longest_serial();
-        self.serial.get(..most).unwrap_or(&self.serial)
+        self.serial.get(..self.bus().longest_serial()).unwrap_or(&self.serial)
     }
 }
 
@@ -241,6 +278,32 @@ mod tests {
         ] {
             assert_eq!(disk(device, "").identifier(), expected);
         }
+    }
+
+    #[test]
+    fn long_serials_go_on_in_the_identifier() {
+        let long = "pvc-11111111-2222-3333-4444-555555555555";
+        let (first, own) = (|| page80(long).to_owned(), |text: &str| text.to_owned());
+        assert_eq!(first().len(), 36);
+        assert_eq!(whole(first(), own(long)), long);
+        // The aliases of others say something else.
+        assert_eq!(whole(first(), own("ua-volume")), first());
+        assert_eq!(whole(first(), String::new()), first());
+        assert_eq!(page80("short"), "short");
+        let seen = |serial: &str| Seen { disks: vec![disk("a", serial)], ..Seen::default() };
+        let other = "pvc-11111111-2222-3333-4444-555555556666";
+        for (there, wanted, bus, confusable) in [
+            (long, long, Bus::Scsi, true),
+            (long, page80(long), Bus::Scsi, true),
+            (page80(long), long, Bus::Scsi, true),
+            (long, other, Bus::Scsi, false),
+            (long, &long[..20], Bus::VirtioBlk, false),
+        ] {
+            let found = seen(there);
+            assert_eq!(found.confusable(wanted, bus, "x").is_some(), confusable, "{there} {wanted}");
+            assert_eq!(found.confusable(wanted, bus, "a"), None);
+        }
+        assert!(matches!(seen(long).ours(page80(long)), Err(DiskError::NotAttached(_))));
     }
 
     #[test]
