@@ -123,8 +123,8 @@ impl Api {
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot use the folder {}", folder.display()))?;
         let holder = Holder::default();
-        let api =
-            guest::Service::new(guest.clone(), vec!["events".to_owned(), "qga".to_owned()], holder.clone());
+        let capabilities = ["events", "qga", "disks"].map(str::to_owned).to_vec();
+        let api = guest::Service::new(guest.clone(), capabilities, holder.clone());
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels);
         let local = Listener::Unix(unix::Listener::bind(&folder.join(LOCAL_SOCKET))?);
         let first_since_boot = identity::first_run(&guest.root, &folder)

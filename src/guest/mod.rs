@@ -44,6 +44,8 @@ pub struct Guest {
     pub events: Arc<events::Hub>,
     /// The disks that it has, and those that are waited for.
     pub disks: Arc<disks::room::Room>,
+    /// The disks that it was asked to let go of.
+    pub releases: Arc<disks::release::Releases>,
     /// What its disks have told of themselves.
     pub serials: Arc<disks::serials::Serials>,
     /// Files that clients have open in it.
@@ -64,6 +66,7 @@ impl Guest {
             effects: Arc::new(Machine),
             events: Arc::new(events::Hub::new(run_id)),
             disks: Arc::default(),
+            releases: Arc::default(),
             serials: Arc::default(),
             files: Arc::default(),
             freezer: freeze::Freezer::default(),

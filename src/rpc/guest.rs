@@ -1,21 +1,29 @@
 //! `guestlet.v1.Guest`: who this guest is, and what happens in it.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use tokio_stream::Stream;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
+use crate::guest::disks::lookup::{FindError, Selector};
+use crate::guest::disks::release::{self, ReleaseError, Released};
+use crate::guest::disks::room::WaitError;
 use crate::guest::events::{self, Event, News, Watcher};
 use crate::guest::{Guest, identity, system};
 use crate::rpc::convert;
 use crate::rpc::holder::{Hold, Holder};
+use crate::sys::error_chain;
 use crate::wire::proto::v1;
+use crate::wire::proto::v1::disk_selector::By;
 use crate::wire::proto::v1::guest_server::{self, GuestServer};
 
 /// Bytes of one request; they are all small.
 const MAX_REQUEST: usize = 16 * 1024;
 /// Bytes of a ping.
 const MAX_PING: usize = 4096;
+/// Milliseconds for which a disk is waited for.
+const MAX_WAIT: u32 = 600_000;
 
 /// The service, for one connection after the other.
 #[derive(Debug, Clone)]
@@ -65,6 +73,42 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Completes when the agent begins to stop.
+    async fn stopping(&self) {
+        let (_, mut watcher) = self.guest.events.watch(None);
+        while !matches!(watcher.next().await, News::Event(recorded) if recorded.event == Event::Stopping) {}
+    }
+}
+
+fn selector(disk: Option<v1::DiskSelector>) -> Result<Selector, Status> {
+    match disk.and_then(|disk| disk.by) {
+        Some(By::Serial(serial)) => Ok(Selector::Serial(serial)),
+        Some(By::Alias(alias)) => Ok(Selector::Alias(alias)),
+        Some(By::WorldWideName(name)) => Ok(Selector::Wwn(name)),
+        None => Err(Status::invalid_argument("disk.by is missing: say which disk is meant")),
+    }
+}
+
+fn not_found_out(error: &FindError) -> Status {
+    match error {
+        FindError::NotFound(_) => Status::not_found(error.to_string()),
+        FindError::Ambiguous { .. } => Status::failed_precondition(error.to_string()),
+        FindError::Unusable { .. } => Status::invalid_argument(error.to_string()),
+    }
+}
+
+fn not_released(error: &ReleaseError) -> Status {
+    let code = match error {
+        ReleaseError::Find(error) => return not_found_out(error),
+        ReleaseError::InUse { .. } | ReleaseError::Unknown { .. } => Code::FailedPrecondition,
+        ReleaseError::Busy(_) => Code::Aborted,
+        ReleaseError::Silent { .. } => Code::DeadlineExceeded,
+        ReleaseError::System { .. } => Code::Internal,
+    };
+    Status::new(code, error_chain::words(error))
+}
+
 #[tonic::async_trait]
 impl guest_server::Guest for Service {
     async fn get_info(&self, _: Request<v1::GetInfoRequest>) -> Result<Response<v1::GuestInfo>, Status> {
@@ -80,6 +124,46 @@ impl guest_server::Guest for Service {
             )));
         }
         Ok(Response::new(v1::PingResponse { payload }))
+    }
+
+    async fn find_disk(
+        &self,
+        request: Request<v1::FindDiskRequest>,
+    ) -> Result<Response<v1::FindDiskResponse>, Status> {
+        let v1::FindDiskRequest { disk, wait_milliseconds } = request.into_inner();
+        if wait_milliseconds > MAX_WAIT {
+            return Err(Status::invalid_argument(format!("wait_milliseconds is more than {MAX_WAIT}")));
+        }
+        let selector = selector(disk)?;
+        let within = Duration::from_millis(wait_milliseconds.into());
+        let found = tokio::select! {
+            found = release::find(&self.guest, &selector, within) => found,
+            () = self.stopping() => return Err(Status::unavailable("the agent is stopping")),
+        };
+        match found {
+            Ok(disk) => Ok(Response::new(v1::FindDiskResponse { disk: Some(convert::disk(&disk)) })),
+            Err(WaitError::TooLate { .. }) => Ok(Response::new(v1::FindDiskResponse { disk: None })),
+            Err(WaitError::Find(error)) => Err(not_found_out(&error)),
+        }
+    }
+
+    async fn release_disk(
+        &self,
+        request: Request<v1::ReleaseDiskRequest>,
+    ) -> Result<Response<v1::ReleaseDiskResponse>, Status> {
+        let selector = selector(request.into_inner().disk)?;
+        tracing::info!("audit: the host half: release the disk with {selector}");
+        let (disk, removed) = match release::release(&self.guest, &selector).await {
+            Ok(Released::Absent) => (None, false),
+            Ok(Released::Unused(disk)) => (Some(convert::disk(&disk)), false),
+            Ok(Released::Removed(disk)) => (Some(convert::disk(&disk)), true),
+            Err(error) => {
+                let status = not_released(&error);
+                tracing::info!("not released: {}", status.message());
+                return Err(status);
+            }
+        };
+        Ok(Response::new(v1::ReleaseDiskResponse { disk, removed }))
     }
 
     type WatchEventsStream = Pin<Box<dyn Stream<Item = Result<v1::Event, Status>> + Send>>;

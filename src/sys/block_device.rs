@@ -1,8 +1,12 @@
-//! Calls to block devices: how large one is, its lock, and the kernel's idea of a partition.
+//! Calls to block devices: how large one is, its lock, the claim to it, its buffers, and the kernel's idea of a
+//! partition.
 
+use std::ffi::CString;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -82,12 +86,52 @@ fn checked(device: File) -> io::Result<File> {
 /// # Errors
 /// As open(2) gives them.
 pub fn is_claimed(path: &Path) -> io::Result<bool> {
-    let flags = libc::O_NONBLOCK | libc::O_EXCL;
-    match OpenOptions::new().read(true).custom_flags(flags).open(path).and_then(checked) {
+    match claim(path) {
         Ok(_) => Ok(false),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
         Err(error) => Err(error),
     }
+}
+
+/// Claims the device at `path`, and every part of it, for as long as the file is open: nobody can mount it, swap to it
+/// or make another device of it. Who only reads and writes it is not kept from that. May block for as long as the
+/// device does.
+///
+/// # Errors
+/// `EBUSY` if somebody has claimed it or a part of it; as open(2) gives them.
+pub fn claim(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_EXCL;
+    OpenOptions::new().read(true).custom_flags(flags).open(path).and_then(checked)
+}
+
+/// Writes what is buffered of a device to it, has it empty its own cache, and forgets the buffers. May block for as
+/// long as the device does.
+///
+/// # Errors
+/// As fsync(2) gives them: what was written may be lost. `EACCES` without `CAP_SYS_ADMIN`.
+pub fn flush(device: BorrowedFd<'_>) -> io::Result<()> {
+    nix::unistd::fsync(device)?;
+    // SAFETY: BLKFLSBUF takes no argument that the kernel would read.
+    unsafe { ioctl::flush(device.as_raw_fd(), 0) }?;
+    Ok(())
+}
+
+/// The number of the block device that `path` leads to; none if it leads to something else. A file of the network is
+/// not waited for.
+pub fn number_at(path: &Path) -> Option<Number> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let mut found = MaybeUninit::<libc::statx>::uninit();
+    let flags = libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT;
+    // SAFETY: the path ends with a zero, and the kernel fills the `struct statx` in before it returns 0.
+    let found = unsafe {
+        let status = libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, libc::STATX_TYPE, found.as_mut_ptr());
+        if status != 0 {
+            return None;
+        }
+        found.assume_init()
+    };
+    let kind = u32::from(found.stx_mode) & libc::S_IFMT;
+    (kind == libc::S_IFBLK).then_some((found.stx_rdev_major, found.stx_rdev_minor))
 }
 
 /// A lock on a whole disk: as long as it is held udev leaves the disk and its partitions alone, and so do other
@@ -168,6 +212,7 @@ mod ioctl {
     }
 
     nix::ioctl_read_bad!(read_only, nix::request_code_none!(0x12, 94), i32);
+    nix::ioctl_write_int_bad!(flush, nix::request_code_none!(0x12, 97));
     nix::ioctl_read_bad!(sector_size, nix::request_code_none!(0x12, 104), i32);
     nix::ioctl_write_ptr_bad!(partition, nix::request_code_none!(0x12, 105), PartitionCall);
     nix::ioctl_read_bad!(size, nix::request_code_read!(0x12, 114, size_of::<usize>()), u64);

@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
 
+use crate::sys::block_device;
 use crate::sys::calendar::Date;
 use crate::sys::mount_point;
 use crate::sys::mountinfo::Mount;
@@ -107,6 +108,24 @@ pub trait Effects: Debug + Send + Sync {
         Err(unsupported())
     }
 
+    /// Claims a whole disk, for as long as what is returned is open ([`block_device::claim`]).
+    ///
+    /// # Errors
+    /// `EBUSY` if somebody uses it or a part of it; as open(2) gives them.
+    fn claim_disk(&self, device: &Path) -> io::Result<OwnedFd> {
+        let _ = device;
+        Err(unsupported())
+    }
+
+    /// Has the disk write what it and the kernel have buffered ([`block_device::flush`]).
+    ///
+    /// # Errors
+    /// As fsync(2) gives them.
+    fn flush_disk(&self, disk: BorrowedFd<'_>) -> io::Result<()> {
+        let _ = disk;
+        Err(unsupported())
+    }
+
     /// Sets the system's clock, to this time since the epoch (`clock_settime(2)`).
     ///
     /// # Errors
@@ -191,6 +210,14 @@ impl Effects for Machine {
 
     fn swap_off(&self, device: &Path) -> io::Result<()> {
         mounting::swap_off(device)
+    }
+
+    fn claim_disk(&self, device: &Path) -> io::Result<OwnedFd> {
+        block_device::claim(device).map(OwnedFd::from)
+    }
+
+    fn flush_disk(&self, disk: BorrowedFd<'_>) -> io::Result<()> {
+        block_device::flush(disk)
     }
 
     fn set_clock(&self, time: Duration) -> io::Result<()> {

@@ -1,9 +1,10 @@
 //! A simulated guest: an agent on a unix socket, with good or bad manners.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -19,7 +20,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::asking;
 use crate::frames::{self, Trick};
@@ -130,6 +131,7 @@ impl Guest {
             state,
             log: watch::Sender::new(Vec::new()),
             asked: Arc::default(),
+            disks: Arc::default(),
         };
         let (counter, serving) = (open.clone(), agent.clone());
         let thread = std::thread::spawn(move || {
@@ -165,6 +167,11 @@ impl Guest {
     /// What the host half says of this guest.
     pub fn identity(&self) -> Option<WhoAmIResponse> {
         self.agent.asked.identity.lock().unwrap().clone()
+    }
+
+    /// Its disks.
+    pub fn disks(&self) -> MutexGuard<'_, Disks> {
+        self.agent.disks.lock().unwrap()
     }
 
     /// How many of its calls the host half has answered.
@@ -227,6 +234,18 @@ struct Agent {
     state: GuestState,
     log: watch::Sender<Vec<Kind>>,
     asked: Arc<Asked>,
+    disks: Arc<Mutex<Disks>>,
+}
+
+/// The disks of a guest, as a test wants them.
+#[derive(Debug, Default)]
+pub struct Disks {
+    /// The names of those that it sees, by their serial numbers.
+    pub seen: BTreeMap<String, String>,
+    /// Why none is released, if none is.
+    pub refusal: Option<(Code, String)>,
+    /// What the host half has asked.
+    pub asked: Vec<String>,
 }
 
 impl Agent {
@@ -317,6 +336,13 @@ fn bulk(sequence: &mut u64) -> Kind {
     Kind::ShutdownRequested(v1::ShutdownRequested { mode: "x".repeat(200_000) })
 }
 
+fn serial(disk: Option<v1::DiskSelector>) -> String {
+    match disk.unwrap().by.unwrap() {
+        v1::disk_selector::By::Serial(serial) => serial,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[tonic::async_trait]
 impl guest_server::Guest for Agent {
     async fn get_info(&self, _: Request<v1::GetInfoRequest>) -> Result<Response<GuestInfo>, Status> {
@@ -325,6 +351,32 @@ impl guest_server::Guest for Agent {
 
     async fn ping(&self, request: Request<v1::PingRequest>) -> Result<Response<v1::PingResponse>, Status> {
         Ok(Response::new(v1::PingResponse { payload: request.into_inner().payload }))
+    }
+
+    async fn find_disk(
+        &self,
+        request: Request<v1::FindDiskRequest>,
+    ) -> Result<Response<v1::FindDiskResponse>, Status> {
+        let request = request.into_inner();
+        assert_eq!(request.wait_milliseconds, 10_000);
+        let serial = serial(request.disk);
+        let mut disks = self.disks.lock().unwrap();
+        disks.asked.push(format!("find {serial}"));
+        let disk = disks.seen.get(&serial).map(|name| v1::Disk { name: name.clone(), ..v1::Disk::default() });
+        Ok(Response::new(v1::FindDiskResponse { disk }))
+    }
+
+    async fn release_disk(
+        &self,
+        request: Request<v1::ReleaseDiskRequest>,
+    ) -> Result<Response<v1::ReleaseDiskResponse>, Status> {
+        let serial = serial(request.into_inner().disk);
+        let mut disks = self.disks.lock().unwrap();
+        disks.asked.push(format!("release {serial}"));
+        match &disks.refusal {
+            Some((code, words)) => Err(Status::new(*code, words.clone())),
+            None => Ok(Response::new(v1::ReleaseDiskResponse { disk: None, removed: false })),
+        }
     }
 
     type WatchEventsStream = Pin<Box<dyn Stream<Item = Result<Event, Status>> + Send>>;

@@ -19,10 +19,10 @@ use crate::{event, run, silence};
 
 const CAPTURED: &str = include_str!("../fixtures/debian12-disks.tree");
 /// Longer than any disk takes that answers.
-const LONG: Duration = Duration::from_secs(30);
+pub const LONG: Duration = Duration::from_secs(30);
 
 /// What a test has the kernel say.
-struct Words(UnboundedReceiver<Heard>);
+pub struct Words(UnboundedReceiver<Heard>);
 
 impl News for Words {
     async fn next(&mut self) -> io::Result<Heard> {
@@ -38,15 +38,15 @@ impl News for Words {
 }
 
 /// A guest with a tree of its own.
-struct Lab {
-    guest: Guest,
-    folder: tempfile::TempDir,
+pub struct Lab {
+    pub guest: Guest,
+    pub folder: tempfile::TempDir,
     kernel: UnboundedSender<Heard>,
     words: Option<Words>,
 }
 
 impl Lab {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let guest = Guest { root: Root::at(folder.path()), ..Guest::default() };
         let (kernel, words) = unbounded_channel();
@@ -54,16 +54,16 @@ impl Lab {
         Self { guest, folder, kernel, words: Some(Words(words)) }
     }
 
-    fn path(&self, path: &str) -> std::path::PathBuf {
+    pub fn path(&self, path: &str) -> std::path::PathBuf {
         self.folder.path().join(path.trim_start_matches('/'))
     }
 
-    fn place(name: &str) -> String {
+    pub fn place(name: &str) -> String {
         format!("/sys/devices/pci0000:00/0000:00:06.0/virtio4/{name}/block/{name}")
     }
 
     /// A disk as virtio-blk shows it.
-    fn plug(&self, name: &str, serial: &str) {
+    pub fn plug(&self, name: &str, serial: &str) {
         let place = Self::place(name);
         let minor = u32::from(name.bytes().last().unwrap());
         lay_out(
@@ -80,20 +80,24 @@ impl Lab {
         symlink(link, self.path(&format!("/sys/block/{name}"))).unwrap();
     }
 
-    fn unplug(&self, name: &str) {
+    pub fn unplug(&self, name: &str) {
         std::fs::remove_file(self.path(&format!("/sys/block/{name}"))).unwrap();
         // Kept elsewhere, so that no inode comes back, as none does in sysfs.
         let grave = tempfile::Builder::new().disable_cleanup(true).tempdir_in(self.folder.path()).unwrap();
         std::fs::rename(self.path(&Self::place(name)), grave.path()).unwrap();
     }
 
-    fn say(&self, action: Action, name: &str) {
-        let uevent = Uevent { action, place: Self::place(name), partition: false, disk: None };
+    pub fn say(&self, action: Action, name: &str) {
+        self.say_at(action, &Self::place(name));
+    }
+
+    pub fn say_at(&self, action: Action, place: &str) {
+        let uevent = Uevent { action, place: place.to_owned(), partition: false, disk: None };
         self.kernel.send(Heard::Uevent(uevent)).unwrap();
     }
 
     /// Runs the monitor while `test` does.
-    async fn beside(&mut self, test: impl AsyncFnOnce(&Self, &mut Watcher)) {
+    pub async fn beside(&mut self, test: impl AsyncFnOnce(&Self, &mut Watcher)) {
         let words = self.words.take().unwrap();
         let (_, mut watcher) = self.guest.events.watch(None);
         tokio::select! {
@@ -103,12 +107,12 @@ impl Lab {
     }
 }
 
-fn serial(text: &str) -> Selector {
+pub fn serial(text: &str) -> Selector {
     Selector::Serial(text.to_owned())
 }
 
 /// In a few words.
-async fn told(watcher: &mut Watcher) -> String {
+pub async fn told(watcher: &mut Watcher) -> String {
     match event(watcher).await {
         Event::DiskAdded(disk) => format!("+{}", disk.name),
         Event::DiskRemoved { disk, in_use } => {

@@ -9,6 +9,7 @@ mod lay_out;
 mod links;
 mod logind;
 mod mounts;
+mod release;
 
 use std::future::Future;
 use std::process::Command;

@@ -46,7 +46,7 @@ pub struct Volumes {
 
 impl Volumes {
     /// Begins something with a device or place, which nobody else does anything to until that ends.
-    fn begin(&self, what: &Path, doing: &'static str) -> Result<Held, Error> {
+    pub(in crate::guest) fn begin(&self, what: &Path, doing: &'static str) -> Result<Held, Error> {
         self.busy.begin(what, doing).map_err(|doing| Error::Busy { what: what.to_owned(), doing })
     }
 

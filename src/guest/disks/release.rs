@@ -1,0 +1,328 @@
+//! Lets go of a disk that is to be unplugged, and finds one that was not unplugged after all.
+//!
+//! ```text
+//!           the rules unmount      nobody uses it: claimed     flushed        of SCSI: deleted
+//!  visible ───────────────────▶ ? ────────────────────────▶ ? ─────────▶ ? ────────────────────▶ not visible
+//!     ▲                         │                                       │                          │
+//!     │                         └─ somebody does: an error names them   └─ of others: unused       │
+//!     └──────────────────────────────────── found by a scan of its bus ◀───────────────────────────┘
+//! ```
+//!
+//! What somebody else has mounted or open is never taken away. While a disk is flushed and deleted it is claimed, so that
+//! nobody can begin to use it in between. A disk that is not on the SCSI bus stays visible, and can be used again until
+//! it is unplugged.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use crate::guest::Guest;
+use crate::guest::disks::identity::{self, Asked, KnownDisk, ScsiAddress};
+use crate::guest::disks::location::Bus;
+use crate::guest::disks::lookup::{self, FindError, Selector};
+use crate::guest::disks::room::WaitError;
+use crate::guest::disks::uses::Use;
+use crate::guest::disks::{openers, uses};
+use crate::guest::volumes;
+use crate::sys::{block, blocking, sysfs};
+
+/// How long a disk may take for all of it.
+const PATIENCE: Duration = Duration::from_secs(45);
+/// udev and others look at disks for moments; so long that may take.
+const MOMENT: Duration = Duration::from_secs(3);
+const AGAIN: Duration = Duration::from_millis(100);
+/// How long a disk that has just come may take to say who it is.
+const UNKNOWN: Duration = Duration::from_secs(15);
+/// How long the monitor may take to see that a disk is gone.
+const GONE: Duration = Duration::from_secs(5);
+/// Releases that are remembered.
+const MOST: usize = 64;
+
+/// Uses that an error names.
+const NAMED: usize = 12;
+
+fn list(all: &[String]) -> String {
+    let named = all.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join("; ");
+    if all.len() > NAMED { format!("{named}; and {} more", all.len() - NAMED) } else { named }
+}
+
+/// What became of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Released {
+    /// There is none.
+    Absent,
+    /// Nobody uses it, and all is written. It can be used again.
+    Unused(Arc<KnownDisk>),
+    /// The kernel does not have it any more.
+    Removed(Arc<KnownDisk>),
+}
+
+/// Why it is not released.
+#[derive(Debug, thiserror::Error)]
+pub enum ReleaseError {
+    /// It is not clear which one is meant.
+    #[error(transparent)]
+    Find(FindError),
+    /// Somebody uses it.
+    #[error("the disk {disk} is in use: {}", list(holders))]
+    InUse {
+        /// Its name, with what tells it from others.
+        disk: String,
+        /// Who uses it, in words.
+        holders: Vec<String>,
+    },
+    /// Disks in use that have not said who they are may be the one that is meant.
+    #[error(
+        "no disk is known to have {selector}, but these do not say who they are, and are in use: {}",
+        list(disks)
+    )]
+    Unknown {
+        /// What was looked for.
+        selector: Selector,
+        /// Their names.
+        disks: Vec<String>,
+    },
+    /// Something is being done to it.
+    #[error(transparent)]
+    Busy(volumes::Error),
+    /// It does not answer.
+    #[error("the disk {disk} does not answer for {} s", PATIENCE.as_secs())]
+    Silent {
+        /// Its name, with what tells it from others.
+        disk: String,
+    },
+    /// The kernel, or the disk, refused.
+    #[error("cannot {what} the disk {disk}")]
+    System {
+        /// To do what.
+        what: &'static str,
+        /// Its name, with what tells it from others.
+        disk: String,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// SCSI disks that were deleted, and may still be plugged.
+#[derive(Debug, Default)]
+pub struct Releases(Mutex<Vec<Arc<KnownDisk>>>);
+
+impl Releases {
+    fn locked(&self) -> MutexGuard<'_, Vec<Arc<KnownDisk>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember(&self, disk: &Arc<KnownDisk>) {
+        let mut all = self.locked();
+        // Another disk may have its address by now.
+        all.retain(|known| known.scsi != disk.scsi);
+        all.push(Arc::clone(disk));
+        if all.len() > MOST {
+            all.remove(0);
+        }
+    }
+
+    /// Where the disks that are meant were.
+    fn addresses(&self, selector: &Selector) -> Vec<ScsiAddress> {
+        let meant = |disk: &&Arc<KnownDisk>| lookup::find(std::slice::from_ref(*disk), selector).is_ok();
+        self.locked().iter().filter(meant).filter_map(|disk| disk.scsi).collect()
+    }
+
+    fn forget(&self, found: &KnownDisk) {
+        self.locked().retain(|known| known.scsi != found.scsi);
+    }
+}
+
+/// The disk that is meant, as soon as it is known, but at the latest after `within`. One that was released, and is not
+/// visible since, is looked for on its bus.
+///
+/// # Errors
+/// As [`Room::wait`](super::room::Room::wait) gives them.
+pub async fn find(guest: &Guest, selector: &Selector, within: Duration) -> Result<Arc<KnownDisk>, WaitError> {
+    let addresses = match guest.disks.find(selector) {
+        Err(FindError::NotFound(_)) => guest.releases.addresses(selector),
+        _ => Vec::new(),
+    };
+    let scan = async {
+        if !addresses.is_empty() {
+            let root = guest.root.clone();
+            blocking::run(move || addresses.into_iter().for_each(|address| scan(&root, address))).await;
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        found = guest.disks.wait(selector, within) => found.inspect(|disk| guest.releases.forget(disk)),
+        never = scan => never,
+    }
+}
+
+fn scan(root: &crate::sys::root::Root, ScsiAddress { host, channel, target, unit }: ScsiAddress) {
+    let path = format!("/sys/class/scsi_host/host{host}/scan");
+    if let Err(error) = sysfs::write(root, &path, &format!("{channel} {target} {unit}")) {
+        tracing::warn!(%error, "cannot scan for a disk at {host}:{channel}:{target}:{unit}");
+    }
+}
+
+/// Lets go of the disk that is meant. Success if there is none, or it was released before.
+///
+/// # Errors
+/// If somebody uses it, with who that is; if it does not answer in time: a flush that was begun then goes on, but nothing
+/// is begun after it.
+pub async fn release(guest: &Guest, selector: &Selector) -> Result<Released, ReleaseError> {
+    let Some(disk) = visible(guest, selector).await? else { return Ok(Released::Absent) };
+    let name = lookup::describe(&disk);
+    let silent = |_| ReleaseError::Silent { disk: name.clone() };
+    let end = tokio::time::Instant::now() + PATIENCE;
+    unmount_by_rules(guest, &disk).await?;
+    let held = guest.volumes.begin(&guest.root.path(&disk.file), "it is being released");
+    let held = held.map_err(ReleaseError::Busy)?;
+    let (machine, known) = (guest.clone(), Arc::clone(&disk));
+    let work = blocking::run(move || {
+        let claim = claim(&machine, &known)?;
+        if let Some(claim) = &claim {
+            use std::os::fd::AsFd as _;
+            let system =
+                |source| ReleaseError::System { what: "flush", disk: lookup::describe(&known), source };
+            machine.effects.flush_disk(claim.as_fd()).map_err(system)?;
+        }
+        Ok((claim, held))
+    });
+    let (claim, held) = tokio::time::timeout_at(end, work).await.map_err(silent)??;
+    if claim.is_none() {
+        return Ok(Released::Absent);
+    }
+    if disk.bus != Bus::Scsi || disk.scsi.is_none() {
+        return Ok(Released::Unused(disk));
+    }
+    // Before it is deleted, so that it can be found again whatever happens.
+    guest.releases.remember(&disk);
+    let (root, path) = (guest.root.clone(), format!("{}/device/delete", disk.place));
+    let work = blocking::run(move || {
+        let deleted = sysfs::write(&root, &path, "1");
+        drop((claim, held));
+        deleted
+    });
+    match tokio::time::timeout_at(end, work).await.map_err(silent)? {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(ReleaseError::System { what: "delete", disk: name, source: error });
+        }
+        _ => {}
+    }
+    gone(guest, disk.generation).await;
+    Ok(Released::Removed(disk))
+}
+
+/// Unmounts what the agent itself has mounted of `disk` because its rules say so, before it is looked at who else uses
+/// the disk.
+///
+/// # Errors
+/// If that is in use, with who uses it.
+async fn unmount_by_rules(_guest: &Guest, _disk: &KnownDisk) -> Result<(), ReleaseError> {
+    // The agent mounts nothing by itself yet.
+    std::future::ready(Ok(())).await
+}
+
+/// The disk that is meant, if there is one: also one that has just come.
+async fn visible(guest: &Guest, selector: &Selector) -> Result<Option<Arc<KnownDisk>>, ReleaseError> {
+    match guest.disks.find(selector) {
+        Ok(disk) => return Ok(Some(disk)),
+        Err(FindError::NotFound(_)) => {}
+        Err(error) => return Err(ReleaseError::Find(error)),
+    }
+    let machine = guest.clone();
+    if blocking::run(move || any_unknown(&machine)).await {
+        match guest.disks.wait(selector, UNKNOWN).await {
+            Ok(disk) => return Ok(Some(disk)),
+            Err(WaitError::TooLate { .. }) => {}
+            Err(WaitError::Find(error)) => return Err(ReleaseError::Find(error)),
+        }
+    }
+    let machine = guest.clone();
+    let silent = move || {
+        let all = machine.disks.all();
+        let in_use = |disk: &&Arc<KnownDisk>| disk.silent && !uses::of(&machine.root, disk).is_empty();
+        all.iter().filter(in_use).map(|disk| lookup::describe(disk)).collect::<Vec<_>>()
+    };
+    match blocking::run(silent).await {
+        disks if disks.is_empty() => Ok(None),
+        disks => Err(ReleaseError::Unknown { selector: selector.clone(), disks }),
+    }
+}
+
+/// Whether the kernel has a disk of which nobody knows yet who it is.
+fn any_unknown(guest: &Guest) -> bool {
+    let known = guest.disks.all();
+    let is_known = |generation| known.iter().any(|disk| disk.generation == generation);
+    let unknown = |name: &String| {
+        block::disk_place(&guest.root, name).is_ok_and(|place| {
+            identity::counts(&guest.root, &place)
+                && block::generation(&guest.root, &place).is_some_and(|generation| !is_known(generation))
+        })
+    };
+    block::disks(&guest.root).unwrap_or_default().iter().any(unknown)
+}
+
+/// Claims a disk that nobody uses; nothing if it is gone.
+fn claim(guest: &Guest, disk: &KnownDisk) -> Result<Option<std::os::fd::OwnedFd>, ReleaseError> {
+    let until = Instant::now() + MOMENT;
+    let in_use = |holders| ReleaseError::InUse { disk: lookup::describe(disk), holders };
+    loop {
+        // As it is now, without asking it anything.
+        let fresh = match identity::read(&guest.root, &disk.place, &Asked::Silent) {
+            Ok(fresh) if fresh.generation == disk.generation => fresh,
+            _ => return Ok(None),
+        };
+        let uses = uses::of(&guest.root, &fresh);
+        if !uses.is_empty() {
+            return Err(in_use(uses.iter().map(words).collect()));
+        }
+        let claim = match guest.effects.claim_disk(&guest.root.path(&disk.file)) {
+            Ok(claim) => Some(claim),
+            Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => None,
+            Err(source) => {
+                return Err(ReleaseError::System { what: "open", disk: lookup::describe(disk), source });
+            }
+        };
+        let mut holders = match openers::of(&guest.root, &fresh) {
+            Ok(openers) => openers.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            Err(too_many) => vec![too_many.to_string()],
+        };
+        if claim.is_some() && holders.is_empty() {
+            return Ok(claim);
+        }
+        if holders.is_empty() {
+            holders.push(
+                "somebody who is not seen from here has it to himself, such as a mount in another namespace"
+                    .into(),
+            );
+        }
+        if Instant::now() >= until {
+            return Err(in_use(holders));
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn words(one: &Use) -> String {
+    match one {
+        Use::Mounted(place) => format!("mounted at {place}"),
+        Use::Swap(device) => format!("swap space on {device}"),
+        Use::Holder(device) => format!("{device} is made of it"),
+    }
+}
+
+/// Waits until the monitor knows that the disk is gone.
+async fn gone(guest: &Guest, generation: u64) {
+    let mut changes = guest.disks.changes();
+    let going = async {
+        while guest.disks.all().iter().any(|disk| disk.generation == generation) {
+            // The sender lives as long as the guest.
+            let _ = changes.changed().await;
+        }
+    };
+    if tokio::time::timeout(GONE, going).await.is_err() {
+        tracing::warn!("the kernel does not say that a disk that was deleted is gone");
+    }
+}
