@@ -112,6 +112,9 @@ enum Disk {
         read_only: bool,
     },
     /// Detach a disk; success if there is none. What is behind it stays
+    ///
+    /// The agent in the guest is asked to let go of the disk first. Where somebody in the guest uses it, or nobody can be
+    /// asked because there is no session with an agent, the disk stays attached and the command fails.
     Detach {
         /// The VM's name
         name: String,
@@ -121,6 +124,10 @@ enum Disk {
         /// How many seconds the guest may take to let go of it
         #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u32).range(1..=600))]
         wait: u32,
+        /// Take the disk away although the guest uses it or cannot be asked, as if its cable were cut: what is mounted from
+        /// it fails, and what the guest has not written yet is lost
+        #[arg(long)]
+        force: bool,
     },
     /// Make a disk larger, while the guest uses it
     Resize {
@@ -143,8 +150,8 @@ impl From<Disk> for Verb {
                 let new = disk::New { serial, file, size: size.unwrap_or(0), bus, format, read_only };
                 Self::Disk { name, action: Action::Attach(new) }
             }
-            Disk::Detach { name, serial, wait } => {
-                Self::Disk { name, action: Action::Detach { serial, wait } }
+            Disk::Detach { name, serial, wait, force } => {
+                Self::Disk { name, action: Action::Detach { serial, wait, force } }
             }
             Disk::Resize { name, serial, size } => {
                 Self::Disk { name, action: Action::Resize { serial, size } }

@@ -11,7 +11,7 @@ use super::print::{Printer, table};
 use super::{Error, words};
 use crate::wire::proto::v1::{
     AttachDiskRequest, AttachedDisk, DetachDiskRequest, HotplugBus, ImageFormat, ListAttachedDisksRequest,
-    ResizeDiskRequest, attach_disk_request::Source,
+    ResizeDiskRequest, attach_disk_request::Source, guest_view::View,
 };
 
 /// How long the daemon may take beyond what it waits for the guest: it asks QEMU several times.
@@ -65,6 +65,8 @@ pub enum Action {
         serial: String,
         /// Seconds that the guest may take.
         wait: u32,
+        /// Whatever the guest says.
+        force: bool,
     },
     /// Make one larger.
     Resize {
@@ -86,6 +88,11 @@ struct Value {
     read_only: bool,
     device: String,
     managed: bool,
+    /// Of a disk that was just attached; one of the two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guest_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guest_problem: Option<String>,
 }
 
 /// What programs read of a detach.
@@ -93,6 +100,8 @@ struct Value {
 struct Detached {
     serial: String,
     was_attached: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_released: Option<String>,
 }
 
 /// Does it, and shows the disk as it is then.
@@ -116,15 +125,23 @@ pub async fn run(
         Action::Attach(new) => {
             let call = client.attach_disk(request(name, new)?);
             let disk = answer_within(call, &vm, ANSWER_DEADLINE).await?;
-            Ok(printer.value(&Value::from(disk.clone()), || rows(&[disk]))?)
+            let seen = match disk.guest.clone().and_then(|guest| guest.view) {
+                Some(View::Name(name)) => format!("The guest sees it as {name}.\n"),
+                Some(View::Problem(problem)) => format!("Whether the guest sees it: {problem}.\n"),
+                None => String::new(),
+            };
+            Ok(printer.value(&Value::from(disk.clone()), || rows(&[disk]) + &seen)?)
         }
-        Action::Detach { serial, wait } => {
+        Action::Detach { serial, wait, force } => {
             let deadline = ANSWER_DEADLINE + Duration::from_secs(wait.into());
-            let request = DetachDiskRequest { name, serial: serial.clone(), wait_seconds: wait };
-            let was_attached = answer_within(client.detach_disk(request), &vm, deadline).await?.was_attached;
+            let request = DetachDiskRequest { name, serial: serial.clone(), wait_seconds: wait, force };
+            let answer = answer_within(client.detach_disk(request), &vm, deadline).await?;
+            let was_attached = answer.was_attached;
             let words = if was_attached { "detached" } else { "was not attached" };
-            let words = format!("{serial}: {words}\n");
-            Ok(printer.value(&Detached { serial, was_attached }, || words)?)
+            let not_released = Some(answer.not_released).filter(|why| !why.is_empty());
+            let why = not_released.as_ref().map(|why| format!("The guest had not let go of it: {why}\n"));
+            let words = format!("{serial}: {words}\n{}", why.unwrap_or_default());
+            Ok(printer.value(&Detached { serial, was_attached, not_released }, || words)?)
         }
         Action::Resize { serial, size } => {
             let call = client.resize_disk(ResizeDiskRequest { name, serial, size });
@@ -167,7 +184,14 @@ fn absolute(file: &Path) -> Result<String, Error> {
 
 impl From<AttachedDisk> for Value {
     fn from(disk: AttachedDisk) -> Self {
+        let (guest_name, guest_problem) = match disk.guest.clone().and_then(|guest| guest.view) {
+            Some(View::Name(name)) => (Some(name), None),
+            Some(View::Problem(problem)) => (None, Some(problem)),
+            None => (None, None),
+        };
         Self {
+            guest_name,
+            guest_problem,
             bus: bus(&disk),
             serial: disk.serial,
             size: disk.size,

@@ -188,7 +188,7 @@ impl Admin for Api {
         &self,
         request: Request<AttachDiskRequest>,
     ) -> Result<Response<AttachedDisk>, Status> {
-        disks::attach(&*self.disks, request.into_inner()).await.map(Response::new)
+        disks::attach(&*self.disks, &self.fleet, request.into_inner()).await.map(Response::new)
     }
 
     async fn detach_disk(

@@ -1,4 +1,7 @@
-//! The admin API's calls about disks: what they ask is made a backend's, and what a backend says becomes an answer.
+//! The admin API's calls about disks: what they ask is made a backend's, and what a backend says becomes an answer. The
+//! guest has its say in between ([`release`]).
+
+pub mod release;
 
 use std::time::Duration;
 
@@ -7,19 +10,23 @@ use tonic::{Code, Status};
 use super::backends::disks::{self, Bus, Detached, DiskError, Disks, Format, NewDisk, Source};
 use super::fleet::Handle;
 use crate::wire::proto::v1::{
-    AttachDiskRequest, AttachedDisk, DetachDiskRequest, DetachDiskResponse, HotplugBus, ImageFormat,
-    ListAttachedDisksRequest, ListAttachedDisksResponse, ResizeDiskRequest, attach_disk_request,
+    AttachDiskRequest, AttachedDisk, DetachDiskRequest, DetachDiskResponse, GuestView, HotplugBus,
+    ImageFormat, ListAttachedDisksRequest, ListAttachedDisksResponse, ResizeDiskRequest, attach_disk_request,
+    guest_view::View,
 };
+use release::Agent;
 
-/// What an agent says that it can, if it lets go of disks when it is asked to.
-const CAPABILITY: &str = "disks";
 /// How long a guest may take to let go of a disk, in seconds, unless the caller says otherwise.
 const USUAL_WAIT: u32 = 30;
 /// The most that a caller may say.
 const LONGEST_WAIT: u32 = 600;
 
-/// Attaches a disk.
-pub(super) async fn attach(disks: &dyn Disks, request: AttachDiskRequest) -> Result<AttachedDisk, Status> {
+/// Attaches a disk, and says whether its guest sees it.
+pub(super) async fn attach(
+    disks: &dyn Disks,
+    fleet: &Handle,
+    request: AttachDiskRequest,
+) -> Result<AttachedDisk, Status> {
     let bus = match request.bus() {
         HotplugBus::Unspecified | HotplugBus::Scsi => Bus::Scsi,
         HotplugBus::VirtioBlk => Bus::VirtioBlk,
@@ -35,7 +42,13 @@ pub(super) async fn attach(disks: &dyn Disks, request: AttachDiskRequest) -> Res
         None => return Err(Status::invalid_argument("say what is behind the disk: a file, or a size")),
     };
     let disk = NewDisk { serial: request.serial, bus, source, format, read_only: request.read_only };
-    Ok(disks.attach(&request.name, disk).await?.into())
+    let guest = Agent::new(fleet, &request.name, &disk.serial);
+    let attached = AttachedDisk::from(disks.attach(&request.name, disk).await?);
+    let view = match guest.find().await {
+        Ok(name) => View::Name(name),
+        Err(problem) => View::Problem(problem),
+    };
+    Ok(AttachedDisk { guest: Some(GuestView { view: Some(view) }), ..attached })
 }
 
 /// Detaches a disk, after its guest was asked to let go of it.
@@ -49,10 +62,14 @@ pub(super) async fn detach(
         seconds @ 1..=LONGEST_WAIT => seconds,
         _ => return Err(Status::invalid_argument(format!("wait_seconds is more than {LONGEST_WAIT}"))),
     };
-    release(fleet, &request.name, &request.serial).await?;
     let patience = Duration::from_secs(seconds.into());
-    let detached = disks.detach(&request.name, request.serial, patience).await?;
-    Ok(DetachDiskResponse { was_attached: detached == Detached::Now })
+    let guest = Agent::new(fleet, &request.name, &request.serial);
+    let (side, mut forced) = release::side(guest, request.force);
+    let detached = disks.detach(&request.name, request.serial, patience, side).await?;
+    Ok(DetachDiskResponse {
+        was_attached: detached == Detached::Now,
+        not_released: forced.try_recv().unwrap_or_default(),
+    })
 }
 
 /// Makes a disk larger.
@@ -67,22 +84,6 @@ pub(super) async fn list(
 ) -> Result<ListAttachedDisksResponse, Status> {
     let disks = disks.list(&request.name).await?;
     Ok(ListAttachedDisksResponse { disks: disks.into_iter().map(Into::into).collect() })
-}
-
-/// Asks the agent of the VM `name` to let go of the disk with this serial number, before the hypervisor takes it
-/// away: on the SCSI bus nobody asks the guest's kernel, and what is mounted then breaks.
-///
-/// An agent without the capability `disks` is not asked, nor is a guest without a session: a guest that hangs or has
-/// no agent must not keep its disks for ever. Here belongs the call to one that has the capability; when it says that
-/// somebody holds the disk, its answer is the error of the detach (`FAILED_PRECONDITION`, with who holds it).
-///
-/// # Errors
-/// When the fleet has ended.
-async fn release(fleet: &Handle, name: &str, serial: &str) -> Result<(), Status> {
-    let guest = fleet.get(name.to_owned()).await?.and_then(|vm| vm.guest);
-    let asks = guest.is_some_and(|guest| guest.capabilities.iter().any(|one| one == CAPABILITY));
-    tracing::debug!(vm = name, serial, asks, "a disk is to be detached");
-    Ok(())
 }
 
 impl From<disks::AttachedDisk> for AttachedDisk {
@@ -101,6 +102,7 @@ impl From<disks::AttachedDisk> for AttachedDisk {
             read_only: disk.read_only,
             device: disk.device,
             managed: disk.ours,
+            guest: None,
         }
     }
 }
@@ -122,6 +124,7 @@ impl From<DiskError> for Status {
             | DiskError::NoController
             | DiskError::NotAttached(_)
             | DiskError::NotOurs { .. }
+            | DiskError::NotReleased(_)
             | DiskError::GuestRefuses(_)
             | DiskError::System(..) => Code::FailedPrecondition,
             DiskError::Kept { .. } => Code::DeadlineExceeded,

@@ -7,6 +7,8 @@ use crate::wire::proto::v1::{self, event::Kind};
 
 /// Longest text that is taken from a guest, in characters.
 pub const MAX_TEXT: usize = 256;
+/// Longest explanation that is kept, in characters.
+const MAX_WORDS: usize = 4096;
 /// Most capabilities that are taken from a guest.
 const MAX_CAPABILITIES: usize = 64;
 /// Most serial numbers, and most partitions and holders, that are taken of one disk.
@@ -19,9 +21,18 @@ const YEAR_10000: i64 = 253_402_300_800;
 
 /// Replaces what is not visible and cuts what is too long.
 pub fn clean(text: &str) -> String {
+    clean_to(text, MAX_TEXT)
+}
+
+/// The same of an explanation, which may be longer: it may name all that is in the way of something.
+pub fn clean_words(text: &str) -> String {
+    clean_to(text, MAX_WORDS)
+}
+
+fn clean_to(text: &str, most: usize) -> String {
     let mut cleaned: String =
-        text.chars().take(MAX_TEXT).map(|one| if is_hidden(one) { '\u{fffd}' } else { one }).collect();
-    if text.chars().nth(MAX_TEXT).is_some() {
+        text.chars().take(most).map(|one| if is_hidden(one) { '\u{fffd}' } else { one }).collect();
+    if text.chars().nth(most).is_some() {
         cleaned.push('…');
     }
     cleaned

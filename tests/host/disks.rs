@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::hypervisor::{Hypervisor, Manner, Moment};
 use crate::lab::{DEADLINE, Lab, assert_fails, text, wait};
 
+/// The guests of these tests have no agent: what they say is in `release`.
 fn lab() -> Lab {
     let lab = Lab::new();
     let volumes = format!("volumes-dir = '{}'", text(&lab.path("volumes")));
@@ -54,7 +55,7 @@ fn a_disk_comes_grows_and_goes_on_either_bus() {
     assert_eq!(*device, expected);
     let expected = json!({
         "serial": serial, "bus": "scsi", "size": 1 << 30, "format": "raw", "file": file, "read_only": false,
-        "device": name, "managed": true,
+        "device": name, "managed": true, "guest_problem": "there is no session with an agent in this guest",
     });
     assert_eq!(disk, expected);
 
@@ -83,7 +84,10 @@ fn a_disk_comes_grows_and_goes_on_either_bus() {
     assert!(lines.contains(&vec![serial, "scsi", "3G", "raw", "writable", "guestlet", &file]), "{list}");
 
     for serial in [serial, "data 2", "third"] {
-        assert_eq!(lab.words(&["disk", "detach", "a", "--serial", serial]), format!("{serial}: detached\n"));
+        let expected = format!(
+            "{serial}: detached\nThe guest had not let go of it: there is no session with an agent in this guest\n"
+        );
+        assert_eq!(lab.words(&["disk", "detach", "a", "--force", "--serial", serial]), expected);
     }
     assert_eq!((qemu.devices(), qemu.nodes()), (vec![], vec![]));
     assert!(std::fs::exists(&file).unwrap(), "what is behind a disk stays");
@@ -102,7 +106,7 @@ fn what_is_already_so_is_success() {
     assert_eq!(ask(&lab, &resize)["size"], 2 << 20);
     let commands = qemu.commands();
     assert!(!commands.contains(&"blockdev-add".into()) && !commands.contains(&"device_add".into()));
-    let detach = ["detach", "a", "--serial", "data"];
+    let detach = ["detach", "a", "--force", "--serial", "data"];
     assert_eq!(ask(&lab, &detach)["was_attached"], true);
     assert_eq!(ask(&lab, &detach)["was_attached"], false);
 }
@@ -170,8 +174,12 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
         (vec!["resize", "a", "--serial", "data", "--size", "512"], 1, "never becomes smaller"),
         (vec!["resize", "a", "--serial", "nobody", "--size", "1G"], 1, "has no disk with serial \"nobody\""),
         (vec!["resize", "a", "--serial", "root-disk", "--size", "9G"], 1, "was not attached by guestlet"),
-        (vec!["detach", "a", "--serial", "root-disk"], 1, "was not attached by guestlet, and is left alone"),
-        (vec!["detach", "a", "--serial", "s", "--wait", "601"], 2, "601"),
+        (
+            vec!["detach", "a", "--force", "--serial", "root-disk"],
+            1,
+            "was not attached by guestlet, and is left alone",
+        ),
+        (vec!["detach", "a", "--force", "--serial", "s", "--wait", "601"], 2, "601"),
     ];
     for (arguments, code, words) in cases {
         assert_fails(&lab.ctl(&[&["disk"], &arguments[..]].concat()), code, words);
@@ -213,7 +221,7 @@ fn an_attach_that_breaks_anywhere_is_repeated() {
         broken_everywhere(&lab, &qemu, moment, &work, || {
             assert_eq!((qemu.devices().len(), qemu.nodes().len()), (1, 1), "{moment:?}");
             assert_eq!(managed(&lab)[0]["serial"], "data");
-            lab.words(&["disk", "detach", "a", "--serial", "data"]);
+            lab.words(&["disk", "detach", "a", "--force", "--serial", "data"]);
             assert_eq!((qemu.devices().len(), qemu.nodes().len()), (0, 0));
         });
     }
@@ -225,17 +233,23 @@ fn a_detach_that_breaks_anywhere_is_repeated() {
         let (lab, qemu) = started();
         let attach = ["disk", "attach", "a", "--size", "1M", "--serial", "data"];
         lab.words(&attach);
-        broken_everywhere(&lab, &qemu, moment, &["disk", "detach", "a", "--serial", "data"], || {
-            lab.until("nothing is left", || qemu.devices().is_empty() && qemu.nodes().is_empty());
-            lab.words(&attach);
-        });
+        broken_everywhere(
+            &lab,
+            &qemu,
+            moment,
+            &["disk", "detach", "a", "--force", "--serial", "data"],
+            || {
+                lab.until("nothing is left", || qemu.devices().is_empty() && qemu.nodes().is_empty());
+                lab.words(&attach);
+            },
+        );
     }
 }
 
 #[test]
 fn a_daemon_that_is_killed_in_the_middle_is_no_harm() {
     let attach = ["disk", "attach", "a", "--size", "1M", "--serial", "data"];
-    let detach = ["disk", "detach", "a", "--serial", "data"];
+    let detach = ["disk", "detach", "a", "--force", "--serial", "data"];
     let (mut lab, qemu) = started();
     for moment in [Moment::Before, Moment::After] {
         for command in ["blockdev-add", "device_add"] {
@@ -274,7 +288,7 @@ fn a_guest_that_lets_go_late_leaves_nothing_open() {
     let (lab, qemu) = started();
     lab.words(&["disk", "attach", "a", "--size", "1M", "--serial", "data"]);
     qemu.guest_is(Manner::Slow);
-    let detach = ["disk", "detach", "a", "--serial", "data", "--wait", "1"];
+    let detach = ["disk", "detach", "a", "--force", "--serial", "data", "--wait", "1"];
     assert_fails(&lab.ctl(&detach), 1, "the guest has not let go of the disk \"data\" for 1 s");
     assert_fails(&lab.ctl(&detach), 1, "the guest has not let go of the disk \"data\" for 1 s");
     assert_eq!(managed(&lab).len(), 1);
@@ -288,7 +302,11 @@ fn a_guest_that_refuses_keeps_its_disk() {
     let (lab, qemu) = started();
     lab.words(&["disk", "attach", "a", "--size", "1M", "--serial", "data"]);
     qemu.guest_is(Manner::Stubborn);
-    assert_fails(&lab.ctl(&["disk", "detach", "a", "--serial", "data"]), 1, "the guest refuses to let go of");
+    assert_fails(
+        &lab.ctl(&["disk", "detach", "a", "--force", "--serial", "data"]),
+        1,
+        "the guest refuses to let go of",
+    );
     assert_eq!((qemu.devices().len(), qemu.nodes().len()), (1, 1));
 }
 
@@ -299,7 +317,7 @@ fn one_at_a_time_works_on_a_disk_and_goes_on_without_its_caller() {
     lab.words(&attach);
     qemu.guest_is(Manner::Slow);
     qemu.commands();
-    let mut caller = call(&lab, &["disk", "detach", "a", "--serial", "data"]);
+    let mut caller = call(&lab, &["disk", "detach", "a", "--force", "--serial", "data"]);
     let mut seen = Vec::new();
     let asked = std::cell::RefCell::new(&mut seen);
     lab.until("the guest is asked", || {

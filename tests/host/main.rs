@@ -19,6 +19,7 @@ mod lab;
 mod neighbour;
 mod proxy;
 mod qmp;
+mod release;
 
 mod callback;
 mod disks;

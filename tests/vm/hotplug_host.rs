@@ -1,19 +1,26 @@
-//! Disks that the host half plugs into a running guest, seen by the guest's kernel.
+//! Disks that the host half plugs into a running guest, seen by the guest's kernel, and by its agent where it has one.
 
+use guestlet::transport::http2;
+use guestlet::wire::proto::v1::disk_selector::By;
+use guestlet::wire::proto::v1::guest_client::GuestClient;
+use guestlet::wire::proto::v1::{DiskSelector, ReleaseDiskRequest, ReleaseDiskResponse};
 use serde_json::Value;
 
 use crate::harness::host::{HostHalf, Listed};
 use crate::harness::images::text;
 use crate::harness::launch::Options;
 use crate::harness::tools;
-use crate::harness::vm::{FAST_READY, SOON, Vm};
+use crate::harness::vm::{BOOT, FAST_READY, SOON, Vm};
 use crate::harness::wait_for;
-use crate::images;
+use crate::{fast, images};
 
 /// As long as a guest can read it.
 const SCSI: &str = "pvc-0123456789abcdef0123456789abcdef";
 /// The same on virtio-blk.
 const VIRTIO: &str = "vol-0123456789abcdef";
+
+/// What Kubernetes calls a volume: more than a SCSI disk shows as its serial number.
+const VOLUME: &str = "pvc-11111111-2222-3333-4444-555555555555";
 
 fn ask(half: &HostHalf, arguments: &[&str]) -> Value {
     serde_json::from_str(&half.ctl(&[&["-o", "json", "disk"], arguments].concat()).unwrap()).unwrap()
@@ -68,7 +75,7 @@ fn disks_of_both_buses_come_grow_and_go_in_a_running_guest() {
     until(&vm, &format!("grep -qx {} /sys/block/{virtio}/size", (48 << 20) / 512));
 
     for (serial, disk) in [(SCSI, &scsi), (VIRTIO, &virtio)] {
-        assert_eq!(ask(&half, &["detach", "plugged", "--serial", serial])["was_attached"], true);
+        assert_eq!(ask(&half, &["detach", "plugged", "--force", "--serial", serial])["was_attached"], true);
         until(&vm, &format!("! test -e /sys/block/{disk}"));
     }
     assert_eq!(ask(&half, &["ls", "plugged"]), serde_json::json!([]));
@@ -103,12 +110,99 @@ fn a_guest_that_stands_still_lets_go_late() {
     until(&vm, "grep -qx one /sys/block/vd*/serial && grep -qx two /sys/block/vd*/serial");
 
     vm.qmp().execute("stop", serde_json::json!({})).unwrap();
-    let kept =
-        half.ctl(&["disk", "detach", "still", "--serial", "one", "--wait", "2"]).unwrap_err().to_string();
+    let kept = half
+        .ctl(&["disk", "detach", "still", "--force", "--serial", "one", "--wait", "2"])
+        .unwrap_err()
+        .to_string();
     assert!(kept.contains("the guest has not let go of the disk \"one\" for 2 s"), "{kept}");
     vm.qmp().execute("cont", serde_json::json!({})).unwrap();
     vm.qmp().wait_event("DEVICE_DELETED", SOON).unwrap();
     // The port is free again, and so is the file.
     wait_for("disk that is attached again", SOON, || attach("one").ok()).unwrap();
     until(&vm, "grep -qx one /sys/block/vd*/serial");
+}
+
+/// A guest with an agent, and its host half.
+fn with_agent(name: &str) -> (Vm, HostHalf) {
+    let vm = fast(name);
+    let half = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    half.wait_connected(name, BOOT).unwrap();
+    half.wait(name, "running", SOON, |vm| vm["power"] == "running").unwrap();
+    (vm, half)
+}
+
+/// The guest's name of a disk that was just attached.
+fn seen(disk: &Value) -> String {
+    disk["guest_name"].as_str().unwrap_or_else(|| panic!("{disk}")).to_owned()
+}
+
+#[test]
+fn a_disk_that_the_guest_uses_stays_until_it_does_not() {
+    let (vm, half) = with_agent("user");
+    for (serial, bus) in [(VOLUME, "scsi"), (VIRTIO, "virtio")] {
+        let attach = ["attach", "user", "--size", "16M", "--bus", bus, "--serial", serial];
+        let disk = seen(&ask(&half, &attach));
+        vm.run(&format!(
+            "mkdir -p /mnt && mke2fs -q /dev/{disk} && mount -t ext4 /dev/{disk} /mnt && echo kept > /mnt/file"
+        ))
+        .unwrap();
+        let detach = ["disk", "detach", "user", "--serial", serial];
+        let refused = || half.ctl(&detach).unwrap_err().to_string();
+        let why = refused();
+        assert!(why.contains(&format!("the disk {disk} (")) && why.contains("mounted at /mnt"), "{why}");
+        vm.run("grep -q kept /mnt/file && umount /mnt").unwrap();
+        vm.run(&format!("(sleep 1000 < /dev/{disk} & echo $! > /pid) > /dev/null 2>&1")).unwrap();
+        let why = refused();
+        let id = vm.run("cat /pid").unwrap();
+        assert!(why.contains(&format!("sleep (process {}) has /dev/{disk} open", id.trim())), "{why}");
+        vm.run("kill $(cat /pid)").unwrap();
+        println!("{}", half.ctl(&detach).unwrap());
+        until(&vm, &format!("! test -e /sys/block/{disk}"));
+
+        // All that was written is there.
+        let disk = seen(&ask(&half, &attach));
+        vm.run(&format!("mount -t ext4 /dev/{disk} /mnt && grep -q kept /mnt/file")).unwrap();
+        // As if its cable were cut.
+        let forced = ask(&half, &["detach", "user", "--force", "--serial", serial]);
+        assert!(forced["not_released"].as_str().unwrap().contains("mounted at /mnt"), "{forced}");
+        until(&vm, &format!("! test -e /sys/block/{disk}"));
+        vm.run("umount -l /mnt").unwrap();
+    }
+    assert_eq!(ask(&half, &["ls", "user"]), serde_json::json!([]));
+}
+
+/// Has the guest release a disk that nobody detaches then.
+fn release(vm: &Vm, serial: &str) -> ReleaseDiskResponse {
+    let stream = vm.dial(970).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let stream = tokio::net::UnixStream::from_std(stream).unwrap();
+        let (client, mut connection) = http2::connect(stream).await.unwrap();
+        let mut client = GuestClient::with_origin(client, http::Uri::from_static(http2::ORIGIN));
+        let disk = Some(DiskSelector { by: Some(By::Serial(serial.to_owned())) });
+        tokio::select! {
+            answer = client.release_disk(ReleaseDiskRequest { disk }) => answer.unwrap().into_inner(),
+            ended = connection.ended() => panic!("{ended:?}"),
+        }
+    })
+}
+
+#[test]
+fn a_disk_that_was_released_and_stays_plugged_is_found_again() {
+    let (vm, half) = with_agent("finder");
+    let attach = ["attach", "finder", "--size", "16M", "--serial", VOLUME];
+    let disk = seen(&ask(&half, &attach));
+    vm.run(&format!("printf mark | dd of=/dev/{disk} bs=512 conv=sync")).unwrap();
+    let released = release(&vm, VOLUME);
+    assert!(released.removed && released.disk.unwrap().name == disk);
+    vm.run(&format!("! test -e /sys/block/{disk}")).unwrap();
+    assert_eq!(release(&vm, VOLUME).disk, None);
+    // It is attached already: this only asks the guest for it.
+    let again = seen(&ask(&half, &attach));
+    vm.run(&format!("dd if=/dev/{again} bs=512 count=1 | grep -q mark")).unwrap();
+    // A release that was not followed by a detach is no harm to that.
+    release(&vm, VOLUME);
+    assert_eq!(ask(&half, &["detach", "finder", "--serial", VOLUME])["was_attached"], true);
+    assert_eq!(seen(&ask(&half, &attach)).get(..2), Some("sd"));
 }

@@ -218,6 +218,9 @@ pub enum DiskError {
         /// So long.
         waited: Duration,
     },
+    /// The guest was not asked, or did not answer, or refused; in words.
+    #[error("{0}")]
+    NotReleased(String),
     /// The guest said that it keeps it.
     #[error("the guest refuses to let go of the disk {0:?}")]
     GuestRefuses(String),
@@ -254,6 +257,19 @@ pub fn check_serial(serial: &str, bus: Bus) -> Result<(), DiskError> {
     Ok(())
 }
 
+/// What the guest of a disk is told while that is taken away.
+#[tonic::async_trait]
+pub trait GuestSide: Send + Sync {
+    /// The disk is there, and is about to be taken away: may it? Nothing is done if not.
+    ///
+    /// # Errors
+    /// [`DiskError::NotReleased`] if it must stay.
+    async fn release(&self) -> Result<(), DiskError>;
+
+    /// It was released, and stays after all.
+    async fn stays(&self);
+}
+
 /// An answer to come.
 pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, DiskError>> + Send>>;
 
@@ -261,8 +277,14 @@ pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, DiskError>> + Send>>;
 pub trait Disks: Send + Sync + fmt::Debug {
     /// Attaches a disk; success if it is already attached as wanted.
     fn attach(&self, vm: &str, disk: NewDisk) -> Answer<AttachedDisk>;
-    /// Takes a disk away, and waits so long for the guest to let go of it.
-    fn detach(&self, vm: &str, serial: String, patience: Duration) -> Answer<Detached>;
+    /// Takes a disk away after its guest has released it, and waits so long for the guest's kernel to let go of it.
+    fn detach(
+        &self,
+        vm: &str,
+        serial: String,
+        patience: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Answer<Detached>;
     /// Makes a disk larger: so many bytes.
     fn resize(&self, vm: &str, serial: String, size: u64) -> Answer<AttachedDisk>;
     /// All disks of a VM, also those that are not ours.

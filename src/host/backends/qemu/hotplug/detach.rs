@@ -1,10 +1,12 @@
 //! Takes a disk away: asks the guest to let go of it, waits until it has, and closes what is behind it.
 //!
 //! ```text
-//!  device ──device_del──▶ asked ──DEVICE_DELETED──▶ node ──blockdev-del──▶ nothing
-//!                          │  ▲
-//!                          │  └─ asked again: a guest that boots may have missed it
-//!                          └─ patience ends: an error; the node is closed when the guest lets go late
+//!  device ──released──▶ ? ──device_del──▶ asked ──DEVICE_DELETED──▶ node ──blockdev-del──▶ nothing
+//!            │             │              │  ▲
+//!            │             │              │  └─ asked again: a guest that boots may have missed it
+//!            │             │              └─ patience ends: an error; the node is closed when the guest lets go late
+//!            │             └─ QEMU refuses, or is gone: an error; the guest is to find the disk again
+//!            └─ the guest's agent refuses: an error
 //! ```
 
 use std::time::Duration;
@@ -13,7 +15,7 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::super::super::disks::{Detached, DiskError};
+use super::super::super::disks::{Detached, DiskError, GuestSide};
 use super::super::link::{CallError, Link, Notice};
 use super::seen::{self, Seen};
 use super::{Vm, naming};
@@ -24,7 +26,12 @@ const ASK_AGAIN: Duration = Duration::from_secs(5);
 const NODE_PATIENCE: Duration = Duration::from_secs(10);
 const NODE_AGAIN: Duration = Duration::from_millis(50);
 
-pub(super) async fn detach(vm: &Vm, serial: &str, patience: Duration) -> Result<Detached, DiskError> {
+pub(super) async fn detach(
+    vm: &Vm,
+    serial: &str,
+    patience: Duration,
+    guest: &dyn GuestSide,
+) -> Result<Detached, DiskError> {
     let name = naming::name(serial);
     // From before the device is asked about, so that its end is not missed.
     let mut waiting = Waiting { link: &vm.link, notices: vm.link.notices(), name: &name, serial };
@@ -39,7 +46,14 @@ pub(super) async fn detach(vm: &Vm, serial: &str, patience: Duration) -> Result<
         }
         Err(error) => return Err(error),
     }
-    waiting.until_deleted(patience).await?;
+    guest.release().await?;
+    if let Err(error) = waiting.until_deleted(patience).await {
+        // One that QEMU still waits for is gone as soon as the guest's kernel is ready; nobody should use it until then.
+        if !matches!(error, DiskError::Kept { .. }) {
+            guest.stays().await;
+        }
+        return Err(error);
+    }
     let _changing = vm.changing.lock().await;
     close_node(&vm.link, &name).await?;
     tracing::info!(vm = vm.name, serial, "detached a disk");

@@ -25,7 +25,7 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Mutex, oneshot, watch};
 
-use super::super::disks::{Answer, AttachedDisk, Detached, DiskError, Disks, NewDisk};
+use super::super::disks::{Answer, AttachedDisk, Detached, DiskError, Disks, GuestSide, NewDisk};
 use super::link::{Link, Notice};
 use crate::supervise::Children;
 
@@ -188,10 +188,16 @@ impl Disks for Hotplug {
         })
     }
 
-    fn detach(&self, vm: &str, serial: String, patience: Duration) -> Answer<Detached> {
+    fn detach(
+        &self,
+        vm: &str,
+        serial: String,
+        patience: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Answer<Detached> {
         self.begin(vm, move |vm| async move {
             let turn = vm.turn(&serial)?;
-            detach::detach(&turn.vm, &serial, patience).await
+            detach::detach(&turn.vm, &serial, patience, &*guest).await
         })
     }
 

@@ -1,0 +1,153 @@
+//! The agent's say about a disk of its guest: whether it sees one that was attached, and whether one may be taken away.
+//!
+//! An agent is asked if it has a session and the capability `disks`. One that cannot be asked says neither: a disk is
+//! then not taken away, unless that is forced. A guest that is off has no disks to be taken away from.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use super::super::backends::disks::{DiskError, GuestSide};
+use super::super::fleet::{Handle, Reach};
+use super::super::talk::Caller;
+use super::super::text;
+use crate::wire::proto::v1::disk_selector::By;
+use crate::wire::proto::v1::{DiskSelector, FindDiskRequest, ReleaseDiskRequest};
+
+/// What an agent says that it can, if it finds and releases disks.
+const CAPABILITY: &str = "disks";
+/// How long a guest may take to see a disk.
+const SEEN: Duration = Duration::from_secs(10);
+/// How long an agent may take beyond what it waits for.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long a release may take: what is buffered is written. An agent gives up before.
+const RELEASE: Duration = Duration::from_secs(60);
+/// How long it may take where its outcome changes nothing.
+const FORCED: Duration = Duration::from_secs(15);
+
+/// The agent of one VM, asked about one disk.
+#[derive(Debug)]
+pub struct Agent {
+    fleet: Handle,
+    vm: String,
+    serial: String,
+}
+
+impl Agent {
+    /// Of the VM with this name, about the disk with this serial number.
+    pub fn new(fleet: &Handle, vm: &str, serial: &str) -> Self {
+        Self { fleet: fleet.clone(), vm: vm.to_owned(), serial: serial.to_owned() }
+    }
+
+    /// For calls, or why there can be none.
+    async fn caller(&self) -> Result<Caller, String> {
+        let stopped = |error: super::super::fleet::Stopped| error.to_string();
+        let caller = match self.fleet.caller(self.vm.clone()).await.map_err(stopped)? {
+            Some(Reach::Session(caller)) => *caller,
+            _ => return Err("there is no session with an agent in this guest".to_owned()),
+        };
+        let guest = self.fleet.get(self.vm.clone()).await.map_err(stopped)?.and_then(|vm| vm.guest);
+        if guest.is_some_and(|guest| guest.capabilities.iter().any(|one| one == CAPABILITY)) {
+            Ok(caller)
+        } else {
+            Err(format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}"))
+        }
+    }
+
+    fn selector(&self) -> DiskSelector {
+        DiskSelector { by: Some(By::Serial(self.serial.clone())) }
+    }
+
+    /// The guest's name for the disk, as soon as the guest has it; or why there is none.
+    pub(super) async fn find(&self) -> Result<String, String> {
+        let mut caller = self.caller().await?;
+        let wait_milliseconds = u32::try_from(SEEN.as_millis()).unwrap_or(u32::MAX);
+        let request = FindDiskRequest { disk: Some(self.selector()), wait_milliseconds };
+        let answer = within(SEEN + ANSWER, caller.find_disk(request)).await?;
+        match answer.disk {
+            Some(disk) => Ok(text::clean(&disk.name)),
+            None => Err(format!("it has not within {} s", SEEN.as_secs())),
+        }
+    }
+
+    /// Has the guest release the disk.
+    async fn release(&self, patience: Duration) -> Result<(), String> {
+        let mut caller = self.caller().await?;
+        let answer =
+            within(patience, caller.release_disk(ReleaseDiskRequest { disk: Some(self.selector()) })).await?;
+        let (vm, serial) = (&self.vm, &self.serial);
+        let name = answer.disk.map(|disk| text::clean(&disk.name));
+        tracing::info!(vm, serial, name, removed = answer.removed, "the guest has released a disk");
+        Ok(())
+    }
+}
+
+/// The answer, or in words why there is none.
+async fn within<T>(
+    patience: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(patience, call).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
+            Err("the session with the agent ended".to_owned())
+        }
+        Ok(Err(status)) => Err(text::clean_words(status.message())),
+        Err(_) => Err(format!("the agent does not answer within {} s", patience.as_secs())),
+    }
+}
+
+/// What a detach tells the guest; and where it says why the guest did not release the disk, if that was `force`d.
+pub(super) fn side(agent: Agent, force: bool) -> (Box<dyn GuestSide>, oneshot::Receiver<String>) {
+    let (forced, told) = oneshot::channel();
+    if force {
+        (Box::new(Forced { agent, told: std::sync::Mutex::new(Some(forced)) }), told)
+    } else {
+        (Box::new(agent), told)
+    }
+}
+
+#[tonic::async_trait]
+impl GuestSide for Agent {
+    async fn release(&self) -> Result<(), DiskError> {
+        Self::release(self, RELEASE).await.map_err(|why| {
+            let serial = &self.serial;
+            DiskError::NotReleased(format!(
+                "the guest does not let go of the disk {serial:?}: {why}; it stays attached unless --force is given"
+            ))
+        })
+    }
+
+    async fn stays(&self) {
+        let (vm, serial) = (&self.vm, &self.serial);
+        match self.find().await {
+            Ok(name) => tracing::info!(vm, serial, name, "a disk stays, and its guest sees it again"),
+            Err(why) => tracing::warn!(vm, serial, why, "a disk stays, and its guest does not see it"),
+        }
+    }
+}
+
+/// Takes it away whatever the agent says.
+struct Forced {
+    agent: Agent,
+    told: std::sync::Mutex<Option<oneshot::Sender<String>>>,
+}
+
+#[tonic::async_trait]
+impl GuestSide for Forced {
+    async fn release(&self) -> Result<(), DiskError> {
+        if let Err(why) = self.agent.release(FORCED).await {
+            let (vm, serial) = (&self.agent.vm, &self.agent.serial);
+            tracing::warn!(vm, serial, why, "a disk is taken away by force");
+            let told = self.told.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            // Who asked may have gone.
+            drop(told.map(|told| told.send(why)));
+        }
+        Ok(())
+    }
+
+    async fn stays(&self) {
+        self.agent.stays().await;
+    }
+}
