@@ -2,6 +2,7 @@
 
 mod channels;
 mod clients;
+mod disk_rules;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,7 +80,9 @@ pub async fn run(
     supervisor.spawn("qga", qga.run(context, shutdown.clone()));
     if settings.local {
         let channels = local::Channels { qga: qga_words, control: control_words, callback: callback_words };
-        let api = Api { control, callback, channels, folder: settings.runtime_folder };
+        let folder = settings.runtime_folder;
+        disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor)?;
+        let api = Api { control, callback, channels, folder };
         api.start(&guest, &mut supervisor)?;
     }
     freeze::begin(&guest);

@@ -18,7 +18,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::config::{self, Error};
+use crate::config::{self, Error, disk_rules};
 use fragment::AgentFragment;
 use options::{Program, Run};
 
@@ -68,6 +68,8 @@ pub struct AgentSettings {
     pub log_file: Option<PathBuf>,
     /// Whether to become a daemon, and its pid file.
     pub daemon: DaemonSettings,
+    /// The folder of the rules for disks.
+    pub disk_rules: PathBuf,
     /// What is worth a line in the log, and no fault.
     pub remarks: Vec<String>,
 }
@@ -199,7 +201,8 @@ pub fn load(places: &Places, program: Program, command_line: AgentFragment) -> R
     let (main, required) = &places.main;
     fragments.extend(config::fragments(main, *required, &main.with_extension("d"))?);
     fragments.push((PathBuf::from("command line"), command_line));
-    config::merge_checked(fragments, |merged| check::check(merged, program))
+    let settings = config::merge_checked(fragments, |merged| check::check(merged, program))?;
+    Ok(AgentSettings { disk_rules: main.with_file_name(disk_rules::FOLDER), ..settings })
 }
 
 /// As [`load`], from what a command line asks for and `variable`, the value of `$QGA_CONF`.

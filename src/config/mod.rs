@@ -7,6 +7,8 @@
 #[cfg(feature = "agent")]
 pub mod agent;
 #[cfg(feature = "agent")]
+pub mod disk_rules;
+#[cfg(feature = "agent")]
 pub mod environment_file;
 #[cfg(feature = "agent")]
 pub mod key_file;

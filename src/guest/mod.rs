@@ -10,6 +10,7 @@ use crate::sys::root::Root;
 
 pub mod accounts;
 pub mod clock;
+pub mod disk_rules;
 pub mod disks;
 pub mod events;
 pub mod file_systems;
@@ -46,6 +47,8 @@ pub struct Guest {
     pub disks: Arc<disks::room::Room>,
     /// The disks that it was asked to let go of.
     pub releases: Arc<disks::release::Releases>,
+    /// What is mounted by rules.
+    pub disk_rules: Arc<disk_rules::Desk>,
     /// What its disks have told of themselves.
     pub serials: Arc<disks::serials::Serials>,
     /// Files that clients have open in it.
@@ -67,6 +70,7 @@ impl Guest {
             events: Arc::new(events::Hub::new(run_id)),
             disks: Arc::default(),
             releases: Arc::default(),
+            disk_rules: Arc::default(),
             serials: Arc::default(),
             files: Arc::default(),
             freezer: freeze::Freezer::default(),

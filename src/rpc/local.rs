@@ -9,13 +9,16 @@ use tonic::{Request, Response, Status};
 
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::disks::uses;
-use crate::guest::{Guest, freeze};
+use crate::guest::{Guest, disk_rules, freeze};
 use crate::rpc::convert;
 use crate::rpc::guest;
 use crate::rpc::holder::Holder;
 use crate::sys::{blocking, error_chain, files};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::local_server::{self, LocalServer};
+
+/// Disks that a rule does not mean, with the reason: the first so many.
+const MOST_OTHERS: usize = 64;
 
 /// Where the agent awaits QGA clients and the host half, in words.
 #[derive(Debug, Clone)]
@@ -98,7 +101,12 @@ impl local_server::Local for Service {
             };
             disks.iter().map(local).collect()
         };
-        Ok(Response::new(v1::ListDisksResponse { disks: blocking::run(list).await }))
+        let told = self.guest.disk_rules.told();
+        Ok(Response::new(v1::ListDisksResponse {
+            disks: blocking::run(list).await,
+            rules: told.rules.iter().map(disk_rule).collect(),
+            rules_problem: told.problem.clone().unwrap_or_default(),
+        }))
     }
 
     async fn thaw(&self, _: Request<v1::ThawRequest>) -> Result<Response<v1::ThawResponse>, Status> {
@@ -107,6 +115,21 @@ impl local_server::Local for Service {
             Ok(thawed) => Ok(Response::new(v1::ThawResponse { thawed })),
             Err(error) => Err(Status::internal(error_chain::words(&error))),
         }
+    }
+}
+
+fn disk_rule(rule: &disk_rules::Standing) -> v1::DiskRule {
+    let other =
+        |(disk, reason): &(String, String)| v1::DiskMismatch { disk: disk.clone(), reason: reason.clone() };
+    v1::DiskRule {
+        origin: rule.origin.clone(),
+        r#match: rule.wanted.clone(),
+        mount_point: rule.mount_point.display().to_string(),
+        state: rule.state.to_owned(),
+        disk: rule.disk.clone().unwrap_or_default(),
+        file: rule.file.clone().unwrap_or_default(),
+        reason: rule.reason.clone(),
+        others: rule.others.iter().take(MOST_OTHERS).map(other).collect(),
     }
 }
 

@@ -1,11 +1,11 @@
-//! `guestlet disks`: the disks of this guest, for people or programs.
+//! `guestlet disks`: the disks of this guest and the rules for them, for people or programs.
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::{DEADLINE, call};
-use crate::wire::proto::v1::{Disk, ListDisksRequest, ListDisksResponse, LocalDisk};
+use crate::wire::proto::v1::{Disk, DiskRule, ListDisksRequest, ListDisksResponse, LocalDisk};
 
 /// Asks the agent that serves the socket at `path`.
 ///
@@ -36,14 +36,55 @@ pub fn table(answer: &ListDisksResponse) -> String {
             or_dash(uses.join(", ")),
         ]);
     }
-    let mut widths = [0; 7];
-    for row in &rows {
+    let mut text = aligned(&rows);
+    if !answer.rules.is_empty() {
+        text.push('\n');
+        text += &rules(&answer.rules);
+    }
+    if !answer.rules_problem.is_empty() {
+        text += &format!("\nNewer rules are not in force: {}\n", answer.rules_problem);
+    }
+    text
+}
+
+/// The rules, and below each that found no disk why none of them is meant.
+fn rules(rules: &[DiskRule]) -> String {
+    let mut rows = vec![["MOUNT POINT", "STATE", "DISK", "MATCH", "RULE", "REASON"].map(str::to_owned)];
+    for rule in rules {
+        rows.push([
+            rule.mount_point.clone(),
+            rule.state.clone(),
+            or_dash(if rule.file.is_empty() { rule.disk.clone() } else { rule.file.clone() }),
+            or_dash(rule.r#match.clone()),
+            or_dash(rule.origin.clone()),
+            rule.reason.clone(),
+        ]);
+    }
+    let table = aligned(&rows);
+    let mut lines = table.lines();
+    let mut text = lines.next().unwrap_or_default().to_owned() + "\n";
+    for (line, rule) in lines.zip(rules) {
+        text += line;
+        text.push('\n');
+        if rule.state == "no-disk" {
+            for other in &rule.others {
+                text += &format!("    not {}: {}\n", other.disk, other.reason);
+            }
+        }
+    }
+    text
+}
+
+/// Rows of a table.
+fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
+    let mut widths = [0; COLUMNS];
+    for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let mut text = String::new();
-    for row in &rows {
+    for row in rows {
         let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         text += cells.join("  ").trim_end();
         text.push('\n');
@@ -53,7 +94,27 @@ pub fn table(answer: &ListDisksResponse) -> String {
 
 /// The answer for programs.
 pub fn json(answer: &ListDisksResponse) -> Value {
-    answer.disks.iter().map(one).collect()
+    json!({
+        "disks": answer.disks.iter().map(one).collect::<Value>(),
+        "rules": answer.rules.iter().map(rule).collect::<Value>(),
+        "rules_problem": Some(&answer.rules_problem).filter(|problem| !problem.is_empty()),
+    })
+}
+
+fn rule(rule: &DiskRule) -> Value {
+    json!({
+        "origin": rule.origin,
+        "match": rule.r#match,
+        "mount_point": rule.mount_point,
+        "state": rule.state,
+        "disk": rule.disk,
+        "file": rule.file,
+        "reason": rule.reason,
+        "others": rule.others.iter().map(|other| json!({
+            "disk": other.disk,
+            "reason": other.reason,
+        })).collect::<Value>(),
+    })
 }
 
 fn one(LocalDisk { disk, uses }: &LocalDisk) -> Value {
@@ -116,7 +177,7 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::proto::v1::{Partition, SerialNumber};
+    use crate::wire::proto::v1::{DiskMismatch, Partition, SerialNumber};
 
     #[test]
     fn tables_and_values() {
@@ -137,14 +198,47 @@ mod tests {
                 LocalDisk { disk: Some(disk), uses: vec!["/data".into(), "swap on /dev/vdb2".into()] },
                 LocalDisk { disk: Some(silent), uses: Vec::new() },
             ],
+            rules: vec![
+                DiskRule {
+                    origin: "/etc/guestlet/disks.d/a.toml:1".into(),
+                    r#match: "serial data 1".into(),
+                    mount_point: "/data".into(),
+                    state: "mounted".into(),
+                    disk: "vdb".into(),
+                    file: "/dev/vdb1".into(),
+                    ..DiskRule::default()
+                },
+                DiskRule {
+                    origin: "a.toml:9".into(),
+                    r#match: "bus nvme".into(),
+                    mount_point: "/fast".into(),
+                    state: "no-disk".into(),
+                    reason: "no disk has bus nvme".into(),
+                    others: vec![DiskMismatch { disk: "vdb".into(), reason: "its bus is virtio".into() }],
+                    ..DiskRule::default()
+                },
+            ],
+            rules_problem: "b.toml:1: unknown field `x`".into(),
         };
         assert_eq!(
             table(&answer),
             "NAME  SIZE     BUS     AT            SERIAL                      PARTITIONS  USED FOR\n\
              vdb   1.5 GiB  virtio  0000:00:06.0  data 1                      vdb1        /data, swap on /dev/vdb2\n\
-             vdc   0 B      virtio  -             (the disk does not answer)  -           -\n"
+             vdc   0 B      virtio  -             (the disk does not answer)  -           -\n\
+             \n\
+             MOUNT POINT  STATE    DISK       MATCH          RULE                            REASON\n\
+             /data        mounted  /dev/vdb1  serial data 1  /etc/guestlet/disks.d/a.toml:1\n\
+             /fast        no-disk  -          bus nvme       a.toml:9                        no disk has bus nvme\n    \
+             not vdb: its bus is virtio\n\
+             \n\
+             Newer rules are not in force: b.toml:1: unknown field `x`\n"
         );
-        let value = json(&answer);
+        let all = json(&answer);
+        assert_eq!(
+            (&all["rules"][0]["state"], &all["rules_problem"]),
+            (&json!("mounted"), &json!(answer.rules_problem))
+        );
+        let value = &all["disks"];
         assert_eq!(value[0]["serials"][0]["value"], "data 1");
         assert_eq!(value[0]["partitions"][0]["number"], 1);
         assert_eq!((&value[0]["bytes"], &value[1]["silent"]), (&json!(3_u64 << 29), &json!(true)));

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
-use nix::unistd::{Gid, Uid, User};
+use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::sys::root::Root;
 
@@ -41,6 +41,32 @@ pub fn find(root: &Root, name: &str) -> io::Result<Option<Account>> {
     Ok(found.map(|user| Account { name: user.name, user: user.uid, group: user.gid, home: user.dir }))
 }
 
+/// The group of that name, by /etc/group and then, on the machine itself, by the name service.
+///
+/// # Errors
+/// If neither can be asked.
+pub fn group(root: &Root, name: &str) -> io::Result<Option<Gid>> {
+    let file = match root.read("/etc/group") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        file => file?,
+    };
+    let found = parse_group(&file, name);
+    if found.is_some() || !root.is_the_machine() {
+        return Ok(found);
+    }
+    Ok(Group::from_name(name)?.map(|group| group.gid))
+}
+
+fn parse_group(file: &[u8], name: &str) -> Option<Gid> {
+    file.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b':');
+        if fields.next()? != name.as_bytes() {
+            return None;
+        }
+        Some(Gid::from_raw(std::str::from_utf8(fields.nth(1)?).ok()?.parse().ok()?))
+    })
+}
+
 fn parse(file: &[u8], name: &str) -> Option<Account> {
     file.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.split(|byte| *byte == b':');
@@ -74,6 +100,16 @@ mod tests {
         for nobody in ["broken", "+nis", "short", "x", "me:x"] {
             assert_eq!(parse(file, nobody), None, "{nobody}");
         }
+    }
+
+    #[test]
+    fn lines_of_group() {
+        let file = b"root:x:0:\nbroken:x:one:\nshort:x\n\nusers:x:100:me,you\nusers:x:7:\n";
+        assert_eq!(parse_group(file, "users"), Some(Gid::from_raw(100)));
+        for nobody in ["broken", "short", "", "x"] {
+            assert_eq!(parse_group(file, nobody), None, "{nobody}");
+        }
+        assert_eq!(group(&Root::default(), "root").unwrap(), Some(Gid::from_raw(0)));
     }
 
     #[test]

@@ -33,6 +33,10 @@ pub mod error_chain;
 pub mod extended_attributes;
 #[cfg(feature = "agent")]
 pub mod files;
+#[cfg(feature = "agent")]
+pub mod folder_news;
+#[cfg(feature = "agent")]
+pub mod folders;
 #[cfg(feature = "host")]
 pub mod host_name;
 #[cfg(feature = "agent")]

@@ -5,6 +5,7 @@
 #[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../qga/agent.rs"]
 mod agent;
+mod disk_rules;
 mod events;
 mod hold;
 mod host;

@@ -11,3 +11,4 @@ mod format;
 mod grow;
 mod lab;
 mod mount;
+mod rules;

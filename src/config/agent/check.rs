@@ -93,6 +93,8 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
             wanted: daemon.unwrap_or(false),
             pid_file: absolute("pidfile", pidfile.unwrap_or(DEFAULT_PID_FILE.into()))?,
         },
+        // Beside the main file, which `load` knows.
+        disk_rules: super::MAIN_FILE.into(),
         remarks,
     })
 }

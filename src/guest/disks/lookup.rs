@@ -72,9 +72,21 @@ fn list(candidates: &[String]) -> String {
 /// If there is none, or more than one.
 pub fn find(disks: &[Arc<KnownDisk>], selector: &Selector) -> Result<Arc<KnownDisk>, FindError> {
     usable(selector).map_err(|why| FindError::Unusable { selector: selector.clone(), why })?;
+    match matching(disks, selector).as_slice() {
+        [] => Err(FindError::NotFound(selector.clone())),
+        [disk] => Ok(Arc::clone(disk)),
+        several => Err(FindError::Ambiguous {
+            selector: selector.clone(),
+            candidates: several.iter().map(|disk| describe(disk)).collect(),
+        }),
+    }
+}
+
+/// All disks that may be meant by a selector that is [usable].
+pub fn matching<'a>(disks: &'a [Arc<KnownDisk>], selector: &Selector) -> Vec<&'a Arc<KnownDisk>> {
     let chosen =
         |test: &dyn Fn(&KnownDisk) -> bool| disks.iter().filter(|disk| test(disk)).collect::<Vec<_>>();
-    let found = match selector {
+    match selector {
         Selector::Serial(wanted) => {
             let wanted = trim(wanted.as_bytes());
             let exact = chosen(&|disk| disk.serials.iter().any(|serial| *serial.value == *wanted));
@@ -86,14 +98,6 @@ pub fn find(disks: &[Arc<KnownDisk>], selector: &Selector) -> Result<Arc<KnownDi
         }
         Selector::Alias(wanted) => chosen(&|disk| disk.alias.as_deref() == Some(wanted.trim())),
         Selector::Name(wanted) => chosen(&|disk| disk.name == *wanted || disk.file == *wanted),
-    };
-    match found.as_slice() {
-        [] => Err(FindError::NotFound(selector.clone())),
-        [disk] => Ok(Arc::clone(disk)),
-        several => Err(FindError::Ambiguous {
-            selector: selector.clone(),
-            candidates: several.iter().map(|disk| describe(disk)).collect(),
-        }),
     }
 }
 
@@ -112,7 +116,10 @@ fn begins(disk: &KnownDisk, wanted: &[u8]) -> bool {
 }
 
 /// Says what is wrong with a selector that no disk, or any, could have.
-fn usable(selector: &Selector) -> Result<(), &'static str> {
+///
+/// # Errors
+/// What is wrong with it.
+pub fn usable(selector: &Selector) -> Result<(), &'static str> {
     let text = match selector {
         Selector::Serial(text) | Selector::Alias(text) | Selector::Name(text) => text.trim(),
         Selector::Wwn(text) => bare_text(text),

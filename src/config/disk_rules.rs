@@ -1,0 +1,344 @@
+//! Rules for disks: which one is mounted where, and how. Every `*.toml` of a folder has some.
+//!
+//! ```toml
+//! [[disk]]
+//! match = { serial = "data-1" }      # or label, wwn, bus, partition; all that is said has to fit
+//! mount-point = "/srv/data"
+//! file-system = "ext4"               # optional, but for format-if-blank
+//! format-if-blank = true             # optional, as is all that follows
+//! options = ["noatime"]
+//! owner = "postgres"
+//! group = "postgres"
+//! mode = "0750"
+//! grow = true
+//! ```
+//!
+//! All rules are read anew when one of the files changes, and they are good or refused together. To add a key: a field
+//! in [`Table`], its check in [`Checker`], its field in [`DiskRule`], and its line in docs/disks.md.
+
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{Error, Fragment, Problem, drop_in_files, parse, read};
+
+/// The folder of the rules, beside the agent's main file.
+pub const FOLDER: &str = "disks.d";
+/// Rules, at most.
+const MOST: usize = 1000;
+/// Bytes of a mount point, at most; a path may have 4095.
+const LONGEST_PATH: usize = 1000;
+/// Where the kernel shows itself.
+const KERNELS: &[&str] = &["/dev", "/proc", "/sys"];
+
+/// A rule, as far as it can be checked without looking at disks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskRule {
+    /// File and line.
+    pub origin: String,
+    /// The disk's serial number.
+    pub serial: Option<String>,
+    /// The label of the file system.
+    pub label: Option<String>,
+    /// The disk's world-wide name.
+    pub wwn: Option<String>,
+    /// The disk's bus, such as `virtio`.
+    pub bus: Option<String>,
+    /// The partition, by its number in the table; else the whole disk.
+    pub partition: Option<u32>,
+    /// Where it is mounted: absolute, without `..`.
+    pub mount_point: PathBuf,
+    /// The kind of file system that it has to have.
+    pub file_system: Option<String>,
+    /// A blank disk gets that file system.
+    pub format_if_blank: bool,
+    /// As for mount(8).
+    pub options: Vec<String>,
+    /// The user, by name or number, whom the uppermost folder of the file system belongs to.
+    pub owner: Option<String>,
+    /// The group.
+    pub group: Option<String>,
+    /// Its permissions.
+    pub mode: Option<u32>,
+    /// What is on the disk grows with it.
+    pub grow: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Parsed {
+    #[serde(default)]
+    disk: Vec<Spanned<Table>>,
+}
+
+impl Fragment for Parsed {
+    fn merge(&mut self, later: Self, _file: &Path) {
+        self.disk.extend(later.disk);
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Table {
+    r#match: Option<Spanned<Match>>,
+    mount_point: Option<Spanned<String>>,
+    file_system: Option<Spanned<String>>,
+    format_if_blank: Option<Spanned<bool>>,
+    options: Option<Spanned<Vec<String>>>,
+    owner: Option<Spanned<String>>,
+    group: Option<Spanned<String>>,
+    mode: Option<Spanned<String>>,
+    grow: Option<bool>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Match {
+    serial: Option<String>,
+    label: Option<String>,
+    wwn: Option<String>,
+    bus: Option<String>,
+    partition: Option<u32>,
+}
+
+/// Reads and checks the rules in `folder`, which need not be there. `check` says what else is wrong with a rule, and
+/// which key of it.
+///
+/// # Errors
+/// At the first thing wrong, with file and line.
+pub fn load(folder: &Path, check: impl Fn(&DiskRule) -> Result<(), Problem>) -> Result<Vec<DiskRule>, Error> {
+    let mut rules = Vec::new();
+    let mut taken = HashMap::new();
+    for file in drop_in_files(folder)? {
+        let text = match read(&file) {
+            // It has gone since the folder was read.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            text => text.map_err(|error| Error::in_file(&file, format!("cannot be read: {error}")))?,
+        };
+        let parsed: Parsed = parse(&file, &text)?;
+        for table in &parsed.disk {
+            let checker = Checker { file: &file, text: &text, table };
+            let rule = checker.rule()?;
+            check(&rule).map_err(|problem| checker.wrong(problem.key, problem.text))?;
+            if let Some(first) = taken.insert(rule.mount_point.clone(), rule.origin.clone()) {
+                let place = rule.mount_point.display();
+                let problem = format!("{place} is the mount point of a second rule, first at {first}");
+                return Err(checker.wrong("mount-point", problem));
+            }
+            rules.push(rule);
+            if rules.len() > MOST {
+                return Err(checker.wrong("", format!("there are more than {MOST} rules")));
+            }
+        }
+    }
+    Ok(rules)
+}
+
+/// Checks one rule.
+struct Checker<'a> {
+    file: &'a Path,
+    text: &'a str,
+    table: &'a Spanned<Table>,
+}
+
+impl Checker<'_> {
+    /// That something is wrong with a key, or where that is not there with the rule.
+    fn wrong(&self, key: &str, problem: String) -> Error {
+        let table = self.table.get_ref();
+        let at = |place: Option<usize>| place.unwrap_or(self.table.span().start);
+        let start = at(match key {
+            "match" => table.r#match.as_ref().map(|value| value.span().start),
+            "mount-point" => table.mount_point.as_ref().map(|value| value.span().start),
+            "file-system" => table.file_system.as_ref().map(|value| value.span().start),
+            "format-if-blank" => table.format_if_blank.as_ref().map(|value| value.span().start),
+            "options" => table.options.as_ref().map(|value| value.span().start),
+            "owner" => table.owner.as_ref().map(|value| value.span().start),
+            "group" => table.group.as_ref().map(|value| value.span().start),
+            "mode" => table.mode.as_ref().map(|value| value.span().start),
+            _ => None,
+        });
+        Error::at(self.file, self.text, start, problem)
+    }
+
+    fn rule(&self) -> Result<DiskRule, Error> {
+        let table = self.table.get_ref();
+        let text = |value: &Option<Spanned<String>>| value.as_ref().map(|text| text.get_ref().clone());
+        let Some(matcher) = table.r#match.as_ref().map(|value| value.get_ref().clone()) else {
+            return Err(self.wrong("", "[[disk]] has no match; say which disk, by its serial".to_owned()));
+        };
+        let format_if_blank = table.format_if_blank.as_ref().is_some_and(|value| *value.get_ref());
+        let file_system = text(&table.file_system);
+        if matcher
+            == (Match { partition: matcher.partition, serial: None, label: None, wwn: None, bus: None })
+        {
+            let problem = "match says no serial, label, wwn or bus, and so means any disk";
+            return Err(self.wrong("match", problem.to_owned()));
+        }
+        if format_if_blank && matcher.label.is_some() {
+            let problem = "a blank disk has no label: match its serial instead to have it formatted";
+            return Err(self.wrong("format-if-blank", problem.to_owned()));
+        }
+        if format_if_blank && file_system.is_none() {
+            let problem = "format-if-blank needs to know the file-system to make";
+            return Err(self.wrong("format-if-blank", problem.to_owned()));
+        }
+        let line = super::line_of(self.text, self.table.span().start);
+        Ok(DiskRule {
+            origin: format!("{}:{line}", self.file.display()),
+            serial: matcher.serial,
+            label: matcher.label,
+            wwn: matcher.wwn,
+            bus: matcher.bus,
+            partition: matcher.partition,
+            mount_point: self.mount_point()?,
+            file_system,
+            format_if_blank,
+            options: table.options.as_ref().map(|list| list.get_ref().clone()).unwrap_or_default(),
+            owner: text(&table.owner),
+            group: text(&table.group),
+            mode: self.mode()?,
+            grow: table.grow.unwrap_or_default(),
+        })
+    }
+
+    fn mount_point(&self) -> Result<PathBuf, Error> {
+        let Some(text) = self.table.get_ref().mount_point.as_ref().map(Spanned::get_ref) else {
+            return Err(self.wrong("", "[[disk]] has no mount-point".to_owned()));
+        };
+        let refuse = |why: &str| Err(self.wrong("mount-point", format!("mount-point = {text:?} {why}")));
+        let path = Path::new(text);
+        if !path.is_absolute() {
+            return refuse("is a relative path; give one that starts with /");
+        }
+        if path.components().any(|part| part == Component::ParentDir) {
+            return refuse("has .. in it; say where that is");
+        }
+        if text.contains(char::is_control) || text.len() > LONGEST_PATH {
+            return refuse("is too long, or has a control character in it");
+        }
+        // Without what means nothing: `.`, and slashes that are doubled or at the end.
+        let path: PathBuf = path.components().collect();
+        if path == Path::new("/") {
+            return refuse("is the root file system's");
+        }
+        if let Some(kernels) = KERNELS.iter().find(|kernels| path.starts_with(kernels)) {
+            return refuse(&format!("is in {kernels}, which is the kernel's"));
+        }
+        let is_link = |place: &&Path| std::fs::symlink_metadata(place).is_ok_and(|found| found.is_symlink());
+        if let Some(link) = path.ancestors().find(is_link) {
+            let why = format!("leads through the symbolic link {}; say where that is", link.display());
+            return refuse(&why);
+        }
+        Ok(path)
+    }
+
+    fn mode(&self) -> Result<Option<u32>, Error> {
+        let Some(text) = self.table.get_ref().mode.as_ref().map(Spanned::get_ref) else { return Ok(None) };
+        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        match u32::from_str_radix(text, 8) {
+            Ok(mode) if digits && mode <= 0o7777 => Ok(Some(mode)),
+            _ => {
+                let problem = format!("mode = {text:?} is none; write octal digits, such as \"0750\"");
+                Err(self.wrong("mode", problem))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use super::*;
+
+    /// The rules of files with these texts, or what is wrong with them, without their folder.
+    fn loaded(texts: &[&str]) -> Result<Vec<DiskRule>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        for (number, text) in texts.iter().enumerate() {
+            std::fs::write(folder.path().join(format!("{number}.toml")), text).unwrap();
+        }
+        let check = |rule: &DiskRule| match rule.options.as_slice() {
+            [bad] if bad == "bad" => Err(Problem { key: "options", text: "bad".to_owned() }),
+            _ => Ok(()),
+        };
+        let prefix = format!("{}/", folder.path().display());
+        load(folder.path(), check).map_err(|error| error.to_string().replace(&prefix, ""))
+    }
+
+    const GOOD: &str = "[[disk]]\nmatch = { serial = 'a' }\nmount-point = '/srv/a'\n";
+
+    #[test]
+    fn rules_of_all_files() {
+        let whole = "# first\n[[disk]]\nmatch = { serial = 'b', bus = 'virtio', partition = 1 }\n\
+            mount-point = '/srv//b/./c/'\nfile-system = 'xfs'\nformat-if-blank = true\noptions = ['noatime']\n\
+            owner = 'me'\ngroup = '7'\nmode = '0750'\ngrow = true\n[[disk]]\n[disk.match]\nlabel = 'l'\nwwn = 'w'\n";
+        let error = loaded(&[GOOD, whole]).unwrap_err();
+        assert_eq!(error, "1.toml:12: [[disk]] has no mount-point");
+        let whole = whole.replace("[disk.match]", "mount-point = '/l'\n[disk.match]");
+        let rules = loaded(&[GOOD, &whole]).unwrap();
+        assert_eq!(rules.len(), 3);
+        assert!(rules[1].origin.ends_with("1.toml:2"), "{}", rules[1].origin);
+        let expected = DiskRule {
+            origin: rules[1].origin.clone(),
+            serial: Some("b".into()),
+            label: None,
+            wwn: None,
+            bus: Some("virtio".into()),
+            partition: Some(1),
+            mount_point: "/srv/b/c".into(),
+            file_system: Some("xfs".into()),
+            format_if_blank: true,
+            options: vec!["noatime".into()],
+            owner: Some("me".into()),
+            group: Some("7".into()),
+            mode: Some(0o750),
+            grow: true,
+        };
+        assert_eq!(rules[1], expected);
+        assert_eq!((rules[2].label.as_deref(), rules[2].wwn.as_deref()), (Some("l"), Some("w")));
+        assert!(load(Path::new("/no/such/folder"), |_| Ok(())).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_file_and_line() {
+        let with = |line: &str| format!("{GOOD}{line}\n");
+        let at = |place: &str| GOOD.replace("/srv/a", place);
+        let link = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/srv", link.path().join("link")).unwrap();
+        let through = format!("{}/link/data", link.path().display());
+        for (text, expected) in [
+            (with("form = true"), "0.toml:4: unknown field `form`"),
+            ("[[rule]]\n".to_owned(), "0.toml:1: unknown field `rule`"),
+            ("[[disk]]\nmount-point = '/a'\n".to_owned(), "0.toml:1: [[disk]] has no match"),
+            (GOOD.replace("serial = 'a'", "partition = 1"), "0.toml:2: match says no serial"),
+            (GOOD.replace("serial", "name"), "0.toml:2: unknown field `name`"),
+            (at("srv"), "0.toml:3: mount-point = \"srv\" is a relative path"),
+            (at("/srv/../etc"), "0.toml:3: mount-point = \"/srv/../etc\" has .. in it"),
+            (at("/"), "0.toml:3: mount-point = \"/\" is the root file system's"),
+            (at("/sys/x"), "0.toml:3: mount-point = \"/sys/x\" is in /sys"),
+            (at(&through), "0.toml:3: mount-point = "),
+            (with("mode = '0999'"), "0.toml:4: mode = \"0999\" is none"),
+            (with("mode = '+7'"), "0.toml:4: mode = \"+7\" is none"),
+            (with("mode = '17777'"), "0.toml:4: mode = \"17777\" is none"),
+            (with("mode = 750"), "0.toml:4: invalid type: integer `750`, expected a string"),
+            (with("format-if-blank = true"), "0.toml:4: format-if-blank needs to know the file-system"),
+            (
+                with("format-if-blank = true\nfile-system = 'ext4'").replace("serial", "label"),
+                "0.toml:4: a blank disk has no label",
+            ),
+            (with("options = ['bad']"), "0.toml:4: bad"),
+            ("disk".to_owned(), "0.toml:1: "),
+        ] {
+            let error = loaded(&[&text]).expect_err(&text);
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+        assert!(loaded(&[&at(&through)]).unwrap_err().contains("leads through the symbolic link"));
+        let twice = loaded(&[GOOD, &at("/srv/a/")]).unwrap_err();
+        assert!(
+            twice.starts_with("1.toml:3: /srv/a is the mount point of a second rule, first at "),
+            "{twice}"
+        );
+        assert!(twice.ends_with("0.toml:1"), "{twice}");
+    }
+}

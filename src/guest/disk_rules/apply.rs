@@ -1,0 +1,393 @@
+//! One rule applied to one disk, and undone again.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use crate::guest::disk_rules::find::Device;
+use crate::guest::disk_rules::made::{Kept, Made, Memory, Standing};
+use crate::guest::disk_rules::rule::{How, Rule};
+use crate::guest::volumes::contents::{Contents, contents};
+use crate::guest::volumes::format::{Format, Kind, format};
+use crate::guest::volumes::grow::{Outcome, grow};
+use crate::guest::volumes::intent;
+use crate::guest::volumes::mount::{Mount, Mounted, Source, mount};
+use crate::guest::volumes::unmount::unmount;
+use crate::guest::{Guest, accounts, volumes};
+use crate::sys::mountinfo::{self, MountList};
+use crate::sys::{accounts as names, blocking, error_chain, folders};
+
+/// How long making a file system may take.
+const TO_FORMAT: Duration = Duration::from_secs(30 * 60);
+/// How long mounting may take, with a check of the file system.
+const TO_MOUNT: Duration = Duration::from_secs(30 * 60);
+/// How long unmounting may take, with what is to be written before.
+const TO_UNMOUNT: Duration = Duration::from_secs(90);
+/// How long growing may take.
+const TO_GROW: Duration = Duration::from_secs(30 * 60);
+/// How long folders, users and groups may take to be found.
+const TO_LOOK: Duration = Duration::from_secs(30);
+
+/// Why a rule could not be applied, or not be undone.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// What is done to disks did not succeed.
+    #[error(transparent)]
+    Volume(#[from] volumes::Error),
+    /// The mount point cannot be.
+    #[error("the mount point cannot be used")]
+    Folder(#[from] folders::Error),
+    /// Its last part was a link for a moment.
+    #[error("the mount point {} leads through a symbolic link", .0.display())]
+    Link(PathBuf),
+    /// There is no such user.
+    #[error("the owner cannot be")]
+    Owner(#[source] accounts::Error),
+    /// There is no such group.
+    #[error("there is no group {0:?}")]
+    NoGroup(String),
+    /// Groups cannot be looked up.
+    #[error("groups cannot be looked up")]
+    Groups(#[source] io::Error),
+    /// The disk is blank, and may not be formatted.
+    #[error("{file} is blank, and the rule does not say format-if-blank")]
+    Blank {
+        /// The device.
+        file: String,
+    },
+    /// It has nothing that it could be known again by.
+    #[error("{file} has neither a serial number nor a WWN to be known again by, and so is not formatted")]
+    Nameless {
+        /// The device.
+        file: String,
+    },
+    /// The uppermost folder cannot be given away.
+    #[error("owner, group and mode cannot be set")]
+    Give(#[source] io::Error),
+    /// What is mounted cannot be told.
+    #[error("what is mounted cannot be told")]
+    Mounts(#[source] io::Error),
+    /// What is mounted by rules cannot be noted.
+    #[error("what is mounted by rules cannot be noted")]
+    Note(#[source] io::Error),
+    /// Something else is mounted there, too.
+    #[error("{} has something else mounted on it: {over}", place.display())]
+    Covered {
+        /// The mount point.
+        place: PathBuf,
+        /// What is.
+        over: String,
+    },
+    /// It takes too long.
+    #[error("{what} did not answer within {} s", TO_LOOK.as_secs())]
+    Silent {
+        /// What was asked.
+        what: &'static str,
+    },
+    /// Rules are not applied any more.
+    #[error("the agent is ending")]
+    Ending,
+}
+
+/// How a rule was applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    /// The kind of file system.
+    pub kind: String,
+    /// It was mounted just now.
+    pub new: bool,
+    /// Somebody else has mounted it.
+    pub foreign: bool,
+    /// The file system was made just now.
+    pub formatted: bool,
+    /// What did not succeed beside.
+    pub remark: Option<String>,
+}
+
+/// Does what may block, but not for ever.
+async fn look<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    tokio::time::timeout(TO_LOOK, blocking::run(work)).await.map_err(|_| Error::Silent { what })
+}
+
+/// What is mounted.
+async fn mounts(guest: &Guest) -> Result<Vec<mountinfo::Mount>, Error> {
+    let root = guest.root.clone();
+    look("the list of mounts", move || MountList::open(&root)?.read()).await?.map_err(Error::Mounts)
+}
+
+async fn note(memory: &Arc<Memory>, change: impl FnOnce(&mut Kept) + Send + 'static) -> Result<(), Error> {
+    let memory = Arc::clone(memory);
+    look("the runtime folder", move || memory.change(change)).await?.map_err(Error::Note)
+}
+
+/// Has what `rule` wants mounted from `device`.
+///
+/// # Errors
+/// If it cannot be; then nothing is mounted that was not before.
+pub async fn apply(
+    guest: &Guest,
+    memory: &Arc<Memory>,
+    rule: &Rule,
+    device: &Device,
+) -> Result<Applied, Error> {
+    let how = &rule.how;
+    let owners = owners(guest, how).await?;
+    let list = mounts(guest).await?;
+    let ours = memory.kept().at(&how.mount_point).cloned().filter(|made| made.is_of(device));
+    let ours = ours.filter(|made| made.standing(&list) != Standing::Unmounted);
+    let (mut applied, made) = match ours {
+        Some(made) => {
+            let found = list.iter().find(|mount| made.is(mount));
+            let kind = found.map(|mount| mount.kind.clone()).unwrap_or_default();
+            let made = Made { mount: found.map(|mount| mount.id), how: how.clone(), ..made };
+            (Applied { kind, new: false, foreign: false, formatted: false, remark: None }, made)
+        }
+        None => match mount_new(guest, memory, how, device, &list).await? {
+            (applied, Some(made)) => (applied, made),
+            (mut applied, None) => {
+                applied.remark = grown(guest, how, device).await;
+                return Ok(applied);
+            }
+        },
+    };
+    if let Err(error) = give(guest, &made, owners).await {
+        if applied.new {
+            undo(guest, memory, &how.mount_point).await?;
+        }
+        return Err(error);
+    }
+    let before = memory.kept().at(&how.mount_point).map_or(0, |made| made.grown);
+    if before != device.disk.bytes {
+        applied.remark = grown(guest, how, device).await;
+    }
+    let made = Made { done: true, grown: device.disk.bytes, ..made };
+    note(memory, move |kept| {
+        kept.forget(&made.how.mount_point);
+        kept.made.push(made);
+    })
+    .await?;
+    Ok(applied)
+}
+
+/// Mounts it; absent what was made, if somebody else has mounted it already.
+async fn mount_new(
+    guest: &Guest,
+    memory: &Arc<Memory>,
+    how: &How,
+    device: &Device,
+    list: &[mountinfo::Mount],
+) -> Result<(Applied, Option<Made>), Error> {
+    let point = how.mount_point.clone();
+    look("the mount point", move || folders::make(&point)).await??;
+    let taken = list.iter().any(|mount| Path::new(&mount.mount_point) == how.mount_point);
+    let mut formatted = false;
+    if !taken {
+        empty(&how.mount_point).await?;
+        formatted = made_ready(guest, how, device).await?;
+        let made = Made::new(how, device);
+        note(memory, move |kept| {
+            kept.forget(&made.how.mount_point);
+            kept.made.push(made);
+        })
+        .await?;
+    }
+    let forget = || {
+        let point = how.mount_point.clone();
+        note(memory, move |kept| kept.forget(&point))
+    };
+    let mounted = match mount(guest, &wanted(how, device)).await {
+        Ok(mounted) => mounted,
+        Err(error) => {
+            // What took too long may still come to be mounted.
+            if !taken && !matches!(error, volumes::Error::Silent { .. }) {
+                forget().await?;
+            }
+            return Err(error.into());
+        }
+    };
+    let Mounted { target, kind, already, .. } = mounted;
+    let applied = Applied { kind, new: !already, foreign: already, formatted, remark: None };
+    if already {
+        forget().await?;
+        return Ok((applied, None));
+    }
+    if target != how.mount_point {
+        unmount(guest, &target, TO_UNMOUNT).await?;
+        forget().await?;
+        return Err(Error::Link(how.mount_point.clone()));
+    }
+    let made = Made::new(how, device);
+    let number = mounts(guest).await?.iter().rev().find(|mount| made.is(mount)).map(|mount| mount.id);
+    let made = Made { mount: number, ..made };
+    let noted = made.clone();
+    note(memory, move |kept| {
+        kept.forget(&noted.how.mount_point);
+        kept.made.push(noted);
+    })
+    .await?;
+    Ok((applied, Some(made)))
+}
+
+fn wanted<'a>(how: &'a How, device: &'a Device) -> Mount<'a> {
+    Mount {
+        source: Source::Device(Path::new(&device.file)),
+        target: &how.mount_point,
+        kind: how.kind.as_deref(),
+        options: &how.options,
+        read_only: false,
+        make_target: false,
+        over_contents: false,
+        propagation: None,
+        check: true,
+        deadline: TO_MOUNT,
+    }
+}
+
+/// Sees to it that nothing is hidden, before something is done to the disk.
+async fn empty(point: &Path) -> Result<(), Error> {
+    let path = point.to_owned();
+    let first = look("the mount point", move || Ok(std::fs::read_dir(path)?.next().is_none())).await?;
+    let failed = |source| Error::Volume(volumes::Error::Target { target: point.to_owned(), source });
+    match first {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(failed(Errno::ENOTEMPTY.into())),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Formats the device if it is blank and that is wanted, or if that was begun and did not come to its end. Whether it
+/// was.
+async fn made_ready(guest: &Guest, how: &How, device: &Device) -> Result<bool, Error> {
+    let file = Path::new(&device.file);
+    let found = contents(guest, file).await?;
+    let kind = how.kind.as_deref().and_then(Kind::named).filter(|_| how.format);
+    let Some(kind) = kind else {
+        return match found {
+            Contents::Blank => Err(Error::Blank { file: device.file.clone() }),
+            _ => Ok(false),
+        };
+    };
+    if found.kind() == Some(kind.name()) && !is_unfinished(guest, &found).await? {
+        return Ok(false);
+    }
+    let identity = identity(device).ok_or_else(|| Error::Nameless { file: device.file.clone() })?;
+    let wanted = Format {
+        device: file,
+        identity: &identity,
+        kind,
+        label: None,
+        over_data: false,
+        deadline: TO_FORMAT,
+    };
+    Ok(format(guest, &wanted).await?.made)
+}
+
+async fn is_unfinished(guest: &Guest, found: &Contents) -> Result<bool, Error> {
+    let Contents::Known(signature) = found else { return Ok(false) };
+    let Some(uuid) = signature.uuid.clone() else { return Ok(false) };
+    let root = guest.root.clone();
+    look("the notes of formats", move || intent::is_unfinished(&root, &uuid)).await?.map_err(Error::Note)
+}
+
+/// What the disk is called, and nothing else is.
+fn identity(device: &Device) -> Option<String> {
+    /// Bytes that are left for the number of a partition.
+    const ROOM: usize = 12;
+
+    let disk = &device.disk;
+    let mut name = match (disk.serial(), &disk.wwn) {
+        (Some(serial), _) => serial.text(),
+        (None, Some(wwn)) => wwn.clone(),
+        (None, None) => return None,
+    };
+    let most = intent::LONGEST - ROOM;
+    let end = (0..=name.len().min(most)).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
+    name.truncate(end);
+    if let Some(number) = device.partition {
+        name += &format!("-part{number}");
+    }
+    Some(name)
+}
+
+/// The numbers of the user and the group that the rule names.
+async fn owners(guest: &Guest, how: &How) -> Result<(Option<u32>, Option<u32>), Error> {
+    let (root, owner, group) = (guest.root.clone(), how.owner.clone(), how.group.clone());
+    let find = move || {
+        let user = match owner.as_deref().map(|name| (name, name.parse())) {
+            None => None,
+            Some((_, Ok(number))) => Some(number),
+            Some((name, Err(_))) => Some(accounts::find(&root, name).map_err(Error::Owner)?.user.as_raw()),
+        };
+        let group = match group.as_deref().map(|name| (name, name.parse())) {
+            None => None,
+            Some((_, Ok(number))) => Some(number),
+            Some((name, Err(_))) => {
+                let found = names::group(&root, name).map_err(Error::Groups)?;
+                Some(found.ok_or_else(|| Error::NoGroup(name.to_owned()))?.as_raw())
+            }
+        };
+        Ok((user, group))
+    };
+    look("the list of users", find).await?
+}
+
+/// Gives the uppermost folder to whom the rule says.
+async fn give(guest: &Guest, made: &Made, owners: (Option<u32>, Option<u32>)) -> Result<(), Error> {
+    let (user, group) = owners;
+    let mode = made.how.mode;
+    if user.is_none() && group.is_none() && mode.is_none() {
+        return Ok(());
+    }
+    let list = mounts(guest).await?;
+    let Some(mount) = list.into_iter().find(|mount| made.is(mount)) else {
+        return Err(Error::Give(Errno::ESTALE.into()));
+    };
+    let effects = Arc::clone(&guest.effects);
+    let give = move || folders::give(effects.open_mount(&mount)?, user, group, mode);
+    look("the file system", give).await?.map_err(Error::Give)
+}
+
+/// Lets what is on the disk grow, if the rule says so; what did not.
+async fn grown(guest: &Guest, how: &How, device: &Device) -> Option<String> {
+    if !how.grow {
+        return None;
+    }
+    let steps = match grow(guest, Path::new(&device.file), TO_GROW).await {
+        Ok(steps) => steps,
+        Err(error) => return Some(format!("it does not grow: {}", error_chain::words(&error))),
+    };
+    for step in &steps {
+        if let Outcome::Grown { from, to } = step.outcome {
+            tracing::info!("{}: grown from {from} to {to} bytes", step.what);
+        }
+    }
+    steps.into_iter().find_map(|step| match step.outcome {
+        Outcome::Refused(why) => Some(format!("{} does not grow: {why}", step.what)),
+        _ => None,
+    })
+}
+
+/// Unmounts what a rule has mounted at `point`, if it is still there, and forgets it. Whether it was there.
+///
+/// # Errors
+/// If somebody uses it, with who does.
+pub async fn undo(guest: &Guest, memory: &Arc<Memory>, point: &Path) -> Result<bool, Error> {
+    let Some(made) = memory.kept().at(point).cloned() else { return Ok(false) };
+    let there = match made.standing(&mounts(guest).await?) {
+        Standing::Covered(over) => return Err(Error::Covered { place: point.to_owned(), over }),
+        Standing::Unmounted => false,
+        Standing::Mounted => {
+            unmount(guest, point, TO_UNMOUNT).await?;
+            true
+        }
+    };
+    let point = point.to_owned();
+    note(memory, move |kept| kept.forget(&point)).await?;
+    Ok(there)
+}

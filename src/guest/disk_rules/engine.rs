@@ -1,0 +1,488 @@
+//! The task that has rules applied: with every change of rules or disks it looks at everything, decides, and starts what
+//! is to be done, one thing at a time for each disk and each mount point.
+//!
+//! ```text
+//! rules, disks, requests, what is done ─▶ look ─▶ plan ─▶ start what is not being done ─▶ tell people
+//! ```
+//! What failed is tried again when its disk, or the rules, have changed; nothing is tried by the clock.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::convert::Infallible;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinError, JoinSet};
+
+use crate::guest::Guest;
+use crate::guest::disk_rules::apply::{self, Applied, Error};
+use crate::guest::disk_rules::find::{Device, Verdict};
+use crate::guest::disk_rules::made::{self, Kept, Made, Memory, Place};
+use crate::guest::disk_rules::plan::{Finding, Plan, Seen, View, plan};
+use crate::guest::disk_rules::rule::Rule;
+use crate::guest::disk_rules::view::view;
+use crate::guest::disk_rules::{Request, Rules, Standing, Told};
+use crate::guest::disks::identity::KnownDisk;
+use crate::guest::events::Event;
+use crate::guest::volumes::contents::{Contents, contents};
+use crate::sys::{block, blocking, error_chain};
+
+/// Applies rules until it is dropped. What they have mounted is remembered in `folder`.
+///
+/// # Errors
+/// If another one runs already.
+pub async fn run(
+    guest: Guest,
+    mut rules: watch::Receiver<Rules>,
+    folder: PathBuf,
+) -> Result<Infallible, Error> {
+    let Some(mut inbox) = guest.disk_rules.take_inbox() else { return Err(Error::Ending) };
+    let mut disks = guest.disks.changes();
+    let memory = Arc::new(blocking::run(move || Memory::open(&folder)).await);
+    let mut engine = Engine {
+        guest,
+        memory,
+        rules: rules.borrow_and_update().clone(),
+        turn: 0,
+        tasks: JoinSet::new(),
+        doing: HashMap::new(),
+        tried: HashMap::new(),
+        stuck: HashMap::new(),
+        labels: BTreeMap::new(),
+        releases: Vec::new(),
+        anew: false,
+        next: 0,
+    };
+    loop {
+        disks.mark_unchanged();
+        engine.pass().await;
+        tokio::select! {
+            changed = rules.changed() => match changed {
+                Ok(()) => engine.read_anew(rules.borrow_and_update().clone()),
+                // They stay as they are.
+                Err(_) => std::future::pending().await,
+            },
+            // The sender lives as long as the guest.
+            _ = disks.changed() => engine.turn += 1,
+            Some(done) = engine.tasks.join_next() => engine.done(done),
+            Some(request) = inbox.recv() => engine.asked(request).await,
+        }
+    }
+}
+
+/// What a task did.
+enum Done {
+    Applied(Arc<Rule>, Device, Result<Applied, Error>),
+    Undone(PathBuf, Result<bool, Error>),
+    Released(Release, Result<(), Error>),
+    Looked(Device, Result<Option<String>, String>),
+}
+
+/// What a task does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Doing {
+    /// To this mount point.
+    point: Option<PathBuf>,
+    /// To the disk of this generation.
+    disk: Option<u64>,
+}
+
+/// A disk that is to be let go of.
+struct Release {
+    disk: Place,
+    answer: oneshot::Sender<Result<(), Error>>,
+}
+
+/// How applying a rule ended the last time.
+struct Tried {
+    rule: Arc<Rule>,
+    device: Device,
+    outcome: Result<Applied, String>,
+}
+
+struct Engine {
+    guest: Guest,
+    memory: Arc<Memory>,
+    rules: Rules,
+    /// Counts up with every change of rules and disks.
+    turn: u64,
+    tasks: JoinSet<(u64, Done)>,
+    doing: HashMap<u64, Doing>,
+    tried: HashMap<PathBuf, Tried>,
+    /// What could not be unmounted, at which turn, and why.
+    stuck: HashMap<PathBuf, (u64, String)>,
+    /// The labels, of which state of a disk.
+    labels: BTreeMap<(u64, Option<u32>), (Arc<KnownDisk>, Result<Option<String>, String>)>,
+    releases: Vec<Release>,
+    /// Rules have been read since the last pass.
+    anew: bool,
+    next: u64,
+}
+
+impl Engine {
+    /// Rules were read: all of them get another try, and what somebody has unmounted is mounted again.
+    fn read_anew(&mut self, rules: Rules) {
+        self.turn += 1;
+        if rules.problem.is_none() {
+            self.tried.clear();
+            self.labels.clear();
+            self.anew = true;
+        }
+        self.rules = rules;
+    }
+
+    fn remember(&self, change: impl FnOnce(&mut Kept)) {
+        if let Err(error) = self.memory.change(change) {
+            tracing::warn!("what rules have mounted cannot be noted: {error}");
+        }
+    }
+
+    async fn asked(&mut self, request: Request) {
+        match request {
+            Request::Keep { disk } => {
+                self.remember(|kept| kept.released.retain(|known| known.generation != disk.generation));
+            }
+            Request::Release { disk, answer } => {
+                let noted = disk.clone();
+                self.remember(move |kept| {
+                    if !kept.released.contains(&noted) {
+                        kept.released.push(noted);
+                    }
+                });
+                self.releases.push(Release { disk, answer });
+            }
+        }
+    }
+
+    fn start(&mut self, doing: Doing, work: impl Future<Output = Done> + Send + 'static) {
+        let id = self.next;
+        self.next += 1;
+        self.doing.insert(id, doing);
+        let guest = self.guest.clone();
+        self.tasks.spawn(async move {
+            // Nothing is done to disks while file systems are frozen: it would wait there, and hold what it needs.
+            let (thawed, wait) = oneshot::channel::<()>();
+            guest.freezer.unfrozen(move || drop(thawed));
+            let _ = wait.await;
+            (id, work.await)
+        });
+    }
+
+    fn is_busy(&self, point: Option<&Path>, disk: Option<u64>) -> bool {
+        self.doing.values().any(|doing| {
+            point.is_some_and(|point| doing.point.as_deref() == Some(point))
+                || disk.is_some() && doing.disk == disk
+        })
+    }
+
+    /// Looks at everything, starts what is to be done, and says how things are.
+    async fn pass(&mut self) {
+        let kept = self.memory.kept();
+        let rules = self.rules.list.clone();
+        let nothing = rules.as_ref().is_none_or(|rules| rules.is_empty());
+        if nothing && kept.made.is_empty() && kept.released.is_empty() && self.releases.is_empty() {
+            return self.tell(Told { rules: Vec::new(), problem: self.rules.problem.clone() });
+        }
+        let (root, disks) = (self.guest.root.clone(), self.guest.disks.all());
+        let looked = blocking::run(move || view(&root, &disks, kept)).await;
+        let mut view = match looked {
+            Ok(view) => view,
+            Err(error) => return tracing::warn!("rules for disks cannot be applied: {error}"),
+        };
+        self.start_releases();
+        self.forget_what_is_gone(&mut view);
+        let Some(rules) = rules else {
+            return self.tell(Told { rules: Vec::new(), problem: self.rules.problem.clone() });
+        };
+        if rules.iter().any(|rule| rule.matcher.label.is_some()) {
+            self.look_for_labels(&view);
+        }
+        let labels = self.labels.iter().map(|(key, (_, label))| (*key, label.clone()));
+        view.labels = labels.collect();
+        view.foreign = self.foreign();
+        let plan = plan(&rules, &view);
+        self.start_undoing(&plan, &view);
+        self.start_applying(&rules, &plan);
+        let told = Told { rules: self.standings(&rules, &plan, &view), problem: self.rules.problem.clone() };
+        self.tell(told);
+    }
+
+    /// Lets go of disks that nothing is being done to.
+    fn start_releases(&mut self) {
+        for release in std::mem::take(&mut self.releases) {
+            let generation = release.disk.generation;
+            if self.is_busy(None, Some(generation)) {
+                self.releases.push(release);
+                continue;
+            }
+            let (guest, memory) = (self.guest.clone(), Arc::clone(&self.memory));
+            self.start(Doing { point: None, disk: Some(generation) }, async move {
+                let of_disk = |made: &Made| made.disk.generation == generation;
+                let mut points: Vec<_> = memory.kept().made.into_iter().filter(of_disk).collect();
+                // What is mounted on another comes first.
+                points.sort_by(|one, other| other.how.mount_point.cmp(&one.how.mount_point));
+                let mut outcome = Ok(());
+                for made in points {
+                    let undone = apply::undo(&guest, &memory, &made.how.mount_point).await;
+                    outcome = outcome.and(undone.map(|_| ()));
+                }
+                Done::Released(release, outcome)
+            });
+        }
+    }
+
+    /// Disks that were told to go and are gone may come back; what somebody has unmounted may be mounted again once
+    /// the rules were written again.
+    fn forget_what_is_gone(&mut self, view: &mut View) {
+        if std::mem::take(&mut self.anew) {
+            let gone = |seen: &Seen| seen.standing == made::Standing::Unmounted;
+            let points: Vec<_> = view.made.extract_if(.., |seen| gone(seen)).collect();
+            for Seen { made, .. } in points {
+                // Nobody is about to mount it.
+                if !self.is_busy(Some(&made.how.mount_point), None) {
+                    self.remember(|kept| kept.forget(&made.how.mount_point));
+                }
+            }
+        }
+        let root = &self.guest.root;
+        let is_there = |disk: &Place| block::generation(root, &disk.place) == Some(disk.generation);
+        if !view.released.is_empty() {
+            self.remember(|kept| kept.released.retain(is_there));
+        }
+        let generations: Vec<_> = view.disks.iter().map(|disk| disk.generation).collect();
+        self.labels.retain(|(generation, _), _| generations.contains(generation));
+        self.tried.retain(|_, tried| generations.contains(&tried.device.disk.generation));
+    }
+
+    /// Has those disks looked at whose labels are not known.
+    fn look_for_labels(&mut self, view: &View) {
+        for device in view.disks.iter().flat_map(Device::all) {
+            let generation = device.disk.generation;
+            let key = (generation, device.partition);
+            let known = self.labels.get(&key).is_some_and(|(disk, _)| *disk == device.disk);
+            if known || view.system.contains(&generation) || self.is_busy(None, Some(generation)) {
+                continue;
+            }
+            let guest = self.guest.clone();
+            self.start(Doing { point: None, disk: Some(generation) }, async move {
+                let label = match contents(&guest, Path::new(&device.file)).await {
+                    Ok(Contents::Known(signature)) => Ok(signature.label),
+                    Ok(_) => Ok(None),
+                    Err(error) => Err(error_chain::words(&error)),
+                };
+                Done::Looked(device, label)
+            });
+        }
+    }
+
+    /// Where somebody else has mounted what a rule wants there.
+    fn foreign(&self) -> BTreeSet<PathBuf> {
+        let is_foreign = |tried: &&Tried| matches!(&tried.outcome, Ok(applied) if applied.foreign);
+        self.tried.values().filter(is_foreign).map(|tried| tried.rule.how.mount_point.clone()).collect()
+    }
+
+    fn start_undoing(&mut self, plan: &Plan, view: &View) {
+        self.stuck.retain(|point, _| plan.undo.contains(point));
+        for point in &plan.undo {
+            let disk = view.made.iter().find(|seen| seen.made.how.mount_point == *point);
+            let disk = disk.map(|seen| seen.made.disk.generation);
+            let stuck = self.stuck.get(point).is_some_and(|(turn, _)| *turn == self.turn);
+            // What is mounted on it goes first.
+            let covered = self.doing.values().any(|doing| {
+                doing.point.as_ref().is_some_and(|other| other != point && other.starts_with(point))
+            });
+            if stuck || covered || self.is_busy(Some(point), disk) {
+                continue;
+            }
+            let (guest, memory, point) = (self.guest.clone(), Arc::clone(&self.memory), point.clone());
+            self.start(Doing { point: Some(point.clone()), disk }, async move {
+                let outcome = apply::undo(&guest, &memory, &point).await;
+                Done::Undone(point, outcome)
+            });
+        }
+    }
+
+    fn start_applying(&mut self, rules: &[Rule], plan: &Plan) {
+        for (rule, finding) in rules.iter().zip(&plan.findings) {
+            let Finding::Apply(device) = finding else { continue };
+            let (point, generation) = (&rule.how.mount_point, device.disk.generation);
+            let same = |tried: &Tried| tried.device == *device && *tried.rule == *rule;
+            if self.tried.get(point).is_some_and(same) || self.is_busy(Some(point), Some(generation)) {
+                continue;
+            }
+            let (guest, memory) = (self.guest.clone(), Arc::clone(&self.memory));
+            let (rule, device) = (Arc::new(rule.clone()), device.clone());
+            self.start(Doing { point: Some(point.clone()), disk: Some(generation) }, async move {
+                let outcome = apply::apply(&guest, &memory, &rule, &device).await;
+                Done::Applied(rule, device, outcome)
+            });
+        }
+    }
+
+    fn done(&mut self, done: Result<(u64, Done), JoinError>) {
+        let (id, done) = match done {
+            Ok(done) => done,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                Err(_) => return,
+            },
+        };
+        self.doing.remove(&id);
+        match done {
+            Done::Applied(rule, device, outcome) => self.applied(rule, device, outcome),
+            Done::Undone(point, Ok(there)) => {
+                self.stuck.remove(&point);
+                self.tried.remove(&point);
+                if there {
+                    tracing::info!("{} is unmounted, as no rule wants it", point.display());
+                }
+            }
+            Done::Undone(point, Err(error)) => {
+                let why = error_chain::words(&error);
+                tracing::warn!("{} is not unmounted, though no rule wants it: {why}", point.display());
+                let made = self.memory.kept().at(&point).cloned();
+                let disk = made.and_then(|made| self.disk(made.disk.generation));
+                if let Some(disk) = disk {
+                    self.guest.events.tell(Event::DiskFailed { disk, problem: why.clone() });
+                }
+                self.stuck.insert(point, (self.turn, why));
+            }
+            Done::Released(Release { disk, answer }, outcome) => {
+                let failed = outcome.as_ref().err().map(|error| error_chain::words(error));
+                let heard = answer.send(outcome).is_ok();
+                match failed {
+                    None if heard => tracing::info!("{} is let go of", disk.name),
+                    None => tracing::warn!("{} is kept: who wanted it to go is gone", disk.name),
+                    Some(ref why) => tracing::warn!("{} is kept: {why}", disk.name),
+                }
+                self.tried.retain(|_, tried| tried.device.disk.generation != disk.generation);
+                if failed.is_some() || !heard {
+                    self.remember(|kept| kept.released.retain(|known| *known != disk));
+                }
+            }
+            Done::Looked(device, label) => {
+                let key = (device.disk.generation, device.partition);
+                self.labels.insert(key, (device.disk, label));
+            }
+        }
+    }
+
+    fn disk(&self, generation: u64) -> Option<Arc<KnownDisk>> {
+        self.guest.disks.all().iter().find(|disk| disk.generation == generation).cloned()
+    }
+
+    fn applied(&mut self, rule: Arc<Rule>, device: Device, outcome: Result<Applied, Error>) {
+        let point = rule.how.mount_point.display().to_string();
+        let disk = &device.disk;
+        let fail = |problem: String| {
+            tracing::warn!("{}: {}: {problem}", rule.origin, disk.name);
+            self.guest.events.tell(Event::DiskFailed { disk: Arc::clone(disk), problem });
+        };
+        let outcome = outcome.map_err(|error| error_chain::words(&error));
+        match &outcome {
+            Ok(applied) => {
+                if applied.new {
+                    let made = if applied.formatted { "formatted and " } else { "" };
+                    tracing::info!("{} ({}) is {made}mounted at {point}", device.file, applied.kind);
+                    self.guest.events.tell(Event::DiskMounted {
+                        disk: Arc::clone(disk),
+                        mount_point: point.clone(),
+                        kind: applied.kind.clone(),
+                    });
+                }
+                if let Some(remark) = &applied.remark {
+                    fail(format!("{point}: {remark}"));
+                }
+            }
+            Err(why) => fail(format!("{point}: {why}")),
+        }
+        self.tried.insert(rule.how.mount_point.clone(), Tried { rule, device, outcome });
+    }
+
+    fn standings(&self, rules: &[Rule], plan: &Plan, view: &View) -> Vec<Standing> {
+        let mut list: Vec<_> = (rules.iter().zip(&plan.findings).zip(&plan.verdicts))
+            .map(|((rule, finding), verdicts)| self.standing(rule, finding, verdicts, view))
+            .collect();
+        for seen in &view.made {
+            let point = &seen.made.how.mount_point;
+            if rules.iter().any(|rule| rule.how.mount_point == *point) {
+                continue;
+            }
+            let why = self.stuck.get(point).map(|(_, why)| why.clone());
+            list.push(Standing {
+                mount_point: point.clone(),
+                state: if why.is_some() { "failed" } else { "working" },
+                disk: Some(seen.made.disk.name.clone()),
+                file: Some(seen.made.file.clone()),
+                reason: why.unwrap_or_else(|| "no rule wants it any more".to_owned()),
+                ..Standing::default()
+            });
+        }
+        list
+    }
+
+    fn standing(&self, rule: &Rule, finding: &Finding, verdicts: &[Verdict], view: &View) -> Standing {
+        let point = &rule.how.mount_point;
+        let tried = self.tried.get(point);
+        let (state, device, reason) = match finding {
+            Finding::NoDisk(why) => ("no-disk", None, why.clone()),
+            Finding::Several(why) => ("ambiguous", None, why.clone()),
+            Finding::Waits(disk, why) => match self.stuck.get(point) {
+                Some((_, stuck)) => ("failed", Some(Device::whole(disk)), stuck.clone()),
+                None => ("waiting", Some(Device::whole(disk)), why.clone()),
+            },
+            Finding::LetGo(device) => {
+                let why = "somebody has unmounted it; it is mounted again when the disk comes back, or the rules \
+                           are written again";
+                ("unmounted", Some(device.clone()), why.to_owned())
+            }
+            Finding::Done(device) => {
+                let remark = tried.and_then(|tried| tried.outcome.as_ref().ok()?.remark.clone());
+                ("mounted", Some(device.clone()), remark.unwrap_or_default())
+            }
+            Finding::Apply(device) => {
+                let tried = tried.filter(|_| !self.is_busy(Some(point), None));
+                let (state, reason) = match tried.map(|tried| &tried.outcome) {
+                    None => ("working", String::new()),
+                    Some(Ok(applied)) if applied.foreign => {
+                        let foreign = "it was mounted so already".to_owned();
+                        ("mounted", applied.remark.clone().unwrap_or(foreign))
+                    }
+                    Some(Ok(applied)) => ("mounted", applied.remark.clone().unwrap_or_default()),
+                    Some(Err(why)) => ("failed", why.clone()),
+                };
+                (state, Some(device.clone()), reason)
+            }
+        };
+        let others = view.disks.iter().zip(verdicts).filter_map(|(disk, verdict)| match verdict {
+            Verdict::Not(why) | Verdict::Unknown(why) => Some((disk.name.clone(), why.clone())),
+            Verdict::Fits(_) => None,
+        });
+        Standing {
+            origin: rule.origin.clone(),
+            wanted: rule.matcher.to_string(),
+            mount_point: point.clone(),
+            state,
+            disk: device.as_ref().map(|device| device.disk.name.clone()),
+            file: device.map(|device| device.file),
+            reason,
+            others: others.collect(),
+        }
+    }
+
+    fn tell(&self, told: Told) {
+        self.guest.disk_rules.told.send_if_modified(|known| {
+            let changed = **known != told;
+            if changed {
+                for now in told.rules.iter().filter(|now| ["ambiguous", "waiting"].contains(&now.state)) {
+                    if !known.rules.iter().any(|before| before.reason == now.reason) {
+                        tracing::warn!("{}: {}: {}", now.origin, now.mount_point.display(), now.reason);
+                    }
+                }
+                *known = Arc::new(told);
+            }
+            changed
+        });
+    }
+}

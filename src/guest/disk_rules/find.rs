@@ -1,0 +1,134 @@
+//! Which disk a rule means, and why it means no other. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::guest::disk_rules::rule::Matcher;
+use crate::guest::disks::identity::KnownDisk;
+use crate::guest::disks::lookup::{self, Selector};
+use crate::sys::block::{self, Number};
+
+/// The labels of disks and of partitions, as far as somebody has looked; or why they are not known.
+pub type Labels = BTreeMap<(u64, Option<u32>), Result<Option<String>, String>>;
+
+/// A disk or partition that a rule may mean.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// The disk.
+    pub disk: Arc<KnownDisk>,
+    /// The partition, by its number in the table; else the whole disk.
+    pub partition: Option<u32>,
+    /// Such as `/dev/vdb1`.
+    pub file: String,
+    /// Its number.
+    pub number: Number,
+}
+
+impl Device {
+    /// A whole disk.
+    pub fn whole(disk: &Arc<KnownDisk>) -> Self {
+        Self { disk: Arc::clone(disk), partition: None, file: disk.file.clone(), number: disk.number }
+    }
+
+    /// All that can be mounted of a disk: itself, and its partitions.
+    pub fn all(disk: &Arc<KnownDisk>) -> impl Iterator<Item = Self> {
+        let part = |partition: &block::Partition| Self {
+            disk: Arc::clone(disk),
+            partition: Some(partition.index),
+            file: block::file(&partition.name),
+            number: partition.number,
+        };
+        std::iter::once(Self::whole(disk)).chain(disk.partitions.iter().map(part))
+    }
+}
+
+/// What a rule has to do with one disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It means this, or one of these.
+    Fits(Vec<Device>),
+    /// It does not mean it, and why.
+    Not(String),
+    /// That is not known yet, and why.
+    Unknown(String),
+}
+
+/// Looks at every disk with the eyes of one rule. `system` are the generations of disks that are never touched.
+pub fn verdicts(
+    matcher: &Matcher,
+    disks: &[Arc<KnownDisk>],
+    system: &BTreeSet<u64>,
+    labels: &Labels,
+) -> Vec<Verdict> {
+    let meant: Vec<_> = matcher
+        .selectors()
+        .map(|selector| {
+            let matching = lookup::matching(disks, &selector);
+            let generations: BTreeSet<_> = matching.iter().map(|disk| disk.generation).collect();
+            (selector, generations)
+        })
+        .collect();
+    let judge = |disk: &Arc<KnownDisk>| {
+        if system.contains(&disk.generation) {
+            return Verdict::Not("it holds the system itself".to_owned());
+        }
+        for (selector, generations) in &meant {
+            if !generations.contains(&disk.generation) {
+                return other(disk, selector);
+            }
+        }
+        if let Some(bus) = matcher.bus.as_deref().filter(|bus| *bus != disk.bus.word()) {
+            return Verdict::Not(format!("its bus is {}, not {bus}", disk.bus.word()));
+        }
+        let mut devices: Vec<_> = Device::all(disk).collect();
+        match (matcher.partition, &matcher.label) {
+            (Some(number), _) => {
+                devices.retain(|device| device.partition == Some(number));
+                if devices.is_empty() {
+                    return Verdict::Not(format!("it has no partition {number}"));
+                }
+            }
+            (None, None) => devices.truncate(1),
+            (None, Some(_)) => {}
+        }
+        match &matcher.label {
+            Some(label) => labelled(devices, label, labels),
+            None => Verdict::Fits(devices),
+        }
+    };
+    disks.iter().map(judge).collect()
+}
+
+/// That a disk is another one.
+fn other(disk: &KnownDisk, selector: &Selector) -> Verdict {
+    match selector {
+        Selector::Wwn(_) => Verdict::Not(match &disk.wwn {
+            Some(name) => format!("its WWN is {name}"),
+            None => "it has no WWN".to_owned(),
+        }),
+        _ if disk.silent => Verdict::Unknown("it does not say who it is".to_owned()),
+        _ => Verdict::Not(match disk.serial() {
+            Some(serial) => format!("its serial number is {:?}", serial.text()),
+            None => "it has no serial number".to_owned(),
+        }),
+    }
+}
+
+fn labelled(devices: Vec<Device>, wanted: &str, labels: &Labels) -> Verdict {
+    let mut found = Vec::new();
+    let (mut others, mut unknown) = (Vec::new(), None);
+    for device in devices {
+        match labels.get(&(device.disk.generation, device.partition)) {
+            Some(Ok(Some(label))) if label == wanted => found.push(device),
+            Some(Ok(label)) => others.extend(label.as_ref().map(|label| format!("{label:?}"))),
+            Some(Err(why)) => unknown = Some(why.clone()),
+            None => unknown = Some("what is on it is being looked at".to_owned()),
+        }
+    }
+    match unknown {
+        _ if !found.is_empty() => Verdict::Fits(found),
+        Some(why) => Verdict::Unknown(why),
+        None if others.is_empty() => Verdict::Not("nothing on it has a label".to_owned()),
+        None => Verdict::Not(format!("its label is {}", others.join(", "))),
+    }
+}

@@ -1,0 +1,243 @@
+//! What rules have mounted, remembered until the next boot: only that is ever unmounted.
+//!
+//! It is noted before something is mounted, and where nothing else is mounted; so that an agent that was killed in
+//! between knows it for its own.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::guest::disk_rules::find::Device;
+use crate::guest::disk_rules::rule::How;
+use crate::guest::disks::identity::KnownDisk;
+use crate::sys::block::Number;
+use crate::sys::files;
+use crate::sys::mountinfo::Mount;
+
+/// The file, in the agent's runtime folder.
+pub const FILE: &str = "disk-rules.json";
+
+/// What a rule has mounted, or was about to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// As the rule had it then.
+    pub how: How,
+    /// The disk.
+    pub disk: Place,
+    /// The partition, by its number in the table; else the whole disk.
+    pub partition: Option<u32>,
+    /// Such as `/dev/vdb1`.
+    pub file: String,
+    /// Its number.
+    pub number: Number,
+    /// The kernel's number of the mount; absent until it is there.
+    pub mount: Option<u64>,
+    /// All that the rule says is done: owners, permissions.
+    pub done: bool,
+    /// The size of the disk that its contents have grown to, in bytes.
+    pub grown: u64,
+}
+
+/// A disk, in the run of the kernel that it was seen in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Such as `vdb`.
+    pub name: String,
+    /// Where it is in sysfs.
+    pub place: String,
+    /// Tells it from others that were there.
+    pub generation: u64,
+}
+
+impl From<&KnownDisk> for Place {
+    fn from(disk: &KnownDisk) -> Self {
+        Self { name: disk.name.clone(), place: disk.place.clone(), generation: disk.generation }
+    }
+}
+
+/// Whether what a rule has mounted is still there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It is.
+    Mounted,
+    /// It is, and so is something else at its place.
+    Covered(String),
+    /// It is not.
+    Unmounted,
+}
+
+impl Made {
+    /// What is about to be mounted.
+    pub fn new(how: &How, device: &Device) -> Self {
+        Self {
+            how: how.clone(),
+            disk: Place::from(&*device.disk),
+            partition: device.partition,
+            file: device.file.clone(),
+            number: device.number,
+            mount: None,
+            done: false,
+            grown: 0,
+        }
+    }
+
+    /// Whether it is of this device.
+    pub fn is_of(&self, device: &Device) -> bool {
+        self.disk.generation == device.disk.generation && self.partition == device.partition
+    }
+
+    /// Whether a mount is this one.
+    pub fn is(&self, mount: &Mount) -> bool {
+        let same = mount.device == self.number
+            // btrfs has numbers of its own.
+            || mount.device.0 == 0 && mount.kind == "btrfs" && mount.source == self.file;
+        same && Path::new(&mount.mount_point) == self.how.mount_point
+            && self.mount.is_none_or(|number| number == mount.id)
+    }
+
+    /// Whether it is still there.
+    pub fn standing(&self, mounts: &[Mount]) -> Standing {
+        let here = |mount: &&Mount| Path::new(&mount.mount_point) == self.how.mount_point;
+        if !mounts.iter().any(|mount| self.is(mount)) {
+            return Standing::Unmounted;
+        }
+        match mounts.iter().filter(here).find(|mount| !self.is(mount)) {
+            Some(other) => Standing::Covered(format!("{} ({})", other.source, other.kind)),
+            None => Standing::Mounted,
+        }
+    }
+}
+
+/// What is remembered.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// What rules have mounted.
+    pub made: Vec<Made>,
+    /// Disks that were told to go: nothing is mounted of them until they are gone.
+    pub released: Vec<Place>,
+}
+
+impl Kept {
+    /// What a rule has mounted there.
+    pub fn at(&self, mount_point: &Path) -> Option<&Made> {
+        self.made.iter().find(|made| made.how.mount_point == mount_point)
+    }
+
+    /// Forgets what a rule has mounted there.
+    pub fn forget(&mut self, mount_point: &Path) {
+        self.made.retain(|made| made.how.mount_point != mount_point);
+    }
+}
+
+/// Remembers it, in a file that outlives the agent.
+#[derive(Debug)]
+pub struct Memory {
+    file: PathBuf,
+    kept: Mutex<Kept>,
+}
+
+impl Memory {
+    /// What is remembered in `folder`.
+    pub fn open(folder: &Path) -> Self {
+        let file = folder.join(FILE);
+        let kept = match files::read(&file).map(|bytes| serde_json::from_slice(&bytes)) {
+            Some(Ok(kept)) => kept,
+            Some(Err(error)) => {
+                tracing::warn!("{} cannot be understood: {error}", file.display());
+                Kept::default()
+            }
+            None => Kept::default(),
+        };
+        Self { file, kept: Mutex::new(kept) }
+    }
+
+    /// What is remembered now.
+    pub fn kept(&self) -> Kept {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes what is remembered.
+    ///
+    /// # Errors
+    /// If the file cannot be written; then nothing changes.
+    pub fn change(&self, change: impl FnOnce(&mut Kept)) -> io::Result<()> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = kept.clone();
+        change(&mut changed);
+        if changed != *kept {
+            files::replace(&self.file, &serde_json::to_vec(&changed)?)?;
+            *kept = changed;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(id: u64, device: Number, mount_point: &str) -> Mount {
+        Mount {
+            id,
+            device,
+            root: "/".into(),
+            mount_point: mount_point.into(),
+            kind: if device.0 == 0 { "btrfs" } else { "ext4" }.into(),
+            source: "/dev/vdb".into(),
+            options: "rw".into(),
+            flags: "rw".into(),
+        }
+    }
+
+    fn made(number: Option<u64>) -> Made {
+        Made {
+            how: How { mount_point: "/a".into(), ..How::default() },
+            disk: Place { name: "vdb".into(), place: "/sys/x".into(), generation: 7 },
+            partition: None,
+            file: "/dev/vdb".into(),
+            number: (254, 16),
+            mount: number,
+            done: false,
+            grown: 0,
+        }
+    }
+
+    #[test]
+    fn only_what_a_rule_mounted_is_its_own() {
+        let ours = mount(5, (254, 16), "/a");
+        for (case, list, expected) in [
+            ("there", vec![ours.clone()], Standing::Mounted),
+            ("elsewhere", vec![mount(5, (254, 16), "/b")], Standing::Unmounted),
+            ("another disk", vec![mount(5, (254, 32), "/a")], Standing::Unmounted),
+            ("mounted again by somebody", vec![mount(6, (254, 16), "/a")], Standing::Unmounted),
+            ("btrfs", vec![mount(5, (0, 40), "/a")], Standing::Mounted),
+            ("below", vec![ours.clone(), mount(9, (0, 3), "/a/b")], Standing::Mounted),
+            ("none", vec![], Standing::Unmounted),
+        ] {
+            assert_eq!(made(Some(5)).standing(&list), expected, "{case}");
+        }
+        let over = made(Some(5)).standing(&[ours, mount(8, (254, 48), "/a")]);
+        assert_eq!(over, Standing::Covered("/dev/vdb (ext4)".to_owned()));
+        // Killed before its number was noted.
+        assert_eq!(made(None).standing(&[mount(6, (254, 16), "/a")]), Standing::Mounted);
+    }
+
+    #[test]
+    fn it_outlives_the_agent() {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = Memory::open(folder.path());
+        memory.change(|kept| kept.made.push(made(Some(5)))).unwrap();
+        memory.change(|kept| kept.released.push(made(None).disk)).unwrap();
+        let again = Memory::open(folder.path());
+        assert_eq!((again.kept(), again.kept().made.len()), (memory.kept(), 1));
+        assert!(again.kept().at(Path::new("/a")).is_some());
+        again.change(|kept| kept.forget(Path::new("/a"))).unwrap();
+        assert_eq!(Memory::open(folder.path()).kept().made, []);
+        // What cannot be written down does not happen.
+        drop(folder);
+        again.change(|kept| kept.released.clear()).unwrap_err();
+        assert_eq!(again.kept().released.len(), 1);
+    }
+}

@@ -1,0 +1,194 @@
+//! What is to be done: out of the rules, the disks, and what rules have mounted. Pure.
+//!
+//! ```text
+//!             no disk fits ─┐           ┌─ several fit: none is taken
+//!                           ▼           ▼
+//! rule ─▶ verdicts on all disks ─▶ one fits ─▶ it was told to go, or something has to go first: wait
+//!                                         ├─▶ not mounted by a rule: apply ─▶ done
+//!                                         ├─▶ mounted as it says: done
+//!                                         └─▶ mounted by a rule, and no more: let go
+//! what a rule mounted, and no rule wants so any more, or whose disk is gone ─▶ undo
+//! ```
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::guest::disk_rules::find::{Device, Labels, Verdict, verdicts};
+use crate::guest::disk_rules::made::{Made, Standing};
+use crate::guest::disk_rules::rule::Rule;
+use crate::guest::disks::identity::KnownDisk;
+use crate::guest::disks::lookup::describe;
+
+/// Everything that is decided by.
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    /// The disks that there are.
+    pub disks: Vec<Arc<KnownDisk>>,
+    /// The generations of those that are never touched.
+    pub system: BTreeSet<u64>,
+    /// The labels of those that were looked at.
+    pub labels: Labels,
+    /// What rules have mounted.
+    pub made: Vec<Seen>,
+    /// The generations of disks that were told to go.
+    pub released: BTreeSet<u64>,
+    /// Mount points where somebody else has mounted what a rule wants there.
+    pub foreign: BTreeSet<PathBuf>,
+}
+
+/// What a rule has mounted, as it is now.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// As it was.
+    pub made: Made,
+    /// Whether it is there.
+    pub standing: Standing,
+    /// Its disk is gone.
+    pub gone: bool,
+}
+
+/// What becomes of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finding {
+    /// No disk fits.
+    NoDisk(String),
+    /// Several fit.
+    Several(String),
+    /// One fits, and waits for something.
+    Waits(Arc<KnownDisk>, String),
+    /// Somebody has unmounted what the rule had mounted.
+    LetGo(Device),
+    /// It is to be mounted, or what is mounted is not as it should be yet.
+    Apply(Device),
+    /// All is as it should be.
+    Done(Device),
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// What becomes of each rule.
+    pub findings: Vec<Finding>,
+    /// What each has to do with each disk.
+    pub verdicts: Vec<Vec<Verdict>>,
+    /// The mount points where what a rule has mounted is to be unmounted, the deepest first.
+    pub undo: Vec<PathBuf>,
+}
+
+/// Decides.
+pub fn plan(rules: &[Rule], view: &View) -> Plan {
+    let verdicts: Vec<_> =
+        rules.iter().map(|rule| verdicts(&rule.matcher, &view.disks, &view.system, &view.labels)).collect();
+    let mut undo = BTreeSet::new();
+    for seen in &view.made {
+        let point = &seen.made.how.mount_point;
+        let rule = rules.iter().zip(&verdicts).find(|(rule, _)| rule.how.mount_point == *point);
+        if !rule.is_some_and(|(rule, verdicts)| stays(seen, rule, verdicts, view)) {
+            undo.insert(point.clone());
+        }
+    }
+    // What is mounted on something that goes is in its way.
+    let on_top = |point: &Path| undo.iter().any(|undone| point != undone && point.starts_with(undone));
+    let above: Vec<_> = view.made.iter().map(|seen| seen.made.how.mount_point.clone()).collect();
+    let above: Vec<_> = above.into_iter().filter(|point| on_top(point)).collect();
+    undo.extend(above);
+
+    let mut findings = vec![None; rules.len()];
+    let mut order: Vec<_> = (0..rules.len()).collect();
+    order.sort_by_key(|rule| &rules[*rule].how.mount_point);
+    for index in order {
+        let waits = waits_for(&rules[index], rules, &findings, view);
+        findings[index] = Some(finding(&rules[index], &verdicts[index], view, &undo, waits));
+    }
+    let mut undo: Vec<_> = undo.into_iter().collect();
+    undo.reverse();
+    Plan { findings: findings.into_iter().flatten().collect(), verdicts, undo }
+}
+
+/// Whether what is mounted is as the rule for its place still wants it, or may be.
+fn stays(seen: &Seen, rule: &Rule, verdicts: &[Verdict], view: &View) -> bool {
+    if seen.gone || seen.made.how.mounts_otherwise(&rule.how) {
+        return false;
+    }
+    let generation = seen.made.disk.generation;
+    let of_disk = view.disks.iter().zip(verdicts).find(|(disk, _)| disk.generation == generation);
+    match of_disk {
+        // A disk that nobody has had a look at yet, or that does not answer, is no other one.
+        None | Some((_, Verdict::Unknown(_))) => true,
+        Some((disk, Verdict::Not(_))) => disk.silent || view.system.contains(&generation),
+        Some((_, Verdict::Fits(devices))) => devices.iter().any(|device| seen.made.is_of(device)),
+    }
+}
+
+/// What has to be mounted before, as the rule's mount point is on it, and is not.
+fn waits_for(rule: &Rule, rules: &[Rule], findings: &[Option<Finding>], view: &View) -> Option<String> {
+    let point = &rule.how.mount_point;
+    let below = rules.iter().zip(findings).find(|(other, finding)| {
+        let below = &other.how.mount_point;
+        let done = matches!(finding, Some(Finding::Done(_))) || view.foreign.contains(below);
+        below != point && point.starts_with(below) && !done
+    });
+    below.map(|(other, _)| format!("until {} is mounted", other.how.mount_point.display()))
+}
+
+fn finding(
+    rule: &Rule,
+    verdicts: &[Verdict],
+    view: &View,
+    undo: &BTreeSet<PathBuf>,
+    waits: Option<String>,
+) -> Finding {
+    let fits: Vec<&Device> = verdicts
+        .iter()
+        .filter_map(|verdict| match verdict {
+            Verdict::Fits(devices) => Some(devices),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let device = match fits.as_slice() {
+        [] => return Finding::NoDisk(format!("no disk has {}", rule.matcher)),
+        [device] => *device,
+        several => {
+            let named = |device: &&Device| match device.partition {
+                Some(number) => format!("partition {number} of {}", describe(&device.disk)),
+                None => describe(&device.disk),
+            };
+            let named: Vec<_> = several.iter().take(8).map(named).collect();
+            return Finding::Several(format!(
+                "{} fit, and none is taken: {}",
+                several.len(),
+                named.join("; ")
+            ));
+        }
+    };
+    let wait = |why: &str| Finding::Waits(Arc::clone(&device.disk), why.to_owned());
+    let point = &rule.how.mount_point;
+    if view.released.contains(&device.disk.generation) {
+        return wait("the disk was told to go; when it comes back it is mounted again");
+    }
+    if undo.contains(point) {
+        return wait("what is mounted there has to be unmounted first");
+    }
+    if let Some(seen) = view.made.iter().find(|seen| seen.made.how.mount_point == *point) {
+        return match seen.standing {
+            Standing::Unmounted if seen.made.mount.is_some() => Finding::LetGo(device.clone()),
+            Standing::Mounted | Standing::Covered(_) if is_done(&seen.made, rule, device) => {
+                Finding::Done(device.clone())
+            }
+            _ => Finding::Apply(device.clone()),
+        };
+    }
+    match waits {
+        Some(why) => wait(&why),
+        None if device.partition.is_none() && !device.disk.partitions.is_empty() => {
+            wait("the disk has partitions; say which one with match.partition")
+        }
+        None => Finding::Apply(device.clone()),
+    }
+}
+
+fn is_done(made: &Made, rule: &Rule, device: &Device) -> bool {
+    made.done && made.how == rule.how && (!rule.how.grow || made.grown == device.disk.bytes)
+}

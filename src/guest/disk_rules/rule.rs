@@ -1,0 +1,187 @@
+//! What a rule says.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::guest::accounts;
+use crate::guest::disks::lookup::{self, Selector};
+use crate::guest::volumes::format::Kind;
+use crate::guest::volumes::options::Options;
+
+/// The buses that disks tell of.
+const BUSES: &[&str] = &["ide", "nvme", "sata", "scsi", "usb", "virtio", "xen"];
+/// File systems that are on one disk and are mounted by their names.
+const FILE_SYSTEMS: &[&str] = &["btrfs", "ext2", "ext3", "ext4", "vfat", "xfs"];
+
+/// A rule: a disk, and what is done with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// File and line.
+    pub origin: String,
+    /// Which disk.
+    pub matcher: Matcher,
+    /// What is done with it.
+    pub how: How,
+}
+
+/// Which disk is meant. All that is said has to fit.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Matcher {
+    /// Its serial number.
+    pub serial: Option<String>,
+    /// The label of the file system on it, or on a partition of it.
+    pub label: Option<String>,
+    /// Its world-wide name.
+    pub wwn: Option<String>,
+    /// Its bus, such as `virtio`.
+    pub bus: Option<String>,
+    /// The partition with this number in its table.
+    pub partition: Option<u32>,
+}
+
+/// What is done with a disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct How {
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// The kind of file system that it has to have.
+    pub kind: Option<String>,
+    /// It gets that file system if it is blank.
+    pub format: bool,
+    /// As for mount(8).
+    pub options: Vec<String>,
+    /// Whom the uppermost folder belongs to: a user's name or number.
+    pub owner: Option<String>,
+    /// A group's name or number.
+    pub group: Option<String>,
+    /// The permissions of that folder.
+    pub mode: Option<u32>,
+    /// What is on the disk grows with it.
+    pub grow: bool,
+}
+
+impl How {
+    /// Whether what is mounted by `self` has to be unmounted for the sake of `other`.
+    pub fn mounts_otherwise(&self, other: &Self) -> bool {
+        self.mount_point != other.mount_point
+            || self.options != other.options
+            || other.kind.is_some() && self.kind != other.kind
+    }
+}
+
+impl Matcher {
+    /// What the disk has to have, for a look-up.
+    pub fn selectors(&self) -> impl Iterator<Item = Selector> {
+        let serial = self.serial.clone().map(Selector::Serial);
+        serial.into_iter().chain(self.wwn.clone().map(Selector::Wwn))
+    }
+}
+
+impl fmt::Display for Matcher {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts =
+            [("serial", &self.serial), ("label", &self.label), ("wwn", &self.wwn), ("bus", &self.bus)];
+        let said = texts.into_iter().filter_map(|(name, value)| Some(format!("{name} {}", value.as_ref()?)));
+        let partition = self.partition.map(|number| format!("partition {number}"));
+        formatter.write_str(&said.chain(partition).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// What is wrong with a rule: which key of it, and why.
+pub type Problem = (&'static str, String);
+
+/// Whether a rule makes sense.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(rule: &Rule) -> Result<(), Problem> {
+    let Rule { matcher, how, .. } = rule;
+    for selector in matcher.selectors() {
+        lookup::usable(&selector).map_err(|why| ("match", format!("{selector} {why}")))?;
+    }
+    if let Some(bus) = matcher.bus.as_deref().filter(|bus| !BUSES.contains(bus)) {
+        return Err(("match", format!("the bus {bus:?} is none of {}", BUSES.join(", "))));
+    }
+    if matcher.label.as_ref().is_some_and(String::is_empty) {
+        return Err(("match", "an empty label is none".to_owned()));
+    }
+    if matcher.partition == Some(0) {
+        return Err(("match", "partitions are numbered from 1".to_owned()));
+    }
+    let kind = how.kind.as_deref();
+    if kind == Some("swap") {
+        return Err(("file-system", "swap space is not mounted; write it into /etc/fstab".to_owned()));
+    }
+    if let Some(kind) = kind.filter(|kind| !FILE_SYSTEMS.contains(kind)) {
+        return Err(("file-system", format!("{kind:?} is none of {}", FILE_SYSTEMS.join(", "))));
+    }
+    if let Some(kind) = kind.filter(|kind| how.format && Kind::named(kind).is_none()) {
+        return Err(("file-system", format!("{kind} is not made any more; use ext4")));
+    }
+    Options::parse(&how.options, false).map_err(|error| ("options", error.to_string()))?;
+    for (key, name) in [("owner", &how.owner), ("group", &how.group)] {
+        let Some(name) = name else { continue };
+        if kind == Some("vfat") {
+            let why = "vfat knows no owners; use the options uid= and gid=";
+            return Err((key, why.to_owned()));
+        }
+        accounts::check_name(name).map_err(|_| (key, format!("{key} = {name:?} is no name")))?;
+    }
+    if kind == Some("vfat") && how.mode.is_some() {
+        return Err(("mode", "vfat knows no permissions; use the option umask=".to_owned()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_that_make_no_sense() {
+        let good = Rule {
+            origin: String::new(),
+            matcher: Matcher { serial: Some("data-1".into()), ..Matcher::default() },
+            how: How { mount_point: "/a".into(), ..How::default() },
+        };
+        assert_eq!(check(&good), Ok(()));
+        let matching = |matcher: Matcher| Rule { matcher, ..good.clone() };
+        let doing = |how: How| Rule { how, ..good.clone() };
+        let text = |text: &str| Some(text.to_owned());
+        for (rule, key, why) in [
+            (matching(Matcher { serial: text("0000"), ..Matcher::default() }), "match", "is all zeros"),
+            (matching(Matcher { wwn: text("naa."), ..Matcher::default() }), "match", "is empty"),
+            (
+                matching(Matcher { bus: text("pci"), ..Matcher::default() }),
+                "match",
+                "\"pci\" is none of ide,",
+            ),
+            (matching(Matcher { label: text(""), ..Matcher::default() }), "match", "empty label"),
+            (matching(Matcher { partition: Some(0), ..Matcher::default() }), "match", "from 1"),
+            (doing(How { kind: text("swap"), ..How::default() }), "file-system", "/etc/fstab"),
+            (doing(How { kind: text("ntfs"), ..How::default() }), "file-system", "\"ntfs\" is none of btrfs"),
+            (doing(How { kind: text("ext3"), format: true, ..How::default() }), "file-system", "use ext4"),
+            (doing(How { options: vec!["bind".into()], ..How::default() }), "options", "\"bind\""),
+            (doing(How { owner: text("a:b"), ..How::default() }), "owner", "no name"),
+            (doing(How { kind: text("vfat"), group: text("7"), ..How::default() }), "group", "gid="),
+            (doing(How { kind: text("vfat"), mode: Some(0), ..How::default() }), "mode", "umask="),
+        ] {
+            let (found, text) = check(&rule).unwrap_err();
+            assert_eq!(found, key, "{text}");
+            assert!(text.contains(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn rules_in_words() {
+        let matcher = Matcher {
+            serial: Some("data 1".into()),
+            bus: Some("scsi".into()),
+            partition: Some(2),
+            ..Matcher::default()
+        };
+        assert_eq!(matcher.to_string(), "serial data 1, bus scsi, partition 2");
+    }
+}

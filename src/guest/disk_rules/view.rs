@@ -1,0 +1,67 @@
+//! Looks at what is decided by: mounts, and disks that are the system's own or gone.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use crate::guest::disk_rules::made::{Kept, Made};
+use crate::guest::disk_rules::plan::{Seen, View};
+use crate::guest::disks::identity::KnownDisk;
+use crate::sys::block::{self, Number};
+use crate::sys::block_stack::BlockStack;
+use crate::sys::mountinfo::{self, Mount};
+use crate::sys::root::Root;
+
+/// Whose disks are never touched, where they are mounted.
+const SYSTEM: &[&str] = &["/", "/boot", "/boot/efi", "/usr"];
+
+/// What there is to see now, without labels. It blocks, but not on disks.
+///
+/// # Errors
+/// If it cannot be told what is mounted.
+pub(super) fn view(root: &Root, disks: &[Arc<KnownDisk>], kept: Kept) -> io::Result<View> {
+    let mounts = mountinfo::parse(&root.read("/proc/self/mountinfo")?);
+    let numbers = system(root, &mounts);
+    let is_system = |disk: &&Arc<KnownDisk>| {
+        let parts = disk.partitions.iter().map(|partition| partition.number);
+        std::iter::once(disk.number).chain(parts).any(|number| numbers.contains(&number))
+    };
+    let seen = |made: Made| Seen {
+        standing: made.standing(&mounts),
+        gone: block::generation(root, &made.disk.place) != Some(made.disk.generation),
+        made,
+    };
+    Ok(View {
+        system: disks.iter().filter(is_system).map(|disk| disk.generation).collect(),
+        disks: disks.to_vec(),
+        made: kept.made.into_iter().map(seen).collect(),
+        released: kept.released.iter().map(|disk| disk.generation).collect(),
+        ..View::default()
+    })
+}
+
+/// The numbers of all that the system itself is on.
+fn system(root: &Root, mounts: &[Mount]) -> BTreeSet<Number> {
+    let mut numbers = BTreeSet::new();
+    let mut from: Vec<Number> = Vec::new();
+    for mount in mounts.iter().filter(|mount| SYSTEM.contains(&mount.mount_point.as_str())) {
+        if mount.device.0 != 0 {
+            from.push(mount.device);
+        } else if mount.kind == "btrfs" {
+            let mut stack = BlockStack::default();
+            stack.add_btrfs(root, mount.device, &mount.source);
+            from.extend(stack.disks.into_values().flatten());
+        }
+    }
+    // A file behind a loop device is on a disk as well.
+    while !from.is_empty() {
+        let stack = BlockStack::read(root, std::mem::take(&mut from));
+        for (number, device) in stack.devices {
+            let behind = device.file.and_then(|file| file.device).filter(|behind| behind.0 != 0);
+            if numbers.insert(number) {
+                from.extend(behind);
+            }
+        }
+    }
+    numbers
+}
