@@ -101,7 +101,9 @@ fn not_found_out(error: &FindError) -> Status {
 fn not_released(error: &ReleaseError) -> Status {
     let code = match error {
         ReleaseError::Find(error) => return not_found_out(error),
-        ReleaseError::InUse { .. } | ReleaseError::Unknown { .. } => Code::FailedPrecondition,
+        ReleaseError::InUse { .. } | ReleaseError::ByRule { .. } | ReleaseError::Unknown { .. } => {
+            Code::FailedPrecondition
+        }
         ReleaseError::Busy(_) => Code::Aborted,
         ReleaseError::Silent { .. } => Code::DeadlineExceeded,
         ReleaseError::System { .. } => Code::Internal,

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use crate::guest::Guest;
+use crate::guest::disk_rules;
 use crate::guest::disks::identity::{self, Asked, KnownDisk, ScsiAddress};
 use crate::guest::disks::location::Bus;
 use crate::guest::disks::lookup::{self, FindError, Selector};
@@ -83,6 +84,14 @@ pub enum ReleaseError {
         selector: Selector,
         /// Their names.
         disks: Vec<String>,
+    },
+    /// What a rule mounted of it cannot be unmounted.
+    #[error("the disk {disk} is mounted by a rule, and cannot be unmounted")]
+    ByRule {
+        /// Its name, with what tells it from others.
+        disk: String,
+        /// Why not.
+        source: disk_rules::Error,
     },
     /// Something is being done to it.
     #[error(transparent)]
@@ -153,7 +162,11 @@ pub async fn find(guest: &Guest, selector: &Selector, within: Duration) -> Resul
         std::future::pending().await
     };
     tokio::select! {
-        found = guest.disks.wait(selector, within) => found.inspect(|disk| guest.releases.forget(disk)),
+        found = guest.disks.wait(selector, within) => found.inspect(|disk| {
+            guest.releases.forget(disk);
+            // Whoever looks for it did not take it away.
+            disk_rules::keep(guest, disk);
+        }),
         never = scan => never,
     }
 }
@@ -172,10 +185,21 @@ fn scan(root: &crate::sys::root::Root, ScsiAddress { host, channel, target, unit
 /// is begun after it.
 pub async fn release(guest: &Guest, selector: &Selector) -> Result<Released, ReleaseError> {
     let Some(disk) = visible(guest, selector).await? else { return Ok(Released::Absent) };
+    let by_rule = |source| ReleaseError::ByRule { disk: lookup::describe(&disk), source };
+    disk_rules::release(guest, &disk).await.map_err(by_rule)?;
+    let released = release_unmounted(guest, Arc::clone(&disk)).await;
+    if released.is_err() {
+        // It stays, and so does what rules mount of it.
+        disk_rules::keep(guest, &disk);
+    }
+    released
+}
+
+/// Lets go of a disk of which rules have nothing mounted.
+async fn release_unmounted(guest: &Guest, disk: Arc<KnownDisk>) -> Result<Released, ReleaseError> {
     let name = lookup::describe(&disk);
     let silent = |_| ReleaseError::Silent { disk: name.clone() };
     let end = tokio::time::Instant::now() + PATIENCE;
-    unmount_by_rules(guest, &disk).await?;
     let held = guest.volumes.begin(&guest.root.path(&disk.file), "it is being released");
     let held = held.map_err(ReleaseError::Busy)?;
     let (machine, known) = (guest.clone(), Arc::clone(&disk));
@@ -212,16 +236,6 @@ pub async fn release(guest: &Guest, selector: &Selector) -> Result<Released, Rel
     }
     gone(guest, disk.generation).await;
     Ok(Released::Removed(disk))
-}
-
-/// Unmounts what the agent itself has mounted of `disk` because its rules say so, before it is looked at who else uses
-/// the disk.
-///
-/// # Errors
-/// If that is in use, with who uses it.
-async fn unmount_by_rules(_guest: &Guest, _disk: &KnownDisk) -> Result<(), ReleaseError> {
-    // The agent mounts nothing by itself yet.
-    std::future::ready(Ok(())).await
 }
 
 /// The disk that is meant, if there is one: also one that has just come.
