@@ -14,7 +14,7 @@
 //! ```
 //!
 //! All rules are read anew when one of the files changes, and they are good or refused together. To add a key: a field
-//! in [`Table`], its check in [`Checker`], its field in [`DiskRule`], and its line in docs/disks.md.
+//! in `Table`, its check in `Checker`, its field in [`DiskRule`], and its line in docs/disks.md.
 
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};

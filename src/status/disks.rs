@@ -1,5 +1,6 @@
 //! `guestlet disks`: the disks of this guest and the rules for them, for people or programs.
 
+use std::fmt::Write as _;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -42,7 +43,8 @@ pub fn table(answer: &ListDisksResponse) -> String {
         text += &rules(&answer.rules);
     }
     if !answer.rules_problem.is_empty() {
-        text += &format!("\nNewer rules are not in force: {}\n", answer.rules_problem);
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "\nNewer rules are not in force: {}", answer.rules_problem);
     }
     text
 }
@@ -68,7 +70,8 @@ fn rules(rules: &[DiskRule]) -> String {
         text.push('\n');
         if rule.state == "no-disk" {
             for other in &rule.others {
-                text += &format!("    not {}: {}\n", other.disk, other.reason);
+                // Writing to a string cannot fail.
+                let _ = writeln!(text, "    not {}: {}", other.disk, other.reason);
             }
         }
     }

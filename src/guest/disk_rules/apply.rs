@@ -309,10 +309,10 @@ fn identity(device: &Device) -> Option<String> {
     let most = intent::LONGEST - ROOM;
     let end = (0..=name.len().min(most)).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
     name.truncate(end);
-    if let Some(number) = device.partition {
-        name += &format!("-part{number}");
-    }
-    Some(name)
+    Some(match device.partition {
+        Some(number) => format!("{name}-part{number}"),
+        None => name,
+    })
 }
 
 /// The numbers of the user and the group that the rule names.
@@ -338,18 +338,18 @@ async fn owners(guest: &Guest, how: &How) -> Result<(Option<u32>, Option<u32>), 
 }
 
 /// Gives the uppermost folder to whom the rule says.
-async fn give(guest: &Guest, made: &Made, owners: (Option<u32>, Option<u32>)) -> Result<(), Error> {
+async fn give(guest: &Guest, mounted: &Made, owners: (Option<u32>, Option<u32>)) -> Result<(), Error> {
     let (user, group) = owners;
-    let mode = made.how.mode;
-    if user.is_none() && group.is_none() && mode.is_none() {
+    let permissions = mounted.how.mode;
+    if user.is_none() && group.is_none() && permissions.is_none() {
         return Ok(());
     }
     let list = mounts(guest).await?;
-    let Some(mount) = list.into_iter().find(|mount| made.is(mount)) else {
+    let Some(mount) = list.into_iter().find(|mount| mounted.is(mount)) else {
         return Err(Error::Give(Errno::ESTALE.into()));
     };
     let effects = Arc::clone(&guest.effects);
-    let give = move || folders::give(effects.open_mount(&mount)?, user, group, mode);
+    let give = move || folders::give(effects.open_mount(&mount)?, user, group, permissions);
     look("the file system", give).await?.map_err(Error::Give)
 }
 

@@ -17,7 +17,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::guest::Guest;
 use crate::guest::disk_rules::apply::{self, Applied, Error};
-use crate::guest::disk_rules::find::{Device, Verdict};
+use crate::guest::disk_rules::find::{Device, Label, Verdict};
 use crate::guest::disk_rules::made::{self, Kept, Made, Memory, Place};
 use crate::guest::disk_rules::plan::{Finding, Plan, Seen, View, plan};
 use crate::guest::disk_rules::rule::Rule;
@@ -66,7 +66,7 @@ pub async fn run(
             // The sender lives as long as the guest.
             _ = disks.changed() => engine.turn += 1,
             Some(done) = engine.tasks.join_next() => engine.done(done),
-            Some(request) = inbox.recv() => engine.asked(request).await,
+            Some(request) = inbox.recv() => engine.asked(request),
         }
     }
 }
@@ -76,7 +76,7 @@ enum Done {
     Applied(Arc<Rule>, Device, Result<Applied, Error>),
     Undone(PathBuf, Result<bool, Error>),
     Released(Release, Result<(), Error>),
-    Looked(Device, Result<Option<String>, String>),
+    Looked(Device, Label),
 }
 
 /// What a task does.
@@ -113,7 +113,7 @@ struct Engine {
     /// What could not be unmounted, at which turn, and why.
     stuck: HashMap<PathBuf, (u64, String)>,
     /// The labels, of which state of a disk.
-    labels: BTreeMap<(u64, Option<u32>), (Arc<KnownDisk>, Result<Option<String>, String>)>,
+    labels: BTreeMap<(u64, Option<u32>), (Arc<KnownDisk>, Label)>,
     releases: Vec<Release>,
     /// Rules have been read since the last pass.
     anew: bool,
@@ -138,7 +138,7 @@ impl Engine {
         }
     }
 
-    async fn asked(&mut self, request: Request) {
+    fn asked(&mut self, request: Request) {
         match request {
             Request::Keep { disk } => {
                 self.remember(|kept| kept.released.retain(|known| known.generation != disk.generation));

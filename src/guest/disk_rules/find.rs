@@ -9,7 +9,10 @@ use crate::guest::disks::lookup::{self, Selector};
 use crate::sys::block::{self, Number};
 
 /// The labels of disks and of partitions, as far as somebody has looked; or why they are not known.
-pub type Labels = BTreeMap<(u64, Option<u32>), Result<Option<String>, String>>;
+pub type Labels = BTreeMap<(u64, Option<u32>), Label>;
+
+/// The label of one, if it has one; or why that is not known.
+pub type Label = Result<Option<String>, String>;
 
 /// A disk or partition that a rule may mean.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use crate::guest::disk_rules::plan::{Seen, View};
 use crate::guest::disks::identity::KnownDisk;
 use crate::sys::block::{self, Number};
 use crate::sys::block_stack::BlockStack;
-use crate::sys::mountinfo::{self, Mount};
+use crate::sys::mountinfo::{Mount, MountList};
 use crate::sys::root::Root;
 
 /// Whose disks are never touched, where they are mounted.
@@ -20,7 +20,7 @@ const SYSTEM: &[&str] = &["/", "/boot", "/boot/efi", "/usr"];
 /// # Errors
 /// If it cannot be told what is mounted.
 pub(super) fn view(root: &Root, disks: &[Arc<KnownDisk>], kept: Kept) -> io::Result<View> {
-    let mounts = mountinfo::parse(&root.read("/proc/self/mountinfo")?);
+    let mounts = MountList::open(root)?.read()?;
     let numbers = system(root, &mounts);
     let is_system = |disk: &&Arc<KnownDisk>| {
         let parts = disk.partitions.iter().map(|partition| partition.number);
