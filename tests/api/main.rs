@@ -6,6 +6,7 @@
 #[path = "../qga/agent.rs"]
 mod agent;
 mod disk_rules;
+mod disks;
 mod events;
 mod hold;
 mod host;

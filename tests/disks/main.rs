@@ -7,6 +7,7 @@
     clippy::cast_sign_loss
 )]
 
+mod claim;
 mod format;
 mod grow;
 mod lab;

@@ -5,17 +5,10 @@
 //! sessions (both with fast guests), [`accounts`] users, clocks and processors, [`channel`] what happens to both channels
 //! and to events when the guest is paused, moved, saved or its clock set, [`freeze`] freezes of a whole guest,
 //! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`hotplug`] disks that
-//! come and go, [`hotplug_host`] disks that the host half plugs into a running guest, [`disk_layers`] encryption, LVM and
-//! disks that fail, [`stand_in`] the agent under the name of qemu-ga and on the other channels of QGA, [`libvirt`] what
-//! virsh does through the agent, [`qapi`] what an independent client of it reads (with real guests).
-//! [`disk_rules`] disks that rules mount,
-//! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`hotplug`] disks
-//! that come and go, [`stand_in`] the agent
-//! and to events when the guest is paused, moved, saved or its clock set, [`hotplug_host`] disks that the host half
-//! plugs into a running guest, [`freeze`] freezes of a whole guest,
-//! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`stand_in`] the agent
-//! under the name of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`]
-//! what an independent client of it reads (with real guests).
+//! come and go, [`hotplug_host`] disks that the host half plugs into a running guest, [`disk_rules`] disks that are
+//! mounted by rules, [`disk_layers`] encryption, LVM and disks that fail, [`stand_in`] the agent under the name of qemu-ga
+//! and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an independent client of
+//! it reads (with real guests).
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program")]
 

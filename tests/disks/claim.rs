@@ -1,0 +1,89 @@
+//! Who claims a disk, and who has it open.
+
+use std::os::fd::AsFd as _;
+use std::path::Path;
+
+use guestlet::guest::disks::identity::KnownDisk;
+use guestlet::guest::disks::location::Bus;
+use guestlet::guest::disks::openers;
+use guestlet::sys::block_device::{self, claim, flush};
+
+use crate::lab::{Disk, Lab, enter, run};
+
+/// The disk as the agent would know it, if it were no loop device.
+fn known(disk: &Disk) -> KnownDisk {
+    let name = disk.name().trim_start_matches("/dev/").to_owned();
+    KnownDisk {
+        file: disk.name().to_owned(),
+        place: format!("/sys/block/{name}"),
+        name,
+        number: block_device::facts(&disk.device).unwrap().number,
+        generation: 1,
+        bus: Bus::Unknown,
+        pci: None,
+        scsi: None,
+        serials: Vec::new(),
+        alias: None,
+        wwn: None,
+        bytes: 16 << 20,
+        sector: 512,
+        read_only: false,
+        rotational: false,
+        partitions: Vec::new(),
+        holders: Vec::new(),
+        silent: false,
+    }
+}
+
+/// Other tests look for free loop devices meanwhile, and open all of them for that.
+fn who(lab: &Lab, disk: &KnownDisk) -> Vec<String> {
+    let all = openers::of(&lab.guest.root, disk).unwrap();
+    all.iter().map(ToString::to_string).filter(|one| !one.starts_with("losetup (")).collect()
+}
+
+#[test]
+fn a_claimed_disk_is_not_mounted_and_a_mounted_one_not_claimed() {
+    let Some(lab) = enter() else { return };
+    let (disk, folder) = (lab.disk("disk", 16), lab.folder("mnt"));
+    run(&format!("mke2fs -q {}", disk.name()));
+    let mount = format!("mount {} {}", disk.name(), folder.display());
+    let held = claim(&disk.device).unwrap();
+    flush(held.as_fd()).unwrap();
+    run(&format!("! {mount} 2> /dev/null"));
+    drop(held);
+    run(&mount);
+    assert_eq!(claim(&disk.device).unwrap_err().raw_os_error(), Some(16));
+    run(&format!("umount {}", folder.display()));
+    claim(&disk.device).unwrap();
+    assert!(claim(&folder).is_err());
+}
+
+#[test]
+fn who_has_a_disk_open_is_named_under_whatever_name() {
+    let Some(lab) = enter() else { return };
+    let disk = lab.disk("disk", 16);
+    let known = known(&disk);
+    assert_eq!(block_device::number_at(&disk.device), Some(known.number));
+    assert_eq!(block_device::number_at(Path::new("/dev/null")), None);
+    assert_eq!(block_device::number_at(Path::new("/nothing")), None);
+    // This process does not count.
+    let _own = std::fs::File::open(&disk.device).unwrap();
+    assert_eq!(who(&lab, &known), [""; 0]);
+    // As a container has it.
+    let node = lab.path("xvda");
+    run(&format!("mknod {} b {} {}", node.display(), known.number.0, known.number.1));
+    let mut reader = std::process::Command::new("sleep")
+        .arg("1000")
+        .stdin(std::fs::File::open(&node).unwrap())
+        .spawn()
+        .unwrap();
+    let other = run(&format!("losetup --find --show {}", node.display()));
+    let found = who(&lab, &known);
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    run(&format!("losetup --detach {other}"));
+    let name = other.trim_start_matches("/dev/");
+    let node = node.display();
+    let reader = format!("sleep (process {}) has {node} open", reader.id());
+    assert_eq!(found, [format!("{name} is made of {node}"), reader]);
+}
