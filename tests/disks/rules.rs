@@ -147,7 +147,7 @@ impl Run {
     /// The next event that rules make.
     async fn event(&mut self) -> String {
         loop {
-            let news = tokio::time::timeout(LONG, self.events.next()).await.expect("an event");
+            let news = tokio::time::timeout(LONG, self.events.next()).await.unwrap();
             let Told::Event(recorded) = news else { continue };
             match &recorded.event {
                 Event::DiskMounted { disk, mount_point, kind } => {
@@ -182,7 +182,7 @@ async fn eventually(mut is_so: impl FnMut() -> bool) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(LONG, wait).await.expect("it is not so");
+    tokio::time::timeout(LONG, wait).await.unwrap();
 }
 
 /// How a place is mounted; empty if it is not.
