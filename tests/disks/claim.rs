@@ -1,5 +1,6 @@
 //! Who claims a disk, and who has it open.
 
+use std::io::BufRead as _;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
@@ -86,4 +87,29 @@ fn who_has_a_disk_open_is_named_under_whatever_name() {
     let node = node.display();
     let reader = format!("sleep (process {}) has {node} open", reader.id());
     assert_eq!(found, [format!("{name} is made of {node}"), reader]);
+}
+
+#[test]
+fn a_mount_in_another_namespace_is_found() {
+    let Some(lab) = enter() else { return };
+    let (disk, folder) = (lab.disk("disk", 16), lab.folder("mnt"));
+    run(&format!("mke2fs -q {}", disk.name()));
+    let known = known(&disk);
+    let work = format!("mount {} {} && echo mounted && exec sleep 1000", disk.name(), folder.display());
+    let mut other = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-ec", &work])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufReader::new(other.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let claimed = claim(&disk.device);
+    let found = openers::mounts_elsewhere(&lab.guest.root, &known).unwrap();
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!((line.as_str(), claimed.unwrap_err().raw_os_error()), ("mounted\n", Some(16)));
+    let words: Vec<_> = found.iter().map(ToString::to_string).collect();
+    let place = folder.display();
+    let expected = format!("mounted at {place} in the mount namespace of ");
+    assert!(words.len() == 1 && words[0].starts_with(&expected), "{words:?}");
 }

@@ -156,7 +156,7 @@ async fn what_anybody_uses_is_not_released_and_they_are_named() {
         for _ in 0..100 {
             machine.claims.lock().unwrap().push_back(Box::new(|| false));
         }
-        assert!(released(lab, "data").await.contains("somebody who is not seen from here"));
+        assert!(released(lab, "data").await.contains("somebody who is not found has it to himself"));
         assert_eq!(*machine.flushed.lock().unwrap(), 1);
     })
     .await;

@@ -299,18 +299,21 @@ fn claim(guest: &Guest, disk: &KnownDisk) -> Result<Option<std::os::fd::OwnedFd>
                 return Err(ReleaseError::System { what: "open", disk: lookup::describe(disk), source });
             }
         };
-        let mut holders = match openers::of(&guest.root, &fresh) {
+        let mut openers = openers::of(&guest.root, &fresh);
+        if claim.is_none() && openers.as_ref().is_ok_and(Vec::is_empty) {
+            openers = openers::mounts_elsewhere(&guest.root, &fresh);
+        }
+        let mut holders = match openers {
             Ok(openers) => openers.iter().map(ToString::to_string).collect::<Vec<_>>(),
             Err(too_many) => vec![too_many.to_string()],
         };
         if claim.is_some() && holders.is_empty() {
-            return Ok(claim);
+            // Its name may have become another disk's.
+            let same = block::generation(&guest.root, &disk.place) == Some(disk.generation);
+            return Ok(claim.filter(|_| same));
         }
         if holders.is_empty() {
-            holders.push(
-                "somebody who is not seen from here has it to himself, such as a mount in another namespace"
-                    .into(),
-            );
+            holders.push("somebody who is not found has it to himself".to_owned());
         }
         if Instant::now() >= until {
             return Err(in_use(holders));
