@@ -16,12 +16,20 @@ use harness::host::{HostHalf, Listed, Watch};
 use harness::images::Images;
 use harness::launch::Options;
 use harness::snapshot::Saved;
-use harness::vm::{BOOT, REAL_READY, Vm};
+use harness::vm::{BOOT, REAL_READY, SOON, Vm};
 use harness::{process, tools};
 use nix::sys::signal::{SigSet, Signal};
 use serde_json::{Value, json};
 
 const NAME: &str = "web-1";
+/// A disk that belongs to /srv/data.
+const RULE: &str = "\
+[[disk]]
+match = { serial = \"data-1\" }
+mount-point = \"/srv/data\"
+file-system = \"ext4\"
+format-if-blank = true
+";
 
 /// Ctrl-C was pressed.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -84,6 +92,13 @@ fn run() -> anyhow::Result<()> {
     show.step("The guest ends its first boot");
     show.until("cloud-init is done", || vm.console().log().contains(REAL_READY).then_some(()))?;
 
+    show.step("A disk is plugged into the running guest, where a rule waits for it");
+    let mounted = plug(&mut show, &vm, &host)?;
+    println!("  formatted and mounted {:.1} s after guestctl began", mounted.as_secs_f32());
+    show_in_guest(&vm, "guestlet disks")?;
+    show_in_guest(&vm, "df -h /srv/data")?;
+    vm.run("echo hello > /srv/data/greeting && sync")?;
+
     show.step("Reset, as by the machine's button");
     vm.reset()?;
     let other = |now: &Value| now["guest"]["boot_id"] != first["guest"]["boot_id"];
@@ -92,6 +107,10 @@ fn run() -> anyhow::Result<()> {
     println!("  back {:.1} s after the reset", took.as_secs_f32());
     println!("  boot id {} → {}", first["guest"]["boot_id"], second["guest"]["boot_id"]);
     show_guestctl(&host, &["ls"])?;
+    let (greeting, _) = show.until("the disk is mounted again", || {
+        vm.console().run("cat /srv/data/greeting", SOON).ok().filter(|(status, _)| *status == 0)
+    })?;
+    println!("  /srv/data is mounted again; what was written there says {:?}", greeting.1.trim());
 
     if std::env::var_os("KEEP").is_some_and(|keep| !keep.is_empty() && keep != "0") {
         return keep(&mut show, &vm, &host);
@@ -100,6 +119,30 @@ fn run() -> anyhow::Result<()> {
     drop(vm);
     println!("\nDone in {:.0} s; everything is stopped and removed.", show.started.elapsed().as_secs_f32());
     println!("KEEP=1 make demo leaves it up to try things.");
+    Ok(())
+}
+
+/// Plugs a disk for which there is a rule, and says how long it took until it was mounted.
+fn plug(show: &mut Show, vm: &Vm, host: &HostHalf) -> anyhow::Result<Duration> {
+    let file = "/etc/guestlet/disks.d/data.toml";
+    vm.write(file, RULE.as_bytes())?;
+    println!("  {file} in the guest:");
+    RULE.lines().for_each(|line| println!("    {line}"));
+    let started = Instant::now();
+    show_guestctl(host, &["disk", "attach", NAME, "--size", "256M", "--serial", "data-1"])?;
+    show.until("it is mounted", || vm.run("mountpoint -q /srv/data").ok())?;
+    let took = started.elapsed();
+    show.events(Duration::from_millis(500));
+    show_guestctl(host, &["disks", NAME])?;
+    Ok(took)
+}
+
+/// Runs a command in the guest and shows it as typed and as answered.
+fn show_in_guest(vm: &Vm, command: &str) -> anyhow::Result<()> {
+    println!("  guest # {command}");
+    for line in vm.run(command)?.lines() {
+        println!("    {line}");
+    }
     Ok(())
 }
 
@@ -128,6 +171,7 @@ fn keep(show: &mut Show, vm: &Vm, host: &HostHalf) -> anyhow::Result<()> {
     println!("  {guestctl} ls");
     println!("  {guestctl} info {NAME} -o json");
     println!("  {guestctl} watch");
+    println!("  {guestctl} disk attach {NAME} --size 1G --serial data-2");
     println!("  echo '{{\"execute\":\"guest-info\"}}' | socat -t1 - UNIX-CONNECT:{}", qga.display());
     println!("  echo '{{\"execute\":\"guest-shutdown\",\"arguments\":{{\"mode\":\"reboot\"}}}}' |");
     println!("      socat -t1 - UNIX-CONNECT:{}", qga.display());
