@@ -92,7 +92,8 @@ fn a_disk_is_mounted_by_its_rule_whenever_it_comes() {
     let reasons = missing["others"].to_string();
     assert!(reasons.contains("it holds the system itself"), "{reasons}");
     // The only disk on virtio that is not the system's own holds its seed.
-    rule(&vm, "/srv/virtio", "failed");
+    let seed = rule(&vm, "/srv/virtio", "failed");
+    assert!(seed["reason"].as_str().unwrap().contains("is not blank: it holds iso9660"), "{seed}");
 
     let begun = Instant::now();
     plug(&vm, "data", 1, "data-1");

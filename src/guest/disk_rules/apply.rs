@@ -276,7 +276,10 @@ async fn made_ready(guest: &Guest, how: &How, device: &Device) -> Result<bool, E
     if found.kind() == Some(kind.name()) && !is_unfinished(guest, &found).await? {
         return Ok(false);
     }
-    let identity = identity(device).ok_or_else(|| Error::Nameless { file: device.file.clone() })?;
+    let identity = identity(device).ok_or_else(|| match &found {
+        Contents::Blank => Error::Nameless { file: device.file.clone() },
+        other => Error::Volume(volumes::Error::NotBlank { device: file.to_owned(), found: other.words() }),
+    })?;
     let wanted = Format {
         device: file,
         identity: &identity,
