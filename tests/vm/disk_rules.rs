@@ -100,9 +100,9 @@ fn a_disk_is_mounted_by_its_rule_whenever_it_comes() {
     let mounted = event(&vm, &events, "disk-mounted");
     println!("attached, formatted, mounted, and known at the host after {:?}", begun.elapsed());
     assert_eq!((&mounted["mount_point"], &mounted["type"]), (&json!("/srv/deep/data"), &json!("ext4")));
-    let seen =
+    let shown =
         vm.run("findmnt -n -o SOURCE,FSTYPE,OPTIONS /srv/deep/data; stat -c '%U %a' /srv/deep/data").unwrap();
-    assert!(seen.contains("nodev") && seen.contains("daemon 750"), "{seen}");
+    assert!(shown.contains("nodev") && shown.contains("daemon 750"), "{shown}");
     vm.run("echo kept > /srv/deep/data/file; sync").unwrap();
 
     // A disk with something on it that nobody knows.
