@@ -13,8 +13,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Assemblies: the only readers of settings.
     ("agent", &["config", "guest", "qga", "rpc", "supervise", "sys", "transport"]),
     ("hostd", &["config", "host", "supervise", "sys", "transport"]),
-    ("ctl", &["transport", "wire"]),
-    ("status", &["transport", "wire"]),
+    ("ctl", &["text", "transport", "wire"]),
+    ("status", &["text", "transport", "wire"]),
     // Has to work without an agent, and so without a protocol.
     ("thaw", &["guest", "status", "sys"]),
     // Protocols: parse, check policy, call a verb, answer.
@@ -27,6 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("supervise", &[]),
     ("sys", &[]),
+    ("text", &[]),
     ("wire", &[]),
 ];
 

@@ -1,14 +1,15 @@
 //! `guestctl disk`: plugs disks into a running VM.
 
+use crate::text;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::Error;
 use super::client::{Client, answer_within};
-use super::print::{Printer, table};
-use super::{Error, words};
+use super::print::Printer;
 use crate::wire::proto::v1::{
     AttachDiskRequest, AttachedDisk, DetachDiskRequest, HotplugBus, ImageFormat, ListAttachedDisksRequest,
     ResizeDiskRequest, attach_disk_request::Source, guest_view::View,
@@ -217,8 +218,8 @@ fn rows(disks: &[AttachedDisk]) -> String {
     let mut rows = vec![head.map(str::to_owned)];
     for disk in disks {
         rows.push([
-            words::or_dash(&disk.serial),
-            words::or_dash(bus(disk).unwrap_or_default()),
+            text::or_dash(&disk.serial),
+            text::or_dash(bus(disk).unwrap_or_default()),
             size(disk.size),
             disk.format.clone(),
             if disk.read_only { "read-only" } else { "writable" }.to_owned(),
@@ -226,7 +227,7 @@ fn rows(disks: &[AttachedDisk]) -> String {
             disk.file.clone(),
         ]);
     }
-    table(&rows)
+    text::table(&rows)
 }
 
 /// A size as people write it: a number of bytes, or one with K, M, G or T for the powers of 1024.

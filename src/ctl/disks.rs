@@ -1,8 +1,9 @@
 //! `guestctl disks NAME`: the disks of one VM, as its guest has told them.
 
 use super::client::{Client, answer};
-use super::print::{Printer, table};
+use super::print::Printer;
 use super::{Error, json, words};
+use crate::text;
 use crate::wire::proto::v1::{
     Disk, ListVirtualMachineDisksRequest, ListVirtualMachineDisksResponse, SessionState,
 };
@@ -35,19 +36,19 @@ fn rows(told: &ListVirtualMachineDisksResponse) -> String {
             .collect();
         rows.push([
             disk.name.clone(),
-            words::size(disk.bytes),
+            text::size(disk.bytes),
             if disk.read_only { format!("{}, read-only", disk.bus) } else { disk.bus.clone() },
-            words::or_dash(if disk.scsi_address.is_empty() { &disk.pci_address } else { &disk.scsi_address }),
+            text::or_dash(if disk.scsi_address.is_empty() { &disk.pci_address } else { &disk.scsi_address }),
             match disk.serials.first() {
                 Some(serial) => serial.value.clone(),
                 None if disk.silent => "(the disk does not answer)".to_owned(),
                 None => "-".to_owned(),
             },
-            words::or_dash(&partitions.join(" ")),
-            words::or_dash(&mounted.join(" ")),
+            text::or_dash(&partitions.join(" ")),
+            text::or_dash(&mounted.join(" ")),
         ]);
     }
-    table(&rows)
+    text::table(&rows)
 }
 
 /// Whether `source`, such as `/dev/vda1` or `/dev/mapper/group-volume`, is the disk, a part of it, or made of it.

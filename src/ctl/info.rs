@@ -1,9 +1,10 @@
 //! `guestctl info NAME`: everything that is known of one VM.
 
+use crate::text;
 use std::time::SystemTime;
 
 use super::client::{Client, answer};
-use super::print::{Printer, table};
+use super::print::Printer;
 use super::{Error, json, words};
 use crate::wire::proto::v1::{GetVirtualMachineRequest, VirtualMachine};
 
@@ -22,7 +23,7 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
     let mut lines = vec![
         ("Name", vm.name.clone()),
         ("UUID", vm.uuid.clone()),
-        ("Cluster", words::or_dash(&vm.cluster)),
+        ("Cluster", text::or_dash(&vm.cluster)),
         ("Power", power(vm)),
         ("Agent", format!("{session} for {}", words::age(vm.since.as_ref(), now))),
     ];
@@ -43,14 +44,14 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
     if let Some(guest) = &vm.guest {
         let system = guest.operating_system.clone().unwrap_or_default();
         lines.extend([
-            ("Host name", words::or_dash(&guest.host_name)),
-            ("System", words::or_dash(&system.pretty_name)),
-            ("Kernel", format!("{} {}", words::or_dash(&guest.kernel_release), guest.machine)),
-            ("Machine ID", words::or_dash(&guest.machine_id)),
-            ("Boot ID", words::or_dash(&guest.boot_id)),
-            ("DMI UUID", words::or_dash(&guest.dmi_uuid)),
-            ("Agent version", words::or_dash(&guest.agent_version)),
-            ("Capabilities", words::or_dash(&guest.capabilities.join(", "))),
+            ("Host name", text::or_dash(&guest.host_name)),
+            ("System", text::or_dash(&system.pretty_name)),
+            ("Kernel", format!("{} {}", text::or_dash(&guest.kernel_release), guest.machine)),
+            ("Machine ID", text::or_dash(&guest.machine_id)),
+            ("Boot ID", text::or_dash(&guest.boot_id)),
+            ("DMI UUID", text::or_dash(&guest.dmi_uuid)),
+            ("Agent version", text::or_dash(&guest.agent_version)),
+            ("Capabilities", text::or_dash(&guest.capabilities.join(", "))),
         ]);
     }
     if let Some(state) = &vm.state {
@@ -73,7 +74,7 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
         }
     }
     let colon = |key: &str| if key.is_empty() { String::new() } else { format!("{key}:") };
-    table(&lines.into_iter().map(|(key, value)| [colon(key), value]).collect::<Vec<_>>())
+    text::table(&lines.into_iter().map(|(key, value)| [colon(key), value]).collect::<Vec<_>>())
 }
 
 fn power(vm: &VirtualMachine) -> String {

@@ -1,9 +1,10 @@
 //! `guestctl ls`: all VMs, one on each line.
 
+use crate::text;
 use std::time::SystemTime;
 
 use super::client::{Client, answer};
-use super::print::{Printer, table};
+use super::print::Printer;
 use super::{Error, json, words};
 use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, ListVirtualMachinesRequest, VirtualMachine};
 
@@ -43,28 +44,28 @@ fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime) -> String {
         let system = guest.operating_system.unwrap_or_default();
         let mut row = vec![
             vm.name.clone(),
-            words::or_dash(&vm.cluster),
+            text::or_dash(&vm.cluster),
             words::power(vm.power()).to_owned(),
             words::session(vm.session()).to_owned(),
-            words::or_dash(&guest.host_name),
-            words::or_dash(if system.pretty_name.is_empty() { &system.name } else { &system.pretty_name }),
-            words::or_dash(&guest.agent_version),
+            text::or_dash(&guest.host_name),
+            text::or_dash(if system.pretty_name.is_empty() { &system.name } else { &system.pretty_name }),
+            text::or_dash(&guest.agent_version),
             words::age(vm.since.as_ref(), now),
         ];
         if wide {
             row.extend([
                 words::age(vm.last_heard.as_ref(), now),
                 words::callback(vm.callback()).to_owned(),
-                words::or_dash(&addresses(vm).join(",")),
-                words::or_dash(&guest.kernel_release),
-                words::or_dash(&guest.boot_id),
+                text::or_dash(&addresses(vm).join(",")),
+                text::or_dash(&guest.kernel_release),
+                text::or_dash(&guest.boot_id),
                 vm.dial.clone(),
             ]);
         }
         row.push(words::reasons(vm));
         rows.push(row);
     }
-    table(&rows)
+    text::table(&rows)
 }
 
 /// Those of interfaces that run, without their prefixes; none that is link-local.

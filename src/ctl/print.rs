@@ -78,33 +78,3 @@ fn write(text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes())?;
     out.flush()
 }
-
-/// Rows as columns of equal width, two spaces apart, with a line's end after each.
-pub fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
-    let mut widths = vec![0; rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0)];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        let cells = row.as_ref().iter().zip(&widths);
-        let line: Vec<_> = cells.map(|(cell, &width)| format!("{cell:width$}")).collect();
-        text.push_str(line.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_are_aligned_by_characters() {
-        let row = |cells: [&str; 3]| cells.map(str::to_owned);
-        let rows = [row(["NAME", "X", "REASON"]), row(["ünï", "-", ""]), row(["a", "long", "why"])];
-        assert_eq!(table(&rows), "NAME  X     REASON\nünï   -\na     long  why\n");
-    }
-}

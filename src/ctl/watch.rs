@@ -1,5 +1,6 @@
 //! `guestctl watch [NAME]`: what happens from now on, and what happened lately, one line for each event.
 
+use crate::text;
 use std::time::{Duration, SystemTime};
 
 use super::client::{Client, answer};
@@ -92,7 +93,7 @@ fn of_guest(kind: &event::Kind) -> String {
         Kind::ShutdownBegun(_) => "shutdown begun".to_owned(),
         Kind::InterfacesChanged(change) => {
             let interfaces: Vec<_> = change.interfaces.iter().map(words::interface).collect();
-            format!("interfaces changed: {}", words::or_dash(&interfaces.join("; ")))
+            format!("interfaces changed: {}", text::or_dash(&interfaces.join("; ")))
         }
         Kind::FileSystemMounted(mounted) => {
             format!("file system mounted: {}", words::file_system(mounted.file_system.as_ref()))
@@ -129,7 +130,7 @@ fn of_guest(kind: &event::Kind) -> String {
         Kind::DiskResized(resized) => format!(
             "disk resized: {}; it had {}",
             words::disk(resized.disk.as_ref()),
-            words::size(resized.bytes_before)
+            text::size(resized.bytes_before)
         ),
         Kind::DiskChanged(changed) => format!("disk changed: {}", words::disk(changed.disk.as_ref())),
         Kind::DiskMounted(mounted) => format!(

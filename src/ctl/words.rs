@@ -1,5 +1,6 @@
 //! How states and times look to people and, in part, to programs.
 
+use crate::text;
 use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
@@ -69,20 +70,7 @@ pub fn disk(disk: Option<&Disk>) -> String {
         Some(serial) => format!("serial number {}", serial.value),
         None => "no serial number".to_owned(),
     };
-    format!("{} ({}, {}, {serial})", disk.name, disk.bus, size(disk.bytes))
-}
-
-/// A size, such as `10 GiB` or `1.5 TiB`.
-pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let (mut whole, mut tenths, mut unit) = (bytes, 0, 0);
-    while whole >= 1024 && unit + 1 < UNITS.len() {
-        tenths = whole % 1024 * 10 / 1024;
-        whole /= 1024;
-        unit += 1;
-    }
-    let name = UNITS.get(unit).copied().unwrap_or_default();
-    if tenths == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenths} {name}") }
+    format!("{} ({}, {}, {serial})", disk.name, disk.bus, text::size(disk.bytes))
 }
 
 /// A user's session, such as `ann on pts/0 from 192.0.2.9`.
@@ -118,11 +106,6 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
     };
     let number: u32 = digits.parse().map_err(|_| "give a number and s, m, h or d, such as 5m".to_owned())?;
     Ok(Duration::from_secs(u64::from(number) * unit))
-}
-
-/// The text, or a dash in place of none.
-pub fn or_dash(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }
 
 /// How long ago, such as `5s`, `3m12s`, `2h5m` or `3d4h`; a dash for never.

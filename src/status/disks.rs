@@ -1,5 +1,6 @@
 //! `guestlet disks`: the disks of this guest and the rules for them, for people or programs.
 
+use crate::text;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -25,19 +26,19 @@ pub fn table(answer: &ListDisksResponse) -> String {
         let partitions: Vec<_> = disk.partitions.iter().map(|partition| partition.name.as_str()).collect();
         rows.push([
             disk.name.clone(),
-            size(disk.bytes),
+            text::size(disk.bytes),
             if disk.read_only { format!("{}, read-only", disk.bus) } else { disk.bus.clone() },
-            or_dash(at(&disk)),
+            text::or_dash(&at(&disk)),
             match disk.serials.first() {
                 Some(serial) => serial.value.clone(),
                 None if disk.silent => "(the disk does not answer)".to_owned(),
                 None => "-".to_owned(),
             },
-            or_dash(partitions.join(" ")),
-            or_dash(uses.join(", ")),
+            text::or_dash(&partitions.join(" ")),
+            text::or_dash(&uses.join(", ")),
         ]);
     }
-    let mut text = aligned(&rows);
+    let mut text = text::table(&rows);
     if !answer.rules.is_empty() {
         text.push('\n');
         text += &rules(&answer.rules);
@@ -56,13 +57,13 @@ fn rules(rules: &[DiskRule]) -> String {
         rows.push([
             rule.mount_point.clone(),
             rule.state.clone(),
-            or_dash(if rule.file.is_empty() { rule.disk.clone() } else { rule.file.clone() }),
-            or_dash(rule.r#match.clone()),
-            or_dash(rule.origin.clone()),
+            text::or_dash(if rule.file.is_empty() { &rule.disk } else { &rule.file }),
+            text::or_dash(&rule.r#match),
+            text::or_dash(&rule.origin),
             rule.reason.clone(),
         ]);
     }
-    let table = aligned(&rows);
+    let table = text::table(&rows);
     let mut lines = table.lines();
     let mut text = lines.next().unwrap_or_default().to_owned() + "\n";
     for (line, rule) in lines.zip(rules) {
@@ -74,23 +75,6 @@ fn rules(rules: &[DiskRule]) -> String {
                 let _ = writeln!(text, "    not {}: {}", other.disk, other.reason);
             }
         }
-    }
-    text
-}
-
-/// Rows of a table.
-fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
-    let mut widths = [0; COLUMNS];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        text += cells.join("  ").trim_end();
-        text.push('\n');
     }
     text
 }
@@ -158,23 +142,6 @@ fn one(LocalDisk { disk, uses }: &LocalDisk) -> Value {
 /// Where it is: on SCSI below its controller, else its controller.
 fn at(disk: &Disk) -> String {
     if disk.scsi_address.is_empty() { disk.pci_address.clone() } else { disk.scsi_address.clone() }
-}
-
-fn or_dash(text: String) -> String {
-    if text.is_empty() { "-".to_owned() } else { text }
-}
-
-/// Such as `10 GiB` or `1.5 TiB`.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let (mut whole, mut tenths, mut unit) = (bytes, 0, 0);
-    while whole >= 1024 && unit + 1 < UNITS.len() {
-        tenths = whole % 1024 * 10 / 1024;
-        whole /= 1024;
-        unit += 1;
-    }
-    let name = UNITS.get(unit).copied().unwrap_or_default();
-    if tenths == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenths} {name}") }
 }
 
 #[cfg(test)]
@@ -245,18 +212,5 @@ mod tests {
         assert_eq!(value[0]["serials"][0]["value"], "data 1");
         assert_eq!(value[0]["partitions"][0]["number"], 1);
         assert_eq!((&value[0]["bytes"], &value[1]["silent"]), (&json!(3_u64 << 29), &json!(true)));
-    }
-
-    #[test]
-    fn sizes() {
-        for (bytes, words) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (10 << 30, "10 GiB"),
-            ((1 << 40) - 1, "1023.9 GiB"),
-            (u64::MAX, "16383.9 PiB"),
-        ] {
-            assert_eq!(size(bytes), words);
-        }
     }
 }
