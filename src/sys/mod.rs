@@ -68,6 +68,8 @@ pub mod proc_stat;
 pub mod process_group;
 #[cfg(feature = "agent")]
 pub mod program;
+#[cfg(feature = "agent")]
+pub mod refused;
 pub mod root;
 #[cfg(feature = "agent")]
 pub mod routes;

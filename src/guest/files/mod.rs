@@ -14,15 +14,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Mutex as Turns, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
-use tokio::task::spawn_blocking;
 
-use crate::sys::descriptor;
-use crate::sys::{clock, open};
+use crate::sys::refused::Refused;
+use crate::sys::{blocking, clock, descriptor, open};
 
 pub use mode::Mode;
 pub use reading::{Piece, Pieces};
 
-/// Files that may be open at the same time; well below the 1024 descriptors that a process usually may have.
+/// Files that may be open at the same time. The limit of descriptors has room for them ([`descriptor`]).
 pub const MAX_OPEN: usize = 512;
 /// The largest count of one read, in bytes (QEMU's; as text it is 64 MiB).
 pub const MAX_READ: usize = 48 << 20;
@@ -120,7 +119,7 @@ impl Files {
     {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Error::TooMany)?;
         let name = path.display().to_string();
-        let opening = spawn_blocking(move || {
+        let opening = blocking::run(move || {
             open::open(&path, mode.how(), |path| may(path).map_err(Refused::Caller)).map_err(|refused| {
                 match refused {
                     Refused::Caller(error) => error,
@@ -130,7 +129,7 @@ impl Files {
                 }
             })
         });
-        let file = joined(opening.await)?;
+        let file = opening.await?;
         let turn = Arc::new(Turns::new(Some(file)));
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = table.next;
@@ -150,8 +149,8 @@ impl Files {
         let mut file = Arc::clone(&removed.turn).lock_owned().await;
         let file = file.take().ok_or(Error::UnknownHandle)?;
         // The place is free again when the descriptor is.
-        let closing = spawn_blocking(move || (descriptor::close(file.into()), drop(removed)).0);
-        joined(closing.await).map_err(|source| Error::Io { doing: "close", path, source })
+        let closing = blocking::run(move || (descriptor::close(file.into()), drop(removed)).0);
+        closing.await.map_err(|source| Error::Io { doing: "close", path, source })
     }
 
     /// Reads up to `count` bytes, no more than [`MAX_READ`], in pieces that are each put through `convert` where
@@ -180,7 +179,7 @@ impl Files {
     /// If there is no such handle, or not all can be written.
     pub async fn write(&self, handle: i64, bytes: Vec<u8>) -> Result<(), Error> {
         let held = self.held(handle).await?;
-        let writing = spawn_blocking(move || {
+        let writing = blocking::run(move || {
             let Held { path, mut file } = held;
             let Some(file) = file.as_mut() else { return Err(Error::UnknownHandle) };
             let mut written = 0;
@@ -197,7 +196,7 @@ impl Files {
             }
             Ok(())
         });
-        joined(writing.await)
+        writing.await
     }
 
     /// Goes to a place of the file, and says where it is from the file's beginning.
@@ -229,8 +228,7 @@ impl Files {
         work: impl FnOnce(&mut File) -> io::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         let Held { path, mut file } = self.held(handle).await?;
-        let working = spawn_blocking(move || file.as_mut().map(work));
-        let done = joined(working.await).ok_or(Error::UnknownHandle)?;
+        let done = blocking::run(move || file.as_mut().map(work)).await.ok_or(Error::UnknownHandle)?;
         done.map_err(|source| Error::Io { doing, path, source })
     }
 
@@ -245,27 +243,6 @@ impl Files {
         }
         Ok(Held { path: found.path.clone(), file })
     }
-}
-
-/// Who did not let a file be opened.
-enum Refused<E> {
-    Caller(E),
-    System(io::Error),
-}
-
-impl<E> From<io::Error> for Refused<E> {
-    fn from(error: io::Error) -> Self {
-        Self::System(error)
-    }
-}
-
-/// What a thread has come to; its panic goes on here.
-fn joined<T>(ended: Result<T, tokio::task::JoinError>) -> T {
-    ended.unwrap_or_else(|error| match error.try_into_panic() {
-        Ok(panic) => std::panic::resume_unwind(panic),
-        // Blocking work is cancelled only when the runtime ends, and this with it.
-        Err(error) => panic!("{error}"),
-    })
 }
 
 #[cfg(test)]

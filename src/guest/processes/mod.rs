@@ -25,6 +25,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::sleep_until;
 
+use crate::sys::refused::Refused;
 use crate::sys::root::Root;
 use crate::sys::spawn::{self, Start};
 use table::Table;
@@ -200,18 +201,6 @@ impl Processes {
 
 fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Who did not let a program be started.
-enum Refused<E> {
-    Caller(E),
-    System(io::Error),
-}
-
-impl<E> From<io::Error> for Refused<E> {
-    fn from(error: io::Error) -> Self {
-        Self::System(error)
-    }
 }
 
 /// The program's ends of its pipes.
