@@ -2,11 +2,13 @@
 
 use std::error::Error;
 
-const FILES: [&str; 4] = [
+const FILES: [&str; 6] = [
+    "csi/v1/csi.proto",
     "guestlet/v1/admin.proto",
     "guestlet/v1/guest.proto",
     "guestlet/v1/host.proto",
     "guestlet/v1/local.proto",
+    "pluginregistration/registration.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
