@@ -109,6 +109,7 @@ where
         coming: Share::default(),
         under_way: Vec::new(),
         turn: Instant::now(),
+        heard: Instant::now(),
         moved: 0,
         peer,
         context,
@@ -129,6 +130,8 @@ struct Session<'c, S> {
     coming: Share,
     under_way: Vec<Work<'c>>,
     turn: Instant,
+    /// When the client last said something: whatever is at hand had come by then.
+    heard: Instant,
     /// Bytes that came and went since memory was last given back.
     moved: usize,
     peer: &'c str,
@@ -196,6 +199,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 }
                 read = read(&mut self.stream, input, partial), if reads => if let Some(length) = read? {
                     self.moved += length;
+                    self.heard = Instant::now();
                     ended = length == 0;
                 } else {
                     let problem = "a message was not finished in time; it is dropped";
@@ -269,17 +273,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 Err(error) => return self.append(reply::line(Err(error), request.id())).await,
             };
             self.set_aside_bytes += message.len();
-            let since = Instant::now();
             let message = message.to_owned();
-            self.set_aside.push_back(SetAside { message, since, abandoned, _share: share });
+            self.set_aside.push_back(SetAside { message, since: self.heard, abandoned, _share: share });
             return Ok(());
         }
         if command.is_sync() {
+            let waited = |since| self.heard.saturating_duration_since(since) >= GIVES_UP;
             for work in &mut self.under_way {
-                work.abandoned |= work.since.elapsed() >= GIVES_UP;
+                work.abandoned |= waited(work.since);
             }
             for waiting in &mut self.set_aside {
-                waiting.abandoned |= waiting.since.elapsed() >= GIVES_UP;
+                waiting.abandoned |= waited(waiting.since);
             }
         }
         match command.run {
