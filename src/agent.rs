@@ -180,10 +180,16 @@ fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
 /// The one periodic wakeup.
 async fn tick(guest: Guest, shutdown: CancellationToken) -> anyhow::Result<()> {
     let ticker = Ticker::new(TICK)?;
+    let mut settled = false;
     while let Some(tick) = shutdown.run_until_cancelled(ticker.tick()).await {
         tick?;
         service::alive();
         guest.events.tick();
+        if !settled {
+            // By now everything has looked around for the first time.
+            settled = true;
+            memory::give_back_start_up_code(&guest.root);
+        }
     }
     Ok(())
 }

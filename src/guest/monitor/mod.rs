@@ -18,6 +18,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -53,16 +54,28 @@ impl Default for Settings {
 /// A monitor's work; it ends when the shutdown begins.
 pub type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// All monitors, each with the name of what it watches.
+/// All monitors, each with the name of what it watches. One looks around after the other, and who asks the agent
+/// something meanwhile is answered in between.
 pub fn all(guest: &Guest, settings: Settings, shutdown: &CancellationToken) -> Vec<(&'static str, Work)> {
     let Settings { ignored_links, bus_address } = settings;
-    vec![
+    let monitors: [(_, Work); 5] = [
         ("links", rest_if_missing("links", links::watch(guest.clone(), ignored_links), shutdown)),
         ("mounts", rest_if_missing("mounts", mounts::watch(guest.clone()), shutdown)),
         ("disks", rest_if_missing("disks", disks::watch(guest.clone()), shutdown)),
         ("logind", rest_if_missing("logind", logind::watch(guest.clone(), bus_address), shutdown)),
         ("clock", rest_if_missing("the clock", clock::watch(guest.clone()), shutdown)),
-    ]
+    ];
+    monitors.into_iter().enumerate().map(|(place, (name, work))| (name, in_turn(place, work))).collect()
+}
+
+/// Begins after `place` others have.
+fn in_turn(place: usize, work: Work) -> Work {
+    Box::pin(async move {
+        for _ in 0..=place {
+            yield_now().await;
+        }
+        work.await;
+    })
 }
 
 fn rest_if_missing<E: fmt::Display + Send + 'static>(
