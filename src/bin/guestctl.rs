@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
 use guestlet::ctl::disk::{self, Action, parse_size};
+use guestlet::ctl::manifests::{self, parse_driver, parse_root};
+use guestlet::ctl::print::Printer;
 use guestlet::ctl::{self, Verb, kinds::NAMES, print::Format, watch::Filter, words::parse_span};
 
 /// Shows the VMs of this host, as their guestlet agents and hypervisors see them.
@@ -79,6 +81,15 @@ enum Command {
     /// Plug disks into a running VM
     #[command(subcommand)]
     Disk(Disk),
+    /// Print what a guest cluster needs for volumes beside guestlet in its nodes, for kubectl apply -f -
+    Manifests {
+        /// The CSI driver's name, as csi.driver in the agents' settings
+        #[arg(long, value_name = "NAME", default_value = manifests::DRIVER, value_parser = parse_driver)]
+        driver: String,
+        /// Where the guests' kubelets keep their state
+        #[arg(long, value_name = "PATH", default_value = manifests::KUBELET_ROOT, value_parser = parse_root)]
+        kubelet_root: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -176,12 +187,19 @@ fn main() -> ExitCode {
         }
         Command::Ping { name, count } => Verb::Ping { name, count },
         Command::Disk(disk) => disk.into(),
+        Command::Manifests { driver, kubelet_root } => {
+            return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));
+        }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the runtime"), 1),
     };
-    match runtime.block_on(ctl::run(arguments.socket, format, verb)) {
+    ended(runtime.block_on(ctl::run(arguments.socket, format, verb)))
+}
+
+fn ended(result: Result<(), ctl::Error>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(error) => {

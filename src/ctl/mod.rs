@@ -16,6 +16,7 @@ pub mod info;
 pub mod json;
 pub mod kinds;
 pub mod ls;
+pub mod manifests;
 pub mod ping;
 pub mod print;
 pub mod watch;

@@ -53,6 +53,14 @@ impl Printer {
         }
     }
 
+    /// Writes `text` as it is, for people and programs alike.
+    ///
+    /// # Errors
+    /// As write(2) gives them.
+    pub fn text(&mut self, text: &str) -> io::Result<()> {
+        write(text)
+    }
+
     /// Warns people, whatever programs read.
     pub fn warn(&mut self, words: &str) {
         // Without a standard error there is nobody to warn.

@@ -26,6 +26,7 @@ mod disks;
 mod events;
 mod faults;
 mod hostile;
+mod manifests;
 mod metrics;
 mod people;
 mod power;

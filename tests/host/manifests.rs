@@ -1,0 +1,104 @@
+//! `guestctl manifests`, held against the schemas of the Kubernetes API.
+
+use std::process::{Command, Output};
+
+use k8s_openapi::Resource;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+fn guestctl(arguments: &[&str]) -> Output {
+    // Nothing is asked of a daemon.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_guestctl"));
+    command.env("GUESTLET_HOST_SOCKET", "/nonexistent").arg("manifests").args(arguments).output().unwrap()
+}
+
+fn documents(arguments: &[&str]) -> Vec<Value> {
+    let output = guestctl(arguments);
+    assert!(output.status.success(), "{output:?}");
+    serde_saphyr::from_multiple(&String::from_utf8(output.stdout).unwrap()).unwrap()
+}
+
+/// The object of a document; fails on a field that the schema does not have.
+fn object<T: Resource + Serialize + DeserializeOwned>(documents: &[Value]) -> T {
+    let is_meant =
+        |document: &&Value| document["kind"] == T::KIND && document["apiVersion"] == T::API_VERSION;
+    let meant: Vec<_> = documents.iter().filter(is_meant).collect();
+    assert_eq!(meant.len(), 1, "{}", T::KIND);
+    let object: T = serde_json::from_value(meant[0].clone()).unwrap();
+    assert_eq!(&serde_json::to_value(&object).unwrap(), meant[0], "fields that the schema does not have");
+    object
+}
+
+#[test]
+fn the_manifests_fit_the_api_and_each_other() {
+    let documents = documents(&[]);
+    assert_eq!(documents.len(), 8);
+    let driver: CSIDriver = object(&documents);
+    let class: StorageClass = object(&documents);
+    let account: ServiceAccount = object(&documents);
+    let cluster_role: ClusterRole = object(&documents);
+    let cluster_binding: ClusterRoleBinding = object(&documents);
+    let role: Role = object(&documents);
+    let binding: RoleBinding = object(&documents);
+    let deployment: Deployment = object(&documents);
+
+    assert_eq!(driver.metadata.name.as_ref(), Some(&class.provisioner));
+    for (reference, name) in [
+        (&cluster_binding.role_ref.name, &cluster_role.metadata.name),
+        (&binding.role_ref.name, &role.metadata.name),
+    ] {
+        assert_eq!(Some(reference), name.as_ref());
+    }
+    let names = [&account.metadata.name, &account.metadata.namespace];
+    for subjects in [&cluster_binding.subjects, &binding.subjects] {
+        let subject = &subjects.as_ref().unwrap()[0];
+        assert_eq!([&Some(subject.name.clone()), &subject.namespace], names);
+    }
+
+    let pod = deployment.spec.unwrap().template.spec.unwrap();
+    assert_eq!(pod.service_account_name, account.metadata.name);
+    let volume = &pod.volumes.as_ref().unwrap()[0];
+    let socket = volume.host_path.as_ref().unwrap();
+    assert_eq!(socket.path, "/var/lib/kubelet/plugins/driver.harvesterhci.io/controller");
+    assert_eq!(pod.containers.len(), 4);
+    for container in &pod.containers {
+        let (_, version) = container.image.as_ref().unwrap().rsplit_once(":v").unwrap();
+        assert!(version.split('.').count() == 3, "{version}");
+        assert_eq!(container.volume_mounts.as_ref().unwrap()[0].name, volume.name);
+        let confined = container.security_context.as_ref().unwrap();
+        assert_eq!(confined.allow_privilege_escalation, Some(false));
+        assert_eq!(container.liveness_probe.is_some(), container.name != "liveness");
+    }
+    // Nothing in a cluster needs its secrets for this.
+    for rule in cluster_role.rules.unwrap().into_iter().chain(role.rules.unwrap()) {
+        let resources = rule.resources.unwrap();
+        assert!(!resources.iter().any(|name| name == "secrets" || name == "*"), "{resources:?}");
+        assert!(!rule.verbs.iter().any(|verb| verb == "*"), "{resources:?}");
+    }
+}
+
+#[test]
+fn another_driver_and_another_kubelet_root_are_in_all_places() {
+    let arguments = ["--driver", "disks.example.org", "--kubelet-root", "/srv/kubelet"];
+    let documents = documents(&arguments);
+    let driver: CSIDriver = object(&documents);
+    assert_eq!(driver.metadata.name.as_deref(), Some("disks.example.org"));
+    let deployment: Deployment = object(&documents);
+    let volumes = deployment.spec.unwrap().template.spec.unwrap().volumes.unwrap();
+    let path = &volumes[0].host_path.as_ref().unwrap().path;
+    assert_eq!(path, "/srv/kubelet/plugins/disks.example.org/controller");
+
+    for (bad, words) in
+        [(["--driver", "a/b"], "domain name"), (["--kubelet-root", "kubelet"], "absolute path")]
+    {
+        let output = guestctl(&bad);
+        assert_eq!(output.status.code(), Some(2));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(words), "{error}");
+    }
+}
