@@ -13,7 +13,7 @@ const TEMPLATE: &str = include_str!("../../packaging/kubernetes/csi.yaml");
 pub const DRIVER: &str = "driver.harvesterhci.io";
 /// Where kubelet keeps its state, if it is not said: kubeadm, RKE2 and k3s agree.
 pub const KUBELET_ROOT: &str = "/var/lib/kubelet";
-/// Bytes of a driver's name, by the CSI specification (GetPluginInfo).
+/// Bytes of a driver's name, by the CSI specification (`GetPluginInfo`).
 const MAX_NAME: usize = 63;
 
 /// Writes the manifests.

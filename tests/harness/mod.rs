@@ -8,6 +8,7 @@
 //!           └────┬─────┘
 //!             launch ──▶ vm ──┬─ qmp, console, qga   what a VM can be asked
 //!                             ├─ gate                how its vsock is reached
+//!                             ├─ csi                 kubelet and the sidecars of its cluster
 //!     host, libvirt ──────────┴─ process             what runs, and that nothing of it is left
 //! ```
 //!
@@ -23,6 +24,7 @@
 pub mod archive;
 pub mod cache;
 pub mod console;
+pub mod csi;
 pub mod gate;
 pub mod host;
 pub mod images;
