@@ -2,7 +2,7 @@ use guestlet::guest::Guest;
 use guestlet::guest::events::{Event, Watcher};
 use guestlet::guest::monitor::Settings;
 
-use crate::{beside, event, idle, is_outside, run, silence};
+use crate::{beside, event, idle, is_outside_of, run, silence};
 
 /// Waits until the links are as `expected` says, in one line; states on the way there may be told or not.
 async fn until(watcher: &mut Watcher, expected: &str) {
@@ -24,7 +24,7 @@ async fn until(watcher: &mut Watcher, expected: &str) {
 
 #[tokio::test]
 async fn links_and_addresses_that_come_and_go() {
-    if is_outside("links::links_and_addresses_that_come_and_go", "-n") {
+    if is_outside_of("links::links_and_addresses_that_come_and_go", "--net") {
         return;
     }
     // Without this, the kernel adds addresses of its own when it likes.

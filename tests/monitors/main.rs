@@ -9,10 +9,12 @@ mod lay_out;
 mod links;
 mod logind;
 mod mounts;
+#[path = "../qga/namespace.rs"]
+#[allow(dead_code, reason = "each test program uses a part of it")]
+mod namespace;
 mod release;
 
 use std::future::Future;
-use std::process::Command;
 use std::time::Duration;
 
 use guestlet::guest::Guest;
@@ -20,28 +22,7 @@ use guestlet::guest::events::{Event, News, Watcher};
 use guestlet::guest::monitor::{self, Settings};
 use tokio_util::sync::CancellationToken;
 
-/// Runs the test called `name` again in new namespaces, with `unshare(1)`'s `option`; false in there.
-fn is_outside(name: &str, option: &str) -> bool {
-    const INSIDE: &str = "GUESTLET_TEST_INSIDE";
-    if std::env::var_os(INSIDE).is_some() {
-        return false;
-    }
-    let status = Command::new("unshare")
-        .arg(option)
-        .arg(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env(INSIDE, "1")
-        .status()
-        .unwrap();
-    assert!(status.success(), "{name} failed in its namespace (this test is for root)");
-    true
-}
-
-/// Runs a command that has to succeed.
-fn run(command: &str) {
-    let status = Command::new("sh").args(["-ec", command]).status().unwrap();
-    assert!(status.success(), "{command}");
-}
+use namespace::{is_outside_of, run};
 
 /// Runs one monitor while `test` does.
 async fn beside(guest: &Guest, monitor: &str, settings: Settings, test: impl Future<Output = ()>) {

@@ -5,7 +5,7 @@ use guestlet::guest::events::Event;
 use guestlet::guest::monitor::Settings;
 use guestlet::guest::state::FileSystem;
 
-use crate::{beside, event, idle, is_outside, run, silence, wakeups};
+use crate::{beside, event, idle, is_outside_of, run, silence, wakeups};
 
 fn is_mounted(event: &Event, name: &str) -> bool {
     matches!(event, Event::Mounted(FileSystem { mount_point, source, kind })
@@ -19,7 +19,7 @@ fn is_unmounted(event: &Event, name: &str) -> bool {
 #[tokio::test]
 async fn file_systems_that_come_and_go() {
     // All mounts are private there, and go with the namespace.
-    if is_outside("mounts::file_systems_that_come_and_go", "-m") {
+    if is_outside_of("mounts::file_systems_that_come_and_go", "--mount") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
