@@ -2,6 +2,7 @@
 
 mod channels;
 mod clients;
+mod csi;
 mod disk_rules;
 
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use crate::sys::ticker::Ticker;
 use crate::sys::{activation, descriptor, memory, service};
 use crate::transport::listen::Listener;
 use crate::transport::{BoxStream, http2, unix};
+use crate::wire::proto::v1::WhoAmIResponse;
 use channels::{Passed, Qga};
 
 /// How long the parts may take to end.
@@ -82,7 +84,8 @@ pub async fn run(
         let channels = local::Channels { qga: qga_words, control: control_words, callback: callback_words };
         let folder = settings.runtime_folder;
         disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor)?;
-        let api = Api { control, callback, channels, folder };
+        let teller = csi::start(settings.csi, &folder, &guest, &mut supervisor);
+        let api = Api { control, callback, channels, folder, teller };
         api.start(&guest, &mut supervisor)?;
     }
     freeze::begin(&guest);
@@ -117,6 +120,7 @@ struct Api {
     callback: Listener,
     channels: local::Channels,
     folder: PathBuf,
+    teller: csi::Teller,
 }
 
 impl Api {
@@ -141,8 +145,8 @@ impl Api {
         let serve_people =
             move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
         supervisor.spawn("local", clients::run(local, shutdown.clone(), serve_people));
-        let freezer = guest.freezer.clone();
-        supervisor.spawn("callback", run_callback(self.callback, holder, folder, freezer, shutdown.clone()));
+        let news = News { folder: folder.into(), freezer: guest.freezer.clone(), teller: self.teller };
+        supervisor.spawn("callback", run_callback(self.callback, holder, news, shutdown.clone()));
         for (name, work) in monitor::all(guest, monitor::Settings::default(), &shutdown) {
             supervisor.spawn(name, async move {
                 work.await;
@@ -205,28 +209,38 @@ where
     }
 }
 
-/// Takes callback streams; what the host half says of this guest is kept in the runtime folder.
+/// Whom what the host half says of this guest concerns.
+#[derive(Clone)]
+struct News {
+    folder: Arc<Path>,
+    freezer: freeze::Freezer,
+    teller: csi::Teller,
+}
+
+impl News {
+    fn tell(&self, identity: &WhoAmIResponse) {
+        self.teller.tell(identity);
+        let (identity, folder) = (identity.clone(), Arc::clone(&self.folder));
+        self.freezer.unfrozen(move || {
+            if let Err(error) = local::remember(&identity, &folder) {
+                tracing::warn!("cannot write to {}: {error}", folder.display());
+            }
+        });
+    }
+}
+
+/// Takes callback streams; what the host half says of this guest is kept in the runtime folder, and told.
 async fn run_callback(
     listener: Listener,
     holder: Holder,
-    folder: PathBuf,
-    freezer: freeze::Freezer,
+    news: News,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let ending = shutdown.clone();
-    let folder: Arc<Path> = folder.into();
     clients::run(listener, shutdown, move |peer, stream| {
-        let (holder, folder, ending) = (holder.clone(), Arc::clone(&folder), ending.clone());
-        let freezer = freezer.clone();
+        let (holder, news, ending) = (holder.clone(), news.clone(), ending.clone());
         async move {
-            let serving = callback::run(stream, &holder, |identity| {
-                let (identity, folder) = (identity.clone(), Arc::clone(&folder));
-                freezer.unfrozen(move || {
-                    if let Err(error) = local::remember(&identity, &folder) {
-                        tracing::warn!("cannot write to {}: {error}", folder.display());
-                    }
-                });
-            });
+            let serving = callback::run(stream, &holder, |identity| news.tell(identity));
             let ended = ending.run_until_cancelled(serving).await;
             if let Some(Err(error)) = ended {
                 tracing::info!("callback stream from {peer} closed: {:#}", anyhow::Error::from(error));

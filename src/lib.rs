@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! bin ─┬─ agent ─┬─ qga ──┐
-//!      │         ├─ rpc ──┴─ guest ── sys
+//!      │         ├─ rpc ──┼─ guest ── sys
+//!      │         ├─ csi ──┘
 //!      │         └─ config, transport
 //!      ├─ hostd ─┬─ host ──── transport, sys
 //!      │         └─ config
@@ -20,6 +21,8 @@
 #[cfg(feature = "agent")]
 pub mod agent;
 pub mod config;
+#[cfg(feature = "agent")]
+pub mod csi;
 #[cfg(feature = "ctl")]
 pub mod ctl;
 #[cfg(feature = "agent")]

@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Programs: arguments → settings → run.
     ("bin", &["agent", "config", "ctl", "hostd", "qga", "status", "sys", "thaw"]),
     // Assemblies: the only readers of settings.
-    ("agent", &["config", "guest", "qga", "rpc", "supervise", "sys", "transport"]),
+    ("agent", &["config", "csi", "guest", "qga", "rpc", "supervise", "sys", "transport", "wire"]),
     ("hostd", &["config", "host", "supervise", "sys", "transport"]),
     ("ctl", &["text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
@@ -20,6 +20,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Protocols: parse, check policy, call a verb, answer.
     ("qga", &["guest", "sys", "wire"]),
     ("rpc", &["guest", "sys", "transport", "wire"]),
+    // kubelet's sockets come and go with its folder, so that it owns them and what is served on them.
+    ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     ("guest", &["sys"]),
     // The host half owns its sessions and so the streams under them.
     ("host", &["supervise", "sys", "transport", "wire"]),

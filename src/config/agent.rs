@@ -9,6 +9,7 @@
 //! line in docs/configuration.md and packaging/agent.toml.
 
 mod check;
+mod csi;
 mod dump;
 pub mod fragment;
 pub mod options;
@@ -21,6 +22,8 @@ use std::time::Duration;
 use crate::config::{self, Error, disk_rules};
 use fragment::AgentFragment;
 use options::{Program, Run};
+
+pub use csi::{CsiMode, CsiSettings};
 
 /// The main file; its drop-ins are in the folder of the same name with `.d`.
 pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
@@ -70,6 +73,8 @@ pub struct AgentSettings {
     pub daemon: DaemonSettings,
     /// The folder of the rules for disks.
     pub disk_rules: PathBuf,
+    /// Volumes for pods.
+    pub csi: CsiSettings,
     /// What is worth a line in the log, and no fault.
     pub remarks: Vec<String>,
 }

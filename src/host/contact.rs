@@ -76,6 +76,7 @@ impl Contact {
             vm_uid: self.vm.uuid.clone(),
             cluster: self.vm.cluster.clone(),
             provider_id: format!("guestlet://{}", self.vm.uuid),
+            max_volumes: 0,
         }
     }
 }

@@ -42,9 +42,28 @@ pub fn remember(identity: &v1::WhoAmIResponse, folder: &Path) -> io::Result<()> 
         "vm_uid": identity.vm_uid,
         "cluster": identity.cluster,
         "provider_id": identity.provider_id,
+        "max_volumes": identity.max_volumes,
         "host_name": identity.host.as_ref().map(|host| host.host_name.as_str()),
     });
     files::replace(&folder.join("identity.json"), format!("{text:#}\n").as_bytes())
+}
+
+/// What [`remember`] has kept in `folder`, if there is something; of the host half only its name.
+pub fn remembered(folder: &Path) -> Option<v1::WhoAmIResponse> {
+    let kept: serde_json::Value =
+        serde_json::from_slice(&files::read(&folder.join("identity.json"))?).ok()?;
+    let text = |key: &str| kept.get(key).and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
+    let host_name = text("host_name");
+    let max_volumes = kept.get("max_volumes").and_then(serde_json::Value::as_u64).unwrap_or_default();
+    Some(v1::WhoAmIResponse {
+        host: (!host_name.is_empty()).then(|| v1::HostHalf { host_name, ..v1::HostHalf::default() }),
+        vm_name: text("vm_name"),
+        namespace: text("namespace"),
+        vm_uid: text("vm_uid"),
+        cluster: text("cluster"),
+        provider_id: text("provider_id"),
+        max_volumes: u32::try_from(max_volumes).unwrap_or(u32::MAX),
+    })
 }
 
 /// The service.

@@ -96,6 +96,12 @@ impl Listener {
         &self.path
     }
 
+    /// Whether those who look for it at its path find it.
+    pub fn is_there(&self) -> bool {
+        let found = std::fs::symlink_metadata(&self.path).map(|found| (found.dev(), found.ino())).ok();
+        self.file.is_none() || self.file == found
+    }
+
     /// The next client.
     ///
     /// # Errors

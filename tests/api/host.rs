@@ -79,6 +79,7 @@ impl host_server::Host for Host {
             vm_uid: "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11".to_owned(),
             cluster: "blue".to_owned(),
             provider_id: "guestlet://6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11".to_owned(),
+            max_volumes: 16,
         }))
     }
 

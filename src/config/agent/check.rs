@@ -4,6 +4,7 @@ use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use crate::config::Problem;
+use crate::config::agent::csi;
 use crate::config::agent::fragment::{AgentFragment, ApiFragment, QgaFragment, Time};
 use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
@@ -28,14 +29,24 @@ const JOURNAL_WATCHDOG: Duration = Duration::from_secs(180);
 /// Characters of a version.
 const MAX_VERSION: usize = 64;
 
-fn problem<T>(key: &'static str, text: impl Into<String>) -> Result<T, Problem> {
+pub(super) fn problem<T>(key: &'static str, text: impl Into<String>) -> Result<T, Problem> {
     Err(Problem { key, text: text.into() })
 }
 
 /// Checks what all fragments together say, and fills in what none says.
 pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings, Problem> {
     let AgentFragment {
-        qga, control, callback, vsock, log, runtime_dir, daemon, pidfile, mut remarks, ..
+        qga,
+        control,
+        callback,
+        vsock,
+        csi,
+        log,
+        runtime_dir,
+        daemon,
+        pidfile,
+        mut remarks,
+        ..
     } = settings;
     let channel = channel(&qga)?;
     let limits = limits(&qga)?;
@@ -95,6 +106,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         },
         // Beside the main file, which `load` knows.
         disk_rules: super::MAIN_FILE.into(),
+        csi: csi::check(csi)?,
         remarks,
     })
 }
@@ -227,7 +239,7 @@ fn api(
     }
 }
 
-fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, Problem> {
+pub(super) fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, Problem> {
     if path.is_absolute() {
         return Ok(path);
     }

@@ -22,6 +22,8 @@ pub struct AgentFragment {
     pub callback: ApiFragment,
     /// `[vsock]`
     pub vsock: VsockFragment,
+    /// `[csi]`
+    pub csi: CsiFragment,
     /// `[log]`
     pub log: LogFragment,
     /// Where the agent keeps what lasts until the next boot.
@@ -160,6 +162,58 @@ pub struct VsockFragment {
     pub hybrid: Option<bool>,
 }
 
+/// `[csi]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct CsiFragment {
+    /// Whether kubelet is served, or `"auto"`.
+    pub enabled: Option<Choice>,
+    /// The driver's name.
+    pub driver: Option<String>,
+    /// kubelet's folder.
+    pub kubelet_root: Option<PathBuf>,
+    /// Where kubelet finds the Identity and Node services.
+    pub node_socket: Option<PathBuf>,
+    /// Where the sidecars find the Identity and Controller services; `""` for nowhere.
+    pub controller_socket: Option<PathBuf>,
+    /// Keys of what kubelet is told about where this guest is.
+    pub topology: Option<Vec<String>>,
+}
+
+/// Yes, no, or a word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// `true` or `false`.
+    Plain(bool),
+    /// Such as `"auto"`.
+    Word(String),
+}
+
+/// By hand, because what serde derives for a choice of types is much code.
+impl<'de> Deserialize<'de> for Choice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+
+        impl Visitor<'_> for Either {
+            type Value = Choice;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("true, false or \"auto\"")
+            }
+
+            fn visit_bool<E: serde::de::Error>(self, plain: bool) -> Result<Choice, E> {
+                Ok(Choice::Plain(plain))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<Choice, E> {
+                Ok(Choice::Word(word.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_any(Either)
+    }
+}
+
 /// `[log]`
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -202,6 +256,12 @@ impl Fragment for AgentFragment {
         take(&mut self.callback.port, later.callback.port);
         take(&mut self.vsock.peer_cid, later.vsock.peer_cid);
         take(&mut self.vsock.hybrid, later.vsock.hybrid);
+        take(&mut self.csi.enabled, later.csi.enabled);
+        take(&mut self.csi.driver, later.csi.driver);
+        take(&mut self.csi.kubelet_root, later.csi.kubelet_root);
+        take(&mut self.csi.node_socket, later.csi.node_socket);
+        take(&mut self.csi.controller_socket, later.csi.controller_socket);
+        take(&mut self.csi.topology, later.csi.topology);
         take(&mut self.runtime_dir, later.runtime_dir);
         take(&mut self.log.verbose, later.log.verbose);
         take(&mut self.log.file, later.log.file);

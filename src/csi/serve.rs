@@ -1,0 +1,45 @@
+//! Clients of one socket, each served in a task of its own, a bounded number at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::supervise::Children;
+use crate::transport::{http2, unix};
+
+/// Clients of one socket at a time. kubelet dials for each call; further clients wait.
+const MOST: usize = 64;
+/// How long accepting rests after the system had no means for it.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Serves `service` to whoever comes, until it is dropped; clients that are there are served on, until `shutdown`.
+pub async fn clients<S: http2::Service>(
+    listener: &unix::Listener,
+    service: S,
+    children: Children,
+    shutdown: CancellationToken,
+) {
+    let places = Arc::new(Semaphore::new(MOST));
+    loop {
+        // Never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok(stream) => {
+                let (service, shutdown) = (service.clone(), shutdown.clone());
+                let path = listener.path().to_owned();
+                children.spawn(async move {
+                    if let Err(error) = http2::serve(stream, service, shutdown).await {
+                        tracing::debug!("{}: {error}", path.display());
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!("cannot accept a connection on {}: {error}", listener.path().display());
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}

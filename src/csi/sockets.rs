@@ -1,0 +1,294 @@
+//! The sockets on which kubelet finds the driver, for as long as kubelet's folder is there.
+//!
+//! ```text
+//!  waits for kubelet's folder ──it appears──▶ puts up what is missing ──▶ rests, serving
+//!       ▲                                         ▲                        │
+//!       │                                         ├── a socket is gone ────┤ its folder was wiped, or something
+//!       │                                         │                        │ is mounted over it
+//!       │                                         ├── who this is changes ─┤ kubelet has to ask again
+//!       └── the folder is gone ───────────────────┴── every 30 s after a failure
+//! ```
+//! Everything is watched before it is looked at, so that no change falls between.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::csi::registration;
+use crate::csi::route::Both;
+use crate::csi::{Identity, Settings, identity, node, serve};
+use crate::guest::Guest;
+use crate::supervise::Scope;
+use crate::sys::folder_news::FolderNews;
+use crate::sys::mountinfo::MountList;
+use crate::sys::{blocking, error_chain};
+use crate::transport::{http2, unix};
+
+/// Who wipes a folder does it in many steps.
+const QUIET: Duration = Duration::from_millis(50);
+/// When something that could not be put up is tried again, if nothing changes before.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// Why the sockets are not there.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    /// kubelet's folder is gone.
+    #[error("{} is gone", .0.display())]
+    NoRoot(PathBuf),
+    /// A folder of a socket cannot be made.
+    #[error("cannot make the folder {}", .0.display())]
+    Folder(PathBuf, #[source] io::Error),
+    /// A socket cannot be listened on.
+    #[error(transparent)]
+    Socket(#[from] unix::Error),
+}
+
+/// Serves kubelet until `shutdown`.
+///
+/// # Errors
+/// If folders cannot be watched.
+pub async fn run(
+    guest: Guest,
+    settings: Settings,
+    known: watch::Receiver<Option<Identity>>,
+    shutdown: CancellationToken,
+) -> io::Result<()> {
+    let clients = Scope::new();
+    let node = node::Service::new(&settings, known.clone());
+    let ready = known.clone();
+    let ready = std::sync::Arc::new(move || ready.borrow().is_some());
+    let about = identity::Service::new(&settings.driver, !settings.topology.is_empty(), ready);
+    let registration = registration::Service::new(&settings.driver, &settings.node_socket).into_server();
+    let desk = Desk {
+        registration: settings.kubelet_root.join(format!("plugins_registry/{}-reg.sock", settings.driver)),
+        mounts: MountList::open(&guest.root)?,
+        settings,
+        services: (Both(about.into_server(), node.clone().into_server()), registration),
+        clients,
+        ending: shutdown.clone(),
+    };
+    let ended = shutdown.run_until_cancelled(desk.keep(known)).await;
+    match ended {
+        Some(Err(error)) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What listens.
+#[derive(Default)]
+struct Listeners {
+    node: Option<unix::Listener>,
+    registration: Option<unix::Listener>,
+    /// Whom the registration is about.
+    about: Option<Identity>,
+}
+
+struct Desk<S, R> {
+    settings: Settings,
+    registration: PathBuf,
+    mounts: MountList,
+    services: (S, R),
+    clients: Scope,
+    ending: CancellationToken,
+}
+
+impl<S: http2::Service, R: http2::Service> Desk<S, R> {
+    async fn keep(&self, mut known: watch::Receiver<Option<Identity>>) -> io::Result<()> {
+        let mut listeners = Listeners::default();
+        let mut complaint = String::new();
+        loop {
+            if !self.settings.make_root {
+                appears(&self.settings.kubelet_root).await?;
+            }
+            if let Err(error) = self.make_folders().await {
+                tracing::debug!("{}", error_chain::words(&error));
+            }
+            let mut news = News::begin(&self.folders())?;
+            let identity = known.borrow_and_update().clone();
+            let put_up = self.put_up(&mut listeners, identity).await;
+            if let Err(error) = &put_up {
+                let words = error_chain::words(error);
+                if words != complaint {
+                    tracing::warn!("kubelet is not served: {words}");
+                }
+                complaint = words;
+            } else {
+                complaint.clear();
+            }
+            if let Err(Error::NoRoot(_)) = put_up {
+                listeners = Listeners::default();
+                continue;
+            }
+            let something = async {
+                loop {
+                    tokio::select! {
+                        changed = news.changed() => break changed,
+                        changed = self.mounts.changed() => changed?,
+                    }
+                    tokio::time::sleep(QUIET).await;
+                    if !listeners.are_there() {
+                        break Ok(());
+                    }
+                }
+            };
+            tokio::select! {
+                () = self.serve(&listeners) => {}
+                changed = something => changed?,
+                () = changed(&mut known) => continue,
+                () = tokio::time::sleep(RETRY), if put_up.is_err() => continue,
+            }
+            // Nobody is accepted for that long.
+            tokio::time::sleep(QUIET).await;
+            if !listeners.are_there() {
+                tracing::info!("the sockets for kubelet are gone; making them again");
+            }
+        }
+    }
+
+    /// The folders that are watched, but for those above them.
+    fn folders(&self) -> [PathBuf; 3] {
+        let folder = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_owned();
+        let root = self.settings.kubelet_root.clone();
+        [root, folder(&self.settings.node_socket), folder(&self.registration)]
+    }
+
+    /// Makes the folders of the sockets, as far as they are not there.
+    async fn make_folders(&self) -> Result<(), Error> {
+        let Settings { kubelet_root, make_root, .. } = &self.settings;
+        let (root, must_be) = (kubelet_root.clone(), !make_root);
+        let [_, node, registration] = self.folders();
+        blocking::run(move || {
+            if must_be && !root.is_dir() {
+                return Err(Error::NoRoot(root));
+            }
+            for folder in [node, registration] {
+                let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(&folder);
+                made.map_err(|error| Error::Folder(folder, error))?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn put_up(&self, listeners: &mut Listeners, identity: Option<Identity>) -> Result<(), Error> {
+        self.make_folders().await?;
+        listeners.node.take_if(|listener| !listener.is_there());
+        if listeners.node.is_none() {
+            listeners.node = Some(bind(&self.settings.node_socket).await?);
+        }
+        // kubelet asks who this is when the socket appears, and never again.
+        let same = listeners.about == identity;
+        listeners.registration.take_if(|listener| !same || !listener.is_there());
+        listeners.about.clone_from(&identity);
+        if let Some(identity) = &identity
+            && listeners.registration.is_none()
+        {
+            listeners.registration = Some(bind(&self.registration).await?);
+            let Settings { driver, .. } = &self.settings;
+            tracing::info!("kubelet is offered the driver {driver} for the node {}", identity.node_id);
+        }
+        Ok(())
+    }
+
+    async fn serve(&self, listeners: &Listeners) {
+        let serve_node = async {
+            match &listeners.node {
+                Some(listener) => {
+                    let service = self.services.0.clone();
+                    serve::clients(listener, service, self.clients.children(), self.ending.clone()).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let serve_registration = async {
+            match &listeners.registration {
+                Some(listener) => {
+                    let service = self.services.1.clone();
+                    serve::clients(listener, service, self.clients.children(), self.ending.clone()).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::join!(serve_node, serve_registration);
+    }
+}
+
+impl Listeners {
+    /// Whether each can be found at its place.
+    fn are_there(&self) -> bool {
+        [&self.node, &self.registration].into_iter().flatten().all(unix::Listener::is_there)
+    }
+}
+
+/// Listens at `path`.
+async fn bind(path: &Path) -> Result<unix::Listener, unix::Error> {
+    let path = path.to_owned();
+    blocking::run(move || unix::Listener::bind(&path)).await
+}
+
+/// What happens in the folders of the sockets.
+struct News([FolderNews; 3]);
+
+impl News {
+    fn begin(folders: &[PathBuf; 3]) -> io::Result<Self> {
+        let [root, node, registration] = folders;
+        Ok(Self([FolderNews::begin(root)?, FolderNews::begin(node)?, FolderNews::begin(registration)?]))
+    }
+
+    async fn changed(&mut self) -> io::Result<()> {
+        let [root, node, registration] = &mut self.0;
+        tokio::select! {
+            changed = root.changed() => changed,
+            changed = node.changed() => changed,
+            changed = registration.changed() => changed,
+        }
+    }
+}
+
+/// Completes when something else is known.
+async fn changed(known: &mut watch::Receiver<Option<Identity>>) {
+    if known.changed().await.is_err() {
+        // Nobody will say any more.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Completes when there is such a folder.
+async fn appears(folder: &Path) -> io::Result<()> {
+    while let Some(missing) = first_missing(folder) {
+        let mut news = FolderNews::begin(missing)?;
+        if !missing.is_dir() {
+            news.changed().await?;
+        }
+    }
+    Ok(())
+}
+
+/// The uppermost of a folder and those above it that is not there.
+fn first_missing(folder: &Path) -> Option<&Path> {
+    folder.ancestors().take_while(|above| !above.is_dir()).last()
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_folder_that_comes_step_by_step() {
+        let above = tempfile::tempdir().unwrap();
+        let folder = above.path().join("a/b/c");
+        let mut waits = Box::pin(appears(&folder));
+        for part in ["a", "a/b", "a/b/c"] {
+            assert!(waits.as_mut().now_or_never().is_none(), "{part}");
+            std::fs::create_dir(above.path().join(part)).unwrap();
+        }
+        tokio::time::timeout(Duration::from_secs(10), waits).await.unwrap().unwrap();
+        appears(&folder).now_or_never().unwrap().unwrap();
+    }
+}

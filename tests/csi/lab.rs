@@ -1,0 +1,154 @@
+//! An agent in a mount namespace of the test's own, its host half, and kubelet's folder.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::{PATIENCE, settings_in};
+use crate::host::{Callback, Control, next};
+
+const INSIDE: &str = "GUESTLET_TEST_INSIDE";
+pub const DRIVER: &str = "driver.harvesterhci.io";
+/// What the scripted host half calls this guest.
+pub const NODE: &str = "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11";
+
+/// Runs this test again in a mount namespace of its own, where nothing is kept; false in there.
+pub fn is_outside() -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        run("mount -t tmpfs lab /var/lib");
+        return false;
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let status = Command::new("unshare")
+        .arg("--mount")
+        .arg(std::env::current_exe().unwrap())
+        .args([&name, "--exact", "--nocapture"])
+        .env(INSIDE, "1")
+        .status()
+        .unwrap();
+    assert!(status.success(), "{name} failed in its namespace (this test is for root)");
+    true
+}
+
+/// Runs a script that has to succeed; what it said.
+#[track_caller]
+pub fn run(script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+    assert!(output.status.success(), "{script}\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// Runs the test.
+pub fn wait<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(work)
+}
+
+/// Waits until something is so.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The agent, and where it is.
+pub struct Lab {
+    pub folder: TempDir,
+    pub agent: Child,
+    half: Option<(Control, Callback, tonic::Streaming<guestlet::wire::proto::v1::Event>)>,
+}
+
+impl Lab {
+    /// An agent that nobody has told yet who it is, and kubelet's folder. `settings` are lines of `[csi]`.
+    pub fn unknown(settings: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("kubelet").display().to_string();
+        let lines = format!("[csi]\nkubelet-root = \"{root}\"\n{settings}\n");
+        std::fs::write(folder.path().join("agent.toml"), settings_in(folder.path()) + &lines).unwrap();
+        let agent = spawn(folder.path());
+        let lab = Self { folder, agent, half: None };
+        until("the agent answers", || lab.path("agent.sock").exists());
+        lab
+    }
+
+    /// An agent that knows who it is.
+    pub async fn new() -> Self {
+        let mut lab = Self::unknown("");
+        std::fs::create_dir(lab.root()).unwrap();
+        lab.introduce().await;
+        until("the driver is offered", || lab.registration().exists());
+        lab
+    }
+
+    /// Has a host half say who the guest is.
+    pub async fn introduce(&mut self) {
+        let control = Control::dial(self.folder.path()).await;
+        let mut events = control.watch("one", None).await.unwrap();
+        next(&mut events).await;
+        let callback = Callback::dial(self.folder.path(), "one", CancellationToken::new()).await;
+        self.half = Some((control, callback, events));
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// kubelet's folder.
+    pub fn root(&self) -> PathBuf {
+        self.path("kubelet")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.root().join(format!("plugins/{DRIVER}/csi.sock"))
+    }
+
+    pub fn registration(&self) -> PathBuf {
+        self.root().join(format!("plugins_registry/{DRIVER}-reg.sock"))
+    }
+
+    /// Ends the agent as hard as can be.
+    pub fn kill(&mut self) {
+        self.half = None;
+        self.agent.kill().unwrap();
+        self.agent.wait().unwrap();
+    }
+
+    /// Starts the agent after it was ended.
+    pub fn start(&mut self) {
+        self.agent = spawn(self.folder.path());
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = self.agent.kill();
+        let _ = self.agent.wait();
+        if std::thread::panicking() {
+            eprintln!("the agent's log:\n{}", self.log());
+        }
+    }
+}
+
+fn spawn(folder: &Path) -> Child {
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
+    Command::new(env!("CARGO_BIN_EXE_guestlet"))
+        .args(["-v", "-m", "none", "-t"])
+        .arg(folder)
+        .arg("--settings")
+        .arg(folder.join("agent.toml"))
+        .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap()
+}

@@ -1,0 +1,20 @@
+//! CSI of the real agent, seen from a kubelet: on its sockets, in a mount namespace of the test's own, with files behind
+//! loop devices for disks. For root.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    clippy::used_underscore_binding
+)]
+
+#[allow(dead_code, reason = "shared with the tests of QGA")]
+#[path = "../qga/agent.rs"]
+mod agent;
+#[allow(dead_code, reason = "shared with the tests of the API")]
+#[path = "../api/host.rs"]
+mod host;
+mod kubelet;
+mod lab;
+mod registration;

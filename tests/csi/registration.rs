@@ -1,0 +1,103 @@
+//! How kubelet finds the driver, whatever becomes of its folders, of the agent and of who this guest is.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use guestlet::wire::proto::csi::{
+    GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest, ProbeRequest,
+};
+use tonic::Code;
+
+use crate::kubelet::{identity, node, register};
+use crate::lab::{DRIVER, Lab, NODE, is_outside, run, until, wait};
+
+async fn is_registered(lab: &Lab) {
+    let live = |path| UnixStream::connect(path).is_ok();
+    until("the driver is offered", || live(lab.registration()) && live(lab.socket()));
+    let info = register(&lab.registration()).await;
+    assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", DRIVER));
+    assert_eq!(info.supported_versions, ["1.0.0"]);
+    let info = node(info.endpoint.as_ref()).await.node_get_info(NodeGetInfoRequest {}).await;
+    assert_eq!(info.unwrap().into_inner().node_id, NODE);
+}
+
+#[test]
+fn nothing_is_offered_before_it_is_known_who_this_guest_is() {
+    if is_outside() {
+        return;
+    }
+    wait(async {
+        let mut lab = Lab::unknown("topology = ['guestlet.io/host']");
+        assert!(!lab.root().exists());
+        // kubelet comes late.
+        std::fs::create_dir(lab.root()).unwrap();
+        until("the socket is there", || lab.socket().exists());
+        let ready = identity(&lab.socket()).await.probe(ProbeRequest {}).await.unwrap().into_inner().ready;
+        assert_eq!(ready, Some(false));
+        let refused = node(&lab.socket()).await.node_get_info(NodeGetInfoRequest {}).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        assert!(!lab.registration().exists());
+
+        lab.introduce().await;
+        is_registered(&lab).await;
+        let mut about = identity(&lab.socket()).await;
+        assert_eq!(about.probe(ProbeRequest {}).await.unwrap().into_inner().ready, Some(true));
+        let info = about.get_plugin_info(GetPluginInfoRequest {}).await.unwrap().into_inner();
+        assert_eq!((info.name.as_str(), info.vendor_version.as_str()), (DRIVER, guestlet::VERSION));
+        let can = about.get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await.unwrap().into_inner();
+        assert_eq!(can.capabilities.len(), 3);
+        let info = node(&lab.socket()).await.node_get_info(NodeGetInfoRequest {}).await.unwrap().into_inner();
+        assert_eq!(info.max_volumes_per_node, 16);
+        let segments = info.accessible_topology.unwrap().segments;
+        assert_eq!(segments.get("guestlet.io/host").map(String::as_str), Some("host-of-one"));
+        assert!(lab.log().contains("kubelet has registered the driver"), "{}", lab.log());
+    });
+}
+
+#[test]
+fn whatever_becomes_of_the_folders_the_sockets_come_back() {
+    if is_outside() {
+        return;
+    }
+    wait(async {
+        let mut lab = Lab::new().await;
+        is_registered(&lab).await;
+        let root = lab.root().display().to_string();
+        for script in [
+            format!("rm {root}/plugins_registry/*"),
+            format!("rm -r {root}/plugins {root}/plugins_registry"),
+            format!("mv {root}/plugins {root}/plugins.old"),
+            format!("rm -r {root}/* && rmdir {root} && mkdir -p {root}"),
+            // Put in place late, over what was there.
+            format!("mount -t tmpfs late {root}"),
+            format!("umount -l {root}"),
+        ] {
+            let reg = std::fs::symlink_metadata(lab.registration()).unwrap();
+            let was = std::fs::symlink_metadata(lab.socket()).unwrap();
+            run(&script);
+            until(&script, || {
+                use std::os::unix::fs::MetadataExt as _;
+                let new = |path, was: &std::fs::Metadata| {
+                    std::fs::symlink_metadata(path)
+                        .is_ok_and(|now| (now.dev(), now.ino()) != (was.dev(), was.ino()))
+                };
+                new(lab.socket(), &was) || new(lab.registration(), &reg)
+            });
+            is_registered(&lab).await;
+        }
+        // The agent ends, in one way or the other, and comes again: it knows by itself who it is.
+        lab.kill();
+        assert!(lab.registration().exists());
+        lab.start();
+        is_registered(&lab).await;
+        run(&format!("kill {}", lab.agent.id()));
+        lab.agent.wait().unwrap();
+        assert!(!lab.registration().exists() && !lab.socket().exists());
+        // What somebody else listens on stays theirs.
+        let other = UnixListener::bind(lab.socket()).unwrap();
+        lab.start();
+        until("it is said", || lab.log().contains("is in use by another process"));
+        drop(other);
+        std::fs::remove_file(lab.socket()).unwrap();
+        is_registered(&lab).await;
+    });
+}
