@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::identity::{self, Asked, KnownDisk, Source};
 use super::lookup::{FindError, Selector};
 use super::room::{Room, WaitError};
-use super::tracker::{ANSWER, Change, Seen, Tracker, UDEV, Udev};
+use super::tracker::{ANSWER, Change, GOING, Seen, Tracker, UDEV, Udev};
 use super::*;
 
 /// A machine that is told what disks it has.
@@ -78,7 +78,7 @@ fn work(machine: &Machine, tracker: &mut Tracker, now: Instant) {
             return;
         }
         for job in jobs {
-            tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked));
+            tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked), now);
         }
     }
 }
@@ -120,9 +120,24 @@ async fn a_disk_comes_grows_gets_a_partition_and_goes() {
     assert_eq!((partition.index, partition.start, partition.bytes), (1, 1 << 20, 51200));
     assert_eq!((disk.holders[0].of.as_str(), disk.holders[0].alias.as_deref()), ("vda1", Some("volume")));
     assert_eq!(tracker.held_by("dm-0").len(), 1);
+    // The kernel takes its size away first.
+    let nothing = |machine: &Machine| machine.write(&format!("{}/size", Machine::place("vda")), "0\n");
+    nothing(&machine);
+    assert!(look(&machine, &mut tracker).is_empty());
     machine.unplug("vda");
     assert_eq!(look(&machine, &mut tracker), ["- vda data-1"]);
     assert!(tracker.list().is_empty() && tracker.is_settled());
+    // One that stays has lost what was in it.
+    machine.plug("vda", "data-2", 1);
+    assert_eq!(look(&machine, &mut tracker), ["+ vda data-2"]);
+    nothing(&machine);
+    assert!(look(&machine, &mut tracker).is_empty());
+    assert!(look(&machine, &mut tracker).is_empty(), "not asked again until it has had its time");
+    assert_eq!(tracker.deadline(), Some(now + GOING));
+    tracker.expire(now + GOING);
+    work(&machine, &mut tracker, now + GOING);
+    assert_eq!(told(&mut tracker), ["512 -> 0 vda data-2"]);
+    assert!(tracker.is_settled() && tracker.deadline().is_none());
 }
 
 #[tokio::test]
@@ -180,9 +195,9 @@ async fn a_disk_that_does_not_answer_is_known_without_its_serial_number_and_with
     machine.unplug("vda");
     tracker.look("vda", None, true, later);
     for job in &hanging[..2] {
-        tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked));
+        tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked), now);
     }
-    tracker.done(hanging[2].id, Err(io::ErrorKind::NotFound.into()));
+    tracker.done(hanging[2].id, Err(io::ErrorKind::NotFound.into()), later);
     work(&machine, &mut tracker, later);
     assert_eq!(told(&mut tracker), ["- vda ", "* vdb vdb"]);
     assert_eq!(tracker.list().iter().filter(|disk| disk.silent).count(), 2);
@@ -404,7 +419,7 @@ proptest! {
                             break;
                         }
                         let job = jobs.remove(0);
-                        tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked));
+                        tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked), now);
                     }
                 }
             }

@@ -10,6 +10,9 @@
 //!                                                       └◀── it does not answer: without it ─┘
 //! ```
 //!
+//! A disk that has no size any more is most likely about to go: the kernel takes its size before its name. It stays as
+//! it was ([`Doubt`](Stage::Doubt)), and is read again after a moment if it is still there.
+//!
 //! From every stage a disk goes away when it is gone, or another one is at its place. What the kernel says is no more
 //! than a reason to look: what counts is what a look finds, so that lost, late and doubled messages do no harm.
 
@@ -28,6 +31,8 @@ use crate::sys::block::Number;
 pub const UDEV: Duration = Duration::from_secs(10);
 /// How long a disk may take to say who it is before it is known without that.
 pub const ANSWER: Duration = Duration::from_secs(5);
+/// How long a disk that has lost its size may take to go.
+pub const GOING: Duration = Duration::from_secs(1);
 /// Disks that are read at a time, but for those that do not answer.
 const AT_A_TIME: usize = 4;
 /// Disks that do not answer; further ones are not asked while there are so many.
@@ -93,6 +98,7 @@ enum Stage {
     Udev(Instant),
     Queued,
     Reading(u64),
+    Doubt(Instant),
     Rest,
 }
 
@@ -102,6 +108,8 @@ struct Entry {
     stage: Stage,
     /// Something happened while it was read.
     again: bool,
+    /// It had no size when it was read before.
+    doubted: bool,
     asked: Asked,
     known: Option<Arc<KnownDisk>>,
 }
@@ -137,7 +145,7 @@ impl Tracker {
                     !self.left.get(&seen.number).is_some_and(|old| seen.udev == Udev::Processed(*old))
                         && seen.udev != Udev::Pending;
                 entry.seen = seen;
-                if touched && !matches!(entry.stage, Stage::Udev(_))
+                if touched && !matches!(entry.stage, Stage::Udev(_) | Stage::Doubt(_))
                     || ready && matches!(entry.stage, Stage::Udev(_))
                 {
                     self.enqueue(name);
@@ -177,6 +185,7 @@ impl Tracker {
             seen,
             stage: if waits { Stage::Udev(now + UDEV) } else { Stage::Rest },
             again: false,
+            doubted: false,
             asked: Asked::Ask,
             known: None,
         };
@@ -199,7 +208,7 @@ impl Tracker {
         match entry.stage {
             Stage::Reading(_) => entry.again = true,
             Stage::Queued => {}
-            Stage::Udev(_) | Stage::Rest => {
+            Stage::Udev(_) | Stage::Doubt(_) | Stage::Rest => {
                 entry.stage = Stage::Queued;
                 self.queue.push_back(name.to_owned());
             }
@@ -232,7 +241,7 @@ impl Tracker {
     }
 
     /// A job is done.
-    pub fn done(&mut self, id: u64, outcome: io::Result<KnownDisk>) {
+    pub fn done(&mut self, id: u64, outcome: io::Result<KnownDisk>, now: Instant) {
         let Some(job) = self.running.remove(&id).or_else(|| self.late.remove(&id)) else { return };
         let Some(entry) = self.entries.get_mut(&job.name) else { return };
         if entry.seen.generation != job.generation {
@@ -251,6 +260,14 @@ impl Tracker {
         }
         entry.stage = Stage::Rest;
         let again = std::mem::take(&mut entry.again);
+        let had_size = entry.known.as_ref().is_some_and(|known| known.bytes > 0);
+        let vanishes = had_size && outcome.as_ref().is_some_and(|disk| disk.bytes == 0);
+        if vanishes && !entry.doubted {
+            entry.doubted = true;
+            entry.stage = Stage::Doubt(now + GOING);
+            return;
+        }
+        entry.doubted = vanishes;
         // Without an outcome it is gone, which the kernel is about to say.
         if let Some(disk) = outcome {
             let disk = Arc::new(disk);
@@ -283,6 +300,12 @@ impl Tracker {
             }
             self.late.insert(id, job);
         }
+        let doubtful = |entry: &Entry| matches!(entry.stage, Stage::Doubt(until) if until <= now);
+        let names: Vec<_> = (self.entries.iter())
+            .filter(|(_, entry)| doubtful(entry))
+            .map(|(name, _)| name.clone())
+            .collect();
+        names.iter().for_each(|name| self.enqueue(name));
         for name in self.waiting_for_udev(|deadline| deadline <= now) {
             tracing::warn!("udev does not process the disk {name}; it is taken as it is");
             self.enqueue(&name);
@@ -292,7 +315,7 @@ impl Tracker {
     /// When to [`expire`](Self::expire).
     pub fn deadline(&self) -> Option<Instant> {
         let udev = self.entries.values().filter_map(|entry| match entry.stage {
-            Stage::Udev(deadline) => Some(deadline),
+            Stage::Udev(deadline) | Stage::Doubt(deadline) => Some(deadline),
             _ => None,
         });
         self.running.values().map(|job| job.deadline).chain(udev).min()

@@ -138,8 +138,7 @@ impl Watch<'_> {
         names.dedup();
         for some in names.chunks(AT_ONCE) {
             for name in some {
-                let seen = block::disk_place(root, name).ok().and_then(|place| look(root, &place));
-                self.tracker.look(name, seen, true, Instant::now());
+                self.tracker.look(name, look(root, name), true, Instant::now());
             }
             tokio::task::yield_now().await;
         }
@@ -160,20 +159,20 @@ impl Watch<'_> {
         match (partition, action) {
             (true, _) => {
                 if let Some((whole, _)) = place.rsplit_once('/') {
-                    self.look_at(whole);
+                    self.look_at(block::name(whole));
                 }
             }
             (false, Action::Remove) => {
-                let seen = look(&self.guest.root, &place);
-                self.tracker.removed(block::name(&place), disk, seen, Instant::now());
+                let name = block::name(&place);
+                let seen = look(&self.guest.root, name);
+                self.tracker.removed(name, disk, seen, Instant::now());
             }
-            (false, Action::Add | Action::Change) => self.look_at(&place),
+            (false, Action::Add | Action::Change) => self.look_at(block::name(&place)),
         }
     }
 
-    fn look_at(&mut self, place: &str) {
-        let seen = look(&self.guest.root, place);
-        self.tracker.look(block::name(place), seen, true, Instant::now());
+    fn look_at(&mut self, name: &str) {
+        self.tracker.look(name, look(&self.guest.root, name), true, Instant::now());
     }
 
     /// At the disks that a device is made of, or was.
@@ -184,13 +183,13 @@ impl Watch<'_> {
         places.extend(parts.iter().map(|part| block::whole(part).to_owned()));
         places.retain(|place| !block::is_virtual(place));
         for place in places {
-            self.look_at(&place);
+            self.look_at(block::name(&place));
         }
     }
 
     fn done(&mut self, done: Result<(u64, io::Result<KnownDisk>), JoinError>) {
         match done {
-            Ok((id, outcome)) => self.tracker.done(id, outcome),
+            Ok((id, outcome)) => self.tracker.done(id, outcome, Instant::now()),
             Err(error) => {
                 if let Ok(panic) = error.try_into_panic() {
                     resume_unwind(panic)
@@ -218,8 +217,8 @@ impl Watch<'_> {
                 .inspect_err(|error| tracing::debug!("udev's database cannot be watched: {error}"))
                 .ok();
             // What it did before it was watched.
-            for (name, seen) in waiting {
-                self.look_again(&name, &seen);
+            for (name, _) in waiting {
+                self.look_again(&name);
             }
         }
     }
@@ -231,13 +230,13 @@ impl Watch<'_> {
                 udev::News::Any => true,
             };
             if is_meant {
-                self.look_again(&name, &seen);
+                self.look_again(&name);
             }
         }
     }
 
-    fn look_again(&mut self, name: &str, seen: &Seen) {
-        self.tracker.look(name, look(&self.guest.root, &seen.place), false, Instant::now());
+    fn look_again(&mut self, name: &str) {
+        self.tracker.look(name, look(&self.guest.root, name), false, Instant::now());
     }
 
     /// Tells everyone what changed, first those who wait for a disk.
@@ -274,8 +273,13 @@ impl Watch<'_> {
     }
 }
 
-/// What is at a place of sysfs, if it is a disk that counts.
-fn look(root: &Root, place: &str) -> Option<Seen> {
+/// The disk that is called `name` now, if it is one that counts.
+///
+/// The kernel says where a disk was when something happened to it. That may be long ago: another disk may be at that
+/// place by now, and the one with the name at another. A disk that goes is taken off the list of names before the kernel
+/// says so, and while its folder is still there; a new one is on it before the kernel says that it came.
+fn look(root: &Root, name: &str) -> Option<Seen> {
+    let place = &block::disk_place(root, name).ok()?;
     let generation = block::generation(root, place)?;
     if !identity::counts(root, place) {
         return None;
