@@ -83,6 +83,7 @@ pub async fn run(
     if settings.local {
         let channels = local::Channels { qga: qga_words, control: control_words, callback: callback_words };
         let folder = settings.runtime_folder;
+        guest.releases.keep_in(&folder);
         disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor)?;
         let teller = csi::start(settings.csi, &folder, &guest, &mut supervisor);
         let api = Api { control, callback, channels, folder, teller };

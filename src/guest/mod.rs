@@ -46,7 +46,7 @@ pub struct Guest {
     /// The disks that it has, and those that are waited for.
     pub disks: Arc<disks::room::Room>,
     /// The disks that it was asked to let go of.
-    pub releases: Arc<disks::release::Releases>,
+    pub releases: Arc<disks::releases::Releases>,
     /// What is mounted by rules.
     pub disk_rules: Arc<disk_rules::Desk>,
     /// What its disks have told of themselves.

@@ -7,6 +7,8 @@
 use std::fmt;
 use std::io;
 
+use serde::{Deserialize, Serialize};
+
 use crate::guest::disks::location::{Bus, Pci, locate};
 use crate::sys::block::{self, Number, Partition};
 use crate::sys::root::Root;
@@ -24,7 +26,7 @@ const MOST: usize = 256;
 const DISC_DRIVE: &str = "5";
 
 /// Where a serial number is from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// A virtio-blk disk, which has room for 20 bytes.
     Virtio,
@@ -52,7 +54,7 @@ impl Source {
 }
 
 /// A serial number: any bytes but none at all, without what pads them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Serial {
     /// Who says so.
     pub source: Source,
@@ -96,7 +98,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// The address of a SCSI disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScsiAddress {
     /// The kernel's number of the host adapter.
     pub host: u32,

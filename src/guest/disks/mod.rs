@@ -3,7 +3,7 @@
 //! For the guestlet API and people, [`room`] has every whole disk with all that tells it from others ([`identity`]),
 //! finds the one that is meant ([`lookup`]) and waits for it. What is there is kept by [`tracker`], which the monitor
 //! of disks drives; [`uses`] says what a disk is used for, [`openers`] who else has it open, and [`release`] lets go of one
-//! that is to be unplugged.
+//! that is to be unplugged; [`releases`] remembers where disks were.
 //!
 //! For QGA, [`location`] reads the place of a disk out of its path in sysfs (pure, but for what it is given to look things
 //! up with), [`serials`] knows serial numbers, [`list`] makes the list of disks and partitions. File systems find
@@ -16,6 +16,7 @@ pub mod location;
 pub mod lookup;
 pub mod openers;
 pub mod release;
+pub mod releases;
 pub mod room;
 pub mod serials;
 pub mod tracker;

@@ -13,7 +13,7 @@
 //! it is unplugged.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -38,8 +38,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 const UNKNOWN: Duration = Duration::from_secs(15);
 /// How long the monitor may take to see that a disk is gone.
 const GONE: Duration = Duration::from_secs(5);
-/// Releases that are remembered.
-const MOST: usize = 64;
+/// How long the kernel may take to tell of a disk that was plugged, before it is scanned for.
+const LATE: Duration = Duration::from_secs(2);
 
 /// Uses that an error names.
 const NAMED: usize = 12;
@@ -114,60 +114,36 @@ pub enum ReleaseError {
     },
 }
 
-/// SCSI disks that were deleted, and may still be plugged.
-#[derive(Debug, Default)]
-pub struct Releases(Mutex<Vec<Arc<KnownDisk>>>);
-
-impl Releases {
-    fn locked(&self) -> MutexGuard<'_, Vec<Arc<KnownDisk>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remember(&self, disk: &Arc<KnownDisk>) {
-        let mut all = self.locked();
-        // Another disk may have its address by now.
-        all.retain(|known| known.scsi != disk.scsi);
-        all.push(Arc::clone(disk));
-        if all.len() > MOST {
-            all.remove(0);
-        }
-    }
-
-    /// Where the disks that are meant were.
-    fn addresses(&self, selector: &Selector) -> Vec<ScsiAddress> {
-        let meant = |disk: &&Arc<KnownDisk>| lookup::find(std::slice::from_ref(*disk), selector).is_ok();
-        self.locked().iter().filter(meant).filter_map(|disk| disk.scsi).collect()
-    }
-
-    fn forget(&self, found: &KnownDisk) {
-        self.locked().retain(|known| known.scsi != found.scsi);
-    }
-}
-
 /// The disk that is meant, as soon as it is known, but at the latest after `within`. One that was released, and is not
-/// visible since, is looked for on its bus.
+/// visible since, is looked for on its bus; and so is one that does not come by itself, where SCSI disks were before.
 ///
 /// # Errors
 /// As [`Room::wait`](super::room::Room::wait) gives them.
 pub async fn find(guest: &Guest, selector: &Selector, within: Duration) -> Result<Arc<KnownDisk>, WaitError> {
-    let addresses = match guest.disks.find(selector) {
-        Err(FindError::NotFound(_)) => guest.releases.addresses(selector),
-        _ => Vec::new(),
-    };
+    let there = guest.disks.find(selector);
     let scan = async {
-        if !addresses.is_empty() {
-            let root = guest.root.clone();
-            blocking::run(move || addresses.into_iter().for_each(|address| scan(&root, address))).await;
+        if matches!(there, Err(FindError::NotFound(_))) {
+            scan_all(guest, guest.releases.addresses(selector)).await;
+            tokio::time::sleep(LATE).await;
+            scan_all(guest, guest.releases.free(&guest.disks.all(), LATE)).await;
         }
         std::future::pending().await
     };
     tokio::select! {
         found = guest.disks.wait(selector, within) => found.inspect(|disk| {
+            // A moment's work, in a folder in memory.
             guest.releases.forget(disk);
             // Whoever looks for it did not take it away.
             disk_rules::keep(guest, disk);
         }),
         never = scan => never,
+    }
+}
+
+async fn scan_all(guest: &Guest, addresses: Vec<ScsiAddress>) {
+    if !addresses.is_empty() {
+        let root = guest.root.clone();
+        blocking::run(move || addresses.into_iter().for_each(|address| scan(&root, address))).await;
     }
 }
 
@@ -221,9 +197,10 @@ async fn release_unmounted(guest: &Guest, disk: Arc<KnownDisk>) -> Result<Releas
         return Ok(Released::Unused(disk));
     }
     // Before it is deleted, so that it can be found again whatever happens.
-    guest.releases.remember(&disk);
     let (root, path) = (guest.root.clone(), format!("{}/device/delete", disk.place));
+    let (releases, known) = (Arc::clone(&guest.releases), Arc::clone(&disk));
     let work = blocking::run(move || {
+        releases.remember(&known);
         let deleted = sysfs::write(&root, &path, "1");
         drop((claim, held));
         deleted

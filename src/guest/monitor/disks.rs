@@ -257,6 +257,7 @@ impl Watch<'_> {
                     }
                 }
                 Change::Removed(disk) => {
+                    self.guest.releases.gone(&disk);
                     let uses = uses::of(&self.guest.root, &disk);
                     let in_use: Vec<_> = uses.iter().map(ToString::to_string).collect();
                     if !in_use.is_empty() {
