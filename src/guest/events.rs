@@ -192,6 +192,12 @@ impl Hub {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
+    /// The agent's next tick: the time to try something again, without a wakeup of one's own.
+    pub async fn next_tick(self: &Arc<Self>) {
+        let (_, mut watcher) = self.watch(None);
+        while !matches!(watcher.next().await, News::Tick(_)) {}
+    }
+
     /// Tells every watcher that has nothing else to hear that the agent is there.
     pub fn tick(&self) {
         self.log().ticks += 1;

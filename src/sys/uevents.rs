@@ -31,9 +31,11 @@ pub enum Action {
     Remove,
     /// Anything else: look at it again.
     Change,
+    /// A SCSI device has begun anew: it may be another one than before. The place is that of the device, not of its disk.
+    Reset,
 }
 
-/// What the kernel says of a block device.
+/// What the kernel says of a block device, or of the SCSI device below one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uevent {
     /// What happened.
@@ -62,7 +64,7 @@ pub fn parse(message: &[u8]) -> Option<Uevent> {
         return None;
     }
     let (mut action, mut path, mut subsystem, mut disk) = (None, None, None, None);
-    let (mut partition, mut made_up) = (false, false);
+    let (mut partition, mut made_up, mut reset) = (false, false, false);
     for line in lines {
         let Some((key, value)) = std::str::from_utf8(line).ok().and_then(|line| line.split_once('=')) else {
             continue;
@@ -80,11 +82,24 @@ pub fn parse(message: &[u8]) -> Option<Uevent> {
             "DEVTYPE" => partition = value == "partition",
             // Somebody wrote it to the device's file uevent, to have udev look: nothing happened.
             "SYNTH_UUID" => made_up = true,
+            // What a device says when it is asked for the first time since it was made, and when it has got another name.
+            "SDEV_UA" => reset = ["POWER_ON_RESET_OCCURRED", "INQUIRY_DATA_HAS_CHANGED"].contains(&value),
             "DISKSEQ" => disk = value.parse().ok(),
             _ => {}
         }
     }
-    let path = path.filter(|path| path.starts_with('/') && subsystem == Some("block"))?;
+    let path = path.filter(|path| path.starts_with('/'))?;
+    if subsystem == Some("scsi") && reset {
+        return Some(Uevent {
+            action: Action::Reset,
+            place: format!("/sys{path}"),
+            partition: false,
+            disk: None,
+        });
+    }
+    if subsystem != Some("block") {
+        return None;
+    }
     let action = if made_up { Action::Change } else { action? };
     Some(Uevent { action, place: format!("/sys{path}"), partition, disk })
 }
@@ -173,6 +188,18 @@ mod tests {
         assert_eq!(parse(gone.as_bytes()), Some(disk.clone()));
         let made_up = gone + "SYNTH_UUID=0\0";
         assert_eq!(parse(made_up.as_bytes()), Some(Uevent { action: Action::Change, ..disk }));
+    }
+
+    #[test]
+    fn devices_that_begin_anew() {
+        let device = "change@/devices/x/host0/target0:0:2/0:0:2:1\0ACTION=change\0\
+            DEVPATH=/devices/x/host0/target0:0:2/0:0:2:1\0SUBSYSTEM=scsi\0DEVTYPE=scsi_device\0DRIVER=sd\0";
+        let told = |more: &str| parse(format!("{device}{more}\0SEQNUM=7\0").as_bytes());
+        let place = "/sys/devices/x/host0/target0:0:2/0:0:2:1".to_owned();
+        let reset = Uevent { action: Action::Reset, place, partition: false, disk: None };
+        assert_eq!(told("SDEV_UA=POWER_ON_RESET_OCCURRED"), Some(reset));
+        assert_eq!(told("SDEV_UA=REPORTED_LUNS_DATA_HAS_CHANGED"), None);
+        assert_eq!(told("SDEV_MEDIA_CHANGE=1"), None);
     }
 
     #[test]

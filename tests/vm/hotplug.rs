@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use prost_types::Timestamp;
 use serde_json::{Value, json};
 
+use crate::disk_calls::find;
 use crate::harness::host::{HostHalf, Listed, Watch};
 use crate::harness::vm::{BOOT, FAST_READY, SOON, Vm};
 use crate::harness::wait_for;
@@ -214,6 +215,67 @@ fn of_many_disks_none_is_lost_and_none_is_wrong() {
         .unwrap();
     wait_for("the disks of the new boot", SOON, is_there).unwrap();
     assert_eq!(lab.listed().len(), 15);
+}
+
+/// Numbers that look random, the same in each run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u32::try_from(self.0 >> 33).unwrap() % end
+    }
+}
+
+#[test]
+fn addresses_that_are_taken_again_at_once() {
+    const MANY: u32 = 20;
+    let lab = Lab::new(fast("again"));
+    let at = |address: u32, serial: &str| scsi(address / 4, address % 4, serial);
+    let mut plugged: BTreeMap<u32, String> = BTreeMap::new();
+    for address in 0..MANY {
+        let serial = format!("disk-{address}");
+        lab.plug(&serial, at(address, &serial));
+        plugged.insert(address, serial);
+    }
+    let load = "for each in 1 2; do (while :; do for disk in /dev/sd?; do dd if=$disk of=/dev/null bs=64k; done; done & ) \
+        > /dev/null 2>&1; done";
+    lab.vm.run(load).unwrap();
+    let mut random = Random(u64::from(std::process::id()));
+    for count in 0..120 {
+        let address = random.below(MANY);
+        lab.unplug(&plugged[&address]);
+        let serial = format!("disk-{address}-{count}");
+        lab.plug(&serial, at(address, &serial));
+        plugged.insert(address, serial);
+    }
+    // What the guest's kernel has passed over comes when somebody waits for it.
+    let early = plugged.values().filter(|serial| find(&lab.vm, serial, 0).is_none()).count();
+    for serial in plugged.values() {
+        let found = find(&lab.vm, serial, 60_000);
+        assert!(found.is_some(), "{serial}: {:?} {}", lab.real(), lab.vm.run("dmesg | tail -40").unwrap());
+    }
+    println!("{early} of {MANY} disks were not there at once");
+    let mut told = BTreeMap::new();
+    while let Some(line) = lab.watch.next(Duration::from_secs(3)) {
+        let event: Value = serde_json::from_str(&line).unwrap();
+        let (serial, name) = (serial(&event["disk"]), name(&event["disk"]));
+        match event["event"].as_str().unwrap() {
+            "disk-added" => assert!(told.insert(serial, name).is_none(), "{event}"),
+            "disk-removed" => assert_eq!(told.remove(&serial), Some(name), "{event}"),
+            // One whose place another one took while it was read.
+            "disk-failed" => {
+                assert!(event["problem"].as_str().unwrap().contains("taken the place"), "{event}")
+            }
+            other => panic!("{other}: {event}"),
+        }
+    }
+    let real = lab.real();
+    assert_eq!(told, real);
+    assert_eq!(lab.listed(), real);
+    let mut all: Vec<_> = plugged.values().collect();
+    all.sort();
+    assert_eq!(all, real.keys().collect::<Vec<_>>());
 }
 
 /// When the guest told an event, in microseconds since 1970 on its clock.

@@ -1,11 +1,8 @@
 //! Disks that the host half plugs into a running guest, seen by the guest's kernel, and by its agent where it has one.
 
-use guestlet::transport::http2;
-use guestlet::wire::proto::v1::disk_selector::By;
-use guestlet::wire::proto::v1::guest_client::GuestClient;
-use guestlet::wire::proto::v1::{DiskSelector, ReleaseDiskRequest, ReleaseDiskResponse};
 use serde_json::Value;
 
+use crate::disk_calls::{find, release};
 use crate::harness::host::{HostHalf, Listed};
 use crate::harness::images::text;
 use crate::harness::launch::Options;
@@ -171,23 +168,6 @@ fn a_disk_that_the_guest_uses_stays_until_it_does_not() {
     assert_eq!(ask(&half, &["ls", "user"]), serde_json::json!([]));
 }
 
-/// Has the guest release a disk that nobody detaches then.
-fn release(vm: &Vm, serial: &str) -> ReleaseDiskResponse {
-    let stream = vm.dial(970).unwrap();
-    stream.set_nonblocking(true).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let stream = tokio::net::UnixStream::from_std(stream).unwrap();
-        let (client, mut connection) = http2::connect(stream).await.unwrap();
-        let mut client = GuestClient::with_origin(client, http::Uri::from_static(http2::ORIGIN));
-        let disk = Some(DiskSelector { by: Some(By::Serial(serial.to_owned())) });
-        tokio::select! {
-            answer = client.release_disk(ReleaseDiskRequest { disk }) => answer.unwrap().into_inner(),
-            ended = connection.ended() => panic!("{ended:?}"),
-        }
-    })
-}
-
 #[test]
 fn a_disk_that_was_released_and_stays_plugged_is_found_again() {
     let (vm, half) = with_agent("finder");
@@ -201,6 +181,12 @@ fn a_disk_that_was_released_and_stays_plugged_is_found_again() {
     // It is attached already: this only asks the guest for it.
     let again = seen(&ask(&half, &attach));
     vm.run(&format!("dd if=/dev/{again} bs=512 count=1 | grep -q mark")).unwrap();
+    // So it is by an agent that was started after the release.
+    assert!(release(&vm, VOLUME).removed);
+    vm.run("killall -9 guestlet").unwrap();
+    let found =
+        wait_for("the next agent", SOON, || vm.dial(970).ok().and_then(|_| find(&vm, VOLUME, 60_000)));
+    vm.run(&format!("dd if=/dev/{} bs=512 count=1 | grep -q mark", found.unwrap().name)).unwrap();
     // A release that was not followed by a detach is no harm to that.
     release(&vm, VOLUME);
     assert_eq!(ask(&half, &["detach", "finder", "--serial", VOLUME])["was_attached"], true);

@@ -176,6 +176,16 @@ impl KnownDisk {
     pub fn serial(&self) -> Option<&Serial> {
         self.serials.first()
     }
+
+    /// Whether the two cannot be the same disk: one of its names is another one.
+    pub fn is_another(&self, other: &Self) -> bool {
+        let differs = |serial: &Serial| {
+            let same = |other: &&Serial| other.source == serial.source;
+            other.serials.iter().find(same).is_some_and(|other| other.value != serial.value)
+        };
+        let names = self.wwn.as_ref().zip(other.wwn.as_ref());
+        self.serials.iter().any(differs) || names.is_some_and(|(one, other)| one != other)
+    }
 }
 
 /// What is known of the serial number that a disk has to be asked for.

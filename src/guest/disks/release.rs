@@ -26,8 +26,10 @@ use crate::guest::disks::lookup::{self, FindError, Selector};
 use crate::guest::disks::room::WaitError;
 use crate::guest::disks::uses::Use;
 use crate::guest::disks::{openers, uses};
+use crate::guest::events::Event;
 use crate::guest::volumes;
-use crate::sys::{block, blocking, sysfs};
+use crate::sys::root::Root;
+use crate::sys::{block, blocking, error_chain, sysfs};
 
 /// How long a disk may take for all of it.
 const PATIENCE: Duration = Duration::from_secs(45);
@@ -147,7 +149,36 @@ async fn scan_all(guest: &Guest, addresses: Vec<ScsiAddress>) {
     }
 }
 
-fn scan(root: &crate::sys::root::Root, ScsiAddress { host, channel, target, unit }: ScsiAddress) {
+/// Has the kernel begin anew with a disk that it takes for another one, as soon as nobody uses the other one: what it
+/// knows of that, from partitions to what it has read, is of no use for this one.
+pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
+    let Some(address) = disk.scsi else { return };
+    let mut told = false;
+    loop {
+        let (machine, known) = (guest.clone(), Arc::clone(&disk));
+        let done = blocking::run(move || -> Result<(), ReleaseError> {
+            let Some(claim) = claim(&machine, &known)? else { return Ok(()) };
+            let system =
+                |source| ReleaseError::System { what: "delete", disk: lookup::describe(&known), source };
+            sysfs::write(&machine.root, &format!("{}/device/delete", known.place), "1").map_err(system)?;
+            drop(claim);
+            scan(&machine.root, address);
+            Ok(())
+        });
+        let Err(error) = done.await else { return };
+        if !std::mem::replace(&mut told, true) {
+            let why = error_chain::words(&error);
+            let problem =
+                format!("it has taken the place of a disk that is in use, and cannot be used: {why}");
+            tracing::warn!("{}: {problem}", disk.name);
+            guest.events.tell(Event::DiskFailed { disk: Arc::clone(&disk), problem });
+        }
+        // Nobody says when a disk is not used any more.
+        guest.events.next_tick().await;
+    }
+}
+
+fn scan(root: &Root, ScsiAddress { host, channel, target, unit }: ScsiAddress) {
     let path = format!("/sys/class/scsi_host/host{host}/scan");
     if let Err(error) = sysfs::write(root, &path, &format!("{channel} {target} {unit}")) {
         tracing::warn!(%error, "cannot scan for a disk at {host}:{channel}:{target}:{unit}");

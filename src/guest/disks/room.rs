@@ -8,6 +8,7 @@
 //!                                                           └──▶ wait: with the change that brings it
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,11 +25,19 @@ pub type Disks = Arc<[Arc<KnownDisk>]>;
 pub struct Room {
     known: watch::Sender<Disks>,
     changes: watch::Sender<u64>,
+    touches: watch::Sender<Touches>,
 }
+
+/// How often something happened to each disk, by its generation.
+pub type Touches = BTreeMap<u64, u64>;
 
 impl Default for Room {
     fn default() -> Self {
-        Self { known: watch::Sender::new(Arc::default()), changes: watch::Sender::new(0) }
+        Self {
+            known: watch::Sender::new(Arc::default()),
+            changes: watch::Sender::new(0),
+            touches: watch::Sender::default(),
+        }
     }
 }
 
@@ -90,8 +99,25 @@ impl Room {
         self.changes.subscribe()
     }
 
+    /// Counts for each disk how often something happened to it, also where nothing changed that is known of it here: what
+    /// is on it may be something else. Where udev runs it says so when a file of the disk is closed that was open for
+    /// writing.
+    pub fn touches(&self) -> watch::Receiver<Touches> {
+        self.touches.subscribe()
+    }
+
+    /// Something happened to a disk.
+    pub(in crate::guest) fn touch(&self, disk: &KnownDisk) {
+        self.touches.send_modify(|touches| *touches.entry(disk.generation).or_default() += 1);
+    }
+
     /// From now on these are the disks.
     pub(in crate::guest) fn publish(&self, disks: Disks) {
+        let is_there = |generation: &u64| disks.iter().any(|disk| disk.generation == *generation);
+        self.touches.send_if_modified(|touches| {
+            touches.retain(|generation, _| is_there(generation));
+            false
+        });
         self.known.send_replace(disks);
         self.changes.send_modify(|changes| *changes += 1);
     }

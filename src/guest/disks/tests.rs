@@ -84,16 +84,25 @@ fn work(machine: &Machine, tracker: &mut Tracker, now: Instant) {
 }
 
 fn told(tracker: &mut Tracker) -> Vec<String> {
+    let words = |change: Change| match change {
+        Change::Touched(_) => None,
+        change => Some(spelled(change)),
+    };
+    tracker.changes().into_iter().filter_map(words).collect()
+}
+
+fn spelled(change: Change) -> String {
     let name = |disk: &KnownDisk| {
         format!("{} {}", disk.name, disk.serial().map(identity::Serial::text).unwrap_or_default())
     };
-    let words = |change: Change| match change {
+    match change {
         Change::Added(disk) => format!("+ {}", name(&disk)),
         Change::Removed(disk) => format!("- {}", name(&disk)),
         Change::Resized { disk, before } => format!("{before} -> {} {}", disk.bytes, name(&disk)),
         Change::Changed(disk) => format!("* {}", name(&disk)),
-    };
-    tracker.changes().into_iter().map(words).collect()
+        Change::Touched(disk) => format!(". {}", name(&disk)),
+        Change::Usurped(disk) => format!("? {}", name(&disk)),
+    }
 }
 
 #[tokio::test]
@@ -170,6 +179,34 @@ async fn the_end_of_a_disk_counts_while_sysfs_still_shows_it_but_not_that_of_one
         let expected: &[&str] = if stays { &[] } else { &["- vda one"] };
         assert_eq!(told(&mut tracker), expected, "{here:?} {gone:?}");
     }
+}
+
+#[tokio::test]
+async fn a_disk_that_the_kernel_takes_for_another_is_no_disk() {
+    let (machine, mut tracker, now) = (Machine::new(), Tracker::default(), Instant::now());
+    machine.plug("sda", "", 1);
+    let page = |serial: &str| machine.write(&format!("{}/device/serial", Machine::place("sda")), serial);
+    page("one");
+    let look = |tracker: &mut Tracker| {
+        tracker.look("sda", machine.seen("sda", Udev::Absent), true, now);
+        work(&machine, tracker, now);
+        told(tracker)
+    };
+    assert_eq!(look(&mut tracker), ["+ sda one"]);
+    tracker.reset("sda");
+    let [job] = &tracker.jobs(now)[..] else { panic!() };
+    assert!(job.anew);
+    tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked), now);
+    assert!(told(&mut tracker).is_empty(), "it is the same");
+    page("two");
+    assert_eq!(look(&mut tracker), ["- sda one", "? sda two"]);
+    assert!(look(&mut tracker).is_empty() && tracker.list().is_empty());
+    // The kernel begins anew with it.
+    machine.unplug("sda");
+    assert!(look(&mut tracker).is_empty());
+    machine.plug("sda", "", 1);
+    page("two");
+    assert_eq!(look(&mut tracker), ["+ sda two"]);
 }
 
 #[tokio::test]
@@ -434,6 +471,7 @@ proptest! {
                         let place = state.iter().position(|known| *known == of(&disk));
                         state.remove(place.expect("what was not told is taken back"));
                     }
+                    Change::Touched(_) => {}
                     other => prop_assert!(false, "{:?}", other),
                 }
             }

@@ -73,6 +73,8 @@ pub struct Job {
     pub place: String,
     /// Whether the disk itself has to be asked.
     pub asked: Asked,
+    /// It may be another one than before: the kernel has to ask it anew.
+    pub anew: bool,
 }
 
 /// What is to be told.
@@ -91,6 +93,11 @@ pub enum Change {
     },
     /// Something else of it changed.
     Changed(Arc<KnownDisk>),
+    /// Nothing of it changed, but something happened to it: somebody has written to it, perhaps.
+    Touched(Arc<KnownDisk>),
+    /// This one answers in the place of another one, which the kernel has not noticed. The other one was told to be
+    /// [removed](Self::Removed); this one is not a disk for anybody until the kernel begins anew with it.
+    Usurped(Arc<KnownDisk>),
 }
 
 #[derive(Debug)]
@@ -110,6 +117,10 @@ struct Entry {
     again: bool,
     /// It had no size when it was read before.
     doubted: bool,
+    /// It may be another one than before.
+    anew: bool,
+    /// It is another one than before.
+    usurped: bool,
     asked: Asked,
     known: Option<Arc<KnownDisk>>,
 }
@@ -175,6 +186,15 @@ impl Tracker {
         }
     }
 
+    /// The device below the disk called `name` has begun anew.
+    pub fn reset(&mut self, name: &str) {
+        let Some(entry) = self.entries.get_mut(name) else { return };
+        entry.anew = true;
+        if !matches!(entry.stage, Stage::Udev(_) | Stage::Doubt(_)) {
+            self.enqueue(name);
+        }
+    }
+
     fn insert(&mut self, name: &str, seen: Seen, now: Instant) {
         let waits = match seen.udev {
             Udev::Absent => false,
@@ -186,6 +206,8 @@ impl Tracker {
             stage: if waits { Stage::Udev(now + UDEV) } else { Stage::Rest },
             again: false,
             doubted: false,
+            anew: false,
+            usurped: false,
             asked: Asked::Ask,
             known: None,
         };
@@ -233,7 +255,8 @@ impl Tracker {
             self.jobs += 1;
             let id = self.jobs;
             entry.stage = Stage::Reading(id);
-            jobs.push(Job { id, place: entry.seen.place.clone(), asked });
+            let anew = std::mem::take(&mut entry.anew);
+            jobs.push(Job { id, place: entry.seen.place.clone(), asked, anew });
             let running = Running { name, generation: entry.seen.generation, asks, deadline: now + ANSWER };
             self.running.insert(id, running);
         }
@@ -269,12 +292,19 @@ impl Tracker {
         }
         entry.doubted = vanishes;
         // Without an outcome it is gone, which the kernel is about to say.
-        if let Some(disk) = outcome {
+        if let Some(disk) = outcome.filter(|_| !entry.usurped) {
             let disk = Arc::new(disk);
+            if let Some(old) = entry.known.take_if(|old| old.is_another(&disk)) {
+                tracing::warn!("{} has become another disk, which the kernel has not noticed", disk.name);
+                entry.usurped = true;
+                self.changes.extend([Change::Removed(old), Change::Usurped(disk)]);
+                return;
+            }
             let change = match entry.known.replace(Arc::clone(&disk)) {
                 None => Some(Change::Added(disk)),
                 Some(old) if old.bytes != disk.bytes => Some(Change::Resized { disk, before: old.bytes }),
-                Some(old) => (old != disk).then_some(Change::Changed(disk)),
+                Some(old) if old == disk => Some(Change::Touched(disk)),
+                Some(_) => Some(Change::Changed(disk)),
             };
             self.changes.extend(change);
         }

@@ -19,10 +19,11 @@ use tokio::time::{Instant, sleep_until};
 use crate::guest::Guest;
 use crate::guest::disks::identity::{self, KnownDisk};
 use crate::guest::disks::tracker::{Change, Seen, Tracker, Udev};
-use crate::guest::disks::uses;
+use crate::guest::disks::{release, uses};
 use crate::guest::events::Event;
 use crate::sys::block;
 use crate::sys::root::Root;
+use crate::sys::sysfs;
 use crate::sys::udev;
 use crate::sys::uevents::{Action, Heard, Uevent, Uevents};
 
@@ -82,14 +83,25 @@ pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
 /// # Errors
 /// If there is no more news.
 pub async fn follow(guest: &Guest, mut news: impl News) -> io::Result<Infallible> {
-    let mut watch = Watch { guest, tracker: Tracker::default(), udev: None, second_look: None };
+    let mut watch = Watch {
+        guest,
+        tracker: Tracker::default(),
+        udev: None,
+        second_look: None,
+        begun_anew: JoinSet::new(),
+    };
     let mut reads: JoinSet<(u64, io::Result<KnownDisk>)> = JoinSet::new();
     watch.look_at_all().await;
     loop {
         watch.wait_for_udev();
         for job in watch.tracker.jobs(Instant::now()) {
             let root = guest.root.clone();
-            reads.spawn_blocking(move || (job.id, identity::read(&root, &job.place, &job.asked)));
+            reads.spawn_blocking(move || {
+                if job.anew {
+                    refresh(&root, &job.place);
+                }
+                (job.id, identity::read(&root, &job.place, &job.asked))
+            });
         }
         watch.tell();
         let deadline = [watch.tracker.deadline(), watch.second_look].into_iter().flatten().min();
@@ -97,6 +109,7 @@ pub async fn follow(guest: &Guest, mut news: impl News) -> io::Result<Infallible
             heard = news.next() => watch.hear(heard?).await,
             Some(done) = reads.join_next() => watch.done(done),
             news = changed(watch.udev.as_ref()) => watch.udev_says(&news?),
+            Some(_) = watch.begun_anew.join_next() => {}
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                 watch.expire().await;
             }
@@ -127,6 +140,8 @@ struct Watch<'a> {
     /// While a disk waits for it.
     udev: Option<udev::Watch>,
     second_look: Option<Instant>,
+    /// For disks that the kernel takes for others.
+    begun_anew: JoinSet<()>,
 }
 
 impl Watch<'_> {
@@ -153,6 +168,12 @@ impl Watch<'_> {
             return self.look_at_all().await;
         };
         let Uevent { action, place, partition, disk } = uevent;
+        if action == Action::Reset {
+            for name in block::disks_of(&self.guest.root, &place) {
+                self.tracker.reset(&name);
+            }
+            return;
+        }
         if block::is_virtual(&place) {
             return self.look_below(&place);
         }
@@ -167,7 +188,7 @@ impl Watch<'_> {
                 let seen = look(&self.guest.root, name);
                 self.tracker.removed(name, disk, seen, Instant::now());
             }
-            (false, Action::Add | Action::Change) => self.look_at(block::name(&place)),
+            (false, Action::Add | Action::Change | Action::Reset) => self.look_at(block::name(&place)),
         }
     }
 
@@ -245,8 +266,13 @@ impl Watch<'_> {
         if changes.is_empty() {
             return;
         }
-        self.guest.disks.publish(self.tracker.list());
+        if changes.iter().any(|change| !matches!(change, Change::Touched(_))) {
+            self.guest.disks.publish(self.tracker.list());
+        }
         for change in changes {
+            if let Change::Touched(disk) | Change::Changed(disk) | Change::Resized { disk, .. } = &change {
+                self.guest.disks.touch(disk);
+            }
             match change {
                 Change::Added(disk) => {
                     let silent = disk.silent.then(|| disk.clone());
@@ -269,8 +295,23 @@ impl Watch<'_> {
                     self.guest.events.tell(Event::DiskResized { disk, before });
                 }
                 Change::Changed(disk) => self.guest.events.tell(Event::DiskChanged(disk)),
+                Change::Touched(_) => {}
+                Change::Usurped(disk) => {
+                    let guest = self.guest.clone();
+                    self.begun_anew.spawn(async move { release::begin_anew(&guest, disk).await });
+                }
             }
         }
+    }
+}
+
+/// Has the kernel ask a SCSI disk anew what it tells in sysfs. May take for ever.
+fn refresh(root: &Root, place: &str) {
+    match sysfs::write(root, &format!("{place}/device/rescan"), "1") {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("the disk {} cannot be asked anew: {error}", block::name(place));
+        }
+        _ => {}
     }
 }
 

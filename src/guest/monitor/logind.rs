@@ -22,7 +22,6 @@ use zbus::{Connection, Message, MessageStream, OwnedObjectPath, OwnedVariant};
 
 use crate::guest::Guest;
 use crate::guest::events::{Event, Hub};
-use crate::guest::monitor::next_tick;
 use crate::guest::state::UserSession;
 
 const BUS: &str = "org.freedesktop.DBus";
@@ -49,7 +48,7 @@ pub(super) async fn watch(guest: Guest, address: Option<String>) -> Result<Infal
             tracing::info!("no events from logind until the system bus answers: {error}");
             said = true;
         }
-        next_tick(&guest.events).await;
+        guest.events.next_tick().await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Watches this machine and tells the [`Hub`] what happens in it. Nothing is polled: each monitor sleeps
+//! Watches this machine and tells the [`Hub`](crate::guest::events::Hub) what happens in it. Nothing is polled: each monitor sleeps
 //! until the kernel, or logind, says that something changed.
 //!
 //! ```text
@@ -15,7 +15,6 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::yield_now;
@@ -23,7 +22,6 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::guest::Guest;
-use crate::guest::events::{Hub, News};
 
 mod clock;
 pub mod disks;
@@ -112,7 +110,7 @@ async fn follow(
             Ok(()) => settled(source).await?,
             Err(error) => {
                 tracing::debug!("cannot look at what changed: {error}");
-                next_tick(&guest.events).await;
+                guest.events.next_tick().await;
             }
         }
     }
@@ -129,12 +127,6 @@ async fn settled(source: &impl Source) -> io::Result<()> {
             return Ok(());
         }
     }
-}
-
-/// The agent's next tick: the time to try again, without a wakeup of our own.
-async fn next_tick(hub: &Arc<Hub>) {
-    let (_, mut watcher) = hub.watch(None);
-    while !matches!(watcher.next().await, News::Tick(_)) {}
 }
 
 #[cfg(test)]
