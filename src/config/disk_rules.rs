@@ -13,6 +13,8 @@
 //! grow = true
 //! ```
 //!
+//! A rule with `file-system = "swap"` has no mount-point.
+//!
 //! All rules are read anew when one of the files changes, and they are good or refused together. To add a key: a field
 //! in `Table`, its check in `Checker`, its field in [`DiskRule`], and its line in docs/disks.md.
 
@@ -30,6 +32,8 @@ pub const FOLDER: &str = "disks.d";
 const MOST: usize = 1000;
 /// Bytes of a mount point, at most; a path may have 4095.
 const LONGEST_PATH: usize = 1000;
+/// What is no file system, but is said as one.
+const SWAP: &str = "swap";
 /// Where the kernel shows itself.
 const KERNELS: &[&str] = &["/dev", "/proc", "/sys"];
 
@@ -48,7 +52,7 @@ pub struct DiskRule {
     pub bus: Option<String>,
     /// The partition, by its number in the table; else the whole disk.
     pub partition: Option<u32>,
-    /// Where it is mounted: absolute, without `..`.
+    /// Where it is mounted: absolute, without `..`. Of swap space, which is mounted nowhere, words that no other rule has.
     pub mount_point: PathBuf,
     /// The kind of file system that it has to have.
     pub file_system: Option<String>,
@@ -124,8 +128,15 @@ pub fn load(folder: &Path, check: impl Fn(&DiskRule) -> Result<(), Problem>) -> 
             check(&rule).map_err(|problem| checker.wrong(problem.key, problem.text))?;
             if let Some(first) = taken.insert(rule.mount_point.clone(), rule.origin.clone()) {
                 let place = rule.mount_point.display();
-                let problem = format!("{place} is the mount point of a second rule, first at {first}");
-                return Err(checker.wrong("mount-point", problem));
+                return Err(match rule.file_system.as_deref() {
+                    Some(SWAP) => checker
+                        .wrong("match", format!("a second rule has this as swap space, first at {first}")),
+                    _ => {
+                        let problem =
+                            format!("{place} is the mount point of a second rule, first at {first}");
+                        checker.wrong("mount-point", problem)
+                    }
+                });
             }
             rules.push(rule);
             if rules.len() > MOST {
@@ -184,6 +195,10 @@ impl Checker<'_> {
             let problem = "format-if-blank needs to know the file-system to make";
             return Err(self.wrong("format-if-blank", problem.to_owned()));
         }
+        let mount_point = match file_system.as_deref() {
+            Some(SWAP) => self.swap(&matcher)?,
+            _ => self.mount_point()?,
+        };
         let line = super::line_of(self.text, self.table.span().start);
         Ok(DiskRule {
             origin: format!("{}:{line}", self.file.display()),
@@ -192,7 +207,7 @@ impl Checker<'_> {
             wwn: matcher.wwn,
             bus: matcher.bus,
             partition: matcher.partition,
-            mount_point: self.mount_point()?,
+            mount_point,
             file_system,
             format_if_blank,
             options: table.options.as_ref().map(|list| list.get_ref().clone()).unwrap_or_default(),
@@ -201,6 +216,20 @@ impl Checker<'_> {
             mode: self.mode()?,
             grow: table.grow.unwrap_or_default(),
         })
+    }
+
+    /// What swap space has instead of a mount point.
+    fn swap(&self, matcher: &Match) -> Result<PathBuf, Error> {
+        if self.table.get_ref().mount_point.is_some() {
+            return Err(self.wrong("mount-point", "swap space is mounted nowhere".to_owned()));
+        }
+        let Match { serial, label, wwn, bus, partition } = matcher;
+        let words = [("serial", serial), ("label", label), ("wwn", wwn), ("bus", bus)];
+        let words = words.into_iter().filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
+        let partition = partition.map(|number| format!("partition {number}"));
+        let words = words.chain(partition).collect::<Vec<_>>().join(", ");
+        // Of one part, so that it is below no other.
+        Ok(format!("swap ({})", words.replace('/', "|")).into())
     }
 
     fn mount_point(&self) -> Result<PathBuf, Error> {

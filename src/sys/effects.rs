@@ -90,6 +90,15 @@ pub trait Effects: Debug + Send + Sync {
         Err(unsupported())
     }
 
+    /// Takes what is mounted last at `path` out of sight, even if it is in use: it ends with its last use.
+    ///
+    /// # Errors
+    /// `EINVAL` if nothing is.
+    fn detach(&self, path: &Path) -> io::Result<()> {
+        let _ = path;
+        Err(unsupported())
+    }
+
     /// Lets the kernel move memory to the swap space on `device`.
     ///
     /// # Errors
@@ -202,6 +211,10 @@ impl Effects for Machine {
 
     fn unmount(&self, path: &Path) -> io::Result<()> {
         mounting::unmount(path)
+    }
+
+    fn detach(&self, path: &Path) -> io::Result<()> {
+        mounting::detach(path)
     }
 
     fn swap_on(&self, device: &Path) -> io::Result<()> {

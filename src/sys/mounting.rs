@@ -149,6 +149,15 @@ pub fn unmount(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes what is mounted last at `path` out of sight, even if it is in use: it ends with its last use.
+///
+/// # Errors
+/// `EINVAL` if nothing is, `ENOENT` if there is no such path.
+pub fn detach(path: &Path) -> io::Result<()> {
+    umount2(path, MntFlags::UMOUNT_NOFOLLOW | MntFlags::MNT_DETACH)?;
+    Ok(())
+}
+
 /// The flags that a bind mount can have, and what `mount_setattr(2)` calls them.
 const ATTRIBUTES: &[(MsFlags, u64)] = &[
     (MsFlags::MS_RDONLY, 0x01),

@@ -15,10 +15,11 @@ use crate::guest::volumes::format::{Format, Kind, format};
 use crate::guest::volumes::grow::{Outcome, grow};
 use crate::guest::volumes::intent;
 use crate::guest::volumes::mount::{Mount, Mounted, Source, mount};
-use crate::guest::volumes::unmount::unmount;
+use crate::guest::volumes::swap;
+use crate::guest::volumes::unmount::{detach, unmount};
 use crate::guest::{Guest, accounts, volumes};
 use crate::sys::mountinfo::{self, MountList};
-use crate::sys::{accounts as names, blocking, error_chain, folders};
+use crate::sys::{accounts as names, block, blocking, error_chain, folders};
 
 /// How long making a file system may take.
 const TO_FORMAT: Duration = Duration::from_secs(30 * 60);
@@ -92,6 +93,34 @@ pub enum Error {
     Ending,
 }
 
+impl Error {
+    /// Whether somebody is in the way, and may go without a word.
+    pub fn may_end(&self) -> bool {
+        use volumes::Error as Volume;
+
+        let busy = |source: &io::Error| {
+            matches!(source.raw_os_error().map(Errno::from_raw), Some(Errno::EBUSY | Errno::ENOTEMPTY))
+        };
+        match self {
+            Self::Covered { .. } | Self::Silent { .. } => true,
+            Self::Volume(error) => match error {
+                Volume::Busy { .. }
+                | Volume::Locked { .. }
+                | Volume::Claimed { .. }
+                | Volume::InUse { .. }
+                | Volume::Otherwise { .. }
+                | Volume::Copy { .. }
+                | Volume::Silent { .. } => true,
+                Volume::Target { source, .. }
+                | Volume::Mount { source, .. }
+                | Volume::Unmount { source, .. } => busy(source),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+}
+
 /// How a rule was applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
@@ -121,6 +150,12 @@ async fn mounts(guest: &Guest) -> Result<Vec<mountinfo::Mount>, Error> {
     look("the list of mounts", move || MountList::open(&root)?.read()).await?.map_err(Error::Mounts)
 }
 
+/// What is swapped to.
+async fn swaps(guest: &Guest) -> Result<Vec<String>, Error> {
+    let root = guest.root.clone();
+    look("the list of swap spaces", move || swap::in_use(&root)).await?.map_err(Error::Mounts)
+}
+
 async fn note(memory: &Arc<Memory>, change: impl FnOnce(&mut Kept) + Send + 'static) -> Result<(), Error> {
     let memory = Arc::clone(memory);
     look("the runtime folder", move || memory.change(change)).await?.map_err(Error::Note)
@@ -137,10 +172,13 @@ pub async fn apply(
     device: &Device,
 ) -> Result<Applied, Error> {
     let how = &rule.how;
+    if how.is_swap() {
+        return swap_on(guest, memory, how, device).await;
+    }
     let owners = owners(guest, how).await?;
     let list = mounts(guest).await?;
     let ours = memory.kept().at(&how.mount_point).cloned().filter(|made| made.is_of(device));
-    let ours = ours.filter(|made| made.standing(&list) != Standing::Unmounted);
+    let ours = ours.filter(|made| made.standing(&list, &[]) != Standing::Unmounted);
     let (mut applied, made) = match ours {
         Some(made) => {
             let found = list.iter().find(|mount| made.is(mount));
@@ -173,6 +211,39 @@ pub async fn apply(
     })
     .await?;
     Ok(applied)
+}
+
+/// Has the kernel swap to `device`.
+async fn swap_on(guest: &Guest, memory: &Arc<Memory>, how: &How, device: &Device) -> Result<Applied, Error> {
+    let made = memory.kept().at(&how.mount_point).cloned().filter(|made| made.is_of(device));
+    let was_made = made.is_some();
+    let formatted = made_ready(guest, how, device).await?;
+    // Noted before, so that an agent that is killed in between knows it for its own.
+    let made = made.unwrap_or_else(|| Made::new(how, device));
+    let noted = made.clone();
+    note(memory, move |kept| {
+        kept.forget(&noted.how.mount_point);
+        kept.made.push(noted);
+    })
+    .await?;
+    let point = how.mount_point.clone();
+    let already = match swap::on(guest, Path::new(&device.file)).await {
+        Ok(already) => already,
+        Err(error) => {
+            note(memory, move |kept| kept.forget(&point)).await?;
+            return Err(error.into());
+        }
+    };
+    let foreign = already && !was_made;
+    let made = Made { mount: Some(0), done: true, grown: device.disk.bytes, how: how.clone(), ..made };
+    note(memory, move |kept| {
+        kept.forget(&point);
+        if !foreign {
+            kept.made.push(made);
+        }
+    })
+    .await?;
+    Ok(Applied { kind: "swap".to_owned(), new: !already, foreign, formatted, remark: None })
 }
 
 /// Mounts it; absent what was made, if somebody else has mounted it already.
@@ -376,17 +447,33 @@ async fn grown(guest: &Guest, how: &How, device: &Device) -> Option<String> {
     })
 }
 
-/// Unmounts what a rule has mounted at `point`, if it is still there, and forgets it. Whether it was there.
+/// Whether the kernel does not have its disk any more.
+async fn is_gone(guest: &Guest, made: &Made) -> Result<bool, Error> {
+    let (root, disk) = (guest.root.clone(), made.disk.clone());
+    look("the list of disks", move || block::generation(&root, &disk.place) != Some(disk.generation)).await
+}
+
+/// Unmounts what a rule has mounted at `point`, if it is still there, and forgets it. Whether it was there. If its disk is
+/// gone, it is taken out of sight of those who use it.
 ///
 /// # Errors
 /// If somebody uses it, with who does.
 pub async fn undo(guest: &Guest, memory: &Arc<Memory>, point: &Path) -> Result<bool, Error> {
     let Some(made) = memory.kept().at(point).cloned() else { return Ok(false) };
-    let there = match made.standing(&mounts(guest).await?) {
+    let there = match made.standing(&mounts(guest).await?, &swaps(guest).await?) {
         Standing::Covered(over) => return Err(Error::Covered { place: point.to_owned(), over }),
         Standing::Unmounted => false,
+        Standing::Mounted if made.how.is_swap() => {
+            swap::off(guest, Path::new(&made.file), TO_UNMOUNT).await?
+        }
         Standing::Mounted => {
-            unmount(guest, point, TO_UNMOUNT).await?;
+            match unmount(guest, point, TO_UNMOUNT).await {
+                Err(error @ volumes::Error::InUse { .. }) if is_gone(guest, &made).await? => {
+                    tracing::warn!("the disk {} is gone: {}", made.disk.name, error_chain::words(&error));
+                    detach(guest, point, TO_UNMOUNT).await?;
+                }
+                done => drop(done?),
+            }
             true
         }
     };

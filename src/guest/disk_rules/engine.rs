@@ -4,7 +4,8 @@
 //! ```text
 //! rules, disks, requests, what is done ─▶ look ─▶ plan ─▶ start what is not being done ─▶ tell people
 //! ```
-//! What failed is tried again when its disk, or the rules, have changed; nothing is tried by the clock.
+//! What failed is tried again when its disk, what is on it, or the rules have changed; and where somebody was in the way,
+//! with the agent's own ticks ([`patience`](super::patience)). While nothing waits, nothing is tried by the clock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -19,11 +20,13 @@ use crate::guest::Guest;
 use crate::guest::disk_rules::apply::{self, Applied, Error};
 use crate::guest::disk_rules::find::{Device, Label, Verdict};
 use crate::guest::disk_rules::made::{self, Kept, Made, Memory, Place};
+use crate::guest::disk_rules::patience::Patience;
 use crate::guest::disk_rules::plan::{Finding, Plan, Seen, View, plan};
 use crate::guest::disk_rules::rule::Rule;
 use crate::guest::disk_rules::view::view;
 use crate::guest::disk_rules::{Request, Rules, Standing, Told};
 use crate::guest::disks::identity::KnownDisk;
+use crate::guest::disks::room::Touches;
 use crate::guest::events::Event;
 use crate::guest::volumes::contents::{Contents, contents};
 use crate::sys::{block, blocking, error_chain};
@@ -39,6 +42,8 @@ pub async fn run(
 ) -> Result<Infallible, Error> {
     let Some(mut inbox) = guest.disk_rules.take_inbox() else { return Err(Error::Ending) };
     let mut disks = guest.disks.changes();
+    let mut touches = guest.disks.touches();
+    let events = Arc::clone(&guest.events);
     let memory = Arc::new(blocking::run(move || Memory::open(&folder)).await);
     let mut engine = Engine {
         guest,
@@ -50,6 +55,8 @@ pub async fn run(
         tried: HashMap::new(),
         stuck: HashMap::new(),
         labels: BTreeMap::new(),
+        touches: Touches::default(),
+        patience: Patience::default(),
         releases: Vec::new(),
         anew: false,
         next: 0,
@@ -67,16 +74,27 @@ pub async fn run(
             _ = disks.changed() => engine.turn += 1,
             Some(done) = engine.tasks.join_next() => engine.done(done),
             Some(request) = inbox.recv() => engine.asked(request),
+            // As above.
+            _ = touches.changed() => engine.touches = touches.borrow_and_update().clone(),
+            () = events.next_tick(), if !engine.patience.is_empty() => engine.tick(),
         }
     }
 }
 
 /// What a task did.
 enum Done {
-    Applied(Arc<Rule>, Device, Result<Applied, Error>),
+    Applied(Arc<Rule>, Device, Result<Applied, Error>, Look),
     Undone(PathBuf, Result<bool, Error>),
     Released(Release, Result<(), Error>),
-    Looked(Device, Label),
+    Looked(Device, u64, Label),
+    LookedAgain(PathBuf, Look),
+}
+
+/// What was on a device, after how many [`Touches`] of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Look {
+    touch: u64,
+    found: Result<Contents, String>,
 }
 
 /// What a task does.
@@ -99,6 +117,14 @@ struct Tried {
     rule: Arc<Rule>,
     device: Device,
     outcome: Result<Applied, String>,
+    /// What was on the device then.
+    look: Look,
+}
+
+/// What is on a device now.
+async fn look(guest: &Guest, device: &Device, touch: u64) -> Look {
+    let found = contents(guest, Path::new(&device.file)).await;
+    Look { touch, found: found.map_err(|error| error_chain::words(&error)) }
 }
 
 struct Engine {
@@ -113,7 +139,11 @@ struct Engine {
     /// What could not be unmounted, at which turn, and why.
     stuck: HashMap<PathBuf, (u64, String)>,
     /// The labels, of which state of a disk.
-    labels: BTreeMap<(u64, Option<u32>), (Arc<KnownDisk>, Label)>,
+    labels: BTreeMap<(u64, Option<u32>), (Arc<KnownDisk>, u64, Label)>,
+    /// How often something happened to each disk.
+    touches: Touches,
+    /// Where somebody was in the way.
+    patience: Patience,
     releases: Vec<Release>,
     /// Rules have been read since the last pass.
     anew: bool,
@@ -127,9 +157,22 @@ impl Engine {
         if rules.problem.is_none() {
             self.tried.clear();
             self.labels.clear();
+            self.patience = Patience::default();
             self.anew = true;
         }
         self.rules = rules;
+    }
+
+    /// What somebody was in the way of is tried again when its time has come.
+    fn tick(&mut self) {
+        for point in self.patience.tick() {
+            self.tried.remove(&point);
+            self.stuck.remove(&point);
+        }
+    }
+
+    fn touch(&self, generation: u64) -> u64 {
+        self.touches.get(&generation).copied().unwrap_or_default()
     }
 
     fn remember(&self, change: impl FnOnce(&mut Kept)) {
@@ -198,9 +241,10 @@ impl Engine {
         if rules.iter().any(|rule| rule.matcher.label.is_some()) {
             self.look_for_labels(&view);
         }
-        let labels = self.labels.iter().map(|(key, (_, label))| (*key, label.clone()));
+        let labels = self.labels.iter().map(|(key, (_, _, label))| (*key, label.clone()));
         view.labels = labels.collect();
         view.foreign = self.foreign();
+        self.look_again();
         let plan = plan(&rules, &view);
         self.start_undoing(&plan, &view);
         self.start_applying(&rules, &plan);
@@ -253,6 +297,11 @@ impl Engine {
         let generations: Vec<_> = view.disks.iter().map(|disk| disk.generation).collect();
         self.labels.retain(|(generation, _), _| generations.contains(generation));
         self.tried.retain(|_, tried| generations.contains(&tried.device.disk.generation));
+        let (tried, stuck, doing) = (&self.tried, &self.stuck, &self.doing);
+        self.patience.retain(|point| {
+            let is_done = doing.values().any(|doing| doing.point.as_deref() == Some(point));
+            is_done || tried.contains_key(point) || stuck.contains_key(point)
+        });
     }
 
     /// Has those disks looked at whose labels are not known.
@@ -260,7 +309,10 @@ impl Engine {
         for device in view.disks.iter().flat_map(Device::all) {
             let generation = device.disk.generation;
             let key = (generation, device.partition);
-            let known = self.labels.get(&key).is_some_and(|(disk, _)| *disk == device.disk);
+            let touch = self.touch(generation);
+            let is_new =
+                |(disk, then, _): &(Arc<KnownDisk>, u64, Label)| (disk, *then) == (&device.disk, touch);
+            let known = self.labels.get(&key).is_some_and(is_new);
             if known || view.system.contains(&generation) || self.is_busy(None, Some(generation)) {
                 continue;
             }
@@ -271,7 +323,30 @@ impl Engine {
                     Ok(_) => Ok(None),
                     Err(error) => Err(error_chain::words(&error)),
                 };
-                Done::Looked(device, label)
+                Done::Looked(device, touch, label)
+            });
+        }
+    }
+
+    /// Has those disks looked at that a rule could not be applied to, and that something happened to since: somebody may
+    /// have made a file system there. What is done in vain is itself something that happens, but it is only once that
+    /// something else is there.
+    fn look_again(&mut self) {
+        let failed: Vec<_> = self.tried.iter().filter(|(_, tried)| tried.outcome.is_err()).collect();
+        let devices: Vec<_> = failed
+            .iter()
+            .map(|(point, tried)| ((*point).clone(), tried.device.clone(), tried.look.touch))
+            .collect();
+        for (point, device, before) in devices {
+            let generation = device.disk.generation;
+            let touch = self.touch(generation);
+            if touch == before || self.is_busy(Some(&point), Some(generation)) {
+                continue;
+            }
+            let guest = self.guest.clone();
+            self.start(Doing { point: None, disk: Some(generation) }, async move {
+                let look = look(&guest, &device, touch).await;
+                Done::LookedAgain(point, look)
             });
         }
     }
@@ -313,9 +388,14 @@ impl Engine {
             }
             let (guest, memory) = (self.guest.clone(), Arc::clone(&self.memory));
             let (rule, device) = (Arc::new(rule.clone()), device.clone());
+            let touch = self.touch(generation);
             self.start(Doing { point: Some(point.clone()), disk: Some(generation) }, async move {
                 let outcome = apply::apply(&guest, &memory, &rule, &device).await;
-                Done::Applied(rule, device, outcome)
+                let look = match outcome {
+                    Ok(_) => Look { touch, found: Err(String::new()) },
+                    Err(_) => look(&guest, &device, touch).await,
+                };
+                Done::Applied(rule, device, outcome, look)
             });
         }
     }
@@ -330,16 +410,21 @@ impl Engine {
         };
         self.doing.remove(&id);
         match done {
-            Done::Applied(rule, device, outcome) => self.applied(rule, device, outcome),
+            Done::Applied(rule, device, outcome, look) => self.applied(rule, device, outcome, look),
             Done::Undone(point, Ok(there)) => {
                 self.stuck.remove(&point);
                 self.tried.remove(&point);
+                self.patience.forget(&point);
                 if there {
                     tracing::info!("{} is unmounted, as no rule wants it", point.display());
                 }
             }
             Done::Undone(point, Err(error)) => {
                 let why = error_chain::words(&error);
+                if !self.is_news(&point, &error, &why) {
+                    self.stuck.insert(point, (self.turn, why));
+                    return;
+                }
                 tracing::warn!("{} is not unmounted, though no rule wants it: {why}", point.display());
                 let made = self.memory.kept().at(&point).cloned();
                 let disk = made.and_then(|made| self.disk(made.disk.generation));
@@ -361,9 +446,18 @@ impl Engine {
                     self.remember(|kept| kept.released.retain(|known| *known != disk));
                 }
             }
-            Done::Looked(device, label) => {
+            Done::Looked(device, touch, label) => {
                 let key = (device.disk.generation, device.partition);
-                self.labels.insert(key, (device.disk, label));
+                self.labels.insert(key, (device.disk, touch, label));
+            }
+            Done::LookedAgain(point, look) => {
+                if let Some(tried) = self.tried.get_mut(&point) {
+                    if tried.look.found == look.found {
+                        tried.look = look;
+                    } else {
+                        self.tried.remove(&point);
+                    }
+                }
             }
         }
     }
@@ -372,14 +466,32 @@ impl Engine {
         self.guest.disks.all().iter().find(|disk| disk.generation == generation).cloned()
     }
 
-    fn applied(&mut self, rule: Arc<Rule>, device: Device, outcome: Result<Applied, Error>) {
+    /// Whether people have to be told that something failed. Where somebody was in the way it is tried again, and told
+    /// if there is another reason then.
+    fn is_news(&mut self, point: &Path, error: &Error, why: &str) -> bool {
+        if error.may_end() {
+            return self.patience.failed(point, why);
+        }
+        self.patience.forget(point);
+        true
+    }
+
+    fn applied(&mut self, rule: Arc<Rule>, device: Device, outcome: Result<Applied, Error>, look: Look) {
+        let why = outcome.as_ref().err().map(|error| error_chain::words(error));
+        let news = match (&outcome, &why) {
+            (Err(error), Some(why)) => self.is_news(&rule.how.mount_point, error, why),
+            _ => {
+                self.patience.forget(&rule.how.mount_point);
+                true
+            }
+        };
         let point = rule.how.mount_point.display().to_string();
         let disk = &device.disk;
         let fail = |problem: String| {
             tracing::warn!("{}: {}: {problem}", rule.origin, disk.name);
             self.guest.events.tell(Event::DiskFailed { disk: Arc::clone(disk), problem });
         };
-        let outcome = outcome.map_err(|error| error_chain::words(&error));
+        let outcome = outcome.map_err(|_| why.unwrap_or_default());
         match &outcome {
             Ok(applied) => {
                 if applied.new {
@@ -395,9 +507,10 @@ impl Engine {
                     fail(format!("{point}: {remark}"));
                 }
             }
-            Err(why) => fail(format!("{point}: {why}")),
+            Err(why) if news => fail(format!("{point}: {why}")),
+            Err(_) => {}
         }
-        self.tried.insert(rule.how.mount_point.clone(), Tried { rule, device, outcome });
+        self.tried.insert(rule.how.mount_point.clone(), Tried { rule, device, outcome, look });
     }
 
     fn standings(&self, rules: &[Rule], plan: &Plan, view: &View) -> Vec<Standing> {

@@ -32,7 +32,7 @@ pub struct Made {
     pub file: String,
     /// Its number.
     pub number: Number,
-    /// The kernel's number of the mount; absent until it is there.
+    /// The kernel's number of the mount, 0 of swap space; absent until it is there.
     pub mount: Option<u64>,
     /// All that the rule says is done: owners, permissions.
     pub done: bool,
@@ -97,8 +97,11 @@ impl Made {
             && self.mount.is_none_or(|number| number == mount.id)
     }
 
-    /// Whether it is still there.
-    pub fn standing(&self, mounts: &[Mount]) -> Standing {
+    /// Whether it is still there, among what is mounted and the devices that are swapped to.
+    pub fn standing(&self, mounts: &[Mount], swaps: &[String]) -> Standing {
+        if self.how.is_swap() {
+            return if swaps.contains(&self.file) { Standing::Mounted } else { Standing::Unmounted };
+        }
         let here = |mount: &&Mount| Path::new(&mount.mount_point) == self.how.mount_point;
         if !mounts.iter().any(|mount| self.is(mount)) {
             return Standing::Unmounted;
@@ -216,12 +219,23 @@ mod tests {
             ("below", vec![ours.clone(), mount(9, (0, 3), "/a/b")], Standing::Mounted),
             ("none", vec![], Standing::Unmounted),
         ] {
-            assert_eq!(made(Some(5)).standing(&list), expected, "{case}");
+            assert_eq!(made(Some(5)).standing(&list, &[]), expected, "{case}");
         }
-        let over = made(Some(5)).standing(&[ours, mount(8, (254, 48), "/a")]);
+        let over = made(Some(5)).standing(&[ours, mount(8, (254, 48), "/a")], &[]);
         assert_eq!(over, Standing::Covered("/dev/vdb (ext4)".to_owned()));
         // Killed before its number was noted.
-        assert_eq!(made(None).standing(&[mount(6, (254, 16), "/a")]), Standing::Mounted);
+        assert_eq!(made(None).standing(&[mount(6, (254, 16), "/a")], &[]), Standing::Mounted);
+    }
+
+    #[test]
+    fn swap_space_is_where_the_kernel_swaps_to() {
+        let mut swap = made(Some(0));
+        swap.how = How { mount_point: "swap (serial a)".into(), kind: Some("swap".into()), ..How::default() };
+        assert_eq!(swap.standing(&[], &["/dev/vdb".to_owned()]), Standing::Mounted);
+        assert_eq!(
+            swap.standing(&[mount(0, (254, 16), "/a")], &["/dev/vdc".to_owned()]),
+            Standing::Unmounted
+        );
     }
 
     #[test]

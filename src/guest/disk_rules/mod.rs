@@ -14,6 +14,7 @@ pub mod apply;
 pub mod engine;
 pub mod find;
 pub mod made;
+mod patience;
 pub mod plan;
 pub mod rule;
 #[cfg(test)]

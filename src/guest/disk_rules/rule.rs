@@ -14,6 +14,8 @@ use crate::guest::volumes::options::Options;
 const BUSES: &[&str] = &["ide", "nvme", "sata", "scsi", "usb", "virtio", "xen"];
 /// File systems that are on one disk and are mounted by their names.
 const FILE_SYSTEMS: &[&str] = &["btrfs", "ext2", "ext3", "ext4", "vfat", "xfs"];
+/// What is no file system, but is said as one.
+const SWAP: &str = "swap";
 
 /// A rule: a disk, and what is done with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +46,7 @@ pub struct Matcher {
 /// What is done with a disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct How {
-    /// Where it is mounted.
+    /// Where it is mounted; of [swap space](Self::is_swap) words that no other rule has.
     pub mount_point: PathBuf,
     /// The kind of file system that it has to have.
     pub kind: Option<String>,
@@ -63,6 +65,11 @@ pub struct How {
 }
 
 impl How {
+    /// Whether it is used as swap space, and mounted nowhere.
+    pub fn is_swap(&self) -> bool {
+        self.kind.as_deref() == Some(SWAP)
+    }
+
     /// Whether what is mounted by `self` has to be unmounted for the sake of `other`.
     pub fn mounts_otherwise(&self, other: &Self) -> bool {
         self.mount_point != other.mount_point
@@ -111,11 +118,21 @@ pub fn check(rule: &Rule) -> Result<(), Problem> {
         return Err(("match", "partitions are numbered from 1".to_owned()));
     }
     let kind = how.kind.as_deref();
-    if kind == Some("swap") {
-        return Err(("file-system", "swap space is not mounted; write it into /etc/fstab".to_owned()));
+    if how.is_swap() {
+        let said = [
+            ("options", !how.options.is_empty()),
+            ("owner", how.owner.is_some()),
+            ("group", how.group.is_some()),
+            ("mode", how.mode.is_some()),
+            ("grow", how.grow),
+        ];
+        return match said.into_iter().find(|(_, said)| *said) {
+            Some((key, _)) => Err((key, format!("swap space has no {key}"))),
+            None => Ok(()),
+        };
     }
     if let Some(kind) = kind.filter(|kind| !FILE_SYSTEMS.contains(kind)) {
-        return Err(("file-system", format!("{kind:?} is none of {}", FILE_SYSTEMS.join(", "))));
+        return Err(("file-system", format!("{kind:?} is none of {}, {SWAP}", FILE_SYSTEMS.join(", "))));
     }
     if let Some(kind) = kind.filter(|kind| how.format && Kind::named(kind).is_none()) {
         return Err(("file-system", format!("{kind} is not made any more; use ext4")));
@@ -160,7 +177,12 @@ mod tests {
             ),
             (matching(Matcher { label: text(""), ..Matcher::default() }), "match", "empty label"),
             (matching(Matcher { partition: Some(0), ..Matcher::default() }), "match", "from 1"),
-            (doing(How { kind: text("swap"), ..How::default() }), "file-system", "/etc/fstab"),
+            (
+                doing(How { kind: text("swap"), grow: true, ..How::default() }),
+                "grow",
+                "swap space has no grow",
+            ),
+            (doing(How { kind: text("swap"), mode: Some(0), ..How::default() }), "mode", "has no mode"),
             (doing(How { kind: text("ntfs"), ..How::default() }), "file-system", "\"ntfs\" is none of btrfs"),
             (doing(How { kind: text("ext3"), format: true, ..How::default() }), "file-system", "use ext4"),
             (doing(How { options: vec!["bind".into()], ..How::default() }), "options", "\"bind\""),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::guest::disk_rules::made::{Kept, Made};
 use crate::guest::disk_rules::plan::{Seen, View};
 use crate::guest::disks::identity::KnownDisk;
+use crate::guest::volumes::swap;
 use crate::sys::block::{self, Number};
 use crate::sys::block_stack::BlockStack;
 use crate::sys::mountinfo::{Mount, MountList};
@@ -26,8 +27,9 @@ pub(super) fn view(root: &Root, disks: &[Arc<KnownDisk>], kept: Kept) -> io::Res
         let parts = disk.partitions.iter().map(|partition| partition.number);
         std::iter::once(disk.number).chain(parts).any(|number| numbers.contains(&number))
     };
+    let swaps = swap::in_use(root)?;
     let seen = |made: Made| Seen {
-        standing: made.standing(&mounts),
+        standing: made.standing(&mounts, &swaps),
         gone: block::generation(root, &made.disk.place) != Some(made.disk.generation),
         made,
     };

@@ -19,7 +19,7 @@ const SWAPS: &str = "/proc/swaps";
 pub async fn on(guest: &Guest, device: &Path) -> Result<bool, Error> {
     let device = Device::find(device).await?;
     let held = guest.volumes.begin_with(&device, "it is being taken into use")?;
-    if in_use(guest, &device).await? {
+    if is_used(guest, &device).await? {
         return Ok(true);
     }
     let found = contents(guest, &device.file).await?;
@@ -39,7 +39,7 @@ pub async fn on(guest: &Guest, device: &Path) -> Result<bool, Error> {
 pub async fn off(guest: &Guest, device: &Path, deadline: Duration) -> Result<bool, Error> {
     let device = Device::find(device).await?;
     let held = guest.volumes.begin_with(&device, "it is being let go of")?;
-    if !in_use(guest, &device).await? {
+    if !is_used(guest, &device).await? {
         return Ok(false);
     }
     let (effects, file) = (guest.effects.clone(), device.file.clone());
@@ -48,18 +48,27 @@ pub async fn off(guest: &Guest, device: &Path, deadline: Duration) -> Result<boo
     Ok(true)
 }
 
-async fn in_use(guest: &Guest, device: &Device) -> Result<bool, Error> {
+async fn is_used(guest: &Guest, device: &Device) -> Result<bool, Error> {
     let (root, number) = (guest.root.clone(), device.facts.number);
     let look = move || {
         let same =
             |path: &String| block_device::facts(path.as_ref()).is_ok_and(|facts| facts.number == number);
-        Ok::<_, io::Error>(read(&root)?.iter().any(same))
+        Ok::<_, io::Error>(in_use(&root)?.iter().any(same))
     };
     at_once(&device.file, PATIENCE, look).await?.map_err(|source| Error::unreadable(SWAPS.as_ref(), source))
 }
 
-fn read(root: &Root) -> io::Result<Vec<String>> {
-    Ok(parse(&String::from_utf8_lossy(&root.read(SWAPS)?)))
+/// The files of the devices that the kernel swaps to.
+///
+/// # Errors
+/// If there is a list of them that cannot be read.
+pub fn in_use(root: &Root) -> io::Result<Vec<String>> {
+    match root.read(SWAPS) {
+        Ok(file) => Ok(parse(&String::from_utf8_lossy(&file))),
+        // A kernel without swap.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
 /// The devices of /proc/swaps; names with white space are passed over, as no device has one.

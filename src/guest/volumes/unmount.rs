@@ -33,6 +33,18 @@ pub async fn unmount(guest: &Guest, target: &Path, deadline: Duration) -> Result
     })
 }
 
+/// Takes what is mounted last at `target` out of sight, though somebody uses it: for a file system whose disk is gone,
+/// which can do nothing for them but fail.
+///
+/// # Errors
+/// If nothing is mounted there; if it takes longer than `deadline`, and then it goes on.
+pub async fn detach(guest: &Guest, target: &Path, deadline: Duration) -> Result<(), Error> {
+    let held = guest.volumes.begin(target, "something is being unmounted there")?;
+    let (effects, path) = (guest.effects.clone(), target.to_owned());
+    let done = holding(&held, target, deadline, move || effects.detach(&path)).await?;
+    done.map_err(|source| Error::Unmount { target: target.to_owned(), source })
+}
+
 fn all(guest: &Guest, path: &Path) -> Result<usize, (io::Error, Vec<Holder>)> {
     let plain = |error: io::Error| (error, Vec::new());
     let list = MountList::open(&guest.root).map_err(plain)?;

@@ -1,0 +1,87 @@
+//! When something is tried again that somebody was in the way of: nobody says when they go. Never while nobody is.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// Ticks of the agent until the first try, and between two at most.
+const FIRST: u32 = 1;
+const MOST: u32 = 32;
+
+#[derive(Debug)]
+struct Wait {
+    /// Ticks until the next try; none while it is being tried.
+    left: u32,
+    /// The next time it is waited for so long.
+    next: u32,
+    why: String,
+}
+
+/// What waits to be tried again, by its mount point.
+#[derive(Debug, Default)]
+pub(super) struct Patience(HashMap<PathBuf, Wait>);
+
+impl Patience {
+    /// Somebody was in the way at `point`. Whether that is news.
+    pub(super) fn failed(&mut self, point: &Path, why: &str) -> bool {
+        let why = why.to_owned();
+        match self.0.get_mut(point) {
+            Some(wait) => {
+                (wait.left, wait.next) = (wait.next, (wait.next * 2).min(MOST));
+                std::mem::replace(&mut wait.why, why.clone()) != why
+            }
+            None => {
+                self.0.insert(point.to_owned(), Wait { left: FIRST, next: FIRST * 2, why });
+                true
+            }
+        }
+    }
+
+    /// A tick has passed: what is to be tried now.
+    pub(super) fn tick(&mut self) -> Vec<PathBuf> {
+        let due = |(point, wait): (&PathBuf, &mut Wait)| {
+            let waited = wait.left == 1;
+            wait.left = wait.left.saturating_sub(1);
+            waited.then(|| point.clone())
+        };
+        self.0.iter_mut().filter_map(due).collect()
+    }
+
+    /// Nobody is in the way there any more.
+    pub(super) fn forget(&mut self, point: &Path) {
+        self.0.remove(point);
+    }
+
+    /// Forgets all that is not to be tried any more.
+    pub(super) fn retain(&mut self, wanted: impl Fn(&Path) -> bool) {
+        self.0.retain(|point, _| wanted(point));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tries_get_rarer_and_are_told_once() {
+        let (mut patience, point) = (Patience::default(), Path::new("/a"));
+        assert!(patience.tick().is_empty());
+        assert!(patience.failed(point, "busy"));
+        let mut waited = Vec::new();
+        for _ in 0..8 {
+            let ticks = (1..100).find(|_| patience.tick() == [point]).unwrap();
+            assert!(patience.tick().is_empty(), "it is being tried");
+            assert!(!patience.failed(point, "busy"));
+            waited.push(ticks);
+        }
+        assert_eq!(waited, [1, 2, 4, 8, 16, 32, 32, 32]);
+        assert!(patience.failed(point, "busy with something else"));
+        patience.retain(|point| point == Path::new("/a"));
+        assert!(!patience.is_empty());
+        patience.forget(point);
+        assert!(patience.is_empty());
+    }
+}
