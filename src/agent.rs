@@ -85,8 +85,9 @@ pub async fn run(
         let folder = settings.runtime_folder;
         guest.releases.keep_in(&folder);
         disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor)?;
-        let teller = csi::start(settings.csi, &folder, &guest, &mut supervisor);
-        let api = Api { control, callback, channels, folder, teller };
+        let holder = Holder::default();
+        let teller = csi::start(settings.csi, &folder, &guest, holder.clone(), &mut supervisor);
+        let api = Api { control, callback, channels, folder, holder, teller };
         api.start(&guest, &mut supervisor)?;
     }
     freeze::begin(&guest);
@@ -121,6 +122,7 @@ struct Api {
     callback: Listener,
     channels: local::Channels,
     folder: PathBuf,
+    holder: Holder,
     teller: csi::Teller,
 }
 
@@ -130,7 +132,7 @@ impl Api {
         let folder = self.folder;
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot use the folder {}", folder.display()))?;
-        let holder = Holder::default();
+        let holder = self.holder;
         let capabilities = ["events", "qga", "disks"].map(str::to_owned).to_vec();
         let api = guest::Service::new(guest.clone(), capabilities, holder.clone());
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels);

@@ -1,12 +1,14 @@
 //! Makes CSI's part of the agent: from the settings, and from what the host half says of this guest.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use crate::config::agent::{CsiMode, CsiSettings};
 use crate::csi::{self, Identity};
 use crate::guest::Guest;
+use crate::rpc::holder::Holder;
 use crate::rpc::local;
 use crate::supervise::Supervisor;
 use crate::wire::proto::v1::WhoAmIResponse;
@@ -32,8 +34,15 @@ impl Teller {
     }
 }
 
-/// Starts serving kubelet. Who this guest is was kept in `folder` by an earlier run, or is told.
-pub fn start(settings: CsiSettings, folder: &Path, guest: &Guest, supervisor: &mut Supervisor) -> Teller {
+/// Starts serving kubelet, and the sidecars over the callback stream of `holder`. Who this guest is was kept in `folder`
+/// by an earlier run, or is told.
+pub fn start(
+    settings: CsiSettings,
+    folder: &Path,
+    guest: &Guest,
+    holder: Holder,
+    supervisor: &mut Supervisor,
+) -> Teller {
     let teller = Teller(watch::Sender::new(None));
     if let Some(told) = local::remembered(folder) {
         teller.tell(&told);
@@ -43,14 +52,16 @@ pub fn start(settings: CsiSettings, folder: &Path, guest: &Guest, supervisor: &m
         CsiMode::Auto => false,
         CsiMode::On => true,
     };
-    let CsiSettings { driver, kubelet_root, node_socket, topology, .. } = settings;
+    let CsiSettings { driver, kubelet_root, node_socket, controller_socket, topology, .. } = settings;
     if let Some(key) = topology.iter().find(|key| *key != HOST_KEY) {
         tracing::warn!("csi.topology: no host half tells {key:?}; known is {HOST_KEY:?}");
     }
+    let kubelet_root = plain(&kubelet_root);
     let settings =
-        csi::Settings { driver, kubelet_root: plain(&kubelet_root), make_root, node_socket, topology };
+        csi::Settings { driver, kubelet_root, make_root, node_socket, controller_socket, topology };
     let (known, shutdown) = (teller.0.subscribe(), supervisor.shutdown());
-    let work = csi::sockets::run(guest.clone(), settings, known, shutdown.clone());
+    let channel = Arc::new(move || holder.channel());
+    let work = csi::sockets::run(guest.clone(), settings, known, channel, shutdown.clone());
     supervisor.spawn("csi", async move {
         if let Err(error) = work.await {
             tracing::error!("kubelet is not served any more: {error}");

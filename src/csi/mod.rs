@@ -4,6 +4,8 @@
 //! kubelet ─▶ plugins_registry/<driver>-reg.sock ─▶ registration: who, and where
 //!         ─▶ plugins/<driver>/csi.sock ─▶ identity
 //!                                      └▶ node, one file per subject of calls
+//! sidecars ─▶ plugins/<driver>/controller/csi.sock ─▶ identity
+//!                                                  └▶ relay ─▶ the host half
 //! ```
 //! [`sockets`] sees to it that the sockets are there whatever becomes of their folders; that of the registration only
 //! while it is [known](Identity) who this guest is.
@@ -11,6 +13,7 @@
 pub mod identity;
 mod node;
 mod registration;
+pub mod relay;
 mod route;
 mod serve;
 pub mod sockets;
@@ -44,6 +47,8 @@ pub struct Settings {
     pub make_root: bool,
     /// The socket of the Identity and Node services.
     pub node_socket: PathBuf,
+    /// The socket of the Identity and Controller services, if there is to be one.
+    pub controller_socket: Option<PathBuf>,
     /// Keys of the topology that kubelet is told.
     pub topology: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! The sockets on which kubelet finds the driver, for as long as kubelet's folder is there.
+//! The sockets on which kubelet and the sidecars find the driver, for as long as kubelet's folder is there.
 //!
 //! ```text
 //!  waits for kubelet's folder ──it appears──▶ puts up what is missing ──▶ rests, serving
@@ -13,12 +13,15 @@
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::csi::registration;
+use crate::csi::relay::{Channel, Relay};
 use crate::csi::route::Both;
 use crate::csi::{Identity, Settings, identity, node, serve};
 use crate::guest::Guest;
@@ -47,7 +50,7 @@ enum Error {
     Socket(#[from] unix::Error),
 }
 
-/// Serves kubelet until `shutdown`.
+/// Serves kubelet until `shutdown`, and the sidecars, whose calls go over `channel`.
 ///
 /// # Errors
 /// If folders cannot be watched.
@@ -55,19 +58,24 @@ pub async fn run(
     guest: Guest,
     settings: Settings,
     known: watch::Receiver<Option<Identity>>,
+    channel: Channel,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
     let clients = Scope::new();
     let node = node::Service::new(&settings, known.clone());
-    let ready = known.clone();
-    let ready = std::sync::Arc::new(move || ready.borrow().is_some());
-    let about = identity::Service::new(&settings.driver, !settings.topology.is_empty(), ready);
-    let registration = registration::Service::new(&settings.driver, &settings.node_socket).into_server();
+    let about =
+        |ready| identity::Service::new(&settings.driver, !settings.topology.is_empty(), ready).into_server();
+    let (is_known, way) = (known.clone(), Arc::clone(&channel));
+    let services = Services {
+        node: Both(about(Arc::new(move || is_known.borrow().is_some())), node.clone().into_server()),
+        controller: Both(about(Arc::new(move || way().is_ok())), Relay::new(channel).into_server()),
+        registration: registration::Service::new(&settings.driver, &settings.node_socket).into_server(),
+    };
     let desk = Desk {
         registration: settings.kubelet_root.join(format!("plugins_registry/{}-reg.sock", settings.driver)),
         mounts: MountList::open(&guest.root)?,
         settings,
-        services: (Both(about.into_server(), node.clone().into_server()), registration),
+        services,
         clients,
         ending: shutdown.clone(),
     };
@@ -82,21 +90,29 @@ pub async fn run(
 #[derive(Default)]
 struct Listeners {
     node: Option<unix::Listener>,
+    controller: Option<unix::Listener>,
     registration: Option<unix::Listener>,
     /// Whom the registration is about.
     about: Option<Identity>,
 }
 
-struct Desk<S, R> {
+/// What is served on each.
+struct Services<N, C, R> {
+    node: N,
+    controller: C,
+    registration: R,
+}
+
+struct Desk<N, C, R> {
     settings: Settings,
     registration: PathBuf,
     mounts: MountList,
-    services: (S, R),
+    services: Services<N, C, R>,
     clients: Scope,
     ending: CancellationToken,
 }
 
-impl<S: http2::Service, R: http2::Service> Desk<S, R> {
+impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
     async fn keep(&self, mut known: watch::Receiver<Option<Identity>>) -> io::Result<()> {
         let mut listeners = Listeners::default();
         let mut complaint = String::new();
@@ -149,23 +165,26 @@ impl<S: http2::Service, R: http2::Service> Desk<S, R> {
         }
     }
 
-    /// The folders that are watched, but for those above them.
-    fn folders(&self) -> [PathBuf; 3] {
+    /// The folders that are watched, but for those above them: kubelet's, then those of the sockets.
+    fn folders(&self) -> Vec<PathBuf> {
         let folder = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_owned();
-        let root = self.settings.kubelet_root.clone();
-        [root, folder(&self.settings.node_socket), folder(&self.registration)]
+        let Settings { kubelet_root, node_socket, controller_socket, .. } = &self.settings;
+        let sockets = [Some(node_socket), Some(&self.registration), controller_socket.as_ref()];
+        let mut folders = vec![kubelet_root.clone()];
+        folders.extend(sockets.into_iter().flatten().map(|path| folder(path)));
+        folders
     }
 
     /// Makes the folders of the sockets, as far as they are not there.
     async fn make_folders(&self) -> Result<(), Error> {
         let Settings { kubelet_root, make_root, .. } = &self.settings;
         let (root, must_be) = (kubelet_root.clone(), !make_root);
-        let [_, node, registration] = self.folders();
+        let folders = self.folders().split_off(1);
         blocking::run(move || {
             if must_be && !root.is_dir() {
                 return Err(Error::NoRoot(root));
             }
-            for folder in [node, registration] {
+            for folder in folders {
                 let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(&folder);
                 made.map_err(|error| Error::Folder(folder, error))?;
             }
@@ -179,6 +198,12 @@ impl<S: http2::Service, R: http2::Service> Desk<S, R> {
         listeners.node.take_if(|listener| !listener.is_there());
         if listeners.node.is_none() {
             listeners.node = Some(bind(&self.settings.node_socket).await?);
+        }
+        if let Some(path) = &self.settings.controller_socket {
+            listeners.controller.take_if(|listener| !listener.is_there());
+            if listeners.controller.is_none() {
+                listeners.controller = Some(bind(path).await?);
+            }
         }
         // kubelet asks who this is when the socket appears, and never again.
         let same = listeners.about == identity;
@@ -195,32 +220,27 @@ impl<S: http2::Service, R: http2::Service> Desk<S, R> {
     }
 
     async fn serve(&self, listeners: &Listeners) {
-        let serve_node = async {
-            match &listeners.node {
-                Some(listener) => {
-                    let service = self.services.0.clone();
-                    serve::clients(listener, service, self.clients.children(), self.ending.clone()).await;
-                }
-                None => std::future::pending().await,
+        tokio::join!(
+            self.serve_on(listeners.node.as_ref(), &self.services.node),
+            self.serve_on(listeners.controller.as_ref(), &self.services.controller),
+            self.serve_on(listeners.registration.as_ref(), &self.services.registration),
+        );
+    }
+
+    async fn serve_on(&self, listener: Option<&unix::Listener>, service: &impl http2::Service) {
+        match listener {
+            Some(listener) => {
+                serve::clients(listener, service.clone(), self.clients.children(), self.ending.clone()).await;
             }
-        };
-        let serve_registration = async {
-            match &listeners.registration {
-                Some(listener) => {
-                    let service = self.services.1.clone();
-                    serve::clients(listener, service, self.clients.children(), self.ending.clone()).await;
-                }
-                None => std::future::pending().await,
-            }
-        };
-        tokio::join!(serve_node, serve_registration);
+            None => std::future::pending().await,
+        }
     }
 }
 
 impl Listeners {
     /// Whether each can be found at its place.
     fn are_there(&self) -> bool {
-        [&self.node, &self.registration].into_iter().flatten().all(unix::Listener::is_there)
+        [&self.node, &self.controller, &self.registration].into_iter().flatten().all(unix::Listener::is_there)
     }
 }
 
@@ -231,21 +251,15 @@ async fn bind(path: &Path) -> Result<unix::Listener, unix::Error> {
 }
 
 /// What happens in the folders of the sockets.
-struct News([FolderNews; 3]);
+struct News(Vec<FolderNews>);
 
 impl News {
-    fn begin(folders: &[PathBuf; 3]) -> io::Result<Self> {
-        let [root, node, registration] = folders;
-        Ok(Self([FolderNews::begin(root)?, FolderNews::begin(node)?, FolderNews::begin(registration)?]))
+    fn begin(folders: &[PathBuf]) -> io::Result<Self> {
+        folders.iter().map(|folder| FolderNews::begin(folder)).collect::<io::Result<_>>().map(Self)
     }
 
     async fn changed(&mut self) -> io::Result<()> {
-        let [root, node, registration] = &mut self.0;
-        tokio::select! {
-            changed = root.changed() => changed,
-            changed = node.changed() => changed,
-            changed = registration.changed() => changed,
-        }
+        select_all(self.0.iter_mut().map(|news| Box::pin(news.changed()))).await.0
     }
 }
 

@@ -24,7 +24,7 @@ static STREAMS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug, Clone)]
 pub struct Callback {
     number: u64,
-    client: HostClient<Client>,
+    channel: Client,
     identity: WhoAmIResponse,
 }
 
@@ -39,6 +39,11 @@ impl Callback {
         self.identity.host.clone().unwrap_or_default()
     }
 
+    /// For calls of other services.
+    pub fn channel(&self) -> Client {
+        self.channel.clone()
+    }
+
     /// What it says of this guest.
     pub fn identity(&self) -> WhoAmIResponse {
         self.identity.clone()
@@ -46,10 +51,14 @@ impl Callback {
 
     /// Whether the host half is there.
     pub async fn answers(&self) -> bool {
-        let mut client = self.client.clone();
+        let mut client = host(self.channel.clone());
         let ping = client.ping(Request::new(PingRequest::default()));
         matches!(tokio::time::timeout(ANSWER, ping).await, Ok(Ok(_)))
     }
+}
+
+fn host(channel: Client) -> HostClient<Client> {
+    HostClient::with_origin(channel, http::Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER)
 }
 
 /// Why a callback stream was closed.
@@ -76,9 +85,8 @@ pub async fn run(
     holder: &Holder,
     known: impl FnOnce(&WhoAmIResponse),
 ) -> Result<(), Error> {
-    let (client, mut connection) = http2::connect(stream).await?;
-    let mut client =
-        HostClient::with_origin(client, http::Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER);
+    let (channel, mut connection) = http2::connect(stream).await?;
+    let mut client = host(channel.clone());
     let introduction = async {
         match tokio::time::timeout(INTRODUCTION, client.who_am_i(Request::new(WhoAmIRequest {}))).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
@@ -92,7 +100,7 @@ pub async fn run(
     };
     let number = STREAMS.fetch_add(1, Ordering::Relaxed);
     let over =
-        holder.attach(Callback { number, client, identity: identity.clone() }).map_err(Error::Stranger)?;
+        holder.attach(Callback { number, channel, identity: identity.clone() }).map_err(Error::Stranger)?;
     known(&identity);
     let ended = tokio::select! {
         () = over => Ok(()),

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::rpc::callback::Callback;
+use crate::transport::http2::Client;
 use crate::wire::proto::v1::{HostHalf, WhoAmIResponse};
 
 /// How long a holder may be without a callback stream before another may take its place.
@@ -158,6 +159,20 @@ impl Holder {
             since: current.since,
             identity: current.callback.as_ref().map(Callback::identity),
         })
+    }
+
+    /// The way to the host half, for calls of other services that it has on the callback stream.
+    ///
+    /// # Errors
+    /// Why there is none, in words for people.
+    pub fn channel(&self) -> Result<Client, String> {
+        match &self.slot().current {
+            None => Err("no host half holds this guest".to_owned()),
+            Some(Current { host, callback: None, .. }) => {
+                Err(format!("host half {} has not opened the callback channel", name(host)))
+            }
+            Some(Current { callback: Some(callback), .. }) => Ok(callback.channel()),
+        }
     }
 
     fn slot(&self) -> MutexGuard<'_, Slot> {

@@ -91,11 +91,20 @@ impl host_server::Host for Host {
     }
 }
 
+/// What the host half says of the guest.
+pub fn host(instance: &str, hangs: CancellationToken) -> HostServer<impl host_server::Host> {
+    HostServer::new(Host { instance: instance.to_owned(), hangs })
+}
+
 impl Callback {
     /// Dials, and serves until `hangs` is cancelled: from then on calls are taken and never answered.
     pub async fn dial(folder: &Path, instance: &str, hangs: CancellationToken) -> Self {
+        Self::serve(folder, host(instance, hangs)).await
+    }
+
+    /// Dials, and serves that.
+    pub async fn serve(folder: &Path, service: impl http2::Service) -> Self {
         let stream = UnixStream::connect(folder.join("callback.sock")).await.unwrap();
-        let service = HostServer::new(Host { instance: instance.to_owned(), hangs });
         Self(tokio::spawn(async move { drop(http2::serve(stream, service, CancellationToken::new()).await) }))
     }
 

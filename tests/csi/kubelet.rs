@@ -1,8 +1,9 @@
-//! A kubelet of the tests: dials for each call, as the real one does.
+//! A kubelet of the tests, and its sidecars: dials for each call, as the real one does.
 
 use std::path::Path;
 
 use guestlet::transport::http2::{self, Client, ORIGIN};
+use guestlet::wire::proto::csi::controller_client::ControllerClient;
 use guestlet::wire::proto::csi::identity_client::IdentityClient;
 use guestlet::wire::proto::csi::node_client::NodeClient;
 use guestlet::wire::proto::registration::registration_client::RegistrationClient;
@@ -19,6 +20,10 @@ async fn dial(socket: &Path) -> Client {
 
 pub async fn node(socket: &Path) -> NodeClient<Client> {
     NodeClient::with_origin(dial(socket).await, Uri::from_static(ORIGIN))
+}
+
+pub async fn controller(socket: &Path) -> ControllerClient<Client> {
+    ControllerClient::with_origin(dial(socket).await, Uri::from_static(ORIGIN))
 }
 
 pub async fn identity(socket: &Path) -> IdentityClient<Client> {

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use guestlet::transport::http2;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::{PATIENCE, settings_in};
-use crate::host::{Callback, Control, next};
+use crate::host::{Callback, Control, host, next};
 
 const INSIDE: &str = "GUESTLET_TEST_INSIDE";
 pub const DRIVER: &str = "driver.harvesterhci.io";
@@ -87,10 +88,15 @@ impl Lab {
 
     /// Has a host half say who the guest is.
     pub async fn introduce(&mut self) {
+        self.introduce_by(host("one", CancellationToken::new())).await;
+    }
+
+    /// The same by one that serves this on the callback channel.
+    pub async fn introduce_by(&mut self, service: impl http2::Service) {
         let control = Control::dial(self.folder.path()).await;
         let mut events = control.watch("one", None).await.unwrap();
         next(&mut events).await;
-        let callback = Callback::dial(self.folder.path(), "one", CancellationToken::new()).await;
+        let callback = Callback::serve(self.folder.path(), service).await;
         self.half = Some((control, callback, events));
     }
 
@@ -105,6 +111,16 @@ impl Lab {
 
     pub fn socket(&self) -> PathBuf {
         self.root().join(format!("plugins/{DRIVER}/csi.sock"))
+    }
+
+    /// That of the sidecars.
+    pub fn controller(&self) -> PathBuf {
+        self.root().join(format!("plugins/{DRIVER}/controller/csi.sock"))
+    }
+
+    /// The host half goes away.
+    pub fn leave(&mut self) {
+        self.half = None;
     }
 
     pub fn registration(&self) -> PathBuf {

@@ -78,7 +78,7 @@ fn whatever_becomes_of_the_folders_the_sockets_come_back() {
                 use std::os::unix::fs::MetadataExt as _;
                 let new = |path, was: &std::fs::Metadata| {
                     std::fs::symlink_metadata(path)
-                        .is_ok_and(|now| (now.dev(), now.ino()) != (was.dev(), was.ino()))
+                        .is_ok_and(|now| (now.ino(), now.ctime_nsec()) != (was.ino(), was.ctime_nsec()))
                 };
                 new(lab.socket(), &was) || new(lab.registration(), &reg)
             });

@@ -70,7 +70,7 @@ pub fn check(csi: CsiFragment) -> Result<CsiSettings, Problem> {
     let node_socket = socket("csi.node-socket", csi.node_socket.unwrap_or_else(|| plugin.join("csi.sock")))?;
     let registration = kubelet_root.join(format!("plugins_registry/{driver}-reg.sock"));
     socket("csi.kubelet-root", registration)?;
-    let controller = csi.controller_socket.unwrap_or_else(|| plugin.join("controller.sock"));
+    let controller = csi.controller_socket.unwrap_or_else(|| plugin.join("controller/csi.sock"));
     let controller_socket = Some(controller).filter(|path| !path.as_os_str().is_empty());
     let controller_socket =
         controller_socket.map(|path| socket("csi.controller-socket", path)).transpose()?;

@@ -1,0 +1,163 @@
+//! What the sidecars ask, passed on to a host half of the tests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use guestlet::csi::Both;
+use guestlet::wire::proto::csi::controller_server::{Controller, ControllerServer};
+use guestlet::wire::proto::csi::{
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
+    ControllerGetCapabilitiesResponse, ControllerGetVolumeRequest, ControllerGetVolumeResponse,
+    ControllerPublishVolumeRequest, ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
+    ControllerUnpublishVolumeResponse, CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest,
+    DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest, ListVolumesResponse,
+    ProbeRequest, ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume,
+};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status};
+
+use crate::host::host;
+use crate::kubelet::{controller, identity};
+use crate::lab::{Lab, is_outside, until, wait};
+
+/// A host half that makes volumes, and says "no" or nothing at all where their names say so.
+#[derive(Debug, Clone, Default)]
+struct Scripted {
+    asked: Arc<Notify>,
+}
+
+macro_rules! scripted {
+    ($($call:ident($request:ty) -> $answer:ty;)+) => {
+        #[tonic::async_trait]
+        impl Controller for Scripted {
+            async fn create_volume(
+                &self,
+                request: Request<CreateVolumeRequest>,
+            ) -> Result<Response<CreateVolumeResponse>, Status> {
+                self.asked.notify_one();
+                let CreateVolumeRequest { name, parameters, .. } = request.into_inner();
+                match name.as_str() {
+                    "refused" => Err(Status::resource_exhausted("the pool is full")),
+                    "silent" => std::future::pending().await,
+                    _ => {
+                        let volume = Volume { volume_id: name, volume_context: parameters, ..Volume::default() };
+                        Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
+                    }
+                }
+            }
+
+            $(async fn $call(&self, _: Request<$request>) -> Result<Response<$answer>, Status> {
+                Err(Status::out_of_range(stringify!($call)))
+            })+
+        }
+    };
+}
+
+scripted! {
+    delete_volume(DeleteVolumeRequest) -> DeleteVolumeResponse;
+    controller_publish_volume(ControllerPublishVolumeRequest) -> ControllerPublishVolumeResponse;
+    controller_unpublish_volume(ControllerUnpublishVolumeRequest) -> ControllerUnpublishVolumeResponse;
+    validate_volume_capabilities(ValidateVolumeCapabilitiesRequest) -> ValidateVolumeCapabilitiesResponse;
+    list_volumes(ListVolumesRequest) -> ListVolumesResponse;
+    get_capacity(GetCapacityRequest) -> GetCapacityResponse;
+    controller_get_capabilities(ControllerGetCapabilitiesRequest) -> ControllerGetCapabilitiesResponse;
+    controller_expand_volume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse;
+    controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
+}
+
+impl Scripted {
+    async fn answer_for(&self, lab: &mut Lab) {
+        let known = host("one", CancellationToken::new());
+        lab.introduce_by(Both(known, ControllerServer::new(self.clone()))).await;
+    }
+}
+
+fn named(name: &str) -> CreateVolumeRequest {
+    let parameters = [("hostStorageClass".to_owned(), "fast".to_owned())].into();
+    CreateVolumeRequest { name: name.to_owned(), parameters, ..CreateVolumeRequest::default() }
+}
+
+async fn is_ready(lab: &Lab) -> bool {
+    identity(&lab.controller()).await.probe(ProbeRequest {}).await.unwrap().into_inner().ready.unwrap()
+}
+
+#[test]
+fn every_call_reaches_the_host_half_and_its_answer_comes_back() {
+    if is_outside() {
+        return;
+    }
+    wait(async {
+        let mut lab = Lab::unknown("enabled = true");
+        Scripted::default().answer_for(&mut lab).await;
+        until("the sidecars are served", || lab.controller().exists());
+        let mut client = controller(&lab.controller()).await;
+        while !is_ready(&lab).await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let volume = client.create_volume(named("pvc-1")).await.unwrap().into_inner().volume.unwrap();
+        assert_eq!(volume.volume_id, "pvc-1");
+        assert_eq!(volume.volume_context["hostStorageClass"], "fast");
+        let refused = client.create_volume(named("refused")).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "the pool is full"));
+
+        macro_rules! passed_on {
+            ($($call:ident($request:ident);)+) => {$(
+                let answer = client.$call($request::default()).await.unwrap_err();
+                assert_eq!((answer.code(), answer.message()), (Code::OutOfRange, stringify!($call)));
+            )+};
+        }
+        passed_on! {
+            delete_volume(DeleteVolumeRequest);
+            controller_publish_volume(ControllerPublishVolumeRequest);
+            controller_unpublish_volume(ControllerUnpublishVolumeRequest);
+            validate_volume_capabilities(ValidateVolumeCapabilitiesRequest);
+            list_volumes(ListVolumesRequest);
+            get_capacity(GetCapacityRequest);
+            controller_get_capabilities(ControllerGetCapabilitiesRequest);
+            controller_expand_volume(ControllerExpandVolumeRequest);
+            controller_get_volume(ControllerGetVolumeRequest);
+        }
+        // What nobody can mean goes no further.
+        assert!(client.create_volume(named(&"n".repeat(1 << 20))).await.is_err());
+        assert!(client.create_volume(named("pvc-2")).await.is_ok());
+    });
+}
+
+#[test]
+fn without_a_way_to_the_host_the_sidecars_are_told_so_at_once() {
+    if is_outside() {
+        return;
+    }
+    wait(async {
+        let mut lab = Lab::unknown("enabled = true");
+        until("the sidecars are served", || lab.controller().exists());
+        assert!(!is_ready(&lab).await);
+        let mut client = controller(&lab.controller()).await;
+        let refused = client.create_volume(named("pvc-1")).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        assert!(refused.message().contains("no host half holds this guest"), "{refused}");
+
+        let scripted = Scripted::default();
+        for _ in 0..3 {
+            scripted.answer_for(&mut lab).await;
+            while !is_ready(&lab).await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert!(client.create_volume(named("pvc-1")).await.is_ok());
+            scripted.asked.notified().await;
+
+            // The way ends under a call.
+            let mut other = client.clone();
+            let silent = tokio::spawn(async move { other.create_volume(named("silent")).await });
+            scripted.asked.notified().await;
+            lab.leave();
+            let broken = silent.await.unwrap().unwrap_err();
+            assert_eq!(broken.code(), Code::Unavailable, "{broken:?}");
+            assert!(broken.message().contains("what came of the call is unknown"), "{broken}");
+            while is_ready(&lab).await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    });
+}
