@@ -3,12 +3,12 @@
 //! ```text
 //! kubelet ─▶ plugins_registry/<driver>-reg.sock ─▶ registration: who, and where
 //!         ─▶ plugins/<driver>/csi.sock ─▶ identity
-//!                                      └▶ node, one file per subject of calls
+//!                                      └▶ node ─▶ guest::pod_volumes
 //! sidecars ─▶ plugins/<driver>/controller/csi.sock ─▶ identity
 //!                                                  └▶ relay ─▶ the host half
 //! ```
 //! [`sockets`] sees to it that the sockets are there whatever becomes of their folders; that of the registration only
-//! while it is [known](Identity) who this guest is.
+//! while it is [known](Identity) who this guest is. [`status`] has every answer that is none.
 
 pub mod identity;
 mod node;
@@ -17,6 +17,7 @@ pub mod relay;
 mod route;
 mod serve;
 pub mod sockets;
+mod status;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

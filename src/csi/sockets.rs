@@ -50,7 +50,8 @@ enum Error {
     Socket(#[from] unix::Error),
 }
 
-/// Serves kubelet until `shutdown`, and the sidecars, whose calls go over `channel`.
+/// Serves kubelet until `shutdown`, and the sidecars, whose calls go over `channel`. What kubelet has asked for by then is
+/// done before this ends.
 ///
 /// # Errors
 /// If folders cannot be watched.
@@ -62,7 +63,7 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> io::Result<()> {
     let clients = Scope::new();
-    let node = node::Service::new(&settings, known.clone());
+    let node = node::Service::new(guest.clone(), &settings, known.clone());
     let about =
         |ready| identity::Service::new(&settings.driver, !settings.topology.is_empty(), ready).into_server();
     let (is_known, way) = (known.clone(), Arc::clone(&channel));
@@ -80,6 +81,7 @@ pub async fn run(
         ending: shutdown.clone(),
     };
     let ended = shutdown.run_until_cancelled(desk.keep(known)).await;
+    node.finish().await;
     match ended {
         Some(Err(error)) => Err(error),
         _ => Ok(()),

@@ -23,6 +23,7 @@ pub mod memory_blocks;
 pub mod monitor;
 pub mod network;
 pub mod passwords;
+pub mod pod_volumes;
 pub mod power;
 pub mod processes;
 pub mod processors;
@@ -59,6 +60,8 @@ pub struct Guest {
     pub processes: Arc<processes::Processes>,
     /// What is being done to its disks.
     pub volumes: Arc<volumes::Volumes>,
+    /// What is being done to volumes of pods.
+    pub pod_volumes: Arc<pod_volumes::PodVolumes>,
 }
 
 impl Guest {
@@ -76,6 +79,7 @@ impl Guest {
             freezer: freeze::Freezer::default(),
             processes: Arc::default(),
             volumes: Arc::default(),
+            pod_volumes: Arc::default(),
         }
     }
 }

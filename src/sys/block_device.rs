@@ -116,6 +116,23 @@ pub fn flush(device: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
+/// Reads the beginning of the device at `path` from the device itself, whatever is known of it already. May block for as
+/// long as the device does.
+///
+/// # Errors
+/// As open(2) and read(2) give them: `EIO` if it cannot be read.
+pub fn answers(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileExt as _;
+
+    /// Bytes that every device reads in one go, and that what is read into begins at a multiple of.
+    const PAGE: usize = 4096;
+    let flags = libc::O_NONBLOCK | libc::O_DIRECT;
+    let device = OpenOptions::new().read(true).custom_flags(flags).open(path).and_then(checked)?;
+    let mut buffer = vec![0_u8; 2 * PAGE];
+    let begin = buffer.as_ptr().align_offset(PAGE).min(PAGE);
+    device.read_at(&mut buffer[begin..begin + PAGE], 0).map(drop)
+}
+
 /// The number of the block device that `path` leads to; none if it leads to something else. A file of the network is
 /// not waited for.
 pub fn number_at(path: &Path) -> Option<Number> {

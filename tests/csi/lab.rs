@@ -48,6 +48,13 @@ pub fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(work)
 }
 
+/// Whether this machine lets root grow an ext4 file system that is mounted, which takes `CAP_SYS_RESOURCE`.
+pub fn ext4_grows() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    u64::from_str_radix(line.trim(), 16).unwrap() & (1 << 24) != 0
+}
+
 /// Waits until something is so.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -127,6 +134,16 @@ impl Lab {
         self.root().join(format!("plugins_registry/{DRIVER}-reg.sock"))
     }
 
+    /// Has the host half ask for a disk back.
+    pub async fn release(&self, serial: &str) -> Result<(), tonic::Status> {
+        use guestlet::wire::proto::v1::disk_selector::By;
+        use guestlet::wire::proto::v1::{DiskSelector, ReleaseDiskRequest};
+
+        let (control, ..) = self.half.as_ref().unwrap();
+        let disk = Some(DiskSelector { by: Some(By::Serial(serial.to_owned())) });
+        control.client.clone().release_disk(ReleaseDiskRequest { disk }).await.map(drop)
+    }
+
     /// Ends the agent as hard as can be.
     pub fn kill(&mut self) {
         self.half = None;
@@ -137,6 +154,15 @@ impl Lab {
     /// Starts the agent after it was ended.
     pub fn start(&mut self) {
         self.agent = spawn(self.folder.path());
+    }
+
+    /// The disks that the agent knows.
+    pub fn disks(&self) -> String {
+        run(&format!(
+            "{} disks -o json --settings {}",
+            env!("CARGO_BIN_EXE_guestlet"),
+            self.path("agent.toml").display()
+        ))
     }
 
     pub fn log(&self) -> String {

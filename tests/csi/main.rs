@@ -13,9 +13,12 @@
 #[path = "../qga/agent.rs"]
 mod agent;
 mod controller;
+mod disk;
+mod faults;
 #[allow(dead_code, reason = "shared with the tests of the API")]
 #[path = "../api/host.rs"]
 mod host;
 mod kubelet;
 mod lab;
 mod registration;
+mod volumes;

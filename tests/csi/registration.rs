@@ -1,6 +1,8 @@
 //! How kubelet finds the driver, whatever becomes of its folders, of the agent and of who this guest is.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 
 use guestlet::wire::proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest, ProbeRequest,
@@ -71,17 +73,14 @@ fn whatever_becomes_of_the_folders_the_sockets_come_back() {
             format!("mount -t tmpfs late {root}"),
             format!("umount -l {root}"),
         ] {
-            let reg = std::fs::symlink_metadata(lab.registration()).unwrap();
-            let was = std::fs::symlink_metadata(lab.socket()).unwrap();
+            // A file that is new may have the number of one that is gone.
+            let which = |path: PathBuf| {
+                let found = std::fs::symlink_metadata(path).ok()?;
+                Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+            };
+            let before = (which(lab.registration()), which(lab.socket()));
             run(&script);
-            until(&script, || {
-                use std::os::unix::fs::MetadataExt as _;
-                let new = |path, was: &std::fs::Metadata| {
-                    std::fs::symlink_metadata(path)
-                        .is_ok_and(|now| (now.ino(), now.ctime_nsec()) != (was.ino(), was.ctime_nsec()))
-                };
-                new(lab.socket(), &was) || new(lab.registration(), &reg)
-            });
+            until(&script, || (which(lab.registration()), which(lab.socket())) != before);
             is_registered(&lab).await;
         }
         // The agent ends, in one way or the other, and comes again: it knows by itself who it is.

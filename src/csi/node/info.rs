@@ -26,7 +26,14 @@ impl Service {
 pub(super) fn capabilities() -> csi::NodeGetCapabilitiesResponse {
     use csi::node_service_capability::{Rpc, Type};
 
-    let can: [Can; 0] = [];
+    let can = [
+        Can::StageUnstageVolume,
+        Can::GetVolumeStats,
+        Can::ExpandVolume,
+        Can::VolumeCondition,
+        Can::SingleNodeMultiWriter,
+        Can::VolumeMountGroup,
+    ];
     let capability =
         |can: Can| csi::NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: can.into() })) };
     csi::NodeGetCapabilitiesResponse { capabilities: can.into_iter().map(capability).collect() }

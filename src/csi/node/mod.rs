@@ -1,18 +1,30 @@
-//! `csi.v1.Node`: one file per subject of calls; here is what they share.
+//! `csi.v1.Node`: [`fields`] checks what requests say, [`calls`] has what is done to volumes, [`info`] the rest; here is
+//! what they share.
+//!
+//! An operation runs in a task of its own and so to its end, also if whoever asked for it hangs up: who asks again
+//! meanwhile is told that it is running.
 
+mod calls;
+mod fields;
 mod info;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::watch;
-use tonic::{Request, Response, Status};
+use tokio::sync::{oneshot, watch};
+use tonic::{Code, Request, Response, Status};
 
-use crate::csi::{Identity, Settings};
+use crate::csi::{Identity, Settings, status};
+use crate::guest::Guest;
+use crate::guest::pod_volumes::Error;
+use crate::supervise::Scope;
 use crate::wire::proto::csi;
 use crate::wire::proto::csi::node_server::{Node, NodeServer};
 
 /// Bytes of one request: maps of a few KiB each.
 const MAX_REQUEST: usize = 256 * 1024;
+/// How long what is being done may go on when the agent ends.
+const LAST: Duration = Duration::from_secs(3);
 
 /// The service; clones share it.
 #[derive(Debug, Clone)]
@@ -20,14 +32,51 @@ pub struct Service(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
+    guest: Guest,
+    operations: Scope,
     known: watch::Receiver<Option<Identity>>,
     topology: Vec<String>,
 }
 
 impl Service {
-    /// A service of a guest whose identity is `known` from some time on.
-    pub fn new(settings: &Settings, known: watch::Receiver<Option<Identity>>) -> Self {
-        Self(Arc::new(Shared { known, topology: settings.topology.clone() }))
+    /// A service over `guest`, whose identity is `known` from some time on.
+    pub fn new(guest: Guest, settings: &Settings, known: watch::Receiver<Option<Identity>>) -> Self {
+        guest.pod_volumes.serve(&settings.kubelet_root);
+        let topology = settings.topology.clone();
+        Self(Arc::new(Shared { guest, operations: Scope::new(), known, topology }))
+    }
+
+    fn guest(&self) -> Guest {
+        self.0.guest.clone()
+    }
+
+    /// Does `work` to its end, and gives what came of it to whoever is still there.
+    async fn run<T: Send + 'static>(
+        &self,
+        (what, volume): (&'static str, String),
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Status> {
+        let (done, outcome) = oneshot::channel();
+        self.0.operations.children().spawn(async move {
+            let outcome = work.await.map_err(|error| {
+                let status = status::of(&error);
+                let words = format!("volume {volume}: cannot {what} it: {}", status.message());
+                match status.code() {
+                    // It will be, or it is known why not.
+                    Code::Aborted | Code::NotFound | Code::OutOfRange => tracing::info!("{words}"),
+                    _ => tracing::warn!("{words}"),
+                }
+                status
+            });
+            // Whoever asked may be gone.
+            let _ = done.send(outcome);
+        });
+        outcome.await.map_err(|_| Status::unavailable("the agent is ending"))?
+    }
+
+    /// Completes when nothing is being done any more, but soon in any case.
+    pub async fn finish(&self) {
+        let _ = tokio::time::timeout(LAST, self.0.guest.pod_volumes.idle()).await;
     }
 
     /// The service as HTTP/2 serves it.
@@ -40,44 +89,44 @@ impl Service {
 impl Node for Service {
     async fn node_stage_volume(
         &self,
-        _: Request<csi::NodeStageVolumeRequest>,
+        request: Request<csi::NodeStageVolumeRequest>,
     ) -> Result<Response<csi::NodeStageVolumeResponse>, Status> {
-        Err(Status::unimplemented("this is no capability of this driver"))
+        self.stage(request.into_inner()).await.map(Response::new)
     }
 
     async fn node_unstage_volume(
         &self,
-        _: Request<csi::NodeUnstageVolumeRequest>,
+        request: Request<csi::NodeUnstageVolumeRequest>,
     ) -> Result<Response<csi::NodeUnstageVolumeResponse>, Status> {
-        Err(Status::unimplemented("this is no capability of this driver"))
+        self.unstage(request.into_inner()).await.map(Response::new)
     }
 
     async fn node_publish_volume(
         &self,
-        _: Request<csi::NodePublishVolumeRequest>,
+        request: Request<csi::NodePublishVolumeRequest>,
     ) -> Result<Response<csi::NodePublishVolumeResponse>, Status> {
-        Err(Status::unimplemented("this is no capability of this driver"))
+        self.publish(request.into_inner()).await.map(Response::new)
     }
 
     async fn node_unpublish_volume(
         &self,
-        _: Request<csi::NodeUnpublishVolumeRequest>,
+        request: Request<csi::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<csi::NodeUnpublishVolumeResponse>, Status> {
-        Err(Status::unimplemented("this is no capability of this driver"))
+        self.unpublish(request.into_inner()).await.map(Response::new)
     }
 
     async fn node_get_volume_stats(
         &self,
-        _: Request<csi::NodeGetVolumeStatsRequest>,
+        request: Request<csi::NodeGetVolumeStatsRequest>,
     ) -> Result<Response<csi::NodeGetVolumeStatsResponse>, Status> {
-        Err(Status::unimplemented("this is no capability of this driver"))
+        self.stats(request.into_inner()).await.map(Response::new)
     }
 
     async fn node_expand_volume(
         &self,
-        _: Request<csi::NodeExpandVolumeRequest>,
+        request: Request<csi::NodeExpandVolumeRequest>,
     ) -> Result<Response<csi::NodeExpandVolumeResponse>, Status> {
-        Err(Status::unimplemented("this is no capability of this driver"))
+        self.expand(request.into_inner()).await.map(Response::new)
     }
 
     async fn node_get_capabilities(

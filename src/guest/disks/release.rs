@@ -298,7 +298,7 @@ fn claim(guest: &Guest, disk: &KnownDisk) -> Result<Option<std::os::fd::OwnedFd>
         };
         let uses = uses::of(&guest.root, &fresh);
         if !uses.is_empty() {
-            return Err(in_use(uses.iter().map(words).collect()));
+            return Err(in_use(uses.iter().map(|one| words(guest, one)).collect()));
         }
         let claim = match guest.effects.claim_disk(&guest.root.path(&disk.file)) {
             Ok(claim) => Some(claim),
@@ -330,9 +330,13 @@ fn claim(guest: &Guest, disk: &KnownDisk) -> Result<Option<std::os::fd::OwnedFd>
     }
 }
 
-fn words(one: &Use) -> String {
+fn words(guest: &Guest, one: &Use) -> String {
     match one {
+        Use::Mounted(place) | Use::Bound(place) if guest.pod_volumes.is_kubelets(place) => {
+            format!("staged for kubelet at {place}")
+        }
         Use::Mounted(place) => format!("mounted at {place}"),
+        Use::Bound(place) => format!("bound to {place}"),
         Use::Swap(device) => format!("swap space on {device}"),
         Use::Holder(device) => format!("{device} is made of it"),
     }

@@ -18,6 +18,8 @@ const MOST: usize = 64;
 pub enum Use {
     /// It, a part of it, or what is made of it is mounted there.
     Mounted(String),
+    /// Its file is bound to this place, as pods have it that use it as a device.
+    Bound(String),
     /// Swap space is on this device.
     Swap(String),
     /// This device is made of it.
@@ -27,7 +29,7 @@ pub enum Use {
 impl fmt::Display for Use {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Mounted(place) => formatter.write_str(place),
+            Self::Mounted(place) | Self::Bound(place) => formatter.write_str(place),
             Self::Swap(device) => write!(formatter, "swap on {device}"),
             Self::Holder(device) => formatter.write_str(device),
         }
@@ -53,7 +55,14 @@ pub fn of(root: &Root, disk: &KnownDisk) -> Vec<Use> {
         devices.values().any(|name| block::file(name) == path) || aliases.iter().any(|alias| alias == path)
     };
     let mounts = root.read("/proc/self/mountinfo").unwrap_or_default();
-    let mut mounted: Vec<_> = mountinfo::parse(&mounts)
+    let mounts = mountinfo::parse(&mounts);
+    let is_its_file = |mount: &mountinfo::Mount| {
+        let name = mount.root.strip_prefix('/').filter(|_| mount.kind == "devtmpfs");
+        name.is_some_and(|name| devices.values().any(|device| device == name))
+    };
+    let bound = mounts.iter().filter(|mount| is_its_file(mount));
+    let bound: Vec<_> = bound.map(|mount| Use::Bound(mount.mount_point.clone())).collect();
+    let mut mounted: Vec<_> = mounts
         .into_iter()
         // btrfs has a number of its own, and says which of its disks it was mounted from.
         .filter(|mount| devices.contains_key(&mount.device) || mount.device.0 == 0 && is_file(&mount.source))
@@ -63,6 +72,7 @@ pub fn of(root: &Root, disk: &KnownDisk) -> Vec<Use> {
     let swaps = String::from_utf8_lossy(&swaps);
     let first_words = swaps.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next());
     mounted.extend(first_words.filter(|file| is_file(file)).map(|file| Use::Swap(file.to_owned())));
+    mounted.extend(bound);
     mounted.append(&mut uses);
     mounted.truncate(MOST);
     mounted

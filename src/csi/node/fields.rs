@@ -1,0 +1,216 @@
+//! What requests say, checked: what is missing or cannot be is `INVALID_ARGUMENT`, with the field's name. Pure.
+
+use std::collections::HashMap;
+
+use tonic::Status;
+
+use crate::csi::status::missing;
+use crate::guest::disks::location::Bus;
+use crate::guest::pod_volumes::{Access, disk};
+use crate::guest::volumes::format::Kind;
+use crate::wire::proto::csi::volume_capability::access_mode::Mode;
+use crate::wire::proto::csi::volume_capability::{AccessMode, AccessType};
+use crate::wire::proto::csi::{CapacityRange, VolumeCapability};
+
+/// Bytes of a volume's name; CSI allows 128.
+const LONGEST_NAME: usize = 256;
+/// Keys of what the host half says of a disk that it has attached.
+const SERIAL: &str = "guestlet.io/serial";
+const BUS: &str = "guestlet.io/bus";
+/// Kinds of file systems that volumes may have.
+const KINDS: [Kind; 3] = [Kind::Ext4, Kind::Xfs, Kind::Btrfs];
+
+fn wrong(words: impl Into<String>) -> Status {
+    Status::invalid_argument(words)
+}
+
+/// The volume's name.
+pub fn volume(id: &str) -> Result<String, Status> {
+    if id.is_empty() {
+        return Err(missing("volume_id"));
+    }
+    if id.len() > LONGEST_NAME || id.contains(char::is_control) {
+        return Err(wrong("volume_id is too long, or has control characters in it"));
+    }
+    Ok(id.to_owned())
+}
+
+/// A path that has to be there.
+pub fn path(field: &'static str, path: String) -> Result<String, Status> {
+    if path.is_empty() { Err(missing(field)) } else { Ok(path) }
+}
+
+/// By what the disk of a volume is known.
+pub fn disk(volume: String, context: &mut HashMap<String, String>) -> Result<disk::Wanted, Status> {
+    let serial = context.remove(SERIAL).filter(|serial| !serial.is_empty());
+    let bus = match context.remove(BUS).as_deref() {
+        None | Some("") => None,
+        Some("scsi") => Some(Bus::Scsi),
+        Some("virtio") => Some(Bus::Virtio),
+        Some(other) => {
+            return Err(wrong(format!("publish_context: {BUS} is {other:?}; known are scsi and virtio")));
+        }
+    };
+    Ok(disk::Wanted { volume, serial, bus })
+}
+
+/// How a volume is used.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Usage {
+    pub access: Access,
+    pub read_only: bool,
+    /// By one pod at a time.
+    pub single: bool,
+}
+
+/// How a volume is used.
+pub fn usage(capability: Option<VolumeCapability>) -> Result<Usage, Status> {
+    let capability = capability.ok_or_else(|| missing("volume_capability"))?;
+    let mode = capability.access_mode.ok_or_else(|| missing("volume_capability.access_mode"))?;
+    let access = capability.access_type.ok_or_else(|| missing("volume_capability.access_type"))?;
+    let AccessMode { mode } = mode;
+    let mode = Mode::try_from(mode).unwrap_or(Mode::Unknown);
+    let several = matches!(mode, Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter);
+    let access = match access {
+        _ if mode == Mode::Unknown => {
+            return Err(wrong("volume_capability.access_mode is none that is known"));
+        }
+        AccessType::Block(_) => Access::Block,
+        AccessType::Mount(_) if several => {
+            let words = "volume_capability: a file system on a disk cannot be written to from several nodes";
+            return Err(wrong(words));
+        }
+        AccessType::Mount(mount) => Access::Mount {
+            kind: kind(mount.fs_type)?,
+            options: mount.mount_flags,
+            group: group(&mount.volume_mount_group)?,
+        },
+    };
+    let read_only = matches!(mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly);
+    Ok(Usage { access, read_only, single: mode == Mode::SingleNodeSingleWriter })
+}
+
+fn kind(name: String) -> Result<Option<String>, Status> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    if KINDS.iter().any(|kind| kind.name() == name) {
+        return Ok(Some(name));
+    }
+    Err(wrong(format!("volume_capability.mount.fs_type is {name:?}; known are ext4, xfs and btrfs")))
+}
+
+fn group(number: &str) -> Result<Option<u32>, Status> {
+    if number.is_empty() {
+        return Ok(None);
+    }
+    // The last number means no group at all.
+    let plain = number.bytes().all(|byte| byte.is_ascii_digit());
+    match number.parse::<u32>() {
+        Ok(group) if plain && group != u32::MAX => Ok(Some(group)),
+        _ => Err(wrong("volume_capability.mount.volume_mount_group is no number of a group")),
+    }
+}
+
+/// How large a volume has to be, and may be, in bytes; 0 for any.
+pub fn range(range: Option<CapacityRange>) -> Result<(u64, u64), Status> {
+    let CapacityRange { required_bytes, limit_bytes } = range.unwrap_or_default();
+    let bytes = |bytes: i64| u64::try_from(bytes).map_err(|_| wrong("capacity_range has a size below 0"));
+    let (required, limit) = (bytes(required_bytes)?, bytes(limit_bytes)?);
+    if limit != 0 && required > limit {
+        return Err(wrong("capacity_range: required_bytes is more than limit_bytes"));
+    }
+    Ok((required, limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::proto::csi::volume_capability::{BlockVolume, MountVolume};
+
+    fn mount(kind: &str, group: &str) -> AccessType {
+        AccessType::Mount(MountVolume {
+            fs_type: kind.to_owned(),
+            mount_flags: vec!["noatime".to_owned()],
+            volume_mount_group: group.to_owned(),
+        })
+    }
+
+    fn used(access: Option<AccessType>, mode: i32) -> Result<Usage, String> {
+        let access_mode = Some(AccessMode { mode });
+        let capability = VolumeCapability { access_type: access, access_mode };
+        usage(Some(capability)).map_err(|status| status.message().to_owned())
+    }
+
+    #[test]
+    fn capabilities() {
+        let block = || Some(AccessType::Block(BlockVolume {}));
+        let writer = Mode::SingleNodeWriter.into();
+        assert!(usage(None).unwrap_err().message().contains("volume_capability is missing"));
+        assert!(used(None, writer).unwrap_err().contains("access_type is missing"));
+        for mode in [0, 8, -1] {
+            assert!(used(block(), mode).unwrap_err().contains("access_mode"), "{mode}");
+        }
+        let expected = Usage { access: Access::Block, read_only: false, single: false };
+        assert_eq!(used(block(), Mode::MultiNodeMultiWriter.into()).unwrap(), expected);
+        assert!(
+            used(Some(mount("", "")), Mode::MultiNodeMultiWriter.into())
+                .unwrap_err()
+                .contains("several nodes")
+        );
+        let access = Access::Mount {
+            kind: Some("xfs".to_owned()),
+            options: vec!["noatime".to_owned()],
+            group: Some(4711),
+        };
+        let expected = Usage { access, read_only: true, single: false };
+        assert_eq!(used(Some(mount("xfs", "4711")), Mode::MultiNodeReaderOnly.into()).unwrap(), expected);
+        assert!(used(Some(mount("", "")), Mode::SingleNodeSingleWriter.into()).unwrap().single);
+        for (kind, number) in
+            [("ext3", ""), ("../x", ""), ("", "wheel"), ("", "-1"), ("", "+5"), ("", "4294967295")]
+        {
+            used(Some(mount(kind, number)), writer).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_disks() {
+        let told = |pairs: &[(&str, &str)]| {
+            let mut context =
+                pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            disk("v".to_owned(), &mut context).map(|wanted| (wanted.serial, wanted.bus))
+        };
+        assert_eq!(told(&[]).unwrap(), (None, None));
+        assert_eq!(
+            told(&[(SERIAL, "a"), (BUS, "scsi"), ("x", "y")]).unwrap(),
+            (Some("a".to_owned()), Some(Bus::Scsi))
+        );
+        told(&[(BUS, "floppy")]).unwrap_err();
+    }
+
+    proptest! {
+        #[test]
+        fn only_sizes_that_make_sense_are_taken(required_bytes: i64, limit_bytes: i64) {
+            match range(Some(CapacityRange { required_bytes, limit_bytes })) {
+                Ok((required, limit)) => prop_assert!(limit == 0 || required <= limit),
+                Err(_) => prop_assert!(
+                    required_bytes < 0 || limit_bytes < 0 || (limit_bytes != 0 && required_bytes > limit_bytes)
+                ),
+            }
+        }
+
+        #[test]
+        fn names_that_are_taken_can_be_logged(name: String) {
+            if let Ok(name) = volume(&name) {
+                prop_assert!(!name.is_empty() && !name.contains(char::is_control));
+            }
+        }
+
+        #[test]
+        fn any_group_and_kind_will_do(text: String) {
+            let _ = (group(&text), kind(text.clone()));
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Which disk a volume is, and waiting for it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::guest::Guest;
+use crate::guest::disks::identity::{KnownDisk, Serial};
+use crate::guest::disks::location::Bus;
+use crate::guest::disks::lookup::{self, Selector};
+use crate::guest::disks::release;
+use crate::guest::pod_volumes::Error;
+use crate::sys::{blocking, sysfs};
+
+/// How long a disk that is said to be plugged may take to appear.
+const LONGEST: Duration = Duration::from_secs(30);
+/// A disk that is on its way comes within this time; one that was let go of never comes by itself.
+const ON_ITS_WAY: Duration = Duration::from_millis(300);
+/// Characters of a volume's name that say enough to be looked for within a disk's.
+const ENOUGH: usize = 8;
+/// What libvirt puts before the name that it was given.
+const ALIAS_PREFIXES: [&str; 3] = ["drive-ua-", "ua-", "drive-"];
+
+/// By what the disk of a volume is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// The volume's name.
+    pub volume: String,
+    /// The disk's serial number, if who attached it has said so.
+    pub serial: Option<String>,
+    /// Its bus, the same.
+    pub bus: Option<Bus>,
+}
+
+impl Wanted {
+    fn words(&self) -> String {
+        match &self.serial {
+            Some(serial) => format!("serial number {serial:?}"),
+            None => "by its name".to_owned(),
+        }
+    }
+}
+
+/// The one disk that is meant, if it is there. Pure.
+///
+/// # Errors
+/// If there are several, or nothing could be one.
+pub fn choose(disks: &[Arc<KnownDisk>], wanted: &Wanted) -> Result<Option<Arc<KnownDisk>>, Error> {
+    let by = Selector::Serial(wanted.serial.clone().unwrap_or_else(|| wanted.volume.clone()));
+    lookup::usable(&by).map_err(|why| Error::Unusable(format!("{by} {why}")))?;
+    let mut found: Vec<&Arc<KnownDisk>> = Vec::new();
+    if wanted.serial.is_none() {
+        found = disks.iter().filter(|disk| is_called(disk, &wanted.volume)).collect();
+    }
+    if found.is_empty() {
+        found = lookup::matching(disks, &by);
+    }
+    if found.is_empty() && wanted.serial.is_none() && wanted.volume.len() >= ENOUGH {
+        found = disks.iter().filter(|disk| names(disk).any(|name| name.contains(&wanted.volume))).collect();
+    }
+    if let Some(bus) = wanted.bus {
+        found.retain(|disk| disk.bus == bus);
+    }
+    match found.as_slice() {
+        [] => Ok(None),
+        [disk] => Ok(Some(Arc::clone(disk))),
+        several => Err(Error::Ambiguous {
+            volume: wanted.volume.clone(),
+            disks: several.iter().take(8).map(|disk| lookup::describe(disk)).collect(),
+        }),
+    }
+}
+
+/// All that a disk is called.
+fn names(disk: &KnownDisk) -> impl Iterator<Item = String> + '_ {
+    disk.alias.clone().into_iter().chain(disk.serials.iter().map(Serial::text))
+}
+
+/// Whether a disk is called exactly this, but for what libvirt puts before it.
+fn is_called(disk: &KnownDisk, name: &str) -> bool {
+    names(disk).any(|called| {
+        let bare = ALIAS_PREFIXES.iter().find_map(|prefix| called.strip_prefix(prefix));
+        called == name || bare == Some(name)
+    })
+}
+
+/// The disk that is meant, if it is known now.
+///
+/// # Errors
+/// As [`choose`].
+pub fn known(guest: &Guest, wanted: &Wanted) -> Result<Option<Arc<KnownDisk>>, Error> {
+    choose(&guest.disks.all(), wanted)
+}
+
+/// The disk that is meant, as soon as it is known. One that does not come is looked for on the SCSI buses: it may have
+/// been let go of.
+///
+/// # Errors
+/// As [`choose`], and if it does not come in time.
+pub async fn find(guest: &Guest, wanted: &Wanted) -> Result<Arc<KnownDisk>, Error> {
+    let disk = wait(guest, wanted).await?;
+    if let Some(serial) = &wanted.serial {
+        // It has not been taken away, whatever was said before.
+        let _ = release::find(guest, &Selector::Serial(serial.clone()), Duration::ZERO).await;
+    }
+    Ok(disk)
+}
+
+async fn wait(guest: &Guest, wanted: &Wanted) -> Result<Arc<KnownDisk>, Error> {
+    let begun = Instant::now();
+    if let Some(disk) = until(guest, wanted, begun + ON_ITS_WAY).await? {
+        return Ok(disk);
+    }
+    if !matches!(wanted.bus, Some(bus) if bus != Bus::Scsi) {
+        tracing::info!("looking for the disk of the volume {} on the SCSI buses", wanted.volume);
+        let root = guest.root.clone();
+        // Not waited for: what it finds is told as everything else is.
+        let scan = blocking::run(move || {
+            for host in sysfs::numbers(&root, "/sys/class/scsi_host", "host").unwrap_or_default() {
+                let path = format!("/sys/class/scsi_host/host{host}/scan");
+                if let Err(error) = sysfs::write(&root, &path, "- - -") {
+                    tracing::warn!("cannot look for disks on SCSI bus {host}: {error}");
+                }
+            }
+        });
+        let end = begun + LONGEST;
+        let found = tokio::select! {
+            found = until(guest, wanted, end) => found?,
+            () = scan => until(guest, wanted, end).await?,
+        };
+        return found.ok_or_else(|| too_late(wanted));
+    }
+    until(guest, wanted, begun + LONGEST).await?.ok_or_else(|| too_late(wanted))
+}
+
+fn too_late(wanted: &Wanted) -> Error {
+    Error::NoDisk { volume: wanted.volume.clone(), by: wanted.words(), seconds: LONGEST.as_secs() }
+}
+
+/// The disk, if it is known before `end`.
+async fn until(guest: &Guest, wanted: &Wanted, end: Instant) -> Result<Option<Arc<KnownDisk>>, Error> {
+    // Subscribed before the first look: nothing falls between.
+    let mut changes = guest.disks.changes();
+    loop {
+        changes.borrow_and_update();
+        if let Some(disk) = known(guest, wanted)? {
+            return Ok(Some(disk));
+        }
+        if timeout_at(end, changes.changed()).await.is_err() {
+            return Ok(None);
+        }
+    }
+}
+
+/// Has the kernel ask a SCSI disk for its size again; others tell it by themselves.
+pub(super) fn ask_for_size(root: &crate::sys::root::Root, place: &str) {
+    let path = format!("{place}/device/rescan");
+    if Path::exists(&root.path(&path))
+        && let Err(error) = sysfs::write(root, &path, "1")
+    {
+        tracing::warn!("cannot have {place} asked for its size: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::disks::identity::Source;
+
+    fn disk(name: &str, bus: Bus, alias: Option<&str>, serial: Option<(Source, &str)>) -> Arc<KnownDisk> {
+        Arc::new(KnownDisk {
+            name: name.to_owned(),
+            file: format!("/dev/{name}"),
+            place: String::new(),
+            number: (8, 0),
+            generation: 1,
+            bus,
+            pci: None,
+            scsi: None,
+            serials: serial
+                .and_then(|(source, text)| Serial::new(source, text.as_bytes()))
+                .into_iter()
+                .collect(),
+            alias: alias.map(str::to_owned),
+            wwn: None,
+            bytes: 1,
+            sector: 512,
+            read_only: false,
+            rotational: false,
+            partitions: Vec::new(),
+            holders: Vec::new(),
+            silent: false,
+        })
+    }
+
+    fn chosen(disks: &[Arc<KnownDisk>], volume: &str, serial: Option<&str>, bus: Option<Bus>) -> String {
+        let serial = serial.map(str::to_owned);
+        match choose(disks, &Wanted { volume: volume.to_owned(), serial, bus }) {
+            Ok(Some(disk)) => disk.name.clone(),
+            Ok(None) => "none".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_disk_is_known_by_its_serial_number_or_else_by_its_name() {
+        let volume = "pvc-0a1b2c3d-1111-2222-3333-444455556666";
+        let disks = [
+            disk("sda", Bus::Scsi, Some("drive-ua-pvc-0a1b2c3d-1111-2222-3333-444455556666"), None),
+            disk("sdb", Bus::Scsi, Some("pvc-0a1b2c3d-1111-2222-3333-4444555566667"), None),
+            disk("vda", Bus::Virtio, None, Some((Source::Virtio, "0123456789abcdef0123"))),
+            disk("sdc", Bus::Scsi, None, Some((Source::Page80, "0123456789abcdef0123"))),
+            disk("sdd", Bus::Scsi, None, Some((Source::Page80, "twice"))),
+            disk("sde", Bus::Scsi, None, Some((Source::Page80, "twice"))),
+        ];
+        assert_eq!(chosen(&disks, volume, None, None), "sda");
+        // What is only part of a name counts if there is nothing better.
+        assert_eq!(chosen(&disks[1..], volume, None, None), "sdb");
+        assert_eq!(chosen(&disks, "pvc-0", None, None), "none");
+        assert!(chosen(&disks, "pvc-0a1b2c3d", None, None).contains("any of several disks: sda"));
+        // Whoever attached it says who it is: then nothing else counts.
+        assert_eq!(chosen(&disks, volume, Some("other"), None), "none");
+        assert_eq!(chosen(&disks, volume, Some("0123456789abcdef0123"), Some(Bus::Virtio)), "vda");
+        assert_eq!(chosen(&disks, volume, Some("0123456789abcdef0123"), Some(Bus::Scsi)), "sdc");
+        assert!(chosen(&disks, volume, Some("twice"), None).contains("sdd"));
+        assert!(chosen(&disks, volume, Some("000"), None).contains("all zeros"));
+        assert!(chosen(&disks, volume, Some(""), None).contains("is empty"));
+    }
+}

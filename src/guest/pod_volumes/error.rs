@@ -1,0 +1,119 @@
+//! Why something was not done to a volume of pods.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::guest::volumes;
+
+/// Why not.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// kubelet is not served.
+    #[error("it is not known where kubelet is")]
+    NoKubelet,
+    /// Something else is being done to the volume.
+    #[error("the volume {volume} is busy: {doing}")]
+    Busy {
+        /// The volume.
+        volume: String,
+        /// What is being done.
+        doing: &'static str,
+    },
+    /// File systems are frozen.
+    #[error("nothing is mounted or unmounted now: {0}")]
+    Frozen(String),
+    /// It takes too long; it goes on.
+    #[error("{} did not answer within {seconds} s", what.display())]
+    Silent {
+        /// What was asked.
+        what: PathBuf,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// A path that is none of kubelet's.
+    #[error("the path {path:?} {problem}")]
+    Path {
+        /// The path as it was given.
+        path: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// What a path is in is not there.
+    #[error("the folder of {} is not there", .0.display())]
+    NoFolder(PathBuf),
+    /// Nothing that a disk could be known by.
+    #[error("{0}")]
+    Unusable(String),
+    /// The disk is not there.
+    #[error("no disk of the volume {volume} ({by}) has come within {seconds} s")]
+    NoDisk {
+        /// The volume.
+        volume: String,
+        /// By what it was looked for.
+        by: String,
+        /// How long.
+        seconds: u64,
+    },
+    /// Several disks may be meant.
+    #[error("the volume {volume} may be any of several disks: {}", disks.join("; "))]
+    Ambiguous {
+        /// The volume.
+        volume: String,
+        /// Their names, with what tells them apart.
+        disks: Vec<String>,
+    },
+    /// The disk is gone while it is in use.
+    #[error("the disk of what is mounted at {} is gone", .0.display())]
+    Gone(PathBuf),
+    /// It is used in another way already.
+    #[error("{} is used in another way: {found}", place.display())]
+    Otherwise {
+        /// Where.
+        place: PathBuf,
+        /// How.
+        found: String,
+    },
+    /// The volume has not been staged.
+    #[error("the volume is not staged at {}: {found}", place.display())]
+    NotStaged {
+        /// Where.
+        place: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
+    /// Only one pod may have it.
+    #[error("the volume is for one pod at a time, and published at {} already", .0.display())]
+    Taken(PathBuf),
+    /// Nothing is mounted there.
+    #[error("no volume is at {}", .0.display())]
+    NotThere(PathBuf),
+    /// A size that cannot be.
+    #[error("{0}")]
+    Range(String),
+    /// It cannot grow as it is.
+    #[error("the file system at {} is read-only, and so does not grow", .0.display())]
+    ReadOnly(PathBuf),
+    /// It did not grow.
+    #[error("{0}")]
+    NotGrown(String),
+    /// What was done to the disk did not succeed.
+    #[error(transparent)]
+    Volume(#[from] volumes::Error),
+    /// The system refused.
+    #[error("cannot {what} {}", place.display())]
+    System {
+        /// To do what.
+        what: &'static str,
+        /// With what.
+        place: PathBuf,
+        /// What it says.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(super) fn system(what: &'static str, place: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let place = place.into();
+        move |source| Self::System { what, place, source }
+    }
+}

@@ -1,0 +1,101 @@
+//! Lets a volume take the room that its disk has gained, while it is in use.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::guest::Guest;
+use crate::guest::pod_volumes::{Error, begin, disk, look, place};
+use crate::guest::volumes::grow::{Outcome, grow};
+use crate::sys::block;
+
+/// How long growing may take.
+const TO_GROW: Duration = Duration::from_secs(30 * 60);
+/// How long a disk may take to say that it has grown.
+const TO_TELL: Duration = Duration::from_secs(5);
+/// A size that was told for disks is looked at again at the latest after this time.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// What is to grow.
+#[derive(Debug, Clone)]
+pub struct Expand {
+    /// The volume.
+    pub volume: String,
+    /// Where it is staged or published.
+    pub path: String,
+    /// Bytes that it has to have; 0 for any.
+    pub required: u64,
+    /// Bytes that it must not have more of; 0 for any.
+    pub limit: u64,
+}
+
+/// Grows what is on a volume. The size of its disk in bytes.
+///
+/// # Errors
+/// If it is not there, its disk is not as large, or what is on it does not grow.
+pub async fn expand(guest: &Guest, wanted: &Expand) -> Result<u64, Error> {
+    let _operation = begin(guest, &wanted.volume, "it is being expanded").await?;
+    let missing = || Error::NotThere(wanted.path.clone().into());
+    let place = place::resolve(guest, &wanted.path).await?.ok_or_else(missing)?;
+    let (shown, _) = place::look_at(guest, &place).await?;
+    let shown = shown.ok_or_else(missing)?;
+    let Some(number) = shown.number.filter(|_| !shown.gone) else { return Err(Error::Gone(place)) };
+    let disk = block::place(&guest.root, number).map(|place| block::whole(&place).to_owned());
+    let disk = disk.map_err(Error::system("find the disk of", place.clone()))?;
+    let bytes = size(guest, &disk, wanted.required).await?;
+    if bytes < wanted.required {
+        let required = wanted.required;
+        return Err(Error::Range(format!(
+            "the disk has {bytes} bytes, not {required}: it has not grown yet"
+        )));
+    }
+    if wanted.limit != 0 && bytes > wanted.limit {
+        let limit = wanted.limit;
+        return Err(Error::Range(format!("the disk has {bytes} bytes, which is more than {limit}")));
+    }
+    if !shown.is_device {
+        if shown.mount.options.split(',').any(|option| option == "ro") {
+            return Err(Error::ReadOnly(place));
+        }
+        let file: PathBuf = guest.root.path(&block::file(block::name(&disk)));
+        grow_file_system(guest, &file).await?;
+    }
+    Ok(bytes)
+}
+
+/// How large the disk is, as soon as that is enough, or when it has had its time to say so.
+async fn size(guest: &Guest, disk: &str, required: u64) -> Result<u64, Error> {
+    let bytes = block::bytes(&guest.root, disk);
+    if required != 0 && bytes >= required {
+        return Ok(bytes);
+    }
+    let mut changes = guest.disks.changes();
+    let (root, place) = (guest.root.clone(), disk.to_owned());
+    look(Path::new(disk), move || disk::ask_for_size(&root, &place)).await?;
+    let end = Instant::now() + TO_TELL;
+    loop {
+        let bytes = block::bytes(&guest.root, disk);
+        let next = end.min(Instant::now() + AGAIN);
+        if bytes >= required || Instant::now() >= end {
+            return Ok(bytes);
+        }
+        let _ = timeout_at(next, changes.changed()).await;
+    }
+}
+
+/// Grows what is on a whole disk.
+pub(super) async fn grow_file_system(guest: &Guest, disk: &Path) -> Result<(), Error> {
+    for step in grow(guest, disk, TO_GROW).await? {
+        match step.outcome {
+            Outcome::Grown { from, to } => {
+                tracing::info!("{}: grown from {from} to {to} bytes", step.what);
+            }
+            Outcome::NotNeeded => {}
+            Outcome::Refused(why) => {
+                return Err(Error::NotGrown(format!("{} does not grow: {why}", step.what)));
+            }
+        }
+    }
+    Ok(())
+}

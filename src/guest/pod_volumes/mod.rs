@@ -1,0 +1,119 @@
+//! Volumes of pods: disks that kubelet has mounted for them, below its own folder.
+//!
+//! ```text
+//!  disk ──stage──▶ staged: mounted at the volume's place ──publish──▶ published: bound to a pod's place
+//!   ▲                │  (of a block volume: its file is bound           │  (any number of them)
+//!   │                │   to the file "device" there)                    │
+//!   └────unstage─────┘ ◀─────────────────unpublish──────────────────────┘
+//! ```
+//! What is staged and published is what the kernel's list of mounts says, never what is remembered: every verb may be
+//! repeated, also after the agent, kubelet or the machine has ended in the middle of it. One thing at a time is done to a
+//! volume, and a bounded number in all.
+//!
+//! - [`disk`] finds the disk of a volume, [`place`] is about kubelet's folder and what is mounted there.
+//! - [`stage`], [`publish`] and [`remove`] mount and unmount; [`group`] gives a volume to a pod's group.
+//! - [`expand`] takes the room that a disk has gained, [`stats`] tells how full and how well a volume is.
+
+pub mod disk;
+mod error;
+pub mod expand;
+mod group;
+pub mod place;
+pub mod publish;
+pub mod remove;
+pub mod stage;
+pub mod stats;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::guest::volumes::busy::{Busy, Held};
+use crate::guest::{Guest, freeze};
+pub use error::Error;
+
+/// Operations that run at a time; more wait for their turn.
+const AT_ONCE: u32 = 16;
+
+/// How a volume is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Access {
+    /// As a device.
+    Block,
+    /// As a file system.
+    Mount {
+        /// Its kind; any that is there, or [the usual one](stage::USUAL), if nothing is said.
+        kind: Option<String>,
+        /// As for mount(8).
+        options: Vec<String>,
+        /// The group that may write to it.
+        group: Option<u32>,
+    },
+}
+
+/// What is being done to pods' volumes, and where kubelet is.
+#[derive(Debug)]
+pub struct PodVolumes {
+    busy: Busy,
+    places: Arc<Semaphore>,
+    root: OnceLock<PathBuf>,
+}
+
+impl Default for PodVolumes {
+    fn default() -> Self {
+        let places = Arc::new(Semaphore::new(AT_ONCE as usize));
+        Self { busy: Busy::default(), places, root: OnceLock::new() }
+    }
+}
+
+/// Nobody else does anything to a volume as long as this is there.
+#[derive(Debug)]
+struct Operation {
+    _held: Held,
+    _place: OwnedSemaphorePermit,
+}
+
+impl PodVolumes {
+    /// Says once where kubelet's folder is; without it there are no volumes of pods.
+    pub fn serve(&self, root: &Path) {
+        let _ = self.root.set(root.to_owned());
+    }
+
+    /// kubelet's folder.
+    fn root(&self) -> Result<&Path, Error> {
+        self.root.get().map(PathBuf::as_path).ok_or(Error::NoKubelet)
+    }
+
+    /// Whether a place is in kubelet's folder, as far as that can be told without looking at it.
+    pub fn is_kubelets(&self, place: &str) -> bool {
+        self.root.get().is_some_and(|root| Path::new(place).starts_with(root))
+    }
+
+    /// Completes when nothing is being done.
+    pub async fn idle(&self) {
+        // Never closed.
+        let _ = self.places.acquire_many(AT_ONCE).await;
+    }
+}
+
+/// Begins to do something to a volume that writes.
+async fn begin(guest: &Guest, volume: &str, doing: &'static str) -> Result<Operation, Error> {
+    let desk = &guest.pod_volumes;
+    let busy = |doing| Error::Busy { volume: volume.to_owned(), doing };
+    let held = desk.busy.begin(Path::new(volume), doing).map_err(busy)?;
+    let place = Arc::clone(&desk.places).acquire_owned().await.map_err(|_| busy("the agent is ending"))?;
+    if !matches!(guest.freezer.status(), freeze::Status::Thawed { .. }) {
+        return Err(Error::Frozen(guest.freezer.held()));
+    }
+    Ok(Operation { _held: held, _place: place })
+}
+
+/// Does what should take a moment only, beside the event loop.
+async fn look<T: Send + 'static>(what: &Path, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    let done = tokio::time::timeout(PATIENCE, crate::sys::blocking::run(work)).await;
+    done.map_err(|_| Error::Silent { what: what.to_owned(), seconds: PATIENCE.as_secs() })
+}

@@ -1,0 +1,99 @@
+//! Shows a volume that is staged to a pod.
+
+use std::path::{Path, PathBuf};
+
+use crate::guest::Guest;
+use crate::guest::pod_volumes::place::{self, DEVICE, Shown};
+use crate::guest::pod_volumes::{Access, Error, begin, disk, group, remove, stage};
+use crate::guest::volumes::options::Options;
+use crate::sys::mountinfo::Mount;
+
+/// What of a mount holds for what is bound of it, too.
+const KEPT: [&str; 3] = ["nosuid", "nodev", "noexec"];
+
+/// What is to be published.
+#[derive(Debug, Clone)]
+pub struct Publish {
+    /// The volume, and its disk.
+    pub disk: disk::Wanted,
+    /// Where it is staged.
+    pub staging: String,
+    /// Where the pod has it.
+    pub target: String,
+    /// How it is used.
+    pub access: Access,
+    /// The pod does not write to it.
+    pub read_only: bool,
+    /// No second pod may have it.
+    pub single: bool,
+}
+
+/// Publishes a volume, unless it is.
+///
+/// # Errors
+/// If it is not staged, or something else is there.
+pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
+    let volume = &wanted.disk.volume;
+    let _operation = begin(guest, volume, "it is being published").await?;
+    let staging = place::existing(guest, &wanted.staging).await?;
+    let target = place::existing(guest, &wanted.target).await?;
+    if staging == target {
+        let problem = "is where the volume is staged";
+        return Err(Error::Path { path: wanted.target.clone(), problem });
+    }
+    let (staged, list) = place::look_at(guest, &staging).await?;
+    let not_staged = |found| Error::NotStaged { place: staging.clone(), found };
+    let staged = staged.ok_or_else(|| not_staged("nothing is mounted there"))?;
+    if staged.gone {
+        return Err(Error::Gone(staging));
+    }
+    let (source, mut options, group) = match &wanted.access {
+        Access::Block if staged.is_device => (staging.join(DEVICE), Vec::new(), None),
+        Access::Mount { kind, options, group } if !staged.is_device => {
+            if kind.as_ref().is_some_and(|kind| *kind != staged.mount.kind) {
+                return Err(not_staged("it is a file system of another kind"));
+            }
+            // What is no option of a mount is a mistake here, too.
+            Options::parse(options, wanted.read_only)?;
+            (staging.clone(), options.clone(), *group)
+        }
+        _ => return Err(not_staged("it is staged in the other way: as a block device, or as a file system")),
+    };
+    if let Some(disk) = disk::known(guest, &wanted.disk)?
+        && staged.number.is_some_and(|number| number != disk.number)
+    {
+        return Err(not_staged("it is another disk"));
+    }
+    if wanted.single
+        && let Some(other) = published(&list, &staged).find(|place| *place != staging && *place != target)
+    {
+        return Err(Error::Taken(other));
+    }
+    let has = |word: &str| staged.mount.flags.split(',').any(|flag| flag == word);
+    options.extend(KEPT.into_iter().filter(|word| has(word)).map(str::to_owned));
+    let read_only = wanted.read_only || has("ro");
+    if place::shown_now(guest, &list, &target).await?.is_some_and(|shown| shown.gone) {
+        remove::dead(guest, &target).await?;
+    }
+    let new = stage::bind(guest, &source, &target, read_only, &options).await?;
+    if let Some(number) = group.filter(|_| !read_only) {
+        group::give(guest, &target, number).await?;
+    }
+    if new {
+        tracing::info!("volume {volume}: published at {}", target.display());
+    }
+    Ok(())
+}
+
+/// Where all of what is staged is seen.
+fn published<'a>(list: &'a [Mount], staged: &'a Shown) -> impl Iterator<Item = PathBuf> + 'a {
+    let device_at = Path::new(DEVICE);
+    list.iter()
+        .filter(|mount| mount.device == staged.mount.device && mount.root == staged.mount.root)
+        .map(|mount| PathBuf::from(&mount.mount_point))
+        // A device's file is also in the folder of devices itself, which is another root of that file system.
+        .map(move |place| {
+            let is_staged = place == Path::new(&staged.mount.mount_point) && place.ends_with(device_at);
+            if is_staged { place.parent().unwrap_or(&place).to_owned() } else { place }
+        })
+}

@@ -1,0 +1,178 @@
+//! Makes a volume ready for its pods: finds its disk, formats it if it is blank, mounts it, and has it take all its room.
+
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::guest::Guest;
+use crate::guest::disks::identity::{KnownDisk, Serial};
+use crate::guest::pod_volumes::place::{self, DEVICE};
+use crate::guest::pod_volumes::{Access, Error, begin, disk, expand, group, look, remove};
+use crate::guest::volumes::format::{Format, Kind, format};
+use crate::guest::volumes::mount::{Mount, Source, mount};
+use crate::guest::volumes::{self, intent};
+use crate::sys::error_chain;
+use crate::sys::{block_device, superblock};
+
+/// The kind of file system that is made if none is asked for.
+pub const USUAL: &str = "ext4";
+/// How long making a file system may take.
+const TO_FORMAT: Duration = Duration::from_secs(30 * 60);
+/// How long mounting may take, with a check of the file system.
+pub(super) const TO_MOUNT: Duration = Duration::from_secs(30 * 60);
+
+/// What is to be staged.
+#[derive(Debug, Clone)]
+pub struct Stage {
+    /// The volume, and its disk.
+    pub disk: disk::Wanted,
+    /// Where, in kubelet's folder.
+    pub staging: String,
+    /// How it is used.
+    pub access: Access,
+    /// Nobody writes to it.
+    pub read_only: bool,
+}
+
+/// Stages a volume, unless it is.
+///
+/// # Errors
+/// If its disk does not come or cannot be used, or something else is there.
+pub async fn stage(guest: &Guest, wanted: &Stage) -> Result<(), Error> {
+    let volume = &wanted.disk.volume;
+    let _operation = begin(guest, volume, "it is being staged").await?;
+    let place = place::existing(guest, &wanted.staging).await?;
+    let disk = disk::find(guest, &wanted.disk).await?;
+    let new = match &wanted.access {
+        Access::Block => stage_device(guest, wanted, &place, &disk).await?,
+        Access::Mount { kind, options, group } => {
+            let new = stage_mount(guest, wanted, &place, &disk, (kind.as_deref(), options)).await?;
+            if let Some(number) = group.filter(|_| !wanted.read_only) {
+                group::give(guest, &place, number).await?;
+            }
+            new
+        }
+    };
+    if new {
+        tracing::info!("volume {volume}: {} is staged at {}", disk.name, place.display());
+    }
+    Ok(())
+}
+
+async fn stage_mount(
+    guest: &Guest,
+    wanted: &Stage,
+    place: &Path,
+    disk: &KnownDisk,
+    (kind, options): (Option<&str>, &[String]),
+) -> Result<bool, Error> {
+    let file = guest.root.path(&disk.file);
+    if let (Some(shown), _) = place::look_at(guest, place).await? {
+        if shown.gone {
+            remove::dead(guest, place).await?;
+        } else if shown.is_device {
+            let found = "a block volume is staged there".to_owned();
+            return Err(Error::Otherwise { place: place.to_owned(), found });
+        }
+    }
+    let mount_it = Mount {
+        source: Source::Device(&file),
+        target: place,
+        kind,
+        options,
+        read_only: wanted.read_only,
+        make_target: true,
+        over_contents: true,
+        propagation: None,
+        check: true,
+        deadline: TO_MOUNT,
+    };
+    let mounted = match mount(guest, &mount_it).await {
+        Err(volumes::Error::NoFileSystem { .. } | volumes::Error::Unfinished { .. }) if !wanted.read_only => {
+            make(guest, &wanted.disk.volume, &file, disk, kind.unwrap_or(USUAL)).await?;
+            mount(guest, &mount_it).await?
+        }
+        mounted => mounted?,
+    };
+    if !wanted.read_only && is_smaller(&file).await? {
+        // It can be used as it is.
+        if let Err(error) = expand::grow_file_system(guest, &file).await {
+            tracing::warn!("volume {}: {}", wanted.disk.volume, error_chain::words(&error));
+        }
+    }
+    Ok(!mounted.already)
+}
+
+/// Makes a file system if the disk is blank, or if that was begun and did not come to its end.
+async fn make(guest: &Guest, volume: &str, file: &Path, disk: &KnownDisk, kind: &str) -> Result<(), Error> {
+    let Some(kind) = Kind::named(kind) else {
+        return Err(Error::Unusable(format!("file systems of the kind {kind:?} are not made")));
+    };
+    let mut identity = disk.serial().map_or_else(|| volume.to_owned(), Serial::text);
+    let end = (0..=intent::LONGEST).rev().find(|end| identity.is_char_boundary(*end)).unwrap_or(0);
+    identity.truncate(end);
+    let wanted = Format {
+        device: file,
+        identity: &identity,
+        kind,
+        label: None,
+        over_data: false,
+        deadline: TO_FORMAT,
+    };
+    if format(guest, &wanted).await?.made {
+        tracing::info!("volume {volume}: {} was blank, and has {} now", disk.name, kind.name());
+    }
+    Ok(())
+}
+
+/// Whether the file system on a device could take more of it, as after a restore to a larger disk.
+async fn is_smaller(device: &Path) -> Result<bool, Error> {
+    let path = device.to_owned();
+    let read = move || {
+        let opened = block_device::open(&path)?;
+        Ok((superblock::read(&opened)?, block_device::facts(&path)?.bytes))
+    };
+    let (found, bytes) = look(device, read).await?.map_err(Error::system("read", device))?;
+    Ok(found.is_some_and(|found| found.bytes.saturating_add(found.block.max(1).into()) <= bytes))
+}
+
+async fn stage_device(guest: &Guest, wanted: &Stage, place: &Path, disk: &KnownDisk) -> Result<bool, Error> {
+    let (file, target) = (guest.root.path(&disk.file), place.join(DEVICE));
+    if let (Some(shown), _) = place::look_at(guest, place).await? {
+        if shown.gone {
+            let dead = if shown.is_device { &target } else { place };
+            remove::dead(guest, dead).await?;
+        } else if !shown.is_device {
+            let found = format!("a volume with {} is staged there", shown.mount.kind);
+            return Err(Error::Otherwise { place: place.to_owned(), found });
+        }
+    }
+    let folder = place.to_owned();
+    let made =
+        look(place, move || place::ignore_existing(std::fs::DirBuilder::new().mode(0o750).create(folder)));
+    made.await?.map_err(Error::system("make the folder", place))?;
+    Ok(bind(guest, &file, &target, wanted.read_only, &[]).await?)
+}
+
+/// Binds a folder or file to another place, unless it is. Whether it was not.
+pub(super) async fn bind(
+    guest: &Guest,
+    source: &Path,
+    target: &PathBuf,
+    read_only: bool,
+    options: &[String],
+) -> Result<bool, volumes::Error> {
+    let wanted = Mount {
+        source: Source::Bind(source),
+        target,
+        kind: None,
+        options,
+        read_only,
+        make_target: true,
+        over_contents: true,
+        propagation: None,
+        check: false,
+        deadline: TO_MOUNT,
+    };
+    Ok(!mount(guest, &wanted).await?.already)
+}

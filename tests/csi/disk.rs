@@ -1,0 +1,126 @@
+//! Disks for an agent: loop devices that a made-up tree of sysfs shows as disks of the machine. The kernel's own words
+//! about the loop devices have the agent look there.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use crate::lab::run;
+
+const BUS: &str = "devices/pci0000:00/0000:00:06.0/virtio4";
+
+/// The tree, in the place of /sys; what was there is still at `real`.
+pub struct Machine {
+    folder: tempfile::TempDir,
+}
+
+impl Machine {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let real = folder.path().join("sys");
+        std::fs::create_dir(&real).unwrap();
+        run(&format!("mount --rbind /sys {0}; mount -t tmpfs sys /sys", real.display()));
+        for folder in ["block", "dev/block", "devices/virtual/block", "class/scsi_host/host0"] {
+            std::fs::create_dir_all(Path::new("/sys").join(folder)).unwrap();
+        }
+        std::fs::write("/sys/class/scsi_host/host0/scan", "").unwrap();
+        // What the agent has to see of the machine itself.
+        std::fs::create_dir("/sys/fs").unwrap();
+        run(&format!("mount --bind {}/fs /sys/fs", real.display()));
+        Self { folder }
+    }
+
+    /// A blank disk that is not plugged.
+    pub fn disk(&self, serial: &str, mebibytes: u64) -> Disk {
+        let file = self.folder.path().join(format!("{serial}.disk"));
+        std::fs::File::create(&file).unwrap().set_len(mebibytes << 20).unwrap();
+        let device = run(&format!("losetup --find --show {}", file.display()));
+        let name = device.rsplit('/').next().unwrap().to_owned();
+        let number = run(&format!("cat {}/block/{name}/dev", self.real()));
+        // A link by which a word about the loop device leads to the disk.
+        let slaves = format!("/sys/devices/virtual/block/{name}/slaves");
+        std::fs::create_dir_all(&slaves).unwrap();
+        let link = Path::new(&slaves).join(&name);
+        let _ = std::fs::remove_file(&link);
+        symlink(format!("../../../../../{BUS}/{name}/block/{name}"), link).unwrap();
+        Disk { file, name, number, serial: serial.to_owned(), real: self.real() }
+    }
+
+    /// A disk that is plugged.
+    pub fn plugged(&self, serial: &str, mebibytes: u64) -> Disk {
+        let disk = self.disk(serial, mebibytes);
+        disk.plug();
+        disk
+    }
+
+    fn real(&self) -> String {
+        self.folder.path().join("sys").display().to_string()
+    }
+}
+
+pub struct Disk {
+    pub file: PathBuf,
+    pub name: String,
+    number: String,
+    pub serial: String,
+    real: String,
+}
+
+impl Disk {
+    fn place(&self) -> PathBuf {
+        format!("/sys/{BUS}/{0}/block/{0}", self.name).into()
+    }
+
+    pub fn device(&self) -> String {
+        format!("/dev/{}", self.name)
+    }
+
+    pub fn plug(&self) {
+        let place = self.place();
+        std::fs::create_dir_all(&place).unwrap();
+        std::fs::write(place.join("dev"), &self.number).unwrap();
+        std::fs::write(place.join("serial"), &self.serial).unwrap();
+        self.show_size();
+        let link = format!("../{BUS}/{0}/block/{0}", self.name);
+        symlink(&link, Path::new("/sys/block").join(&self.name)).unwrap();
+        symlink(format!("../{link}"), Path::new("/sys/dev/block").join(&self.number)).unwrap();
+        self.say();
+    }
+
+    pub fn unplug(&self) {
+        std::fs::remove_file(Path::new("/sys/block").join(&self.name)).unwrap();
+        std::fs::remove_file(Path::new("/sys/dev/block").join(&self.number)).unwrap();
+        // Kept elsewhere, so that no inode comes back, as none does in sysfs.
+        let grave = tempfile::Builder::new().disable_cleanup(true).tempdir_in("/sys").unwrap();
+        std::fs::rename(self.place(), grave.path()).unwrap();
+        self.say();
+    }
+
+    /// Has the kernel say something about it.
+    fn say(&self) {
+        std::fs::write(format!("{}/devices/virtual/block/{}/uevent", self.real, self.name), "change")
+            .unwrap();
+    }
+
+    fn show_size(&self) {
+        let sectors = std::fs::metadata(&self.file).unwrap().len() / 512;
+        std::fs::write(self.place().join("size"), sectors.to_string()).unwrap();
+    }
+
+    /// Larger.
+    pub fn resize(&self, mebibytes: u64) {
+        std::fs::File::options().write(true).open(&self.file).unwrap().set_len(mebibytes << 20).unwrap();
+        run(&format!("losetup --set-capacity {}", self.device()));
+        self.show_size();
+        self.say();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.place().exists() {
+            self.unplug();
+        }
+        // What is still mounted goes with the namespace, and the device then.
+        let _ = std::process::Command::new("losetup").arg("--detach").arg(self.device()).status();
+    }
+}
