@@ -15,8 +15,8 @@
 //!      └─ thaw ───── guest, status
 //! ```
 //!
-//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `text` is how `ctl` and
-//! `status` show things to people. `supervise` owns every task. `agent` and `hostd` are the assemblies: the only readers of `config`.
+//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `text` is how sizes and
+//! tables look to people. `supervise` owns every task. `agent` and `hostd` are the assemblies: the only readers of `config`.
 
 #[cfg(feature = "agent")]
 pub mod agent;
@@ -39,7 +39,6 @@ pub mod rpc;
 pub mod status;
 pub mod supervise;
 pub mod sys;
-#[cfg(any(feature = "agent", feature = "ctl"))]
 pub mod text;
 #[cfg(feature = "agent")]
 pub mod thaw;

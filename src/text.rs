@@ -31,6 +31,35 @@ pub fn size(bytes: u64) -> String {
     if tenths == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenths} {name}") }
 }
 
+/// A size as people write it: a number of bytes, or one with K, M, G or T for the powers of 1024.
+///
+/// # Errors
+/// With what is wrong, if it is none.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || "give a number, or one with K, M, G or T, such as 10G".to_owned();
+    let digits = text.trim_end_matches(|one: char| one.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" | "Ki" | "KiB" => 10,
+        "M" | "Mi" | "MiB" => 20,
+        "G" | "Gi" | "GiB" => 30,
+        "T" | "Ti" | "TiB" => 40,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(wrong)
+}
+
+/// A size in the largest unit in which it is a whole number, as [`parse_size`] takes it.
+pub fn exact_size(bytes: u64) -> String {
+    let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    let fits = |(shift, _): &(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= *shift;
+    units
+        .into_iter()
+        .find(fits)
+        .map_or(bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
+}
+
 /// The text, or a dash in place of none.
 pub fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
@@ -45,6 +74,25 @@ mod tests {
         let row = |cells: [&str; 3]| cells.map(str::to_owned);
         let rows = [row(["NAME", "X", "REASON"]), row(["ünï", "-", ""]), row(["a", "long", "why"])];
         assert_eq!(table(&rows), "NAME  X     REASON\nünï   -\na     long  why\n");
+    }
+
+    #[test]
+    fn sizes_that_people_write() {
+        let cases = [
+            ("512", 512, "512"),
+            ("10G", 10 << 30, "10G"),
+            ("1536M", 1536 << 20, "1536M"),
+            ("2TiB", 2 << 40, "2T"),
+        ];
+        for (text, bytes, back) in cases {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+            assert_eq!(exact_size(bytes), back, "{text}");
+        }
+        for wrong in ["", "G", "0", "-1G", "1.5G", "10g", "10 G", "99999999999T", "1P", "1µ"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(exact_size(0), "0");
+        assert_eq!(exact_size(1025), "1025");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// purpose.
 const ALLOWED: &[(&str, &[&str])] = &[
     // Programs: arguments → settings → run.
-    ("bin", &["agent", "config", "ctl", "hostd", "qga", "status", "sys", "thaw"]),
+    ("bin", &["agent", "config", "ctl", "hostd", "qga", "status", "sys", "text", "thaw"]),
     // Assemblies: the only readers of settings.
     ("agent", &["config", "csi", "guest", "qga", "rpc", "supervise", "sys", "transport", "wire"]),
     ("hostd", &["config", "host", "supervise", "sys", "transport"]),
@@ -26,7 +26,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The host half owns its sessions and so the streams under them.
     ("host", &["supervise", "sys", "transport", "wire"]),
     ("transport", &["supervise", "sys", "wire"]),
-    ("config", &[]),
+    ("config", &["text"]),
     ("supervise", &[]),
     ("sys", &[]),
     ("text", &[]),

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
-use guestlet::ctl::disk::{self, Action, parse_size};
+use guestlet::ctl::disk::{self, Action};
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
 use guestlet::ctl::{self, Verb, kinds::NAMES, print::Format, watch::Filter, words::parse_span};
+use guestlet::text::parse_size;
 
 /// Shows the VMs of this host, as their guestlet agents and hypervisors see them.
 #[derive(Debug, Parser)]

@@ -220,7 +220,7 @@ fn rows(disks: &[AttachedDisk]) -> String {
         rows.push([
             text::or_dash(&disk.serial),
             text::or_dash(bus(disk).unwrap_or_default()),
-            size(disk.size),
+            text::exact_size(disk.size),
             disk.format.clone(),
             if disk.read_only { "read-only" } else { "writable" }.to_owned(),
             if disk.managed { "guestlet" } else { "others" }.to_owned(),
@@ -228,57 +228,4 @@ fn rows(disks: &[AttachedDisk]) -> String {
         ]);
     }
     text::table(&rows)
-}
-
-/// A size as people write it: a number of bytes, or one with K, M, G or T for the powers of 1024.
-///
-/// # Errors
-/// With what is wrong, if it is none.
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || "give a number, or one with K, M, G or T, such as 10G".to_owned();
-    let digits = text.trim_end_matches(|one: char| one.is_ascii_alphabetic());
-    let shift = match &text[digits.len()..] {
-        "" => 0,
-        "K" | "Ki" | "KiB" => 10,
-        "M" | "Mi" | "MiB" => 20,
-        "G" | "Gi" | "GiB" => 30,
-        "T" | "Ti" | "TiB" => 40,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(wrong)
-}
-
-/// A size in the largest unit in which it is a whole number, as [`parse_size`] takes it.
-fn size(bytes: u64) -> String {
-    let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
-    let fits = |(shift, _): &(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= *shift;
-    units
-        .into_iter()
-        .find(fits)
-        .map_or(bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes() {
-        let cases = [
-            ("512", 512, "512"),
-            ("10G", 10 << 30, "10G"),
-            ("1536M", 1536 << 20, "1536M"),
-            ("2TiB", 2 << 40, "2T"),
-        ];
-        for (text, bytes, back) in cases {
-            assert_eq!(parse_size(text), Ok(bytes), "{text}");
-            assert_eq!(size(bytes), back, "{text}");
-        }
-        for wrong in ["", "G", "0", "-1G", "1.5G", "10g", "10 G", "99999999999T", "1P", "1µ"] {
-            assert!(parse_size(wrong).is_err(), "{wrong}");
-        }
-        assert_eq!(size(0), "0");
-        assert_eq!(size(1025), "1025");
-    }
 }
