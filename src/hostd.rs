@@ -13,6 +13,7 @@ use crate::host::backends;
 use crate::host::fleet::{Fleet, Handle};
 use crate::host::half::Half;
 use crate::host::metrics::serve as metrics;
+use crate::host::volumes::Keeper;
 use crate::supervise::{Supervisor, termination};
 use crate::sys::{host_name::host_name, logging, service};
 use crate::transport::unix::{self, Listener};
@@ -90,7 +91,10 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
     let volumes = settings.volumes.clone();
     let (reloader, followed) = Reloader::new(options, settings)?;
-    let (backend, disks) = backends::Kind::Qemu { machines: followed.machines, volumes }.build();
+    let kind = backends::Kind::Qemu { machines: followed.machines, volumes, pools: followed.pools };
+    let backends::Built { backend, disks, volumes } = kind.build();
+    let keeper = Keeper::new(volumes, handle.clone(), followed.policies);
+    let fleet = fleet.with_volumes(keeper.clone());
 
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
@@ -104,13 +108,18 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         token.run_until_cancelled(backend.watch(changes)).await;
         Ok(())
     });
+    let (repairing, token) = (keeper.clone(), shutdown.clone());
+    supervisor.spawn("volumes", async move {
+        repairing.repair(token).await;
+        Ok(())
+    });
     let token = shutdown.clone();
     supervisor.spawn("settings", async move {
         reloader.run(token).await;
         Ok(())
     });
     let (fleet, settings) = (handle.clone(), followed.standing);
-    let api = Api { fleet, disks, half: Arc::clone(&half), settings };
+    let api = Api { fleet, disks, volumes: keeper, half: Arc::clone(&half), settings };
     let token = shutdown.clone();
     supervisor.spawn("api", async move {
         api::run(socket, api, token).await;

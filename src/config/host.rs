@@ -13,14 +13,21 @@
 //! port = 970                      # optional
 //! callback-port = 971             # optional
 //!
+//! [[pool]]                        # a storage class, optional
+//! name = "fast"
+//! path = "/srv/fast"
+//!
+//! [cluster.dev]                   # what a cluster may, optional
+//! max-volumes = 100
+//!
 //! [limits]                        # optional
 //! events-per-second = 64
 //! ```
 //!
-//! `[[vm]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
+//! `[[vm]]` and `[[pool]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
 //! field in `vm::VmFragment`, its check in `Checker::vm`, and its place in [`VmSettings`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -29,11 +36,17 @@ use toml::Spanned;
 
 use super::{Error, Fragment, load};
 
+mod cluster;
 mod limits;
+mod pool;
 mod vm;
 
+use cluster::ClusterFragment;
+pub use cluster::ClusterSettings;
 pub use limits::LimitSettings;
 use limits::LimitsFragment;
+use pool::PoolFragment;
+pub use pool::{Allocation, Bus, Format, PoolSettings};
 use vm::{Checker, VmFragment};
 pub use vm::{DEFAULT_CALLBACK_PORT, DEFAULT_PORT, DialSettings, VmSettings};
 
@@ -61,6 +74,10 @@ pub struct HostSettings {
     pub volumes: PathBuf,
     /// What one guest may cost.
     pub limits: LimitSettings,
+    /// The pools, in the order in which they are written.
+    pub pools: Vec<PoolSettings>,
+    /// What clusters may, by their names.
+    pub clusters: BTreeMap<String, ClusterSettings>,
     /// The VMs, in the order of their names.
     pub vms: Vec<VmSettings>,
 }
@@ -101,6 +118,10 @@ struct Parsed {
     #[serde(default)]
     limits: LimitsFragment,
     #[serde(default)]
+    pool: Vec<Spanned<PoolFragment>>,
+    #[serde(default)]
+    cluster: BTreeMap<String, Spanned<ClusterFragment>>,
+    #[serde(default)]
     vm: Vec<Spanned<VmFragment>>,
 }
 
@@ -133,7 +154,7 @@ impl HostFragment {
         let (mut metrics_socket, mut metrics) = (None, None);
         let mut volumes = PathBuf::from(VOLUMES);
         let mut limits = LimitSettings::default();
-        let mut vms = Vec::new();
+        let (mut vms, mut pools, mut clusters) = (Vec::new(), Vec::new(), BTreeMap::new());
         let mut taken = HashMap::new();
         for source in &self.sources {
             if let Some(path) = &source.parsed.socket {
@@ -149,13 +170,30 @@ impl HostFragment {
                 volumes = source.absolute("volumes-dir", path)?;
             }
             limits::check(source, &source.parsed.limits, &mut limits)?;
+            for pool in &source.parsed.pool {
+                pools.push(pool::check(source, pool, &mut taken)?);
+            }
+            for (name, cluster) in &source.parsed.cluster {
+                clusters.insert(name.clone(), cluster::check(source, name, cluster)?);
+            }
             for vm in &source.parsed.vm {
                 vms.push(Checker { source, vm, taken: &mut taken }.vm()?);
             }
         }
+        self.check_references(&pools, &vms)?;
         vms.sort_by(|a: &VmSettings, b| a.name.cmp(&b.name));
         let metrics_socket = metrics_socket.unwrap_or_else(|| socket.with_file_name(METRICS_SOCKET));
-        Ok(HostSettings { socket, metrics_socket, metrics, volumes, limits, vms })
+        Ok(HostSettings { socket, metrics_socket, metrics, volumes, limits, pools, clusters, vms })
+    }
+
+    /// Names that clusters use have to be there.
+    fn check_references(&self, pools: &[PoolSettings], vms: &[VmSettings]) -> Result<(), Error> {
+        for source in &self.sources {
+            for (name, cluster) in &source.parsed.cluster {
+                cluster::check_references(source, name, cluster, pools, vms)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -177,6 +215,25 @@ impl Source {
                     format!("metrics = {found:?} is no address and port; write it like 127.0.0.1:9970");
                 Err(self.wrong(address, problem))
             }
+        }
+    }
+
+    /// That `value` is used for the first time as `what`; where it was is remembered.
+    fn unique<T>(
+        &self,
+        taken: &mut vm::Taken,
+        what: &str,
+        at: &Spanned<T>,
+        value: &str,
+    ) -> Result<(), Error> {
+        let error = self.wrong(at, String::new());
+        let place = format!("{}:{}", error.file.display(), error.line.unwrap_or_default());
+        match taken.insert(format!("{what} {value}"), place) {
+            Some(first) => Err(Error {
+                problem: format!("{what} {value:?} is used a second time, first at {first}; change one"),
+                ..error
+            }),
+            None => Ok(()),
         }
     }
 
@@ -248,6 +305,7 @@ mod tests {
                     dial: DialSettings::Hybrid { path: "/run/db.vsock".into(), port: 1970 },
                     callback: Some(DialSettings::Hybrid { path: "/run/db.vsock".into(), port: 971 }),
                     qmp: Some("/run/db.qmp".into()),
+                    max_volumes: 240,
                 },
                 VmSettings {
                     name: "web-1".into(),
@@ -256,6 +314,7 @@ mod tests {
                     dial: DialSettings::Vsock { cid: 3, port: 970 },
                     callback: Some(DialSettings::Vsock { cid: 3, port: 971 }),
                     qmp: None,
+                    max_volumes: 240,
                 },
             ]
         );

@@ -145,6 +145,18 @@ enum Details {
     Opened { after_milliseconds: u64, rebooted: bool, guest: Option<Box<Guest>> },
     Closed { reason: String },
     Guest(FromGuest),
+    Volume(ChangedVolume),
+}
+
+#[derive(Debug, Serialize)]
+struct ChangedVolume {
+    volume: String,
+    volume_name: String,
+    cluster: String,
+    class: String,
+    size: u64,
+    claim: String,
+    by: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -306,6 +318,15 @@ impl From<v1::VirtualMachineEvent> for Event {
                 sequence: event.sequence,
                 guest_time: event.time.map(rfc3339),
                 about: event.kind.map_or(About::Nothing {}, about),
+            }),
+            Some(Kind::VolumeChanged(changed)) => Details::Volume(ChangedVolume {
+                volume: changed.volume_id,
+                volume_name: changed.name,
+                cluster: changed.cluster,
+                class: changed.class,
+                size: changed.bytes,
+                claim: changed.claim,
+                by: changed.by,
             }),
             Some(Kind::GuestReset(_)) | None => Details::None {},
         };

@@ -1,9 +1,9 @@
 //! The names of everything that can happen: what programs read, and what `watch --kind` takes.
 
-use crate::wire::proto::v1::{VirtualMachineEvent, event, virtual_machine_event::Kind};
+use crate::wire::proto::v1::{VirtualMachineEvent, VolumeAction, event, virtual_machine_event::Kind};
 
 /// All names, in the order in which people are told them.
-pub const NAMES: [&str; 27] = [
+pub const NAMES: [&str; 33] = [
     "power-changed",
     "guest-reset",
     "session-opened",
@@ -29,6 +29,12 @@ pub const NAMES: [&str; 27] = [
     "disk-changed",
     "disk-mounted",
     "disk-failed",
+    "volume-created",
+    "volume-removed",
+    "volume-attached",
+    "volume-detached",
+    "volume-expanded",
+    "volume-reattached",
     "heartbeat",
     "unknown",
 ];
@@ -64,6 +70,15 @@ pub fn name(happened: &VirtualMachineEvent) -> &'static str {
             Some(event::Kind::DiskFailed(_)) => "disk-failed",
             Some(event::Kind::Heartbeat(_)) => "heartbeat",
             None => "unknown",
+        },
+        Some(Kind::VolumeChanged(changed)) => match changed.action() {
+            VolumeAction::Created => "volume-created",
+            VolumeAction::Removed => "volume-removed",
+            VolumeAction::Attached => "volume-attached",
+            VolumeAction::Detached => "volume-detached",
+            VolumeAction::Expanded => "volume-expanded",
+            VolumeAction::Reattached => "volume-reattached",
+            VolumeAction::Unspecified => "unknown",
         },
         None => "unknown",
     }

@@ -7,7 +7,9 @@ use super::client::{Client, answer};
 use super::print::Printer;
 use super::{Error, json, kinds, words};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
-use crate::wire::proto::v1::{PowerState, VirtualMachineEvent, WatchVirtualMachinesRequest, event};
+use crate::wire::proto::v1::{
+    PowerState, VirtualMachineEvent, VolumeAction, VolumeChanged, WatchVirtualMachinesRequest, event,
+};
 
 /// What to show.
 #[derive(Debug, Clone, Default)]
@@ -69,12 +71,28 @@ fn words(event: &VirtualMachineEvent) -> String {
             format!("session opened after {}.{} s{boot}", tenths / 10, tenths % 10)
         }
         Some(Kind::SessionClosed(closed)) => format!("session closed: {}", closed.reason),
+        Some(Kind::VolumeChanged(changed)) => of_volume(changed),
         Some(Kind::GuestEvent(event)) => match &event.kind {
             Some(kind) => of_guest(kind),
             None => "an event that this guestctl does not know".to_owned(),
         },
         None => "something that this guestctl does not know".to_owned(),
     }
+}
+
+fn of_volume(changed: &VolumeChanged) -> String {
+    let what = match changed.action() {
+        VolumeAction::Created => "created",
+        VolumeAction::Removed => "removed",
+        VolumeAction::Attached => "attached",
+        VolumeAction::Detached => "detached",
+        VolumeAction::Expanded => "expanded",
+        VolumeAction::Reattached => "was missing, attached again",
+        VolumeAction::Unspecified => "changed in a way that this guestctl does not know",
+    };
+    let claim = if changed.claim.is_empty() { String::new() } else { format!(" for {}", changed.claim) };
+    let VolumeChanged { volume_id, name, cluster, bytes, by, .. } = changed;
+    format!("volume {what}: {volume_id} ({name}{claim}, {}, cluster {cluster}), by {by}", text::size(*bytes))
 }
 
 fn of_guest(kind: &event::Kind) -> String {

@@ -16,16 +16,19 @@ use super::fleet::{Handle, Reach, Stopped, Watched};
 use super::half::Half;
 use super::ping;
 use super::settings::Standing;
+use super::volumes::Keeper;
 use crate::supervise::Scope;
 use crate::transport::http2;
 use crate::transport::unix::Listener;
 use crate::wire::proto::v1::admin_server::{Admin, AdminServer};
 use crate::wire::proto::v1::{
-    AttachDiskRequest, AttachedDisk, DetachDiskRequest, DetachDiskResponse, GetHostStatusRequest,
+    AttachDiskRequest, AttachVolumeRequest, AttachedDisk, CreateVolumeRequest, DetachDiskRequest,
+    DetachDiskResponse, DetachVolumeRequest, ExpandVolumeRequest, GetHostStatusRequest,
     GetVirtualMachineRequest, HostStatus, ListAttachedDisksRequest, ListAttachedDisksResponse,
     ListVirtualMachineDisksRequest, ListVirtualMachineDisksResponse, ListVirtualMachinesRequest,
-    ListVirtualMachinesResponse, PingVirtualMachineRequest, Pong, ResizeDiskRequest, VirtualMachine,
-    VirtualMachineEvent, WatchVirtualMachinesRequest,
+    ListVirtualMachinesResponse, ListVolumesRequest, ListVolumesResponse, PingVirtualMachineRequest, Pong,
+    RemoveVolumeRequest, RemoveVolumeResponse, ResizeDiskRequest, VirtualMachine, VirtualMachineEvent,
+    Volume, WatchVirtualMachinesRequest,
 };
 
 /// Connections at a time; a further one is closed at once.
@@ -77,6 +80,8 @@ pub struct Api {
     pub fleet: Handle,
     /// Plugs disks into them.
     pub disks: Arc<dyn Disks>,
+    /// Keeps their volumes.
+    pub volumes: Keeper,
     /// This run.
     pub half: Arc<Half>,
     /// How the settings are.
@@ -211,6 +216,36 @@ impl Admin for Api {
     ) -> Result<Response<ListAttachedDisksResponse>, Status> {
         disks::list(&*self.disks, request.into_inner()).await.map(Response::new)
     }
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> Result<Response<ListVolumesResponse>, Status> {
+        self.volumes.list_for_people(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn create_volume(&self, request: Request<CreateVolumeRequest>) -> Result<Response<Volume>, Status> {
+        self.volumes.create_for_people(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn attach_volume(&self, request: Request<AttachVolumeRequest>) -> Result<Response<Volume>, Status> {
+        self.volumes.attach_for_people(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn detach_volume(&self, request: Request<DetachVolumeRequest>) -> Result<Response<Volume>, Status> {
+        self.volumes.detach_for_people(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn expand_volume(&self, request: Request<ExpandVolumeRequest>) -> Result<Response<Volume>, Status> {
+        self.volumes.expand_for_people(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn remove_volume(
+        &self,
+        request: Request<RemoveVolumeRequest>,
+    ) -> Result<Response<RemoveVolumeResponse>, Status> {
+        self.volumes.remove_for_people(request.into_inner()).await.map(Response::new)
+    }
 }
 
 #[cfg(test)]
@@ -218,6 +253,7 @@ mod tests {
     use super::*;
     use crate::host::backends::{Change, Kind, Vm};
     use crate::host::fleet::Fleet;
+    use crate::host::volumes::policy::Policies;
     use crate::transport::dial::Target;
     use crate::wire::proto::v1::PowerState;
 
@@ -234,12 +270,15 @@ mod tests {
                 cluster: String::new(),
                 callback: None,
                 target,
+                max_volumes: 0,
                 limits: Arc::default(),
             };
             changes.send(Change::Listed(vec![vm])).await.unwrap();
             let (_standing, settings) = watch::channel(Standing::new("/nowhere".into()));
-            let kind = Kind::Qemu { machines: watch::channel(Vec::new()).1, volumes: "/nowhere".into() };
-            let api = Api { fleet: handle.clone(), disks: kind.build().1, half, settings };
+            let (machines, pools) = (watch::channel(Vec::new()).1, watch::channel(Vec::new()).1);
+            let built = Kind::Qemu { machines, volumes: "/nowhere".into(), pools }.build();
+            let volumes = Keeper::new(built.volumes, handle.clone(), watch::channel(Policies::new()).1);
+            let api = Api { fleet: handle.clone(), disks: built.disks, volumes, half, settings };
             let request = WatchVirtualMachinesRequest::default();
             let mut events = api.watch_virtual_machines(Request::new(request)).await.unwrap().into_inner();
             for power in [PowerState::Paused, PowerState::Running].into_iter().cycle().take(2000) {

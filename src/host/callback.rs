@@ -1,4 +1,5 @@
-//! The callback channel of one session: the host dials, and the guest asks `guestlet.v1.Host`.
+//! The callback channel of one session: the host dials, and the guest asks `guestlet.v1.Host`, and
+//! `csi.v1.Controller` of its cluster's volumes.
 //!
 //! ```text
 //!  dial ──stream──▶ served ──WhoAmI──▶ open
@@ -24,9 +25,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::body::Body;
+use tonic::server::NamedService;
 
 use super::backoff::Backoff;
 use super::contact::Contact;
+use super::csi;
 use super::half::Half;
 use super::metered;
 use super::rate::Allowance;
@@ -35,15 +38,22 @@ use super::talk::Refusal;
 use super::text;
 use super::unread::Unread;
 use crate::transport::http2;
+use crate::wire::proto::csi::controller_server::ControllerServer;
 use crate::wire::proto::v1::host_server::{Host, HostServer};
 use crate::wire::proto::v1::{CallbackState, PingRequest, PingResponse, WhoAmIRequest, WhoAmIResponse};
 
 /// Bytes of one request; they are all small.
 const MAX_REQUEST: usize = 16 * 1024;
+/// The same of a request about volumes.
+const MAX_VOLUME_REQUEST: usize = 64 * 1024;
 /// Bytes of a ping.
 const MAX_PING: usize = 4096;
 /// How long a call may take, its request included.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
+/// The same of a call about volumes, which may have to wait for a guest. What it has begun goes on.
+const VOLUME_DEADLINE: Duration = Duration::from_secs(180);
+/// How long a call about volumes waits before it is looked again whether it may be made.
+const CALL_AGAIN: Duration = Duration::from_millis(20);
 /// How often the guest may break the channel within one session.
 const MAX_BREAKS: u32 = 8;
 
@@ -95,7 +105,11 @@ async fn serve(
     let introduced = Arc::new(Notify::new());
     let service = Service { identity: contact.identity(), introduced: Arc::clone(&introduced) };
     let service = HostServer::new(service).max_decoding_message_size(MAX_REQUEST);
-    let service = Guarded { service, guard: Arc::clone(guard) };
+    let volumes = contact.volumes.clone().map(|keeper| {
+        let service = csi::Service::new(keeper, &contact.vm.name, &contact.vm.cluster);
+        ControllerServer::new(service).max_decoding_message_size(MAX_VOLUME_REQUEST)
+    });
+    let service = Guarded { service, volumes, guard: Arc::clone(guard) };
     let bounds = http2::Bounds { open_calls: contact.vm.limits.open_calls, ..http2::Bounds::SMALL };
     let mut serving = Box::pin(http2::serve_within(stream, service, CancellationToken::new(), bounds));
     let mut known = false;
@@ -149,6 +163,8 @@ impl Host for Service {
 #[derive(Debug)]
 struct Guard {
     allowance: Mutex<Allowance>,
+    /// Calls that were held back and given up.
+    given_up: Mutex<Allowance>,
     flooded: Notify,
     unread: Arc<Unread>,
     half: Arc<Half>,
@@ -159,6 +175,7 @@ impl Guard {
         let per_second = f64::from(contact.vm.limits.calls_per_second);
         let allowance = Allowance::new(Instant::now(), per_second * 4.0, per_second);
         Arc::new(Self {
+            given_up: Mutex::new(allowance.clone()),
             allowance: Mutex::new(allowance),
             flooded: Notify::new(),
             unread: Arc::default(),
@@ -169,45 +186,90 @@ impl Guard {
     /// One more call.
     fn admit(&self) -> bool {
         self.half.metrics.callback_calls.fetch_add(1, Ordering::Relaxed);
-        let mut allowance = self.allowance.lock().unwrap_or_else(PoisonError::into_inner);
-        let admitted = allowance.take(Instant::now(), 1.0);
+        let admitted = take(&self.allowance);
         if !admitted {
             self.flooded.notify_one();
         }
         admitted
     }
+
+    /// One more call about volumes: sidecars make many at once, and wait for their answers. So these are held back, not
+    /// taken for a flood, as long as somebody waits for them.
+    async fn admit_in_time(self: Arc<Self>) {
+        self.half.metrics.callback_calls.fetch_add(1, Ordering::Relaxed);
+        let mut waiting = Waiting { guard: &self, admitted: false };
+        while !take(&self.allowance) {
+            tokio::time::sleep(CALL_AGAIN).await;
+        }
+        waiting.admitted = true;
+    }
 }
 
-/// A service whose calls are counted, whatever they call, and end.
+/// A call that is held back. One that is given up counts as one that was made.
+struct Waiting<'g> {
+    guard: &'g Guard,
+    admitted: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.admitted && !take(&self.guard.given_up) {
+            self.guard.flooded.notify_one();
+        }
+    }
+}
+
+fn take(allowance: &Mutex<Allowance>) -> bool {
+    allowance.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now(), 1.0)
+}
+
+/// The services of one guest, whose calls are counted, whatever they call, and end.
 #[derive(Debug, Clone)]
-struct Guarded<S> {
+struct Guarded<S, V> {
     service: S,
+    /// For what is asked of volumes.
+    volumes: Option<V>,
     guard: Arc<Guard>,
 }
 
-impl<S> tower_service::Service<Request<Incoming>> for Guarded<S>
+impl<S, V> tower_service::Service<Request<Incoming>> for Guarded<S, V>
 where
     S: http2::Service,
+    V: http2::Service + NamedService,
 {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        // Those that tonic generates are always ready.
         self.service.poll_ready(context)
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let service = request.uri().path().trim_start_matches('/').split('/').next();
+        if let Some(volumes) = self.volumes.clone().filter(|_| service == Some(V::NAME)) {
+            let (guard, mut volumes) = (Arc::clone(&self.guard), volumes);
+            return Box::pin(answer(VOLUME_DEADLINE, Arc::clone(&guard.unread), async move {
+                guard.admit_in_time().await;
+                volumes.call(request).await
+            }));
+        }
         if !self.guard.admit() {
             let status = Status::resource_exhausted("too many calls");
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
-        let answer = self.service.call(request);
-        let unread = Arc::clone(&self.guard.unread);
-        Box::pin(async move {
-            let late = |_| Ok(Status::deadline_exceeded("the call took too long").into_http());
-            let answer = tokio::time::timeout(CALL_DEADLINE, answer).await.unwrap_or_else(late)?;
-            Ok(answer.map(|body| unread.watch(body)))
-        })
+        Box::pin(answer(CALL_DEADLINE, Arc::clone(&self.guard.unread), self.service.call(request)))
     }
+}
+
+/// The answer to a call, which comes in time, and must be taken in time.
+async fn answer(
+    deadline: Duration,
+    unread: Arc<Unread>,
+    call: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Result<Response<Body>, Infallible> {
+    let late = |_| Ok(Status::deadline_exceeded("the call took too long").into_http());
+    let answer = tokio::time::timeout(deadline, call).await.unwrap_or_else(late)?;
+    Ok(answer.map(|body| unread.watch(body)))
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::backends::Vm;
 use super::half::Half;
 use super::metered::{Gate, Metered};
+use super::volumes::Keeper;
 use crate::transport::BoxStream;
 use crate::transport::dial::{self, Dial, Target};
 use crate::wire::proto::v1::WhoAmIResponse;
@@ -21,21 +22,23 @@ pub struct Contact {
     pub vm: Arc<Vm>,
     /// This run of the host half.
     pub half: Arc<Half>,
+    /// For what its guest asks of volumes, where there are any.
+    pub volumes: Option<Keeper>,
     control: Box<dyn Dial>,
     callback: Option<Box<dyn Dial>>,
 }
 
 impl Contact {
     /// Reaches `vm` as it says.
-    pub fn new(vm: Arc<Vm>, half: Arc<Half>) -> Self {
+    pub fn new(vm: Arc<Vm>, half: Arc<Half>, volumes: Option<Keeper>) -> Self {
         let (control, callback) = (vm.target.dialer(), vm.callback.as_ref().map(Target::dialer));
-        Self { vm, half, control, callback }
+        Self { vm, half, volumes, control, callback }
     }
 
     /// Reaches it through `control` instead.
     #[cfg(test)]
     pub fn through(vm: Arc<Vm>, half: Arc<Half>, control: Box<dyn Dial>) -> Self {
-        Self { control, ..Self::new(vm, half) }
+        Self { control, ..Self::new(vm, half, None) }
     }
 
     /// Dials the stream on which the host asks.
@@ -76,7 +79,7 @@ impl Contact {
             vm_uid: self.vm.uuid.clone(),
             cluster: self.vm.cluster.clone(),
             provider_id: format!("guestlet://{}", self.vm.uuid),
-            max_volumes: 0,
+            max_volumes: self.vm.max_volumes,
         }
     }
 }

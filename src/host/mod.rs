@@ -10,7 +10,8 @@
 //!                        └── callback: the guest asks              (callback)
 //! ```
 //!
-//! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM.
+//! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM. [`volumes`] are what
+//! clusters have of them; their guests ask for them on the callback channel, in the words of [`csi`].
 //!
 //! [`fleet`] is one task and owns what is known of all VMs; everybody else sends it messages. Guests are
 //! taken for hostile: what they say is bounded by [`limits`], and cleaned by [`text`], before it goes on.
@@ -20,6 +21,7 @@ pub mod backends;
 pub mod backoff;
 pub mod callback;
 pub mod contact;
+pub mod csi;
 pub mod disks;
 pub mod fleet;
 pub mod half;
@@ -37,3 +39,4 @@ pub mod state;
 pub mod talk;
 pub mod text;
 mod unread;
+pub mod volumes;

@@ -17,10 +17,15 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{Options, check};
-use crate::config::host::{DialSettings, HostSettings, LimitSettings, VmSettings};
-use crate::host::backends::{Vm, qemu};
+use crate::config::host::{
+    Allocation, Bus, ClusterSettings, DialSettings, Format, HostSettings, LimitSettings, PoolSettings,
+    VmSettings,
+};
+use crate::host::backends::qemu::pools;
+use crate::host::backends::{Vm, disks, qemu};
 use crate::host::limits::Limits;
 use crate::host::settings::Standing;
+use crate::host::volumes::policy::{Policies, Policy};
 use crate::transport::dial::Target;
 
 /// Editors write a file in several steps: it is read when nothing has happened for this long.
@@ -34,6 +39,8 @@ pub struct Reloader {
     /// Those in force, but for what needs a restart.
     current: HostSettings,
     machines: watch::Sender<Vec<qemu::Machine>>,
+    pools: watch::Sender<Vec<pools::Pool>>,
+    policies: watch::Sender<Policies>,
     standing: watch::Sender<Standing>,
     changed: mpsc::Receiver<()>,
     watcher: notify::RecommendedWatcher,
@@ -43,6 +50,10 @@ pub struct Reloader {
 pub struct Followed {
     /// The VMs.
     pub machines: watch::Receiver<Vec<qemu::Machine>>,
+    /// The pools.
+    pub pools: watch::Receiver<Vec<pools::Pool>>,
+    /// What clusters may.
+    pub policies: watch::Receiver<Policies>,
     /// How the settings are.
     pub standing: watch::Receiver<Standing>,
 }
@@ -53,7 +64,9 @@ impl Reloader {
     /// # Errors
     /// If the kernel does not let them be watched.
     pub fn new(options: Options, current: HostSettings) -> anyhow::Result<(Self, Followed)> {
-        let (machines, followed) = watch::channel(machines(&current));
+        let (machines, followed_machines) = watch::channel(machines(&current));
+        let (pools, followed_pools) = watch::channel(pools_of(&current));
+        let (policies, followed_policies) = watch::channel(policies_of(&current));
         let (standing, told) = watch::channel(Standing::new(options.file.clone()));
         let (change, changed) = mpsc::channel(1);
         let ours = Ours::of(&options.file);
@@ -64,9 +77,15 @@ impl Reloader {
             }
         })
         .context("cannot watch files")?;
-        let mut reloader = Self { options, current, machines, standing, changed, watcher };
+        let mut reloader = Self { options, current, machines, pools, policies, standing, changed, watcher };
         reloader.watch();
-        Ok((reloader, Followed { machines: followed, standing: told }))
+        let followed = Followed {
+            machines: followed_machines,
+            pools: followed_pools,
+            policies: followed_policies,
+            standing: told,
+        };
+        Ok((reloader, followed))
     }
 
     /// Reloads until `shutdown`.
@@ -109,6 +128,8 @@ impl Reloader {
                 };
                 if new != self.current {
                     tracing::info!(vms = new.vms.len(), "the settings changed");
+                    self.pools.send_replace(pools_of(&new));
+                    self.policies.send_replace(policies_of(&new));
                     self.machines.send_replace(machines(&new));
                     self.standing.send_modify(|standing| standing.since = SystemTime::now());
                     self.current = new;
@@ -189,9 +210,46 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
         cluster: settings.cluster.clone(),
         target: target(&settings.dial),
         callback: settings.callback.as_ref().map(target),
+        max_volumes: settings.max_volumes,
         limits: Arc::clone(limits),
     };
     qemu::Machine { vm, qmp: settings.qmp.clone() }
+}
+
+/// The pools as the backend knows them.
+fn pools_of(settings: &HostSettings) -> Vec<pools::Pool> {
+    settings.pools.iter().map(pool).collect()
+}
+
+fn pool(settings: &PoolSettings) -> pools::Pool {
+    pools::Pool {
+        name: settings.name.clone(),
+        path: settings.path.clone(),
+        format: match settings.format {
+            Format::Raw => disks::Format::Raw,
+            Format::Qcow2 => disks::Format::Qcow2,
+        },
+        allocation: match settings.allocation {
+            Allocation::Thin => pools::Allocation::Thin,
+            Allocation::Full => pools::Allocation::Full,
+        },
+        bus: settings.bus.map(|bus| match bus {
+            Bus::Scsi => disks::Bus::Scsi,
+            Bus::Virtio => disks::Bus::VirtioBlk,
+        }),
+        is_default: settings.default,
+    }
+}
+
+/// What clusters may, as volumes are kept for them.
+fn policies_of(settings: &HostSettings) -> Policies {
+    let policy = |settings: &ClusterSettings| Policy {
+        volumes: settings.max_volumes,
+        bytes: settings.max_bytes,
+        classes: settings.classes.clone(),
+        controllers: settings.controllers.clone(),
+    };
+    settings.clusters.iter().map(|(name, settings)| (name.clone(), policy(settings))).collect()
 }
 
 fn target(dial: &DialSettings) -> Target {

@@ -6,6 +6,8 @@
 #[cfg(feature = "agent")]
 pub mod accounts;
 pub mod activation;
+#[cfg(feature = "host")]
+pub mod allocation;
 #[cfg(feature = "agent")]
 pub mod block;
 #[cfg(feature = "agent")]
@@ -31,7 +33,7 @@ pub mod effects;
 pub mod error_chain;
 #[cfg(feature = "agent")]
 pub mod extended_attributes;
-#[cfg(feature = "agent")]
+#[cfg(any(feature = "agent", feature = "host"))]
 pub mod files;
 #[cfg(feature = "agent")]
 pub mod folder_news;
@@ -88,7 +90,7 @@ pub mod ticker;
 pub mod udev;
 #[cfg(feature = "agent")]
 pub mod uevents;
-#[cfg(feature = "agent")]
+#[cfg(any(feature = "agent", feature = "host"))]
 pub mod usage;
 #[cfg(feature = "agent")]
 pub mod user_files;

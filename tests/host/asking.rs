@@ -16,6 +16,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Asks who it is, and then pings until the stream ends.
 pub async fn ask(stream: UnixStream, asked: &Asked, nagging: bool) -> std::io::Result<()> {
     let (client, mut connection) = http2::connect(stream).await.map_err(std::io::Error::other)?;
+    asked.client.send_replace(Some(client.clone()));
     let mut client = HostClient::with_origin(client, http::Uri::from_static(http2::ORIGIN));
     let asking = async {
         let Ok(identity) = client.who_am_i(WhoAmIRequest {}).await else { return };

@@ -174,6 +174,14 @@ impl Guest {
         self.agent.disks.lock().unwrap()
     }
 
+    /// For calls on its callback channel, once that is open.
+    pub fn client(&self) -> http2::Client {
+        let mut client = self.agent.asked.client.subscribe();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let opened = async { client.wait_for(Option::is_some).await.unwrap().clone().unwrap() };
+        runtime.block_on(async { tokio::time::timeout(crate::lab::DEADLINE, opened).await.unwrap() })
+    }
+
     /// How many of its calls the host half has answered.
     pub fn answers(&self) -> usize {
         self.agent.asked.answers.load(Ordering::SeqCst)
@@ -224,6 +232,8 @@ async fn accept(listener: UnixListener, door: Door, channel: Channel, agent: Age
 pub struct Asked {
     pub identity: Mutex<Option<WhoAmIResponse>>,
     pub answers: AtomicUsize,
+    /// For calls on its newest callback channel.
+    pub client: watch::Sender<Option<http2::Client>>,
 }
 
 #[derive(Clone)]

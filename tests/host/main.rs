@@ -22,6 +22,7 @@ mod qmp;
 mod release;
 
 mod callback;
+mod csi;
 mod disks;
 mod events;
 mod faults;

@@ -17,6 +17,11 @@ pub const DEFAULT_CALLBACK_PORT: u32 = 971;
 const FIRST_GUEST_CID: u32 = 3;
 /// The greatest vsock port; the number after it means "any".
 const MAX_PORT: u32 = u32::MAX - 1;
+/// Volumes that may be plugged into a VM unless the settings say otherwise: a virtio-scsi controller has room for 256
+/// disks, and some of them may be the VM's own.
+const USUAL_VOLUMES: u32 = 240;
+/// The most that they may say.
+const MOST_VOLUMES: u32 = 4096;
 /// One VM, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSettings {
@@ -32,6 +37,8 @@ pub struct VmSettings {
     pub callback: Option<DialSettings>,
     /// The VM's QMP socket, if the host half may ask the hypervisor.
     pub qmp: Option<PathBuf>,
+    /// How many volumes may be plugged into it.
+    pub max_volumes: u32,
 }
 
 /// How an agent is reached.
@@ -69,6 +76,7 @@ pub(super) struct VmFragment {
     vsock_socket: Option<Spanned<PathBuf>>,
     unix_socket: Option<Spanned<PathBuf>>,
     qmp: Option<Spanned<PathBuf>>,
+    max_volumes: Option<Spanned<u32>>,
     port: Option<Spanned<u32>>,
     callback_port: Option<Spanned<u32>>,
     callback_socket: Option<Spanned<PathBuf>>,
@@ -102,7 +110,15 @@ impl Checker<'_> {
             return Err(self.source.wrong(cluster, problem));
         }
         let cluster = vm.cluster.as_ref().map(|cluster| cluster.get_ref().clone()).unwrap_or_default();
-        Ok(VmSettings { name: name.get_ref().clone(), uuid, cluster, dial, callback, qmp })
+        let max_volumes = match &vm.max_volumes {
+            Some(count) if *count.get_ref() > MOST_VOLUMES => {
+                let problem = format!("max-volumes = {}: it may be 0 to {MOST_VOLUMES}", count.get_ref());
+                return Err(self.source.wrong(count, problem));
+            }
+            Some(count) => *count.get_ref(),
+            None => USUAL_VOLUMES,
+        };
+        Ok(VmSettings { name: name.get_ref().clone(), uuid, cluster, dial, callback, qmp, max_volumes })
     }
 
     fn dial(&mut self) -> Result<(DialSettings, Option<DialSettings>), Error> {
@@ -195,20 +211,12 @@ impl Checker<'_> {
     }
 
     fn unique<T>(&mut self, what: &str, at: &Spanned<T>, value: &str) -> Result<(), Error> {
-        let error = self.source.wrong(at, String::new());
-        let place = format!("{}:{}", error.file.display(), error.line.unwrap_or_default());
-        match self.taken.insert(format!("{what} {value}"), place) {
-            Some(first) => Err(Error {
-                problem: format!("{what} {value:?} is used a second time, first at {first}; change one"),
-                ..error
-            }),
-            None => Ok(()),
-        }
+        self.source.unique(self.taken, what, at, value)
     }
 }
 
 /// Names as Kubernetes has them (RFC 1123 subdomains), so that every backend can use them.
-fn check_name(name: &str) -> Result<(), String> {
+pub(super) fn check_name(name: &str) -> Result<(), String> {
     let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let label = |label: &str| {
         label.bytes().next().is_some_and(inside)

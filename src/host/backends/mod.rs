@@ -1,6 +1,6 @@
 //! Backends: who says which VMs there are, and whether they run, and plugs disks into them.
 //!
-//! One folder for each. To add one: implement [`Backend`] and [`disks::Disks`], give it its settings as a variant of
+//! One folder for each. To add one: implement [`Backend`], [`disks::Disks`] and [`volumes::Volumes`], give it its settings as a variant of
 //! [`Kind`], and its arm in [`Kind::build`], the one place that chooses.
 
 use std::path::PathBuf;
@@ -15,6 +15,7 @@ use crate::wire::proto::v1::PowerState;
 
 pub mod disks;
 pub mod qemu;
+pub mod volumes;
 
 /// A VM, as its backend names it. Two that are equal may share a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct Vm {
     pub target: Target,
     /// Where its agent awaits the callback channel, if it does.
     pub callback: Option<Target>,
+    /// How many volumes may be plugged into it.
+    pub max_volumes: u32,
     /// What its guest may cost.
     pub limits: Arc<Limits>,
 }
@@ -67,19 +70,32 @@ pub enum Kind {
     Qemu {
         /// A list that changes when the settings do.
         machines: watch::Receiver<Vec<qemu::Machine>>,
-        /// The folder of the volumes.
+        /// The folder of the volumes that are made with their disks.
         volumes: PathBuf,
+        /// The pools of all other volumes, which change when the settings do.
+        pools: watch::Receiver<Vec<qemu::pools::Pool>>,
     },
 }
 
+/// The parts of a backend.
+pub struct Built {
+    /// Lists VMs.
+    pub backend: Box<dyn Backend>,
+    /// Plugs disks into them while that watches them.
+    pub disks: Arc<dyn disks::Disks>,
+    /// Keeps volumes, and plugs them as disks.
+    pub volumes: Arc<dyn volumes::Volumes>,
+}
+
 impl Kind {
-    /// Makes the backend, and what plugs disks into its VMs while it watches them.
-    pub fn build(self) -> (Box<dyn Backend>, Arc<dyn disks::Disks>) {
+    /// Makes the backend.
+    pub fn build(self) -> Built {
         match self {
-            Self::Qemu { machines, volumes } => {
+            Self::Qemu { machines, volumes, pools } => {
                 let backend = qemu::Qemu::new(machines);
-                let disks = Arc::new(backend.hotplug(volumes));
-                (Box::new(backend), disks)
+                let hotplug = backend.hotplug(volumes);
+                let volumes = Arc::new(qemu::pools::Pools::new(pools, hotplug.clone()));
+                Built { backend: Box::new(backend), disks: Arc::new(hotplug), volumes }
             }
         }
     }

@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::super::backends::disks::{DiskError, GuestSide};
-use super::super::fleet::{Handle, Reach};
+use super::super::fleet::{Handle, Reach, Watched};
 use super::super::talk::Caller;
 use super::super::text;
 use crate::wire::proto::v1::disk_selector::By;
@@ -25,6 +25,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 const RELEASE: Duration = Duration::from_secs(60);
 /// How long it may take where its outcome changes nothing.
 const FORCED: Duration = Duration::from_secs(15);
+/// How long is waited for an agent that is not there.
+const MEETING: Duration = Duration::from_secs(10);
 
 /// The agent of one VM, asked about one disk.
 #[derive(Debug)]
@@ -64,7 +66,7 @@ impl Agent {
         let mut caller = self.caller().await?;
         let wait_milliseconds = u32::try_from(SEEN.as_millis()).unwrap_or(u32::MAX);
         let request = FindDiskRequest { disk: Some(self.selector()), wait_milliseconds };
-        let answer = within(SEEN + ANSWER, caller.find_disk(request)).await?;
+        let answer = within(SEEN + ANSWER, caller.find_disk(request)).await.map_err(Unreleased::words)?;
         match answer.disk {
             Some(disk) => Ok(text::clean(&disk.name)),
             None => Err(format!("it has not within {} s", SEEN.as_secs())),
@@ -72,8 +74,8 @@ impl Agent {
     }
 
     /// Has the guest release the disk.
-    async fn release(&self, patience: Duration) -> Result<(), String> {
-        let mut caller = self.caller().await?;
+    async fn release(&self, patience: Duration) -> Result<(), Unreleased> {
+        let mut caller = self.caller().await.map_err(Unreleased::Unasked)?;
         let answer =
             within(patience, caller.release_disk(ReleaseDiskRequest { disk: Some(self.selector()) })).await?;
         let (vm, serial) = (&self.vm, &self.serial);
@@ -83,23 +85,48 @@ impl Agent {
     }
 }
 
+/// Why a guest has not released a disk, in words.
+enum Unreleased {
+    /// Its agent says that it keeps it.
+    Kept(String),
+    /// Its agent was not asked, or has not answered, or cannot do it.
+    Unasked(String),
+}
+
+impl Unreleased {
+    fn words(self) -> String {
+        match self {
+            Self::Kept(words) | Self::Unasked(words) => words,
+        }
+    }
+}
+
 /// The answer, or in words why there is none.
 async fn within<T>(
     patience: Duration,
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
-) -> Result<T, String> {
+) -> Result<T, Unreleased> {
     match tokio::time::timeout(patience, call).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
-            Err("the session with the agent ended".to_owned())
+            Err(Unreleased::Unasked("the session with the agent ended".to_owned()))
         }
-        Ok(Err(status)) => Err(text::clean_words(status.message())),
-        Err(_) => Err(format!("the agent does not answer within {} s", patience.as_secs())),
+        Ok(Err(status)) => {
+            let words = text::clean_words(status.message());
+            Err(match status.code() {
+                Code::FailedPrecondition | Code::Aborted | Code::Internal => Unreleased::Kept(words),
+                _ => Unreleased::Unasked(words),
+            })
+        }
+        Err(_) => {
+            let patience = patience.as_secs();
+            Err(Unreleased::Unasked(format!("the agent does not answer within {patience} s")))
+        }
     }
 }
 
 /// What a detach tells the guest; and where it says why the guest did not release the disk, if that was `force`d.
-pub(super) fn side(agent: Agent, force: bool) -> (Box<dyn GuestSide>, oneshot::Receiver<String>) {
+pub(in crate::host) fn side(agent: Agent, force: bool) -> (Box<dyn GuestSide>, oneshot::Receiver<String>) {
     let (forced, told) = oneshot::channel();
     if force {
         (Box::new(Forced { agent, told: std::sync::Mutex::new(Some(forced)) }), told)
@@ -112,7 +139,7 @@ pub(super) fn side(agent: Agent, force: bool) -> (Box<dyn GuestSide>, oneshot::R
 impl GuestSide for Agent {
     async fn release(&self) -> Result<(), DiskError> {
         Self::release(self, RELEASE).await.map_err(|why| {
-            let serial = &self.serial;
+            let (serial, why) = (&self.serial, why.words());
             DiskError::NotReleased(format!(
                 "the guest does not let go of the disk {serial:?}: {why}; it stays attached unless --force is given"
             ))
@@ -138,13 +165,60 @@ struct Forced {
 impl GuestSide for Forced {
     async fn release(&self) -> Result<(), DiskError> {
         if let Err(why) = self.agent.release(FORCED).await {
-            let (vm, serial) = (&self.agent.vm, &self.agent.serial);
+            let (vm, serial, why) = (&self.agent.vm, &self.agent.serial, why.words());
             tracing::warn!(vm, serial, why, "a disk is taken away by force");
             let told = self.told.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             // Who asked may have gone.
             drop(told.map(|told| told.send(why)));
         }
         Ok(())
+    }
+
+    async fn stays(&self) {
+        self.agent.stays().await;
+    }
+}
+
+/// As a detach that asks the guest, but one that cannot be asked, or does not answer, loses the disk.
+pub(in crate::host) fn bounded(agent: Agent) -> Box<dyn GuestSide> {
+    Box::new(Bounded { agent })
+}
+
+struct Bounded {
+    agent: Agent,
+}
+
+impl Bounded {
+    /// Waits for a session with the agent, but not for long: it may just be starting.
+    async fn meet(&self) {
+        let Agent { fleet, vm, .. } = &self.agent;
+        let waiting = async {
+            let Ok(Some(Watched { mut coming, .. })) = fleet.watch(Some(vm.clone()), None).await else {
+                return;
+            };
+            while !matches!(fleet.caller(vm.clone()).await, Ok(None | Some(Reach::Session(_))) | Err(_)) {
+                drop(coming.recv().await);
+            }
+        };
+        drop(tokio::time::timeout(MEETING, waiting).await);
+    }
+}
+
+#[tonic::async_trait]
+impl GuestSide for Bounded {
+    async fn release(&self) -> Result<(), DiskError> {
+        self.meet().await;
+        let (vm, serial) = (&self.agent.vm, &self.agent.serial);
+        match self.agent.release(RELEASE).await {
+            Ok(()) => Ok(()),
+            Err(Unreleased::Kept(why)) => {
+                Err(DiskError::NotReleased(format!("the guest does not let go of the volume: {why}")))
+            }
+            Err(Unreleased::Unasked(why)) => {
+                tracing::warn!(vm, serial, why, "a disk is taken away although its guest was not asked");
+                Ok(())
+            }
+        }
     }
 
     async fn stays(&self) {

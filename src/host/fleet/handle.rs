@@ -6,7 +6,7 @@ use prost_types::Timestamp;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::super::talk::Caller;
-use crate::wire::proto::v1::{self, VirtualMachineEvent};
+use crate::wire::proto::v1::{self, VirtualMachineEvent, virtual_machine_event};
 
 /// What can be asked; every answer goes to its sender.
 pub(super) enum Request {
@@ -15,6 +15,7 @@ pub(super) enum Request {
     Watch(Option<String>, Option<Timestamp>, oneshot::Sender<Option<Watched>>),
     Caller(String, oneshot::Sender<Option<Reach>>),
     Tally(oneshot::Sender<Tally>),
+    Note(String, Box<virtual_machine_event::Kind>),
 }
 
 /// Whether a guest can be called.
@@ -111,6 +112,15 @@ impl Handle {
     /// When the fleet has ended.
     pub async fn tally(&self) -> Result<Tally, Stopped> {
         self.ask(Request::Tally).await
+    }
+
+    /// Tells everybody who watches what happened, and has it remembered with the VM of this name if that is known; it may
+    /// be empty, for what concerns no VM.
+    ///
+    /// # Errors
+    /// When the fleet has ended.
+    pub async fn note(&self, name: String, kind: virtual_machine_event::Kind) -> Result<(), Stopped> {
+        self.0.send(Request::Note(name, Box::new(kind))).await.map_err(|_| Stopped)
     }
 
     async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Stopped> {

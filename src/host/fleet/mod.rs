@@ -16,6 +16,7 @@ use super::half::Half;
 use super::lines::line;
 use super::session::{Machine, REFUSED_WAIT, Report, Reports, Session};
 use super::state::fold;
+use super::volumes::Keeper;
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{
     self, CallbackState, PowerState, SessionState, VirtualMachineEvent, event, virtual_machine_event::Kind,
@@ -36,6 +37,7 @@ const INBOX: usize = 256;
 /// The task that owns what is known.
 pub struct Fleet {
     half: Arc<Half>,
+    volumes: Option<Keeper>,
     vms: BTreeMap<String, Entry>,
     names: BTreeMap<u64, String>,
     next_session: u64,
@@ -54,6 +56,7 @@ impl Fleet {
         let (requests, requests_inbox) = mpsc::channel(INBOX);
         let fleet = Self {
             half,
+            volumes: None,
             vms: BTreeMap::new(),
             names: BTreeMap::new(),
             next_session: 1,
@@ -64,6 +67,16 @@ impl Fleet {
             listed: false,
         };
         (fleet, changes, Handle(requests))
+    }
+
+    /// A fleet whose guests may ask for volumes.
+    #[must_use]
+    pub fn with_volumes(self, keeper: Keeper) -> Self {
+        Self { volumes: Some(keeper), ..self }
+    }
+
+    fn contact(&self, vm: &Arc<Vm>) -> Contact {
+        Contact::new(Arc::clone(vm), Arc::clone(&self.half), self.volumes.clone())
     }
 
     /// Runs until `shutdown`; then every session's connections are closed.
@@ -78,7 +91,7 @@ impl Fleet {
         }
     }
 
-    fn answer(&self, request: Request) {
+    fn answer(&mut self, request: Request) {
         // Who asked may have gone.
         match request {
             Request::List(with_state, reply) => {
@@ -98,6 +111,12 @@ impl Fleet {
             }
             Request::Tally(reply) => {
                 reply.send(self.tally()).ok();
+            }
+            Request::Note(name, kind) if self.vms.contains_key(&name) => self.tell(&name, *kind),
+            Request::Note(name, kind) => {
+                let event = VirtualMachineEvent { time: Some(now()), name, kind: Some(*kind) };
+                // An error means that nobody watches.
+                drop(self.events.send(Arc::new(event)));
             }
         }
     }
@@ -183,7 +202,7 @@ impl Fleet {
 
     fn enter(&mut self, vm: Arc<Vm>) -> Entry {
         let known = Machine { power: PowerState::Unspecified, resets: 0, excess: None };
-        let running = self.begin(Contact::new(Arc::clone(&vm), Arc::clone(&self.half)), known);
+        let running = self.begin(self.contact(&vm), known);
         Entry::new(vm, running)
     }
 
@@ -224,7 +243,7 @@ impl Fleet {
 
     fn begin_again(&mut self, entry: &mut Entry) {
         let known = Machine { excess: None, ..*entry.running.machine.borrow() };
-        entry.running = self.begin(Contact::new(Arc::clone(&entry.vm), Arc::clone(&self.half)), known);
+        entry.running = self.begin(self.contact(&entry.vm), known);
         entry.state(SessionState::Connecting, String::new());
     }
 
@@ -333,6 +352,7 @@ mod tests {
             cluster: String::new(),
             callback: None,
             target,
+            max_volumes: 0,
             limits: Arc::default(),
         }
     }

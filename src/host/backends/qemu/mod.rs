@@ -17,6 +17,7 @@ use crate::wire::proto::v1::PowerState;
 pub mod hotplug;
 pub mod link;
 pub mod monitor;
+pub mod pools;
 pub mod power;
 
 use hotplug::{Hotplug, Vms};
@@ -133,6 +134,7 @@ mod tests {
             cluster: String::new(),
             callback: None,
             target,
+            max_volumes: 0,
             limits: Arc::default(),
         };
         Machine { vm, qmp: qmp.map(PathBuf::from) }

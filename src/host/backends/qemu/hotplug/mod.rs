@@ -26,7 +26,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Mutex, oneshot, watch};
 
 use super::super::disks::{Answer, AttachedDisk, Detached, DiskError, Disks, GuestSide, NewDisk};
-use super::link::{Link, Notice};
+use super::link::{Link, Notice, Owner};
 use crate::supervise::Children;
 
 mod attach;
@@ -35,7 +35,7 @@ pub mod naming;
 mod place;
 pub mod qcow2;
 mod seen;
-mod volume;
+pub(super) mod volume;
 
 use seen::Seen;
 
@@ -155,6 +155,11 @@ impl Hotplug {
 
     fn vm(&self, name: &str) -> Result<Arc<Vm>, DiskError> {
         self.vms.borrow().get(name).ok_or(DiskError::UnknownVm)?.clone().ok_or(DiskError::NoQmp)
+    }
+
+    /// Who runs the VM's QEMU, if that is known.
+    pub fn owner(&self, vm: &str) -> Option<Owner> {
+        self.vm(vm).ok()?.link.owner()
     }
 
     /// Runs an operation that goes on when nobody waits for it any more.

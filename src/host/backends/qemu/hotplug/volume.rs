@@ -135,7 +135,10 @@ fn exists(path: &Path) -> Result<bool, DiskError> {
 }
 
 /// Makes the folder and those above it, if they are not there.
-fn make_folder(path: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// As mkdir(2) and chmod(2) give them.
+pub fn make_folder(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }

@@ -1,0 +1,95 @@
+//! A `[cluster.<name>]` table: what one cluster may do with volumes. What is absent is not limited.
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::super::Error;
+use super::{PoolSettings, Source, VmSettings};
+use crate::text::parse_size;
+
+/// What one cluster may, checked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterSettings {
+    /// Most volumes.
+    pub max_volumes: Option<u64>,
+    /// Most bytes of all volumes together.
+    pub max_bytes: Option<u64>,
+    /// Names of the pools that it may use.
+    pub classes: Option<Vec<String>>,
+    /// Names of its VMs that may act for it.
+    pub controllers: Option<Vec<String>>,
+}
+
+/// A `[cluster.<name>]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct ClusterFragment {
+    max_volumes: Option<u64>,
+    max_bytes: Option<Spanned<Size>>,
+    classes: Option<Vec<Spanned<String>>>,
+    controllers: Option<Vec<Spanned<String>>>,
+}
+
+/// A number of bytes, or a text such as `500G`.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Size {
+    Bytes(u64),
+    Text(String),
+}
+
+pub(super) fn check(
+    source: &Source,
+    name: &str,
+    cluster: &Spanned<ClusterFragment>,
+) -> Result<ClusterSettings, Error> {
+    let fragment = cluster.get_ref();
+    if name.is_empty() {
+        let problem = "[cluster] with an empty name; a VM without a cluster has no volumes".to_owned();
+        return Err(source.wrong(cluster, problem));
+    }
+    let max_bytes = match &fragment.max_bytes {
+        None => None,
+        Some(size) => Some(match size.get_ref() {
+            Size::Bytes(bytes) => *bytes,
+            Size::Text(text) => parse_size(text)
+                .map_err(|problem| source.wrong(size, format!("max-bytes = {text:?}: {problem}")))?,
+        }),
+    };
+    let names = |list: &Option<Vec<Spanned<String>>>| {
+        list.as_ref().map(|names| names.iter().map(|name| name.get_ref().clone()).collect())
+    };
+    Ok(ClusterSettings {
+        max_volumes: fragment.max_volumes,
+        max_bytes,
+        classes: names(&fragment.classes),
+        controllers: names(&fragment.controllers),
+    })
+}
+
+/// A name that nothing has is a mistake of who wrote it, and would shut everybody out.
+pub(super) fn check_references(
+    source: &Source,
+    cluster: &str,
+    fragment: &Spanned<ClusterFragment>,
+    pools: &[PoolSettings],
+    vms: &[VmSettings],
+) -> Result<(), Error> {
+    let fragment = fragment.get_ref();
+    for class in fragment.classes.iter().flatten() {
+        let name = class.get_ref();
+        if !pools.iter().any(|pool| pool.name == *name) {
+            let problem = format!("classes names {name:?}, and no [[pool]] has that name");
+            return Err(source.wrong(class, problem));
+        }
+    }
+    for controller in fragment.controllers.iter().flatten() {
+        let name = controller.get_ref();
+        if !vms.iter().any(|vm| vm.name == *name && vm.cluster == cluster) {
+            let problem =
+                format!("controllers names {name:?}, and no [[vm]] of the cluster {cluster} has that name");
+            return Err(source.wrong(controller, problem));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! Pools: folders of this machine in which volumes are kept as images, one pool for each storage class.
+//!
+//! ```text
+//!            create                       plug (record, then disk)
+//!  nothing ─────────▶ record, image ─────────────────────────────▶ record says which VM, disk plugged
+//!     ▲                  │     ▲                                            │
+//!     └──────────────────┘     └────────────────────────────────────────────┘
+//!            remove                 unplug (record: leaving, disk gone, record)
+//! ```
+//!
+//! [`store`] keeps what is on disk; the disks themselves come and go through [`hotplug`](super::hotplug), which reads
+//! back what QEMU has. To add something that is kept of a volume: a field in [`record`].
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::super::disks::{AttachedDisk, Bus, DiskError, Disks, Format, GuestSide, NewDisk, Source};
+use super::super::volumes::{Capacity, Class, NewVolume, Plugged, Published, Volume, VolumeError, Volumes};
+use super::hotplug::Hotplug;
+use crate::sys::blocking;
+
+mod folder;
+pub mod identity;
+mod record;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use store::{Entry, Store};
+
+/// How much of an image is there from its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allocation {
+    /// What was written.
+    Thin,
+    /// All of it.
+    Full,
+}
+
+/// A pool, as the settings have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// The name of the storage class.
+    pub name: String,
+    /// The folder.
+    pub path: PathBuf,
+    /// How images are kept.
+    pub format: Format,
+    /// How much of them is there.
+    pub allocation: Allocation,
+    /// What guests see its volumes on; none: SCSI where the VM has a controller, else virtio-blk.
+    pub bus: Option<Bus>,
+    /// For volumes that name no class.
+    pub is_default: bool,
+}
+
+/// Keeps volumes in pools.
+#[derive(Debug)]
+pub struct Pools {
+    settings: watch::Receiver<Vec<Pool>>,
+    store: Arc<Store>,
+    hotplug: Hotplug,
+}
+
+impl Pools {
+    /// The pools of these settings, whose volumes are plugged by `hotplug`.
+    pub fn new(settings: watch::Receiver<Vec<Pool>>, hotplug: Hotplug) -> Self {
+        Self { store: Arc::new(Store::new(settings.clone())), settings, hotplug }
+    }
+
+    /// Does `work` with the store on a thread for that.
+    async fn kept<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<T, VolumeError> {
+        let store = Arc::clone(&self.store);
+        blocking::run(move || work(&store)).await
+    }
+
+    async fn entry(&self, id: &str) -> Result<Entry, VolumeError> {
+        let id = id.to_owned();
+        self.kept(move |store| store.entry(&id)).await
+    }
+
+    async fn publish(&self, id: &str, published: Option<Published>) -> Result<(), VolumeError> {
+        let id = id.to_owned();
+        self.kept(move |store| store.publish(&id, published)).await
+    }
+
+    /// On which bus a volume that is not plugged yet is tried, one after the other.
+    fn buses(&self, class: &str) -> Vec<Bus> {
+        let set = self.settings.borrow().iter().find(|pool| pool.name == class).and_then(|pool| pool.bus);
+        set.map_or(vec![Bus::Scsi, Bus::VirtioBlk], |bus| vec![bus])
+    }
+
+    /// Plugs the disk as it is remembered.
+    async fn attach(
+        &self,
+        entry: &Entry,
+        vm: &str,
+        read_only: bool,
+        there: Option<Bus>,
+    ) -> Result<AttachedDisk, VolumeError> {
+        if let Some(owner) = self.hotplug.owner(vm) {
+            let (given, image) = (entry.clone(), entry.image());
+            let give = move || given.folder.give(given.serial(), &given.record, owner);
+            blocking::run(give)
+                .await
+                .map_err(|error| VolumeError::System("give to QEMU's user", image, error))?;
+        }
+        let mut buses =
+            there.map_or_else(|| self.buses(&entry.record.class), |bus| vec![bus]).into_iter().peekable();
+        while let Some(bus) = buses.next() {
+            let disk = NewDisk {
+                serial: entry.serial().to_owned(),
+                bus,
+                source: Source::File(entry.image()),
+                format: Some(entry.record.format()),
+                read_only,
+            };
+            match self.hotplug.attach(vm, disk).await {
+                Err(DiskError::NoController) if buses.peek().is_some() => {}
+                outcome => return Ok(outcome?),
+            }
+        }
+        Err(DiskError::NoController.into())
+    }
+}
+
+/// Ours with this serial number.
+fn find<'d>(disks: &'d [AttachedDisk], serial: &str) -> Option<&'d AttachedDisk> {
+    disks.iter().find(|disk| disk.ours && disk.serial == serial)
+}
+
+#[tonic::async_trait]
+impl Volumes for Pools {
+    fn classes(&self) -> Vec<Class> {
+        let class = |pool: &Pool| Class { name: pool.name.clone(), is_default: pool.is_default };
+        self.settings.borrow().iter().map(class).collect()
+    }
+
+    async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
+        let class = class.to_owned();
+        self.kept(move |store| store.capacity(&class)).await
+    }
+
+    async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
+        self.kept(|store| Ok(store.list())).await
+    }
+
+    async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
+        let id = id.to_owned();
+        self.kept(move |store| Ok(store.get(&id)?.map(|entry| entry.volume()))).await
+    }
+
+    async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError> {
+        self.kept(move |store| store.create(new)).await
+    }
+
+    async fn remove(&self, id: &str) -> Result<(), VolumeError> {
+        let id = id.to_owned();
+        self.kept(move |store| store.remove(&id)).await
+    }
+
+    async fn grow(&self, id: &str, size: u64, vm: Option<&str>) -> Result<u64, VolumeError> {
+        let wanted = id.to_owned();
+        let entry = self.kept(move |store| store.grow(&wanted, size)).await?;
+        let serial = entry.serial().to_owned();
+        if let Some(vm) = vm {
+            match self.hotplug.resize(vm, serial, entry.record.size).await {
+                Ok(_) | Err(DiskError::Shrinks { .. }) => return Ok(entry.record.size),
+                // It is plugged again with the size that is remembered.
+                Err(DiskError::NotAttached(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let (grown, image) = (entry.clone(), entry.image());
+        let lengthen = move || grown.folder.lengthen(grown.serial(), &grown.record);
+        blocking::run(lengthen).await.map_err(|error| VolumeError::System("make longer", image, error))?;
+        Ok(entry.record.size)
+    }
+
+    async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError> {
+        let entry = self.entry(id).await?;
+        let (before, read_only) = (entry.record.published.clone(), published.read_only);
+        // What can fail does so before anything is remembered.
+        let disks = self.hotplug.list(vm).await?;
+        let there = find(&disks, entry.serial()).and_then(|disk| disk.bus);
+        self.publish(id, Some(published)).await?;
+        let attached = self.attach(&entry, vm, read_only, there).await;
+        let disk = match attached {
+            Ok(disk) => disk,
+            Err(error) => {
+                let gone =
+                    self.hotplug.list(vm).await.is_ok_and(|disks| find(&disks, entry.serial()).is_none());
+                if gone && before.is_none() {
+                    self.publish(id, None).await?;
+                }
+                return Err(error);
+            }
+        };
+        if disk.size < entry.record.size {
+            self.hotplug.resize(vm, disk.serial.clone(), entry.record.size).await?;
+        }
+        Ok(Plugged { serial: disk.serial, bus: disk.bus.unwrap_or(Bus::Scsi) })
+    }
+
+    async fn unplug(
+        &self,
+        id: &str,
+        vm: &str,
+        patience: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Result<(), VolumeError> {
+        let entry = self.entry(id).await?;
+        let Some(mut published) = entry.record.published.clone().map(Published::from) else { return Ok(()) };
+        published.leaving = true;
+        self.publish(id, Some(published.clone())).await?;
+        match self.hotplug.detach(vm, entry.serial().to_owned(), patience, guest).await {
+            Ok(_) => self.publish(id, None).await,
+            Err(error) => {
+                // Otherwise it may be on its way out, and is not to be plugged again.
+                if matches!(error, DiskError::NotReleased(_) | DiskError::GuestRefuses(_)) {
+                    published.leaving = false;
+                    self.publish(id, Some(published)).await?;
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    async fn forget(&self, id: &str) -> Result<(), VolumeError> {
+        self.publish(id, None).await
+    }
+
+    async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError> {
+        let disks = self.hotplug.list(vm).await?;
+        self.kept(move |store| {
+            let ours = |volume: &Volume| {
+                identity::parse(&volume.id).is_some_and(|(_, serial)| find(&disks, serial).is_some())
+            };
+            Ok(store.list().into_iter().filter(ours).map(|volume| volume.id).collect())
+        })
+        .await
+    }
+
+    fn serial(&self, id: &str) -> Option<String> {
+        identity::parse(id).map(|(_, serial)| serial.to_owned())
+    }
+}

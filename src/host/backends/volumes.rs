@@ -1,0 +1,168 @@
+//! Volumes that a backend keeps for clusters and plugs into VMs: what is asked for, what there is, and what can go
+//! wrong.
+//!
+//! The backend is where volumes are remembered, with their owner and the VM that has each of them: what it has said is
+//! so after any crash. It decides nothing: whose volume it is, who may have it and whether there is room in a quota is
+//! asked above, in [`volumes`](crate::host::volumes), which also lets only one operation at a time begin on a volume.
+//! Every operation may be repeated, from wherever an attempt before ended.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::disks::{Bus, DiskError, GuestSide};
+
+/// A volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// Unique for ever; at most 128 bytes of letters, digits, `-` and `.`.
+    pub id: String,
+    /// Unique in its cluster; any text of 1 to 128 bytes.
+    pub name: String,
+    /// Whose it is.
+    pub cluster: String,
+    /// Its storage class.
+    pub class: String,
+    /// Bytes.
+    pub size: u64,
+    /// What people know it by in the cluster, such as `namespace/name` of a claim; may be empty.
+    pub claim: String,
+    /// The VM that has it, or is to have it.
+    pub published: Option<Published>,
+    /// Why it cannot be used, if it cannot.
+    pub problem: Option<String>,
+}
+
+/// Which VM has a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// The VM's UUID.
+    pub uuid: String,
+    /// Its name at that time.
+    pub vm: String,
+    /// How the cluster names the node.
+    pub node: String,
+    /// The guest cannot write.
+    pub read_only: bool,
+    /// It is being taken away.
+    pub leaving: bool,
+}
+
+/// A volume to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewVolume {
+    /// See [`Volume::name`].
+    pub name: String,
+    /// See [`Volume::cluster`].
+    pub cluster: String,
+    /// One of [`Volumes::classes`].
+    pub class: String,
+    /// Bytes, a multiple of 512.
+    pub size: u64,
+    /// See [`Volume::claim`].
+    pub claim: String,
+}
+
+/// A storage class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Class {
+    /// Its name.
+    pub name: String,
+    /// For volumes that name none.
+    pub is_default: bool,
+}
+
+/// How much room a class has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Bytes that are free.
+    pub free: u64,
+    /// Bytes of the largest volume that could be made.
+    pub largest: u64,
+}
+
+/// How the guest knows a volume that is plugged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plugged {
+    /// The disk's serial number, in full.
+    pub serial: String,
+    /// What the guest sees it on.
+    pub bus: Bus,
+}
+
+/// Why it cannot be done.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// There is none of this identifier.
+    #[error("there is no volume {0:?}")]
+    Unknown(String),
+    /// There is no such class.
+    #[error("there is no storage class {0:?}")]
+    NoClass(String),
+    /// There is no room for it.
+    #[error("{0}")]
+    Full(String),
+    /// What holds the volume cannot be looked at now.
+    #[error("{0}")]
+    Unavailable(String),
+    /// It is there and cannot be used.
+    #[error("{0}")]
+    Damaged(String),
+    /// It cannot be plugged or unplugged.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The system refused something about a file.
+    #[error("cannot {0} {1:?}: {2}")]
+    System(&'static str, PathBuf, #[source] io::Error),
+}
+
+/// Keeps volumes.
+#[tonic::async_trait]
+pub trait Volumes: Send + Sync + fmt::Debug {
+    /// The storage classes, in the order of the settings.
+    fn classes(&self) -> Vec<Class>;
+
+    /// How much room a class has.
+    async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError>;
+
+    /// All volumes, in the order of their identifiers.
+    async fn list(&self) -> Result<Vec<Volume>, VolumeError>;
+
+    /// One volume, if there is one. It is an error if there may be one that cannot be looked at.
+    async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError>;
+
+    /// Makes a volume; the caller has seen to it that its cluster has none of this name. After an error nothing of it
+    /// is left.
+    async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError>;
+
+    /// Removes a volume that no VM has, with its bytes.
+    async fn remove(&self, id: &str) -> Result<(), VolumeError>;
+
+    /// Makes a volume at least so many bytes large; `vm` is the name of the running VM that has it. Returns the size.
+    async fn grow(&self, id: &str, size: u64, vm: Option<&str>) -> Result<u64, VolumeError>;
+
+    /// Remembers that a VM has the volume, then plugs it in under its present name `vm`; success if it is plugged
+    /// already. Where nothing was plugged for certain, nothing is remembered.
+    async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError>;
+
+    /// Takes a volume away from the VM with that name, after its guest has released it, and forgets that the VM had it
+    /// once the hypervisor says that the disk is gone.
+    async fn unplug(
+        &self,
+        id: &str,
+        vm: &str,
+        patience: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Result<(), VolumeError>;
+
+    /// Forgets that a VM had the volume, because that is off or does not exist any more.
+    async fn forget(&self, id: &str) -> Result<(), VolumeError>;
+
+    /// The identifiers of the volumes that the hypervisor has plugged into the VM with that name.
+    async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError>;
+
+    /// How the guest on the other end of a disk knows a volume.
+    fn serial(&self, id: &str) -> Option<String>;
+}

@@ -1,0 +1,215 @@
+//! Which requests make sense, whatever volumes there are. Pure.
+
+use std::collections::HashMap;
+
+use super::super::volumes::problem::{Kind, Problem};
+use crate::wire::proto::csi::VolumeCapability;
+use crate::wire::proto::csi::volume_capability::access_mode::Mode;
+use crate::wire::proto::csi::volume_capability::{AccessType, MountVolume};
+
+/// Bytes of the longest identifier, as CSI has it.
+const LONGEST: usize = 128;
+/// Bytes of the longest name of a node, as CSI has it.
+const LONGEST_NODE: usize = 256;
+/// Bytes of all entries of one map together, as CSI has it; and of all mount options.
+const MAP: usize = 4096;
+/// Capabilities of one request.
+const CAPABILITIES: usize = 64;
+
+/// The parameter that says of which storage class of the host a volume is.
+const CLASS: &str = "hostStorageClass";
+/// What the provisioner adds to the parameters.
+const PROVISIONER: &str = "csi.storage.k8s.io/";
+
+/// What the parameters of a volume to be say.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Parameters {
+    /// Of which class it is to be.
+    pub class: Option<String>,
+    /// The claim that it is for; may be empty.
+    pub claim: String,
+}
+
+fn invalid<T>(problem: impl Into<String>) -> Result<T, Problem> {
+    Err(Problem::new(Kind::Invalid, problem))
+}
+
+fn text(what: &str, text: &str, most: usize) -> Result<(), Problem> {
+    match text.len() {
+        0 => invalid(format!("{what} is missing")),
+        length if length > most => invalid(format!("{what} has {length} bytes; at most {most} are allowed")),
+        _ => Ok(()),
+    }
+}
+
+/// The identifier of a volume.
+///
+/// # Errors
+/// If it is missing, or too long.
+pub fn volume_id(id: &str) -> Result<(), Problem> {
+    text("volume_id", id, LONGEST)
+}
+
+/// The identifier of a node.
+///
+/// # Errors
+/// If it is missing, or too long.
+pub fn node_id(id: &str) -> Result<(), Problem> {
+    text("node_id", id, LONGEST_NODE)
+}
+
+/// What must not be there.
+///
+/// # Errors
+/// If it is.
+pub fn without(what: &str, is_there: bool) -> Result<(), Problem> {
+    if is_there { invalid(format!("{what} is not supported by this host")) } else { Ok(()) }
+}
+
+/// Whether there are any capabilities, and not too many.
+///
+/// # Errors
+/// If not.
+pub fn present(capabilities: &[VolumeCapability]) -> Result<(), Problem> {
+    match capabilities.len() {
+        0 => invalid("volume_capabilities is missing"),
+        count if count > CAPABILITIES => invalid(format!("there are {count} volume_capabilities")),
+        _ => Ok(()),
+    }
+}
+
+/// What a volume is to be able to.
+///
+/// # Errors
+/// If a volume of this host is not, or nothing is said.
+pub fn capabilities(capabilities: &[VolumeCapability]) -> Result<(), Problem> {
+    present(capabilities)?;
+    capabilities.iter().try_for_each(capability)
+}
+
+/// How a volume is to be used.
+///
+/// # Errors
+/// If a volume of this host cannot be.
+pub fn capability(capability: &VolumeCapability) -> Result<(), Problem> {
+    match &capability.access_type {
+        None => return invalid("volume_capability: access_type is missing"),
+        Some(AccessType::Block(_)) => {}
+        Some(AccessType::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })) => {
+            let options = mount_flags.iter().map(String::len).sum::<usize>();
+            if fs_type.len() > LONGEST || volume_mount_group.len() > LONGEST || options > MAP {
+                return invalid("volume_capability: access_type.mount is too long");
+            }
+        }
+    }
+    let Some(mode) = &capability.access_mode else {
+        return invalid("volume_capability: access_mode is missing");
+    };
+    match mode.mode() {
+        Mode::SingleNodeWriter
+        | Mode::SingleNodeReaderOnly
+        | Mode::SingleNodeSingleWriter
+        | Mode::SingleNodeMultiWriter => Ok(()),
+        Mode::Unknown => invalid("volume_capability: access_mode is unknown"),
+        mode @ (Mode::MultiNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter) => {
+            let mode = mode.as_str_name();
+            invalid(format!("access_mode {mode} is not supported: a volume is on one node at a time"))
+        }
+    }
+}
+
+/// Whether a volume is to be used as a block device.
+pub fn is_block(capability: &VolumeCapability) -> bool {
+    matches!(capability.access_type, Some(AccessType::Block(_)))
+}
+
+/// What the parameters of a volume to be say.
+///
+/// # Errors
+/// If one of them is unknown, or they are too long.
+pub fn parameters(parameters: &HashMap<String, String>) -> Result<Parameters, Problem> {
+    if parameters.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() > MAP {
+        return invalid(format!("parameters have more than {MAP} bytes"));
+    }
+    let unknown = parameters.keys().find(|key| *key != CLASS && !key.starts_with(PROVISIONER));
+    if let Some(unknown) = unknown {
+        return invalid(format!("parameter {unknown:?} is unknown; there is {CLASS}"));
+    }
+    let of = |key: &str| parameters.get(&format!("{PROVISIONER}{key}")).filter(|value| !value.is_empty());
+    let claim = match (of("pvc/namespace"), of("pvc/name")) {
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        (None, Some(name)) => name.clone(),
+        (_, None) => String::new(),
+    };
+    Ok(Parameters { class: parameters.get(CLASS).filter(|class| !class.is_empty()).cloned(), claim })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::proto::csi::volume_capability::{AccessMode, BlockVolume};
+
+    fn one(mode: Mode) -> VolumeCapability {
+        VolumeCapability {
+            access_type: Some(AccessType::Block(BlockVolume {})),
+            access_mode: Some(AccessMode { mode: mode.into() }),
+        }
+    }
+
+    #[test]
+    fn capabilities_of_one_node() {
+        capabilities(&[one(Mode::SingleNodeWriter), one(Mode::SingleNodeMultiWriter)]).unwrap();
+        let mount = |fs_type: &str, flag: &str| {
+            let mount_flags = vec![flag.to_owned()];
+            let mount = MountVolume { fs_type: fs_type.to_owned(), mount_flags, ..MountVolume::default() };
+            VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..one(Mode::SingleNodeWriter) }
+        };
+        capability(&mount("ext4", "noatime")).unwrap();
+        let long = "x".repeat(5000);
+        for (wrong, words) in [
+            (vec![], "volume_capabilities is missing"),
+            (
+                vec![VolumeCapability { access_type: None, ..one(Mode::SingleNodeWriter) }],
+                "access_type is missing",
+            ),
+            (
+                vec![VolumeCapability { access_mode: None, ..one(Mode::SingleNodeWriter) }],
+                "access_mode is missing",
+            ),
+            (vec![one(Mode::Unknown)], "access_mode is unknown"),
+            (
+                vec![one(Mode::SingleNodeWriter), one(Mode::MultiNodeMultiWriter)],
+                "MULTI_NODE_MULTI_WRITER is not",
+            ),
+            (vec![mount(&long, "")], "too long"),
+            (vec![mount("", &long)], "too long"),
+            (vec![one(Mode::SingleNodeWriter); 65], "there are 65"),
+        ] {
+            let problem = capabilities(&wrong).unwrap_err();
+            assert!(problem.kind == Kind::Invalid && problem.to_string().contains(words), "{problem}");
+        }
+    }
+
+    #[test]
+    fn parameters_that_are_known() {
+        let map = |pairs: &[(&str, &str)]| {
+            pairs
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect::<HashMap<_, _>>()
+        };
+        let all = map(&[
+            ("hostStorageClass", "fast"),
+            ("csi.storage.k8s.io/pvc/name", "data"),
+            ("csi.storage.k8s.io/pvc/namespace", "shop"),
+            ("csi.storage.k8s.io/pv/name", "pvc-1"),
+        ]);
+        let expected = Parameters { class: Some("fast".into()), claim: "shop/data".into() };
+        assert_eq!(parameters(&all), Ok(expected));
+        assert_eq!(parameters(&map(&[("hostStorageClass", "")])), Ok(Parameters::default()));
+        let unknown = parameters(&map(&[("hostClass", "fast")])).unwrap_err().to_string();
+        assert_eq!(unknown, "parameter \"hostClass\" is unknown; there is hostStorageClass");
+        let long = "x".repeat(5000);
+        assert!(parameters(&map(&[("hostStorageClass", &long)])).is_err());
+    }
+}

@@ -1,0 +1,286 @@
+//! `csi.v1.Controller` for the guests of this host, on their callback channels: what they ask is checked and made a
+//! call of the [`Keeper`], and what that says becomes an answer.
+//!
+//! Which VM asks is known from the connection, and with it the cluster for which it acts; nothing in a message says it.
+//! [`check`] is where requests are refused that make no sense. To add a call: its arm here, and its capability.
+
+use tonic::{Request, Response, Status};
+
+use super::backends::disks::Bus;
+use super::backends::volumes::{self, Plugged};
+use super::volumes::problem::{Kind, Problem};
+use super::volumes::size::{Range, SMALLEST};
+use super::volumes::{Asker, Keeper, Wanted};
+use crate::wire::proto::csi::controller_server::Controller;
+use crate::wire::proto::csi::{self, controller_service_capability as capability};
+
+mod check;
+
+use check::Parameters;
+
+/// The key of the serial number by which a guest knows the disk.
+const SERIAL: &str = "guestlet.io/serial";
+/// The key of what the guest sees it on.
+const BUS: &str = "guestlet.io/bus";
+
+/// Answers one guest.
+#[derive(Debug, Clone)]
+pub struct Service {
+    keeper: Keeper,
+    asker: Asker,
+    cluster: String,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl Service {
+    /// Answers the guest of this VM, which acts for that cluster.
+    pub fn new(keeper: Keeper, vm: &str, cluster: &str) -> Self {
+        let asker = Asker::Guest { vm: vm.to_owned(), cluster: cluster.to_owned() };
+        Self { keeper, asker, cluster: cluster.to_owned() }
+    }
+
+    /// Who may not ask learns nothing, not even what is wrong with a request.
+    fn admit<T>(&self, request: Request<T>) -> Result<T, Status> {
+        self.keeper.authorise(&self.asker).map_err(Problem::for_guest)?;
+        Ok(request.into_inner())
+    }
+}
+
+fn answer<T>(outcome: Result<T, Problem>) -> Answer<T> {
+    outcome.map(Response::new).map_err(Problem::for_guest)
+}
+
+/// A size as CSI has it.
+fn bytes(size: u64) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}
+
+fn volume(volume: volumes::Volume) -> csi::Volume {
+    csi::Volume { capacity_bytes: bytes(volume.size), volume_id: volume.id, ..csi::Volume::default() }
+}
+
+fn nodes(volume: &volumes::Volume) -> Vec<String> {
+    volume.published.iter().map(|published| published.node.clone()).collect()
+}
+
+fn condition(volume: &volumes::Volume) -> csi::VolumeCondition {
+    let message = volume.problem.clone().unwrap_or_else(|| "all is well".to_owned());
+    csi::VolumeCondition { abnormal: volume.problem.is_some(), message }
+}
+
+#[tonic::async_trait]
+impl Controller for Service {
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<csi::ControllerGetCapabilitiesRequest>,
+    ) -> Answer<csi::ControllerGetCapabilitiesResponse> {
+        use capability::rpc::Type;
+        let capabilities = [
+            Type::CreateDeleteVolume,
+            Type::PublishUnpublishVolume,
+            Type::PublishReadonly,
+            Type::ListVolumes,
+            Type::ListVolumesPublishedNodes,
+            Type::GetCapacity,
+            Type::ExpandVolume,
+            Type::GetVolume,
+            Type::VolumeCondition,
+            Type::SingleNodeMultiWriter,
+        ];
+        let capability = |one: Type| csi::ControllerServiceCapability {
+            r#type: Some(capability::Type::Rpc(capability::Rpc { r#type: one.into() })),
+        };
+        let capabilities = capabilities.into_iter().map(capability).collect();
+        Ok(Response::new(csi::ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn create_volume(
+        &self,
+        request: Request<csi::CreateVolumeRequest>,
+    ) -> Answer<csi::CreateVolumeResponse> {
+        let request = self.admit(request)?;
+        let created = async {
+            check::capabilities(&request.volume_capabilities)?;
+            check::without("volume_content_source", request.volume_content_source.is_some())?;
+            check::without("mutable_parameters", !request.mutable_parameters.is_empty())?;
+            let Parameters { class, claim } = check::parameters(&request.parameters)?;
+            let range = request.capacity_range.unwrap_or_default();
+            let range = Range::new(range.required_bytes, range.limit_bytes)?;
+            let wanted = Wanted { name: request.name, class, range, claim };
+            self.keeper.create(&self.asker, &self.cluster, wanted).await
+        };
+        let made = created.await.map(|made| csi::CreateVolumeResponse { volume: Some(volume(made)) });
+        answer(made)
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<csi::DeleteVolumeRequest>,
+    ) -> Answer<csi::DeleteVolumeResponse> {
+        let request = self.admit(request)?;
+        let deleted = async {
+            check::volume_id(&request.volume_id)?;
+            self.keeper.remove(&self.asker, &request.volume_id).await
+        };
+        answer(deleted.await.map(|()| csi::DeleteVolumeResponse {}))
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        request: Request<csi::ControllerPublishVolumeRequest>,
+    ) -> Answer<csi::ControllerPublishVolumeResponse> {
+        let request = self.admit(request)?;
+        let published = async {
+            check::volume_id(&request.volume_id)?;
+            check::node_id(&request.node_id)?;
+            let capability = request.volume_capability.as_ref();
+            let missing = || Problem::new(Kind::Invalid, "volume_capability is missing");
+            check::capability(capability.ok_or_else(missing)?)?;
+            let (id, node) = (&request.volume_id, &request.node_id);
+            self.keeper.publish(&self.asker, id, node, request.readonly).await
+        };
+        answer(published.await.map(|Plugged { serial, bus }| {
+            let bus = match bus {
+                Bus::Scsi => "scsi",
+                Bus::VirtioBlk => "virtio",
+            };
+            let context = [(SERIAL.to_owned(), serial), (BUS.to_owned(), bus.to_owned())];
+            csi::ControllerPublishVolumeResponse { publish_context: context.into() }
+        }))
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        request: Request<csi::ControllerUnpublishVolumeRequest>,
+    ) -> Answer<csi::ControllerUnpublishVolumeResponse> {
+        let request = self.admit(request)?;
+        let unpublished = async {
+            check::volume_id(&request.volume_id)?;
+            let node = Some(request.node_id.as_str()).filter(|node| !node.is_empty());
+            if let Some(node) = node {
+                check::node_id(node)?;
+            }
+            self.keeper.unpublish(&self.asker, &request.volume_id, node, false).await
+        };
+        answer(unpublished.await.map(|()| csi::ControllerUnpublishVolumeResponse {}))
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<csi::ValidateVolumeCapabilitiesRequest>,
+    ) -> Answer<csi::ValidateVolumeCapabilitiesResponse> {
+        use csi::validate_volume_capabilities_response::Confirmed;
+        let request = self.admit(request)?;
+        let validated = async {
+            check::volume_id(&request.volume_id)?;
+            check::present(&request.volume_capabilities)?;
+            self.keeper.get(&self.asker, &request.volume_id).await?;
+            check::capabilities(&request.volume_capabilities)?;
+            check::without("mutable_parameters", !request.mutable_parameters.is_empty())?;
+            check::parameters(&request.parameters).map(drop)
+        };
+        // That it cannot be is an answer here, not an error.
+        match validated.await {
+            Err(problem)
+                if problem.kind == Kind::Invalid
+                    && !request.volume_id.is_empty()
+                    && !request.volume_capabilities.is_empty() =>
+            {
+                let message = problem.to_string();
+                Ok(Response::new(csi::ValidateVolumeCapabilitiesResponse { confirmed: None, message }))
+            }
+            outcome => answer(outcome.map(|()| {
+                let confirmed = Confirmed {
+                    volume_context: request.volume_context,
+                    volume_capabilities: request.volume_capabilities,
+                    parameters: request.parameters,
+                    mutable_parameters: request.mutable_parameters,
+                };
+                csi::ValidateVolumeCapabilitiesResponse { confirmed: Some(confirmed), message: String::new() }
+            })),
+        }
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<csi::ListVolumesRequest>,
+    ) -> Answer<csi::ListVolumesResponse> {
+        use csi::list_volumes_response::{Entry, VolumeStatus};
+        let request = self.admit(request)?;
+        let listed = async {
+            let most = usize::try_from(request.max_entries)
+                .map_err(|_| Problem::new(Kind::Invalid, "max_entries is negative"))?;
+            self.keeper.list(&self.asker, &request.starting_token, most).await
+        };
+        answer(listed.await.map(|(volumes, next_token)| {
+            let entry = |one: volumes::Volume| {
+                let (published_node_ids, volume_condition) = (nodes(&one), Some(condition(&one)));
+                let status = VolumeStatus { published_node_ids, volume_condition };
+                Entry { status: Some(status), volume: Some(volume(one)) }
+            };
+            csi::ListVolumesResponse { entries: volumes.into_iter().map(entry).collect(), next_token }
+        }))
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<csi::GetCapacityRequest>,
+    ) -> Answer<csi::GetCapacityResponse> {
+        let request = self.admit(request)?;
+        let capacity = async {
+            let Parameters { class, .. } = check::parameters(&request.parameters)?;
+            if !request.volume_capabilities.is_empty()
+                && check::capabilities(&request.volume_capabilities).is_err()
+            {
+                return Ok(csi::GetCapacityResponse::default());
+            }
+            let found = self.keeper.capacity(&self.asker, &self.cluster, class.as_deref()).await?;
+            Ok(csi::GetCapacityResponse {
+                available_capacity: bytes(found.free),
+                maximum_volume_size: Some(bytes(found.largest)),
+                minimum_volume_size: Some(bytes(SMALLEST)),
+            })
+        };
+        answer(capacity.await)
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<csi::ControllerExpandVolumeRequest>,
+    ) -> Answer<csi::ControllerExpandVolumeResponse> {
+        let request = self.admit(request)?;
+        let expanded = async {
+            check::volume_id(&request.volume_id)?;
+            let missing = || Problem::new(Kind::Invalid, "capacity_range is missing");
+            let range = request.capacity_range.ok_or_else(missing)?;
+            let range = Range::new(range.required_bytes, range.limit_bytes)?;
+            if let Some(capability) = &request.volume_capability {
+                check::capability(capability)?;
+            }
+            self.keeper.expand(&self.asker, &request.volume_id, range).await
+        };
+        let is_block = request.volume_capability.as_ref().is_some_and(check::is_block);
+        answer(expanded.await.map(|size| csi::ControllerExpandVolumeResponse {
+            capacity_bytes: bytes(size),
+            node_expansion_required: !is_block,
+        }))
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<csi::ControllerGetVolumeRequest>,
+    ) -> Answer<csi::ControllerGetVolumeResponse> {
+        use csi::controller_get_volume_response::VolumeStatus;
+        let request = self.admit(request)?;
+        let found = async {
+            check::volume_id(&request.volume_id)?;
+            self.keeper.get(&self.asker, &request.volume_id).await
+        };
+        answer(found.await.map(|one| {
+            let (published_node_ids, volume_condition) = (nodes(&one), Some(condition(&one)));
+            let status = VolumeStatus { published_node_ids, volume_condition };
+            csi::ControllerGetVolumeResponse { status: Some(status), volume: Some(volume(one)) }
+        }))
+    }
+}

@@ -1,0 +1,100 @@
+//! Lists of volumes, a part at a time. Pure.
+//!
+//! A token says after which volume the next part begins. That one may be gone by then, so the list that somebody reads
+//! in parts has every volume that was there all the time, and none twice.
+
+use super::problem::{Kind, Problem};
+use crate::host::backends::volumes::Volume;
+
+/// Volumes of one part, whatever is asked for.
+const MOST: usize = 200;
+/// Bytes of the longest identifier.
+const LONGEST: usize = 128;
+/// What tokens begin with.
+const PREFIX: &str = "after:";
+
+/// The part that begins behind `token`, with `most` volumes or fewer (0: as many as fit), and the token of the next.
+///
+/// # Errors
+/// If the token was never given.
+pub fn page(volumes: Vec<Volume>, token: &str, most: usize) -> Result<(Vec<Volume>, String), Problem> {
+    let after = parse(token)?;
+    let most = if most == 0 { MOST } else { most.min(MOST) };
+    let mut rest = volumes.into_iter().filter(|volume| after.is_none_or(|after| volume.id.as_str() > after));
+    let part: Vec<_> = rest.by_ref().take(most).collect();
+    let next = match (rest.next(), part.last()) {
+        (Some(_), Some(last)) => format!("{PREFIX}{}", last.id),
+        _ => String::new(),
+    };
+    Ok((part, next))
+}
+
+fn parse(token: &str) -> Result<Option<&str>, Problem> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    let id = token.strip_prefix(PREFIX);
+    let good = |id: &&str| (1..=LONGEST).contains(&id.len()) && id.bytes().all(plain);
+    id.filter(good).map(Some).ok_or_else(|| {
+        Problem::new(
+            Kind::Aborted,
+            "starting_token was not given by this host; list again from the beginning",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn volumes(ids: &[String]) -> Vec<Volume> {
+        let volume = |id: &String| Volume {
+            id: id.clone(),
+            name: String::new(),
+            cluster: String::new(),
+            class: String::new(),
+            size: 0,
+            claim: String::new(),
+            published: None,
+            problem: None,
+        };
+        ids.iter().map(volume).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn all_parts_together_are_the_list(count in 0..50_u8, most in 1..20_usize, gone in 0..50_u8) {
+            let ids: Vec<_> = (0..count).map(|number| format!("pool.{number:03}")).collect();
+            let (mut token, mut seen) = (String::new(), Vec::new());
+            loop {
+                // One of those that were listed is removed meanwhile.
+                let left: Vec<_> = ids.iter().enumerate()
+                    .filter(|(at, _)| *at != usize::from(gone) || *at >= seen.len())
+                    .map(|(_, id)| id.clone()).collect();
+                let (part, next) = page(volumes(&left), &token, most).unwrap();
+                prop_assert!(part.len() <= most);
+                seen.extend(part.into_iter().map(|volume| volume.id));
+                if next.is_empty() { break }
+                token = next;
+            }
+            prop_assert_eq!(seen, ids);
+        }
+
+        #[test]
+        fn other_tokens_are_refused(token in "\\PC{1,200}") {
+            match page(Vec::new(), &token, 0) {
+                Ok(_) => prop_assert!(token.starts_with(PREFIX)),
+                Err(problem) => prop_assert_eq!(problem.kind, Kind::Aborted),
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_that_are_none() {
+        for token in ["after:", "x", "after:a/b", "after: a", &format!("after:{}", "a".repeat(129))] {
+            assert_eq!(page(Vec::new(), token, 0).unwrap_err().kind, Kind::Aborted, "{token}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The admin API's calls about volumes, and where in its guest a volume is.
+
+use tonic::Status;
+
+use super::problem::{Kind, Problem};
+use super::size::Range;
+use super::{Asker, Keeper, Wanted};
+use crate::host::backends::volumes::{self, Published};
+use crate::wire::proto::v1::{
+    AttachVolumeRequest, CreateVolumeRequest, DetachVolumeRequest, ExpandVolumeRequest, GuestState,
+    ListVolumesRequest, ListVolumesResponse, RemoveVolumeRequest, RemoveVolumeResponse, Volume, VolumeHolder,
+};
+
+const HOST: Asker = Asker::Host;
+
+impl Keeper {
+    /// All volumes, or those of one cluster.
+    ///
+    /// # Errors
+    /// If they cannot be looked at.
+    pub async fn list_for_people(&self, request: ListVolumesRequest) -> Result<ListVolumesResponse, Status> {
+        let volumes = self.0.volumes.list().await.map_err(for_people)?;
+        let wanted =
+            |volume: &&volumes::Volume| request.cluster.is_empty() || volume.cluster == request.cluster;
+        let mut shown = Vec::new();
+        for volume in volumes.iter().filter(wanted) {
+            shown.push(self.show(volume).await);
+        }
+        Ok(ListVolumesResponse { volumes: shown })
+    }
+
+    /// Makes a volume of a cluster.
+    ///
+    /// # Errors
+    /// As [`Keeper::create`].
+    pub async fn create_for_people(&self, request: CreateVolumeRequest) -> Result<Volume, Status> {
+        let CreateVolumeRequest { cluster, name, size, class } = request;
+        if cluster.is_empty() {
+            return Err(Problem::new(Kind::Invalid, "say of which cluster the volume is to be").for_host());
+        }
+        let class = Some(class).filter(|class| !class.is_empty());
+        let range = Range { required: size, limit: 0 };
+        let wanted = Wanted { name, class, range, claim: String::new() };
+        let made = self.create(&HOST, &cluster, wanted).await.map_err(Problem::for_host)?;
+        Ok(self.show(&made).await)
+    }
+
+    /// Plugs a volume into a VM.
+    ///
+    /// # Errors
+    /// As [`Keeper::publish`].
+    pub async fn attach_for_people(&self, request: AttachVolumeRequest) -> Result<Volume, Status> {
+        let AttachVolumeRequest { volume_id, vm, read_only } = request;
+        self.publish(&HOST, &volume_id, &vm, read_only).await.map_err(Problem::for_host)?;
+        self.show_by_id(&volume_id).await
+    }
+
+    /// Takes a volume away from its VM.
+    ///
+    /// # Errors
+    /// As [`Keeper::unpublish`]; and if there is no such volume.
+    pub async fn detach_for_people(&self, request: DetachVolumeRequest) -> Result<Volume, Status> {
+        let DetachVolumeRequest { volume_id, force } = request;
+        self.get(&HOST, &volume_id).await.map_err(Problem::for_host)?;
+        self.unpublish(&HOST, &volume_id, None, force).await.map_err(Problem::for_host)?;
+        self.show_by_id(&volume_id).await
+    }
+
+    /// Makes a volume larger.
+    ///
+    /// # Errors
+    /// As [`Keeper::expand`].
+    pub async fn expand_for_people(&self, request: ExpandVolumeRequest) -> Result<Volume, Status> {
+        let ExpandVolumeRequest { volume_id, size } = request;
+        let range = Range { required: size, limit: 0 };
+        self.expand(&HOST, &volume_id, range).await.map_err(Problem::for_host)?;
+        self.show_by_id(&volume_id).await
+    }
+
+    /// Removes a volume.
+    ///
+    /// # Errors
+    /// As [`Keeper::remove`].
+    pub async fn remove_for_people(
+        &self,
+        request: RemoveVolumeRequest,
+    ) -> Result<RemoveVolumeResponse, Status> {
+        self.remove(&HOST, &request.volume_id).await.map_err(Problem::for_host)?;
+        Ok(RemoveVolumeResponse {})
+    }
+
+    async fn show_by_id(&self, id: &str) -> Result<Volume, Status> {
+        let volume = self.get(&HOST, id).await.map_err(Problem::for_host)?;
+        Ok(self.show(&volume).await)
+    }
+
+    async fn show(&self, volume: &volumes::Volume) -> Volume {
+        let serial = self.0.volumes.serial(&volume.id).unwrap_or_default();
+        let holder = match volume.published.clone() {
+            Some(published) => Some(self.holder_of(published, &serial).await),
+            None => None,
+        };
+        Volume {
+            id: volume.id.clone(),
+            name: super::super::text::clean(&volume.name),
+            cluster: volume.cluster.clone(),
+            class: volume.class.clone(),
+            size: volume.size,
+            claim: super::super::text::clean(&volume.claim),
+            holder,
+            problem: volume.problem.clone().unwrap_or_default(),
+            serial,
+        }
+    }
+
+    async fn holder_of(&self, published: Published, serial: &str) -> VolumeHolder {
+        let Published { uuid, vm, read_only, leaving, .. } = published;
+        let found = self.0.fleet.get(vm.clone()).await.ok().flatten();
+        let state = found.filter(|found| found.uuid == uuid).and_then(|found| found.state);
+        let (device, mount_points) = state.map(|state| place(&state, serial)).unwrap_or_default();
+        let mut pods: Vec<_> = mount_points.iter().filter_map(|path| pod(path)).map(str::to_owned).collect();
+        pods.dedup();
+        VolumeHolder { vm, uuid, read_only, leaving, device, mount_points, pods }
+    }
+}
+
+fn for_people(error: volumes::VolumeError) -> Status {
+    Problem::from(error).for_host()
+}
+
+/// The guest's name of a disk, and where it is mounted.
+fn place(state: &GuestState, serial: &str) -> (String, Vec<String>) {
+    let has = |disk: &&crate::wire::proto::v1::Disk| disk.serials.iter().any(|one| one.value == serial);
+    let Some(disk) = state.disks.iter().find(has) else { return Default::default() };
+    let mounted = state.file_systems.iter().filter(|mounted| mounted.source == disk.file);
+    let mut points: Vec<_> = mounted.map(|mounted| mounted.mount_point.clone()).collect();
+    points.sort_by_key(|point| pod(point).map(str::to_owned));
+    (disk.name.clone(), points)
+}
+
+/// The UID of the pod to which kubelet gives what is mounted there:
+/// `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`.
+fn pod(mount_point: &str) -> Option<&str> {
+    let (_, rest) = mount_point.split_once("/pods/")?;
+    let (uid, rest) = rest.split_once('/')?;
+    (!uid.is_empty() && rest.starts_with("volumes/kubernetes.io~csi/")).then_some(uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::proto::v1::{Disk, MountedFileSystem, SerialNumber};
+
+    #[test]
+    fn a_volume_is_found_in_its_guest() {
+        let disk = |name: &str, serial: &str| Disk {
+            name: name.into(),
+            file: format!("/dev/{name}"),
+            serials: vec![SerialNumber { value: serial.into(), source: String::new() }],
+            ..Disk::default()
+        };
+        let mounted = |source: &str, mount_point: &str| MountedFileSystem {
+            source: source.into(),
+            mount_point: mount_point.into(),
+            r#type: String::new(),
+        };
+        let pod = "/var/lib/kubelet/pods/0a1b/volumes/kubernetes.io~csi/pvc-1/mount";
+        let state = GuestState {
+            disks: vec![disk("sda", "other"), disk("sdb", "abc")],
+            file_systems: vec![
+                mounted("/dev/sda", "/"),
+                mounted("/dev/sdb", pod),
+                mounted("/dev/sdb", "/var/lib/kubelet/plugins/x/globalmount"),
+            ],
+            ..GuestState::default()
+        };
+        let (name, points) = place(&state, "abc");
+        assert_eq!((name.as_str(), points.len()), ("sdb", 2));
+        assert_eq!(points.iter().filter_map(|point| super::pod(point)).collect::<Vec<_>>(), ["0a1b"]);
+        assert_eq!(place(&state, "none"), Default::default());
+        assert_eq!(super::pod("/pods/x/etc-hosts"), None);
+    }
+}

@@ -1,0 +1,131 @@
+//! Finds volumes that are not where they are remembered to be, and puts them there again.
+//!
+//! ```text
+//!  remembered: a VM has it ──and QEMU has no such disk──▶ plugged again      (the VM was restarted, or somebody unplugged it)
+//!  remembered: leaving     ──and QEMU has no such disk──▶ forgotten          (this program ended in between)
+//! ```
+//!
+//! A VM is looked at when it is back, when its agent is, and all are now and then.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use super::{Asker, Keeper};
+use crate::host::backends::volumes::Volume;
+use crate::host::fleet::Watched;
+use crate::wire::proto::v1::virtual_machine_event::Kind;
+use crate::wire::proto::v1::{PowerState, VirtualMachineEvent, VolumeAction};
+
+/// How often all VMs are looked at.
+const INTERVAL: Duration = Duration::from_secs(30);
+
+impl Keeper {
+    /// Repairs until `shutdown`.
+    pub async fn repair(self, shutdown: CancellationToken) {
+        shutdown.run_until_cancelled(self.watch()).await;
+    }
+
+    async fn watch(self) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let Ok(Some(Watched { mut coming, .. })) = self.0.fleet.watch(None, None).await else {
+            return std::future::pending().await;
+        };
+        loop {
+            let vm = tokio::select! {
+                _ = ticks.tick() => None,
+                event = coming.recv() => match event {
+                    Ok(event) if is_back(&event) => Some(event.name.clone()),
+                    Ok(_) => continue,
+                    Err(RecvError::Lagged(_)) => None,
+                    Err(RecvError::Closed) => return std::future::pending().await,
+                },
+            };
+            self.look(vm.as_deref()).await;
+        }
+    }
+
+    /// Looks at one VM, or at all, each beside the others.
+    async fn look(&self, name: Option<&str>) {
+        let volumes = match self.0.volumes.list().await {
+            Ok(volumes) => volumes,
+            Err(error) => {
+                return tracing::debug!(%error, "cannot look for volumes that are not where they should be");
+            }
+        };
+        let published: BTreeSet<_> = volumes
+            .iter()
+            .filter_map(|volume| volume.published.as_ref())
+            .map(|published| &published.uuid)
+            .collect();
+        if published.is_empty() {
+            return;
+        }
+        let Ok(vms) = self.0.fleet.list(false).await else { return };
+        let wanted = |name: Option<&str>, vm: &str| name.is_none_or(|name| name == vm);
+        for vm in vms {
+            if !published.contains(&vm.uuid) || !wanted(name, &vm.name) || vm.power() == PowerState::Off {
+                continue;
+            }
+            let Ok(turn) = self.0.turns.take(&format!("vm {}", vm.name)) else { continue };
+            let keeper = self.clone();
+            self.0.tasks.children().spawn(async move {
+                keeper.compare(&vm.name, &vm.uuid).await;
+                drop(turn);
+            });
+        }
+    }
+
+    /// Compares what one VM has with what it is to have.
+    async fn compare(&self, vm: &str, uuid: &str) {
+        let plugged = match self.0.volumes.plugged(vm).await {
+            Ok(plugged) => plugged,
+            Err(error) => return tracing::debug!(vm, %error, "cannot see which volumes a VM has"),
+        };
+        let Ok(volumes) = self.0.volumes.list().await else { return };
+        let has = |volume: &Volume| volume.published.as_ref().is_some_and(|published| published.uuid == uuid);
+        for volume in volumes.iter().filter(|volume| has(volume) && !plugged.contains(&volume.id)) {
+            // Somebody is at it.
+            let Ok(_turn) = self.0.turns.take(&volume.id) else { continue };
+            self.mend(&volume.id, vm, uuid).await;
+        }
+    }
+
+    /// What a volume needs that its VM does not have, if that is still so.
+    async fn mend(&self, id: &str, vm: &str, uuid: &str) {
+        let Ok(Some(volume)) = self.0.volumes.get(id).await else { return };
+        let Some(published) = volume.published.clone().filter(|published| published.uuid == uuid) else {
+            return;
+        };
+        if !self.0.volumes.plugged(vm).await.is_ok_and(|plugged| !plugged.contains(id)) {
+            return;
+        }
+        let (leaving, outcome) = if published.leaving {
+            (true, self.0.volumes.forget(id).await)
+        } else {
+            (false, self.0.volumes.plug(id, published, vm).await.map(drop))
+        };
+        match outcome {
+            Ok(()) => {
+                let action = if leaving { VolumeAction::Detached } else { VolumeAction::Reattached };
+                self.tell(action, &volume, &Asker::Host, Some(vm)).await;
+            }
+            Err(error) => {
+                tracing::warn!(volume = id, vm, %error, "a volume is missing in its VM, and cannot be plugged again");
+            }
+        }
+    }
+}
+
+/// A VM may have lost its disks before this.
+fn is_back(event: &VirtualMachineEvent) -> bool {
+    match &event.kind {
+        Some(Kind::PowerChanged(change)) => change.power() == PowerState::Running,
+        Some(Kind::SessionOpened(_)) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,32 @@
+//! What happens to volumes, for everybody who watches.
+
+use super::super::backends::volumes::Volume;
+use super::super::text;
+use super::{Asker, Keeper};
+use crate::wire::proto::v1::virtual_machine_event::Kind;
+use crate::wire::proto::v1::{VolumeAction, VolumeChanged};
+
+impl Keeper {
+    /// Tells what was done to a volume, by whom, and which VM has or had it.
+    pub(super) async fn tell(&self, action: VolumeAction, volume: &Volume, by: &Asker, vm: Option<&str>) {
+        let (asker, by) = match by {
+            Asker::Guest { vm, .. } => (vm.as_str(), vm.as_str()),
+            Asker::Host => ("", "host"),
+        };
+        let name = vm.unwrap_or(asker).to_owned();
+        let what = action.as_str_name();
+        tracing::info!(volume = volume.id, cluster = volume.cluster, vm, by, what, "volume");
+        let changed = VolumeChanged {
+            action: action.into(),
+            volume_id: volume.id.clone(),
+            name: text::clean(&volume.name),
+            cluster: volume.cluster.clone(),
+            class: volume.class.clone(),
+            bytes: volume.size,
+            claim: text::clean(&volume.claim),
+            by: by.to_owned(),
+        };
+        // Without a fleet nobody watches.
+        self.0.fleet.note(name, Kind::VolumeChanged(changed)).await.ok();
+    }
+}

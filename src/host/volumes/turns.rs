@@ -1,0 +1,109 @@
+//! One operation at a time on each thing, and few at a time of each guest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::problem::{Kind, Problem};
+
+/// Operations that a guest may have begun and not ended.
+const MOST: usize = 16;
+
+/// What is being done.
+#[derive(Debug, Clone, Default)]
+pub struct Turns(Arc<Mutex<Doing>>);
+
+#[derive(Debug, Default)]
+struct Doing {
+    things: BTreeSet<String>,
+    /// By the name of the VM.
+    operations: BTreeMap<String, usize>,
+}
+
+/// The right to work on one thing, until it is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    turns: Turns,
+    thing: String,
+}
+
+/// One operation of a guest, until it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    turns: Turns,
+    vm: String,
+}
+
+impl Turns {
+    fn doing(&self) -> MutexGuard<'_, Doing> {
+        // Nothing that is done under the lock leaves it half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The right to work on a volume, or on a name of one.
+    ///
+    /// # Errors
+    /// If somebody has it.
+    pub fn take(&self, thing: &str) -> Result<Turn, Problem> {
+        if !self.doing().things.insert(thing.to_owned()) {
+            return Err(Problem::new(Kind::Aborted, "another operation on this volume is under way"));
+        }
+        Ok(Turn { turns: self.clone(), thing: thing.to_owned() })
+    }
+
+    /// Begins an operation of a guest.
+    ///
+    /// # Errors
+    /// If it has begun too many.
+    pub fn enter(&self, vm: &str) -> Result<Place, Problem> {
+        let mut doing = self.doing();
+        let count = doing.operations.entry(vm.to_owned()).or_default();
+        if *count >= MOST {
+            return Err(Problem::new(
+                Kind::Aborted,
+                format!("{MOST} operations of this VM are under way; repeat it later"),
+            ));
+        }
+        *count += 1;
+        Ok(Place { turns: self.clone(), vm: vm.to_owned() })
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.turns.doing().things.remove(&self.thing);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut doing = self.turns.doing();
+        if let Some(count) = doing.operations.get_mut(&self.vm) {
+            *count -= 1;
+            if *count == 0 {
+                doing.operations.remove(&self.vm);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_and_not_too_many() {
+        let turns = Turns::default();
+        let turn = turns.take("a").unwrap();
+        assert_eq!(turns.take("a").unwrap_err().kind, Kind::Aborted);
+        turns.take("b").unwrap();
+        drop(turn);
+        turns.take("a").unwrap();
+        let mut places: Vec<_> = (0..MOST).map(|_| turns.enter("vm").unwrap()).collect();
+        assert_eq!(turns.enter("vm").unwrap_err().kind, Kind::Aborted);
+        turns.enter("other").unwrap();
+        places.pop();
+        turns.enter("vm").unwrap();
+        drop(places);
+        assert!(turns.doing().operations.is_empty() && turns.doing().things.is_empty());
+    }
+}
