@@ -39,11 +39,6 @@ pub fn disk_place(root: &Root, name: &str) -> io::Result<String> {
     target(DISKS, &std::fs::read_link(root.path(&format!("{DISKS}/{name}")))?)
 }
 
-/// The names of the disks that the SCSI device at `place` is.
-pub fn disks_of(root: &Root, place: &str) -> Vec<String> {
-    names(root, &format!("{place}/block"), |_| true).unwrap_or_default()
-}
-
 /// The devices that the one at `place` is made of, in the kernel's order; none if it does not say.
 ///
 /// # Errors

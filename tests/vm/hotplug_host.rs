@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::disk_calls::{find, release};
+use crate::disk_calls::{release, try_find};
 use crate::harness::host::{HostHalf, Listed};
 use crate::harness::images::text;
 use crate::harness::launch::Options;
@@ -184,8 +184,7 @@ fn a_disk_that_was_released_and_stays_plugged_is_found_again() {
     // So it is by an agent that was started after the release.
     assert!(release(&vm, VOLUME).removed);
     vm.run("killall -9 guestlet").unwrap();
-    let found =
-        wait_for("the next agent", SOON, || vm.dial(970).ok().and_then(|_| find(&vm, VOLUME, 60_000)));
+    let found = wait_for("the next agent", SOON, || try_find(&vm, VOLUME, 60_000).ok().flatten());
     vm.run(&format!("dd if=/dev/{} bs=512 count=1 | grep -q mark", found.unwrap().name)).unwrap();
     // A release that was not followed by a detach is no harm to that.
     release(&vm, VOLUME);

@@ -19,7 +19,7 @@ use crate::guest::volumes::swap;
 use crate::guest::volumes::unmount::{detach, unmount};
 use crate::guest::{Guest, accounts, volumes};
 use crate::sys::mountinfo::{self, MountList};
-use crate::sys::{accounts as names, block, blocking, error_chain, folders};
+use crate::sys::{accounts as names, block, blocking, error_chain, folders, program};
 
 /// How long making a file system may take.
 const TO_FORMAT: Duration = Duration::from_secs(30 * 60);
@@ -110,7 +110,8 @@ impl Error {
                 | Volume::InUse { .. }
                 | Volume::Otherwise { .. }
                 | Volume::Copy { .. }
-                | Volume::Silent { .. } => true,
+                | Volume::Silent { .. }
+                | Volume::Program(program::Error::TimedOut { .. }) => true,
                 Volume::Target { source, .. }
                 | Volume::Mount { source, .. }
                 | Volume::Unmount { source, .. } => busy(source),

@@ -16,7 +16,7 @@
 //! From every stage a disk goes away when it is gone, or another one is at its place. What the kernel says is no more
 //! than a reason to look: what counts is what a look finds, so that lost, late and doubled messages do no harm.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +31,8 @@ use crate::sys::block::Number;
 pub const UDEV: Duration = Duration::from_secs(10);
 /// How long a disk may take to say who it is before it is known without that.
 pub const ANSWER: Duration = Duration::from_secs(5);
+/// Devices that have begun anew and are remembered; more than there ever are.
+const MOST_RESETS: usize = 1024;
 /// How long a disk that has lost its size may take to go.
 pub const GOING: Duration = Duration::from_secs(1);
 /// Disks that are read at a time, but for those that do not answer.
@@ -100,6 +102,11 @@ pub enum Change {
     Usurped(Arc<KnownDisk>),
 }
 
+/// Whether the disk at `place` is that of a device.
+fn below(place: &str, device: &str) -> bool {
+    place.strip_prefix(device).is_some_and(|rest| rest.starts_with('/'))
+}
+
 #[derive(Debug)]
 enum Stage {
     Udev(Instant),
@@ -143,6 +150,8 @@ pub struct Tracker {
     late: BTreeMap<u64, Running>,
     /// When udev processed the last disk of each number that is gone: what it says of that one counts no more.
     left: HashMap<Number, u64>,
+    /// Devices that have begun anew while they had no disk yet.
+    resets: BTreeSet<String>,
     changes: Vec<Change>,
 }
 
@@ -186,16 +195,26 @@ impl Tracker {
         }
     }
 
-    /// The device below the disk called `name` has begun anew.
-    pub fn reset(&mut self, name: &str) {
-        let Some(entry) = self.entries.get_mut(name) else { return };
+    /// The SCSI device at `place` has begun anew.
+    pub fn reset(&mut self, place: &str) {
+        let is_of = |(_, entry): &(&String, &mut Entry)| below(&entry.seen.place, place);
+        let Some((name, entry)) = self.entries.iter_mut().find(is_of) else {
+            // Its disk is about to come, and what the kernel has asked it so far may have been another one's answer.
+            if self.resets.len() < MOST_RESETS {
+                self.resets.insert(place.to_owned());
+            }
+            return;
+        };
         entry.anew = true;
         if !matches!(entry.stage, Stage::Udev(_) | Stage::Doubt(_)) {
-            self.enqueue(name);
+            let name = name.clone();
+            self.enqueue(&name);
         }
     }
 
     fn insert(&mut self, name: &str, seen: Seen, now: Instant) {
+        let reset = self.resets.iter().find(|place| below(&seen.place, place)).cloned();
+        let anew = reset.is_some_and(|place| self.resets.remove(&place));
         let waits = match seen.udev {
             Udev::Absent => false,
             Udev::Pending => true,
@@ -206,7 +225,7 @@ impl Tracker {
             stage: if waits { Stage::Udev(now + UDEV) } else { Stage::Rest },
             again: false,
             doubted: false,
-            anew: false,
+            anew,
             usurped: false,
             asked: Asked::Ask,
             known: None,

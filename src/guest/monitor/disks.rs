@@ -169,10 +169,7 @@ impl Watch<'_> {
         };
         let Uevent { action, place, partition, disk } = uevent;
         if action == Action::Reset {
-            for name in block::disks_of(&self.guest.root, &place) {
-                self.tracker.reset(&name);
-            }
-            return;
+            return self.tracker.reset(&place);
         }
         if block::is_virtual(&place) {
             return self.look_below(&place);
