@@ -40,6 +40,19 @@ fn parsers() {
     run("parsers", checks::parsers);
 }
 
+/// What was found, and all of it again with one bit of each of its bytes changed.
+#[test]
+fn disk() {
+    run("disk", checks::disk);
+    run("disk", |bytes| {
+        for at in 0..bytes.len() {
+            let mut changed = bytes.to_vec();
+            changed[at] ^= 1 << (at % 8);
+            checks::disk(&changed);
+        }
+    });
+}
+
 #[test]
 fn dispatch() {
     run("dispatch", checks::dispatch::dispatch);

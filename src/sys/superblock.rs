@@ -43,7 +43,9 @@ pub enum Kind {
 
 /// The file system whose device begins with these bytes, if it is one of those.
 pub fn parse(bytes: &[u8]) -> Option<Superblock> {
-    ext(bytes).or_else(|| xfs(bytes)).or_else(|| btrfs(bytes))
+    let found = ext(bytes).or_else(|| xfs(bytes)).or_else(|| btrfs(bytes));
+    // What has blocks of another size is damaged.
+    found.filter(|found| found.block.is_power_of_two() && (512..=65536).contains(&found.block))
 }
 
 /// Reads it off a device.

@@ -3,12 +3,17 @@
 #[path = "dispatch.rs"]
 pub mod dispatch;
 
+use std::cell::RefCell;
+use std::convert::Infallible;
+
 use guestlet::config::{environment_file, key_file};
 use guestlet::guest::disks::location::locate;
 use guestlet::qga::request::Request;
+use guestlet::sys::partition_table::Disk as _;
 use guestlet::sys::rtnetlink::message::Answer as NetworkAnswer;
 use guestlet::sys::{
-    block, disk_serial, diskstats, mountinfo, os_release, udev, uevents, vital_product_data,
+    block, disk_serial, diskstats, mountinfo, os_release, partition_table, superblock, udev, uevents,
+    vital_product_data,
 };
 use guestlet::wire::hybrid::{Answer, MAX_ANSWER};
 use guestlet::wire::qga::{Decoder, Frame};
@@ -105,6 +110,74 @@ pub fn parsers(bytes: &[u8]) {
             let again = key_file::parse(again.as_bytes()).unwrap_or_default();
             assert_eq!(again.first().map(|entry| key_file::string(entry.value)), Some(Ok(value)));
         }
+    }
+}
+
+/// What is on a disk: partition tables and superblocks. The input is pieces: where each is put (four bytes), how long it is
+/// (two), and its bytes; on a disk of 2 MiB that is empty else. The first byte says how long the disk's sectors are.
+pub fn disk(bytes: &[u8]) {
+    let Some((first, mut rest)) = bytes.split_first() else { return };
+    let disk =
+        Small { sector: if first & 1 == 0 { 512 } else { 4096 }, bytes: RefCell::new(vec![0; 2 << 20]) };
+    while let Some((head, tail)) = rest.split_first_chunk::<6>() {
+        let at = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        let length = usize::from(u16::from_le_bytes([head[4], head[5]])).min(tail.len());
+        let (piece, after) = tail.split_at(length);
+        let mut bytes = disk.bytes.borrow_mut();
+        let end = bytes.len();
+        let (at, until) = (at.min(end), at.saturating_add(length).min(end));
+        bytes[at..until].copy_from_slice(&piece[..until - at]);
+        rest = after;
+    }
+    if let Some(found) = superblock::parse(&disk.bytes.borrow()) {
+        assert!(found.block > 0, "{found:?}");
+    }
+    let Ok(before) = partition_table::partitions(&disk) else { return };
+    assert!(before.iter().all(|partition| partition.number > 0));
+    let Ok(growth) = partition_table::grow(&disk, None) else { return };
+    let grown = growth.partition;
+    assert!(grown.start + grown.sectors <= disk.sectors(), "beyond the disk: {grown:?}");
+    let last = before.iter().find(|partition| partition.number == grown.number).unwrap();
+    assert!(last.start == grown.start && last.sectors <= grown.sectors, "{last:?} {grown:?}");
+    for write in growth.writes.iter().flatten() {
+        let at = usize::try_from(write.sector).unwrap() * disk.sector as usize;
+        disk.bytes.borrow_mut()[at..at + write.bytes.len()].copy_from_slice(&write.bytes);
+    }
+    let after = partition_table::partitions(&disk).expect("a table that was written is a table");
+    for (before, after) in before.iter().zip(&after) {
+        let expected = if before.number == grown.number { grown } else { *before };
+        assert_eq!(*after, expected);
+    }
+    let again = partition_table::grow(&disk, None).expect("it can grow again");
+    assert!(again.writes.is_empty() && again.partition == grown, "{again:?}");
+}
+
+struct Small {
+    sector: u32,
+    bytes: RefCell<Vec<u8>>,
+}
+
+impl partition_table::Disk for Small {
+    type Error = Infallible;
+
+    fn sector(&self) -> u32 {
+        self.sector
+    }
+
+    fn sectors(&self) -> u64 {
+        self.bytes.borrow().len() as u64 / u64::from(self.sector)
+    }
+
+    fn read(&self, first: u64, count: u64) -> Result<Vec<u8>, Infallible> {
+        assert!(count <= self.sectors(), "more than there is: {count}");
+        let at = |sector: u64| {
+            usize::try_from(sector.saturating_mul(u64::from(self.sector))).unwrap_or(usize::MAX)
+        };
+        let bytes = self.bytes.borrow();
+        let (from, until) = (at(first).min(bytes.len()), at(first.saturating_add(count)).min(bytes.len()));
+        let mut read = bytes[from..until].to_vec();
+        read.resize(at(count), 0);
+        Ok(read)
     }
 }
 

@@ -93,7 +93,11 @@ impl Lab {
 
     pub fn say_at(&self, action: Action, place: &str) {
         let uevent = Uevent { action, place: place.to_owned(), partition: false, disk: None };
-        self.kernel.send(Heard::Uevent(uevent)).unwrap();
+        self.hear(Heard::Uevent(uevent));
+    }
+
+    pub fn hear(&self, heard: Heard) {
+        self.kernel.send(heard).unwrap();
     }
 
     /// Runs the monitor while `test` does.

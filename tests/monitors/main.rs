@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::expect_used, clippy::unwrap_used)]
 
+mod churn;
 mod disks;
 #[path = "../fixtures/lay_out.rs"]
 mod lay_out;

@@ -40,9 +40,10 @@ impl Lab {
         std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
         let group = json!({ "qom-type": "throttle-group", "id": format!("pace-{name}") });
         self.vm.qmp().execute("object-add", group).unwrap();
-        let file = json!({ "driver": "file", "filename": path });
-        let paced = json!({ "driver": "throttle", "throttle-group": format!("pace-{name}"), "file": file });
-        let node = json!({ "driver": "raw", "node-name": name, "file": paced });
+        let file = json!({ "driver": "file", "filename": path, "node-name": format!("file-{name}") });
+        self.vm.qmp().execute("blockdev-add", file).unwrap();
+        self.vm.qmp().execute("blockdev-add", paced(name)).unwrap();
+        let node = json!({ "driver": "raw", "node-name": name, "file": format!("paced-{name}") });
         self.vm.qmp().execute("blockdev-add", node).unwrap();
         let mut device = device.clone();
         device["drive"] = json!(name);
@@ -57,6 +58,8 @@ impl Lab {
             "path": format!("/objects/pace-{name}"), "property": "limits", "value": { "bps-total": bytes },
         });
         self.vm.qmp().execute("qom-set", limits).unwrap();
+        // What waits already has to be told.
+        self.vm.qmp().execute("blockdev-reopen", json!({ "options": [paced(name)] })).unwrap();
     }
 
     /// Takes a disk away, whatever the guest does with it.
@@ -64,6 +67,9 @@ impl Lab {
         self.vm.qmp().execute("device_del", json!({ "id": format!("device-{name}") })).unwrap();
         let deleted = || self.vm.qmp().execute("blockdev-del", json!({ "node-name": name })).ok();
         wait_for("end of the disk", SOON, deleted).unwrap();
+        for node in [format!("paced-{name}"), format!("file-{name}")] {
+            self.vm.qmp().execute("blockdev-del", json!({ "node-name": node })).unwrap();
+        }
         self.vm.qmp().execute("object-del", json!({ "id": format!("pace-{name}") })).unwrap();
     }
 
@@ -79,6 +85,13 @@ impl Lab {
             }
         }
     }
+}
+
+fn paced(name: &str) -> Value {
+    json!({
+        "driver": "throttle", "node-name": format!("paced-{name}"), "throttle-group": format!("pace-{name}"),
+        "file": format!("file-{name}"),
+    })
 }
 
 fn scsi(unit: u32) -> Value {
@@ -147,7 +160,7 @@ fn rule(vm: &Vm, point: &str, state: &str) -> Value {
 /// Does half of what it should and says so, or all, or all and then stands still: as /run/step says.
 const MKFS: &str = "#!/bin/sh\n\
     for device; do :; done\n\
-    /usr/sbin/mke2fs -t ext4 \"$@\" || exit 1\n\
+    /usr/sbin/mke2fs \"$@\" || exit 1\n\
     case $(cat /run/step) in\n\
     half) dd if=/dev/zero of=$device bs=1024 seek=1 count=1 conv=notrunc,fsync; touch /run/there; sleep 1000 ;;\n\
     still) sync; touch /run/there; sleep 1000 ;;\n\

@@ -94,6 +94,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether a disk does not answer.
+    pub fn is_hang(&self) -> bool {
+        use volumes::Error as Volume;
+
+        matches!(
+            self,
+            Self::Silent { .. }
+                | Self::Volume(Volume::Silent { .. } | Volume::Program(program::Error::TimedOut { .. }))
+        )
+    }
+
     /// Whether somebody is in the way, and may go without a word.
     pub fn may_end(&self) -> bool {
         use volumes::Error as Volume;

@@ -81,6 +81,9 @@ pub async fn run(
     }
 }
 
+/// Tries with a disk that does not answer: each leaves a program behind that waits for it.
+const MOST_HANGS: u32 = 6;
+
 /// What a task did.
 enum Done {
     Applied(Arc<Rule>, Device, Result<Applied, Error>, Look),
@@ -392,8 +395,9 @@ impl Engine {
             self.start(Doing { point: Some(point.clone()), disk: Some(generation) }, async move {
                 let outcome = apply::apply(&guest, &memory, &rule, &device).await;
                 let look = match outcome {
-                    Ok(_) => Look { touch, found: Err(String::new()) },
-                    Err(_) => look(&guest, &device, touch).await,
+                    Err(ref error) if !error.may_end() => look(&guest, &device, touch).await,
+                    // Nothing is compared with it, or it is tried again without.
+                    _ => Look { touch, found: Err(String::new()) },
                 };
                 Done::Applied(rule, device, outcome, look)
             });
@@ -469,7 +473,7 @@ impl Engine {
     /// Whether people have to be told that something failed. Where somebody was in the way it is tried again, and told
     /// if there is another reason then.
     fn is_news(&mut self, point: &Path, error: &Error, why: &str) -> bool {
-        if error.may_end() {
+        if error.may_end() && !(error.is_hang() && self.patience.tries(point) >= MOST_HANGS) {
             return self.patience.failed(point, why);
         }
         self.patience.forget(point);

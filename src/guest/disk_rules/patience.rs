@@ -13,6 +13,7 @@ struct Wait {
     left: u32,
     /// The next time it is waited for so long.
     next: u32,
+    tries: u32,
     why: String,
 }
 
@@ -27,10 +28,11 @@ impl Patience {
         match self.0.get_mut(point) {
             Some(wait) => {
                 (wait.left, wait.next) = (wait.next, (wait.next * 2).min(MOST));
+                wait.tries += 1;
                 std::mem::replace(&mut wait.why, why.clone()) != why
             }
             None => {
-                self.0.insert(point.to_owned(), Wait { left: FIRST, next: FIRST * 2, why });
+                self.0.insert(point.to_owned(), Wait { left: FIRST, next: FIRST * 2, tries: 0, why });
                 true
             }
         }
@@ -44,6 +46,11 @@ impl Patience {
             waited.then(|| point.clone())
         };
         self.0.iter_mut().filter_map(due).collect()
+    }
+
+    /// How often it was tried again in vain.
+    pub(super) fn tries(&self, point: &Path) -> u32 {
+        self.0.get(point).map_or(0, |wait| wait.tries)
     }
 
     /// Nobody is in the way there any more.
@@ -78,6 +85,7 @@ mod tests {
             waited.push(ticks);
         }
         assert_eq!(waited, [1, 2, 4, 8, 16, 32, 32, 32]);
+        assert_eq!(patience.tries(point), 8);
         assert!(patience.failed(point, "busy with something else"));
         patience.retain(|point| point == Path::new("/a"));
         assert!(!patience.is_empty());

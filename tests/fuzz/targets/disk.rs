@@ -1,0 +1,8 @@
+//! Any bytes on a disk.
+#![no_main]
+
+#[allow(dead_code)]
+#[path = "../checks.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| checks::disk(bytes));
