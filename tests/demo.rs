@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use harness::csi::{Csi, DRIVER, target};
 use harness::host::{HostHalf, Listed, Watch};
 use harness::images::Images;
 use harness::launch::Options;
@@ -99,6 +100,11 @@ fn run() -> anyhow::Result<()> {
     show_in_guest(&vm, "df -h /srv/data")?;
     vm.run("echo hello > /srv/data/greeting && sync")?;
 
+    show.step(
+        "A volume for a pod: what a guest cluster's sidecars and its kubelet ask for, on the agent's sockets",
+    );
+    claim(&mut show, &vm, &host)?;
+
     show.step("Reset, as by the machine's button");
     vm.reset()?;
     let other = |now: &Value| now["guest"]["boot_id"] != first["guest"]["boot_id"];
@@ -135,6 +141,39 @@ fn plug(show: &mut Show, vm: &Vm, host: &HostHalf) -> anyhow::Result<Duration> {
     show.events(Duration::from_millis(500));
     show_guestctl(host, &["disks", NAME])?;
     Ok(took)
+}
+
+/// Makes a volume, gives it to a pod, and lets it grow there.
+fn claim(show: &mut Show, vm: &Vm, host: &HostHalf) -> anyhow::Result<()> {
+    let csi = Csi::of(vm)?;
+    let node = csi.register()?;
+    println!("  the driver is {DRIVER}, and this node is {node}");
+    let began = Instant::now();
+    let id = csi.create("pvc-demo", 64 << 20)?;
+    println!("  CreateVolume, in the guest → {id}  ({} ms)", began.elapsed().as_millis());
+    let took = csi.use_volume(&id, &node)?;
+    println!(
+        "  ControllerPublish, NodeStage, NodePublish → formatted and mounted  ({} ms)",
+        took.as_millis()
+    );
+    show.events(Duration::from_millis(500));
+    show_guestctl(host, &["volumes", "ls"])?;
+    let usage = format!("df -h --output=source,fstype,size,avail {}", target(&id));
+    show_in_guest(vm, &usage)?;
+    let began = Instant::now();
+    csi.expand(&id, 128 << 20)?;
+    println!(
+        "  ControllerExpand, NodeExpand → grown, while it is mounted  ({} ms)",
+        began.elapsed().as_millis()
+    );
+    show_in_guest(vm, &usage)?;
+    csi.unpublish(&id)?;
+    csi.unstage(&id)?;
+    csi.detach(&id, &node)?;
+    csi.delete(&id)?;
+    println!("  NodeUnpublish, NodeUnstage, ControllerUnpublish, DeleteVolume → gone");
+    show.events(Duration::from_millis(500));
+    Ok(())
 }
 
 /// Runs a command in the guest and shows it as typed and as answered.

@@ -64,8 +64,9 @@ impl HostHalf {
     /// Starts it for these VMs.
     pub fn start(vms: &[Listed]) -> anyhow::Result<Self> {
         let mut half = Self { process: None, folder: RunFolder::new()? };
-        let (socket, volumes) = (json!(half.socket()), json!(half.volumes()));
+        let (socket, volumes, pool) = (json!(half.socket()), json!(half.volumes()), json!(half.pool()));
         let mut settings = format!("socket = {socket}\nvolumes-dir = {volumes}\n");
+        write!(settings, "\n[[pool]]\nname = \"fast\"\npath = {pool}\n")?;
         for Listed { name, uuid, cluster, vsock, qmp } in vms {
             // A JSON string is a TOML string as well.
             let (vsock, qmp) = (json!(vsock), json!(qmp));
@@ -117,6 +118,22 @@ impl HostHalf {
     /// The folder of its volumes.
     pub fn volumes(&self) -> PathBuf {
         self.folder.file("volumes")
+    }
+
+    /// The folder of its clusters' volumes.
+    pub fn pool(&self) -> PathBuf {
+        self.folder.file("pool")
+    }
+
+    /// What is in that folder, but for hidden files.
+    pub fn pool_files(&self) -> anyhow::Result<Vec<String>> {
+        let names =
+            std::fs::read_dir(self.pool())?.map(|entry| Ok(entry?.file_name().to_string_lossy().into()));
+        Ok(names
+            .collect::<anyhow::Result<Vec<String>>>()?
+            .into_iter()
+            .filter(|name| !name.starts_with('.'))
+            .collect())
     }
 
     /// Its settings file.

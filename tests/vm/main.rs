@@ -6,9 +6,10 @@
 //! and to events when the guest is paused, moved, saved or its clock set, [`freeze`] freezes of a whole guest,
 //! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`hotplug`] disks that
 //! come and go, [`hotplug_host`] disks that the host half plugs into a running guest, [`disk_rules`] disks that are
-//! mounted by rules, [`disk_faults`] disks that vanish or hang, [`disk_layers`] encryption, LVM and disks that fail ([`disk_calls`] is what they ask an agent), [`stand_in`] the agent under the name of qemu-ga
-//! and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an independent client of
-//! it reads (with real guests).
+//! mounted by rules, [`disk_faults`] disks that vanish or hang, [`disk_layers`] encryption, LVM and disks that fail
+//! ([`disk_calls`] is what they ask an agent), [`csi`] volumes of a guest's cluster, [`stand_in`] the agent under the name
+//! of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an independent
+//! client of it reads (with real guests).
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program")]
 
@@ -18,6 +19,7 @@ mod harness;
 
 mod accounts;
 mod channel;
+mod csi;
 mod disk_calls;
 mod disk_faults;
 mod disk_layers;
