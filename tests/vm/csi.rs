@@ -10,9 +10,11 @@ use tonic::{Code, Status};
 
 use crate::harness::csi::{Csi, DRIVER, target};
 use crate::harness::host::{HostHalf, Listed};
-use crate::harness::vm::{BOOT, SOON, Vm};
-use crate::harness::wait_for;
-use crate::real;
+use crate::harness::launch::Options;
+use crate::harness::snapshot::Saved;
+use crate::harness::vm::{BOOT, REAL_READY, SOON, Vm};
+use crate::harness::{tools, wait_for};
+use crate::{images, real};
 
 const MIB: i64 = 1 << 20;
 
@@ -38,8 +40,12 @@ fn checksum(vm: &Vm, id: &str) -> String {
 
 #[test]
 fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
-    let [first, second] = ["node-1", "node-2"].map(real);
+    // Guests that are restored have the same UUID: the second one boots.
+    let disk = &Saved::installed(images(), &tools::package().unwrap()).unwrap().disk;
+    let second = Options::named("node-2").real(images(), disk).unwrap();
+    let first = real("node-1");
     let host = HostHalf::start(&[Listed::of(&first), Listed::of(&second)]).unwrap();
+    second.wait_booted(REAL_READY, 1).unwrap();
     for vm in [&first, &second] {
         host.wait_connected(vm.name(), SOON).unwrap();
     }
