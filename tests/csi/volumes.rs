@@ -1,7 +1,7 @@
 //! A volume's way from a disk to a pod and back, as kubelet asks for it.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use guestlet::wire::proto::csi;
 use tonic::{Code, Status};
@@ -17,12 +17,12 @@ pub fn is(answer: Result<impl std::fmt::Debug, Status>, code: Code, words: &str)
 }
 
 /// How many mounts there are at a place.
-pub fn mounted(path: &PathBuf) -> usize {
+pub fn mounted(path: &Path) -> usize {
     let list = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     list.lines().filter(|line| line.split(' ').nth(4) == path.to_str()).count()
 }
 
-pub fn options(path: &PathBuf) -> String {
+pub fn options(path: &Path) -> String {
     run(&format!("findmnt -n -o FSTYPE,OPTIONS {}", path.display()))
 }
 
@@ -72,8 +72,8 @@ fn a_file_system_is_made_mounted_shown_grown_and_taken_away() {
                 is(volume.expand(&pod, 0, 0).await, Code::Internal, "does not grow");
             }
             for path in [&volume.staging, &pod].into_iter().filter(|_| grows) {
-                let grown = volume.expand(path, (size * 2) << 20, 0).await.unwrap();
-                assert_eq!(grown.capacity_bytes, i64::try_from((size * 2) << 20).unwrap());
+                let told = volume.expand(path, (size * 2) << 20, 0).await.unwrap();
+                assert_eq!(told.capacity_bytes, i64::try_from((size * 2) << 20).unwrap());
             }
             let after = volume.stats(&volume.staging).await.unwrap().usage[0].total;
             assert_eq!(after > bytes.total * 3 / 2, grows, "{after} {}", bytes.total);
@@ -133,7 +133,7 @@ fn a_device_is_shown_as_a_file() {
 }
 
 #[test]
-fn the_answers_are_those_of_the_specification() {
+fn what_is_missing_or_cannot_be_is_refused() {
     if is_outside() {
         return;
     }
@@ -226,7 +226,20 @@ fn the_answers_are_those_of_the_specification() {
                 csi::NodeExpandVolumeRequest { volume_id: volume, volume_path: at, ..Default::default() };
             is(client.node_expand_volume(request).await, Code::InvalidArgument, "is missing");
         }
+    });
+}
 
+#[test]
+fn what_is_not_there_or_is_there_in_another_way_is_told_apart() {
+    if is_outside() {
+        return;
+    }
+    let machine = Machine::new();
+    wait(async {
+        let lab = Lab::new().await;
+        let disk = machine.plugged("one", 64);
+        let volume = Volume::new(&lab, "pvc-one", &disk.serial);
+        let (pod, wanted) = (volume.target(&lab, "pod"), mount("ext4", &[]));
         // What is not there.
         is(volume.stats(&pod).await, Code::NotFound, "no volume is at");
         is(volume.expand(&pod, 0, 0).await, Code::NotFound, "no volume is at");
