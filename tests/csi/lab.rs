@@ -182,7 +182,10 @@ impl Drop for Lab {
 
 fn spawn(folder: &Path) -> Child {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
-    Command::new(env!("CARGO_BIN_EXE_guestlet"))
+    // Figures are taken of another build than tests are.
+    let program =
+        std::env::var("GUESTLET_AGENT").unwrap_or_else(|_| env!("CARGO_BIN_EXE_guestlet").to_owned());
+    Command::new(program)
         .args(["-v", "-m", "none", "-t"])
         .arg(folder)
         .arg("--settings")
