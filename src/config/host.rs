@@ -404,11 +404,121 @@ mod tests {
                 "0.toml:6: socket \"/s\" is used a second time, first at 0.toml:5",
             ),
             ("unknown", vec![vm("vsock-cid = 3\ncidd = 4")], "0.toml:6: unknown field `cidd`"),
+            (
+                "volumes of a VM",
+                vec![vm("vsock-cid = 3\nmax-volumes = 5000")],
+                "0.toml:6: max-volumes = 5000",
+            ),
         ];
+        assert_wrong(cases);
+    }
+
+    fn assert_wrong(cases: Vec<(&str, Vec<String>, &str)>) {
         for (case, texts, expected) in cases {
             let texts: Vec<_> = texts.iter().map(String::as_str).collect();
             let error = check(&texts).expect_err(case);
             assert!(error.starts_with(expected), "{case}: {error}");
         }
+    }
+
+    #[test]
+    fn pools_and_what_clusters_may() {
+        let pools = "[[pool]]\nname = 'fast'\npath = '/srv/fast'\nformat = 'qcow2'\nallocation = 'full'\nbus = 'virtio'\n\
+                     default = true\n[cluster.dev]\nmax-volumes = 5\nmax-bytes = '1T'\nclasses = ['fast', 'slow']\n\
+                     controllers = ['a']\n[cluster.other]\nmax-bytes = 1000\n";
+        let more = format!(
+            "[[pool]]\nname = 'slow'\npath = '/srv/slow'\n[[vm]]\nname = 'a'\nuuid = '{ONE}'\nvsock-cid = 3\n\
+             cluster = 'dev'\nmax-volumes = 9\n[cluster.dev]\nclasses = ['slow']\n"
+        );
+        let settings = check(&[pools, &more]).unwrap();
+        let pool = |name: &str| PoolSettings {
+            name: name.into(),
+            path: format!("/srv/{name}").into(),
+            format: Format::Raw,
+            allocation: Allocation::Thin,
+            bus: None,
+            default: false,
+        };
+        let fast = PoolSettings {
+            format: Format::Qcow2,
+            allocation: Allocation::Full,
+            bus: Some(Bus::Virtio),
+            default: true,
+            ..pool("fast")
+        };
+        assert_eq!(settings.pools, [fast, pool("slow")]);
+        assert_eq!(settings.vms[0].max_volumes, 9);
+        let dev = ClusterSettings { classes: Some(vec!["slow".into()]), ..ClusterSettings::default() };
+        assert_eq!(settings.clusters["dev"], dev, "the last table of a cluster wins");
+        assert_eq!(settings.clusters["other"].max_bytes, Some(1000));
+        let dev = &check(&[pools, &more.replace("[cluster.dev]\nclasses = ['slow']\n", "")])
+            .unwrap()
+            .clusters["dev"];
+        assert_eq!((dev.max_volumes, dev.max_bytes), (Some(5), Some(1 << 40)));
+        assert_eq!(dev.controllers, Some(vec!["a".into()]));
+    }
+
+    #[test]
+    fn what_is_wrong_with_pools_and_clusters_is_named_with_file_and_line() {
+        let pool = |rest: &str| format!("\n[[pool]]\nname = 'fast'\n{rest}\n");
+        let good = pool("path = '/srv/fast'");
+        let long = "a".repeat(64);
+        assert_wrong(vec![
+            ("no name", vec!["\n[[pool]]\npath = '/a'".into()], "0.toml:2: [[pool]] has no name"),
+            ("no path", vec![pool("")], "0.toml:2: [[pool]] has no path"),
+            ("name", vec![good.replace("'fast'", "'Fast'")], "0.toml:3: name \"Fast\" is no DNS name"),
+            (
+                "long name",
+                vec![good.replace("'fast'", &format!("'{long}'"))],
+                "0.toml:3: name has more than 63",
+            ),
+            ("relative", vec![pool("path = 'a'")], "0.toml:4: path = \"a\" is a relative path"),
+            ("format", vec![pool("path = '/a'\nformat = 'vmdk'")], "0.toml:5: unknown variant `vmdk`"),
+            ("allocation", vec![pool("path = '/a'\nallocation = 'x'")], "0.toml:5: unknown variant `x`"),
+            ("unknown key", vec![pool("path = '/a'\nfat = 1")], "0.toml:5: unknown field `fat`"),
+            (
+                "same name",
+                vec![good.clone(), pool("path = '/b'")],
+                "1.toml:3: pool \"fast\" is used a second time, first at 0.toml:3",
+            ),
+            (
+                "same path",
+                vec![good.clone(), good.replace("'fast'", "'b'")],
+                "1.toml:4: path \"/srv/fast\" is used a second time, first at 0.toml:4",
+            ),
+            (
+                "two defaults",
+                vec![
+                    pool("path = '/a'\ndefault = true"),
+                    "[[pool]]\nname = 'b'\npath = '/b'\ndefault = true".into(),
+                ],
+                "1.toml:4: default \"true\" is used a second time",
+            ),
+            (
+                "size",
+                vec!["[cluster.dev]\nmax-bytes = '5X'".into()],
+                "0.toml:2: max-bytes = \"5X\": give a number",
+            ),
+            (
+                "no cluster",
+                vec!["[cluster.'']\nmax-volumes = 1".into()],
+                "0.toml:1: [cluster] with an empty name",
+            ),
+            (
+                "class",
+                vec![good.clone(), "[cluster.dev]\nclasses = ['fast',\n 'fats']".into()],
+                "1.toml:3: classes names \"fats\", and no [[pool]]",
+            ),
+            (
+                "controller",
+                vec!["[cluster.dev]\ncontrollers = ['a']".into()],
+                "0.toml:2: controllers names \"a\", and no [[vm]] of the cluster dev",
+            ),
+            (
+                "unknown in cluster",
+                vec!["[cluster.dev]\nclass = 'a'".into()],
+                "0.toml:2: unknown field `class`",
+            ),
+        ]);
     }
 }
