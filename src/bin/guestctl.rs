@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand, ValueEnum, value_parser};
 use guestlet::ctl::disk::{self, Action};
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
-use guestlet::ctl::{self, Verb, kinds::NAMES, print::Format, watch::Filter, words::parse_span};
+use guestlet::ctl::{self, Verb, kinds::NAMES, print::Format, volumes, watch::Filter, words::parse_span};
 use guestlet::text::parse_size;
 
 /// Shows the VMs of this host, as their guestlet agents and hypervisors see them.
@@ -38,7 +38,7 @@ struct Arguments {
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Output {
     Table,
-    /// ls: with more columns
+    /// ls and volumes ls: with more columns
     Wide,
     Json,
 }
@@ -91,6 +91,83 @@ enum Command {
         #[arg(long, value_name = "PATH", default_value = manifests::KUBELET_ROOT, value_parser = parse_root)]
         kubelet_root: String,
     },
+    /// Look after the volumes of clusters
+    ///
+    /// Clusters make and use their volumes themselves, through CSI. These are for people who want to see them, or have to
+    /// help out: what is done here is not told to a cluster.
+    #[command(subcommand)]
+    Volumes(Volumes),
+}
+
+#[derive(Debug, Subcommand)]
+enum Volumes {
+    /// List volumes, and which VM and pod has each
+    Ls {
+        /// Of this cluster only
+        #[arg(long)]
+        cluster: Option<String>,
+    },
+    /// Make a volume; success if the cluster has one of this name that is as large
+    Create {
+        /// Its name, unique in the cluster
+        name: String,
+        /// The cluster whose it is to be
+        #[arg(long)]
+        cluster: String,
+        /// How large it is to be, such as 10G
+        #[arg(long, value_parser = parse_size)]
+        size: u64,
+        /// The storage class, which is the name of a pool
+        #[arg(long)]
+        class: Option<String>,
+    },
+    /// Plug a volume into a VM of its cluster; success if it is
+    Attach {
+        /// The volume's ID, as ls shows it
+        volume: String,
+        /// The VM's name
+        vm: String,
+        /// The guest cannot write
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Take a volume away from its VM, once the guest has let go of it; success if none has it
+    Detach {
+        /// The volume's ID
+        volume: String,
+        /// Take it away although the guest uses it, as if its cable were cut: what is mounted from it fails, and what the
+        /// guest has not written yet is lost
+        #[arg(long)]
+        force: bool,
+    },
+    /// Make a volume larger, also while a guest uses it
+    Expand {
+        /// The volume's ID
+        volume: String,
+        /// The size that it is to have, such as 20G
+        #[arg(long, value_parser = parse_size)]
+        size: u64,
+    },
+    /// Remove a volume that no VM has, with all that is in it; success if there is none
+    Rm {
+        /// The volume's ID
+        volume: String,
+    },
+}
+
+impl Volumes {
+    fn verb(self, wide: bool) -> Verb {
+        Verb::Volumes(match self {
+            Self::Ls { cluster } => volumes::Action::List { cluster, wide },
+            Self::Create { name, cluster, size, class } => {
+                volumes::Action::Create { cluster, name, size, class }
+            }
+            Self::Attach { volume, vm, read_only } => volumes::Action::Attach { volume, vm, read_only },
+            Self::Detach { volume, force } => volumes::Action::Detach { volume, force },
+            Self::Expand { volume, size } => volumes::Action::Expand { volume, size },
+            Self::Rm { volume } => volumes::Action::Remove { volume },
+        })
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -191,6 +268,7 @@ fn main() -> ExitCode {
         Command::Manifests { driver, kubelet_root } => {
             return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));
         }
+        Command::Volumes(volumes) => volumes.verb(wide),
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -19,6 +19,7 @@ pub mod ls;
 pub mod manifests;
 pub mod ping;
 pub mod print;
+pub mod volumes;
 pub mod watch;
 pub mod words;
 
@@ -58,6 +59,8 @@ pub enum Verb {
         /// What to do with which disk.
         action: disk::Action,
     },
+    /// Look after volumes of clusters.
+    Volumes(volumes::Action),
 }
 
 /// Why a verb failed.
@@ -137,6 +140,7 @@ pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Erro
         Verb::Disks { name } => disks::run(client, &mut printer, name).await,
         Verb::Ping { name, count } => ping::run(client, &mut printer, name, count).await,
         Verb::Disk { name, action } => disk::run(client, &mut printer, name, action).await,
+        Verb::Volumes(action) => volumes::run(client, &mut printer, action).await,
     })
     .await
 }

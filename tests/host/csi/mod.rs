@@ -17,6 +17,7 @@ use crate::lab::{DEADLINE, Lab, text, uuid};
 mod clusters;
 mod faults;
 mod life;
+mod people;
 mod rules;
 
 /// A machine with VMs, each with an agent and a QEMU, that have volumes.
