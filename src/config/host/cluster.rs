@@ -1,4 +1,4 @@
-//! A `[cluster.<name>]` table: what one cluster may do with volumes. What is absent is not limited.
+//! A `[cluster.<name>]` table: what one cluster may do with volumes. What is absent is what the host half has for it.
 
 use serde::Deserialize;
 use toml::Spanned;

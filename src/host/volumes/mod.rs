@@ -199,9 +199,10 @@ impl Keeper {
         let Capacity { free, largest } = self.0.volumes.capacity(&class).await?;
         let reserved = self.0.reserved.lock().await;
         let has = policy::usage(&self.0.volumes.list().await?, &reserved, cluster, "");
-        let left = match policy.volumes {
-            Some(most) if has.volumes >= most => 0,
-            _ => policy.bytes.map_or(u64::MAX, |most| most.saturating_sub(has.bytes)),
+        let left = if has.volumes >= policy.most_volumes() {
+            0
+        } else {
+            policy.bytes.map_or(u64::MAX, |most| most.saturating_sub(has.bytes))
         };
         Ok(Capacity { free: free.min(left), largest: largest.min(left) })
     }

@@ -8,10 +8,13 @@ use crate::host::backends::volumes::{Class, Volume};
 /// The policies of all clusters; one that is not named may do everything.
 pub type Policies = BTreeMap<String, Policy>;
 
+/// Volumes of a cluster for which nothing is said: no guest fills a host with empty ones.
+const USUAL_VOLUMES: u64 = 4096;
+
 /// What one cluster may.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Most volumes.
+    /// Most volumes, if that is said.
     pub volumes: Option<u64>,
     /// Most bytes of all volumes together.
     pub bytes: Option<u64>,
@@ -34,6 +37,11 @@ impl Policy {
     /// Whether the VM of this name may ask for volumes.
     pub fn has_controller(&self, vm: &str) -> bool {
         self.controllers.as_ref().is_none_or(|names| names.iter().any(|name| name == vm))
+    }
+
+    /// Most volumes.
+    pub fn most_volumes(&self) -> u64 {
+        self.volumes.unwrap_or(USUAL_VOLUMES)
     }
 
     fn allows(&self, class: &str) -> bool {
@@ -76,10 +84,8 @@ impl Policy {
     /// # Errors
     /// If not, in words.
     pub fn admit(&self, cluster: &str, has: Usage, more: Usage) -> Result<(), Problem> {
-        if more.volumes > 0
-            && let Some(most) = self.volumes
-            && has.volumes.saturating_add(more.volumes) > most
-        {
+        let most = self.most_volumes();
+        if more.volumes > 0 && has.volumes.saturating_add(more.volumes) > most {
             let has = has.volumes;
             return Err(Problem::new(
                 Kind::Exhausted,
