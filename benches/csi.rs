@@ -62,12 +62,12 @@ async fn one(lab: &Lab, machine: &Machine) {
     let (pod, wanted) = (volume.target(lab, "pod"), mount("ext4", &[]));
     let mut times: [Vec<Duration>; 5] = Default::default();
     for round in 0..=ROUNDS {
-        let mut timed = [Duration::ZERO; 5];
+        let mut round_of = [Duration::ZERO; 5];
         let begun = Instant::now();
         volume.stage(&wanted).await.unwrap();
-        timed[0] = begun.elapsed();
+        round_of[0] = begun.elapsed();
         volume.publish(&pod, &wanted, false).await.unwrap();
-        timed[1] = begun.elapsed().checked_sub(timed[0]).unwrap();
+        round_of[1] = begun.elapsed().checked_sub(round_of[0]).unwrap();
         volume.unpublish(&pod).await.unwrap();
         volume.unstage().await.unwrap();
         // The programs and the mounts by themselves.
@@ -80,12 +80,12 @@ async fn one(lab: &Lab, machine: &Machine) {
             let mut words = script.split(' ');
             let begun = Instant::now();
             std::process::Command::new(words.next().unwrap()).args(words).output().unwrap();
-            timed[place] = begun.elapsed();
+            round_of[place] = begun.elapsed();
         }
         run(&format!("umount {at}"));
         // The first one formats it.
         if round > 0 {
-            times.iter_mut().zip(timed).for_each(|(times, time)| times.push(time));
+            times.iter_mut().zip(round_of).for_each(|(times, time)| times.push(time));
         }
     }
     let names = ["NodeStage", "NodePublish", "blkid by itself", "e2fsck by itself", "mount(8) by itself"];

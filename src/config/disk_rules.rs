@@ -128,14 +128,11 @@ pub fn load(folder: &Path, check: impl Fn(&DiskRule) -> Result<(), Problem>) -> 
             check(&rule).map_err(|problem| checker.wrong(problem.key, problem.text))?;
             if let Some(first) = taken.insert(rule.mount_point.clone(), rule.origin.clone()) {
                 let place = rule.mount_point.display();
-                return Err(match rule.file_system.as_deref() {
-                    Some(SWAP) => checker
-                        .wrong("match", format!("a second rule has this as swap space, first at {first}")),
-                    _ => {
-                        let problem =
-                            format!("{place} is the mount point of a second rule, first at {first}");
-                        checker.wrong("mount-point", problem)
-                    }
+                return Err(if rule.file_system.as_deref() == Some(SWAP) {
+                    checker.wrong("match", format!("a second rule has this as swap space, first at {first}"))
+                } else {
+                    let problem = format!("{place} is the mount point of a second rule, first at {first}");
+                    checker.wrong("mount-point", problem)
                 });
             }
             rules.push(rule);

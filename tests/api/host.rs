@@ -73,7 +73,6 @@ struct Host {
 impl host_server::Host for Host {
     async fn who_am_i(&self, _: Request<WhoAmIRequest>) -> Result<Response<WhoAmIResponse>, Status> {
         Ok(Response::new(WhoAmIResponse {
-            max_volumes: 0,
             host: Some(half(&self.instance)),
             vm_name: "web-1".to_owned(),
             namespace: "shop".to_owned(),

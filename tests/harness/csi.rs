@@ -4,11 +4,10 @@
 //! As kubelet does, each call has a connection of its own.
 
 use std::collections::HashMap;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use guestlet::transport::http2::{self, Client, ORIGIN};
+use guestlet::transport::http2::{Client, ORIGIN};
 use guestlet::wire::proto::csi::controller_client::ControllerClient;
 use guestlet::wire::proto::csi::identity_client::IdentityClient;
 use guestlet::wire::proto::csi::node_client::NodeClient;
@@ -25,8 +24,9 @@ use guestlet::wire::proto::csi::{
 use guestlet::wire::proto::registration::registration_client::RegistrationClient;
 use guestlet::wire::proto::registration::{InfoRequest, RegistrationStatus};
 use http::Uri;
-use tonic::{Response, Status};
+use tonic::Status;
 
+use super::grpc::{self, Answer};
 use super::vm::{SOON, Vm};
 use super::wait_for;
 
@@ -102,8 +102,8 @@ impl<'v> Csi<'v> {
     pub fn create(self, name: &str, size: i64) -> Result<String, Status> {
         let request = CreateVolumeRequest {
             name: name.to_owned(),
-            capacity_range: bytes(size),
-            volume_capabilities: capability().into_iter().collect(),
+            capacity_range: Some(bytes(size)),
+            volume_capabilities: vec![capability()],
             ..CreateVolumeRequest::default()
         };
         let created = self.controller(async |mut client| client.create_volume(request).await)?;
@@ -119,7 +119,7 @@ impl<'v> Csi<'v> {
         let request = ControllerPublishVolumeRequest {
             volume_id: id.to_owned(),
             node_id: node.to_owned(),
-            volume_capability: capability(),
+            volume_capability: Some(capability()),
             ..ControllerPublishVolumeRequest::default()
         };
         let attached = self.controller(async |mut client| client.controller_publish_volume(request).await)?;
@@ -141,7 +141,7 @@ impl<'v> Csi<'v> {
             volume_id: id.to_owned(),
             publish_context: context,
             staging_target_path,
-            volume_capability: capability(),
+            volume_capability: Some(capability()),
             ..NodeStageVolumeRequest::default()
         };
         self.node(async |mut client| client.node_stage_volume(request).await).map(drop)
@@ -153,7 +153,7 @@ impl<'v> Csi<'v> {
             publish_context: context,
             staging_target_path: staging(id),
             target_path: target(id),
-            volume_capability: capability(),
+            volume_capability: Some(capability()),
             ..NodePublishVolumeRequest::default()
         };
         self.node(async |mut client| client.node_publish_volume(request).await).map(drop)
@@ -201,8 +201,8 @@ impl<'v> Csi<'v> {
     pub fn expand(self, id: &str, size: i64) -> anyhow::Result<()> {
         let request = ControllerExpandVolumeRequest {
             volume_id: id.to_owned(),
-            capacity_range: bytes(size),
-            volume_capability: capability(),
+            capacity_range: Some(bytes(size)),
+            volume_capability: Some(capability()),
             ..ControllerExpandVolumeRequest::default()
         };
         let expanded = self.controller(async |mut client| client.controller_expand_volume(request).await)?;
@@ -211,8 +211,8 @@ impl<'v> Csi<'v> {
             volume_id: id.to_owned(),
             volume_path: target(id),
             staging_target_path: staging(id),
-            capacity_range: bytes(size),
-            volume_capability: capability(),
+            capacity_range: Some(bytes(size)),
+            volume_capability: Some(capability()),
             ..NodeExpandVolumeRequest::default()
         };
         self.node(async |mut client| client.node_expand_volume(request).await)?;
@@ -274,19 +274,7 @@ impl<'v> Csi<'v> {
     }
 
     fn call<T>(self, socket: Socket, call: impl AsyncFnOnce(Client) -> Answer<T>) -> Result<T, Status> {
-        let unavailable = |error: &dyn std::fmt::Display| Status::unavailable(error.to_string());
-        let stream = self.0.dial(socket as u32).map_err(|error| unavailable(&error))?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| unavailable(&error))?;
-        runtime.block_on(async {
-            let stream = asynchronous(stream).map_err(|error| unavailable(&error))?;
-            let (client, mut connection) =
-                http2::connect(stream).await.map_err(|error| unavailable(&error))?;
-            tokio::select! {
-                answer = call(client) => answer.map(Response::into_inner),
-                ended = connection.ended() => Err(unavailable(&format!("the connection ended: {ended:?}"))),
-            }
-        })
+        grpc::call(self.0, socket as u32, call)
     }
 }
 
@@ -303,24 +291,16 @@ pub fn target(id: &str) -> String {
     format!("{}/mount", pod(id))
 }
 
-fn capability() -> Option<VolumeCapability> {
+fn capability() -> VolumeCapability {
     let mount = MountVolume { fs_type: "ext4".to_owned(), ..MountVolume::default() };
     let mode = AccessMode { mode: Mode::SingleNodeWriter.into() };
-    Some(VolumeCapability { access_mode: Some(mode), access_type: Some(AccessType::Mount(mount)) })
+    VolumeCapability { access_mode: Some(mode), access_type: Some(AccessType::Mount(mount)) }
 }
 
-fn bytes(required: i64) -> Option<CapacityRange> {
-    Some(CapacityRange { required_bytes: required, limit_bytes: 0 })
+fn bytes(required: i64) -> CapacityRange {
+    CapacityRange { required_bytes: required, limit_bytes: 0 }
 }
-
-/// What a call gives.
-pub type Answer<T> = Result<Response<T>, Status>;
 
 fn origin() -> Uri {
     Uri::from_static(ORIGIN)
-}
-
-fn asynchronous(stream: UnixStream) -> std::io::Result<tokio::net::UnixStream> {
-    stream.set_nonblocking(true)?;
-    tokio::net::UnixStream::from_std(stream)
 }

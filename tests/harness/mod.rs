@@ -8,7 +8,7 @@
 //!           └────┬─────┘
 //!             launch ──▶ vm ──┬─ qmp, console, qga   what a VM can be asked
 //!                             ├─ gate                how its vsock is reached
-//!                             ├─ csi                 kubelet and the sidecars of its cluster
+//!                             ├─ grpc ◀── csi        kubelet and the sidecars of its cluster
 //!     host, libvirt ──────────┴─ process             what runs, and that nothing of it is left
 //! ```
 //!
@@ -26,6 +26,7 @@ pub mod cache;
 pub mod console;
 pub mod csi;
 pub mod gate;
+pub mod grpc;
 pub mod host;
 pub mod images;
 pub mod launch;

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use guestlet::guest::disks::identity::Serial;
 use guestlet::guest::disks::lookup::{FindError, Selector};
 use guestlet::guest::events::{Event, News as Told, Watcher};
 use guestlet::sys::uevents::{Action, Heard, Uevent};
@@ -100,7 +101,7 @@ fn take(watcher: &mut Watcher, known: &mut BTreeMap<String, String>) -> Result<(
     while let Some(news) = watcher.next().now_or_never() {
         let Told::Event(entry) = news else { continue };
         let of = |disk: &guestlet::guest::disks::identity::KnownDisk| {
-            (disk.name.clone(), disk.serial().map(|serial| serial.text()).unwrap_or_default())
+            (disk.name.clone(), disk.serial().map(Serial::text).unwrap_or_default())
         };
         match &entry.event {
             Event::DiskAdded(disk) => {
@@ -226,8 +227,8 @@ async fn serial_numbers_that_say_little_are_never_taken_for_one() {
         // What cannot be meant is not waited for.
         for text in ["", "000", "twin"] {
             let wanted = serial(text);
-            let waited = lab.guest.disks.wait(&wanted, LONG);
-            assert!(waited.now_or_never().unwrap().is_err(), "{text:?}");
+            let answer = lab.guest.disks.wait(&wanted, LONG);
+            assert!(answer.now_or_never().unwrap().is_err(), "{text:?}");
         }
     })
     .await;

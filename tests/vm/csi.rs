@@ -102,7 +102,7 @@ fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
     two.unpublish(&id).unwrap();
     two.unstage(&id).unwrap();
     two.detach(&id, &names[1]).unwrap();
-    assert_eq!(two.volumes().unwrap(), [id.clone()]);
+    assert_eq!(two.volumes().unwrap(), [id.as_str()]);
     two.delete(&id).unwrap();
     assert!(two.volumes().unwrap().is_empty());
     assert_eq!(host.pool_files().unwrap(), Vec::<String>::new());

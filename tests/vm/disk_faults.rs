@@ -175,11 +175,11 @@ fn rules_go_on_after_kills_hangs_and_losses() {
     vm.write("/usr/sbin/mkfs.ext4", MKFS.as_bytes()).unwrap();
     vm.run("chmod 755 /usr/sbin/mkfs.ext4; echo half > /run/step").unwrap();
     let rules = |list: &[(&str, &str)]| {
-        let text: String = list
-            .iter()
-            .map(|(serial, more)| format!("[[disk]]\nmatch = {{ serial = \"{serial}\" }}\n{more}\n"))
-            .collect();
-        vm.write(RULES, text.as_bytes()).unwrap();
+        let rule = |(serial, more): &(&str, &str)| {
+            format!("[[disk]]\nmatch = {{ serial = \"{serial}\" }}\n{more}\n")
+        };
+        let texts: Vec<_> = list.iter().map(rule).collect();
+        vm.write(RULES, texts.concat().as_bytes()).unwrap();
     };
     let data = (
         "data-1",

@@ -130,6 +130,9 @@ async fn look(guest: &Guest, device: &Device, touch: u64) -> Look {
     Look { touch, found: found.map_err(|error| error_chain::words(&error)) }
 }
 
+/// The label of each disk or partition, with the disk that it was read from and how often something had happened to that.
+type Labels = BTreeMap<(u64, Option<u32>), (Arc<KnownDisk>, u64, Label)>;
+
 struct Engine {
     guest: Guest,
     memory: Arc<Memory>,
@@ -142,7 +145,7 @@ struct Engine {
     /// What could not be unmounted, at which turn, and why.
     stuck: HashMap<PathBuf, (u64, String)>,
     /// The labels, of which state of a disk.
-    labels: BTreeMap<(u64, Option<u32>), (Arc<KnownDisk>, u64, Label)>,
+    labels: Labels,
     /// How often something happened to each disk.
     touches: Touches,
     /// Where somebody was in the way.
@@ -482,12 +485,11 @@ impl Engine {
 
     fn applied(&mut self, rule: Arc<Rule>, device: Device, outcome: Result<Applied, Error>, look: Look) {
         let why = outcome.as_ref().err().map(|error| error_chain::words(error));
-        let news = match (&outcome, &why) {
-            (Err(error), Some(why)) => self.is_news(&rule.how.mount_point, error, why),
-            _ => {
-                self.patience.forget(&rule.how.mount_point);
-                true
-            }
+        let news = if let (Err(error), Some(why)) = (&outcome, &why) {
+            self.is_news(&rule.how.mount_point, error, why)
+        } else {
+            self.patience.forget(&rule.how.mount_point);
+            true
         };
         let point = rule.how.mount_point.display().to_string();
         let disk = &device.disk;

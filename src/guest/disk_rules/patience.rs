@@ -25,16 +25,13 @@ impl Patience {
     /// Somebody was in the way at `point`. Whether that is news.
     pub(super) fn failed(&mut self, point: &Path, why: &str) -> bool {
         let why = why.to_owned();
-        match self.0.get_mut(point) {
-            Some(wait) => {
-                (wait.left, wait.next) = (wait.next, (wait.next * 2).min(MOST));
-                wait.tries += 1;
-                std::mem::replace(&mut wait.why, why.clone()) != why
-            }
-            None => {
-                self.0.insert(point.to_owned(), Wait { left: FIRST, next: FIRST * 2, tries: 0, why });
-                true
-            }
+        if let Some(wait) = self.0.get_mut(point) {
+            (wait.left, wait.next) = (wait.next, (wait.next * 2).min(MOST));
+            wait.tries += 1;
+            std::mem::replace(&mut wait.why, why.clone()) != why
+        } else {
+            self.0.insert(point.to_owned(), Wait { left: FIRST, next: FIRST * 2, tries: 0, why });
+            true
         }
     }
 

@@ -117,6 +117,7 @@ enum Stage {
 }
 
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "none of them follows from the others")]
 struct Entry {
     seen: Seen,
     stage: Stage,
@@ -354,7 +355,9 @@ impl Tracker {
             .filter(|(_, entry)| doubtful(entry))
             .map(|(name, _)| name.clone())
             .collect();
-        names.iter().for_each(|name| self.enqueue(name));
+        for name in names {
+            self.enqueue(&name);
+        }
         for name in self.waiting_for_udev(|deadline| deadline <= now) {
             tracing::warn!("udev does not process the disk {name}; it is taken as it is");
             self.enqueue(&name);
