@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(usual.mode, CsiMode::Auto);
         let plugin = Path::new("/var/lib/kubelet/plugins/driver.harvesterhci.io");
         assert_eq!(usual.node_socket, plugin.join("csi.sock"));
-        assert_eq!(usual.controller_socket, Some(plugin.join("controller.sock")));
+        assert_eq!(usual.controller_socket, Some(plugin.join("controller/csi.sock")));
         let other = checked(
             "enabled = true\ndriver = 'a.b'\nkubelet-root = '/k'\ncontroller-socket = ''\ntopology = ['x/y']",
         )

@@ -108,6 +108,7 @@ fn resolve_in(root: &Path, path: &Path) -> io::Result<Found> {
     // Of what a file system that does not answer has mounted there, readlink(2) says nothing that matters.
     match std::fs::read_link(&place) {
         Ok(_) => Ok(Found::Link),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(missing),
         Err(_) => Ok(Found::Inside(place)),
     }
 }

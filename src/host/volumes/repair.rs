@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  remembered: a VM has it ──and QEMU has no such disk──▶ plugged again      (the VM was restarted, or somebody unplugged it)
-//!  remembered: leaving     ──and QEMU has no such disk──▶ forgotten          (this program ended in between)
+//!  remembered: leaving     ──and QEMU has no such disk──▶ its image is closed, and it is forgotten
+//!                                                                            (this program ended in between)
 //! ```
 //!
 //! A VM is looked at when it is back, when its agent is, and all are now and then.
@@ -14,8 +15,9 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::{Asker, Keeper};
+use super::{Asker, Keeper, PATIENCE};
 use crate::host::backends::volumes::Volume;
+use crate::host::disks::release::{self, Agent};
 use crate::host::fleet::Watched;
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{PowerState, VirtualMachineEvent, VolumeAction};
@@ -105,7 +107,9 @@ impl Keeper {
             return;
         }
         let (leaving, outcome) = if published.leaving {
-            (true, self.0.volumes.forget(id).await)
+            // The disk is gone, but not all of what was behind it may be.
+            let agent = Agent::new(&self.0.fleet, vm, &self.0.volumes.serial(id).unwrap_or_default());
+            (true, self.0.volumes.unplug(id, vm, PATIENCE, release::bounded(agent)).await)
         } else {
             (false, self.0.volumes.plug(id, published, vm).await.map(drop))
         };
