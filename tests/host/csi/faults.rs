@@ -71,7 +71,8 @@ fn a_vm_that_comes_back_without_its_volumes_gets_them_again() {
     vms.boot("a", 1);
     vms.lab.until("it is plugged again", || vms.qemu("a").devices() == before);
     // Somebody else has taken it away.
-    vms.lab.words(&["disk", "detach", "a", "--serial", serial(&id)]);
+    let detach = ["disk", "detach", "a", "--serial", serial(&id)];
+    vms.lab.until("nobody is at it", || vms.lab.ctl(&detach).status.success());
     vms.lab.kill();
     vms.lab.again();
     vms.lab.until("it is plugged again", || vms.qemu("a").devices() == before);
