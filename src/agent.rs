@@ -4,6 +4,7 @@ mod channels;
 mod clients;
 mod csi;
 mod disk_rules;
+pub mod topology;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -87,6 +88,7 @@ pub async fn run(
         disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor)?;
         let holder = Holder::default();
         let teller = csi::start(settings.csi, &folder, &guest, holder.clone(), &mut supervisor);
+        topology::start(settings.topology, &folder, &guest, &mut supervisor).await;
         let api = Api { control, callback, channels, folder, holder, teller };
         api.start(&guest, &mut supervisor)?;
     }
@@ -133,7 +135,7 @@ impl Api {
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("cannot use the folder {}", folder.display()))?;
         let holder = self.holder;
-        let capabilities = ["events", "qga", "disks"].map(str::to_owned).to_vec();
+        let capabilities = ["events", "qga", "disks", "topology"].map(str::to_owned).to_vec();
         let api = guest::Service::new(guest.clone(), capabilities, holder.clone());
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels);
         let local = Listener::Unix(unix::Listener::bind(&folder.join(LOCAL_SOCKET))?);

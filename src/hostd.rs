@@ -91,7 +91,8 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
     let volumes = settings.volumes.clone();
     let (reloader, followed) = Reloader::new(options, settings)?;
-    let kind = backends::Kind::Qemu { machines: followed.machines, volumes, pools: followed.pools };
+    let (topology, pools) = (followed.topology.clone(), followed.pools);
+    let kind = backends::Kind::Qemu { machines: followed.machines, topology, volumes, pools };
     let backends::Built { backend, disks, volumes } = kind.build();
     let keeper = Keeper::new(volumes, handle.clone(), followed.policies);
     let fleet = fleet.with_volumes(keeper.clone());
@@ -118,8 +119,8 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         reloader.run(token).await;
         Ok(())
     });
-    let (fleet, settings) = (handle.clone(), followed.standing);
-    let api = Api { fleet, disks, volumes: keeper, half: Arc::clone(&half), settings };
+    let (fleet, settings, topology) = (handle.clone(), followed.standing, followed.topology);
+    let api = Api { fleet, disks, volumes: keeper, half: Arc::clone(&half), settings, topology };
     let token = shutdown.clone();
     supervisor.spawn("api", async move {
         api::run(socket, api, token).await;

@@ -15,8 +15,8 @@
 //!      └─ thaw ───── guest, status
 //! ```
 //!
-//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `text` is how sizes and
-//! tables look to people. `supervise` owns every task. `agent` and `hostd` are the assemblies: the only readers of `config`.
+//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `text` is how `ctl` and
+//! `status` show things to people; `labels` knows what Kubernetes takes for one. `supervise` owns every task. `agent` and `hostd` are the assemblies: the only readers of `config`.
 
 #[cfg(feature = "agent")]
 pub mod agent;
@@ -31,6 +31,7 @@ pub mod guest;
 pub mod host;
 #[cfg(feature = "host")]
 pub mod hostd;
+pub mod labels;
 #[cfg(feature = "agent")]
 pub mod qga;
 #[cfg(feature = "agent")]

@@ -1,6 +1,8 @@
-//! `guestlet status`: asks the running agent, and shows its answer to people or programs. [`disks`] is `guestlet disks`.
+//! `guestlet status`: asks the running agent, and shows its answer to people or programs. [`disks`] is
+//! `guestlet disks`, [`topology`] `guestlet topology`.
 
 pub mod disks;
+pub mod topology;
 
 use std::fmt::Write as _;
 use std::io;

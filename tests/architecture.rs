@@ -11,9 +11,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Programs: arguments → settings → run.
     ("bin", &["agent", "config", "ctl", "hostd", "qga", "status", "sys", "text", "thaw"]),
     // Assemblies: the only readers of settings.
-    ("agent", &["config", "csi", "guest", "qga", "rpc", "supervise", "sys", "transport", "wire"]),
+    ("agent", &["config", "csi", "guest", "qga", "rpc", "supervise", "sys", "topology", "transport", "wire"]),
     ("hostd", &["config", "host", "supervise", "sys", "transport"]),
-    ("ctl", &["text", "transport", "wire"]),
+    ("ctl", &["labels", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
     // Has to work without an agent, and so without a protocol.
     ("thaw", &["guest", "status", "sys"]),
@@ -22,11 +22,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("rpc", &["guest", "sys", "transport", "wire"]),
     // kubelet's sockets come and go with its folder, so that it owns them and what is served on them.
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
-    ("guest", &["sys"]),
+    ("guest", &["labels", "sys"]),
+    // What of a guest is a node of a cluster.
+    ("topology", &["guest", "labels", "sys"]),
     // The host half owns its sessions and so the streams under them.
     ("host", &["supervise", "sys", "transport", "wire"]),
     ("transport", &["supervise", "sys", "wire"]),
-    ("config", &["text"]),
+    ("config", &["labels", "text"]),
+    ("labels", &[]),
     ("supervise", &[]),
     ("sys", &[]),
     ("text", &[]),

@@ -47,6 +47,10 @@ enum Output {
 enum Command {
     /// List all VMs
     Ls,
+    /// Show where the VMs run, as their guests are told, and whether they know
+    Topology,
+    /// Show the Nodes that the guests are in their clusters, as their agents see them
+    Nodes,
     /// Show everything known of one VM
     Info {
         /// The VM's name, as ls shows it
@@ -258,6 +262,8 @@ fn main() -> ExitCode {
     };
     let verb = match arguments.command {
         Command::Ls => Verb::Ls { wide },
+        Command::Topology => Verb::Topology,
+        Command::Nodes => Verb::Nodes,
         Command::Info { name } => Verb::Info { name },
         Command::Disks { name } => Verb::Disks { name },
         Command::Watch { name, kinds, since, heartbeats } => {

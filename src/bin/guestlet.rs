@@ -27,6 +27,9 @@ guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
 Usage: guestlet [OPTIONS]          run the agent
        guestlet status [-o json]   ask the running agent who holds this guest, and what it sees
        guestlet disks [-o json]    ask it which disks this guest has, and what each is used for
+       guestlet topology [-o json] ask it where this guest runs, and what became of its Node's labels;
+                                   --wait 30s: until that is known; --remove: take the labels out of the files of
+                                   RKE2, k3s and kubeadm, for a guest that is to be without guestlet
        guestlet thaw               thaw all file systems, with or without a running agent
 
 ";
@@ -91,6 +94,9 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
         end_freeze(&words[1..])?;
         return Ok(ExitCode::SUCCESS);
     }
+    if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "topology") {
+        return tell_topology(&words[1..]);
+    }
     let request = options::parse(words, program)
         .map_err(|error| anyhow::anyhow!("{error}; see {} --help", program.name()))?;
     match request {
@@ -121,6 +127,26 @@ async fn ask(question: Question, socket: &Path, json: bool) -> anyhow::Result<St
         }
     };
     Ok(if json { format!("{value:#}\n") } else { table })
+}
+
+fn tell_topology(words: &[OsString]) -> anyhow::Result<ExitCode> {
+    let asked =
+        status::topology::parse(words).map_err(|error| anyhow::anyhow!("{error}; see guestlet --help"))?;
+    if asked.remove {
+        let (done, text) = agent::topology::remove();
+        show(&text);
+        return Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    let run = Run { settings: asked.settings, ..Run::default() };
+    let settings = settings::load_for(run, Program::Guestlet, std::env::var_os(CONFIG_VARIABLE))?;
+    let socket = settings.runtime_folder.join(agent::LOCAL_SOCKET);
+    let answer = runtime()?.block_on(status::topology::ask(&socket, asked.wait))?;
+    show(&if asked.json {
+        format!("{:#}\n", status::topology::json(&answer))
+    } else {
+        status::topology::table(&answer)
+    });
+    Ok(ExitCode::SUCCESS)
 }
 
 fn end_freeze(words: &[OsString]) -> anyhow::Result<()> {

@@ -75,8 +75,27 @@ pub struct AgentSettings {
     pub disk_rules: PathBuf,
     /// Volumes for pods.
     pub csi: CsiSettings,
+    /// Where the guest runs, and who is told in it.
+    pub topology: TopologySettings,
     /// What is worth a line in the log, and no fault.
     pub remarks: Vec<String>,
+}
+
+/// What is made of where the guest runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TopologySettings {
+    /// Whose files get the labels of the Node: `rke2`, `k3s`, `kubeadm`.
+    pub drop_ins: Vec<String>,
+    /// Leave the Node's labels alone.
+    pub no_node_labels: bool,
+    /// kubelet's kubeconfig, if it is at no usual place.
+    pub kubeconfig: Option<PathBuf>,
+    /// What becomes of zone and region when the guest runs somewhere else: `update`, `keep` or `report`.
+    pub zone_change: Option<String>,
+    /// Only say what the labels would be.
+    pub report_only: bool,
+    /// Give the Node a provider id if it has none.
+    pub provider_id: bool,
 }
 
 /// Becoming a daemon.

@@ -39,6 +39,7 @@ use super::{Error, Fragment, load};
 mod cluster;
 mod limits;
 mod pool;
+mod topology;
 mod vm;
 
 use cluster::ClusterFragment;
@@ -47,6 +48,8 @@ pub use limits::LimitSettings;
 use limits::LimitsFragment;
 use pool::PoolFragment;
 pub use pool::{Allocation, Bus, Format, PoolSettings};
+use topology::TopologyFragment;
+pub use topology::TopologySettings;
 use vm::{Checker, VmFragment};
 pub use vm::{DEFAULT_CALLBACK_PORT, DEFAULT_PORT, DialSettings, VmSettings};
 
@@ -78,6 +81,8 @@ pub struct HostSettings {
     pub pools: Vec<PoolSettings>,
     /// What clusters may, by their names.
     pub clusters: BTreeMap<String, ClusterSettings>,
+    /// Where this host is.
+    pub topology: TopologySettings,
     /// The VMs, in the order of their names.
     pub vms: Vec<VmSettings>,
 }
@@ -122,6 +127,8 @@ struct Parsed {
     #[serde(default)]
     cluster: BTreeMap<String, Spanned<ClusterFragment>>,
     #[serde(default)]
+    topology: TopologyFragment,
+    #[serde(default)]
     vm: Vec<Spanned<VmFragment>>,
 }
 
@@ -154,6 +161,7 @@ impl HostFragment {
         let (mut metrics_socket, mut metrics) = (None, None);
         let mut volumes = PathBuf::from(VOLUMES);
         let mut limits = LimitSettings::default();
+        let mut topology = TopologySettings::default();
         let (mut vms, mut pools, mut clusters) = (Vec::new(), Vec::new(), BTreeMap::new());
         let mut taken = HashMap::new();
         for source in &self.sources {
@@ -176,6 +184,7 @@ impl HostFragment {
             for (name, cluster) in &source.parsed.cluster {
                 clusters.insert(name.clone(), cluster::check(source, name, cluster)?);
             }
+            topology::check(source, &source.parsed.topology, &mut topology)?;
             for vm in &source.parsed.vm {
                 vms.push(Checker { source, vm, taken: &mut taken }.vm()?);
             }
@@ -183,7 +192,7 @@ impl HostFragment {
         self.check_references(&pools, &vms)?;
         vms.sort_by(|a: &VmSettings, b| a.name.cmp(&b.name));
         let metrics_socket = metrics_socket.unwrap_or_else(|| socket.with_file_name(METRICS_SOCKET));
-        Ok(HostSettings { socket, metrics_socket, metrics, volumes, limits, pools, clusters, vms })
+        Ok(HostSettings { socket, metrics_socket, metrics, volumes, limits, pools, clusters, topology, vms })
     }
 
     /// Names that clusters use have to be there.
@@ -281,11 +290,11 @@ mod tests {
     #[test]
     fn fragments_add_up() {
         let first = format!(
-            "[limits]\nusers = 5\nopen-calls = 9\n[[vm]]\nname = 'web-1'\nuuid = '{}'\nvsock-cid = 3\n",
+            "[topology]\nregion = 'eu'\nzone = 'a'\nlabels = {{ 'example.com/row' = '7' }}\n[limits]\nusers = 5\nopen-calls = 9\n[[vm]]\nname = 'web-1'\nuuid = '{}'\nvsock-cid = 3\n",
             ONE.to_uppercase()
         );
         let second = format!(
-            "socket = '/run/x.sock'\nvolumes-dir = '/srv/v'\nmetrics = '127.0.0.1:9970'\nlimits.users = 6\n[[vm]]\nname = 'db.dev'\ncluster = 'dev'\nuuid = '{TWO}'\n\
+            "topology = {{ zone = 'b', labels = {{ rack = '2' }} }}\nsocket = '/run/x.sock'\nvolumes-dir = '/srv/v'\nmetrics = '127.0.0.1:9970'\nlimits.users = 6\n[[vm]]\nname = 'db.dev'\ncluster = 'dev'\nuuid = '{TWO}'\n\
              vsock-socket = '/run/db.vsock'\nport = 1970\nqmp = '/run/db.qmp'\n"
         );
         let settings = check(&[&first, &second]).unwrap();
@@ -295,6 +304,14 @@ mod tests {
         assert_eq!(settings.volumes, Path::new("/srv/v"));
         let limits = LimitSettings { users: Some(6), open_calls: Some(9), ..LimitSettings::default() };
         assert_eq!(settings.limits, limits);
+        let labels = [("example.com/row", "7"), ("rack", "2")];
+        let topology = TopologySettings {
+            region: "eu".into(),
+            zone: "b".into(),
+            host: None,
+            labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        };
+        assert_eq!(settings.topology, topology);
         assert_eq!(
             settings.vms,
             [
@@ -375,6 +392,26 @@ mod tests {
             ("metrics", vec!["metrics = '0.0.0.0:1'".into()], "0.toml:1: metrics = \"0.0.0.0:1\" is not on"),
             ("metrics port", vec!["metrics = '127.0.0.1'".into()], "0.toml:1: metrics = \"127.0.0.1\" is no"),
             ("limit", vec!["[limits]\nusers = 0".into()], "0.toml:2: limits.users = 0: it may be 1 to"),
+            (
+                "zone",
+                vec!["[topology]\nzone = 'a b'".into()],
+                "0.toml:2: topology.zone = \"a b\": Kubernetes",
+            ),
+            (
+                "region",
+                vec!["[topology]\nregion = ''".into()],
+                "0.toml:2: topology.region = \"\": it is empty",
+            ),
+            (
+                "denied label",
+                vec!["[topology.labels]\na = 'b'\n'node-role.kubernetes.io/x' = 'y'".into()],
+                "0.toml:3: topology.labels: \"node-role.kubernetes.io/x\": the API server (NodeRestriction) lets no",
+            ),
+            (
+                "long label",
+                vec![format!("[topology.labels]\na = '{}'", "b".repeat(64))],
+                "0.toml:2: topology.labels: \"a\" = \"bbbb",
+            ),
             ("unknown limit", vec!["[limits]\nuser = 1".into()], "0.toml:2: unknown field `user`"),
             ("qmp", vec![vm("vsock-cid = 3\nqmp = 'q'")], "0.toml:6: qmp = \"q\" is a relative path"),
             (

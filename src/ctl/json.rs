@@ -3,7 +3,7 @@
 use prost_types::Timestamp;
 use serde::Serialize;
 
-use super::{kinds, words};
+use super::{kinds, places, words};
 use crate::wire::proto::v1::{self, event, virtual_machine_event::Kind};
 
 /// One VM.
@@ -25,6 +25,7 @@ pub struct Vm {
     callback_reason: String,
     callback_dial: String,
     missed_events: u64,
+    topology: Option<places::Standing>,
     state: Option<State>,
 }
 
@@ -35,6 +36,9 @@ struct State {
     file_systems: Vec<FileSystem>,
     users: Vec<User>,
     disks: Vec<Disk>,
+    topology: Option<places::Place>,
+    node: Option<places::Node>,
+    health: Option<places::Health>,
 }
 
 /// A disk of a guest.
@@ -185,9 +189,13 @@ enum About {
     DiskResized { disk: Option<Box<Disk>>, bytes_before: u64 },
     DiskMounted { disk: Option<Box<Disk>>, mount_point: String, r#type: String },
     DiskFailed { disk: Option<Box<Disk>>, problem: String },
+    Topology { topology: Option<places::Place> },
+    Refused { problem: String },
+    Node { node: Option<Box<places::Node>> },
+    Health { health: Option<places::Health> },
 }
 
-fn rfc3339(time: Timestamp) -> String {
+pub(super) fn rfc3339(time: Timestamp) -> String {
     time.to_string()
 }
 
@@ -210,6 +218,7 @@ impl From<v1::VirtualMachine> for Vm {
             callback_reason: vm.callback_reason,
             callback_dial: vm.callback_dial,
             missed_events: vm.missed_events,
+            topology: vm.topology.map(places::Standing::from),
             state: vm.state.map(State::from),
         }
     }
@@ -222,6 +231,9 @@ impl From<v1::GuestState> for State {
             file_systems: state.file_systems.into_iter().map(FileSystem::from).collect(),
             users: state.users.into_iter().map(User::from).collect(),
             disks: state.disks.into_iter().map(Disk::from).collect(),
+            topology: state.topology.map(places::Place::from),
+            node: state.node.map(places::Node::from),
+            health: state.health.map(places::Health::from),
         }
     }
 }
@@ -375,6 +387,14 @@ fn about(kind: event::Kind) -> About {
             r#type: mounted.r#type,
         },
         Kind::DiskFailed(failed) => About::DiskFailed { disk: boxed(failed.disk), problem: failed.problem },
+        Kind::TopologyChanged(changed) => {
+            About::Topology { topology: changed.topology.map(places::Place::from) }
+        }
+        Kind::TopologyRefused(refused) => About::Refused { problem: refused.problem },
+        Kind::NodeChanged(changed) => {
+            About::Node { node: changed.node.map(|node| Box::new(places::Node::from(node))) }
+        }
+        Kind::HealthChanged(changed) => About::Health { health: changed.health.map(places::Health::from) },
         Kind::Heartbeat(_)
         | Kind::AgentStopping(_)
         | Kind::ShutdownBegun(_)

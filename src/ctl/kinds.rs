@@ -3,7 +3,7 @@
 use crate::wire::proto::v1::{VirtualMachineEvent, VolumeAction, event, virtual_machine_event::Kind};
 
 /// All names, in the order in which people are told them.
-pub const NAMES: [&str; 33] = [
+pub const NAMES: [&str; 37] = [
     "power-changed",
     "guest-reset",
     "session-opened",
@@ -35,6 +35,10 @@ pub const NAMES: [&str; 33] = [
     "volume-detached",
     "volume-expanded",
     "volume-reattached",
+    "topology-changed",
+    "topology-refused",
+    "node-changed",
+    "health-changed",
     "heartbeat",
     "unknown",
 ];
@@ -68,6 +72,10 @@ pub fn name(happened: &VirtualMachineEvent) -> &'static str {
             Some(event::Kind::DiskChanged(_)) => "disk-changed",
             Some(event::Kind::DiskMounted(_)) => "disk-mounted",
             Some(event::Kind::DiskFailed(_)) => "disk-failed",
+            Some(event::Kind::TopologyChanged(_)) => "topology-changed",
+            Some(event::Kind::TopologyRefused(_)) => "topology-refused",
+            Some(event::Kind::NodeChanged(_)) => "node-changed",
+            Some(event::Kind::HealthChanged(_)) => "health-changed",
             Some(event::Kind::Heartbeat(_)) => "heartbeat",
             None => "unknown",
         },

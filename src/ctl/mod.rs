@@ -17,8 +17,11 @@ pub mod json;
 pub mod kinds;
 pub mod ls;
 pub mod manifests;
+pub mod nodes;
 pub mod ping;
+pub mod places;
 pub mod print;
+pub mod topology;
 pub mod volumes;
 pub mod watch;
 pub mod words;
@@ -33,6 +36,10 @@ pub enum Verb {
         /// With more columns.
         wide: bool,
     },
+    /// Show where the VMs run, and whether their guests know.
+    Topology,
+    /// Show the nodes that the guests are in their clusters.
+    Nodes,
     /// Show one VM.
     Info {
         /// Its name.
@@ -135,6 +142,8 @@ pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Erro
     let mut printer = Printer::new(format);
     client::with(socket, async |client| match verb {
         Verb::Ls { wide } => ls::run(client, &mut printer, wide).await,
+        Verb::Topology => topology::run(client, &mut printer).await,
+        Verb::Nodes => nodes::run(client, &mut printer).await,
         Verb::Info { name } => info::run(client, &mut printer, name).await,
         Verb::Watch(filter) => watch::run(client, &mut printer, filter).await,
         Verb::Disks { name } => disks::run(client, &mut printer, name).await,

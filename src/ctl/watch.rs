@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use super::client::{Client, answer};
 use super::print::Printer;
-use super::{Error, json, kinds, words};
+use super::{Error, json, kinds, places, words};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{
     PowerState, VirtualMachineEvent, VolumeAction, VolumeChanged, WatchVirtualMachinesRequest, event,
@@ -157,6 +157,12 @@ fn of_guest(kind: &event::Kind) -> String {
             mounted.mount_point,
             mounted.r#type
         ),
+        Kind::TopologyChanged(changed) => {
+            format!("runs in {}", places::words(changed.topology.as_ref()))
+        }
+        Kind::TopologyRefused(refused) => format!("topology refused: {}", refused.problem),
+        Kind::NodeChanged(changed) => places::node_words(changed.node.as_ref()),
+        Kind::HealthChanged(changed) => places::health_words(changed.health.as_ref()),
         Kind::DiskFailed(failed) => {
             format!("disk failed: {}: {}", words::disk(failed.disk.as_ref()), failed.problem)
         }

@@ -15,7 +15,8 @@ use tokio::sync::watch;
 
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::power::Mode;
-use crate::guest::state::{FileSystem, Link, State, UserSession};
+use crate::guest::state::{FileSystem, Health, Link, State, UserSession};
+use crate::guest::topology::{Known, Node};
 
 /// Events that are remembered.
 const REMEMBERED: usize = 256;
@@ -104,6 +105,17 @@ pub enum Event {
         /// What does not work, and why, in words.
         problem: String,
     },
+    /// It is known that the guest runs somewhere else.
+    TopologyChanged(Arc<Known>),
+    /// The host half told a topology that is not taken.
+    TopologyRefused {
+        /// Why, in words.
+        problem: String,
+    },
+    /// The Node that this guest is is another than before, or there is none any more.
+    NodeChanged(Option<Arc<Node>>),
+    /// How the start went, or services are, is another than before.
+    HealthChanged(Arc<Health>),
 }
 
 /// An event with its number and time.

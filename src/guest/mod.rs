@@ -32,6 +32,7 @@ pub mod ssh_keys;
 pub mod state;
 pub mod suspend;
 pub mod system;
+pub mod topology;
 pub mod users;
 pub mod volumes;
 
@@ -62,6 +63,8 @@ pub struct Guest {
     pub volumes: Arc<volumes::Volumes>,
     /// What is being done to volumes of pods.
     pub pod_volumes: Arc<pod_volumes::PodVolumes>,
+    /// Where it runs.
+    pub topology: Arc<topology::Desk>,
 }
 
 impl Guest {
@@ -80,6 +83,7 @@ impl Guest {
             processes: Arc::default(),
             volumes: Arc::default(),
             pod_volumes: Arc::default(),
+            topology: Arc::default(),
         }
     }
 }

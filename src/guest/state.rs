@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::events::Event;
+use crate::guest::topology::{Known, Node};
 
 /// The guest as it is now, as far as events tell.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,6 +18,23 @@ pub struct State {
     pub users: Vec<UserSession>,
     /// In the order in which they came.
     pub disks: Vec<Arc<KnownDisk>>,
+    /// Absent before a host half has told it.
+    pub topology: Option<Arc<Known>>,
+    /// Absent where the guest is no node of a cluster.
+    pub node: Option<Arc<Node>>,
+    /// Absent where it is not known.
+    pub health: Option<Arc<Health>>,
+}
+
+/// How the guest's start went, and its services are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Health {
+    /// `running`, `done`, `degraded` or `error`; empty without cloud-init.
+    pub cloud_init: &'static str,
+    /// What cloud-init says went wrong.
+    pub cloud_init_errors: Vec<String>,
+    /// Units of systemd that have failed, in the order of their names.
+    pub failed_units: Vec<String>,
 }
 
 /// A network interface that the host has an interest in.
@@ -79,6 +97,9 @@ impl State {
                     known.clone_from(disk);
                 }
             }
+            Event::TopologyChanged(known) => self.topology = Some(Arc::clone(known)),
+            Event::NodeChanged(node) => self.node.clone_from(node),
+            Event::HealthChanged(health) => self.health = Some(Arc::clone(health)),
             Event::Started { .. }
             | Event::Stopping
             | Event::ShutdownRequested(_)
@@ -89,7 +110,8 @@ impl State {
             | Event::Frozen { .. }
             | Event::Thawed { .. }
             | Event::DiskMounted { .. }
-            | Event::DiskFailed { .. } => {}
+            | Event::DiskFailed { .. }
+            | Event::TopologyRefused { .. } => {}
         }
     }
 }

@@ -16,6 +16,7 @@ use super::fleet::{Handle, Reach, Stopped, Watched};
 use super::half::Half;
 use super::ping;
 use super::settings::Standing;
+use super::topology::Topology;
 use super::volumes::Keeper;
 use crate::supervise::Scope;
 use crate::transport::http2;
@@ -84,6 +85,8 @@ pub struct Api {
     pub volumes: Keeper,
     /// This run.
     pub half: Arc<Half>,
+    /// Where this host is.
+    pub topology: watch::Receiver<Arc<Topology>>,
     /// How the settings are.
     pub settings: watch::Receiver<Standing>,
 }
@@ -186,6 +189,7 @@ impl Admin for Api {
             settings_problem: settings.problem.unwrap_or_default(),
             virtual_machines: count(tally.vms),
             connected: count(tally.connected),
+            topology: Some(Topology::clone(&self.topology.borrow())),
         }))
     }
 
@@ -276,9 +280,12 @@ mod tests {
             changes.send(Change::Listed(vec![vm])).await.unwrap();
             let (_standing, settings) = watch::channel(Standing::new("/nowhere".into()));
             let (machines, pools) = (watch::channel(Vec::new()).1, watch::channel(Vec::new()).1);
-            let built = Kind::Qemu { machines, volumes: "/nowhere".into(), pools }.build();
+            let topology = watch::channel(Arc::default()).1;
+            let place = topology.clone();
+            let built = Kind::Qemu { machines, topology, volumes: "/nowhere".into(), pools }.build();
             let volumes = Keeper::new(built.volumes, handle.clone(), watch::channel(Policies::new()).1);
-            let api = Api { fleet: handle.clone(), disks: built.disks, volumes, half, settings };
+            let (fleet, disks) = (handle.clone(), built.disks);
+            let api = Api { fleet, disks, volumes, half, topology: place, settings };
             let request = WatchVirtualMachinesRequest::default();
             let mut events = api.watch_virtual_machines(Request::new(request)).await.unwrap().into_inner();
             for power in [PowerState::Paused, PowerState::Running].into_iter().cycle().take(2000) {

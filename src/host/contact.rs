@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::backends::Vm;
 use super::half::Half;
 use super::metered::{Gate, Metered};
 use super::volumes::Keeper;
+use super::topology::Told;
 use crate::transport::BoxStream;
 use crate::transport::dial::{self, Dial, Target};
 use crate::wire::proto::v1::WhoAmIResponse;
@@ -24,21 +27,28 @@ pub struct Contact {
     pub half: Arc<Half>,
     /// For what its guest asks of volumes, where there are any.
     pub volumes: Option<Keeper>,
+    /// Where the VM runs.
+    pub topology: watch::Receiver<Told>,
     control: Box<dyn Dial>,
     callback: Option<Box<dyn Dial>>,
 }
 
 impl Contact {
     /// Reaches `vm` as it says.
-    pub fn new(vm: Arc<Vm>, half: Arc<Half>, volumes: Option<Keeper>) -> Self {
+    pub fn new(
+        vm: Arc<Vm>,
+        half: Arc<Half>,
+        volumes: Option<Keeper>,
+        topology: watch::Receiver<Told>,
+    ) -> Self {
         let (control, callback) = (vm.target.dialer(), vm.callback.as_ref().map(Target::dialer));
-        Self { vm, half, volumes, control, callback }
+        Self { vm, half, volumes, topology, control, callback }
     }
 
     /// Reaches it through `control` instead.
     #[cfg(test)]
     pub fn through(vm: Arc<Vm>, half: Arc<Half>, control: Box<dyn Dial>) -> Self {
-        Self { control, ..Self::new(vm, half, None) }
+        Self { control, ..Self::new(vm, half, None, super::topology::channel().1) }
     }
 
     /// Dials the stream on which the host asks.

@@ -38,5 +38,6 @@ pub mod settings;
 pub mod state;
 pub mod talk;
 pub mod text;
+pub mod topology;
 mod unread;
 pub mod volumes;

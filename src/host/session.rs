@@ -26,6 +26,7 @@ use super::order::Order;
 use super::state::Excess;
 use super::talk::{Caller, End, Loss, Refusal, talk};
 use super::text;
+use super::topology;
 use crate::wire::proto::v1::{self, CallbackState, PowerState};
 
 /// The wait before a refused guest is dialled again, or one whose session failed.
@@ -62,6 +63,8 @@ pub enum Report {
     Closed(String),
     /// Where the callback channel of the open conversation stands, and why.
     Callback(CallbackState, String),
+    /// What the guest made of where it runs.
+    Topology(topology::Outcome),
     /// It is dialled again soon; why there was no conversation so far.
     Connecting(String),
     /// It is dialled again late, and why.

@@ -88,6 +88,9 @@ pub fn fold(
                 known.clone_from(disk);
             }
         }
+        Kind::TopologyChanged(changed) => state.topology.clone_from(&changed.topology),
+        Kind::NodeChanged(changed) => state.node.clone_from(&changed.node),
+        Kind::HealthChanged(changed) => state.health.clone_from(&changed.health),
         _ => {}
     }
     Ok(())

@@ -26,6 +26,7 @@ use super::rate::Allowance;
 use super::session::{Machine, Notes, Report};
 use super::state::Excess;
 use super::text;
+use super::topology;
 use crate::transport::{dial, http2};
 use crate::wire::proto::v1::guest_client::GuestClient;
 use crate::wire::proto::v1::{self, PowerState};
@@ -171,11 +172,14 @@ async fn calls(
     order.take(&first).map_err(Loss::from)?;
     contact.half.metrics.connect.observe(began.elapsed());
     let patience = patience(info.heartbeat_interval_seconds);
-    notes.opened(info, client).await;
+    let capabilities = info.capabilities.clone();
+    notes.opened(info, client.clone()).await;
+    let topology = Box::pin(topology::keep(client, contact, &capabilities, notes.teller()));
     let callback = Box::pin(callback::keep(contact, notes.teller()));
     tokio::select! {
         end = listen(&mut events, first, patience, contact, order, notes, machine) => end,
         refusal = callback => Err(refusal.into()),
+        never = topology => match never {},
     }
 }
 

@@ -1,5 +1,7 @@
 //! Words of a guest, made fit for tables and logs: bounded, and without anything that steers a terminal.
 
+use std::collections::HashMap;
+
 use prost_types::Timestamp;
 
 use crate::sys::error_chain;
@@ -16,6 +18,10 @@ const MAX_SERIALS: usize = 8;
 const MAX_PARTS: usize = 64;
 /// Most uses of a disk that is gone.
 const MAX_USES: usize = 64;
+/// Most labels of a Node or a topology.
+const MAX_LABELS: usize = 256;
+/// Most taints, addresses and units.
+const MAX_LISTED: usize = 64;
 /// The year 10000 in seconds since 1970: later times cannot be written as RFC 3339 has it.
 const YEAR_10000: i64 = 253_402_300_800;
 
@@ -125,6 +131,18 @@ fn clean_kind(kind: Kind) -> Kind {
             disk: failed.disk.as_ref().map(clean_disk),
             problem: clean(&failed.problem),
         }),
+        Kind::TopologyChanged(changed) => Kind::TopologyChanged(v1::TopologyChanged {
+            topology: changed.topology.as_ref().map(clean_topology),
+        }),
+        Kind::TopologyRefused(refused) => {
+            Kind::TopologyRefused(v1::TopologyRefused { problem: clean(&refused.problem) })
+        }
+        Kind::NodeChanged(changed) => {
+            Kind::NodeChanged(v1::NodeChanged { node: changed.node.as_ref().map(clean_node) })
+        }
+        Kind::HealthChanged(changed) => {
+            Kind::HealthChanged(v1::HealthChanged { health: changed.health.as_ref().map(clean_health) })
+        }
         kind @ (Kind::Heartbeat(_)
         | Kind::AgentStopping(_)
         | Kind::AgentStarted(_)
@@ -142,6 +160,47 @@ fn clean_state(state: &v1::GuestState) -> v1::GuestState {
         file_systems: state.file_systems.iter().map(clean_file_system).collect(),
         users: state.users.iter().map(clean_session).collect(),
         disks: state.disks.iter().map(clean_disk).collect(),
+        topology: state.topology.as_ref().map(clean_topology),
+        node: state.node.as_ref().map(clean_node),
+        health: state.health.as_ref().map(clean_health),
+    }
+}
+
+fn clean_labels(labels: &HashMap<String, String>) -> HashMap<String, String> {
+    labels.iter().take(MAX_LABELS).map(|(key, value)| (clean(key), clean(value))).collect()
+}
+
+fn clean_topology(topology: &v1::Topology) -> v1::Topology {
+    v1::Topology {
+        region: clean(&topology.region),
+        zone: clean(&topology.zone),
+        host: clean(&topology.host),
+        labels: clean_labels(&topology.labels),
+    }
+}
+
+fn clean_node(node: &v1::Node) -> v1::Node {
+    let list = |list: &[String]| list.iter().take(MAX_LISTED).map(|text| clean(text)).collect();
+    v1::Node {
+        name: clean(&node.name),
+        state: clean(&node.state),
+        reason: clean(&node.reason),
+        ready: clean(&node.ready),
+        ready_reason: clean(&node.ready_reason),
+        labels: clean_labels(&node.labels),
+        taints: list(&node.taints),
+        addresses: list(&node.addresses),
+        provider_id: clean(&node.provider_id),
+        kubelet_version: clean(&node.kubelet_version),
+    }
+}
+
+fn clean_health(health: &v1::Health) -> v1::Health {
+    let list = |list: &[String]| list.iter().take(MAX_LISTED).map(|text| clean(text)).collect();
+    v1::Health {
+        cloud_init: clean(&health.cloud_init),
+        cloud_init_errors: list(&health.cloud_init_errors),
+        failed_units: list(&health.failed_units),
     }
 }
 

@@ -19,13 +19,15 @@ use tokio_util::sync::CancellationToken;
 use super::{Options, check};
 use crate::config::host::{
     Allocation, Bus, ClusterSettings, DialSettings, Format, HostSettings, LimitSettings, PoolSettings,
-    VmSettings,
+    TopologySettings, VmSettings,
 };
 use crate::host::backends::qemu::pools;
 use crate::host::backends::{Vm, disks, qemu};
 use crate::host::limits::Limits;
 use crate::host::settings::Standing;
 use crate::host::volumes::policy::{Policies, Policy};
+use crate::host::topology::Topology;
+use crate::sys::host_name::host_name;
 use crate::transport::dial::Target;
 
 /// Editors write a file in several steps: it is read when nothing has happened for this long.
@@ -41,6 +43,7 @@ pub struct Reloader {
     machines: watch::Sender<Vec<qemu::Machine>>,
     pools: watch::Sender<Vec<pools::Pool>>,
     policies: watch::Sender<Policies>,
+    topology: watch::Sender<Arc<Topology>>,
     standing: watch::Sender<Standing>,
     changed: mpsc::Receiver<()>,
     watcher: notify::RecommendedWatcher,
@@ -54,6 +57,8 @@ pub struct Followed {
     pub pools: watch::Receiver<Vec<pools::Pool>>,
     /// What clusters may.
     pub policies: watch::Receiver<Policies>,
+    /// Where this host is.
+    pub topology: watch::Receiver<Arc<Topology>>,
     /// How the settings are.
     pub standing: watch::Receiver<Standing>,
 }
@@ -67,6 +72,7 @@ impl Reloader {
         let (machines, followed_machines) = watch::channel(machines(&current));
         let (pools, followed_pools) = watch::channel(pools_of(&current));
         let (policies, followed_policies) = watch::channel(policies_of(&current));
+        let (topology, topologies) = watch::channel(Arc::new(topology(&current.topology)));
         let (standing, told) = watch::channel(Standing::new(options.file.clone()));
         let (change, changed) = mpsc::channel(1);
         let ours = Ours::of(&options.file);
@@ -77,12 +83,14 @@ impl Reloader {
             }
         })
         .context("cannot watch files")?;
-        let mut reloader = Self { options, current, machines, pools, policies, standing, changed, watcher };
+        let mut reloader =
+            Self { options, current, machines, pools, policies, topology, standing, changed, watcher };
         reloader.watch();
         let followed = Followed {
             machines: followed_machines,
             pools: followed_pools,
             policies: followed_policies,
+            topology: topologies,
             standing: told,
         };
         Ok((reloader, followed))
@@ -130,7 +138,13 @@ impl Reloader {
                     tracing::info!(vms = new.vms.len(), "the settings changed");
                     self.pools.send_replace(pools_of(&new));
                     self.policies.send_replace(policies_of(&new));
-                    self.machines.send_replace(machines(&new));
+                    // A host that is only somewhere else has the same VMs.
+                    if (&new.vms, &new.limits) != (&self.current.vms, &self.current.limits) {
+                        self.machines.send_replace(machines(&new));
+                    }
+                    if new.topology != self.current.topology {
+                        self.topology.send_replace(Arc::new(topology(&new.topology)));
+                    }
                     self.standing.send_modify(|standing| standing.since = SystemTime::now());
                     self.current = new;
                 }
@@ -195,6 +209,12 @@ fn folder(file: &Path) -> PathBuf {
         Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
         _ => PathBuf::from("."),
     }
+}
+
+/// Where this host is, as guests are told.
+fn topology(settings: &TopologySettings) -> Topology {
+    let TopologySettings { region, zone, host, labels } = settings.clone();
+    Topology { region, zone, host: host.unwrap_or_else(host_name), labels: labels.into_iter().collect() }
 }
 
 /// The VMs as the backend knows them.

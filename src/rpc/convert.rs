@@ -7,7 +7,8 @@ use crate::guest::disks::identity::{Holder, KnownDisk, Serial};
 use crate::guest::disks::location::Pci;
 use crate::guest::events::{Event, News, Opening, Position, Recorded};
 use crate::guest::network::hardware_address;
-use crate::guest::state::{FileSystem, Link, State, UserSession};
+use crate::guest::state::{FileSystem, Health, Link, State, UserSession};
+use crate::guest::topology::{Node, Topology};
 use crate::sys::block::Partition;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::event::Kind;
@@ -93,6 +94,18 @@ fn event(recorded: &Recorded) -> v1::Event {
         Event::DiskFailed { disk, problem } => {
             Kind::DiskFailed(v1::DiskFailed { disk: Some(self::disk(disk)), problem: problem.clone() })
         }
+        Event::TopologyChanged(known) => {
+            Kind::TopologyChanged(v1::TopologyChanged { topology: Some(topology(&known.topology)) })
+        }
+        Event::TopologyRefused { problem } => {
+            Kind::TopologyRefused(v1::TopologyRefused { problem: problem.clone() })
+        }
+        Event::NodeChanged(node) => {
+            Kind::NodeChanged(v1::NodeChanged { node: node.as_deref().map(self::node) })
+        }
+        Event::HealthChanged(health) => {
+            Kind::HealthChanged(v1::HealthChanged { health: Some(self::health(health)) })
+        }
     };
     message(recorded.sequence, recorded.time, kind)
 }
@@ -104,6 +117,49 @@ pub fn state(state: &State) -> v1::GuestState {
         file_systems: state.file_systems.iter().map(file_system).collect(),
         users: state.users.iter().map(user_session).collect(),
         disks: state.disks.iter().take(MOST_DISKS).map(|disk| self::disk(disk)).collect(),
+        topology: state.topology.as_ref().map(|known| topology(&known.topology)),
+        node: state.node.as_deref().map(node),
+        health: state.health.as_deref().map(health),
+    }
+}
+
+/// What a host half tells of where the guest runs.
+pub fn told(topology: v1::Topology) -> Topology {
+    let v1::Topology { region, zone, host, labels } = topology;
+    Topology { region, zone, host, labels: labels.into_iter().collect() }
+}
+
+/// Where the guest runs, as a message.
+pub fn topology(topology: &Topology) -> v1::Topology {
+    v1::Topology {
+        region: topology.region.clone(),
+        zone: topology.zone.clone(),
+        host: topology.host.clone(),
+        labels: topology.labels.clone().into_iter().collect(),
+    }
+}
+
+/// The Node that the guest is, as a message.
+pub fn node(node: &Node) -> v1::Node {
+    v1::Node {
+        name: node.name.clone(),
+        state: node.state.to_owned(),
+        reason: node.reason.clone(),
+        ready: node.ready.clone(),
+        ready_reason: node.ready_reason.clone(),
+        labels: node.labels.clone().into_iter().collect(),
+        taints: node.taints.clone(),
+        addresses: node.addresses.clone(),
+        provider_id: node.provider_id.clone(),
+        kubelet_version: node.kubelet_version.clone(),
+    }
+}
+
+fn health(health: &Health) -> v1::Health {
+    v1::Health {
+        cloud_init: health.cloud_init.to_owned(),
+        cloud_init_errors: health.cloud_init_errors.clone(),
+        failed_units: health.failed_units.clone(),
     }
 }
 

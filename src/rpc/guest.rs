@@ -10,6 +10,7 @@ use crate::guest::disks::lookup::{FindError, Selector};
 use crate::guest::disks::release::{self, ReleaseError, Released};
 use crate::guest::disks::room::WaitError;
 use crate::guest::events::{self, Event, News, Watcher};
+use crate::guest::topology::Refusal;
 use crate::guest::{Guest, identity, system};
 use crate::rpc::convert;
 use crate::rpc::holder::{Hold, Holder};
@@ -166,6 +167,24 @@ impl guest_server::Guest for Service {
             }
         };
         Ok(Response::new(v1::ReleaseDiskResponse { disk, removed }))
+    }
+
+    async fn set_topology(
+        &self,
+        request: Request<v1::SetTopologyRequest>,
+    ) -> Result<Response<v1::SetTopologyResponse>, Status> {
+        let v1::SetTopologyRequest { host_instance_id, topology } = request.into_inner();
+        let holder = self.holder.held().filter(|held| held.host.instance_id == host_instance_id);
+        let holder = holder.ok_or_else(|| {
+            Status::failed_precondition("only the host half that holds this guest says where it runs")
+        })?;
+        let topology = topology.ok_or_else(|| Status::invalid_argument("topology is missing"))?;
+        let (desk, events) = (&self.guest.topology, &self.guest.events);
+        match desk.take(convert::told(topology), &holder.host.host_name, events).await {
+            Ok(()) => Ok(Response::new(v1::SetTopologyResponse {})),
+            Err(refusal @ Refusal::Wrong(_)) => Err(Status::invalid_argument(refusal.to_string())),
+            Err(refusal) => Err(Status::internal(error_chain::words(&refusal))),
+        }
     }
 
     type WatchEventsStream = Pin<Box<dyn Stream<Item = Result<v1::Event, Status>> + Send>>;

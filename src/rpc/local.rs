@@ -3,12 +3,14 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::disks::uses;
+use crate::guest::topology::{Standing, drop_ins};
 use crate::guest::{Guest, disk_rules, freeze};
 use crate::rpc::convert;
 use crate::rpc::guest;
@@ -19,6 +21,9 @@ use crate::wire::proto::v1::local_server::{self, LocalServer};
 
 /// Disks that a rule does not mean, with the reason: the first so many.
 const MOST_OTHERS: usize = 64;
+
+/// Milliseconds for which a topology is waited for.
+const MAX_WAIT: u32 = 600_000;
 
 /// Where the agent awaits QGA clients and the host half, in words.
 #[derive(Debug, Clone)]
@@ -125,6 +130,30 @@ impl local_server::Local for Service {
             disks: blocking::run(list).await,
             rules: told.rules.iter().map(disk_rule).collect(),
             rules_problem: told.problem.clone().unwrap_or_default(),
+        }))
+    }
+
+    async fn get_topology(
+        &self,
+        request: Request<v1::GetTopologyRequest>,
+    ) -> Result<Response<v1::GetTopologyResponse>, Status> {
+        let wait = Duration::from_millis(request.into_inner().wait_milliseconds.min(MAX_WAIT).into());
+        let mut changes = self.guest.topology.changes();
+        if !wait.is_zero() && timeout(wait, changes.wait_for(Standing::is_settled)).await.is_err() {
+            return Err(Status::deadline_exceeded("no host half has said in time where this guest runs"));
+        }
+        let Standing { known, problem, files, node, .. } = self.guest.topology.standing();
+        let file = |file: &drop_ins::Outcome| v1::NodeLabelFile {
+            path: file.path.display().to_string(),
+            problem: file.problem.clone().unwrap_or_default(),
+        };
+        Ok(Response::new(v1::GetTopologyResponse {
+            topology: known.as_ref().map(|known| convert::topology(&known.topology)),
+            host_half: known.as_ref().map(|known| known.host_half.clone()).unwrap_or_default(),
+            since: known.as_ref().map(|known| known.since.into()),
+            problem: problem.unwrap_or_default(),
+            files: files.iter().map(file).collect(),
+            node: node.as_deref().map(convert::node),
         }))
     }
 

@@ -43,6 +43,68 @@ pub fn replace_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Replaces a file that others have, too, as [`replace_synced`], and keeps its owner and mode; a new one can be read by
+/// everybody. A link stays, and what it leads to is replaced.
+///
+/// # Errors
+/// As open(2), write(2), fsync(2), chown(2) and rename(2) give them.
+pub fn replace_like(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::io::Write as _;
+    use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
+
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let before = std::fs::metadata(&path).ok();
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".guestlet-new");
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    let mode = before.as_ref().map_or(0o644, std::os::unix::fs::MetadataExt::mode);
+    if let Some(before) = &before {
+        fchown(&file, Some(before.uid()), Some(before.gid()))?;
+    }
+    file.set_permissions(std::fs::Permissions::from_mode(mode & 0o7777))?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(beside, &path)?;
+    match path.parent() {
+        Some(folder) => std::fs::File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// The bytes of a file that may be missing; one that has more than `most` is an error, as is what is no file.
+///
+/// # Errors
+/// As open(2) and read(2) give them.
+pub fn read_at_most(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    use std::io::Read as _;
+
+    // A pipe keeps whoever opens it waiting.
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Ok(metadata) if !metadata.is_file() => return Err(io::Error::other("it is no file")),
+        Ok(metadata) if metadata.len() > most => return Err(io::Error::other("it is too large")),
+        Ok(_) => {}
+        Err(error) => return Err(error),
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// The text of a file that may be missing; what is no UTF-8 in it is an error.
+///
+/// # Errors
+/// As read(2) gives them.
+#[allow(clippy::disallowed_methods, reason = "this is the boundary")]
+pub fn text(path: &Path) -> io::Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Removes a file of our own, if it is there; that it is gone is kept before this returns.
 ///
 /// # Errors

@@ -132,6 +132,7 @@ impl Guest {
             log: watch::Sender::new(Vec::new()),
             asked: Arc::default(),
             disks: Arc::default(),
+            places: Arc::default(),
         };
         let (counter, serving) = (open.clone(), agent.clone());
         let thread = std::thread::spawn(move || {
@@ -180,6 +181,11 @@ impl Guest {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let opened = async { client.wait_for(Option::is_some).await.unwrap().clone().unwrap() };
         runtime.block_on(async { tokio::time::timeout(crate::lab::DEADLINE, opened).await.unwrap() })
+    }
+
+    /// Where it was told that it runs.
+    pub fn places(&self) -> MutexGuard<'_, Places> {
+        self.agent.places.lock().unwrap()
     }
 
     /// How many of its calls the host half has answered.
@@ -245,6 +251,15 @@ struct Agent {
     log: watch::Sender<Vec<Kind>>,
     asked: Arc<Asked>,
     disks: Arc<Mutex<Disks>>,
+    places: Arc<Mutex<Places>>,
+}
+
+/// Where a guest was told that it runs.
+#[derive(Debug, Default)]
+pub struct Places {
+    pub told: Vec<v1::Topology>,
+    /// Why none is taken, if none is.
+    pub refusal: Option<(Code, String)>,
 }
 
 /// The disks of a guest, as a test wants them.
@@ -386,6 +401,20 @@ impl guest_server::Guest for Agent {
         match &disks.refusal {
             Some((code, words)) => Err(Status::new(*code, words.clone())),
             None => Ok(Response::new(v1::ReleaseDiskResponse { disk: None, removed: false })),
+        }
+    }
+
+    async fn set_topology(
+        &self,
+        request: Request<v1::SetTopologyRequest>,
+    ) -> Result<Response<v1::SetTopologyResponse>, Status> {
+        let request = request.into_inner();
+        assert!(!request.host_instance_id.is_empty());
+        let mut places = self.places.lock().unwrap();
+        places.told.push(request.topology.unwrap());
+        match &places.refusal {
+            Some((code, words)) => Err(Status::new(*code, words.clone())),
+            None => Ok(Response::new(v1::SetTopologyResponse {})),
         }
     }
 

@@ -34,3 +34,4 @@ mod power;
 mod service;
 mod sessions;
 mod settings;
+mod topology;

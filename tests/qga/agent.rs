@@ -39,8 +39,14 @@ impl Agent {
     }
 
     pub fn start_with(arguments: &[&str]) -> Self {
+        Self::start_set(arguments, "")
+    }
+
+    /// With further tables of settings.
+    pub fn start_set(arguments: &[&str], settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("agent.toml"), settings_in(folder.path())).unwrap();
+        let all = settings_in(folder.path()) + settings;
+        std::fs::write(folder.path().join("agent.toml"), all).unwrap();
         let child = spawn(folder.path(), arguments);
         let agent = Self { child, folder };
         agent.wait_for(LAST_SOCKET);

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::config::Problem;
 use crate::config::agent::csi;
-use crate::config::agent::fragment::{AgentFragment, ApiFragment, QgaFragment, Time};
+use crate::config::agent::fragment::{AgentFragment, ApiFragment, QgaFragment, Time, TopologyFragment};
 use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
 use crate::config::agent::{
     AgentSettings, ApiChannel, CALLBACK_PORT, CONTROL_PORT, DaemonSettings, QgaChannel, QgaLimits,
-    RUNTIME_FOLDER, VsockPeer,
+    RUNTIME_FOLDER, TopologySettings, VsockPeer,
 };
 
 /// `VMADDR_CID_HOST`, vsock(7).
@@ -18,6 +18,8 @@ const HOST_CID: u32 = 2;
 const DEFAULT_PORT_PATH: &str = "/dev/virtio-ports/org.qemu.guest_agent.0";
 const DEFAULT_LINE_PATH: &str = "/dev/ttyS0";
 const DEFAULT_PID_FILE: &str = "/var/run/qemu-ga.pid";
+const DROP_INS: [&str; 3] = ["rke2", "k3s", "kubeadm"];
+const ZONE_CHANGES: [&str; 3] = ["update", "keep", "report"];
 const METHODS: &str = "virtio-serial, isa-serial, unix-listen, vsock-listen or none";
 const DEFAULT_FREEZE: Duration = Duration::from_secs(120);
 const DEFAULT_HOOK: Duration = Duration::from_secs(60);
@@ -42,6 +44,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         vsock,
         csi,
         log,
+        topology,
         runtime_dir,
         daemon,
         pidfile,
@@ -107,7 +110,33 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         // Beside the main file, which `load` knows.
         disk_rules: super::MAIN_FILE.into(),
         csi: csi::check(csi)?,
+        topology: self::topology(topology)?,
         remarks,
+    })
+}
+
+fn topology(found: TopologyFragment) -> Result<TopologySettings, Problem> {
+    let mut drop_ins = Vec::new();
+    for name in found.drop_ins.unwrap_or_default() {
+        if !DROP_INS.contains(&name.as_str()) {
+            let text = format!("topology.drop-ins: {name:?} is none of {}", DROP_INS.join(", "));
+            return problem("topology.drop-ins", text);
+        }
+        if !drop_ins.contains(&name) {
+            drop_ins.push(name);
+        }
+    }
+    if let Some(change) = found.zone_change.as_deref().filter(|change| !ZONE_CHANGES.contains(change)) {
+        let text = format!("topology.zone-change: {change:?} is none of {}", ZONE_CHANGES.join(", "));
+        return problem("topology.zone-change", text);
+    }
+    Ok(TopologySettings {
+        drop_ins,
+        no_node_labels: !found.node_labels.unwrap_or(true),
+        kubeconfig: found.kubeconfig.map(|path| absolute("topology.kubeconfig", path)).transpose()?,
+        zone_change: found.zone_change,
+        report_only: found.report_only.unwrap_or(false),
+        provider_id: found.provider_id.unwrap_or(false),
     })
 }
 
@@ -356,6 +385,9 @@ mod tests {
             ("[callback]\nport = 970", "they must differ"),
             ("[control]\nlisten = 'tcp:1'", "use vsock, none or unix:/path"),
             ("[control]\nlisten = 'unix:x'", "must be an absolute path"),
+            ("[topology]\ndrop-ins = ['rke']", "none of rke2, k3s, kubeadm"),
+            ("[topology]\nzone-change = 'follow'", "none of update, keep, report"),
+            ("[topology]\nkubeconfig = 'x'", "must be an absolute path"),
             ("[controls]\n", "agent.toml:1: unknown field `controls`"),
             ("daemon = true\n", "unknown field `daemon`"),
         ];

@@ -26,6 +26,8 @@ pub struct AgentFragment {
     pub csi: CsiFragment,
     /// `[log]`
     pub log: LogFragment,
+    /// `[topology]`
+    pub topology: TopologyFragment,
     /// Where the agent keeps what lasts until the next boot.
     pub runtime_dir: Option<PathBuf>,
     /// Become a daemon. Not in TOML: a unit says how it is started.
@@ -224,6 +226,24 @@ pub struct LogFragment {
     pub file: Option<PathBuf>,
 }
 
+/// `[topology]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct TopologyFragment {
+    /// Whose files get the labels; lists of several places add up.
+    pub drop_ins: Option<Vec<String>>,
+    /// Whether the labels of the Node are kept as the host half says.
+    pub node_labels: Option<bool>,
+    /// kubelet's kubeconfig.
+    pub kubeconfig: Option<PathBuf>,
+    /// `update`, `keep` or `report`.
+    pub zone_change: Option<String>,
+    /// Only say what the labels would be.
+    pub report_only: Option<bool>,
+    /// Set the Node's provider id once.
+    pub provider_id: Option<bool>,
+}
+
 impl Fragment for AgentFragment {
     fn merge(&mut self, later: Self, _file: &Path) {
         fn take<T>(earlier: &mut Option<T>, later: Option<T>) {
@@ -265,6 +285,12 @@ impl Fragment for AgentFragment {
         take(&mut self.runtime_dir, later.runtime_dir);
         take(&mut self.log.verbose, later.log.verbose);
         take(&mut self.log.file, later.log.file);
+        add(&mut self.topology.drop_ins, later.topology.drop_ins);
+        take(&mut self.topology.node_labels, later.topology.node_labels);
+        take(&mut self.topology.kubeconfig, later.topology.kubeconfig);
+        take(&mut self.topology.zone_change, later.topology.zone_change);
+        take(&mut self.topology.report_only, later.topology.report_only);
+        take(&mut self.topology.provider_id, later.topology.provider_id);
         take(&mut self.daemon, later.daemon);
         take(&mut self.pidfile, later.pidfile);
         self.remarks.extend(later.remarks);

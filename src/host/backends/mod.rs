@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use super::limits::Limits;
+use super::topology::Topology;
 use crate::transport::dial::Target;
 use crate::wire::proto::v1::PowerState;
 
@@ -37,7 +38,7 @@ pub struct Vm {
 }
 
 /// What a backend tells.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Change {
     /// These are all VMs. Comes first, and again whenever the set changes.
     Listed(Vec<Vm>),
@@ -49,6 +50,13 @@ pub enum Change {
         power: PowerState,
         /// Why the hypervisor does not say it, in words for people; empty where it does, or nobody asks it.
         problem: String,
+    },
+    /// Where a VM runs; again whenever that changes. Comes for each VM of a list.
+    Topology {
+        /// Which VM.
+        name: String,
+        /// Where.
+        topology: Arc<Topology>,
     },
     /// A VM was reset: whatever ran in it is gone.
     Reset {
@@ -70,6 +78,8 @@ pub enum Kind {
     Qemu {
         /// A list that changes when the settings do.
         machines: watch::Receiver<Vec<qemu::Machine>>,
+        /// Where this machine is, and so every VM.
+        topology: watch::Receiver<Arc<Topology>>,
         /// The folder of the volumes that are made with their disks.
         volumes: PathBuf,
         /// The pools of all other volumes, which change when the settings do.
@@ -91,8 +101,8 @@ impl Kind {
     /// Makes the backend.
     pub fn build(self) -> Built {
         match self {
-            Self::Qemu { machines, volumes, pools } => {
-                let backend = qemu::Qemu::new(machines);
+            Self::Qemu { machines, topology, volumes, pools } => {
+                let backend = qemu::Qemu::new(machines, topology);
                 let hotplug = backend.hotplug(volumes);
                 let volumes = Arc::new(qemu::pools::Pools::new(pools, hotplug.clone()));
                 Built { backend: Box::new(backend), disks: Arc::new(hotplug), volumes }

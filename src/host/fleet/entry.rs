@@ -12,6 +12,7 @@ use super::super::history::History;
 use super::super::lines::{Lines, line};
 use super::super::session::Machine;
 use super::super::talk::Caller;
+use super::super::topology::{self, Outcome, Told};
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{self, CallbackState, SessionState, virtual_machine_event::Kind};
 
@@ -26,6 +27,8 @@ pub(super) struct Entry {
     /// For calls of others while the conversation is open.
     pub caller: Option<Box<Caller>>,
     pub running: Running,
+    /// Where it runs, as its sessions tell its guest.
+    pub topology: watch::Sender<Told>,
     /// What may be logged of it.
     pub lines: Lines,
     /// When a reset was last told.
@@ -42,7 +45,7 @@ pub(super) struct Running {
 }
 
 impl Entry {
-    pub fn new(vm: Arc<Vm>, running: Running) -> Self {
+    pub fn new(vm: Arc<Vm>, running: Running, topology: watch::Sender<Told>) -> Self {
         let view = v1::VirtualMachine {
             name: vm.name.clone(),
             uuid: vm.uuid.clone(),
@@ -56,6 +59,7 @@ impl Entry {
             history: History::default(),
             caller: None,
             running,
+            topology,
             lines: Lines::default(),
             silent_since_reset: false,
             last_reset: None,
@@ -77,11 +81,43 @@ impl Entry {
             self.view.since = Some(now());
         }
         if session != SessionState::Connected {
+            if let Some(standing) = &mut self.view.topology {
+                standing.problem.clear();
+            }
             self.view.set_callback(CallbackState::Unspecified);
             self.view.callback_reason.clear();
             self.caller = None;
         }
         self.view.reason = reason;
+    }
+
+    /// The VM runs there.
+    pub fn place(&mut self, topology: Arc<topology::Topology>) {
+        let standing = self.view.topology.get_or_insert_default();
+        standing.wanted = Some(topology::Topology::clone(&topology));
+        self.topology.send_if_modified(|told| {
+            let changed = told.as_ref() != Some(&topology);
+            *told = Some(topology);
+            changed
+        });
+    }
+
+    /// What the guest made of that.
+    pub fn placed(&mut self, outcome: Outcome) {
+        let standing = self.view.topology.get_or_insert_default();
+        match outcome {
+            Outcome::Acknowledged(topology) => {
+                standing.acknowledged = Some(topology::Topology::clone(&topology));
+                standing.since = Some(now());
+                standing.problem.clear();
+            }
+            Outcome::Problem(problem) => {
+                if standing.problem != problem {
+                    tracing::debug!(vm = self.vm.name, problem, "topology");
+                }
+                standing.problem = problem;
+            }
+        }
     }
 
     /// The hypervisor tells a reset; whether it is another than the one before.

@@ -16,6 +16,7 @@ use super::half::Half;
 use super::lines::line;
 use super::session::{Machine, REFUSED_WAIT, Report, Reports, Session};
 use super::state::fold;
+use super::topology;
 use super::volumes::Keeper;
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{
@@ -75,8 +76,8 @@ impl Fleet {
         Self { volumes: Some(keeper), ..self }
     }
 
-    fn contact(&self, vm: &Arc<Vm>) -> Contact {
-        Contact::new(Arc::clone(vm), Arc::clone(&self.half), self.volumes.clone())
+    fn contact(&self, vm: &Arc<Vm>, topology: watch::Receiver<topology::Told>) -> Contact {
+        Contact::new(Arc::clone(vm), Arc::clone(&self.half), self.volumes.clone(), topology)
     }
 
     /// Runs until `shutdown`; then every session's connections are closed.
@@ -167,6 +168,11 @@ impl Fleet {
                 entry.running.machine.send_modify(|machine| machine.power = power);
                 self.tell(&name, Kind::PowerChanged(v1::PowerChanged { power: power.into() }));
             }
+            Change::Topology { name, topology } => {
+                if let Some(entry) = self.vms.get_mut(&name) {
+                    entry.place(topology);
+                }
+            }
             Change::Reset { name } => {
                 let Some(entry) = self.vms.get_mut(&name) else { return };
                 if !entry.reset(Instant::now()) {
@@ -202,8 +208,9 @@ impl Fleet {
 
     fn enter(&mut self, vm: Arc<Vm>) -> Entry {
         let known = Machine { power: PowerState::Unspecified, resets: 0, excess: None };
-        let running = self.begin(self.contact(&vm), known);
-        Entry::new(vm, running)
+        let (topology, told) = topology::channel();
+        let running = self.begin(self.contact(&vm, told), known);
+        Entry::new(vm, running, topology)
     }
 
     /// A VM that is the same one, and whose settings are not.
@@ -243,7 +250,8 @@ impl Fleet {
 
     fn begin_again(&mut self, entry: &mut Entry) {
         let known = Machine { excess: None, ..*entry.running.machine.borrow() };
-        entry.running = self.begin(self.contact(&entry.vm), known);
+        let told = entry.topology.subscribe();
+        entry.running = self.begin(self.contact(&entry.vm, told), known);
         entry.state(SessionState::Connecting, String::new());
     }
 
@@ -270,6 +278,7 @@ impl Fleet {
             }
             Report::Heard(event) => self.heard(&name, *event),
             Report::Callback(state, reason) => entry.callback(state, reason),
+            Report::Topology(outcome) => entry.placed(outcome),
             Report::Closed(reason) => {
                 line!(entry.lines, vm = name, reason, "session closed");
                 entry.state(SessionState::Connecting, reason.clone());

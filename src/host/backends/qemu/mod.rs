@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
+use super::super::topology::Topology;
 use super::{Backend, Change, Vm};
 use crate::supervise::Scope;
 use crate::wire::proto::v1::PowerState;
@@ -35,13 +36,14 @@ pub struct Machine {
 #[derive(Debug)]
 pub struct Qemu {
     machines: watch::Receiver<Vec<Machine>>,
+    topology: watch::Receiver<Arc<Topology>>,
     vms: watch::Sender<Vms>,
 }
 
 impl Qemu {
-    /// A backend for these VMs.
-    pub fn new(machines: watch::Receiver<Vec<Machine>>) -> Self {
-        Self { machines, vms: watch::Sender::default() }
+    /// A backend for these VMs, on a machine that is there.
+    pub fn new(machines: watch::Receiver<Vec<Machine>>, topology: watch::Receiver<Arc<Topology>>) -> Self {
+        Self { machines, topology, vms: watch::Sender::default() }
     }
 
     /// What plugs disks into them while this watches them; keeps volumes in that folder.
@@ -80,15 +82,38 @@ impl Backend for Qemu {
                 if list(machines, &mut monitors, &changes).await.is_err() {
                     return;
                 }
+                let topology = Arc::clone(&self.topology.borrow_and_update());
+                if tell(&names, &topology, &changes).await.is_err() {
+                    return;
+                }
                 let vm = |name: &String| monitors.get(name).map(|monitor| Arc::clone(&monitor.vm));
-                self.vms.send_replace(names.into_iter().map(|name| (name.clone(), vm(&name))).collect());
-                tokio::select! {
-                    () = changes.closed() => return,
-                    Ok(()) = self.machines.changed() => {}
+                self.vms.send_replace(names.iter().map(|name| (name.clone(), vm(name))).collect());
+                loop {
+                    tokio::select! {
+                        () = changes.closed() => return,
+                        Ok(()) = self.machines.changed() => break,
+                        Ok(()) = self.topology.changed() => {}
+                    }
+                    let topology = Arc::clone(&self.topology.borrow_and_update());
+                    if tell(&names, &topology, &changes).await.is_err() {
+                        return;
+                    }
                 }
             }
         })
     }
+}
+
+/// Tells where the VMs run.
+async fn tell(
+    names: &[String],
+    topology: &Arc<Topology>,
+    changes: &mpsc::Sender<Change>,
+) -> Result<(), mpsc::error::SendError<Change>> {
+    for name in names {
+        changes.send(Change::Topology { name: name.clone(), topology: Arc::clone(topology) }).await?;
+    }
+    Ok(())
 }
 
 /// Tells the list, and has every QMP socket of it watched.
@@ -152,21 +177,39 @@ mod tests {
         let (list, machines) = watch::channel(vec![machine("a", Some(&a)), machine("b", None)]);
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
-        scope.children().spawn(Box::new(Qemu::new(machines)).watch(changes));
+        let (move_to, topology) = watch::channel(Arc::default());
+        scope.children().spawn(Box::new(Qemu::new(machines, topology)).watch(changes));
         let power = |name: &str, power| Change::Power { name: name.into(), power, problem: String::new() };
         let off = |name: &str| power(name, PowerState::Off);
         let unknown = |name: &str| power(name, PowerState::Unspecified);
-        assert!(matches!(told.recv().await.unwrap(), Change::Listed(vms) if vms.len() == 2));
-        assert_eq!(told.recv().await.unwrap(), off("a"));
+        // Where the VMs are is told beside the rest.
+        let mut places = 0;
+        let mut next = async || loop {
+            match told.recv().await.unwrap() {
+                Change::Topology { .. } => places += 1,
+                change => return change,
+            }
+        };
+        assert!(matches!(next().await, Change::Listed(vms) if vms.len() == 2));
+        assert_eq!(next().await, off("a"));
 
         list.send_replace(vec![machine("a", Some(&a)), machine("b", Some(&b))]);
-        assert!(matches!(told.recv().await.unwrap(), Change::Listed(_)));
-        assert_eq!(told.recv().await.unwrap(), off("b"), "a's has told already");
+        assert!(matches!(next().await, Change::Listed(_)));
+        assert_eq!(next().await, off("b"), "a's has told already");
 
         list.send_replace(vec![machine("a", None), machine("b", Some(&other))]);
-        assert!(matches!(told.recv().await.unwrap(), Change::Listed(_)));
-        assert_eq!(told.recv().await.unwrap(), unknown("a"));
-        assert_eq!(told.recv().await.unwrap(), unknown("b"));
-        assert_eq!(told.recv().await.unwrap(), off("b"));
+        assert!(matches!(next().await, Change::Listed(_)));
+        assert_eq!(next().await, unknown("a"));
+        assert_eq!(next().await, unknown("b"));
+        assert_eq!(next().await, off("b"));
+
+        let elsewhere = Arc::new(Topology { zone: "b".into(), ..Topology::default() });
+        move_to.send_replace(Arc::clone(&elsewhere));
+        let moved =
+            |change: &Change| matches!(change, Change::Topology { topology, .. } if *topology == elsewhere);
+        let mut heard = 0;
+        while heard < 2 {
+            heard += usize::from(moved(&told.recv().await.unwrap()));
+        }
     }
 }

@@ -1,0 +1,87 @@
+//! Where the guest runs: what is kept of it, for whom, while the agent runs.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::config::agent::TopologySettings;
+use crate::guest::Guest;
+use crate::guest::topology::drop_ins::{self, Kind, Outcome};
+use crate::guest::topology::{Known, ZoneChange};
+use crate::supervise::Supervisor;
+use crate::sys::blocking;
+use crate::sys::root::Root;
+
+/// Takes what is known from `folder`, brings the files of nodes that are to join up to date, and starts what keeps them
+/// so.
+pub async fn start(settings: TopologySettings, folder: &Path, guest: &Guest, supervisor: &mut Supervisor) {
+    guest.topology.open(folder, &guest.events);
+    let zone_change = match settings.zone_change.as_deref() {
+        Some("keep") => ZoneChange::Keep,
+        Some("report") => ZoneChange::Report,
+        _ => ZoneChange::Update,
+    };
+    let kinds = settings.drop_ins.iter().filter_map(|name| Kind::named(name)).collect();
+    let files = Files { guest: guest.clone(), kinds, zone_change };
+    // A part of the start: who starts kubelet after the agent must not find what an earlier boot left.
+    let first = guest.topology.standing().known;
+    files.write(first.clone()).await;
+    supervisor.spawn("node label files", files.run(first, supervisor.shutdown()));
+}
+
+/// Keeps the files of nodes that are to join.
+struct Files {
+    guest: Guest,
+    kinds: Vec<Kind>,
+    zone_change: ZoneChange,
+}
+
+impl Files {
+    async fn run(self, mut seen: Option<Arc<Known>>, shutdown: CancellationToken) -> anyhow::Result<()> {
+        let mut changes = self.guest.topology.changes();
+        loop {
+            let next = async {
+                let news = changes.wait_for(|standing| standing.known != seen).await;
+                news.ok().map(|standing| standing.known.clone())
+            };
+            let Some(Some(known)) = shutdown.run_until_cancelled(next).await else { break };
+            seen.clone_from(&known);
+            self.write(known).await;
+        }
+        shutdown.cancelled().await;
+        Ok(())
+    }
+
+    async fn write(&self, known: Option<Arc<Known>>) {
+        let (kinds, zone_change, root) = (self.kinds.clone(), self.zone_change, self.guest.root.clone());
+        let labels = known.as_ref().map(|known| known.topology.node_labels());
+        let write = move || {
+            kinds.iter().map(|kind| drop_ins::keep(&root, *kind, labels.as_ref(), zone_change)).collect()
+        };
+        let outcomes: Vec<Outcome> = if self.kinds.is_empty() {
+            Vec::new()
+        } else {
+            let (told, outcomes) = tokio::sync::oneshot::channel();
+            // A file system that is frozen keeps whoever writes to it waiting.
+            let freezer = self.guest.freezer.clone();
+            blocking::run(move || freezer.unfrozen(move || drop(told.send(write())))).await;
+            outcomes.await.unwrap_or_default()
+        };
+        for outcome in &outcomes {
+            if let Some(problem) = &outcome.problem {
+                tracing::warn!("{}: {problem}", outcome.path.display());
+            }
+        }
+        self.guest.topology.written(known, outcomes);
+    }
+}
+
+/// Takes all labels of ours out of the files of nodes that are to join: whether that went well, and what to tell people.
+pub fn remove() -> (bool, String) {
+    let outcomes = drop_ins::remove(&Root::default(), &Kind::ALL);
+    let wrong =
+        outcomes.iter().filter_map(|outcome| Some((outcome.path.display(), outcome.problem.as_ref()?)));
+    let lines: Vec<_> = wrong.map(|(path, problem)| format!("{path}: {problem}\n")).collect();
+    (lines.is_empty(), lines.concat())
+}

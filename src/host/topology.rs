@@ -1,0 +1,98 @@
+//! Where VMs run, and telling it to their guests: at each connect, and at each change while a session lasts.
+//!
+//! The backend says it of each VM; the fleet keeps it in a watch beside the session, so that a change ends none.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tonic::Code;
+
+use super::contact::Contact;
+use super::session::{Report, Teller};
+use super::talk::Caller;
+use super::text;
+use crate::wire::proto::v1;
+pub use crate::wire::proto::v1::Topology;
+
+/// The capability of an agent that can be told.
+const CAPABILITY: &str = "topology";
+/// How long an agent may take to take it.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Between two tries, at first and at most.
+const AGAIN: Duration = Duration::from_millis(250);
+const AGAIN_AT_MOST: Duration = Duration::from_secs(30);
+
+/// Where one VM runs; absent before the backend has said it.
+pub type Told = Option<Arc<Topology>>;
+
+/// What a guest made of it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// It has this one.
+    Acknowledged(Arc<Topology>),
+    /// It has not, and why.
+    Problem(String),
+}
+
+/// Tells the guest for as long as the session lasts.
+pub async fn keep(
+    mut caller: Caller,
+    contact: &Contact,
+    capabilities: &[String],
+    teller: Teller,
+) -> Infallible {
+    let able = capabilities.iter().any(|capability| capability == CAPABILITY);
+    let mut told = contact.topology.clone();
+    let mut again = AGAIN;
+    loop {
+        let topology = told.borrow_and_update().clone();
+        let mut wait = None;
+        if let Some(topology) = topology {
+            let outcome = if able {
+                let (outcome, passes) = tell(&mut caller, contact, topology).await;
+                if passes {
+                    wait = Some(again);
+                    again = (again * 2).min(AGAIN_AT_MOST);
+                }
+                outcome
+            } else {
+                Outcome::Problem("the agent in this guest cannot be told where it runs".to_owned())
+            };
+            teller.send(Report::Topology(outcome)).await;
+        }
+        tokio::select! {
+            changed = told.changed() => match changed {
+                Ok(()) => again = AGAIN,
+                // The fleet has dropped this VM and ends this task.
+                Err(_) => std::future::pending().await,
+            },
+            () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => {}
+        }
+    }
+}
+
+/// Tells it once; whether it makes sense to try again.
+async fn tell(caller: &mut Caller, contact: &Contact, topology: Arc<Topology>) -> (Outcome, bool) {
+    let request = v1::SetTopologyRequest {
+        host_instance_id: contact.half.host.instance_id.clone(),
+        topology: Some(Topology::clone(&topology)),
+    };
+    match tokio::time::timeout(DEADLINE, caller.set_topology(request)).await {
+        Ok(Ok(_)) => (Outcome::Acknowledged(topology), false),
+        Ok(Err(status)) => {
+            let passes = !matches!(status.code(), Code::InvalidArgument | Code::Unimplemented);
+            (
+                Outcome::Problem(format!("the guest does not take it: {}", text::clean(status.message()))),
+                passes,
+            )
+        }
+        Err(_) => (Outcome::Problem("the guest does not answer".to_owned()), true),
+    }
+}
+
+/// Where a VM runs, as its backend tells it, until it is no more.
+pub fn channel() -> (watch::Sender<Told>, watch::Receiver<Told>) {
+    watch::channel(None)
+}

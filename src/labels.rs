@@ -1,0 +1,178 @@
+//! Labels as Kubernetes takes them, and which of them a kubelet may set on its own Node. Pure.
+//!
+//! The rules are those of the API server: for keys and values those of all objects, for who may set what those of the
+//! admission plugin `NodeRestriction`.
+
+/// The label of a Node's region.
+pub const REGION: &str = "topology.kubernetes.io/region";
+/// The label of a Node's zone.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// Longest name of a key, and longest value, in bytes.
+const MAX_NAME: usize = 63;
+/// Longest prefix of a key, in bytes.
+const MAX_PREFIX: usize = 253;
+
+/// What kubelet finds out and sets by itself.
+const OF_KUBELET: [&str; 8] = [
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "beta.kubernetes.io/os",
+    "kubernetes.io/arch",
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "node.kubernetes.io/instance-type",
+    "node.kubernetes.io/windows-build",
+];
+
+/// Letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+fn is_name(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let ends = [bytes.first(), bytes.last()];
+    !bytes.is_empty()
+        && bytes.len() <= MAX_NAME
+        && ends.iter().all(|end| end.is_some_and(u8::is_ascii_alphanumeric))
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+}
+
+fn is_prefix(text: &str) -> bool {
+    let inside = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let label = |label: &str| {
+        let bytes = label.as_bytes();
+        bytes.first().is_some_and(inside)
+            && bytes.last().is_some_and(inside)
+            && bytes.iter().all(|byte| inside(byte) || *byte == b'-')
+    };
+    text.len() <= MAX_PREFIX && text.split('.').all(label)
+}
+
+/// Checks a value that is not empty.
+///
+/// # Errors
+/// If Kubernetes would refuse it, or it is empty; in words for people.
+pub fn check_value(value: &str) -> Result<(), String> {
+    if value.is_empty() {
+        return Err("it is empty; leave the key out where there is none".to_owned());
+    }
+    if value.len() > MAX_NAME {
+        return Err(format!("it has {} bytes, and Kubernetes takes {MAX_NAME} in a label", value.len()));
+    }
+    if !is_name(value) {
+        return Err(
+            "Kubernetes takes in a label letters, digits, -, _ and ., beginning and ending with a letter or \
+                    digit"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// Checks a key, such as `example.com/rack`.
+///
+/// # Errors
+/// If Kubernetes would refuse it; in words for people.
+pub fn check_key(key: &str) -> Result<(), String> {
+    let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    if let Some(prefix) = prefix
+        && !is_prefix(prefix)
+    {
+        return Err("before the / of a label's key stands a DNS name, such as example.com".to_owned());
+    }
+    if !is_name(name) {
+        return Err(format!(
+            "the name of a label's key has up to {MAX_NAME} letters, digits, -, _ and ., beginning and ending with a \
+             letter or digit"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that a kubelet's credential may set the label, and that it is for us to set.
+///
+/// # Errors
+/// If not: with the reason, in words for people.
+pub fn check_settable(key: &str) -> Result<(), String> {
+    check_key(key)?;
+    if key == REGION || key == ZONE {
+        return Err("set topology.region and topology.zone for that".to_owned());
+    }
+    if OF_KUBELET.contains(&key) || key.starts_with("failure-domain.beta.kubernetes.io/") {
+        return Err("kubelet, or the API server, sets that label by itself".to_owned());
+    }
+    let Some((prefix, _)) = key.split_once('/') else { return Ok(()) };
+    let is_in = |domain: &str| {
+        prefix == domain || prefix.strip_suffix(domain).is_some_and(|before| before.ends_with('.'))
+    };
+    if is_in("node.kubernetes.io") || is_in("kubelet.kubernetes.io") {
+        return Ok(());
+    }
+    if is_in("kubernetes.io") || is_in("k8s.io") {
+        return Err(
+            "the API server (NodeRestriction) lets no kubelet set that label; use a domain of your own, or \
+                    node.kubernetes.io"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values() {
+        let long = "a".repeat(63);
+        for good in ["a", "A-1_b.c", "0", long.as_str()] {
+            assert_eq!(check_value(good), Ok(()), "{good}");
+        }
+        let longer = "a".repeat(64);
+        for bad in ["", "-a", "a-", "a b", "zoné", "a/b", "a\n", ".", longer.as_str()] {
+            assert!(check_value(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn keys() {
+        for good in ["rack", "example.com/rack", "a.b-c.d/R_1.x"] {
+            assert_eq!(check_key(good), Ok(()), "{good}");
+        }
+        let long = format!("{}.com/a", "a".repeat(250));
+        for bad in ["", "/", "a/", "/a", "A.com/a", "a..b/c", "a/b/c", "-a.com/b", "ä", long.as_str()] {
+            assert!(check_key(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_node_restriction_permits() {
+        for good in [
+            "rack",
+            "example.com/rack",
+            "node.kubernetes.io/pool",
+            "x.node.kubernetes.io/a",
+            "kubelet.kubernetes.io/a",
+            "y.kubelet.kubernetes.io/a",
+            "notkubernetes.io/a",
+            "my-k8s.io/a",
+        ] {
+            assert_eq!(check_settable(good), Ok(()), "{good}");
+        }
+        for (bad, why) in [
+            ("topology.kubernetes.io/zone", "topology.zone"),
+            ("topology.kubernetes.io/rack", "NodeRestriction"),
+            ("kubernetes.io/x", "NodeRestriction"),
+            ("node-role.kubernetes.io/worker", "NodeRestriction"),
+            ("node-restriction.kubernetes.io/x", "NodeRestriction"),
+            ("x.node-restriction.kubernetes.io/x", "NodeRestriction"),
+            ("topology.csi.k8s.io/zone", "NodeRestriction"),
+            ("k8s.io/x", "NodeRestriction"),
+            ("kubernetes.io/hostname", "by itself"),
+            ("node.kubernetes.io/instance-type", "by itself"),
+            ("failure-domain.beta.kubernetes.io/zone", "by itself"),
+            ("a b", "letters"),
+        ] {
+            let told = check_settable(bad).unwrap_err();
+            assert!(told.contains(why), "{bad}: {told}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Files of nodes that are to join, in an /etc that only this test sees.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::agent::Agent;
+use crate::lab::{Holder, ask, told, zone};
+
+/// Runs the test called `name` again where /etc is a folder in memory; false in there.
+fn is_outside(name: &str) -> bool {
+    if std::env::var_os("GUESTLET_TEST_INSIDE").is_some() {
+        return false;
+    }
+    let script = "mount -t tmpfs none /mnt && mkdir /mnt/new /mnt/work && \
+                  mount -t overlay -o lowerdir=/etc,upperdir=/mnt/new,workdir=/mnt/work none /etc && exec \"$@\"";
+    let status = Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env("GUESTLET_TEST_INSIDE", "1")
+        .status()
+        .unwrap();
+    assert!(status.success(), "the test fails inside");
+    true
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+const RKE2: &str = "/etc/rancher/rke2/config.yaml.d/90-guestlet.yaml";
+const K3S: &str = "/etc/rancher/k3s/config.yaml.d/90-guestlet.yaml";
+const KUBELET: &str = "/etc/default/kubelet";
+
+#[test]
+fn nodes_that_are_to_join_find_the_labels_of_this_boot() {
+    if is_outside("drop_ins::nodes_that_are_to_join_find_the_labels_of_this_boot") {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        // What a boot on another host has left.
+        std::fs::create_dir_all(Path::new(RKE2).parent().unwrap()).unwrap();
+        let old = "topology.kubernetes.io/zone=old";
+        std::fs::write(RKE2, format!("node-label+:\n  - \"{old}\"\n")).unwrap();
+        std::fs::write(KUBELET, "KUBELET_EXTRA_ARGS=\"--v=2\"\n").unwrap();
+        let mut agent = Agent::start_set(&[], "[topology]\ndrop-ins = [\"rke2\", \"kubeadm\"]\n");
+        assert!(!Path::new(RKE2).exists(), "it is gone when the agent is ready");
+
+        let holder = Holder::take(&agent, "one").await;
+        holder.tell(zone("a")).await.unwrap();
+        assert!(ask(&agent, &["--wait", "60s"]).status.success());
+        assert!(
+            read(RKE2).contains("node-label+:\n  - \"topology.kubernetes.io/region=eu\"\n"),
+            "{}",
+            read(RKE2)
+        );
+        assert!(
+            read(KUBELET).ends_with(
+                "KUBELET_EXTRA_ARGS=\"--v=2 \
+                 --node-labels=topology.kubernetes.io/region=eu,topology.kubernetes.io/zone=a\"\n"
+            ),
+            "{}",
+            read(KUBELET)
+        );
+        assert!(!Path::new(K3S).exists(), "nobody asked for it");
+        let files: Vec<_> =
+            told(&agent)["files"].as_array().unwrap().iter().map(|f| f["path"].clone()).collect();
+        assert_eq!(files, [RKE2, KUBELET]);
+
+        // The same boot: another run of the agent knows, and goes on.
+        drop(holder);
+        agent.kill_and_start();
+        assert!(read(RKE2).contains("zone=a"));
+        let holder = Holder::take(&agent, "two").await;
+        holder.tell(zone("b")).await.unwrap();
+        assert!(ask(&agent, &["--wait", "60s"]).status.success());
+        assert!(read(RKE2).contains("zone=b") && read(KUBELET).contains("zone=b"));
+        assert!(!read(RKE2).contains("zone=a") && !read(KUBELET).contains("zone=a"));
+
+        let removed = ask(&agent, &["--remove"]);
+        assert!(removed.status.success(), "{removed:?}");
+        assert!(!Path::new(RKE2).exists());
+        assert_eq!(read(KUBELET), "KUBELET_EXTRA_ARGS=\"--v=2\"\n");
+    });
+}

@@ -1,0 +1,15 @@
+//! Where a guest runs: the real agent, told by a host half of the tests, writes it for people, for nodes that are to join,
+//! and on its Node, whose API server is one of the tests.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, clippy::disallowed_methods)]
+
+#[allow(dead_code, reason = "shared with the tests of QGA")]
+#[path = "../qga/agent.rs"]
+mod agent;
+#[allow(dead_code, reason = "shared with the tests of the API")]
+#[path = "../api/host.rs"]
+mod host;
+mod lab;
+
+mod drop_ins;
+mod told;
