@@ -6,7 +6,8 @@
 //! ```text
 //! bin ─┬─ agent ─┬─ qga ──┐
 //!      │         ├─ rpc ──┼─ guest ── sys
-//!      │         ├─ csi ──┘
+//!      │         ├─ csi ──┤
+//!      │         ├─ topology
 //!      │         └─ config, transport
 //!      ├─ hostd ─┬─ host ──── transport, sys
 //!      │         └─ config
@@ -43,6 +44,8 @@ pub mod sys;
 pub mod text;
 #[cfg(feature = "agent")]
 pub mod thaw;
+#[cfg(feature = "agent")]
+pub mod topology;
 pub mod transport;
 pub mod wire;
 

@@ -12,6 +12,7 @@ use crate::guest::topology::{Known, ZoneChange};
 use crate::supervise::Supervisor;
 use crate::sys::blocking;
 use crate::sys::root::Root;
+use crate::topology;
 
 /// Takes what is known from `folder`, brings the files of nodes that are to join up to date, and starts what keeps them
 /// so.
@@ -23,11 +24,28 @@ pub async fn start(settings: TopologySettings, folder: &Path, guest: &Guest, sup
         _ => ZoneChange::Update,
     };
     let kinds = settings.drop_ins.iter().filter_map(|name| Kind::named(name)).collect();
+    let kinds: Vec<Kind> = kinds;
+    let off: Vec<_> = Kind::ALL.into_iter().filter(|kind| !kinds.contains(kind)).collect();
+    let root = guest.root.clone();
+    for outcome in blocking::run(move || drop_ins::remove(&root, &off)).await {
+        if let Some(problem) = &outcome.problem {
+            tracing::warn!("{}: {problem}", outcome.path.display());
+        }
+    }
     let files = Files { guest: guest.clone(), kinds, zone_change };
     // A part of the start: who starts kubelet after the agent must not find what an earlier boot left.
     let first = guest.topology.standing().known;
     files.write(first.clone()).await;
     supervisor.spawn("node label files", files.run(first, supervisor.shutdown()));
+    if !settings.no_node_labels {
+        let node = topology::Settings {
+            kubeconfig: settings.kubeconfig,
+            zone_change,
+            report_only: settings.report_only,
+            provider_id: settings.provider_id,
+        };
+        supervisor.spawn("node", topology::run(guest.clone(), node, supervisor.shutdown()));
+    }
 }
 
 /// Keeps the files of nodes that are to join.

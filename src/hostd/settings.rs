@@ -25,8 +25,8 @@ use crate::host::backends::qemu::pools;
 use crate::host::backends::{Vm, disks, qemu};
 use crate::host::limits::Limits;
 use crate::host::settings::Standing;
-use crate::host::volumes::policy::{Policies, Policy};
 use crate::host::topology::Topology;
+use crate::host::volumes::policy::{Policies, Policy};
 use crate::sys::host_name::host_name;
 use crate::transport::dial::Target;
 

@@ -33,6 +33,8 @@ pub mod effects;
 pub mod error_chain;
 #[cfg(feature = "agent")]
 pub mod extended_attributes;
+#[cfg(feature = "agent")]
+pub mod file_news;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod files;
 #[cfg(feature = "agent")]

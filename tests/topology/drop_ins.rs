@@ -78,6 +78,13 @@ fn nodes_that_are_to_join_find_the_labels_of_this_boot() {
         assert!(read(RKE2).contains("zone=b") && read(KUBELET).contains("zone=b"));
         assert!(!read(RKE2).contains("zone=a") && !read(KUBELET).contains("zone=a"));
 
+        // Turned off: gone with the next start.
+        let settings = agent.folder.path().join("agent.toml");
+        let text = read(settings.to_str().unwrap());
+        std::fs::write(&settings, text.replace("\"rke2\", ", "")).unwrap();
+        agent.kill_and_start();
+        assert!(!Path::new(RKE2).exists() && read(KUBELET).contains("zone=b"));
+
         let removed = ask(&agent, &["--remove"]);
         assert!(removed.status.success(), "{removed:?}");
         assert!(!Path::new(RKE2).exists());

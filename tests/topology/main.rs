@@ -6,10 +6,12 @@
 #[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../qga/agent.rs"]
 mod agent;
+mod api_server;
 #[allow(dead_code, reason = "shared with the tests of the API")]
 #[path = "../api/host.rs"]
 mod host;
 mod lab;
 
 mod drop_ins;
+mod node;
 mod told;

@@ -116,7 +116,7 @@ pub fn keep(root: &Root, kind: Kind, node_labels: Option<&Labels>, zone_change: 
 fn put(kind: Kind, path: &std::path::Path, before: Option<&str>, wanted: &Labels) -> Result<(), String> {
     let written = |error: io::Error| format!("cannot be written: {error}");
     match (before, kind.text(before.unwrap_or_default(), wanted)?) {
-        (None, None) => Ok(()),
+        (None | Some(""), None) => Ok(()),
         (Some(before), Some(text)) if before == text => Ok(()),
         (Some(_), None) => files::remove_synced(path).map_err(written),
         (_, Some(text)) => {
@@ -186,6 +186,7 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         keep(&root, Kind::Kubeadm, Some(&zone("a")), ZoneChange::Update);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        remove(&root, &[Kind::Kubeadm]);
         remove(&root, &[Kind::Kubeadm]);
         assert_eq!(read(&path).unwrap(), "KUBELET_EXTRA_ARGS=\"--v=2\"\n");
     }

@@ -17,6 +17,10 @@ const ADDED_WHOLE: &str = "# guestlet added this and the line of KUBELET_EXTRA_A
 /// # Errors
 /// If the variable is written in a way that cannot be added to; in words.
 pub(super) fn merged(text: &str, labels: &Labels) -> Result<Option<String>, String> {
+    if labels.is_empty() && !text.lines().any(|line| added(line).is_some()) {
+        // To the byte: nothing of it is ours.
+        return Ok((!text.is_empty()).then(|| text.to_owned()));
+    }
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     take_out(&mut lines)?;
     if !labels.is_empty() {

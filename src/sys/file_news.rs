@@ -1,0 +1,159 @@
+//! Tells when some files may be others than before, inotify(7): written, replaced, come or gone, they or the folders that
+//! they are in.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use tokio::io::Interest;
+
+use crate::sys::descriptor::wait;
+
+/// Folders that are watched for one file: its own and the one above, or where they would be.
+const ABOVE: usize = 2;
+
+/// Told of some files from the time when they were given.
+#[derive(Debug)]
+pub struct FileNews {
+    inotify: Inotify,
+    files: Vec<PathBuf>,
+    watched: BTreeMap<PathBuf, WatchDescriptor>,
+}
+
+impl FileNews {
+    /// Begins to watch `files`; none of them has to be there.
+    ///
+    /// # Errors
+    /// As inotify(7) gives them.
+    pub fn begin(files: Vec<PathBuf>) -> io::Result<Self> {
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let mut news = Self { inotify, files, watched: BTreeMap::new() };
+        news.look();
+        Ok(news)
+    }
+
+    /// Watches these instead.
+    pub fn follow(&mut self, files: Vec<PathBuf>) {
+        if files != self.files {
+            self.files = files;
+            self.look();
+        }
+    }
+
+    /// Watches the folders that are there by now. What appears meanwhile is found, too.
+    fn look(&mut self) {
+        loop {
+            let folders = self.folders();
+            let (gone, known) = std::mem::take(&mut self.watched)
+                .into_iter()
+                .partition::<BTreeMap<_, _>, _>(|(folder, _)| !folders.contains(folder));
+            for watch in gone.into_values() {
+                // The kernel has dropped it already where the folder is gone.
+                let _ = self.inotify.rm_watch(watch);
+            }
+            self.watched = known;
+            for folder in &folders {
+                let changes = AddWatchFlags::IN_CLOSE_WRITE
+                    | AddWatchFlags::IN_CREATE
+                    | AddWatchFlags::IN_ATTRIB
+                    | AddWatchFlags::IN_MOVED_TO
+                    | AddWatchFlags::IN_MOVED_FROM
+                    | AddWatchFlags::IN_DELETE
+                    | AddWatchFlags::IN_ONLYDIR;
+                match self.inotify.add_watch(folder, changes) {
+                    Ok(watch) => drop(self.watched.insert(folder.clone(), watch)),
+                    Err(error) => tracing::debug!("{} is not watched: {error}", folder.display()),
+                }
+            }
+            if self.folders() == folders {
+                return;
+            }
+        }
+    }
+
+    fn folders(&self) -> Vec<PathBuf> {
+        let above = |file: &PathBuf| {
+            let folders: Vec<_> = file.ancestors().skip(1).map(Path::to_owned).collect();
+            folders.into_iter().filter(|folder| folder.is_dir()).take(ABOVE)
+        };
+        let mut folders: Vec<_> = self.files.iter().flat_map(above).collect();
+        folders.sort();
+        folders.dedup();
+        folders
+    }
+
+    /// Something may have changed. Everything until then is one change. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// As inotify(7) gives them.
+    pub async fn changed(&mut self) -> io::Result<()> {
+        loop {
+            match self.inotify.read_events() {
+                Ok(events) => {
+                    let concerns = events.iter().any(|event| {
+                        event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW)
+                            || self.concerns(event.wd, event.name.as_deref())
+                    });
+                    if concerns {
+                        self.look();
+                        return Ok(());
+                    }
+                }
+                Err(Errno::EAGAIN) => wait(self.inotify.as_fd(), Interest::READABLE).await?,
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Whether it is about one of the files, or a folder on the way to it.
+    fn concerns(&self, watch: WatchDescriptor, name: Option<&OsStr>) -> bool {
+        let folder = self.watched.iter().find(|(_, known)| **known == watch).map(|(folder, _)| folder);
+        let Some((folder, name)) = folder.zip(name) else { return false };
+        // The link that Kubernetes moves when it changes a mounted volume.
+        if name == "..data" {
+            return true;
+        }
+        let path = folder.join(name);
+        self.files.iter().any(|file| file.starts_with(&path))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_and_the_folders_on_the_way_to_it() {
+        let above = tempfile::tempdir().unwrap();
+        let path = above.path().join("a/b/c/file");
+        let mut news = FileNews::begin(vec![path.clone()]).unwrap();
+        std::fs::write(above.path().join("other"), "").unwrap();
+        assert_eq!(news.changed().now_or_never().map(Result::ok), None);
+        for _ in 0..2 {
+            // At once: what is made before the folder above is watched counts.
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            news.changed().await.unwrap();
+            std::fs::write(&path, "x").unwrap();
+            news.changed().await.unwrap();
+            while news.changed().now_or_never().is_some() {}
+            std::fs::write(path.with_file_name("beside"), "x").unwrap();
+            assert_eq!(news.changed().now_or_never().map(Result::ok), None);
+            std::fs::rename(path.with_file_name("beside"), &path).unwrap();
+            news.changed().await.unwrap();
+            std::fs::remove_dir_all(above.path().join("a")).unwrap();
+            news.changed().await.unwrap();
+            while news.changed().now_or_never().is_some() {}
+        }
+        news.follow(vec![above.path().join("other")]);
+        std::fs::write(above.path().join("other"), "y").unwrap();
+        news.changed().await.unwrap();
+    }
+}

@@ -1,0 +1,273 @@
+//! kubelet's credential: where it lies, and what it says.
+//!
+//! Only a certificate with its key is taken. What a kubeconfig may name beside (programs, tokens) is not: nothing is run
+//! that was found in a file, and a kubelet that has joined has a certificate.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kube::config::{AuthInfo, Cluster, Kubeconfig};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use secrecy::ExposeSecret as _;
+
+use crate::sys::files;
+use crate::sys::root::Root;
+use crate::topology::certificate;
+
+/// Where kubelet's kubeconfig is: kubeadm's, RKE2's, k3s's.
+pub const PLACES: [&str; 3] = [
+    "/etc/kubernetes/kubelet.conf",
+    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+];
+/// What comes before a Node's name in the name of its kubelet.
+const PREFIX: &str = "system:node:";
+/// Longest name of a Node, in bytes.
+const MAX_NAME: usize = 253;
+/// Largest file that is read, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+/// A credential that can be used.
+#[derive(Debug, Clone)]
+pub struct Credential {
+    /// The API server.
+    pub server: Server,
+    /// The Node that it is of.
+    pub node: String,
+    /// For connections to the server.
+    pub tls: Arc<ClientConfig>,
+    /// Why it is of no use now, though it is well made: its time.
+    pub untimely: Option<String>,
+    /// All that it was made of: another one is another credential.
+    bytes: Arc<[Vec<u8>]>,
+}
+
+/// Where an API server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// A name or an address, without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+    /// The name that its certificate has to have.
+    pub name: ServerName<'static>,
+}
+
+impl PartialEq for Credential {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes && self.server == other.server && self.untimely == other.untimely
+    }
+}
+
+/// What was found.
+#[derive(Debug)]
+pub struct Found {
+    /// Absent where there is no kubeconfig; else why it cannot be used, in words.
+    pub credential: Option<Result<Credential, String>>,
+    /// The files that it depends on, there or not.
+    pub files: Vec<PathBuf>,
+}
+
+/// Looks at `configured`, or else at the usual places. Blocks.
+pub fn find(root: &Root, configured: Option<&Path>) -> Found {
+    let places = match configured {
+        Some(file) => vec![file.to_owned()],
+        None => PLACES.iter().map(|place| root.path(place)).collect(),
+    };
+    let mut files = places.clone();
+    let credential = places.iter().find_map(|place| match small(place) {
+        Ok(None) => None,
+        Ok(Some(bytes)) => Some(load(root, place, &bytes, &mut files)),
+        Err(error) => Some(Err(format!("{} cannot be read: {error}", place.display()))),
+    });
+    Found { credential, files }
+}
+
+/// A file that may be missing.
+fn small(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    files::read_at_most(path, MAX_FILE)
+}
+
+fn load(root: &Root, place: &Path, text: &[u8], files: &mut Vec<PathBuf>) -> Result<Credential, String> {
+    let wrong = |problem: String| format!("{}: {problem}", place.display());
+    let text = std::str::from_utf8(text).map_err(|_| wrong("it is no text".to_owned()))?;
+    let config = Kubeconfig::from_yaml(text).map_err(|error| wrong(one_line(&error)))?;
+    let (cluster, user) = chosen(config).ok_or_else(|| wrong("it names no cluster or no user".to_owned()))?;
+    if cluster.insecure_skip_tls_verify == Some(true) {
+        return Err(wrong("insecure-skip-tls-verify: the API server could be anybody".to_owned()));
+    }
+    let server = server(&cluster).map_err(wrong)?;
+    let mut part = |what: &str, data: Option<&str>, file: Option<&String>| match (data, file) {
+        (Some(data), _) => base64_simd::STANDARD
+            .decode_to_vec(data.trim())
+            .map_err(|_| wrong(format!("{what}-data is no base64"))),
+        (None, Some(file)) => {
+            let path = Path::new(file);
+            let path = if path.is_absolute() {
+                root.path(file)
+            } else {
+                place.parent().unwrap_or(Path::new("/")).join(path)
+            };
+            let read = small(&path).and_then(|bytes| bytes.ok_or(io::ErrorKind::NotFound.into()));
+            let read = read.map_err(|error| format!("{} cannot be read: {error}", path.display()));
+            files.push(path);
+            read
+        }
+        (None, None) => Err(wrong(format!("it has no {what}; only certificates are taken"))),
+    };
+    let (data, file) = (&cluster.certificate_authority_data, &cluster.certificate_authority);
+    let authority = part("certificate-authority", data.as_deref(), file.as_ref())?;
+    let (data, file) = (&user.client_certificate_data, &user.client_certificate);
+    let certificate = part("client-certificate", data.as_deref(), file.as_ref())?;
+    let data = user.client_key_data.as_ref().map(|key| key.expose_secret());
+    let key = part("client-key", data, user.client_key.as_ref())?;
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&certificate)
+        .collect::<Result<_, _>>()
+        .map_err(|error| wrong(format!("the client certificate: {error}")))?;
+    let own = certificates.first().and_then(|own| certificate::parse(own));
+    let own = own.ok_or_else(|| wrong("the client certificate has no name".to_owned()))?;
+    let node = node(&own.common_name).map_err(wrong)?;
+    let tls = tls(&authority, certificates, &key).map_err(wrong)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = i64::try_from(now).unwrap_or(i64::MAX);
+    let untimely = if now > own.not_after {
+        Some("kubelet's certificate has expired, or this guest's clock is wrong".to_owned())
+    } else if now < own.not_before {
+        Some("kubelet's certificate is not valid yet: this guest's clock is wrong".to_owned())
+    } else {
+        None
+    };
+    Ok(Credential { server, node, tls, untimely, bytes: [authority, certificate, key].into() })
+}
+
+/// The cluster and the user of the present context.
+fn chosen(config: Kubeconfig) -> Option<(Cluster, AuthInfo)> {
+    let name = config.current_context?;
+    let context = config.contexts.into_iter().find(|context| context.name == name)?.context?;
+    let user = context.user?;
+    let cluster = config.clusters.into_iter().find(|cluster| cluster.name == context.cluster)?.cluster?;
+    let user = config.auth_infos.into_iter().find(|one| one.name == user)?.auth_info?;
+    Some((cluster, user))
+}
+
+fn server(cluster: &Cluster) -> Result<Server, String> {
+    let wrong = || "it names no server as https://host:port".to_owned();
+    let uri: http::Uri = cluster.server.as_deref().unwrap_or_default().parse().map_err(|_| wrong())?;
+    if uri.scheme_str() != Some("https") || !matches!(uri.path(), "" | "/") {
+        return Err(wrong());
+    }
+    let host = uri.host().ok_or_else(wrong)?.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let name = cluster.tls_server_name.clone().unwrap_or_else(|| host.clone());
+    let name = ServerName::try_from(name).map_err(|_| wrong())?;
+    Ok(Server { port: uri.port_u16().unwrap_or(443), host, name })
+}
+
+/// The name of the Node whose kubelet is called so.
+fn node(common_name: &str) -> Result<String, String> {
+    let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    match common_name.strip_prefix(PREFIX) {
+        Some(node) if !node.is_empty() && node.len() <= MAX_NAME && node.chars().all(inside) => {
+            Ok(node.to_owned())
+        }
+        _ => {
+            let mut shown = String::new();
+            // Writing to a string cannot fail.
+            let _ = write!(shown, "{:?}", common_name.chars().take(80).collect::<String>());
+            Err(format!("the certificate is for {shown}, which is no kubelet"))
+        }
+    }
+}
+
+fn tls(
+    authority: &[u8],
+    certificates: Vec<CertificateDer<'static>>,
+    key: &[u8],
+) -> Result<Arc<ClientConfig>, String> {
+    let mut roots = RootCertStore::empty();
+    for root in CertificateDer::pem_slice_iter(authority) {
+        let root = root.map_err(|error| format!("the certificate authority: {error}"))?;
+        roots.add(root).map_err(|error| format!("the certificate authority: {error}"))?;
+    }
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("the client key: {error}"))?;
+    // Said explicitly, so that no default of the process is needed, or can be another one.
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let mut config = builder
+        .with_root_certificates(roots)
+        .with_client_auth_cert(certificates, key)
+        .map_err(|error| format!("the client certificate and its key: {error}"))?;
+    // Connections are few: nothing needs to be remembered of them.
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// The first line of an error.
+fn one_line(error: &dyn std::error::Error) -> String {
+    crate::sys::error_chain::words(error).lines().next().unwrap_or_default().chars().take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_nodes() {
+        assert_eq!(node("system:node:web-1.example").unwrap(), "web-1.example");
+        for other in ["system:kube-proxy", "system:node:", "system:node:a/b", "system:node:../x", "web-1", ""]
+        {
+            assert!(node(other).unwrap_err().contains("no kubelet"), "{other}");
+        }
+    }
+
+    #[test]
+    fn servers() {
+        let at = |server: &str| {
+            let cluster = Cluster { server: Some(server.to_owned()), ..Cluster::default() };
+            super::server(&cluster).map(|server| (server.host, server.port))
+        };
+        assert_eq!(at("https://127.0.0.1:6443"), Ok(("127.0.0.1".to_owned(), 6443)));
+        assert_eq!(at("https://[::1]:6443/"), Ok(("::1".to_owned(), 6443)));
+        assert_eq!(at("https://api.example"), Ok(("api.example".to_owned(), 443)));
+        for wrong in ["http://127.0.0.1", "127.0.0.1:6443", "https://a/k8s/clusters/x", "", "https://"] {
+            assert!(at(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_kubelets_credential_is_refused_in_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        assert!(find(&root, None).credential.is_none());
+        let file = folder.path().join("kubeconfig");
+        let config = |user: &str| {
+            format!(
+                "clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:1', certificate-authority-data: ''}}}}]\n\
+                 users: [{{name: u, user: {{{user}}}}}]\n\
+                 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]\ncurrent-context: x\n"
+            )
+        };
+        for (text, expected) in [
+            (String::new(), "names no cluster"),
+            ("clusters: {".to_owned(), "kubeconfig: "),
+            (config("token: abc"), "only certificates are taken"),
+            (config("exec: {command: /bin/true, apiVersion: v1}"), "only certificates are taken"),
+            (config("client-certificate: gone.pem"), "gone.pem cannot be read"),
+            (config("client-certificate-data: '*'"), "no base64"),
+            (config("client-certificate-data: ''"), "only certificates are taken"),
+        ] {
+            #[allow(clippy::disallowed_methods)]
+            std::fs::write(&file, &text).unwrap();
+            let found = find(&root, Some(&file));
+            let error = found.credential.unwrap().unwrap_err();
+            assert!(error.contains(expected), "{text:?}: {error}");
+            assert!(found.files.contains(&file));
+        }
+    }
+}
