@@ -17,14 +17,14 @@ use crate::{beside, event, idle, silence};
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 
 /// A D-Bus daemon of the test's own.
-struct Bus {
+pub struct Bus {
     daemon: Child,
-    address: String,
+    pub address: String,
 }
 
 impl Bus {
     /// Begins on a socket in `folder`.
-    async fn begin(folder: &Path) -> Self {
+    pub async fn begin(folder: &Path) -> Self {
         let socket = folder.join("bus");
         let _ = std::fs::remove_file(&socket);
         let address = format!("unix:path={}", socket.display());
@@ -52,7 +52,7 @@ impl Bus {
         Self { daemon, address }
     }
 
-    async fn connect(&self) -> Connection {
+    pub async fn connect(&self) -> Connection {
         connection::Builder::address(self.address.as_str()).build().await.unwrap()
     }
 }

@@ -5,6 +5,7 @@
 
 mod churn;
 mod disks;
+mod health;
 #[path = "../fixtures/lay_out.rs"]
 mod lay_out;
 mod links;

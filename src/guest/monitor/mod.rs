@@ -25,6 +25,7 @@ use crate::guest::Guest;
 
 mod clock;
 pub mod disks;
+mod health;
 pub mod links;
 mod logind;
 mod mounts;
@@ -56,11 +57,12 @@ pub type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// something meanwhile is answered in between.
 pub fn all(guest: &Guest, settings: Settings, shutdown: &CancellationToken) -> Vec<(&'static str, Work)> {
     let Settings { ignored_links, bus_address } = settings;
-    let monitors: [(_, Work); 5] = [
+    let monitors: [(_, Work); 6] = [
         ("links", rest_if_missing("links", links::watch(guest.clone(), ignored_links), shutdown)),
         ("mounts", rest_if_missing("mounts", mounts::watch(guest.clone()), shutdown)),
         ("disks", rest_if_missing("disks", disks::watch(guest.clone()), shutdown)),
-        ("logind", rest_if_missing("logind", logind::watch(guest.clone(), bus_address), shutdown)),
+        ("logind", rest_if_missing("logind", logind::watch(guest.clone(), bus_address.clone()), shutdown)),
+        ("health", rest_if_missing("health", health::watch(guest.clone(), bus_address.clone()), shutdown)),
         ("clock", rest_if_missing("the clock", clock::watch(guest.clone()), shutdown)),
     ];
     monitors.into_iter().enumerate().map(|(place, (name, work))| (name, in_turn(place, work))).collect()
