@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use super::client::{Client, answer};
 use super::print::Printer;
-use super::{Error, json, words};
+use super::{Error, json, places, words};
 use crate::wire::proto::v1::{GetVirtualMachineRequest, VirtualMachine};
 
 /// Shows one VM.
@@ -69,6 +69,15 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
         lines.extend(several("File systems", file_systems.collect()));
         lines.extend(several("Users", state.users.iter().map(|one| words::user(Some(one))).collect()));
         lines.extend(several("Disks", state.disks.iter().map(|one| words::disk(Some(one))).collect()));
+        if state.topology.is_some() {
+            lines.push(("Runs in", places::words(state.topology.as_ref())));
+        }
+        if state.node.is_some() {
+            lines.push(("Node", places::node_words(state.node.as_ref())));
+        }
+        if state.health.is_some() {
+            lines.push(("Health", places::health_words(state.health.as_ref())));
+        }
         if vm.missed_events > 0 {
             lines.push(("Missed events", vm.missed_events.to_string()));
         }

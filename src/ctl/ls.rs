@@ -35,7 +35,7 @@ fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime) -> String {
     let reasons = vms.iter().any(|vm| !words::reasons(vm).is_empty());
     let mut head = vec!["NAME", "CLUSTER", "POWER", "AGENT", "HOSTNAME", "OS", "VERSION", "SINCE"];
     if wide {
-        head.extend(["HEARD", "CALLBACK", "ADDRESSES", "KERNEL", "BOOT ID", "DIAL"]);
+        head.extend(["HEARD", "CALLBACK", "ADDRESSES", "NODE", "ZONE", "KERNEL", "BOOT ID", "DIAL"]);
     }
     head.push(if reasons { "REASON" } else { "" });
     let mut rows = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
@@ -57,6 +57,8 @@ fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime) -> String {
                 words::age(vm.last_heard.as_ref(), now),
                 words::callback(vm.callback()).to_owned(),
                 text::or_dash(&addresses(vm).join(",")),
+                text::or_dash(node(vm)),
+                text::or_dash(zone(vm)),
                 text::or_dash(&guest.kernel_release),
                 text::or_dash(&guest.boot_id),
                 vm.dial.clone(),
@@ -66,6 +68,18 @@ fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime) -> String {
         rows.push(row);
     }
     text::table(&rows)
+}
+
+/// The Node that the guest is.
+fn node(vm: &VirtualMachine) -> &str {
+    let node = vm.state.as_ref().and_then(|state| state.node.as_ref());
+    node.map_or("", |node| &node.name)
+}
+
+/// Where the guest knows that it is.
+fn zone(vm: &VirtualMachine) -> &str {
+    let topology = vm.state.as_ref().and_then(|state| state.topology.as_ref());
+    topology.map_or("", |topology| &topology.zone)
 }
 
 /// Those of interfaces that run, without their prefixes; none that is link-local.

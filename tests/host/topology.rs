@@ -1,6 +1,7 @@
 //! Where the host is: told to each guest at its connect and at each edit, shown to people.
 
-use guestlet::wire::proto::v1::GuestInfo;
+use guestlet::wire::proto::v1::event::Kind;
+use guestlet::wire::proto::v1::{GuestInfo, Health, HealthChanged, Node, NodeChanged};
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -87,4 +88,40 @@ fn a_guest_that_refuses_or_cannot_be_told_is_shown() {
     a.places().refusal = None;
     lab.until("the guest knows", || shown(&lab, "a")["state"] == "current");
     assert_eq!(lab.info("a")["sessions"], 1);
+}
+
+#[test]
+fn what_a_guest_is_in_its_cluster_is_shown() {
+    let lab = Lab::new().guest("a", 1).guest("b", 2).start();
+    let (a, _b) = (guest(&lab, "a", 1), guest(&lab, "b", 2));
+    lab.until_session("a", "connected");
+    assert_eq!(lab.words(&["nodes", "-o", "json"]).trim(), "[]");
+    let labels = [("topology.kubernetes.io/zone".to_owned(), "z".to_owned())].into();
+    let node = Node {
+        name: "worker-7\u{1b}[2J".into(),
+        state: "current".into(),
+        ready: "False".into(),
+        ready_reason: "no network".into(),
+        addresses: vec!["InternalIP 192.0.2.7".into(); 100],
+        taints: vec!["a=b:NoSchedule".into()],
+        labels,
+        ..Node::default()
+    };
+    a.happen(Kind::NodeChanged(NodeChanged { node: Some(node) }));
+    let health =
+        Health { cloud_init: "done".into(), failed_units: vec!["x.service".into()], ..Health::default() };
+    a.happen(Kind::HealthChanged(HealthChanged { health: Some(health) }));
+    lab.until("both are known", || {
+        lab.words(&["info", "a"]).contains("failed units: x.service, cloud-init done")
+    });
+    let nodes: Value = serde_json::from_str(&lab.words(&["nodes", "-o", "json"])).unwrap();
+    assert_eq!((nodes.as_array().unwrap().len(), &nodes[0]["name"]), (1, &json!("a")));
+    let node = &nodes[0]["node"];
+    assert_eq!((&node["name"], &node["ready"]), (&json!("worker-7\u{fffd}[2J"), &json!("False")));
+    assert_eq!(node["addresses"].as_array().unwrap().len(), 64, "there is an end to it");
+    let table = lab.words(&["nodes"]);
+    assert!(table.contains("a=b:NoSchedule  no network"), "{table}");
+    assert!(lab.words(&["ls", "-o", "wide"]).contains("worker-7"));
+    a.happen(Kind::NodeChanged(NodeChanged { node: None }));
+    lab.until("it is none any more", || lab.words(&["nodes", "-o", "json"]).trim() == "[]");
 }
