@@ -90,6 +90,13 @@ fn run() -> anyhow::Result<()> {
     show.step("A client of QEMU's guest agent on virtio-serial, at the same time");
     ask(&vm)?;
 
+    show.step("Where the guest runs: the zone in the host half's settings is edited");
+    host.place("rack-7")?;
+    let (took, _) = show.until("the guest knows", || host.wait_placed(NAME, "rack-7", SOON).ok())?;
+    show.events(Duration::from_millis(300));
+    println!("  the guest knows it {} ms after the edit", took.as_millis());
+    show_guestctl(&host, &["topology"])?;
+
     show.step("The guest ends its first boot");
     show.until("cloud-init is done", || vm.console().log().contains(REAL_READY).then_some(()))?;
 

@@ -110,6 +110,27 @@ impl HostHalf {
         self.launch()
     }
 
+    /// Says, in a drop-in of the settings, in which zone this host is from now on.
+    pub fn place(&self, zone: &str) -> anyhow::Result<()> {
+        let folder = self.folder.file("host.d");
+        std::fs::create_dir_all(&folder)?;
+        let beside = folder.join("zone.new");
+        std::fs::write(&beside, format!("[topology]\nregion = \"eu\"\nzone = {zone:?}\n"))?;
+        Ok(std::fs::rename(beside, folder.join("zone.toml"))?)
+    }
+
+    /// Waits until the guest of this name has acknowledged the zone, and says how long that took.
+    pub fn wait_placed(&self, name: &str, zone: &str, limit: Duration) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        wait_for(&format!("{name} in zone {zone}"), limit, || {
+            let all: Value = serde_json::from_str(&self.ctl(&["topology", "-o", "json"]).ok()?).ok()?;
+            let mut vms = all["virtual_machines"].as_array()?.iter();
+            let vm = vms.find(|vm| vm["name"] == name)?;
+            (vm["topology"]["acknowledged"]["zone"] == zone).then_some(())
+        })?;
+        Ok(begun.elapsed())
+    }
+
     /// The socket that guestctl asks.
     pub fn socket(&self) -> PathBuf {
         self.folder.file("api.sock")

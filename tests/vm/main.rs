@@ -34,6 +34,7 @@ mod qga;
 mod service;
 mod sessions;
 mod stand_in;
+mod topology;
 
 use std::sync::OnceLock;
 
