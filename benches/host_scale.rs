@@ -68,9 +68,10 @@ impl Host {
         host
     }
 
-    /// Names `guests` in the settings, which it has to notice.
-    fn list(&self, guests: usize) {
-        let mut text = format!("socket = '{}'\n", self.folder.join("api.sock").display());
+    /// Names `guests` in the settings, on a host in this zone, which it has to notice.
+    fn list(&self, guests: usize, zone: &str) {
+        let socket = self.folder.join("api.sock");
+        let mut text = format!("socket = '{}'\ntopology.zone = '{zone}'\n", socket.display());
         for number in 0..guests {
             let at = self.folder.display();
             write!(
@@ -179,6 +180,16 @@ impl Guests {
     }
 }
 
+/// Waits until all know that they are in this zone.
+fn until_zone(guests: [&Guests; 2], zone: &str) {
+    let mut left: Vec<_> = guests.iter().flat_map(|guests| &guests.hubs).collect();
+    until("all guests know their zone", || {
+        let knows = |hub: &Hub| hub.state().1.topology.is_some_and(|known| known.topology.zone == zone);
+        left.retain(|hub| !knows(hub));
+        left.is_empty()
+    });
+}
+
 async fn run(
     guest: Guest,
     control: std::os::unix::net::UnixListener,
@@ -188,7 +199,7 @@ async fn run(
     let (control, callback) =
         (UnixListener::from_std(control).unwrap(), UnixListener::from_std(callback).unwrap());
     let holder = Holder::default();
-    let service = Service::new(guest.clone(), vec!["events".into()], holder.clone());
+    let service = Service::new(guest.clone(), vec!["events".into(), "topology".into()], holder.clone());
     let mut ticks = tokio::time::interval(TICK);
     loop {
         let mut epoch = epochs.clone();
@@ -313,7 +324,7 @@ fn main() {
     let host = Host::start(folder);
     let empty = host.memory();
     let begun = Instant::now();
-    host.list(guests);
+    host.list(guests, "a");
     host.until_all(guests, guests);
     println!("{guests} guests connected after       {:>8.2} s", begun.elapsed().as_secs_f64());
     std::thread::sleep(Duration::from_secs(2));
@@ -332,6 +343,12 @@ fn main() {
     println!("all lost, and all back after        {:>8.2} s", begun.elapsed().as_secs_f64());
     std::thread::sleep(Duration::from_secs(2));
     println!("memory per guest after that         {:>8.1} KB", (host.memory() - empty) / guests as f64);
+
+    until_zone([&simulated, &flooding], "a");
+    let begun = Instant::now();
+    host.list(guests, "b");
+    until_zone([&simulated, &flooding], "b");
+    println!("an edit of the zone reaches all in  {:>8.2} s", begun.elapsed().as_secs_f64());
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let measuring = client::with(folder.join("api.sock"), async |mut client| {
