@@ -13,11 +13,14 @@
 //!      │         └─ config
 //!      ├─ ctl ────── transport
 //!      ├─ status ─── transport
+//!      ├─ doctor ─── status, config, privileges
 //!      └─ thaw ───── guest, status
 //! ```
 //!
-//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `text` is how `ctl` and
-//! `status` show things to people; `labels` knows what Kubernetes takes for one. `supervise` owns every task. `agent` and `hostd` are the assemblies: the only readers of `config`.
+//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `text` is how sizes and
+//! tables look to people; `labels` knows what Kubernetes takes for one. `supervise` owns every task. `agent` and `hostd`
+//! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
+//! settings come to.
 
 #[cfg(feature = "agent")]
 pub mod agent;
@@ -27,12 +30,16 @@ pub mod csi;
 #[cfg(feature = "ctl")]
 pub mod ctl;
 #[cfg(feature = "agent")]
+pub mod doctor;
+#[cfg(feature = "agent")]
 pub mod guest;
 #[cfg(feature = "host")]
 pub mod host;
 #[cfg(feature = "host")]
 pub mod hostd;
 pub mod labels;
+#[cfg(feature = "agent")]
+pub mod privileges;
 #[cfg(feature = "agent")]
 pub mod qga;
 #[cfg(feature = "agent")]

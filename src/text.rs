@@ -1,5 +1,7 @@
 //! How people are shown things: sizes, rows of tables, and a dash where there is nothing.
 
+pub mod findings;
+
 /// Rows as columns of equal width, two spaces apart, with a line's end after each.
 pub fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
     let mut widths = vec![0; rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0)];

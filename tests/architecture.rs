@@ -9,12 +9,18 @@ use std::path::{Path, PathBuf};
 /// purpose.
 const ALLOWED: &[(&str, &[&str])] = &[
     // Programs: arguments → settings → run.
-    ("bin", &["agent", "config", "ctl", "hostd", "qga", "status", "sys", "text", "thaw"]),
+    (
+        "bin",
+        &["agent", "config", "ctl", "doctor", "hostd", "privileges", "qga", "status", "sys", "text", "thaw"],
+    ),
     // Assemblies: the only readers of settings.
     ("agent", &["config", "csi", "guest", "qga", "rpc", "supervise", "sys", "topology", "transport", "wire"]),
     ("hostd", &["config", "host", "supervise", "sys", "transport"]),
     ("ctl", &["labels", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
+    // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
+    ("doctor", &["config", "privileges", "status", "sys", "text", "wire"]),
+    ("privileges", &["config", "qga"]),
     // Has to work without an agent, and so without a protocol.
     ("thaw", &["guest", "status", "sys"]),
     // Protocols: parse, check policy, call a verb, answer.

@@ -16,7 +16,8 @@ use guestlet::text::parse_size;
 #[derive(Debug, Parser)]
 #[command(name = "guestctl", version = guestlet::VERSION)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 error, 2 wrong usage, 3 guestlet-host is not running, 4 no such VM"
+    after_help = "Exit codes: 0 done, 1 error, 2 wrong usage, 3 guestlet-host is not running, 4 no such VM, \
+                  5 doctor found something wrong"
 )]
 struct Arguments {
     /// Where guestlet-host listens
@@ -83,6 +84,8 @@ enum Command {
         #[arg(short, long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=10_000))]
         count: u32,
     },
+    /// Say what works on this host, what is missing, and what to do
+    Doctor,
     /// Plug disks into a running VM
     #[command(subcommand)]
     Disk(Disk),
@@ -270,6 +273,7 @@ fn main() -> ExitCode {
             Verb::Watch(Filter { name, kinds, heartbeats, since })
         }
         Command::Ping { name, count } => Verb::Ping { name, count },
+        Command::Doctor => Verb::Doctor,
         Command::Disk(disk) => disk.into(),
         Command::Manifests { driver, kubelet_root } => {
             return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));
@@ -287,6 +291,7 @@ fn ended(result: Result<(), ctl::Error>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
+        Err(error @ ctl::Error::Wrong) => ExitCode::from(error.exit_code()),
         Err(error) => {
             let code = error.exit_code();
             fail(&error.into(), code)
@@ -298,4 +303,43 @@ fn ended(result: Result<(), ctl::Error>) -> ExitCode {
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
     eprintln!("guestctl: {error:#}");
     ExitCode::from(code)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::format_push_string, missing_docs)]
+#[path = "../../tests/man/mod.rs"]
+mod man;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::man::{Entry, Page, clap_sections};
+
+    #[test]
+    fn the_manual_page_says_what_the_program_says() {
+        let command = Arguments::command();
+        let mut sections = clap_sections!(command.clone());
+        let codes = [
+            ("0", "Done."),
+            ("1", "An error; standard error says which."),
+            ("2", "Wrong usage."),
+            ("3", "guestlet-host is not running."),
+            ("4", "No such VM."),
+            ("5", "The doctor found something wrong."),
+        ];
+        sections.push(("EXIT STATUS".to_owned(), codes.map(|(code, words)| Entry::new(code, words)).into()));
+        let page = Page {
+            name: "guestctl",
+            summary: "asks the host half of guestlet about VMs".to_owned(),
+            synopsis: vec!["guestctl [OPTIONS] <COMMAND>".to_owned()],
+            description: vec![
+                command.get_about().map(ToString::to_string).unwrap_or_default(),
+                "Only root may ask guestlet-host(8).".to_owned(),
+            ],
+            sections,
+        };
+        page.check();
+    }
 }

@@ -54,3 +54,54 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::format_push_string, missing_docs)]
+#[path = "../../tests/man/mod.rs"]
+mod man;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::man::{Entry, Page, clap_sections};
+
+    #[test]
+    fn the_manual_page_says_what_the_program_says() {
+        let command = Arguments::command();
+        let mut sections = clap_sections!(command.clone());
+        sections.push((
+            "FILES".to_owned(),
+            vec![
+                Entry::new(
+                    "/etc/guestlet/host.toml, /etc/guestlet/host.d/*.toml",
+                    "The settings; edits take effect at once.",
+                ),
+                Entry::new("/run/guestlet-host/api.sock", "Where guestctl(8) asks."),
+                Entry::new("/var/lib/guestlet-host/volumes", "Volumes that were made for VMs."),
+            ],
+        ));
+        sections.push((
+            "EXIT STATUS".to_owned(),
+            vec![
+                Entry::new("0", "It was told to end, or the settings are good (--check)."),
+                Entry::new("1", "Something failed; standard error says what."),
+                Entry::new("78", "The settings are wrong; standard error says where."),
+            ],
+        ));
+        let page = Page {
+            name: "guestlet-host",
+            summary: "the host half of guestlet".to_owned(),
+            synopsis: vec!["guestlet-host [OPTIONS]".to_owned()],
+            description: vec![
+                command.get_about().map(ToString::to_string).unwrap_or_default(),
+                "It runs as guestlet-host.service. What it knows is shown by guestctl(8); all keys of its settings are in \
+                 /usr/share/doc/guestlet-host/docs/settings.md."
+                    .to_owned(),
+            ],
+            sections,
+        };
+        page.check();
+    }
+}

@@ -2,24 +2,29 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use guestlet::config::agent::options::{self, Program, Question, Request, Run};
 use guestlet::config::agent::qemu_ga::CONFIG_VARIABLE;
 use guestlet::config::agent::{self as settings, AgentSettings};
+use guestlet::doctor::{self, Patient};
 use guestlet::qga::{PROTOCOL_VERSION, document};
 use guestlet::sys::daemon::{self, Process};
 use guestlet::sys::pid_file::PidFile;
+use guestlet::sys::root::Root;
 use guestlet::sys::{activation, logging};
+use guestlet::text::findings;
 use guestlet::thaw::{self, Thaw};
-use guestlet::{VERSION, agent, status};
+use guestlet::{VERSION, agent, privileges, status};
 
 /// Time between two tries to start with wrong settings.
 const WRONG_SETTINGS_REST: Duration = Duration::from_secs(10);
 /// How long the end waits for calls to the system that have not come back, as on a disk that hangs.
 const LEFT_BEHIND: Duration = Duration::from_secs(1);
+/// How `guestlet doctor` ends where something is wrong.
+const SOMETHING_IS_WRONG: u8 = 5;
 
 const GUESTLET_USAGE: &str = "\
 guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
@@ -30,7 +35,9 @@ Usage: guestlet [OPTIONS]          run the agent
        guestlet topology [-o json] ask it where this guest runs, and what became of its Node's labels;
                                    --wait 30s: until that is known; --remove: take the labels out of the files of
                                    RKE2, k3s and kubeadm, for a guest that is to be without guestlet
+       guestlet doctor [-o json]   say what works, what is missing, and what to do (status 5 if something is wrong)
        guestlet thaw               thaw all file systems, with or without a running agent
+       guestlet unit-options       show the options of the unit that take away what the settings leave unused
 
 ";
 const QEMU_GA_USAGE: &str = "\
@@ -97,10 +104,17 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
     if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "topology") {
         return tell_topology(&words[1..]);
     }
+    if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "unit-options") {
+        show_unit_options(&words[1..])?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let request = options::parse(words, program)
         .map_err(|error| anyhow::anyhow!("{error}; see {} --help", program.name()))?;
     match request {
         Request::Run(run) => return start(*run, program),
+        Request::Ask { question: Question::Doctor, settings, json } => {
+            return examine(settings, json, program);
+        }
         Request::Ask { question, settings, json } => {
             let run = Run { settings, ..Run::default() };
             let settings = settings::load_for(run, program, std::env::var_os(CONFIG_VARIABLE))?;
@@ -117,7 +131,7 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
 /// What the running agent answers, for programs or for people.
 async fn ask(question: Question, socket: &Path, json: bool) -> anyhow::Result<String> {
     let (value, table) = match question {
-        Question::Status => {
+        Question::Status | Question::Doctor => {
             let answer = status::ask(socket).await?;
             (status::json(&answer), status::table(&answer))
         }
@@ -147,6 +161,32 @@ fn tell_topology(words: &[OsString]) -> anyhow::Result<ExitCode> {
         status::topology::table(&answer)
     });
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says what works. The agent need not run, and the settings need not be valid.
+fn examine(settings: Option<PathBuf>, json: bool, program: Program) -> anyhow::Result<ExitCode> {
+    let run = Run { settings, ..Run::default() };
+    let settings = settings::load_for(run, program, std::env::var_os(CONFIG_VARIABLE));
+    let folder = settings.as_ref().map_or(Path::new(settings::RUNTIME_FOLDER), |set| &*set.runtime_folder);
+    let answer = runtime()?.block_on(doctor::ask(&folder.join(agent::LOCAL_SOCKET)));
+    let root = Root::default();
+    let answer = answer.as_ref().map_err(|error| format!("{error:#}"));
+    let findings = doctor::examine(&Patient { root: &root, settings: settings.as_ref(), answer });
+    show(&if json { format!("{:#}\n", findings::json(&findings)) } else { findings::table(&findings) });
+    Ok(if findings::any_wrong(&findings) { ExitCode::from(SOMETHING_IS_WRONG) } else { ExitCode::SUCCESS })
+}
+
+/// `guestlet unit-options [--settings FILE]`
+fn show_unit_options(words: &[OsString]) -> anyhow::Result<()> {
+    let settings = match words {
+        [] => None,
+        [option, file] if option == "--settings" => Some(PathBuf::from(file)),
+        _ => anyhow::bail!("unit-options takes only --settings FILE; see guestlet --help"),
+    };
+    let run = Run { settings, ..Run::default() };
+    let settings = settings::load_for(run, Program::Guestlet, std::env::var_os(CONFIG_VARIABLE))?;
+    show(&privileges::drop_in(&settings));
+    Ok(())
 }
 
 fn end_freeze(words: &[OsString]) -> anyhow::Result<()> {
@@ -242,5 +282,81 @@ fn main() -> ExitCode {
             eprintln!("{}: {error:#}", program.name());
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, missing_docs)]
+#[path = "../../tests/man/mod.rs"]
+mod man;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::man::{Entry, Page};
+
+    /// The options of the help text: each begins two or six columns in, and what it means behind two spaces or on lines
+    /// that begin further in.
+    fn entries(text: &str) -> Vec<Entry> {
+        let mut entries: Vec<Entry> = Vec::new();
+        for line in text.lines() {
+            let words = line.trim_start();
+            if line.len() - words.len() <= 7 {
+                let (term, meaning) = words.split_once("  ").unwrap_or((words, ""));
+                entries.push(Entry::new(term.trim(), meaning.trim()));
+            } else if let Some(last) = entries.last_mut() {
+                last.meaning = format!("{} {words}", last.meaning).trim().to_owned();
+            }
+        }
+        entries
+    }
+
+    /// Of the lines of usage: how it is called, and what for.
+    fn usage() -> Vec<(&'static str, &'static str)> {
+        let lines = GUESTLET_USAGE.lines().skip_while(|line| !line.starts_with("Usage: "));
+        let lines =
+            lines.map(|line| line.trim_start_matches("Usage:").trim()).filter(|line| !line.is_empty());
+        lines.map(|line| line.split_once("  ").map(|(call, words)| (call, words.trim())).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_manual_page_says_what_the_program_says() {
+        let options = entries(&[OPTIONS, OWN_OPTIONS, LAST_OPTIONS].concat());
+        assert!(options.len() > 15 && options.iter().all(|entry| !entry.meaning.is_empty()));
+        let page = Page {
+            name: "guestlet",
+            summary: "the agent in a virtual machine".to_owned(),
+            synopsis: usage().iter().map(|(call, _)| (*call).to_owned()).collect(),
+            description: vec![
+                "guestlet answers QEMU guest agent clients (libvirt, KubeVirt, Proxmox) on virtio-serial, and guestlet-host \
+                 on the host through virtio-vsock. It takes the place of qemu-ga, with its options and its files; under \
+                 the name qemu-ga it takes qemu-ga's options only."
+                    .to_owned(),
+                "It runs as guestlet.service. All keys of its settings are in /usr/share/doc/guestlet/docs/settings.md."
+                    .to_owned(),
+            ],
+            sections: vec![
+                ("COMMANDS".to_owned(), usage().iter().map(|(call, words)| Entry::new(*call, *words)).collect()),
+                ("OPTIONS".to_owned(), options),
+                (
+                    "FILES".to_owned(),
+                    vec![
+                        Entry::new("/etc/guestlet/agent.toml, /etc/guestlet/agent.d/*.toml", "The settings."),
+                        Entry::new("/etc/guestlet/disks.d/*.toml", "Rules for disks."),
+                        Entry::new("/etc/qemu/qemu-ga.conf, /etc/sysconfig/qemu-ga", "qemu-ga's settings, which hold as well."),
+                        Entry::new("/run/guestlet", "What lasts until the next boot."),
+                    ],
+                ),
+                (
+                    "EXIT STATUS".to_owned(),
+                    vec![
+                        Entry::new("0", "Done, or told to end."),
+                        Entry::new("1", "An error; standard error says which."),
+                        Entry::new("5", "The doctor found something wrong."),
+                    ],
+                ),
+            ],
+        };
+        page.check();
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A program reads its main file, then every `*.toml` of its drop-in folder in the order of their names;
 //! a later fragment wins. Unknown keys are refused. To add a setting: a field in the program's fragment (an
-//! `Option`), its merging, its check, its place in the validated struct, and its line in the README.
+//! `Option`), its merging, its check, its place in the validated struct, and its row in `reference`.
 
 #[cfg(feature = "agent")]
 pub mod agent;
@@ -21,6 +21,8 @@ use serde::de::DeserializeOwned;
 
 #[cfg(feature = "host")]
 pub mod host;
+#[cfg(all(test, feature = "agent", feature = "host"))]
+mod reference;
 
 /// A fragment of settings: every field optional.
 pub trait Fragment: DeserializeOwned + Default {

@@ -12,6 +12,7 @@ use tonic::{Code, Status};
 pub mod client;
 pub mod disk;
 pub mod disks;
+pub mod doctor;
 pub mod info;
 pub mod json;
 pub mod kinds;
@@ -52,6 +53,8 @@ pub enum Verb {
         /// Its name.
         name: String,
     },
+    /// Say what works.
+    Doctor,
     /// Measure round trips.
     Ping {
         /// The VM's name.
@@ -105,17 +108,22 @@ pub enum Error {
     /// A file's name cannot be sent.
     #[error("the file name {0:?} {1}")]
     File(PathBuf, &'static str),
+    /// The doctor found something, and has said what.
+    #[error("something is wrong")]
+    Wrong,
     /// Standard output cannot be written.
     #[error("cannot write to standard output")]
     Print(#[from] io::Error),
 }
 
 impl Error {
-    /// The exit code of the process: 3 without a daemon, 4 for an unknown VM, else 1. (2 is for wrong usage.)
+    /// The exit code of the process: 3 without a daemon, 4 for an unknown VM, 5 if the doctor found something wrong, else
+    /// 1. (2 is for wrong usage.)
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::NoSocket(_) | Self::NobodyAnswers(_) => 3,
             Self::UnknownVm(_) => 4,
+            Self::Wrong => 5,
             _ => 1,
         }
     }
@@ -140,6 +148,9 @@ impl Error {
 /// If it cannot be done; see [`Error::exit_code`].
 pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Error> {
     let mut printer = Printer::new(format);
+    if let Verb::Doctor = verb {
+        return doctor::run(socket, &mut printer).await;
+    }
     client::with(socket, async |client| match verb {
         Verb::Ls { wide } => ls::run(client, &mut printer, wide).await,
         Verb::Topology => topology::run(client, &mut printer).await,
@@ -150,6 +161,7 @@ pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Erro
         Verb::Ping { name, count } => ping::run(client, &mut printer, name, count).await,
         Verb::Disk { name, action } => disk::run(client, &mut printer, name, action).await,
         Verb::Volumes(action) => volumes::run(client, &mut printer, action).await,
+        Verb::Doctor => Ok(()),
     })
     .await
 }

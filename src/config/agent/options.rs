@@ -45,6 +45,8 @@ pub enum Question {
     Status,
     /// Which disks the guest has.
     Disks,
+    /// What works and what does not. It is told when the agent does not run, too.
+    Doctor,
 }
 
 impl Question {
@@ -52,6 +54,7 @@ impl Question {
         match word.to_str()? {
             "status" => Some(Self::Status),
             "disks" => Some(Self::Disks),
+            "doctor" => Some(Self::Doctor),
             _ => None,
         }
     }
@@ -186,7 +189,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>, program: Program) -> Res
         return Ok(Request::Ask { question, settings: run.settings, json });
     }
     if json {
-        return Err("the option --output goes with the words status and disks".into());
+        return Err("the option --output goes with the words status, disks and doctor".into());
     }
     Ok(Request::Run(Box::new(run)))
 }
@@ -258,6 +261,7 @@ mod tests {
             (&["--settings", "x"], "--settings"),
             (&["status"], "status"),
             (&["disks"], "disks"),
+            (&["doctor"], "doctor"),
             (&["-o", "json"], "-o"),
             (&["-v=x"], "-="),
         ];

@@ -1,0 +1,262 @@
+//! docs/settings.md, written from the tables below; tests hold them against what the programs read.
+//!
+//! To add a setting: its row here, and `UPDATE_DOCS=1 cargo test --lib reference`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::agent::fragment::AgentFragment;
+use super::host::HostFragment;
+use super::{Fragment, parse};
+
+/// Key, default, meaning.
+type Row = (&'static str, &'static str, &'static str);
+
+const AGENT: &[Row] = &[
+    (
+        "qga.method",
+        "`\"virtio-serial\"`",
+        "where QGA clients come from: `virtio-serial`, `isa-serial`, `unix-listen`, `vsock-listen` or `none`",
+    ),
+    (
+        "qga.path",
+        "by the method",
+        "its device or socket, or `CID:PORT`: `/dev/virtio-ports/org.qemu.guest_agent.0` for `virtio-serial`, `/dev/ttyS0` for `isa-serial`",
+    ),
+    (
+        "qga.retry-path",
+        "`false`",
+        "try again where a socket cannot be listened on; devices are always waited for",
+    ),
+    ("qga.statedir", "`/var/run`", "where the marker of a freeze is kept"),
+    ("qga.block-rpcs", "none", "commands that may not be called; lists of all places add up"),
+    ("qga.allow-rpcs", "all", "the only commands that may be called; what is blocked stays blocked"),
+    (
+        "qga.version",
+        "`\"10.2.0\"`",
+        "what guest-info reports, at first the version whose protocol it is; some hosts compare it",
+    ),
+    (
+        "qga.fsfreeze-hook",
+        "none",
+        "what is run before a freeze, with the word `freeze`, and after a thaw, with `thaw`; `\"\"` for none",
+    ),
+    (
+        "qga.exec.paths",
+        "all",
+        "the only programs that guest-exec may run: files, or folders with all that is below them. They get the agent's environment: `env` is refused, because by variables such as `LD_PRELOAD` or `BASH_ENV` other programs can be run",
+    ),
+    (
+        "qga.files.paths",
+        "all",
+        "the only files that guest-file-open may open: files, or folders with all that is below them",
+    ),
+    ("qga.files.read-only", "`false`", "guest-file-open opens for reading only"),
+    ("qga.passwords.allow", "`true`", "whether guest-set-user-password may be called"),
+    (
+        "qga.freeze.deadline",
+        "`\"2min\"`",
+        "how long file systems stay frozen when nobody thaws them, from 1 s to 1 h. From 3 min on systemd-journald may be killed by its watchdog",
+    ),
+    (
+        "qga.freeze.hook-deadline",
+        "`\"1min\"`, or the freeze's deadline if that is sooner",
+        "how long one hook may take, from 1 s to 1 h",
+    ),
+    ("control.listen", "`\"vsock\"`", "where the host half comes from: `vsock`, `none`, or `unix:/path`"),
+    ("control.port", "`970`", "vsock port, from 1 to 1023"),
+    ("callback.listen", "`\"vsock\"`", "the same for the channel on which the guest asks the host half"),
+    ("callback.port", "`971`", "vsock port, from 1 to 1023"),
+    ("vsock.peer-cid", "`2`", "the only vsock context that is let in: the host"),
+    (
+        "vsock.hybrid",
+        "`false`",
+        "let the host half in from any source port; needed where the hypervisor has hybrid vsock (Firecracker, Cloud Hypervisor, vhost-device-vsock), where the mode of the host's socket file guards instead",
+    ),
+    (
+        "csi.enabled",
+        "`\"auto\"`",
+        "whether kubelet is served volumes: `true`, `false`, or `\"auto\"`: as soon as and as long as its folder is there. See [csi.md](csi.md)",
+    ),
+    ("csi.driver", "`\"driver.harvesterhci.io\"`", "the driver's name"),
+    ("csi.kubelet-root", "`/var/lib/kubelet`", "kubelet's folder"),
+    (
+        "csi.node-socket",
+        "`plugins/<driver>/csi.sock` in kubelet's folder",
+        "where kubelet finds the Identity and Node services",
+    ),
+    (
+        "csi.controller-socket",
+        "`plugins/<driver>/controller/csi.sock` in kubelet's folder",
+        "where the sidecars find the Identity and Controller services; `\"\"` for nowhere",
+    ),
+    (
+        "csi.topology",
+        "none",
+        "keys of what kubelet is told about where this guest is; known is `guestlet.io/host`, the name of its host",
+    ),
+    ("log.verbose", "`false`", "log each call"),
+    ("log.file", "the journal", "log to this file"),
+    (
+        "runtime-dir",
+        "`/run/guestlet`",
+        "what lasts until the next boot: the socket of `guestlet status`, and `identity.json`, what the host half calls this guest",
+    ),
+];
+
+const HOST: &[Row] = &[
+    ("socket", "`/run/guestlet-host/api.sock`", "where guestctl asks; for root only"),
+    ("metrics-socket", "`metrics.sock` beside `socket`", "Prometheus metrics over HTTP, on a unix socket"),
+    ("metrics", "none", "the same on TCP, such as `\"127.0.0.1:9970\"`; only on loopback"),
+    (
+        "volumes-dir",
+        "`/var/lib/guestlet-host/volumes`",
+        "where `guestctl disk attach --size` makes volumes; QEMU's user must be able to reach it. Another folder needs `ReadWritePaths=` in a drop-in of the unit",
+    ),
+    ("vm.name", "", "unique on this host, a DNS name"),
+    ("vm.uuid", "", "must be the one that the guest reads from DMI"),
+    ("vm.cluster", "none", "the cluster that the guest belongs to"),
+    ("vm.vsock-cid", "", "how the agent is reached: the guest's address on kernel vhost-vsock"),
+    ("vm.vsock-socket", "", "or hybrid vsock: the hypervisor's unix socket"),
+    ("vm.unix-socket", "", "or a unix socket that leads straight to an agent"),
+    ("vm.callback-socket", "none", "with `unix-socket`: the one of the callback channel"),
+    ("vm.port", "`970`", "the agent's vsock port on which the host asks"),
+    ("vm.callback-port", "`971`", "the one on which the guest does"),
+    ("vm.qmp", "none", "a QMP socket of guestlet-host's own: tells whether the VM runs, and plugs disks"),
+    ("limits.message-bytes", "`262144`", "bytes of one message of a guest"),
+    (
+        "limits.bytes-per-second",
+        "`262144`",
+        "bytes of a guest on each of its two streams; eight times as many at once",
+    ),
+    ("limits.events-per-second", "`64`", "events of a guest in the long run"),
+    ("limits.event-burst", "`1024`", "events of a guest at once"),
+    ("limits.events-kept", "`128`", "events of each VM that `watch --since` can show"),
+    ("limits.history-bytes", "`65536`", "bytes that these may take"),
+    ("limits.interfaces", "`256`", "network interfaces of a guest"),
+    ("limits.addresses", "`64`", "addresses of each"),
+    ("limits.file-systems", "`1024`", "mounted file systems of a guest"),
+    ("limits.users", "`256`", "user sessions of a guest"),
+    ("limits.disks", "`1024`", "disks of a guest"),
+    ("limits.calls-per-second", "`50`", "calls of a guest in the long run; four times as many at once"),
+    ("limits.open-calls", "`16`", "calls of a guest at a time"),
+];
+
+/// What stands before the tables.
+const HEAD: &str = "# Settings: every key
+
+Written from `src/config/reference.rs`; tests hold it against what the programs read. Where settings come from, which place
+wins, and qemu-ga's own options and files: [configuration.md](configuration.md). Rules for disks: [disks.md](disks.md).
+
+An unknown key is refused, with its file and line, and so is a wrong value. Times are seconds, or a number and `s`, `min` or
+`h`. Paths are absolute.
+";
+
+fn markdown() -> String {
+    let mut text = HEAD.to_owned();
+    for (title, words, rows) in [
+        (
+            "The agent: /etc/guestlet/agent.toml, then /etc/guestlet/agent.d/*.toml",
+            "They take effect when the agent is restarted: `systemctl daemon-reload && systemctl restart guestlet`, where the \
+             first makes the unit fit them ([security.md](security.md)). Under systemd the ports of the guestlet API are those \
+             of `guestlet.socket`: to change one, change it there as well.",
+            AGENT,
+        ),
+        (
+            "The host half: /etc/guestlet/host.toml, then /etc/guestlet/host.d/*.toml",
+            "They take effect when they are written, but for `socket`, `metrics`, `metrics-socket` and `volumes-dir`. Each \
+             VM is a table `[[vm]]`.",
+            HOST,
+        ),
+    ] {
+        let _ = write!(text, "\n## {title}\n\n{words}\n\n| key | default | meaning |\n|---|---|---|\n");
+        for (key, default, meaning) in rows {
+            let _ = writeln!(text, "| `{key}` | {default} | {meaning} |");
+        }
+    }
+    text
+}
+
+/// The keys that a program reads, by its own words: it names those that it knows when it meets one that it does not.
+fn known<F: Fragment>(prefix: &str, found: &mut Vec<String>) {
+    let refused = |table: &str| match parse::<F>(Path::new("x"), table) {
+        Ok(_) => String::new(),
+        Err(error) => error.to_string(),
+    };
+    let tables = match prefix {
+        "" => vec!["\"@\" = 1\n".to_owned()],
+        prefix => vec![format!("[{prefix}]\n\"@\" = 1\n"), format!("[[{prefix}]]\n\"@\" = 1\n")],
+    };
+    let Some(words) =
+        tables.iter().map(|table| refused(table)).find(|words| words.contains("unknown field `@`"))
+    else {
+        return found.push(prefix.to_owned());
+    };
+    let expected = words.split("expected").nth(1).unwrap();
+    for name in expected.split('`').skip(1).step_by(2) {
+        let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+        known::<F>(&name, found);
+    }
+}
+
+#[test]
+fn every_key_has_its_row() {
+    for (name, rows, keys) in [
+        ("AGENT", AGENT, {
+            let mut keys = Vec::new();
+            known::<AgentFragment>("", &mut keys);
+            keys
+        }),
+        ("HOST", HOST, {
+            let mut keys = Vec::new();
+            known::<HostFragment>("", &mut keys);
+            keys
+        }),
+    ] {
+        let mut keys = keys;
+        let mut told: Vec<_> = rows.iter().map(|(key, ..)| (*key).to_owned()).collect();
+        keys.sort();
+        told.sort();
+        assert!(keys.len() > 20, "{keys:?}");
+        assert_eq!(told, keys, "the rows of {name}, and the keys that are read");
+    }
+}
+
+/// `UPDATE_DOCS=1 cargo test` writes the file anew.
+#[test]
+#[allow(clippy::disallowed_methods)]
+fn the_page_in_docs_is_the_one_that_the_tables_give() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&file, markdown()).unwrap();
+    }
+    let written = std::fs::read_to_string(&file).unwrap_or_default();
+    assert_eq!(written, markdown(), "run UPDATE_DOCS=1 cargo test --lib reference");
+}
+
+/// The packages' settings files show keys as comments: each has to be one, and every value has to be good.
+#[test]
+#[allow(clippy::disallowed_methods)]
+fn the_settings_that_are_packaged_can_be_used() {
+    let text = |name: &str| {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging").join(name);
+        let text = std::fs::read_to_string(file).unwrap();
+        // Settings are behind one "# ", words behind two.
+        let used = |line: &str| match line.strip_prefix("# ") {
+            Some(rest)
+                if rest.starts_with('[')
+                    || rest.split_once(" = ").is_some_and(|(key, _)| !key.contains(' ')) =>
+            {
+                Some(rest.to_owned())
+            }
+            _ => None,
+        };
+        text.lines().filter_map(used).collect::<Vec<_>>().join("\n")
+    };
+    let agent = text("agent.toml");
+    assert!(agent.lines().count() > 20, "{agent}");
+    parse::<AgentFragment>(Path::new("agent.toml"), &agent).unwrap();
+    let host = text("host.toml");
+    assert!(host.lines().count() > 5, "{host}");
+    parse::<HostFragment>(Path::new("host.toml"), &host).unwrap();
+}

@@ -1,0 +1,190 @@
+//! `guestctl doctor`: what works on this host, what is missing, and what to do.
+//!
+//! It looks at this host's files and asks the daemon, and changes nothing.
+
+use std::path::{Path, PathBuf};
+
+use super::client::{self, answer};
+use super::print::Printer;
+use super::{Error, words};
+use crate::text::findings::{self, Finding};
+use crate::wire::proto::v1::{
+    CallbackState, GetHostStatusRequest, HostStatus, ListVirtualMachinesRequest, PowerState, SessionState,
+    VirtualMachine,
+};
+
+/// Says everything that is to be said, also when the daemon does not answer.
+///
+/// # Errors
+/// [`Error::Wrong`] if something is wrong, or if standard output cannot be written.
+pub async fn run(socket: PathBuf, printer: &mut Printer) -> Result<(), Error> {
+    let asked = client::with(socket, async |mut client| {
+        let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
+        let request = ListVirtualMachinesRequest { with_state: false };
+        Ok((status, answer(client.list_virtual_machines(request), "").await?.virtual_machines))
+    });
+    let found = match asked.await {
+        Ok((status, vms)) => examine(Path::new("/"), Ok((&status, &vms))),
+        Err(error) => examine(Path::new("/"), Err(&error)),
+    };
+    printer.value(&findings::json(&found), || findings::table(&found))?;
+    if findings::any_wrong(&found) { Err(Error::Wrong) } else { Ok(()) }
+}
+
+/// Looks at the files below `root`, and at what the daemon answers.
+pub fn examine(root: &Path, answer: Result<(&HostStatus, &[VirtualMachine]), &Error>) -> Vec<Finding> {
+    let (status, vms) = match answer {
+        Ok(answer) => answer,
+        Err(error) => {
+            let remedy = match error {
+                Error::NoSocket(_) | Error::NobodyAnswers(_) => {
+                    "journalctl --unit guestlet-host says why it ended, if it did; guestlet-host --check checks the settings"
+                }
+                Error::Forbidden(_) => "",
+                _ => "systemctl restart guestlet-host",
+            };
+            return vec![Finding::wrong("guestlet-host", error.to_string(), remedy)];
+        }
+    };
+    let mut found = vec![daemon(status), settings(status)];
+    found.extend(kernel(root, vms));
+    found.extend(vms.iter().map(vm));
+    found
+}
+
+fn daemon(status: &HostStatus) -> Finding {
+    let says = format!(
+        "guestlet-host {} runs: {} of {} VMs connected",
+        status.version, status.connected, status.virtual_machines
+    );
+    if status.version == crate::VERSION {
+        return Finding::good("guestlet-host", says);
+    }
+    let says = format!("{says}; {} is installed", crate::VERSION);
+    Finding::note("guestlet-host", says, "systemctl restart guestlet-host")
+}
+
+fn settings(status: &HostStatus) -> Finding {
+    let file = &status.settings_file;
+    if !status.settings_problem.is_empty() {
+        return Finding::wrong(
+            "settings",
+            status.settings_problem.clone(),
+            "mend that; those before stay in force meanwhile",
+        );
+    }
+    if status.virtual_machines == 0 {
+        return Finding::note(
+            "settings",
+            format!("{file} lists no VM"),
+            "a [[vm]] table for each VM: name, uuid, vsock-cid",
+        );
+    }
+    Finding::good("settings", format!("{file} is in force"))
+}
+
+/// vsock of the kernel, if any VM is dialled on it.
+fn kernel(root: &Path, vms: &[VirtualMachine]) -> Option<Finding> {
+    let by_kernel = vms.iter().any(|vm| vm.dial.starts_with("vsock:"));
+    by_kernel.then(|| {
+        if root.join("dev/vhost-vsock").exists() {
+            Finding::good("vsock", "/dev/vhost-vsock is there")
+        } else {
+            Finding::wrong(
+                "vsock",
+                "this host's kernel has no vhost-vsock (/dev/vhost-vsock)",
+                "modprobe vhost_vsock",
+            )
+        }
+    })
+}
+
+fn vm(vm: &VirtualMachine) -> Finding {
+    let subject = format!("VM {}", vm.name);
+    let reason = if vm.reason.is_empty() { String::new() } else { format!(": {}", vm.reason) };
+    let subject = subject.as_str();
+    match vm.session() {
+        SessionState::Connected if !vm.power_problem.is_empty() => {
+            let says = format!("connected; its hypervisor does not answer: {}", vm.power_problem);
+            Finding::note(
+                subject,
+                says,
+                "QEMU serves one client on each QMP socket: give it one for guestlet-host alone",
+            )
+        }
+        SessionState::Connected if vm.callback() != CallbackState::Open && !vm.callback_reason.is_empty() => {
+            let says = format!("connected, but this guest cannot ask: {}", vm.callback_reason);
+            Finding::wrong(subject, says, "in the guest: guestlet doctor")
+        }
+        SessionState::Connected => {
+            let version = vm.guest.as_ref().map(|guest| guest.agent_version.as_str()).unwrap_or_default();
+            Finding::good(subject, format!("connected, guestlet {version}"))
+        }
+        _ if matches!(vm.power(), PowerState::Off | PowerState::Paused) => {
+            Finding::good(subject, format!("it is {}", words::power(vm.power())))
+        }
+        SessionState::Refused => Finding::wrong(
+            subject,
+            format!("refused{reason}"),
+            "compare uuid and vsock-cid in the settings with the VM's; only one host half may hold a guest",
+        ),
+        state => Finding::wrong(
+            subject,
+            format!("{} at {}{reason}", words::session(state), vm.dial),
+            "does the VM run, has it that vsock address, and guestlet in it? In the guest: guestlet doctor",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::findings::Level;
+
+    fn host(vms: u32) -> HostStatus {
+        HostStatus { version: crate::VERSION.to_owned(), virtual_machines: vms, ..HostStatus::default() }
+    }
+
+    fn level(found: &[Finding], subject: &str) -> Level {
+        found.iter().find(|finding| finding.subject == subject).unwrap().level
+    }
+
+    #[test]
+    fn each_vm_has_its_line() {
+        let one = |name: &str, session: SessionState, dial: &str| VirtualMachine {
+            name: name.to_owned(),
+            session: session.into(),
+            dial: dial.to_owned(),
+            ..VirtualMachine::default()
+        };
+        let mut off = one("off", SessionState::Connecting, "hybrid:/x:970");
+        off.set_power(PowerState::Off);
+        let mut mute = one("mute", SessionState::Connected, "hybrid:/x:970");
+        mute.callback_reason = "nobody listens".to_owned();
+        let vms = [
+            one("good", SessionState::Connected, "vsock:3:970"),
+            one("gone", SessionState::Connecting, "vsock:4:970"),
+            one("other", SessionState::Refused, "vsock:5:970"),
+            off,
+            mute,
+        ];
+        let root = tempfile::tempdir().unwrap();
+        let found = examine(root.path(), Ok((&host(5), &vms)));
+        for (subject, expected) in [
+            ("guestlet-host", Level::Good),
+            ("settings", Level::Good),
+            ("vsock", Level::Wrong),
+            ("VM good", Level::Good),
+            ("VM gone", Level::Wrong),
+            ("VM other", Level::Wrong),
+            ("VM off", Level::Good),
+            ("VM mute", Level::Wrong),
+        ] {
+            assert_eq!(level(&found, subject), expected, "{subject}: {found:?}");
+        }
+        std::fs::create_dir(root.path().join("dev")).unwrap();
+        std::fs::File::create(root.path().join("dev/vhost-vsock")).unwrap();
+        assert_eq!(level(&examine(root.path(), Ok((&host(5), &vms))), "vsock"), Level::Good);
+        assert_eq!(level(&examine(root.path(), Ok((&host(0), &[]))), "settings"), Level::Note);
+    }
+}

@@ -1,0 +1,196 @@
+//! How the agent is reached: the channel of QGA, vsock, and who holds this guest.
+
+use std::path::Path;
+
+use super::Patient;
+use crate::config::agent::{ApiChannel, QgaChannel};
+use crate::sys::root::Root;
+use crate::text::findings::Finding;
+
+/// The port's name, by which QGA clients know it.
+const PORT: &str = "org.qemu.guest_agent.0";
+/// virtio's number of a socket device.
+const VSOCK_DEVICE: &str = "0x0013";
+/// Without one of these, `KubeVirt` calls the agent unsupported.
+const KUBEVIRT: [&str; 10] = [
+    "guest-ping",
+    "guest-get-time",
+    "guest-info",
+    "guest-shutdown",
+    "guest-network-get-interfaces",
+    "guest-get-fsinfo",
+    "guest-get-host-name",
+    "guest-get-users",
+    "guest-get-timezone",
+    "guest-get-osinfo",
+];
+
+/// Whether the host half is there: then this guest can be reached, whatever else is missing.
+fn is_held(patient: &Patient<'_>) -> bool {
+    patient.answer.as_ref().is_ok_and(|answer| answer.status.host.is_some())
+}
+
+fn missing(patient: &Patient<'_>, subject: &str, says: String, remedy: &str) -> Finding {
+    if is_held(patient) {
+        Finding::note(subject, says, remedy)
+    } else {
+        Finding::wrong(subject, says, remedy)
+    }
+}
+
+/// The channel of QGA clients.
+pub fn qga(patient: &Patient<'_>) -> Option<Finding> {
+    let subject = "QGA";
+    let path = match &patient.settings.ok()?.qga {
+        QgaChannel::None => return Some(Finding::note(subject, "it is off (qga.method = \"none\")", "")),
+        QgaChannel::VirtioSerial(path) | QgaChannel::IsaSerial(path) => path,
+        QgaChannel::UnixListen(path) => {
+            return Some(Finding::good(subject, format!("clients come from the socket {}", path.display())));
+        }
+        QgaChannel::VsockListen { port, .. } => {
+            return Some(Finding::good(subject, format!("clients come from vsock port {port}")));
+        }
+    };
+    let shown = path.display();
+    let device = patient.root.path(&path.to_string_lossy());
+    if !device.exists() {
+        let names = port_names(patient.root);
+        let (says, remedy) = if names.iter().any(|name| name == PORT) {
+            (
+                format!("the port {PORT} is there, but {shown} is not"),
+                "udev makes it: udevadm trigger --subsystem-match=virtio-ports",
+            )
+        } else {
+            let what = format!("this VM has no channel {PORT} ({shown} is missing); the agent waits for it");
+            (
+                what,
+                "libvirt: <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>; \
+                    KubeVirt, Proxmox: enable the guest agent; or set qga.method",
+            )
+        };
+        return Some(missing(patient, subject, says, remedy));
+    }
+    let agent = patient.answer.as_ref().ok().and_then(|answer| answer.process);
+    let holders = openers(patient.root, &device, agent);
+    Some(if holders.is_empty() {
+        Finding::good(subject, format!("the channel {shown} is there"))
+    } else {
+        let says = format!("{shown} is held by {}: the agent gets it when that ends", holders.join(", "));
+        Finding::wrong(subject, says, "end that program, and keep it from starting again")
+    })
+}
+
+fn port_names(root: &Root) -> Vec<String> {
+    let ports = std::fs::read_dir(root.path("/sys/class/virtio-ports")).into_iter().flatten().flatten();
+    let name = |port: std::fs::DirEntry| {
+        root.line(&format!("/sys/class/virtio-ports/{}/name", port.file_name().to_string_lossy()))
+    };
+    ports.map(name).collect()
+}
+
+/// Who but `agent` has the device open, by name and process.
+fn openers(root: &Root, device: &Path, agent: Option<i32>) -> Vec<String> {
+    let Ok(device) = device.canonicalize() else { return Vec::new() };
+    let processes = std::fs::read_dir(root.path("/proc")).into_iter().flatten().flatten();
+    let mut found = Vec::new();
+    for process in processes {
+        let Some(number) = process.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let files = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        let opened = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        let own = Some(number) == agent || number == i32::try_from(std::process::id()).unwrap_or(0);
+        if !own && opened.into_iter().any(|file| file == device) {
+            found.push(format!("{} (process {number})", root.line(&format!("/proc/{number}/comm"))));
+        }
+    }
+    found
+}
+
+/// Whether those commands may be called that hypervisors' managers insist on.
+pub fn commands(patient: &Patient<'_>) -> Option<Finding> {
+    let settings = patient.settings.ok()?;
+    let allowed = |name: &str| {
+        let has = |list: &Vec<String>| list.iter().any(|listed| listed == name);
+        !has(&settings.block) && settings.allow.as_ref().is_none_or(has)
+    };
+    let blocked: Vec<_> = KUBEVIRT.into_iter().filter(|name| !allowed(name)).collect();
+    (!blocked.is_empty() && settings.qga != QgaChannel::None).then(|| {
+        let says =
+            format!("the settings block {}; KubeVirt calls such an agent unsupported", blocked.join(", "));
+        Finding::note("QGA commands", says, "under KubeVirt, allow them")
+    })
+}
+
+/// The device, and the ports on it.
+pub fn vsock(patient: &Patient<'_>) -> Option<Finding> {
+    let subject = "vsock";
+    let settings = patient.settings.ok()?;
+    let wanted = |channel: &ApiChannel| matches!(channel, ApiChannel::Vsock { .. });
+    if !wanted(&settings.control) && !wanted(&settings.callback) {
+        return Some(Finding::note(subject, "it is not used (control.listen, callback.listen)", ""));
+    }
+    let devices =
+        std::fs::read_dir(patient.root.path("/sys/bus/virtio/devices")).into_iter().flatten().flatten();
+    let kind = |device: &std::fs::DirEntry| {
+        patient.root.line(&format!("/sys/bus/virtio/devices/{}/device", device.file_name().to_string_lossy()))
+    };
+    let device = devices.into_iter().find(|device| kind(device) == VSOCK_DEVICE);
+    let Some(device) = device else {
+        return Some(Finding::note(
+            subject,
+            "this VM has no vsock device: guestlet-host cannot reach it; QGA works without",
+            "libvirt: <vsock model='virtio'><cid auto='yes'/></vsock>; KubeVirt: autoattachVSOCK: true",
+        ));
+    };
+    if !device.path().join("driver").exists() {
+        return Some(Finding::wrong(
+            subject,
+            "the vsock device has no driver",
+            "modprobe vmw_vsock_virtio_transport (package linux-modules-extra or a kernel with it)",
+        ));
+    }
+    let Ok(answer) = &patient.answer else {
+        return Some(Finding::good(subject, "the device is there"));
+    };
+    let (control, callback) = (&answer.status.control_channel, &answer.status.callback_channel);
+    if control.contains("no vsock") || callback.contains("no vsock") {
+        let says = "the agent could not listen on vsock when it started";
+        return Some(Finding::wrong(subject, says, "systemctl restart guestlet.socket guestlet"));
+    }
+    let says = format!("the device is there; {control}; {callback}");
+    let held = |words: &str| !words.starts_with("vsock") || words.contains("held by");
+    Some(if held(control) && held(callback) {
+        Finding::good(subject, says)
+    } else {
+        let remedy = "systemctl enable guestlet.socket, so that the ports are never free for others while the agent restarts";
+        Finding::note(subject, says, remedy)
+    })
+}
+
+/// Whether somebody on the host looks after this guest.
+pub fn host(patient: &Patient<'_>) -> Option<Finding> {
+    let status = &patient.answer.as_ref().ok()?.status;
+    let subject = "host";
+    Some(match (&status.host, &status.identity) {
+        (Some(host), Some(identity)) => {
+            let says = format!(
+                "guestlet-host on {} holds this guest, and calls it {}",
+                host.host_name, identity.vm_name
+            );
+            Finding::good(subject, says)
+        }
+        (Some(host), None) => {
+            let says = format!(
+                "guestlet-host on {} holds this guest, but its callback channel is silent",
+                host.host_name
+            );
+            Finding::wrong(subject, says, "on the host: guestctl doctor")
+        }
+        (None, _) => Finding::note(
+            subject,
+            "no guestlet-host holds this guest",
+            "if one should: on the host, guestctl doctor; it has to list this VM with its vsock address and UUID",
+        ),
+    })
+}

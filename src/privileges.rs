@@ -1,0 +1,177 @@
+//! Which privileges the settings leave the agent: `guestlet unit-options`, which systemd's generator asks.
+//!
+//! An agent that may run programs may do everything, and so keeps all privileges: whatever is taken from it is taken from
+//! the programs, too. One that runs none keeps those that its functions need. To add a function: its line in [`NEEDS`].
+
+use std::fmt::Write as _;
+
+use crate::config::agent::{AgentSettings, ApiChannel, QgaChannel};
+
+/// Commands of QGA, and the capabilities that they need beyond [`ALWAYS`]. One that is not here needs none.
+const NEEDS: &[(&[&str], &[&str])] = &[
+    (&["guest-set-time"], &["CAP_SYS_TIME"]),
+    (&["guest-shutdown"], &["CAP_SYS_BOOT"]),
+    (&["guest-set-user-password"], &["CAP_AUDIT_WRITE"]),
+    // Done as the user whose keys they are.
+    (&["guest-ssh-add-authorized-keys", "guest-ssh-remove-authorized-keys"], &["CAP_SETGID", "CAP_SETUID"]),
+    (&["guest-ssh-get-authorized-keys"], &["CAP_SETGID", "CAP_SETUID"]),
+];
+
+/// What mounts, formats, grows, freezes, releases and finds out who uses disks, and what reads of all processes.
+const ALWAYS: &[&str] = &[
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_IPC_LOCK",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_RAWIO",
+    "CAP_SYS_RESOURCE",
+];
+
+/// What does not concern an agent that runs no programs of others. None of these makes a mount namespace.
+const ALSO: &[(&str, &str)] = &[
+    ("NoNewPrivileges", "yes"),
+    ("LockPersonality", "yes"),
+    ("MemoryDenyWriteExecute", "yes"),
+    ("RestrictRealtime", "yes"),
+    ("RestrictNamespaces", "yes"),
+    ("RestrictAddressFamilies", "AF_UNIX AF_VSOCK AF_NETLINK AF_INET AF_INET6 AF_ALG"),
+    ("SystemCallArchitectures", "native"),
+    ("SystemCallFilter", "~@cpu-emulation @debug @module @obsolete"),
+    ("SystemCallErrorNumber", "EPERM"),
+];
+
+/// The first reason why the agent keeps all privileges.
+fn all_needed_by(settings: &AgentSettings) -> Option<&'static str> {
+    if settings.fsfreeze_hook.is_some() {
+        return Some("qga.fsfreeze-hook is set, and a hook may do anything");
+    }
+    may_call(settings, "guest-exec").then_some("guest-exec may be called, and what it runs may do anything")
+}
+
+fn may_call(settings: &AgentSettings, command: &str) -> bool {
+    let has = |list: &Vec<String>| list.iter().any(|name| name == command);
+    settings.qga != QgaChannel::None
+        && !has(&settings.block)
+        && settings.allow.as_ref().is_none_or(has)
+        && (command != "guest-set-user-password" || settings.limits.allow_passwords)
+}
+
+/// The options of the agent's unit that take away what the settings leave unused; or why there are none.
+///
+/// # Errors
+/// That is no fault: it says which function needs everything.
+pub fn options(settings: &AgentSettings) -> Result<Vec<(&'static str, String)>, &'static str> {
+    if let Some(reason) = all_needed_by(settings) {
+        return Err(reason);
+    }
+    let mut options = vec![("CapabilityBoundingSet", capabilities(settings).join(" "))];
+    options.extend(ALSO.iter().map(|(option, value)| (*option, (*value).to_owned())));
+    Ok(options)
+}
+
+/// The capabilities that an agent with these settings needs, if it does not need all.
+fn capabilities(settings: &AgentSettings) -> Vec<&'static str> {
+    let mut needed = ALWAYS.to_vec();
+    for (commands, capabilities) in NEEDS {
+        if commands.iter().any(|command| may_call(settings, command)) {
+            needed.extend(*capabilities);
+        }
+    }
+    // Ports below 1024, where systemd holds none.
+    let vsock = |channel: &ApiChannel| matches!(channel, ApiChannel::Vsock { .. });
+    let listens = matches!(settings.qga, QgaChannel::VsockListen { .. });
+    if listens || vsock(&settings.control) || vsock(&settings.callback) {
+        needed.push("CAP_NET_BIND_SERVICE");
+    }
+    needed.sort_unstable();
+    needed.dedup();
+    needed
+}
+
+/// The text of a drop-in for the agent's unit.
+pub fn drop_in(settings: &AgentSettings) -> String {
+    match options(settings) {
+        Err(reason) => format!("# Nothing is taken away: {reason}.\n"),
+        Ok(options) => {
+            let mut text =
+                "# What the settings of guestlet leave unused is taken away.\n[Service]\n".to_owned();
+            for (option, value) in options {
+                // Writing to a string cannot fail.
+                let _ = writeln!(text, "{option}={value}");
+            }
+            text
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::agent::fragment::AgentFragment;
+    use crate::config::agent::options::Program;
+    use crate::config::agent::{Places, load};
+    use crate::qga::table::COMMANDS;
+
+    fn settings(text: &str) -> AgentSettings {
+        let fragment: AgentFragment = toml::from_str(text).unwrap();
+        load(&Places::from(std::path::Path::new("/nonexistent")), Program::Guestlet, fragment).unwrap()
+    }
+
+    #[test]
+    fn who_runs_programs_keeps_everything() {
+        for text in [
+            "",
+            "qga.exec.paths = ['/usr/lib/backup']",
+            "qga.block-rpcs = ['guest-exec']\nqga.fsfreeze-hook = '/etc/hook'",
+        ] {
+            assert!(options(&settings(text)).is_err(), "{text}");
+            assert!(drop_in(&settings(text)).starts_with("# Nothing is taken away: "), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_off_loses_its_privilege() {
+        let set = |text: &str| drop_in(&settings(text));
+        let all = set("qga.block-rpcs = ['guest-exec']");
+        for capability in ["SYS_TIME", "SYS_BOOT", "AUDIT_WRITE", "SETUID", "NET_BIND_SERVICE", "SYS_ADMIN"] {
+            assert!(all.contains(capability), "{capability}: {all}");
+        }
+        assert!(!all.contains("SYS_MODULE") && !all.contains("NET_ADMIN"), "{all}");
+        let few = set("qga.allow-rpcs = ['guest-ping']\ncontrol.listen = 'none'\ncallback.listen = 'none'");
+        for capability in ["SYS_TIME", "SYS_BOOT", "AUDIT_WRITE", "SETUID", "NET_BIND_SERVICE"] {
+            assert!(!few.contains(capability), "{capability}: {few}");
+        }
+        assert!(!set("qga.block-rpcs = ['guest-exec']\nqga.passwords.allow = false").contains("AUDIT_WRITE"));
+        assert!(!set("qga.method = 'none'").contains("SYS_TIME"));
+    }
+
+    #[test]
+    fn commands_and_options_are_real_ones() {
+        for (commands, _) in NEEDS {
+            for command in *commands {
+                assert!(COMMANDS.iter().any(|row| row.name == *command), "{command}");
+            }
+        }
+        // Each of these would make a mount namespace: what the agent mounts would not be seen by the guest.
+        for (option, _) in ALSO {
+            let makes_one = [
+                "Protect",
+                "Private",
+                "ReadOnly",
+                "ReadWrite",
+                "Inaccessible",
+                "Temporary",
+                "Bind",
+                "Root",
+                "Mount",
+            ];
+            assert!(!makes_one.iter().any(|start| option.starts_with(start)), "{option}");
+        }
+    }
+}
