@@ -17,7 +17,7 @@ export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 export SOURCE_DATE_EPOCH := $(or $(shell git log -1 --format=%ct 2> /dev/null),1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit-test release package images vm-test test demo bench clean
+.PHONY: help setup lint unit-test release package static rpm tarball image packages images vm-test test demo bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,40 @@ release: ## build the programs
 package: release ## build the packages guestlet and guestlet-host (target/debian)
 	$(STEP) "package guestlet" $(CARGO_DEB_RUN) --variant agent --output $(DEB)
 	$(STEP) "package guestlet-host" $(CARGO_DEB_RUN) --variant host --output $(DEB)
+
+# The static programs: what they are built for may be said, such as STATIC_TARGET=aarch64-unknown-linux-musl.
+STATIC_TARGET ?= x86_64-unknown-linux-gnu
+STATIC := $(TARGET)/static
+DIST := $(TARGET)/dist
+SBOM_TOOL := $(CACHE)/tools/cargo-cyclonedx-$(CARGO_CYCLONEDX)/bin/cargo-cyclonedx
+GENERATE_RPM := $(CACHE)/tools/cargo-generate-rpm-$(CARGO_GENERATE_RPM)/bin/cargo-generate-rpm generate-rpm
+# The programs name no folder of the machine that built them.
+STATIC_FLAGS := -C target-feature=+crt-static --remap-path-prefix=$(CURDIR)=. \
+	--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo
+
+static: ## build the programs without any library (target/static)
+	$(STEP) "static build" env RUSTFLAGS="$(STATIC_FLAGS)" cargo build --locked --release --target $(STATIC_TARGET)
+	@mkdir -p $(STATIC) && cd $(TARGET)/$(STATIC_TARGET)/release && cp guestlet guestlet-host guestctl $(STATIC)/
+
+rpm: static ## build the rpms (target/dist)
+	@mkdir -p $(DIST)
+	$(STEP) "rpm guestlet" $(GENERATE_RPM) --variant agent --output $(DIST) $(RPM_ARCH)
+	$(STEP) "rpm guestlet-host" $(GENERATE_RPM) --variant host --output $(DIST) $(RPM_ARCH)
+
+RPM_ARCH := --arch $(firstword $(subst -, ,$(STATIC_TARGET)))
+
+tarball: static ## build the tarball with the static programs (target/dist)
+	@mkdir -p $(DIST)
+	$(STEP) "tarball" packaging/tarball.sh $(STATIC) $(VERSION) $(STATIC_TARGET) $(DIST)/guestlet-$(VERSION)-$(STATIC_TARGET).tar.gz
+
+image: static ## build guestlet-host's OCI image layout (target/dist/guestlet-host-oci)
+	@mkdir -p $(DIST)
+	$(STEP) "OCI image" packaging/oci.sh $(STATIC) $(VERSION) $(DIST)/guestlet-host-oci
+
+packages: setup package rpm tarball image ## build all packages, what they are made of, and their checksums (target/dist)
+	$(STEP) "SBOM" packaging/sbom.sh $(SBOM_TOOL) $(STATIC_TARGET) $(DIST)
+	cp $(DEB)/*_$(VERSION)-1_*.deb $(DIST)/
+	cd $(DIST) && sha256sum *.deb *.rpm *.tar.gz *.cdx.json > SHA256SUMS
 
 CARGO_DEB_RUN := $(CACHE)/tools/cargo-deb-$(CARGO_DEB)/bin/cargo-deb deb --locked --no-build --quiet
 

@@ -27,13 +27,20 @@ pub struct Options {
     uuid: String,
     vsock: bool,
     words: Vec<String>,
+    user_data: Option<String>,
 }
 
 impl Options {
     /// A VM with a random UUID and with vsock.
     pub fn named(name: &str) -> Self {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
-        Self { name: name.to_owned(), uuid: uuid.trim().to_owned(), vsock: true, words: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            uuid: uuid.trim().to_owned(),
+            vsock: true,
+            words: Vec::new(),
+            user_data: None,
+        }
     }
 
     /// Without a vsock device.
@@ -47,6 +54,13 @@ impl Options {
     #[must_use]
     pub fn uuid(mut self, uuid: &str) -> Self {
         uuid.clone_into(&mut self.uuid);
+        self
+    }
+
+    /// With that user data for cloud-init, and packages on the disk named `PACKAGES`.
+    #[must_use]
+    pub fn user_data(mut self, text: &str) -> Self {
+        self.user_data = Some(text.to_owned());
         self
     }
 
@@ -74,6 +88,8 @@ impl Options {
     }
 
     fn start(mut self, images: &Images, initrd: PathBuf, source: Source<'_>) -> anyhow::Result<Vm> {
+        // Without it a guest that is emulated on a busy machine may find that its timer does not work, and panic.
+        self.words.push("no_timer_check".into());
         let folder = RunFolder::new()?;
         let disk = match source {
             Source::Memory => {
@@ -82,7 +98,13 @@ impl Options {
             }
             Source::Disk(base) => {
                 let seed = folder.file("seed.iso");
-                run_script("seed.sh", &[&self.name, images::text(&seed)?])?;
+                let mut arguments = vec![self.name.as_str(), images::text(&seed)?];
+                let user_data = folder.file("user-data");
+                if let Some(text) = &self.user_data {
+                    std::fs::write(&user_data, text)?;
+                    arguments.push(images::text(&user_data)?);
+                }
+                run_script("seed.sh", &arguments)?;
                 Some((base, seed))
             }
             Source::Saved(saved) => Some((&*saved.disk, saved.seed.clone())),

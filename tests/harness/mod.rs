@@ -36,6 +36,7 @@ pub mod process;
 pub mod qemu;
 pub mod qga;
 pub mod qmp;
+pub mod repository;
 pub mod snapshot;
 pub mod tools;
 pub mod vm;

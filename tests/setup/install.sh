@@ -1,5 +1,5 @@
 #!/bin/sh
-# Brings what building and testing need on Debian 12: packages, two tools built with `cargo install`, and two
+# Brings what building and testing need on Debian 12: packages, tools built with `cargo install`, and two
 # programs unpacked from packages.
 # Does nothing, quickly, where all is there.
 set -eu
@@ -74,6 +74,8 @@ tool() {
     rm -f "$log"
 }
 tool cargo-deb "$CARGO_DEB"
+tool cargo-generate-rpm "$CARGO_GENERATE_RPM"
+tool cargo-cyclonedx "$CARGO_CYCLONEDX"
 tool vhost-device-vsock "$VHOST_DEVICE_VSOCK"
 
 # Debian's agent, to compare with: unpacked, not installed.

@@ -9,7 +9,7 @@
 //! mounted by rules, [`disk_faults`] disks that vanish or hang, [`disk_layers`] encryption, LVM and disks that fail
 //! ([`disk_calls`] is what they ask an agent), [`csi`] volumes of a guest's cluster, [`stand_in`] the agent under the name
 //! of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an independent
-//! client of it reads (with real guests).
+//! client of it reads (with real guests), [`packages`] how the package is installed, upgraded and removed.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program")]
 
@@ -29,6 +29,7 @@ mod freeze;
 mod hotplug;
 mod hotplug_host;
 mod libvirt;
+mod packages;
 mod qapi;
 mod qga;
 mod service;

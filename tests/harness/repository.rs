@@ -1,0 +1,72 @@
+//! An archive of packages on a disk, from which a guest without a network installs.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use serde_json::json;
+
+use super::cache::{Input, entry};
+use super::images::text;
+use super::process::RunFolder;
+use super::tools::{run_script, script};
+use super::vm::Vm;
+
+/// Packages for a guest. Drop it after the VM.
+#[derive(Debug)]
+pub struct Repository {
+    folder: RunFolder,
+    packages: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+}
+
+impl Repository {
+    /// With the packages in `packages`.
+    pub fn new(packages: &[PathBuf]) -> anyhow::Result<Self> {
+        Ok(Self { folder: RunFolder::new()?, packages: packages.to_vec(), files: Vec::new() })
+    }
+
+    /// With Debian's qemu-guest-agent as well.
+    pub fn add_real_agent(&mut self) -> anyhow::Result<()> {
+        let version = run_script("real-agent.sh", &["newest"])?;
+        let how = script("real-agent.sh");
+        let made = entry("real-agent", &[Input::Words(&version), Input::File(&how)], |folder| {
+            run_script("real-agent.sh", &["fetch", text(folder)?]).map(drop)
+        })?;
+        for file in std::fs::read_dir(made)? {
+            self.packages.push(file?.path());
+        }
+        Ok(())
+    }
+
+    /// With `package` as another version of itself, on the disk and not in the archive; returns its file name.
+    pub fn add_version(&mut self, package: &Path, version: &str) -> anyhow::Result<String> {
+        let name = package.file_stem().and_then(std::ffi::OsStr::to_str).context("no name")?;
+        let name = format!("{}_{version}.deb", name.split('_').next().unwrap_or(name));
+        let made = self.folder.file(&name);
+        run_script("other-version.sh", &[text(package)?, version, text(&made)?])?;
+        self.files.push(made);
+        Ok(name)
+    }
+
+    /// Makes the disk and plugs it into a running VM, which finds it by the label `PACKAGES`.
+    pub fn plug(&self, vm: &Vm) -> anyhow::Result<()> {
+        let disk = self.folder.file("packages.iso");
+        let mut arguments = vec![text(&disk)?];
+        for package in &self.packages {
+            arguments.push(text(package)?);
+        }
+        arguments.push("--");
+        for file in &self.files {
+            arguments.push(text(file)?);
+        }
+        run_script("repository.sh", &arguments)?;
+        let file = json!({ "driver": "file", "filename": disk, "read-only": true });
+        vm.qmp().execute(
+            "blockdev-add",
+            json!({ "driver": "raw", "node-name": "packages", "file": file, "read-only": true }),
+        )?;
+        let device =
+            json!({ "driver": "scsi-hd", "bus": "scsi0.0", "drive": "packages", "serial": "packages" });
+        vm.qmp().execute("device_add", device).map(drop)
+    }
+}

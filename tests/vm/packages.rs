@@ -1,0 +1,290 @@
+//! The package as people install it: by cloud-init from an apt repository, beside or in place of Debian's
+//! qemu-guest-agent; its upgrade, downgrade and removal.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::host::{HostHalf, Listed};
+use crate::harness::launch::Options;
+use crate::harness::repository::Repository;
+use crate::harness::snapshot::Saved;
+use crate::harness::tools;
+use crate::harness::vm::{REAL_READY, SOON, Vm};
+use crate::harness::wait_for;
+use crate::{images, real, restored};
+
+/// How long apt may take in an emulated guest on a busy machine.
+const LONG: Duration = Duration::from_secs(600);
+/// A line of cloud-init's well-known lines.
+const ENABLE: &str = "systemctl enable --now qemu-guest-agent.service";
+
+fn example(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("packaging/cloud-init").join(name);
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// A command that may take long in an emulated guest.
+fn run(vm: &Vm, command: &str) -> String {
+    let (status, said) = vm.console().run(command, LONG).unwrap();
+    assert_eq!(status, 0, "{command}: {said}");
+    said
+}
+
+fn agent(vm: &Vm) -> Value {
+    vm.qga().unwrap().execute("guest-info", json!({})).unwrap()
+}
+
+fn is_enabled(info: &Value, command: &str) -> bool {
+    let commands = info["supported_commands"].as_array().unwrap();
+    commands.iter().find(|found| found["name"] == command).unwrap()["enabled"] == true
+}
+
+fn main_process(vm: &Vm) -> String {
+    run(vm, "systemctl show --value --property MainPID guestlet").trim().to_owned()
+}
+
+fn installed_version(vm: &Vm) -> String {
+    run(vm, "dpkg-query -W -f '${Status} ${Version}' guestlet").trim().to_owned()
+}
+
+#[test]
+fn cloud_init_installs_and_enables_it_as_its_examples_say() {
+    let mut packages = Repository::new(&[tools::package().unwrap()]).unwrap();
+    packages.add_real_agent().unwrap();
+    let source = "https://packages.example.org/guestlet";
+    let (apt, settings) = (example("apt.yaml"), example("settings.yaml"));
+    assert!(apt.contains(source));
+    let user_data = apt.replace(source, "file:/srv/packages") + &settings;
+    let vm = Options::named("new").user_data(&user_data).real(images(), &images().root().unwrap()).unwrap();
+    packages.plug(&vm).unwrap();
+    vm.console().wait(REAL_READY, 1, LONG).unwrap();
+    let status = run(&vm, "cloud-init status --long --wait || :");
+    assert!(status.contains("status: done"), "{status}");
+
+    // Both sides answer, and the settings hold.
+    let info = agent(&vm);
+    assert!(is_enabled(&info, "guest-file-read") && !is_enabled(&info, "guest-exec"), "{info}");
+    let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    host.wait_connected("new", SOON).unwrap();
+    assert_eq!(run(&vm, "systemctl is-enabled guestlet.service guestlet.socket"), "enabled\nenabled\n");
+
+    // What is written everywhere for qemu-guest-agent, once more and twice: nothing changes.
+    let before = main_process(&vm);
+    let other = example("in-the-image.yaml");
+    assert!(
+        other.contains("- qemu-guest-agent\n") && other.contains("[systemctl, enable, --now, qemu-guest")
+    );
+    for _ in 0..2 {
+        let said = run(&vm, "apt-get install --yes qemu-guest-agent 2>&1");
+        assert!(said.contains("guestlet is already the newest version"), "{said}");
+        run(&vm, ENABLE);
+    }
+    assert_eq!(main_process(&vm), before);
+    assert_eq!(run(&vm, "systemctl is-active guestlet qemu-guest-agent"), "active\nactive\n");
+    assert!(is_enabled(&agent(&vm), "guest-ping"));
+}
+
+#[test]
+fn it_replaces_the_real_agent_is_upgraded_and_goes_without_a_trace() {
+    let package = tools::package().unwrap();
+    let mut packages = Repository::new(std::slice::from_ref(&package)).unwrap();
+    packages.add_real_agent().unwrap();
+    let next = packages.add_version(&package, "9.0").unwrap();
+    let vm = restored("old", &Saved::booted(images()).unwrap());
+    packages.plug(&vm).unwrap();
+    run(
+        &vm,
+        "mkdir -p /srv/packages; until mount -o ro -L PACKAGES /srv/packages 2> /dev/null; do sleep 0.1; done",
+    );
+    run(&vm, "echo 'deb [trusted=yes] file:/srv/packages ./' > /etc/apt/sources.list && apt-get -q update");
+
+    // A guest with Debian's agent, which has settings.
+    run(&vm, "apt-get -q install --yes --no-install-recommends qemu-guest-agent");
+    run(&vm, ENABLE);
+    run(&vm, "mkdir -p /etc/sysconfig && echo BLACKLIST_RPC=guest-get-users > /etc/sysconfig/qemu-ga");
+    run(&vm, "printf '[general]\\nblock-rpcs=guest-get-osinfo\\n' > /etc/qemu/qemu-ga.conf");
+    run(&vm, "systemctl restart qemu-guest-agent");
+    assert!(agent(&vm)["version"].as_str().unwrap().starts_with("7.2"));
+
+    // guestlet takes its place, and its settings.
+    vm.write("/etc/guestlet-tests.toml", b"[vsock]\nhybrid = true\n").unwrap();
+    run(
+        &vm,
+        "mkdir -p /etc/guestlet/agent.d && mv /etc/guestlet-tests.toml /etc/guestlet/agent.d/tests.toml",
+    );
+    run(&vm, "apt-get -q install --yes guestlet");
+    for _ in 0..2 {
+        run(&vm, ENABLE);
+        run(&vm, "apt-get -q install --yes qemu-guest-agent");
+    }
+    let info = agent(&vm);
+    assert!(!is_enabled(&info, "guest-get-users") && !is_enabled(&info, "guest-get-osinfo"), "{info}");
+    let this = installed_version(&vm);
+    assert!(this.starts_with("install ok installed 0."), "{this}");
+    assert!(!run(&vm, "dpkg-query -W -f '${Status}' qemu-guest-agent").contains("ok installed"));
+    let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    host.wait_connected("old", SOON).unwrap();
+
+    // An upgrade while a data file system is frozen, a disk is mounted by rule and a program runs: it waits for the thaw.
+    let rule = "[[disk]]\nmatch = { serial = \"data\" }\nmount-point = \"/srv/data\"\nfile-system = \"ext4\"\n\
+        format-if-blank = true\n";
+    vm.write("/etc/guestlet/disks.d/data.toml", rule.as_bytes()).unwrap();
+    plug_data(&vm);
+    wait_for("the data's mount", SOON, || vm.run("mountpoint -q /srv/data").ok()).unwrap();
+    run(&vm, "echo kept > /srv/data/file");
+    let mut client = vm.qga().unwrap();
+    let program = json!({ "path": "/bin/sh", "arg": ["-c", "sleep 15; echo done > /run/program"] });
+    client.execute("guest-exec", program).unwrap();
+    let freeze = json!({ "mountpoints": ["/srv/data"] });
+    assert_eq!(client.execute("guest-fsfreeze-freeze-list", freeze).unwrap(), 1);
+    let before = main_process(&vm);
+    let upgrade = format!("dpkg -i /srv/packages/{next} > /run/upgrade 2>&1; echo $? > /run/upgraded");
+    run(&vm, &format!("({upgrade}) &"));
+    let unpacked = || vm.run("dpkg-query -W -f '${Version}' guestlet | grep -qx 9.0").ok();
+    wait_for("the new package's files", SOON, unpacked).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(main_process(&vm), before, "the agent did not wait for the thaw");
+    client.execute("guest-ping", json!({})).unwrap();
+    assert_eq!(client.execute("guest-fsfreeze-thaw", json!({})).unwrap(), 1);
+    drop(client);
+    wait_for("end of the upgrade", SOON, || vm.run("test -s /run/upgraded").ok()).unwrap();
+    assert_eq!(run(&vm, "cat /run/upgraded"), "0\n", "{}", run(&vm, "cat /run/upgrade"));
+    assert_ne!(main_process(&vm), before, "the new agent runs");
+    host.wait_connected("old", SOON).unwrap();
+    run(&vm, "grep -q kept /srv/data/file && mountpoint -q /srv/data");
+    wait_for("end of the program", SOON, || vm.run("test -e /run/program").ok()).unwrap();
+
+    // Down again.
+    run(&vm, "dpkg -i /srv/packages/guestlet_*_amd64.deb");
+    assert_eq!(installed_version(&vm), this);
+    assert!(is_enabled(&agent(&vm), "guest-ping"));
+
+    // Removal: what is mounted stays, nothing else does but settings, and Debian's agent can come back.
+    run(&vm, "apt-get -q remove --yes guestlet");
+    run(&vm, "grep -q kept /srv/data/file && test -f /etc/guestlet/agent.toml && ! pidof guestlet");
+    run(&vm, "! systemctl is-active --quiet guestlet.socket && test ! -e /etc/apt/preferences.d/guestlet");
+    assert_eq!(
+        run(&vm, "find /etc/systemd /run/systemd /usr/lib/systemd -name 'qemu-guest-agent*' -xtype l"),
+        ""
+    );
+    run(&vm, "apt-get -q install --yes --no-install-recommends qemu-guest-agent");
+    run(&vm, ENABLE);
+    assert!(agent(&vm)["version"].as_str().unwrap().starts_with("7.2"));
+    run(&vm, "apt-get -q install --yes guestlet && dpkg --purge guestlet");
+    run(&vm, "test ! -e /var/lib/guestlet && test ! -e /run/guestlet && test -e /etc/qemu/qemu-ga.conf");
+    let left =
+        run(&vm, "find / -xdev -name '*guestlet*' ! -path '/proc/*' ! -path '/var/log/*' ! -path '/tmp/*'");
+    println!("left after the purge: {}", left.split_whitespace().collect::<Vec<_>>().join(" "));
+    assert!(left.lines().all(|path| path == "/etc/guestlet"), "{left}");
+}
+
+/// What the unit of a service comes to, by systemd's own figure.
+fn exposure(vm: &Vm, unit: &str) -> String {
+    run(vm, &format!("systemd-analyze security --no-pager {unit} | tail -n 1")).trim().to_owned()
+}
+
+#[test]
+fn services_have_the_privileges_that_their_settings_need() {
+    let agent_package = tools::package().unwrap();
+    let host_package = agent_package.to_str().unwrap().replace("/guestlet_", "/guestlet-host_");
+    let packages = Repository::new(&[host_package.into()]).unwrap();
+    let vm = real("confined");
+    println!("agent: {}", exposure(&vm, "guestlet.service"));
+    let doctor: Value = serde_json::from_str(&run(&vm, "guestlet doctor -o json")).unwrap();
+    assert_eq!(doctor["wrong"], false, "{doctor:#}");
+    let level = |doctor: &Value, subject: &str| {
+        let findings = doctor["findings"].as_array().unwrap();
+        findings.iter().find(|found| found["subject"] == subject).unwrap()["level"].clone()
+    };
+    assert_eq!((level(&doctor, "QGA"), level(&doctor, "vsock")), (json!("ok"), json!("ok")), "{doctor:#}");
+    assert_eq!(level(&doctor, "host"), "note", "nobody holds this guest yet");
+
+    // Without guest-exec the unit loses what only that needs; everything else goes on.
+    let settings = b"[qga]\nblock-rpcs = [\"guest-exec\", \"guest-shutdown\"]\n";
+    vm.write("/etc/guestlet/agent.d/block.toml", settings).unwrap();
+    let doctor: Value = serde_json::from_str(&run(&vm, "guestlet doctor -o json")).unwrap();
+    assert_eq!(
+        level(&doctor, "privileges"),
+        "note",
+        "more than they need, until the unit is loaded anew: {doctor:#}"
+    );
+    run(&vm, "systemctl daemon-reload && systemctl restart guestlet");
+    println!("agent without guest-exec: {}", exposure(&vm, "guestlet.service"));
+    let bounds = run(&vm, "systemctl show --property CapabilityBoundingSet guestlet");
+    assert!(bounds.contains("cap_sys_time") && !bounds.contains("cap_sys_boot"), "{bounds}");
+    assert!(!bounds.contains("cap_sys_module") && !bounds.contains("cap_net_admin"), "{bounds}");
+    let same =
+        "test $(readlink /proc/1/ns/mnt) = $(readlink /proc/$(pidof guestlet | cut -d ' ' -f 1)/ns/mnt)";
+    run(&vm, same);
+    let rule = "[[disk]]\nmatch = { serial = \"data\" }\nmount-point = \"/srv/data\"\nfile-system = \"ext4\"\n\
+        format-if-blank = true\nowner = \"daemon\"\n";
+    vm.write("/etc/guestlet/disks.d/data.toml", rule.as_bytes()).unwrap();
+    plug_data(&vm);
+    wait_for("the data's mount", SOON, || vm.run("mountpoint -q /srv/data").ok()).unwrap();
+    {
+        let mut client = vm.qga().unwrap();
+        assert_eq!(client.execute("guest-fsfreeze-freeze", json!({})).unwrap(), 2);
+        assert_eq!(client.execute("guest-fsfreeze-thaw", json!({})).unwrap(), 2);
+        let time = client.execute("guest-get-time", json!({})).unwrap();
+        client.execute("guest-set-time", json!({ "time": time })).unwrap();
+        let password = json!({ "username": "daemon", "password": "c2VjcmV0", "crypted": false });
+        client.execute("guest-set-user-password", password).unwrap();
+        let keys = json!({ "username": "root", "keys": ["ssh-ed25519 AAAA test"] });
+        client.execute("guest-ssh-add-authorized-keys", keys).unwrap();
+        client.execute("guest-fstrim", json!({})).unwrap();
+        client.execute("guest-get-disks", json!({})).unwrap();
+    }
+    let doctor: Value = serde_json::from_str(&run(&vm, "guestlet doctor -o json")).unwrap();
+    assert_eq!((&doctor["wrong"], level(&doctor, "privileges")), (&json!(false), json!("ok")), "{doctor:#}");
+    let denied =
+        vm.run("journalctl --unit guestlet --output cat | grep -i 'not permitted\\|permission denied'");
+    assert!(denied.is_err(), "{denied:?}");
+
+    // The host half, in its sandbox, with a second agent in the guest as its guest.
+    packages.plug(&vm).unwrap();
+    run(
+        &vm,
+        "mkdir -p /srv/packages; until mount -o ro -L PACKAGES /srv/packages 2> /dev/null; do sleep 0.1; done",
+    );
+    run(&vm, "dpkg -i /srv/packages/guestlet-host_*.deb && systemctl is-active guestlet-host");
+    println!("host half: {}", exposure(&vm, "guestlet-host.service"));
+    run(
+        &vm,
+        "systemd-analyze verify guestlet-host.service guestlet.service guestlet.socket qemu-guest-agent.service",
+    );
+    let second = "runtime-dir = \"/run/second\"\n[control]\nlisten = \"unix:/run/second/control.sock\"\n\
+        [callback]\nlisten = \"unix:/run/second/callback.sock\"\n[qga]\nmethod = \"none\"\n";
+    vm.write("/run/second.toml", second.as_bytes()).unwrap();
+    run(&vm, "mkdir -p /run/second && systemd-run --unit second guestlet --settings /run/second.toml");
+    let uuid = run(&vm, "cat /sys/class/dmi/id/product_uuid").trim().to_owned();
+    let machine = format!(
+        "[[vm]]\nname = \"second\"\nuuid = \"{uuid}\"\nunix-socket = \"/run/second/control.sock\"\n\
+         callback-socket = \"/run/second/callback.sock\"\n"
+    );
+    vm.write("/etc/guestlet/host.toml", machine.as_bytes()).unwrap();
+    wait_for("a session of the sandboxed host half", SOON, || {
+        vm.run("guestctl info second -o json | grep '\"session\": \"connected\"'").ok()
+    })
+    .unwrap();
+    let said = run(&vm, "guestctl doctor");
+    assert!(said.contains("Nothing is wrong."), "{said}");
+    assert_eq!(run(&vm, "ps -o user= -C guestlet-host").trim(), "guestle+");
+    run(&vm, "systemctl stop second");
+    wait_for("the doctor's word", SOON, || {
+        let (status, said) = vm.console().run("guestctl doctor", SOON).ok()?;
+        (status == 5 && said.contains("WRONG  VM second")).then_some(())
+    })
+    .unwrap();
+    run(&vm, "dpkg --purge guestlet-host && test ! -e /run/guestlet-host");
+}
+
+fn plug_data(vm: &Vm) {
+    let path = vm.file("data");
+    std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
+    let file = json!({ "driver": "file", "filename": path });
+    vm.qmp().execute("blockdev-add", json!({ "driver": "raw", "node-name": "data", "file": file })).unwrap();
+    let device = json!({ "driver": "scsi-hd", "bus": "scsi0.0", "drive": "data", "serial": "data" });
+    vm.qmp().execute("device_add", device).unwrap();
+}
