@@ -111,7 +111,7 @@ const HOST: &[Row] = &[
     (
         "volumes-dir",
         "`/var/lib/guestlet-host/volumes`",
-        "where `guestctl disk attach --size` makes volumes; QEMU's user must be able to reach it. Another folder needs `ReadWritePaths=` in a drop-in of the unit",
+        "where `guestctl disk attach --size` makes volumes; QEMU's user must be able to reach it",
     ),
     ("vm.name", "", "unique on this host, a DNS name"),
     ("vm.uuid", "", "must be the one that the guest reads from DMI"),
@@ -120,9 +120,24 @@ const HOST: &[Row] = &[
     ("vm.vsock-socket", "", "or hybrid vsock: the hypervisor's unix socket"),
     ("vm.unix-socket", "", "or a unix socket that leads straight to an agent"),
     ("vm.callback-socket", "none", "with `unix-socket`: the one of the callback channel"),
+    ("vm.max-volumes", "`240`", "how many volumes of its cluster a VM may have, as its kubelet is told"),
     ("vm.port", "`970`", "the agent's vsock port on which the host asks"),
     ("vm.callback-port", "`971`", "the one on which the guest does"),
     ("vm.qmp", "none", "a QMP socket of guestlet-host's own: tells whether the VM runs, and plugs disks"),
+    (
+        "pool.name",
+        "",
+        "a storage class for the volumes of clusters; each is a table `[[pool]]`. See [csi.md](csi.md)",
+    ),
+    ("pool.path", "", "its folder, which QEMU's user must be able to reach"),
+    ("pool.format", "`\"raw\"`", "how images are kept: `raw` or `qcow2`"),
+    ("pool.allocation", "`\"thin\"`", "whether room for all of them is reserved: `thin` or `full`"),
+    ("pool.bus", "by the VM", "what guests see its volumes on: `scsi` or `virtio`"),
+    ("pool.default", "the first", "`true` for the class of volumes that name none"),
+    ("cluster.<name>.max-volumes", "`4096`", "how many volumes a cluster may have"),
+    ("cluster.<name>.max-bytes", "no limit", "how large they may be together, such as `\"2T\"`"),
+    ("cluster.<name>.classes", "all", "the storage classes that it may use"),
+    ("cluster.<name>.controllers", "all of the cluster", "the VMs that may ask for volumes"),
     ("limits.message-bytes", "`262144`", "bytes of one message of a guest"),
     (
         "limits.bytes-per-second",
@@ -183,18 +198,26 @@ fn known<F: Fragment>(prefix: &str, found: &mut Vec<String>) {
         Ok(_) => String::new(),
         Err(error) => error.to_string(),
     };
+    // A table, one of several, or one with a name of the user's.
+    let table = |header: String, next: String| (header + "\"@\" = 1\n", next);
     let tables = match prefix {
-        "" => vec!["\"@\" = 1\n".to_owned()],
-        prefix => vec![format!("[{prefix}]\n\"@\" = 1\n"), format!("[[{prefix}]]\n\"@\" = 1\n")],
+        "" => vec![table(String::new(), String::new())],
+        prefix => vec![
+            table(format!("[{prefix}]\n"), format!("{prefix}.")),
+            table(format!("[[{prefix}]]\n"), format!("{prefix}.")),
+            table(format!("[{prefix}.x]\n"), format!("{prefix}.<name>.")),
+        ],
     };
-    let Some(words) =
-        tables.iter().map(|table| refused(table)).find(|words| words.contains("unknown field `@`"))
-    else {
+    let told = tables.into_iter().find_map(|(table, next)| {
+        let words = refused(&table);
+        words.contains("unknown field `@`").then_some((words, next))
+    });
+    let Some((words, next)) = told else {
         return found.push(prefix.to_owned());
     };
     let expected = words.split("expected").nth(1).unwrap();
     for name in expected.split('`').skip(1).step_by(2) {
-        let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+        let name = format!("{next}{name}");
         known::<F>(&name, found);
     }
 }

@@ -79,6 +79,7 @@ fn escaped(text: &str) -> String {
 #[allow(unused_macros)]
 macro_rules! clap_sections {
     ($command:expr) => {{
+        #[allow(clippy::format_push_string)]
         fn entry(argument: &clap::Arg) -> crate::man::Entry {
             let values: Vec<_> = argument
                 .get_value_names()

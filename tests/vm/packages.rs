@@ -252,7 +252,7 @@ fn services_have_the_privileges_that_their_settings_need() {
     println!("host half: {}", exposure(&vm, "guestlet-host.service"));
     run(
         &vm,
-        "systemd-analyze verify guestlet-host.service guestlet.service guestlet.socket qemu-guest-agent.service",
+        "systemd-analyze verify --man=no guestlet-host.service guestlet.service guestlet.socket qemu-guest-agent.service",
     );
     let second = "runtime-dir = \"/run/second\"\n[control]\nlisten = \"unix:/run/second/control.sock\"\n\
         [callback]\nlisten = \"unix:/run/second/callback.sock\"\n[qga]\nmethod = \"none\"\n";
