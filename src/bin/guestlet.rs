@@ -29,15 +29,15 @@ const SOMETHING_IS_WRONG: u8 = 5;
 const GUESTLET_USAGE: &str = "\
 guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
 
-Usage: guestlet [OPTIONS]          run the agent
-       guestlet status [-o json]   ask the running agent who holds this guest, and what it sees
-       guestlet disks [-o json]    ask it which disks this guest has, and what each is used for
-       guestlet topology [-o json] ask it where this guest runs, and what became of its Node's labels;
-                                   --wait 30s: until that is known; --remove: take the labels out of the files of
-                                   RKE2, k3s and kubeadm, for a guest that is to be without guestlet
-       guestlet doctor [-o json]   say what works, what is missing, and what to do (status 5 if something is wrong)
-       guestlet thaw               thaw all file systems, with or without a running agent
-       guestlet unit-options       show the options of the unit that take away what the settings leave unused
+Usage: guestlet [OPTIONS]            run the agent
+       guestlet status [-o json]     ask the running agent who holds this guest, and what it sees
+       guestlet disks [-o json]      ask it which disks this guest has, and what each is used for
+       guestlet topology [-o json]   ask it where this guest runs, and what became of its Node's labels
+       guestlet topology --wait 30s  the same, as soon as that is known
+       guestlet topology --remove    take the labels out of the files of RKE2, k3s and kubeadm
+       guestlet doctor [-o json]     say what works, what is missing, and what to do (status 5 if something is wrong)
+       guestlet thaw                 thaw all file systems, with or without a running agent
+       guestlet unit-options         show the options of the unit that take away what the settings leave unused
 
 ";
 const QEMU_GA_USAGE: &str = "\

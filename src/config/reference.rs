@@ -95,12 +95,34 @@ const AGENT: &[Row] = &[
         "none",
         "keys of what kubelet is told about where this guest is; known is `guestlet.io/host`, the name of its host",
     ),
+    (
+        "topology.drop-ins",
+        "none",
+        "whose files get the labels of where this guest runs, for nodes that are to join: `rke2`, `k3s`, `kubeadm`; lists of several files add up. See [topology.md](topology.md)",
+    ),
+    (
+        "topology.node-labels",
+        "`true`",
+        "keep the labels of the guest's Node, as soon as a kubelet has a credential",
+    ),
+    ("topology.kubeconfig", "kubeadm's, RKE2's or k3s's, whichever is there", "kubelet's kubeconfig"),
+    (
+        "topology.zone-change",
+        "`\"update\"`",
+        "what becomes of the Node's zone and region when the guest runs elsewhere: `update`, `keep` (an annotation says where it runs) or `report` (and an event warns)",
+    ),
+    ("topology.report-only", "`false`", "say what the labels would be, and change nothing"),
+    (
+        "topology.provider-id",
+        "`false`",
+        "give the Node the provider id that the host half has for the VM, if it has none",
+    ),
     ("log.verbose", "`false`", "log each call"),
     ("log.file", "the journal", "log to this file"),
     (
         "runtime-dir",
         "`/run/guestlet`",
-        "what lasts until the next boot: the socket of `guestlet status`, and `identity.json`, what the host half calls this guest",
+        "what lasts until the next boot: the socket of `guestlet status`, `identity.json`, what the host half calls this guest, and `topology.json`, where it runs",
     ),
 ];
 
@@ -138,6 +160,14 @@ const HOST: &[Row] = &[
     ("cluster.<name>.max-bytes", "no limit", "how large they may be together, such as `\"2T\"`"),
     ("cluster.<name>.classes", "all", "the storage classes that it may use"),
     ("cluster.<name>.controllers", "all of the cluster", "the VMs that may ask for volumes"),
+    ("topology.region", "none", "where this host is; each guest is told. See [topology.md](topology.md)"),
+    ("topology.zone", "none", "the failure domain within the region"),
+    ("topology.host", "its host name", "what guests are told that this host is called"),
+    (
+        "topology.labels",
+        "none",
+        "further labels for the guests' Nodes, which a kubelet may set: `{ \"example.com/power-feed\" = \"a\" }`",
+    ),
     ("limits.message-bytes", "`262144`", "bytes of one message of a guest"),
     (
         "limits.bytes-per-second",
@@ -215,7 +245,7 @@ fn known<F: Fragment>(prefix: &str, found: &mut Vec<String>) {
     let Some((words, next)) = told else {
         return found.push(prefix.to_owned());
     };
-    let expected = words.split("expected").nth(1).unwrap();
+    let expected = words.split("expected").nth(1).unwrap_or_default();
     for name in expected.split('`').skip(1).step_by(2) {
         let name = format!("{next}{name}");
         known::<F>(&name, found);
