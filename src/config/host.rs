@@ -398,11 +398,6 @@ mod tests {
                 "0.toml:2: topology.zone = \"a b\": Kubernetes",
             ),
             (
-                "region",
-                vec!["[topology]\nregion = ''".into()],
-                "0.toml:2: topology.region = \"\": it is empty",
-            ),
-            (
                 "denied label",
                 vec!["[topology.labels]\na = 'b'\n'node-role.kubernetes.io/x' = 'y'".into()],
                 "0.toml:3: topology.labels: \"node-role.kubernetes.io/x\": the API server (NodeRestriction) lets no",

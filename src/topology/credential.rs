@@ -13,7 +13,7 @@ use kube::config::{AuthInfo, Cluster, Kubeconfig};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use secrecy::ExposeSecret as _;
+use secrecy::ExposeSecret;
 
 use crate::sys::files;
 use crate::sys::root::Root;
@@ -124,7 +124,7 @@ fn load(root: &Root, place: &Path, text: &[u8], files: &mut Vec<PathBuf>) -> Res
     let authority = part("certificate-authority", data.as_deref(), file.as_ref())?;
     let (data, file) = (&user.client_certificate_data, &user.client_certificate);
     let certificate = part("client-certificate", data.as_deref(), file.as_ref())?;
-    let data = user.client_key_data.as_ref().map(|key| key.expose_secret());
+    let data = user.client_key_data.as_ref().map(ExposeSecret::expose_secret);
     let key = part("client-key", data, user.client_key.as_ref())?;
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(&certificate)
         .collect::<Result<_, _>>()

@@ -59,7 +59,7 @@ fn events_make_the_state_that_people_see() {
         assert!(described.contains(words), "{words}\n{described}");
     }
     let wide = lab.words(&["ls", "-o", "wide"]);
-    assert!(wide.contains("  192.0.2.7  6.1.0-30-cloud-amd64  boot-1   unix:"), "{wide}");
+    assert!(wide.contains("  192.0.2.7  -     -     6.1.0-30-cloud-amd64  boot-1   unix:"), "{wide}");
 
     drop(guest);
     let vm = lab.until_session("a", "connecting");

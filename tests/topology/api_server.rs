@@ -264,12 +264,12 @@ impl Cluster {
         store.compacted = store.version;
         let status = status(410, "too old resource version");
         store.tell(&Told::Line(json!({ "type": "ERROR", "object": status }).to_string()));
-        store.tell(&Told::End);
+        store.end();
     }
 
     /// Ends every watch, as a server does after its time.
     pub fn end_watches(&self) {
-        self.store().tell(&Told::End);
+        self.store().end();
     }
 
     pub fn bookmark(&self) {
@@ -293,6 +293,12 @@ impl Store {
         self.log.push((self.version, kind, node.clone()));
         self.tell(&Told::Line(json!({ "type": kind, "object": node }).to_string()));
         self.nodes.insert(name.to_owned(), node);
+    }
+
+    /// Ends every watch.
+    fn end(&mut self) {
+        self.tell(&Told::End);
+        self.watchers.clear();
     }
 
     fn tell(&mut self, told: &Told) {
