@@ -1,7 +1,7 @@
 //! `guestlet doctor`: says in plain words what works in this guest, what is missing, and what to do.
 //!
 //! It looks at files below a root and at what the running agent answers, and changes nothing. Each part looks at one
-//! thing: [`agent`] the program and its settings, [`channels`] how it is reached, [`surroundings`] what else matters in
+//! thing: `agent` the program and its settings, `channels` how it is reached, `surroundings` what else matters in
 //! the guest. To add a check: a function in one of them, and its line in [`examine`].
 
 mod agent;

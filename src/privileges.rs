@@ -1,7 +1,7 @@
 //! Which privileges the settings leave the agent: `guestlet unit-options`, which systemd's generator asks.
 //!
 //! An agent that may run programs may do everything, and so keeps all privileges: whatever is taken from it is taken from
-//! the programs, too. One that runs none keeps those that its functions need. To add a function: its line in [`NEEDS`].
+//! the programs, too. One that runs none keeps those that its functions need. To add a function: its line in `NEEDS`.
 
 use std::fmt::Write as _;
 

@@ -8,7 +8,7 @@
 //!                                                  └▶ relay ─▶ the host half
 //! ```
 //! [`sockets`] sees to it that the sockets are there whatever becomes of their folders; that of the registration only
-//! while it is [known](Identity) who this guest is. [`status`] has every answer that is none.
+//! while it is [known](Identity) who this guest is. `status` has every answer that is none.
 
 pub mod identity;
 mod node;

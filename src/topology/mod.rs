@@ -7,7 +7,7 @@
 //!                          └─ rotated ──┴── error, backoff ──┘      guest's topology ─┘     └──▶ guest.topology.node
 //! ```
 //!
-//! Nothing of this is in memory before kubelet has a credential. What is to be done is decided by [`plan`], a pure
+//! Nothing of this is in memory before kubelet has a credential. What is to be done is decided by `plan`, a pure
 //! function of what is wanted and what is there, again with every change of either. While nothing changes there is one
 //! request in five minutes or more.
 

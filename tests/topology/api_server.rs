@@ -1,5 +1,5 @@
 //! An API server as far as a kubelet's credential sees one: Nodes with versions, conflicts, merge patches, lists and
-//! watches with bookmarks that expire, NodeRestriction's rules; over TLS with client certificates; with faults on demand.
+//! watches with bookmarks that expire, `NodeRestriction`'s rules; over TLS with client certificates; with faults on demand.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -305,7 +305,7 @@ impl Store {
         self.watchers.retain(|watcher| watcher.send(told.clone()).is_ok());
     }
 
-    /// A merge patch by the kubelet of `name`, within the rules of NodeRestriction.
+    /// A merge patch by the kubelet of `name`, within the rules of `NodeRestriction`.
     fn patch(&mut self, name: &str, patch: &Value) -> Result<Value, (u16, String)> {
         if self.rivals > 0 {
             self.rivals -= 1;

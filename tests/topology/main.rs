@@ -1,7 +1,13 @@
 //! Where a guest runs: the real agent, told by a host half of the tests, writes it for people, for nodes that are to join,
 //! and on its Node, whose API server is one of the tests.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, clippy::disallowed_methods)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::needless_pass_by_value,
+    clippy::print_stderr,
+    clippy::unwrap_used
+)]
 
 #[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../qga/agent.rs"]

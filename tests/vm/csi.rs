@@ -165,6 +165,8 @@ fn volumes_come_and_go_while_everything_is_killed() {
     let mut host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
     host.wait_connected("churn", SOON).unwrap();
     let node = Csi::of(&vm).unwrap();
+    // What its kernel says is not to stand between what programs print.
+    vm.run("dmesg --console-off").unwrap();
     node.register().unwrap();
     let numbers = Mutex::new(0..VOLUMES);
     let next = || numbers.lock().unwrap().next();

@@ -109,7 +109,8 @@ fn it_replaces_the_real_agent_is_upgraded_and_goes_without_a_trace() {
     assert!(agent(&vm)["version"].as_str().unwrap().starts_with("7.2"));
 
     // guestlet takes its place, and its settings.
-    vm.write("/etc/guestlet-tests.toml", b"[vsock]\nhybrid = true\n[qga.freeze]\ndeadline = \"10min\"\n").unwrap();
+    vm.write("/etc/guestlet-tests.toml", b"[vsock]\nhybrid = true\n[qga.freeze]\ndeadline = \"10min\"\n")
+        .unwrap();
     run(
         &vm,
         "mkdir -p /etc/guestlet/agent.d && mv /etc/guestlet-tests.toml /etc/guestlet/agent.d/tests.toml",

@@ -5,7 +5,7 @@
 //! rules, disks, requests, what is done ─▶ look ─▶ plan ─▶ start what is not being done ─▶ tell people
 //! ```
 //! What failed is tried again when its disk, what is on it, or the rules have changed; and where somebody was in the way,
-//! with the agent's own ticks ([`patience`](super::patience)). While nothing waits, nothing is tried by the clock.
+//! with the agent's own ticks (`patience`). While nothing waits, nothing is tried by the clock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;

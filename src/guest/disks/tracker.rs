@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A disk that has no size any more is most likely about to go: the kernel takes its size before its name. It stays as
-//! it was ([`Doubt`](Stage::Doubt)), and is read again after a moment if it is still there.
+//! it was (`Doubt`), and is read again after a moment if it is still there.
 //!
 //! From every stage a disk goes away when it is gone, or another one is at its place. What the kernel says is no more
 //! than a reason to look: what counts is what a look finds, so that lost, late and doubled messages do no harm.

@@ -11,7 +11,7 @@
 //! volume, and a bounded number in all.
 //!
 //! - [`disk`] finds the disk of a volume, [`place`] is about kubelet's folder and what is mounted there.
-//! - [`stage`], [`publish`] and [`remove`] mount and unmount; [`group`] gives a volume to a pod's group.
+//! - [`stage`], [`publish`] and [`remove`] mount and unmount; `group` gives a volume to a pod's group.
 //! - [`expand`] takes the room that a disk has gained, [`stats`] tells how full and how well a volume is.
 
 pub mod disk;

@@ -2,7 +2,7 @@
 //! call of the [`Keeper`], and what that says becomes an answer.
 //!
 //! Which VM asks is known from the connection, and with it the cluster for which it acts; nothing in a message says it.
-//! [`check`] is where requests are refused that make no sense. To add a call: its arm here, and its capability.
+//! `check` is where requests are refused that make no sense. To add a call: its arm here, and its capability.
 
 use tonic::{Request, Response, Status};
 

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
 use super::super::backends::disks::{DiskError, GuestSide};
@@ -27,6 +28,8 @@ const RELEASE: Duration = Duration::from_secs(60);
 const FORCED: Duration = Duration::from_secs(15);
 /// How long is waited for an agent that is not there.
 const MEETING: Duration = Duration::from_secs(10);
+/// After which time a guest that is busy with the disk is asked again.
+const BUSY: Duration = Duration::from_millis(200);
 
 /// The agent of one VM, asked about one disk.
 #[derive(Debug)]
@@ -73,11 +76,19 @@ impl Agent {
         }
     }
 
-    /// Has the guest release the disk.
+    /// Has the guest release the disk. While something is being done to it there, such as a release that was asked for
+    /// before this program was started, that is waited for.
     async fn release(&self, patience: Duration) -> Result<(), Unreleased> {
-        let mut caller = self.caller().await.map_err(Unreleased::Unasked)?;
-        let answer =
-            within(patience, caller.release_disk(ReleaseDiskRequest { disk: Some(self.selector()) })).await?;
+        let end = Instant::now() + patience;
+        let answer = loop {
+            let mut caller = self.caller().await.map_err(Unreleased::Unasked)?;
+            let request = ReleaseDiskRequest { disk: Some(self.selector()) };
+            let left = end.saturating_duration_since(Instant::now());
+            match within(left, caller.release_disk(request)).await {
+                Err(Unreleased::Busy(_)) if Instant::now() + BUSY < end => sleep(BUSY).await,
+                answer => break answer?,
+            }
+        };
         let (vm, serial) = (&self.vm, &self.serial);
         let name = answer.disk.map(|disk| text::clean(&disk.name));
         tracing::info!(vm, serial, name, removed = answer.removed, "the guest has released a disk");
@@ -89,6 +100,8 @@ impl Agent {
 enum Unreleased {
     /// Its agent says that it keeps it.
     Kept(String),
+    /// Something is being done to it.
+    Busy(String),
     /// Its agent was not asked, or has not answered, or cannot do it.
     Unasked(String),
 }
@@ -96,7 +109,7 @@ enum Unreleased {
 impl Unreleased {
     fn words(self) -> String {
         match self {
-            Self::Kept(words) | Self::Unasked(words) => words,
+            Self::Kept(words) | Self::Busy(words) | Self::Unasked(words) => words,
         }
     }
 }
@@ -114,7 +127,8 @@ async fn within<T>(
         Ok(Err(status)) => {
             let words = text::clean_words(status.message());
             Err(match status.code() {
-                Code::FailedPrecondition | Code::Aborted | Code::Internal => Unreleased::Kept(words),
+                Code::Aborted => Unreleased::Busy(words),
+                Code::FailedPrecondition | Code::Internal => Unreleased::Kept(words),
                 _ => Unreleased::Unasked(words),
             })
         }
@@ -207,11 +221,18 @@ impl Bounded {
 #[tonic::async_trait]
 impl GuestSide for Bounded {
     async fn release(&self) -> Result<(), DiskError> {
-        self.meet().await;
         let (vm, serial) = (&self.agent.vm, &self.agent.serial);
-        match self.agent.release(RELEASE).await {
+        let begun = Instant::now();
+        self.meet().await;
+        let mut released = self.agent.release(RELEASE).await;
+        // An agent that was started again meanwhile is asked again; one that hangs is not.
+        if matches!(released, Err(Unreleased::Unasked(_))) && begun.elapsed() < RELEASE {
+            self.meet().await;
+            released = self.agent.release(RELEASE).await;
+        }
+        match released {
             Ok(()) => Ok(()),
-            Err(Unreleased::Kept(why)) => {
+            Err(Unreleased::Kept(why) | Unreleased::Busy(why)) => {
                 Err(DiskError::NotReleased(format!("the guest does not let go of the volume: {why}")))
             }
             Err(Unreleased::Unasked(why)) => {

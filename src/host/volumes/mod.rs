@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Nothing is remembered here but what is being done: the backend remembers volumes. An operation that was begun runs
-//! to its end in a task of its own, whoever waits for it; one at a time works on a volume ([`turns`]). What a guest may
+//! to its end in a task of its own, whoever waits for it; one at a time works on a volume (`turns`). What a guest may
 //! is decided by its connection, which says of which VM and cluster it is ([`Asker`]); what it names is looked for
 //! among that cluster's volumes and VMs only, and another's does not exist for it.
 

@@ -8,8 +8,8 @@
 //!            remove                 unplug (record: leaving, disk gone, record)
 //! ```
 //!
-//! [`store`] keeps what is on disk; the disks themselves come and go through [`hotplug`](super::hotplug), which reads
-//! back what QEMU has. To add something that is kept of a volume: a field in [`record`].
+//! `store` keeps what is on disk; the disks themselves come and go through [`hotplug`](super::hotplug), which reads
+//! back what QEMU has. To add something that is kept of a volume: a field in `record`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
