@@ -268,7 +268,7 @@ impl<'a> Session<'a> {
 
     /// Follows the Node until something fails.
     async fn follow(&mut self, failures: &mut u32) -> Result<Infallible, End> {
-        let mut short = 0;
+        let mut short: u32 = 0;
         loop {
             let mut version = self.list().await?;
             *failures = 0;
@@ -278,9 +278,10 @@ impl<'a> Session<'a> {
                 let begun = Instant::now();
                 let watched = self.watch(&mut version).await?;
                 short = if begun.elapsed() < SHORTEST_WATCH { short + 1 } else { 0 };
-                // One that ends early may be that of a server which is started again.
+                // One that ends early may be that of a server which is started again; of others each waits longer.
                 if short > 1 {
-                    self.rest(spread(SHORTEST_WATCH) + SHORTEST_WATCH / 2).await?;
+                    let wait = Duration::from_secs(8 << (2 * (short - 2)).min(4));
+                    self.rest(spread(wait)).await?;
                 }
                 if watched == Watched::Expired {
                     break;
