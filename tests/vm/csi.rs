@@ -202,7 +202,7 @@ fn volumes_come_and_go_while_everything_is_killed() {
     let id = node.create("pvc-last", 16 * MIB).unwrap();
     node.use_volume(&id, vm.uuid()).unwrap();
     vm.qemu().signal(Signal::SIGKILL).unwrap();
-    host.wait("churn", "gone", SOON, |now| now["power"] == "gone").unwrap();
+    host.wait("churn", "gone", SOON, |now| now["power"] == "off").unwrap();
     let list = || host.ctl(&["volumes", "ls", "-o", "json"]).unwrap();
     assert!(list().contains(&id));
     host.ctl(&["volumes", "detach", &id]).unwrap();
