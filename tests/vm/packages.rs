@@ -273,7 +273,7 @@ fn services_have_the_privileges_that_their_settings_need() {
     .unwrap();
     let said = run(&vm, "guestctl doctor");
     assert!(said.contains("Nothing is wrong."), "{said}");
-    assert_eq!(run(&vm, "ps -o user= -C guestlet-host").trim(), "guestle+");
+    assert_eq!(run(&vm, "ps -o user:32= -C guestlet-host").trim(), "guestlet-host");
     run(&vm, "systemctl stop second");
     wait_for("the doctor's word", SOON, || {
         let (status, said) = vm.console().run("guestctl doctor", SOON).ok()?;
