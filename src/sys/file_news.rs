@@ -4,14 +4,11 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
-use tokio::io::Interest;
+use nix::sys::inotify::{AddWatchFlags, Inotify, WatchDescriptor};
 
-use crate::sys::descriptor::wait;
+use crate::sys::inotify;
 
 /// Folders that are watched for one file: its own and the one above, or where they would be.
 const ABOVE: usize = 2;
@@ -30,7 +27,7 @@ impl FileNews {
     /// # Errors
     /// As inotify(7) gives them.
     pub fn begin(files: Vec<PathBuf>) -> io::Result<Self> {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let inotify = inotify::begin()?;
         let mut news = Self { inotify, files, watched: BTreeMap::new() };
         news.look();
         Ok(news)
@@ -92,20 +89,14 @@ impl FileNews {
     /// As inotify(7) gives them.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
-            match self.inotify.read_events() {
-                Ok(events) => {
-                    let concerns = events.iter().any(|event| {
-                        event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW)
-                            || self.concerns(event.wd, event.name.as_deref())
-                    });
-                    if concerns {
-                        self.look();
-                        return Ok(());
-                    }
-                }
-                Err(Errno::EAGAIN) => wait(self.inotify.as_fd(), Interest::READABLE).await?,
-                Err(Errno::EINTR) => {}
-                Err(error) => return Err(error.into()),
+            let events = inotify::events(&self.inotify).await?;
+            let concerns = events.iter().any(|event| {
+                event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW)
+                    || self.concerns(event.wd, event.name.as_deref())
+            });
+            if concerns {
+                self.look();
+                return Ok(());
             }
         }
     }

@@ -1,14 +1,11 @@
 //! Tells when files of a folder are written, come or go, inotify(7). The folder itself may come and go, too.
 
 use std::io;
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
-use tokio::io::Interest;
+use nix::sys::inotify::{AddWatchFlags, Inotify, WatchDescriptor};
 
-use crate::sys::descriptor::wait;
+use crate::sys::inotify;
 
 /// Told of everything in a folder from the time when this was made.
 #[derive(Debug)]
@@ -24,7 +21,7 @@ impl FolderNews {
     /// # Errors
     /// As inotify(7) gives them.
     pub fn begin(folder: &Path) -> io::Result<Self> {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let inotify = inotify::begin()?;
         let mut news = Self { inotify, folder: folder.to_owned(), inside: None };
         news.look();
         Ok(news)
@@ -51,22 +48,16 @@ impl FolderNews {
     /// As inotify(7) gives them.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
-            match self.inotify.read_events() {
-                Ok(events) => {
-                    let name = self.folder.file_name();
-                    let itself = events.iter().any(|event| event.name.as_deref() == name);
-                    let lost = events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW));
-                    let inside = events.iter().any(|event| Some(event.wd) == self.inside);
-                    if itself || lost {
-                        self.look();
-                    }
-                    if itself || lost || inside {
-                        return Ok(());
-                    }
-                }
-                Err(Errno::EAGAIN) => wait(self.inotify.as_fd(), Interest::READABLE).await?,
-                Err(Errno::EINTR) => {}
-                Err(error) => return Err(error.into()),
+            let events = inotify::events(&self.inotify).await?;
+            let name = self.folder.file_name();
+            let itself = events.iter().any(|event| event.name.as_deref() == name);
+            let lost = events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW));
+            let inside = events.iter().any(|event| Some(event.wd) == self.inside);
+            if itself || lost {
+                self.look();
+            }
+            if itself || lost || inside {
+                return Ok(());
             }
         }
     }

@@ -44,6 +44,8 @@ pub mod folders;
 #[cfg(feature = "host")]
 pub mod host_name;
 #[cfg(feature = "agent")]
+pub mod inotify;
+#[cfg(feature = "agent")]
 pub mod link_news;
 pub mod logging;
 #[cfg(feature = "agent")]

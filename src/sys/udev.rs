@@ -2,14 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::AsFd as _;
 
-use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tokio::io::Interest;
+use nix::sys::inotify::{AddWatchFlags, Inotify};
 
 use crate::sys::block::Number;
-use crate::sys::descriptor::wait;
+use crate::sys::inotify;
 use crate::sys::root::Root;
 
 const DATA: &str = "/run/udev/data";
@@ -63,7 +60,7 @@ impl Watch {
     /// # Errors
     /// As inotify(7) gives them, also if there is no database yet.
     pub fn begin(root: &Root) -> io::Result<Self> {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let inotify = inotify::begin()?;
         // udev writes an entry beside its place, and moves it there.
         let what = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CLOSE_WRITE;
         inotify.add_watch(&root.path(DATA), what)?;
@@ -77,18 +74,11 @@ impl Watch {
     pub async fn changed(&self) -> io::Result<News> {
         loop {
             let mut about = BTreeSet::new();
-            match self.0.read_events() {
-                Ok(events) => {
-                    for event in events {
-                        if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-                            return Ok(News::Any);
-                        }
-                        about.extend(event.name.as_deref().and_then(|name| block_number(name.to_str()?)));
-                    }
+            for event in inotify::events(&self.0).await? {
+                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+                    return Ok(News::Any);
                 }
-                Err(Errno::EAGAIN) => wait(self.0.as_fd(), Interest::READABLE).await?,
-                Err(Errno::EINTR) => {}
-                Err(error) => return Err(error.into()),
+                about.extend(event.name.as_deref().and_then(|name| block_number(name.to_str()?)));
             }
             if !about.is_empty() {
                 return Ok(News::About(about));
