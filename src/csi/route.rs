@@ -11,6 +11,8 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower_service::Service;
 
+use crate::transport::http2::is_of;
+
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 /// Both of them: calls of `A` go there, all others to `B`.
@@ -37,11 +39,6 @@ where
     fn call(&mut self, request: Request<Incoming>) -> Answer {
         if is_of(request.uri().path(), A::NAME) { self.0.call(request) } else { self.1.call(request) }
     }
-}
-
-/// Whether `/service/method` is of the service called `name`.
-fn is_of(path: &str, name: &str) -> bool {
-    path.strip_prefix('/').and_then(|path| path.strip_prefix(name)).is_some_and(|rest| rest.starts_with('/'))
 }
 
 #[cfg(test)]

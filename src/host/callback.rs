@@ -247,9 +247,9 @@ where
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        let service = request.uri().path().trim_start_matches('/').split('/').next();
-        if let Some(volumes) = self.volumes.clone().filter(|_| service == Some(V::NAME)) {
-            let (guard, mut volumes) = (Arc::clone(&self.guard), volumes);
+        let of_volumes = http2::is_of(request.uri().path(), V::NAME);
+        if let Some(mut volumes) = self.volumes.clone().filter(|_| of_volumes) {
+            let guard = Arc::clone(&self.guard);
             return Box::pin(answer(VOLUME_DEADLINE, Arc::clone(&guard.unread), async move {
                 guard.admit_in_time().await;
                 volumes.call(request).await

@@ -74,6 +74,11 @@ impl<S> Service for S where
 {
 }
 
+/// Whether `/service/method` is of the service called `name`.
+pub fn is_of(path: &str, name: &str) -> bool {
+    path.strip_prefix('/').and_then(|path| path.strip_prefix(name)).is_some_and(|rest| rest.starts_with('/'))
+}
+
 /// Tells when the service is called.
 #[derive(Debug, Clone)]
 struct Called<S> {
