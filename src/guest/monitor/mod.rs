@@ -62,7 +62,7 @@ pub fn all(guest: &Guest, settings: Settings, shutdown: &CancellationToken) -> V
         ("mounts", rest_if_missing("mounts", mounts::watch(guest.clone()), shutdown)),
         ("disks", rest_if_missing("disks", disks::watch(guest.clone()), shutdown)),
         ("logind", rest_if_missing("logind", logind::watch(guest.clone(), bus_address.clone()), shutdown)),
-        ("health", rest_if_missing("health", health::watch(guest.clone(), bus_address.clone()), shutdown)),
+        ("health", rest_if_missing("health", health::watch(guest.clone(), bus_address), shutdown)),
         ("clock", rest_if_missing("the clock", clock::watch(guest.clone()), shutdown)),
     ];
     monitors.into_iter().enumerate().map(|(place, (name, work))| (name, in_turn(place, work))).collect()
