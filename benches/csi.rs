@@ -24,6 +24,9 @@ mod kubelet;
 #[allow(dead_code, reason = "shared with the tests of CSI")]
 #[path = "../tests/csi/lab.rs"]
 mod lab;
+#[allow(dead_code, reason = "shared with the tests of QGA")]
+#[path = "../tests/qga/namespace.rs"]
+mod namespace;
 
 use std::time::{Duration, Instant};
 

@@ -20,5 +20,8 @@ mod faults;
 mod host;
 mod kubelet;
 mod lab;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../qga/namespace.rs"]
+mod namespace;
 mod registration;
 mod volumes;

@@ -10,23 +10,11 @@ use guestlet::guest::Guest;
 use nix::unistd::{Whence, lseek};
 use tempfile::TempDir;
 
-const INSIDE: &str = "GUESTLET_TEST_INSIDE";
+use crate::namespace::is_outside;
 
 /// Runs this test again in a mount namespace of its own; absent outside of it.
 pub fn enter() -> Option<Lab> {
-    if std::env::var_os(INSIDE).is_some() {
-        return Some(Lab::new());
-    }
-    let name = std::thread::current().name().unwrap().to_owned();
-    let status = Command::new("unshare")
-        .arg("--mount")
-        .arg(std::env::current_exe().unwrap())
-        .args([&name, "--exact", "--nocapture"])
-        .env(INSIDE, "1")
-        .status()
-        .unwrap();
-    assert!(status.success(), "{name} failed in its namespace (this test is for root)");
-    None
+    (!is_outside(std::thread::current().name().unwrap())).then(Lab::new)
 }
 
 /// Runs a script that has to succeed; what it said.

@@ -10,6 +10,8 @@
 #![allow(dead_code, reason = "of the laboratory that it shares with the other tests it needs a part")]
 
 mod lab;
+#[path = "../qga/namespace.rs"]
+mod namespace;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -12,4 +12,7 @@ mod format;
 mod grow;
 mod lab;
 mod mount;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../qga/namespace.rs"]
+mod namespace;
 mod rules;
