@@ -1,46 +1,28 @@
 //! Files of our own.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 /// Replaces the file at `path`, for root and the process's own user only: a reader sees the old bytes or the
 /// new ones, never a part. For files in memory (/run); nothing is synced to a disk.
 ///
 /// # Errors
-/// As open(2), write(2) and rename(2) give them.
-#[allow(clippy::disallowed_methods, reason = "this is the boundary")]
+/// As open(2), write(2) and rename(2) give them; the old file is as it was.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
-
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    file.write_all(bytes)?;
-    std::fs::rename(beside, path)
+    replace_by(path, ".new", |file| file.write_all(bytes))
 }
 
 /// As [`replace`], and the bytes and the name are where they are kept before this returns.
 ///
 /// # Errors
 /// As open(2), write(2), fsync(2) and rename(2) give them.
-#[allow(clippy::disallowed_methods, reason = "this is the boundary")]
 pub fn replace_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
-
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(beside, path)?;
-    match path.parent() {
-        Some(folder) => std::fs::File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
+    replace_by(path, ".new", |file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    })?;
+    sync_name(path)
 }
 
 /// Replaces a file that others have, too, as [`replace_synced`], and keeps its owner and mode; a new one can be read by
@@ -49,25 +31,41 @@ pub fn replace_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// # Errors
 /// As open(2), write(2), fsync(2), chown(2) and rename(2) give them.
 pub fn replace_like(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    use std::io::Write as _;
-    use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
 
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let before = std::fs::metadata(&path).ok();
+    replace_by(&path, ".guestlet-new", |file| {
+        let mode = before.as_ref().map_or(0o644, std::os::unix::fs::MetadataExt::mode);
+        if let Some(before) = &before {
+            fchown(&*file, Some(before.uid()), Some(before.gid()))?;
+        }
+        file.set_permissions(std::fs::Permissions::from_mode(mode & 0o7777))?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    })?;
+    sync_name(&path)
+}
+
+/// Fills a file beside the one at `path`, and has it take its place; it is removed if that fails.
+#[allow(clippy::disallowed_methods, reason = "this is the boundary")]
+fn replace_by(path: &Path, suffix: &str, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+
     let mut beside = path.as_os_str().to_owned();
-    beside.push(".guestlet-new");
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    let mode = before.as_ref().map_or(0o644, std::os::unix::fs::MetadataExt::mode);
-    if let Some(before) = &before {
-        fchown(&file, Some(before.uid()), Some(before.gid()))?;
+    beside.push(suffix);
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    let replaced = fill(&mut file).and_then(|()| std::fs::rename(&beside, path));
+    if replaced.is_err() {
+        remove(Path::new(&beside));
     }
-    file.set_permissions(std::fs::Permissions::from_mode(mode & 0o7777))?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(beside, &path)?;
+    replaced
+}
+
+/// Has the name of a file kept.
+fn sync_name(path: &Path) -> io::Result<()> {
     match path.parent() {
-        Some(folder) => std::fs::File::open(folder)?.sync_all(),
+        Some(folder) => File::open(folder)?.sync_all(),
         None => Ok(()),
     }
 }
@@ -88,7 +86,7 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
         Err(error) => return Err(error),
     }
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
 }
 
@@ -114,10 +112,7 @@ pub fn remove_synced(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         removed => removed?,
     }
-    match path.parent() {
-        Some(folder) => std::fs::File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
+    sync_name(path)
 }
 
 /// The bytes of a file of our own, if it is there and can be read.
