@@ -16,6 +16,9 @@ mod frames;
 mod guest;
 mod hypervisor;
 mod lab;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../qga/namespace.rs"]
+mod namespace;
 mod neighbour;
 mod proxy;
 mod qmp;

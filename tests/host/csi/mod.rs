@@ -16,6 +16,7 @@ use crate::lab::{DEADLINE, Lab, text, uuid};
 
 mod clusters;
 mod faults;
+mod full;
 mod life;
 mod people;
 mod rules;
@@ -95,12 +96,12 @@ impl Machines {
         self.lab.until_vm(vm, |vm| vm["power"] == "running" && vm["callback"] == "open");
     }
 
-    /// The files in a pool, without its lock.
+    /// The files in a pool, but for hidden ones.
     pub fn files(&self, pool: &str) -> Vec<String> {
         let folder = self.lab.path(&format!("pools/{pool}"));
         let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.filter(|name| name != ".lock").collect();
+        let mut names: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
         names.sort();
         names
     }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <path>/.lock               held while a host half has the pool
+//! <path>/.spare              room for records that have to be kept when there is none
 //! <path>/<serial>.json       the record; `.json.new` is one that was not finished
 //! <path>/<serial>.raw        the image, or .qcow2
 //! ```
@@ -26,6 +27,9 @@ use crate::sys::{allocation, files};
 
 /// Bytes of the largest record: a name and what else is in it are bounded, but each byte may be escaped.
 const LONGEST_RECORD: u64 = 64 * 1024;
+
+/// Bytes that are set aside for records.
+const SPARE: u64 = 2 * LONGEST_RECORD;
 
 /// A pool's folder.
 #[derive(Debug)]
@@ -70,7 +74,10 @@ impl Folder {
         let path = self.path.join(".lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(file) => Ok(Lock { _file: file }),
+            Ok(file) => {
+                self.set_aside();
+                Ok(Lock { _file: file })
+            }
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
                 Err(io::Error::other("another guestlet-host uses this folder"))
             }
@@ -150,6 +157,37 @@ impl Folder {
         self.steps.step(|| drop(File::create(self.path.join(format!("{serial}.json.new")))))?;
         files::replace_synced(&self.record(serial), &bytes)?;
         self.steps.step(|| {})
+    }
+
+    /// As [`Folder::keep`], also where the file system is full: of a volume that is taken away something has to be noted
+    /// before its room is free again.
+    ///
+    /// # Errors
+    /// If the system refuses: then what was kept before is kept.
+    pub fn keep_anyhow(&self, serial: &str, record: &Record) -> io::Result<()> {
+        let full = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        };
+        let kept = self.keep(serial, record);
+        if !kept.as_ref().is_err_and(full) {
+            return kept;
+        }
+        files::remove(&self.spare());
+        let kept = self.keep(serial, record);
+        self.set_aside();
+        kept
+    }
+
+    fn spare(&self) -> PathBuf {
+        self.path.join(".spare")
+    }
+
+    /// Sets room aside for [`Folder::keep_anyhow`]. A full file system has it later.
+    fn set_aside(&self) {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.spare());
+        if let Err(error) = file.and_then(|file| allocation::reserve(&file, 0, SPARE)) {
+            tracing::warn!(pool = %self.path.display(), %error, "cannot set room aside for records");
+        }
     }
 
     /// Makes the image of a record that is kept, and room for all of it if it is to be full.

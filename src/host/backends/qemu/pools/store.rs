@@ -290,7 +290,7 @@ impl Store {
         let mut entry = self.entry(id)?;
         let serial = entry.serial().to_owned();
         entry.record.stage = Stage::Removing;
-        self.keep(&entry)?;
+        self.keep(&entry, Folder::keep_anyhow)?;
         let failed = |error| VolumeError::System("remove", entry.image(), error);
         entry.folder.clear(&serial).map_err(failed)?;
         self.index().volumes.remove(id);
@@ -306,7 +306,7 @@ impl Store {
         let published = published.map(Into::into);
         if entry.record.published != published {
             entry.record.published = published;
-            self.keep(&entry)?;
+            self.keep(&entry, Folder::keep_anyhow)?;
         }
         Ok(())
     }
@@ -325,14 +325,18 @@ impl Store {
                 entry.folder.reserve(&serial, &entry.record, size).map_err(failed)?;
             }
             entry.record.size = size;
-            self.keep(&entry)?;
+            self.keep(&entry, Folder::keep)?;
         }
         Ok(entry)
     }
 
-    fn keep(&self, entry: &Entry) -> Result<(), VolumeError> {
+    fn keep(
+        &self,
+        entry: &Entry,
+        how: impl FnOnce(&Folder, &str, &Record) -> io::Result<()>,
+    ) -> Result<(), VolumeError> {
         let failed = |error| system(&entry.record.class, 0, "keep the record of", entry.image(), error);
-        entry.folder.keep(entry.serial(), &entry.record).map_err(failed)?;
+        how(&entry.folder, entry.serial(), &entry.record).map_err(failed)?;
         self.remember(entry);
         Ok(())
     }

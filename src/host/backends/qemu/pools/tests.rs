@@ -49,7 +49,7 @@ fn files(path: &Path) -> Vec<String> {
         names.extend(
             entries
                 .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-                .filter(|name| name != ".lock"),
+                .filter(|name| !name.starts_with('.')),
         );
     }
     names.sort();
