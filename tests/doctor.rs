@@ -100,6 +100,10 @@ fn where_all_is_well_there_is_nothing_to_do() {
 #[test]
 fn without_an_agent_the_machine_is_looked_at_all_the_same() {
     let machine = Machine::sound();
+    // It has the channel open, and is busy with something else.
+    machine.write(&format!("/proc/{AGENT}/comm"), "guestlet\n");
+    let device = machine.path("/dev/vport1p1").canonicalize().unwrap();
+    machine.link(&format!("/proc/{AGENT}/fd/3"), device.to_str().unwrap());
     let (root, settings) = (Root::at(machine.folder.path()), machine.settings(""));
     let answer = Err("the agent is not running".to_owned());
     let found = examine(&Patient { root: &root, settings: Ok(&settings), answer });

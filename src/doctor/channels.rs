@@ -88,7 +88,7 @@ fn port_names(root: &Root) -> Vec<String> {
     ports.map(name).collect()
 }
 
-/// Who but `agent` has the device open, by name and process.
+/// Who but `agent` has the device open, by name and process. One that does not answer is known by its name.
 fn openers(root: &Root, device: &Path, agent: Option<i32>) -> Vec<String> {
     let Ok(device) = device.canonicalize() else { return Vec::new() };
     let processes = std::fs::read_dir(root.path("/proc")).into_iter().flatten().flatten();
@@ -99,9 +99,11 @@ fn openers(root: &Root, device: &Path, agent: Option<i32>) -> Vec<String> {
         };
         let files = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
         let opened = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-        let own = Some(number) == agent || number == i32::try_from(std::process::id()).unwrap_or(0);
+        let name = root.line(&format!("/proc/{number}/comm"));
+        let is_agent = agent.map_or(name == "guestlet", |agent| agent == number);
+        let own = is_agent || number == i32::try_from(std::process::id()).unwrap_or(0);
         if !own && opened.into_iter().any(|file| file == device) {
-            found.push(format!("{} (process {number})", root.line(&format!("/proc/{number}/comm"))));
+            found.push(format!("{name} (process {number})"));
         }
     }
     found
