@@ -1,10 +1,10 @@
-//! `guestctl manifests`, held against the schemas of the Kubernetes API.
+//! `guestctl manifests`, and the host half's own DaemonSet, held against the schemas of the Kubernetes API.
 
 use std::process::{Command, Output};
 
 use k8s_openapi::Resource;
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use serde::Serialize;
@@ -101,4 +101,40 @@ fn another_driver_and_another_kubelet_root_are_in_all_places() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(error.contains(words), "{error}");
     }
+}
+
+#[test]
+fn the_host_half_fits_a_cluster_and_may_do_nothing_in_it() {
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(include_str!("../../packaging/kubernetes/guestlet-host.yaml")).unwrap();
+    assert_eq!(documents.len(), 3);
+    let namespace: Namespace = object(&documents);
+    let settings: ConfigMap = object(&documents);
+    let host: DaemonSet = object(&documents);
+    assert_eq!(host.metadata.namespace, namespace.metadata.name);
+    assert_eq!(settings.metadata.namespace, namespace.metadata.name);
+    let spec = host.spec.unwrap();
+    let (labels, pod) = (spec.template.metadata.unwrap().labels, spec.template.spec.unwrap());
+    assert_eq!(spec.selector.match_labels, labels);
+    assert_eq!((pod.automount_service_account_token, pod.service_account_name), (Some(false), None));
+
+    let volumes = pod.volumes.unwrap();
+    let [container] = pod.containers.as_slice() else { panic!("one container") };
+    let mounts = container.volume_mounts.as_ref().unwrap();
+    for mount in mounts {
+        assert!(volumes.iter().any(|volume| volume.name == mount.name), "{}", mount.name);
+    }
+    // It reads the settings that the ConfigMap has.
+    let [option, path] = container.args.as_deref().unwrap() else { panic!("{:?}", container.args) };
+    let (folder, name) = path.rsplit_once('/').unwrap();
+    let mount = mounts.iter().find(|mount| mount.mount_path == folder).unwrap();
+    let source = volumes.iter().find(|volume| volume.name == mount.name).unwrap().config_map.as_ref();
+    assert_eq!((option.as_str(), &source.unwrap().name), ("--config", &settings.metadata.name.unwrap()));
+    assert!(settings.data.unwrap().contains_key(name));
+
+    let confined = container.security_context.as_ref().unwrap();
+    assert_ne!(confined.privileged, Some(true));
+    assert_eq!(confined.allow_privilege_escalation, Some(false));
+    assert_eq!(confined.read_only_root_filesystem, Some(true));
+    assert_eq!(confined.capabilities.as_ref().unwrap().drop, Some(vec!["ALL".to_owned()]));
 }
