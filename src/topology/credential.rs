@@ -9,15 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kube::config::{AuthInfo, Cluster, Kubeconfig};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use secrecy::ExposeSecret;
 
 use crate::sys::files;
 use crate::sys::root::Root;
-use crate::topology::certificate;
+use crate::topology::kubeconfig::{Chosen, Cluster};
+use crate::topology::{certificate, kubeconfig};
 
 /// Where kubelet's kubeconfig is: kubeadm's, RKE2's, k3s's.
 pub const PLACES: [&str; 3] = [
@@ -96,9 +95,8 @@ fn small(path: &Path) -> io::Result<Option<Vec<u8>>> {
 fn load(root: &Root, place: &Path, text: &[u8], files: &mut Vec<PathBuf>) -> Result<Credential, String> {
     let wrong = |problem: String| format!("{}: {problem}", place.display());
     let text = std::str::from_utf8(text).map_err(|_| wrong("it is no text".to_owned()))?;
-    let config = Kubeconfig::from_yaml(text).map_err(|error| wrong(one_line(&error)))?;
-    let (cluster, user) = chosen(config).ok_or_else(|| wrong("it names no cluster or no user".to_owned()))?;
-    if cluster.insecure_skip_tls_verify == Some(true) {
+    let Chosen { cluster, user } = kubeconfig::parse(text).map_err(wrong)?;
+    if cluster.insecure_skip_tls_verify {
         return Err(wrong("insecure-skip-tls-verify: the API server could be anybody".to_owned()));
     }
     let server = server(&cluster).map_err(wrong)?;
@@ -124,8 +122,8 @@ fn load(root: &Root, place: &Path, text: &[u8], files: &mut Vec<PathBuf>) -> Res
     let authority = part("certificate-authority", data.as_deref(), file.as_ref())?;
     let (data, file) = (&user.client_certificate_data, &user.client_certificate);
     let certificate = part("client-certificate", data.as_deref(), file.as_ref())?;
-    let data = user.client_key_data.as_ref().map(ExposeSecret::expose_secret);
-    let key = part("client-key", data, user.client_key.as_ref())?;
+    let (data, file) = (&user.client_key_data, &user.client_key);
+    let key = part("client-key", data.as_deref(), file.as_ref())?;
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(&certificate)
         .collect::<Result<_, _>>()
         .map_err(|error| wrong(format!("the client certificate: {error}")))?;
@@ -143,16 +141,6 @@ fn load(root: &Root, place: &Path, text: &[u8], files: &mut Vec<PathBuf>) -> Res
         None
     };
     Ok(Credential { server, node, tls, untimely, bytes: [authority, certificate, key].into() })
-}
-
-/// The cluster and the user of the present context.
-fn chosen(config: Kubeconfig) -> Option<(Cluster, AuthInfo)> {
-    let name = config.current_context?;
-    let context = config.contexts.into_iter().find(|context| context.name == name)?.context?;
-    let user = context.user?;
-    let cluster = config.clusters.into_iter().find(|cluster| cluster.name == context.cluster)?.cluster?;
-    let user = config.auth_infos.into_iter().find(|one| one.name == user)?.auth_info?;
-    Some((cluster, user))
 }
 
 fn server(cluster: &Cluster) -> Result<Server, String> {
@@ -206,11 +194,6 @@ fn tls(
     // Connections are few: nothing needs to be remembered of them.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(Arc::new(config))
-}
-
-/// The first line of an error.
-fn one_line(error: &dyn std::error::Error) -> String {
-    crate::sys::error_chain::words(error).lines().next().unwrap_or_default().chars().take(200).collect()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod certificate;
 mod client;
 mod credential;
 mod engine;
+mod kubeconfig;
 mod node;
 mod plan;
 
