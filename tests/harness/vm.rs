@@ -3,7 +3,8 @@
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,6 +25,9 @@ pub const SOON: Duration = Duration::from_secs(120);
 /// How long a boot may take.
 pub const BOOT: Duration = Duration::from_secs(180);
 
+/// Bytes of a file that one command line writes.
+const AT_ONCE: usize = 800;
+
 /// What a guest prints on its console when it is up.
 pub const FAST_READY: &str = "testguest: ready";
 /// The same of a real guest.
@@ -41,6 +45,18 @@ pub struct Vm {
     pub(super) vhost: Option<Process>,
     pub(super) gate: Option<Gate>,
     pub(super) folder: RunFolder,
+}
+
+/// Carries what each end says to the other, until one has ended.
+fn couple(guest: &UnixStream, server: &TcpStream) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(std::io::copy(&mut &*guest, &mut &*server));
+            drop(server.shutdown(Shutdown::Both));
+        });
+        drop(std::io::copy(&mut &*server, &mut &*guest));
+        drop(guest.shutdown(Shutdown::Both));
+    });
 }
 
 /// What a program wrote to its log.
@@ -117,11 +133,28 @@ impl Vm {
 
     /// Writes a small file in the guest.
     pub fn write(&self, path: &str, contents: &[u8]) -> anyhow::Result<()> {
-        let mut octal = String::new();
-        for byte in contents {
-            write!(octal, "\\{byte:03o}")?;
+        for (place, part) in contents.chunks(AT_ONCE).enumerate() {
+            let mut octal = String::new();
+            for byte in part {
+                write!(octal, "\\{byte:03o}")?;
+            }
+            let how = if place == 0 { ">" } else { ">>" };
+            self.run(&format!("printf '{octal}' {how} {path}"))?;
         }
-        self.run(&format!("printf '{octal}' > {path}")).map(drop)
+        Ok(())
+    }
+
+    /// Serves connections that the guest makes to this port of its host, each with one to `address`: until the VM ends,
+    /// and whatever vsock device it has.
+    pub fn forward(&self, port: u32, address: SocketAddr) -> anyhow::Result<()> {
+        let listener = UnixListener::bind(self.file(&format!("vhost.uds_{port}")))?;
+        std::thread::spawn(move || {
+            for from_guest in listener.incoming().map_while(Result::ok) {
+                let Ok(to_server) = TcpStream::connect(address) else { continue };
+                std::thread::spawn(move || couple(&from_guest, &to_server));
+            }
+        });
+        Ok(())
     }
 
     /// A QGA client that is in step with the agent.

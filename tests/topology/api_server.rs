@@ -33,7 +33,7 @@ pub enum Fault {
     Refuse(u16),
     /// It answers with these bytes, and this code.
     Say(u16, Vec<u8>),
-    /// It tells who watches this line.
+    /// It tells who watches this line, and who comes to watch.
     Tell(String),
     /// It refuses patches with this code.
     RefusePatches(u16),
@@ -171,22 +171,33 @@ impl Cluster {
         let kubeconfig = self.kubeconfig();
         let folder = kubeconfig.parent().unwrap();
         std::fs::create_dir_all(folder).unwrap();
+        for (file, text) in self.credential(name, lasts, folder) {
+            replace(&folder.join(file), &text);
+        }
+    }
+
+    /// The files that such a credential is made of, by their names, for that folder.
+    pub fn credential(&self, name: &str, lasts: Duration, folder: &Path) -> [(&'static str, String); 3] {
         let (certificate, key) = self.issue(name, lasts);
-        let put = |name: &str, text: &str| replace(&folder.join(name), text);
-        put("server-ca.crt", &self.authority.0);
-        // As kubelet does: one file with both.
-        put("client-kubelet.pem", &(certificate + &key));
-        put(
-            "kubelet.kubeconfig",
-            &format!(
-                "apiVersion: v1\nkind: Config\nclusters:\n- cluster:\n    server: https://{}\n    \
-                 certificate-authority: server-ca.crt\n  name: local\ncontexts:\n- context:\n    cluster: local\n    \
-                 namespace: default\n    user: user\n  name: Default\ncurrent-context: Default\nusers:\n- name: user\n  \
-                 user:\n    client-certificate: client-kubelet.pem\n    client-key: {}\n",
-                self.address,
-                folder.join("client-kubelet.pem").display()
-            ),
+        let kubeconfig = format!(
+            "apiVersion: v1\nkind: Config\nclusters:\n- cluster:\n    server: https://{}\n    \
+             certificate-authority: server-ca.crt\n  name: local\ncontexts:\n- context:\n    cluster: local\n    \
+             namespace: default\n    user: user\n  name: Default\ncurrent-context: Default\nusers:\n- name: user\n  \
+             user:\n    client-certificate: client-kubelet.pem\n    client-key: {}\n",
+            self.address,
+            folder.join("client-kubelet.pem").display()
         );
+        [
+            ("server-ca.crt", self.authority.0.clone()),
+            // As kubelet does: one file with both.
+            ("client-kubelet.pem", certificate + &key),
+            ("kubelet.kubeconfig", kubeconfig),
+        ]
+    }
+
+    /// Where it listens, on this machine.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Registers a Node.
@@ -420,10 +431,10 @@ async fn answer(
         store.fault.clone()
     };
     let refused = |code: u16, message: &str| Ok(whole(code, status(code, message).to_string().into_bytes()));
-    match fault {
-        Fault::Refuse(code) => return refused(code, "as the test wants it"),
-        Fault::RefusePatches(code) if verb == "patch" => return refused(code, "as the test wants it"),
-        Fault::Say(code, bytes) => return Ok(whole(code, bytes)),
+    match &fault {
+        Fault::Refuse(code) => return refused(*code, "as the test wants it"),
+        Fault::RefusePatches(code) if verb == "patch" => return refused(*code, "as the test wants it"),
+        Fault::Say(code, bytes) => return Ok(whole(*code, bytes.clone())),
         _ => {}
     }
     let own = parameter("fieldSelector").as_deref() == Some(&format!("metadata.name={node}"));
@@ -447,6 +458,9 @@ async fn answer(
                     let line = json!({ "type": kind, "object": object }).to_string();
                     sender.send(Told::Line(line)).unwrap();
                 }
+            }
+            if let Fault::Tell(line) = fault {
+                sender.send(Told::Line(line)).unwrap();
             }
             locked.watchers.push(sender);
             Ok(Response::new(Pieces(receiver)))

@@ -7,7 +7,7 @@ use guestlet::wire::proto::v1::{Event, SetTopologyRequest, Topology, event::Kind
 use serde_json::Value;
 use tonic::{Status, Streaming};
 
-use crate::agent::Agent;
+use crate::agent::{Agent, PATIENCE};
 use crate::host::{Control, next};
 
 /// A host half that holds the guest.
@@ -38,14 +38,17 @@ impl Holder {
         self.control.client.clone().set_topology(request).await.map(drop)
     }
 
-    /// The next event that is wanted.
+    /// The next event that is wanted; others may come for ever.
     pub async fn until<T>(&mut self, wanted: impl Fn(&Kind) -> Option<T>) -> T {
-        loop {
-            let event = next(&mut self.events).await;
-            if let Some(found) = event.kind.as_ref().and_then(&wanted) {
-                return found;
+        let found = async {
+            loop {
+                let event = next(&mut self.events).await;
+                if let Some(found) = event.kind.as_ref().and_then(&wanted) {
+                    return found;
+                }
             }
-        }
+        };
+        tokio::time::timeout(PATIENCE, found).await.expect("the event comes")
     }
 }
 

@@ -12,6 +12,7 @@
 #[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../qga/agent.rs"]
 mod agent;
+#[allow(dead_code, reason = "shared with tests in VMs")]
 mod api_server;
 #[allow(dead_code, reason = "shared with the tests of the API")]
 #[path = "../api/host.rs"]

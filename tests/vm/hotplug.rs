@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use prost_types::Timestamp;
 use serde_json::{Value, json};
 
 use crate::disk_calls::find;
 use crate::harness::host::{HostHalf, Listed, Watch};
 use crate::harness::vm::{BOOT, FAST_READY, SOON, Vm};
 use crate::harness::wait_for;
-use crate::{fast, real};
+use crate::{fast, real, udev_words};
 
 /// Events of disks, and no others.
 const DISKS: &str = "disk-added,disk-removed,disk-resized,disk-changed,disk-failed";
@@ -278,27 +277,12 @@ fn addresses_that_are_taken_again_at_once() {
     assert_eq!(all, real.keys().collect::<Vec<_>>());
 }
 
-/// When the guest told an event, in microseconds since 1970 on its clock.
-fn known(event: &Value) -> i64 {
-    let time: Timestamp = event["guest_time"].as_str().unwrap().parse().unwrap();
-    time.seconds * 1_000_000 + i64::from(time.nanos) / 1000
-}
-
-/// When udev had processed the disk of this entry of its database, likewise.
-fn processed(vm: &Vm, entry: &str) -> i64 {
-    let since_boot: i64 =
-        entry.lines().find_map(|line| line.strip_prefix("I:")).unwrap().trim().parse().unwrap();
-    let clocks = "mapfile -n 3 lines < /proc/timer_list; echo ${EPOCHREALTIME/[.,]/} ${lines[2]}";
-    let clocks = vm.run(&format!("bash -c '{clocks}'")).unwrap();
-    let words: Vec<_> = clocks.split_whitespace().collect();
-    let [now, "now", "at", nanoseconds, ..] = words[..] else { panic!("{clocks}") };
-    now.parse::<i64>().unwrap() - nanoseconds.parse::<i64>().unwrap() / 1000 + since_boot
-}
-
 #[test]
 fn where_udev_runs_it_is_done_before_a_disk_is_told() {
     let lab = Lab::new(real("udev"));
-    for turn in 0..5 {
+    udev_words::note(&lab.vm);
+    let mut times = Vec::new();
+    for turn in 0..10 {
         let data = format!("data-{turn}");
         let begun = Instant::now();
         lab.plug(&data, scsi(0, 0, &data));
@@ -309,15 +293,11 @@ fn where_udev_runs_it_is_done_before_a_disk_is_told() {
             (&json!("disk-added"), data.clone()),
             "{added}"
         );
-        // udev's own word, as it was then: microseconds since the boot.
         let disk = name(&added["disk"]);
         let number = lab.vm.run(&format!("cat /sys/block/{disk}/dev")).unwrap();
         let entry = lab.vm.run(&format!("cat /run/udev/data/b{}", number.trim())).unwrap();
         assert!(entry.contains(&format!("ID_SCSI_SERIAL={data}")), "{entry}");
-        let after = known(&added) - processed(&lab.vm, &entry);
-        println!(
-            "attached and known at the host after {took:?}; known in the guest {after} µs after udev was done"
-        );
+        times.push((udev_words::told_after(&lab.vm, &added), took));
         let listed = lab.vm.run("guestlet disks").unwrap();
         let line = listed.lines().find(|line| line.contains(&data)).unwrap_or_else(|| panic!("{listed}"));
         assert!(line.starts_with(&format!("{disk} ")), "{line}");
@@ -326,4 +306,10 @@ fn where_udev_runs_it_is_done_before_a_disk_is_told() {
         lab.unplug(&data);
         assert_eq!(lab.event()["event"], "disk-removed");
     }
+    times.sort();
+    let (after, took) = times[times.len() / 2];
+    println!(
+        "known in the guest {after:?} after udev's own word, at most {:?}; attached and known at the host after {took:?}",
+        times[times.len() - 1].0
+    );
 }
