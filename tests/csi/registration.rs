@@ -68,7 +68,8 @@ fn whatever_becomes_of_the_folders_the_sockets_come_back() {
             format!("rm {root}/plugins_registry/*"),
             format!("rm -r {root}/plugins {root}/plugins_registry"),
             format!("mv {root}/plugins {root}/plugins.old"),
-            format!("rm -r {root}/* && rmdir {root} && mkdir -p {root}"),
+            // The agent may be putting things back meanwhile.
+            format!("until rm -rf {root} 2> /dev/null; do :; done; mkdir -p {root}"),
             // Put in place late, over what was there.
             format!("mount -t tmpfs late {root}"),
             format!("umount -l {root}"),
