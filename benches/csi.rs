@@ -27,16 +27,21 @@ mod lab;
 #[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../tests/qga/namespace.rs"]
 mod namespace;
+#[allow(dead_code, reason = "shared with the tests of CSI")]
+#[path = "../tests/csi/scripted.rs"]
+mod scripted;
 
 use std::time::{Duration, Instant};
 
 use disk::Machine;
-use kubelet::{Volume, mount};
-use lab::{Lab, run, wait};
+use kubelet::{Volume, controller, mount};
+use lab::{Lab, run, until, wait};
+use scripted::{Scripted, named};
 
 const INSIDE: &str = "GUESTLET_BENCH_INSIDE";
 const ROUNDS: usize = 40;
 const MANY: usize = 200;
+const CALLS: usize = 2_000;
 
 fn main() {
     if std::env::var_os(INSIDE).is_none() {
@@ -56,7 +61,32 @@ fn main() {
         one(&lab, &machine).await;
         println!("after {ROUNDS} rounds: {}", memory(&lab));
         many(&lab, &machine).await;
+        drop(lab);
+        relay().await;
     });
+}
+
+/// Calls of a sidecar, passed on to a host half that answers at once.
+async fn relay() {
+    let mut lab = Lab::unknown("enabled = true");
+    Scripted::default().answer_for(&mut lab).await;
+    until("the sidecars are served", || lab.controller().exists());
+    let mut client = controller(&lab.controller()).await;
+    while client.create_volume(named("pvc-1")).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut times = Vec::with_capacity(CALLS);
+    for _ in 0..CALLS {
+        let begun = Instant::now();
+        client.create_volume(named("pvc-1")).await.unwrap();
+        times.push(begun.elapsed());
+    }
+    times.sort();
+    println!(
+        "relay of a Controller call, there and back: p50 {:.0?}, p99 {:.0?}",
+        times[CALLS / 2],
+        times[CALLS * 99 / 100]
+    );
 }
 
 async fn one(lab: &Lab, machine: &Machine) {

@@ -1,82 +1,17 @@
 //! What the sidecars ask, passed on to a host half of the tests.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use guestlet::csi::Both;
-use guestlet::wire::proto::csi::controller_server::{Controller, ControllerServer};
 use guestlet::wire::proto::csi::{
-    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
-    ControllerGetCapabilitiesResponse, ControllerGetVolumeRequest, ControllerGetVolumeResponse,
-    ControllerPublishVolumeRequest, ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
-    ControllerUnpublishVolumeResponse, CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest,
-    DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest, ListVolumesResponse,
-    ProbeRequest, ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume,
+    ControllerExpandVolumeRequest, ControllerGetCapabilitiesRequest, ControllerGetVolumeRequest,
+    ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, DeleteVolumeRequest,
+    GetCapacityRequest, ListVolumesRequest, ProbeRequest, ValidateVolumeCapabilitiesRequest,
 };
-use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
-use tonic::{Code, Request, Response, Status};
+use tonic::Code;
 
-use crate::host::host;
 use crate::kubelet::{controller, identity};
 use crate::lab::{Lab, is_outside, until, wait};
-
-/// A host half that makes volumes, and says "no" or nothing at all where their names say so.
-#[derive(Debug, Clone, Default)]
-struct Scripted {
-    asked: Arc<Notify>,
-}
-
-macro_rules! scripted {
-    ($($call:ident($request:ty) -> $answer:ty;)+) => {
-        #[tonic::async_trait]
-        impl Controller for Scripted {
-            async fn create_volume(
-                &self,
-                request: Request<CreateVolumeRequest>,
-            ) -> Result<Response<CreateVolumeResponse>, Status> {
-                self.asked.notify_one();
-                let CreateVolumeRequest { name, parameters, .. } = request.into_inner();
-                match name.as_str() {
-                    "refused" => Err(Status::resource_exhausted("the pool is full")),
-                    "silent" => std::future::pending().await,
-                    _ => {
-                        let volume = Volume { volume_id: name, volume_context: parameters, ..Volume::default() };
-                        Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
-                    }
-                }
-            }
-
-            $(async fn $call(&self, _: Request<$request>) -> Result<Response<$answer>, Status> {
-                Err(Status::out_of_range(stringify!($call)))
-            })+
-        }
-    };
-}
-
-scripted! {
-    delete_volume(DeleteVolumeRequest) -> DeleteVolumeResponse;
-    controller_publish_volume(ControllerPublishVolumeRequest) -> ControllerPublishVolumeResponse;
-    controller_unpublish_volume(ControllerUnpublishVolumeRequest) -> ControllerUnpublishVolumeResponse;
-    validate_volume_capabilities(ValidateVolumeCapabilitiesRequest) -> ValidateVolumeCapabilitiesResponse;
-    list_volumes(ListVolumesRequest) -> ListVolumesResponse;
-    get_capacity(GetCapacityRequest) -> GetCapacityResponse;
-    controller_get_capabilities(ControllerGetCapabilitiesRequest) -> ControllerGetCapabilitiesResponse;
-    controller_expand_volume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse;
-    controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
-}
-
-impl Scripted {
-    async fn answer_for(&self, lab: &mut Lab) {
-        let known = host("one", CancellationToken::new());
-        lab.introduce_by(Both(known, ControllerServer::new(self.clone()))).await;
-    }
-}
-
-fn named(name: &str) -> CreateVolumeRequest {
-    let parameters = [("hostStorageClass".to_owned(), "fast".to_owned())].into();
-    CreateVolumeRequest { name: name.to_owned(), parameters, ..CreateVolumeRequest::default() }
-}
+use crate::scripted::{Scripted, named};
 
 async fn is_ready(lab: &Lab) -> bool {
     identity(&lab.controller()).await.probe(ProbeRequest {}).await.unwrap().into_inner().ready.unwrap()

@@ -24,4 +24,5 @@ mod lab;
 #[path = "../qga/namespace.rs"]
 mod namespace;
 mod registration;
+mod scripted;
 mod volumes;
