@@ -17,9 +17,9 @@ use guestlet::wire::proto::csi::volume_usage::Unit;
 use guestlet::wire::proto::csi::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest,
     ControllerUnpublishVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, ListVolumesRequest,
-    NodeExpandVolumeRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
-    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ProbeRequest,
-    VolumeCapability,
+    NodeExpandVolumeRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+    ProbeRequest, VolumeCapability,
 };
 use guestlet::wire::proto::registration::registration_client::RegistrationClient;
 use guestlet::wire::proto::registration::{InfoRequest, RegistrationStatus};
@@ -184,17 +184,27 @@ impl<'v> Csi<'v> {
         self.node(async |mut client| client.node_unstage_volume(request).await).map(drop)
     }
 
-    /// Bytes of the file system.
-    pub fn total(self, id: &str) -> anyhow::Result<i64> {
+    fn stats(self, id: &str) -> Result<NodeGetVolumeStatsResponse, Status> {
         let request = NodeGetVolumeStatsRequest {
             volume_id: id.to_owned(),
             volume_path: target(id),
             staging_target_path: staging(id),
         };
-        let stats = self.node(async |mut client| client.node_get_volume_stats(request).await)?;
+        self.node(async |mut client| client.node_get_volume_stats(request).await)
+    }
+
+    /// Bytes of the file system of a volume that is well.
+    pub fn total(self, id: &str) -> anyhow::Result<i64> {
+        let stats = self.stats(id)?;
         ensure!(stats.volume_condition.as_ref().is_some_and(|condition| !condition.abnormal), "{stats:?}");
         let bytes = stats.usage.iter().find(|usage| usage.unit == i32::from(Unit::Bytes));
         Ok(bytes.context("no bytes")?.total)
+    }
+
+    /// What is wrong with a volume, if something is.
+    pub fn problem(self, id: &str) -> Result<Option<String>, Status> {
+        let condition = self.stats(id)?.volume_condition.unwrap_or_default();
+        Ok(Some(condition.message).filter(|_| condition.abnormal))
     }
 
     /// Grows the volume, while it is used.

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use guestlet::wire::proto::csi::GetPluginInfoRequest;
 use nix::sys::signal::Signal;
+use serde_json::json;
 use tonic::{Code, Status};
 
-use crate::harness::csi::{Csi, DRIVER, target};
+use crate::harness::csi::{Csi, DRIVER, staging, target};
 use crate::harness::host::{HostHalf, Listed};
 use crate::harness::launch::Options;
 use crate::harness::snapshot::Saved;
@@ -36,6 +37,18 @@ fn until_done<T>(what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
 
 fn checksum(vm: &Vm, id: &str) -> String {
     vm.run(&format!("sha256sum < {}/data", target(id))).unwrap().trim().to_owned()
+}
+
+/// Has the disk of a volume do so many bytes in a second; 0 is no limit.
+fn pace(vm: &Vm, id: &str, bytes: u32) {
+    let serial = id.rsplit('.').next().unwrap();
+    let disks = vm.qmp().execute("query-block", json!({})).unwrap();
+    let mut disks = disks.as_array().unwrap().iter();
+    let disk = disks.find(|disk| disk["inserted"].to_string().contains(serial)).unwrap();
+    let limits = json!({
+        "id": disk["qdev"], "bps": bytes, "bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0,
+    });
+    vm.qmp().execute("block_set_io_throttle", limits).unwrap();
 }
 
 #[test]
@@ -99,6 +112,23 @@ fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
     println!("attached to the other node, staged and published after {took:?}");
     assert_eq!(checksum(&second, &id), sum);
     assert!(two.total(&id).unwrap() > before * 3 / 2);
+
+    // Its disk stands still: that is told, and nobody is kept waiting for it.
+    pace(&second, &id, 1);
+    let told = wait_for("word of the disk", SOON, || two.problem(&id).unwrap()).unwrap();
+    assert_eq!(told, "the volume has not answered for 5 s");
+    assert_eq!(two.probe().unwrap(), Some(true));
+    pace(&second, &id, 0);
+    wait_for("answer of the disk", SOON, || two.problem(&id).unwrap().is_none().then_some(())).unwrap();
+    // While its file system is frozen it stays as it is.
+    let mut client = second.qga().unwrap();
+    let frozen = json!({ "mountpoints": [staging(&id)] });
+    assert_eq!(client.execute("guest-fsfreeze-freeze-list", frozen).unwrap(), 1);
+    let refused = two.unpublish(&id).unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
+    assert!(refused.message().contains("frozen"), "{refused:?}");
+    assert_eq!(client.execute("guest-fsfreeze-thaw", json!({})).unwrap(), 1);
+    assert_eq!(checksum(&second, &id), sum);
     two.unpublish(&id).unwrap();
     two.unstage(&id).unwrap();
     two.detach(&id, &names[1]).unwrap();
