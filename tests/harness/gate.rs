@@ -3,7 +3,8 @@
 //! that is, whenever a guest reboots. A kernel's vsock device does not mind.
 //!
 //! So nothing gets through while QEMU says that the driver is not up. A connection made then is closed at
-//! once, as the device itself does before a guest's first boot.
+//! once, as the device itself does before a guest's first boot. The device also panics when the host's side of a new
+//! connection has gone before the guest has accepted it: its end is kept from it until then.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -79,19 +80,29 @@ impl Watch {
 /// One connection. Both ends close together: vsock through this device knows no half-closed connections.
 fn serve(client: UnixStream, device: &Path, watch: &Watch) {
     let (mut client, mut chunk) = (client, vec![0; 65536]);
-    let Ok(mut length @ 1..) = client.read(&mut chunk) else { return };
+    let Ok(length @ 1..) = client.read(&mut chunk) else { return };
     if watch.is_open() != Some(true) {
         return;
     }
     let Ok(mut guest) = UnixStream::connect(device) else { return };
     let (Ok(mut from_guest), Ok(mut to_client)) = (guest.try_clone(), client.try_clone()) else { return };
+    if guest.write_all(&chunk[..length]).is_err() {
+        return;
+    }
+    // `OK` with a port, or nothing.
+    let mut answer = [0; 64];
+    let Ok(accepted @ 1..) = guest.read(&mut answer) else { return };
+    drop(client.write_all(&answer[..accepted]));
     let back = std::thread::spawn(move || {
         drop(std::io::copy(&mut from_guest, &mut to_client));
         drop(to_client.shutdown(Shutdown::Both));
     });
-    while length > 0 && guest.write_all(&chunk[..length]).is_ok() {
-        length = client.read(&mut chunk).unwrap_or(0);
+    loop {
+        let length = client.read(&mut chunk).unwrap_or(0);
         watch.wait_open();
+        if length == 0 || guest.write_all(&chunk[..length]).is_err() {
+            break;
+        }
     }
     drop(guest.shutdown(Shutdown::Both));
     drop(back.join());
