@@ -176,6 +176,67 @@ fn a_disk_that_fails_is_not_blank_and_lets_itself_be_unmounted() {
 }
 
 #[test]
+fn a_disk_that_cannot_be_read_where_it_matters_is_left_alone() {
+    let Some(lab) = enter() else { return };
+    // The kernel's own disk for tests, scsi_debug.
+    let device = PathBuf::from("/dev/sda");
+    let wanted = Format {
+        device: &device,
+        identity: "x",
+        kind: Kind::Ext4,
+        label: None,
+        over_data: false,
+        deadline: LONG,
+    };
+    for _ in 0..2 {
+        lab.wait(contents(&lab.guest, &device)).unwrap_err();
+        let error = lab.wait(format(&lab.guest, &wanted)).unwrap_err();
+        assert!(matches!(error, Error::Unreadable { .. } | Error::Program(_)), "{error:?}");
+    }
+    run("echo 0 > /sys/bus/pseudo/drivers/scsi_debug/opts");
+    assert!(lab.wait(format(&lab.guest, &wanted)).unwrap().made);
+}
+
+#[test]
+fn fat_is_made_checked_mounted_and_let_go_of() {
+    let Some(lab) = enter() else { return };
+    let disk = lab.disk("disk", 64);
+    let wanted = Format {
+        device: &disk.device,
+        identity: "x",
+        kind: Kind::Vfat,
+        label: Some("MINE"),
+        over_data: false,
+        deadline: LONG,
+    };
+    assert!(lab.wait(format(&lab.guest, &wanted)).unwrap().made);
+    assert!(run(&format!("blkid -p {}", disk.name())).contains("LABEL=\"MINE\""));
+    let place = lab.folder("place");
+    let at = Mount {
+        source: Source::Device(&disk.device),
+        target: &place,
+        kind: Some("vfat"),
+        options: &["uid=7".to_owned()],
+        read_only: false,
+        make_target: false,
+        over_contents: false,
+        propagation: None,
+        check: true,
+        deadline: LONG,
+    };
+    for already in [false, true] {
+        assert_eq!(lab.wait(mount(&lab.guest, &at)).unwrap().already, already);
+    }
+    std::fs::write(place.join("file"), "kept").unwrap();
+    assert_eq!(run(&format!("stat -c %u {}/file", place.display())), "7");
+    assert_eq!(lab.wait(unmount(&lab.guest, &place, LONG)).unwrap(), 1);
+    lab.wait(mount(&lab.guest, &at)).unwrap();
+    assert_eq!(std::fs::read(place.join("file")).unwrap(), b"kept");
+    assert_eq!(lab.wait(unmount(&lab.guest, &place, LONG)).unwrap(), 1);
+    assert!(!lab.wait(format(&lab.guest, &wanted)).is_ok_and(|formatted| formatted.made));
+}
+
+#[test]
 fn swap_spaces_are_used_and_let_go_of() {
     let Some(lab) = enter() else { return };
     let disk = lab.disk("disk", 64);

@@ -8,7 +8,8 @@ kernel=$1
 program=$2
 out=$3
 release=$(ls "$kernel/lib/modules")
-modules="ext4 xfs btrfs loop dm-mod dm-crypt xts ecb aesni-intel algif_skcipher algif_hash"
+modules="ext4 xfs btrfs vfat nls_cp437 nls_ascii loop dm-mod dm-crypt xts ecb aesni-intel algif_skcipher algif_hash
+    sd_mod scsi_debug"
 programs="sh blkdiscard blkid blockdev btrfs cp cryptsetup dd df dmsetup dumpe2fs e2fsck findmnt fsck.fat grep losetup
     lvm mkfs.btrfs mkfs.ext4 mkfs.fat mkfs.xfs mkswap mount partx readlink resize2fs sed sfdisk stat sync truncate
     umount unshare wipefs xfs_growfs xfs_io xfs_repair"
@@ -67,7 +68,12 @@ mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
 while read -r module; do
-    insmod "/modules/$module" || echo "disk lab: cannot load $module"
+    case $module in
+    # A disk whose sectors 2 to 9 cannot be read: where ext4 and others have their superblocks.
+    scsi_debug.ko) options="dev_size_mb=64 opts=2 medium_error_start=2 medium_error_count=8" ;;
+    *) options= ;;
+    esac
+    insmod "/modules/$module" $options || echo "disk lab: cannot load $module"
 done < /modules/order
 mkdir -p /run/lock /run/lvm /run/cryptsetup
 tests --test-threads 1

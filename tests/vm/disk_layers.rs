@@ -74,5 +74,5 @@ fn encrypted_and_logical_volumes_grow_and_failing_disks_are_let_go_of() {
     let ended = qemu.wait(Duration::from_secs(600));
     let said = String::from_utf8_lossy(&std::fs::read(&console).unwrap_or_default()).into_owned();
     assert!(ended.is_ok() && said.contains("disk lab: ended with 0"), "{ended:?}\n{said}");
-    assert!(said.contains("4 passed; 0 failed"), "{said}");
+    assert!(said.contains("6 passed; 0 failed"), "{said}");
 }
