@@ -158,10 +158,10 @@ fn claim(show: &mut Show, vm: &Vm, host: &HostHalf) -> anyhow::Result<()> {
     let began = Instant::now();
     let id = csi.create("pvc-demo", 64 << 20)?;
     println!("  CreateVolume, in the guest → {id}  ({} ms)", began.elapsed().as_millis());
-    let took = csi.use_volume(&id, &node)?;
+    let [attached, staged, published] = csi.use_volume(&id, &node)?.map(|took| took.as_millis());
+    println!("  ControllerPublish → plugged  ({attached} ms)");
     println!(
-        "  ControllerPublish, NodeStage, NodePublish → formatted and mounted  ({} ms)",
-        took.as_millis()
+        "  NodeStage, NodePublish → formatted, mounted, and shown to the pod  (after {staged}, {published} ms)"
     );
     show.events(Duration::from_millis(500));
     show_guestctl(host, &["volumes", "ls"])?;

@@ -164,14 +164,16 @@ impl<'v> Csi<'v> {
         self.0.run(&format!("mkdir -p {} {}", staging(id), pod(id))).map(drop)
     }
 
-    /// Attached, staged and published, as a pod has it; how long the guest and the host took.
-    pub fn use_volume(self, id: &str, node: &str) -> anyhow::Result<Duration> {
+    /// Attached, staged and published, as a pod has it; when each was done.
+    pub fn use_volume(self, id: &str, node: &str) -> anyhow::Result<[Duration; 3]> {
         self.make_folders(id)?;
         let begun = Instant::now();
         let context = self.attach(id, node)?;
+        let attached = begun.elapsed();
         self.stage(id, context.clone())?;
+        let staged = begun.elapsed();
         self.publish(id, context)?;
-        Ok(begun.elapsed())
+        Ok([attached, staged, begun.elapsed()])
     }
 
     pub fn unpublish(self, id: &str) -> Result<(), Status> {

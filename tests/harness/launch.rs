@@ -57,6 +57,13 @@ impl Options {
         self
     }
 
+    /// Without cloud-init, which has had its turn on the disk that it boots from, or is not wanted.
+    #[must_use]
+    pub fn without_cloud_init(mut self) -> Self {
+        self.words.push("cloud-init=disabled".into());
+        self
+    }
+
     /// With that user data for cloud-init, and packages on the disk named `PACKAGES`.
     #[must_use]
     pub fn user_data(mut self, text: &str) -> Self {
@@ -82,7 +89,9 @@ impl Options {
 
     /// Restores a saved real guest: it runs, and vsock is plugged, when this returns.
     pub fn restored(self, images: &Images, saved: &Saved) -> anyhow::Result<Vm> {
-        let vm = self.uuid(snapshot::UUID).start(images, images.initrd().to_owned(), Source::Saved(saved))?;
+        // That is for its next boot.
+        let options = self.uuid(snapshot::UUID).without_cloud_init();
+        let vm = options.start(images, images.initrd().to_owned(), Source::Saved(saved))?;
         vm.set_clock()?;
         Ok(vm)
     }

@@ -45,7 +45,10 @@ UNIT
 # What cloud-init says is for the journal: on the console it would run into what the tests read.
 for unit in cloud-init-local cloud-init cloud-config cloud-final; do
     mkdir -p "$tree/etc/systemd/system/$unit.service.d"
-    printf '[Service]\nStandardOutput=journal\n' > "$tree/etc/systemd/system/$unit.service.d/quiet.conf"
+    printf '[Service]\nStandardOutput=journal\n' > "$tree/etc/systemd/system/$unit.service.d/console.conf"
 done
+# But for its end.
+echo "ExecStartPost=/bin/sh -c 'echo testguest: cloud-init done > /dev/console'" \
+    >> "$tree/etc/systemd/system/cloud-final.service.d/console.conf"
 rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/*
 mke2fs -q -t ext4 -L root -d "$tree" "$out" 2500M

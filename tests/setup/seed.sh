@@ -26,13 +26,9 @@ bootcmd:
   - [ sh, -c, 'mkdir -p /srv/packages; mountpoint -q /srv/packages || mount -o ro -L PACKAGES /srv/packages' ]
   # The tests' side of vsock is a unix socket.
   - [ sh, -c, 'mkdir -p /etc/guestlet/agent.d; printf "[vsock]\nhybrid = true\n" > /etc/guestlet/agent.d/tests.toml' ]
-final_message: 'testguest: cloud-init done'
 DATA
 else
-    cat "$work/ours" - > "$work/user-data" <<'DATA'
-runcmd:
-  - [ sh, -c, 'echo "testguest: cloud-init done" > /dev/ttyS0' ]
-DATA
+    cp "$work/ours" "$work/user-data"
     : > "$work/vendor-data"
 fi
 rm "$work/ours"

@@ -13,7 +13,7 @@ use crate::harness::csi::{Csi, DRIVER, staging, target};
 use crate::harness::host::{HostHalf, Listed};
 use crate::harness::launch::Options;
 use crate::harness::snapshot::Saved;
-use crate::harness::vm::{BOOT, REAL_READY, SOON, Vm};
+use crate::harness::vm::{BOOT, SOON, Vm};
 use crate::harness::{tools, wait_for};
 use crate::{images, real};
 
@@ -55,12 +55,11 @@ fn pace(vm: &Vm, id: &str, bytes: u32) {
 fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
     // Guests that are restored have the same UUID: the second one boots.
     let disk = &Saved::installed(images(), &tools::package().unwrap()).unwrap().disk;
-    let second = Options::named("node-2").real(images(), disk).unwrap();
+    let second = Options::named("node-2").without_cloud_init().real(images(), disk).unwrap();
     let first = real("node-1");
     let host = HostHalf::start(&[Listed::of(&first), Listed::of(&second)]).unwrap();
-    second.wait_booted(REAL_READY, 1).unwrap();
     for vm in [&first, &second] {
-        host.wait_connected(vm.name(), SOON).unwrap();
+        host.wait_connected(vm.name(), BOOT).unwrap();
     }
     let (one, two) = (Csi::of(&first).unwrap(), Csi::of(&second).unwrap());
     let names = [one, two].map(|csi| csi.register().unwrap());
@@ -72,7 +71,7 @@ fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
     let id = one.create("pvc-1", 64 * MIB).unwrap();
     assert_eq!(one.create("pvc-1", 64 * MIB).unwrap(), id);
     let took = one.use_volume(&id, &names[0]).unwrap();
-    println!("attached, formatted, staged and published after {took:?}");
+    println!("attached; formatted and staged; published after {took:?}");
     first.run(&format!("head -c 8M /dev/urandom > {}/data; sync", target(&id))).unwrap();
     let sum = checksum(&first, &id);
 
@@ -101,7 +100,7 @@ fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
     .unwrap();
     assert_eq!(one.register().unwrap(), names[0]);
     let took = one.use_volume(&id, &names[0]).unwrap();
-    println!("staged and published after a reset after {took:?}");
+    println!("after a reset: attached; staged; published after {took:?}");
     assert_eq!(checksum(&first, &id), sum);
 
     // The pod moves to the other node.
@@ -109,7 +108,7 @@ fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
     one.unstage(&id).unwrap();
     one.detach(&id, &names[0]).unwrap();
     let took = two.use_volume(&id, &names[1]).unwrap();
-    println!("attached to the other node, staged and published after {took:?}");
+    println!("on the other node: attached; staged; published after {took:?}");
     assert_eq!(checksum(&second, &id), sum);
     assert!(two.total(&id).unwrap() > before * 3 / 2);
 
