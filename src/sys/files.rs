@@ -54,8 +54,8 @@ fn replace_by(path: &Path, suffix: &str, fill: impl FnOnce(&mut File) -> io::Res
 
     let mut beside = path.as_os_str().to_owned();
     beside.push(suffix);
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    let replaced = fill(&mut file).and_then(|()| std::fs::rename(&beside, path));
+    let mut new = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    let replaced = fill(&mut new).and_then(|()| std::fs::rename(&beside, path));
     if replaced.is_err() {
         remove(Path::new(&beside));
     }

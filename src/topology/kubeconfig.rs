@@ -28,6 +28,7 @@ pub struct Cluster {
 }
 
 /// Who talks to it.
+#[allow(clippy::struct_field_names, reason = "as a kubeconfig has them")]
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct User {

@@ -1,4 +1,4 @@
-//! `guestctl manifests`, and the host half's own DaemonSet, held against the schemas of the Kubernetes API.
+//! `guestctl manifests`, and the host half's own `DaemonSet`, held against the schemas of the Kubernetes API.
 
 use std::process::{Command, Output};
 
