@@ -59,6 +59,35 @@ fn a_disk_is_waited_for_and_looked_for() {
 }
 
 #[test]
+fn a_disk_that_is_on_its_way_out_is_not_taken_for_the_one_that_comes() {
+    if is_outside() {
+        return;
+    }
+    let machine = Machine::new();
+    wait(async {
+        let lab = Lab::new().await;
+        let old = machine.plugged("same", 64);
+        let volume = Volume::new(&lab, "pvc-same", &old.serial);
+        until("it is seen", || lab.disks().contains(&old.name));
+        // Its name is there, and nothing behind it.
+        let dead = lab.path("dead").display().to_string();
+        run(&format!("mknod {dead} b 240 77; mount --bind {dead} {}", old.device()));
+        is(volume.stage(&mount("", &[])).await, Code::Internal, "No such device");
+        let staging = volume.clone();
+        let staged = tokio::spawn(async move { staging.stage(&mount("", &[])).await });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        old.unplug();
+        let mut new = machine.disk("new", 64);
+        new.serial.clone_from(&old.serial);
+        new.plug();
+        staged.await.unwrap().unwrap();
+        assert!(options(&volume.staging).starts_with("ext4"));
+        volume.unstage().await.unwrap();
+        run(&format!("umount {}", old.device()));
+    });
+}
+
+#[test]
 fn what_is_left_of_a_disk_that_is_gone_is_taken_away() {
     if is_outside() {
         return;

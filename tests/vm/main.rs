@@ -17,7 +17,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
-#[allow(dead_code, reason = "shared with the tests of topology")]
+#[allow(dead_code, clippy::needless_pass_by_value, reason = "shared with the tests of topology")]
 #[path = "../topology/api_server.rs"]
 mod api_server;
 

@@ -18,6 +18,8 @@ use crate::sys::{blocking, sysfs};
 const LONGEST: Duration = Duration::from_secs(30);
 /// A disk that is on its way comes within this time; one that was let go of never comes by itself.
 const ON_ITS_WAY: Duration = Duration::from_millis(300);
+/// A disk that does not answer any more is told to be gone within this time.
+const LEAVING: Duration = Duration::from_secs(2);
 /// Characters of a volume's name that say enough to be looked for within a disk's.
 const ENOUGH: usize = 8;
 /// What libvirt puts before the name that it was given.
@@ -150,6 +152,22 @@ async fn until(guest: &Guest, wanted: &Wanted, end: Instant) -> Result<Option<Ar
         }
         if timeout_at(end, changes.changed()).await.is_err() {
             return Ok(None);
+        }
+    }
+}
+
+/// Whether a disk that could not be used is on its way out: it has its name for a moment longer than it answers.
+pub(super) async fn leaves(guest: &Guest, disk: &KnownDisk) -> bool {
+    let is_there = |known: &Arc<KnownDisk>| known.name == disk.name && known.generation == disk.generation;
+    let mut changes = guest.disks.changes();
+    let end = Instant::now() + LEAVING;
+    loop {
+        changes.borrow_and_update();
+        if !guest.disks.all().iter().any(is_there) {
+            return true;
+        }
+        if timeout_at(end, changes.changed()).await.is_err() {
+            return false;
         }
     }
 }

@@ -1,7 +1,10 @@
 //! Why something was not done to a volume of pods.
 
 use std::io;
+use std::iter::successors;
 use std::path::PathBuf;
+
+use nix::errno::Errno;
 
 use crate::guest::volumes;
 
@@ -112,6 +115,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether a device did not do what it should, or is gone.
+    pub(super) fn is_of_a_device(&self) -> bool {
+        const CODES: [Errno; 4] = [Errno::EIO, Errno::ENXIO, Errno::ENODEV, Errno::ENOENT];
+        let of_a_device = |error: &io::Error| {
+            error.raw_os_error().is_some_and(|code| CODES.contains(&Errno::from_raw(code)))
+        };
+        successors(Some(self as &(dyn std::error::Error + 'static)), |error| error.source())
+            .filter_map(|error| error.downcast_ref())
+            .any(of_a_device)
+    }
+
     pub(super) fn system(what: &'static str, place: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let place = place.into();
         move |source| Self::System { what, place, source }

@@ -42,21 +42,34 @@ pub async fn stage(guest: &Guest, wanted: &Stage) -> Result<(), Error> {
     let volume = &wanted.disk.volume;
     let _operation = begin(guest, volume, "it is being staged").await?;
     let place = place::existing(guest, &wanted.staging).await?;
-    let disk = disk::find(guest, &wanted.disk).await?;
-    let new = match &wanted.access {
-        Access::Block => stage_device(guest, wanted, &place, &disk).await?,
-        Access::Mount { kind, options, group } => {
-            let new = stage_mount(guest, wanted, &place, &disk, (kind.as_deref(), options)).await?;
-            if let Some(number) = group.filter(|_| !wanted.read_only) {
-                group::give(guest, &place, number).await?;
+    let mut disk = disk::find(guest, &wanted.disk).await?;
+    let new = loop {
+        match stage_disk(guest, wanted, &place, &disk).await {
+            // It was the one that had been there before: the one that is meant is yet to come.
+            Err(error) if error.is_of_a_device() && disk::leaves(guest, &disk).await => {
+                tracing::info!("volume {volume}: {} has left", disk.name);
+                disk = disk::find(guest, &wanted.disk).await?;
             }
-            new
+            staged => break staged?,
         }
     };
     if new {
         tracing::info!("volume {volume}: {} is staged at {}", disk.name, place.display());
     }
     Ok(())
+}
+
+async fn stage_disk(guest: &Guest, wanted: &Stage, place: &Path, disk: &KnownDisk) -> Result<bool, Error> {
+    match &wanted.access {
+        Access::Block => stage_device(guest, wanted, place, disk).await,
+        Access::Mount { kind, options, group } => {
+            let new = stage_mount(guest, wanted, place, disk, (kind.as_deref(), options)).await?;
+            if let Some(number) = group.filter(|_| !wanted.read_only) {
+                group::give(guest, place, number).await?;
+            }
+            Ok(new)
+        }
+    }
 }
 
 async fn stage_mount(
