@@ -34,9 +34,8 @@ lint: ## format, clippy for all programs together and for each alone, documentat
 	$(STEP) "clippy, ctl alone" cargo clippy --locked --no-default-features --features ctl -- -D warnings
 	$(STEP) "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
 
-# Most of them wait for something most of the time.
 unit-test: setup ## tests that need no VM
-	$(STEP) "tests without VMs" env RUST_TEST_THREADS=6 cargo test --locked --quiet
+	$(STEP) "tests without VMs" cargo test --locked --quiet
 
 release: ## build the programs
 	$(STEP) "release build" cargo build --locked --release
@@ -87,11 +86,9 @@ images: setup package ## build and cache what the VMs boot
 vm-test: images ## tests that need VMs; TESTS=name runs some
 	$(STEP) "tests with VMs" cargo test --locked --quiet --test vm -- --test-threads 1 $(TESTS)
 
-# What fails fastest first; the programs are built while the tests without VMs wait.
+# One after the other, what fails fastest first.
 test: ## the whole gate: everything above
-	+@tests/setup/step.sh "make test" sh -ec '$(MAKE) --no-print-directory setup lint; \
-		$(MAKE) --no-print-directory -j 2 unit-test package; \
-		$(MAKE) --no-print-directory vm-test'
+	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory setup lint unit-test vm-test
 
 demo: setup package ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
 	$(STEP) "build the demo" cargo test --locked --test demo --no-run
