@@ -115,8 +115,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a device did not do what it should, or is gone.
+    /// Whether this may come of a device that is gone, or about to go.
     pub(super) fn is_of_a_device(&self) -> bool {
+        use volumes::Error::{Damaged, Empty, Program};
+
+        if matches!(self, Self::Volume(Empty { .. } | Damaged { .. } | Program(_))) {
+            return true;
+        }
         const CODES: [Errno; 4] = [Errno::EIO, Errno::ENXIO, Errno::ENODEV, Errno::ENOENT];
         let of_a_device = |error: &io::Error| {
             error.raw_os_error().is_some_and(|code| CODES.contains(&Errno::from_raw(code)))

@@ -45,7 +45,8 @@ pub async fn stage(guest: &Guest, wanted: &Stage) -> Result<(), Error> {
     let mut disk = disk::find(guest, &wanted.disk).await?;
     let new = loop {
         match stage_disk(guest, wanted, &place, &disk).await {
-            // It was the one that had been there before: the one that is meant is yet to come.
+            // It was the one that had been there before, or one that a busy kernel takes away once more, late: the one that
+            // is meant is yet to come.
             Err(error) if error.is_of_a_device() && disk::leaves(guest, &disk).await => {
                 tracing::info!("volume {volume}: {} has left", disk.name);
                 disk = disk::find(guest, &wanted.disk).await?;
