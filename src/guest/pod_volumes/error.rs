@@ -119,10 +119,11 @@ impl Error {
     pub(super) fn is_of_a_device(&self) -> bool {
         use volumes::Error::{Damaged, Empty, Program};
 
+        const CODES: [Errno; 4] = [Errno::EIO, Errno::ENXIO, Errno::ENODEV, Errno::ENOENT];
+
         if matches!(self, Self::Volume(Empty { .. } | Damaged { .. } | Program(_))) {
             return true;
         }
-        const CODES: [Errno; 4] = [Errno::EIO, Errno::ENXIO, Errno::ENODEV, Errno::ENOENT];
         let of_a_device = |error: &io::Error| {
             error.raw_os_error().is_some_and(|code| CODES.contains(&Errno::from_raw(code)))
         };
