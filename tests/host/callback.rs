@@ -65,6 +65,7 @@ fn when_the_session_ends_nothing_is_served_any_more() {
     lab.until("all ask", || off.answers() > 0 && removed.answers() > 0 && stays.answers() > 0);
     assert_eq!((off.open(), removed.open(), stays.open()), (2, 2, 2));
 
+    lab.until_vm("off", |vm| vm["power"] == "running");
     drop(qmp);
     assert_silent(&lab, &off);
     let uuid = uuid(2);
