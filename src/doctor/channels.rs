@@ -92,17 +92,19 @@ fn port_names(root: &Root) -> Vec<String> {
 fn openers(root: &Root, device: &Path, agent: Option<i32>) -> Vec<String> {
     let Ok(device) = device.canonicalize() else { return Vec::new() };
     let processes = std::fs::read_dir(root.path("/proc")).into_iter().flatten().flatten();
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
     let mut found = Vec::new();
     for process in processes {
         let Some(number) = process.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
         let files = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        let opened = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        let mut opened = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        if number == own || !opened.any(|file| file == device) {
+            continue;
+        }
         let name = root.line(&format!("/proc/{number}/comm"));
-        let is_agent = agent.map_or(name == "guestlet", |agent| agent == number);
-        let own = is_agent || number == i32::try_from(std::process::id()).unwrap_or(0);
-        if !own && opened.into_iter().any(|file| file == device) {
+        if !agent.map_or(name == "guestlet", |agent| agent == number) {
             found.push(format!("{name} (process {number})"));
         }
     }

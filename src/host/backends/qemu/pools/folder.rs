@@ -165,11 +165,8 @@ impl Folder {
     /// # Errors
     /// If the system refuses: then what was kept before is kept.
     pub fn keep_anyhow(&self, serial: &str, record: &Record) -> io::Result<()> {
-        let full = |error: &io::Error| {
-            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        };
         let kept = self.keep(serial, record);
-        if !kept.as_ref().is_err_and(full) {
+        if !kept.as_ref().is_err_and(is_full) {
             return kept;
         }
         files::remove(&self.spare());
@@ -289,6 +286,11 @@ impl Folder {
         files::remove_synced(&self.record(serial))?;
         self.steps.step(|| {})
     }
+}
+
+/// Whether there was no room for it.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// The moments at which a test kills the program.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use super::super::super::volumes::{Capacity, NewVolume, Published, Volume, VolumeError};
-use super::folder::{Folder, Lock};
+use super::folder::{Folder, Lock, is_full};
 use super::record::{Record, Stage};
 use super::{Allocation, Pool, identity};
 use crate::sys::usage::usage;
@@ -361,14 +361,9 @@ fn no_room(pool: &str, size: u64) -> VolumeError {
 /// What an error of the system means.
 fn system(pool: &str, size: u64, what: &'static str, path: PathBuf, error: io::Error) -> VolumeError {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
-            if size > 0 =>
-        {
-            no_room(pool, size)
-        }
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            VolumeError::Full(format!("the storage class {pool} is full"))
-        }
+        io::ErrorKind::FileTooLarge if size > 0 => no_room(pool, size),
+        _ if is_full(&error) && size > 0 => no_room(pool, size),
+        _ if is_full(&error) => VolumeError::Full(format!("the storage class {pool} is full")),
         _ => VolumeError::System(what, path, error),
     }
 }
