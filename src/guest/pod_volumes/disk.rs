@@ -143,32 +143,26 @@ fn too_late(wanted: &Wanted) -> Error {
 
 /// The disk, if it is known before `end`.
 async fn until(guest: &Guest, wanted: &Wanted, end: Instant) -> Result<Option<Arc<KnownDisk>>, Error> {
-    // Subscribed before the first look: nothing falls between.
-    let mut changes = guest.disks.changes();
-    loop {
-        changes.borrow_and_update();
-        if let Some(disk) = known(guest, wanted)? {
-            return Ok(Some(disk));
-        }
-        if timeout_at(end, changes.changed()).await.is_err() {
-            return Ok(None);
-        }
-    }
+    seen(guest, end, || known(guest, wanted).transpose()).await.transpose()
 }
 
 /// Whether a disk that could not be used is on its way out: it has its name for a moment longer than it answers.
 pub(super) async fn leaves(guest: &Guest, disk: &KnownDisk) -> bool {
-    let is_there = |known: &Arc<KnownDisk>| known.name == disk.name && known.generation == disk.generation;
+    let is_it = |known: &Arc<KnownDisk>| known.name == disk.name && known.generation == disk.generation;
+    let gone = || (!guest.disks.all().iter().any(is_it)).then_some(());
+    seen(guest, Instant::now() + LEAVING, gone).await.is_some()
+}
+
+/// What a look at the known disks finds, as soon as it does, but before `end`.
+async fn seen<T>(guest: &Guest, end: Instant, look: impl Fn() -> Option<T>) -> Option<T> {
+    // Subscribed before the first look: nothing falls between.
     let mut changes = guest.disks.changes();
-    let end = Instant::now() + LEAVING;
     loop {
         changes.borrow_and_update();
-        if !guest.disks.all().iter().any(is_there) {
-            return true;
+        if let Some(found) = look() {
+            return Some(found);
         }
-        if timeout_at(end, changes.changed()).await.is_err() {
-            return false;
-        }
+        timeout_at(end, changes.changed()).await.ok()?.ok()?;
     }
 }
 
