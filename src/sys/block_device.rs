@@ -47,17 +47,22 @@ pub fn facts(path: &Path) -> io::Result<Facts> {
     let mut read_only = 0;
     // SAFETY: BLKROGET writes an int.
     unsafe { ioctl::read_only(device.as_raw_fd(), &raw mut read_only) }?;
-    let number = device.metadata()?.rdev();
     Ok(Facts {
-        number: (part(nix::sys::stat::major(number))?, part(nix::sys::stat::minor(number))?),
+        number: number(&device)?,
         bytes,
         sector: u32::try_from(sector).map_err(|_| Errno::EINVAL)?,
         read_only: read_only != 0,
     })
 }
 
-fn part(number: u64) -> io::Result<u32> {
-    u32::try_from(number).map_err(|_| Errno::EINVAL.into())
+/// The number of an open device.
+///
+/// # Errors
+/// As fstat(2) gives them.
+pub fn number(device: &File) -> io::Result<Number> {
+    let number = device.metadata()?.rdev();
+    let part = |number: u64| u32::try_from(number).map_err(|_| Errno::EINVAL);
+    Ok((part(nix::sys::stat::major(number))?, part(nix::sys::stat::minor(number))?))
 }
 
 /// Opens the device at `path` for reading.

@@ -21,6 +21,8 @@ pub mod calendar;
 #[cfg(feature = "agent")]
 pub mod clock;
 #[cfg(feature = "agent")]
+pub mod crc32;
+#[cfg(feature = "agent")]
 pub mod daemon;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;

@@ -6,6 +6,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
+use crate::sys::crc32;
+
 /// As much of a device's beginning as is looked at, in bytes.
 pub const LENGTH: usize = BTRFS + 4096;
 
@@ -23,6 +25,8 @@ pub struct Superblock {
     pub bytes: u64,
     /// The size of its blocks in bytes.
     pub block: u32,
+    /// It says that a check would find nothing to do. Only ext4 says that.
+    pub clean: bool,
 }
 
 /// Kinds of file systems.
@@ -80,7 +84,39 @@ fn ext(bytes: &[u8]) -> Option<Superblock> {
         1024_u32.checked_shl(u32::from_le_bytes(field(bytes, 0x18)?)).filter(|block| *block <= 65536)?;
     let blocks = u64::from(high) << 32 | u64::from(low);
     let bytes_in_all = blocks.checked_mul(block.into()).filter(|_| block >= 1024)?;
-    Some(Superblock { kind: Kind::Ext, uuid: field(bytes, 0x68)?, bytes: bytes_in_all, block })
+    Some(Superblock {
+        kind: Kind::Ext,
+        uuid: field(bytes, 0x68)?,
+        bytes: bytes_in_all,
+        block,
+        clean: ext_is_clean(bytes).unwrap_or(false),
+    })
+}
+
+/// Whether e2fsck(8) would leave it at a look at these bytes: it was unmounted, nothing was ever wrong, no check is due.
+/// Not told of one without a checksum, nor of one that is to be checked every so many days.
+fn ext_is_clean(bytes: &[u8]) -> Option<bool> {
+    const UNMOUNTED_WITHOUT_ERRORS: u16 = 1;
+    const JOURNAL_TO_REPLAY: u32 = 0x4;
+    const HAS_CHECKSUMS: u32 = 0x400;
+    const ORPHANS_TO_REMOVE: u32 = 0x1_0000;
+    const CHECKSUM: usize = 0x3fc;
+    let short = |at| Some(u16::from_le_bytes(field(bytes, at)?));
+    let long = |at| Some(u32::from_le_bytes(field(bytes, at)?));
+
+    let features = long(0x64)?;
+    let sum = crc32::update(crc32::CASTAGNOLI, u32::MAX, bytes.get(..CHECKSUM)?);
+    let whole = features & HAS_CHECKSUMS != 0 && long(CHECKSUM)? == sum;
+    let (mounts, most) = (short(0x34)?, short(0x36)?.cast_signed());
+    let (check_interval, first_orphan, errors) = (long(0x44)?, long(0xe8)?, long(0x194)?);
+    Some(
+        whole
+            && short(0x3a)? == UNMOUNTED_WITHOUT_ERRORS
+            && long(0x60)? & JOURNAL_TO_REPLAY == 0
+            && features & ORPHANS_TO_REMOVE == 0
+            && (first_orphan, errors, check_interval) == (0, 0, 0)
+            && (most <= 0 || mounts < most.unsigned_abs()),
+    )
 }
 
 /// XFS writes its numbers with the highest byte first.
@@ -90,7 +126,7 @@ fn xfs(bytes: &[u8]) -> Option<Superblock> {
     }
     let block = u32::from_be_bytes(field(bytes, 4)?);
     let bytes_in_all = u64::from_be_bytes(field(bytes, 8)?).checked_mul(block.into())?;
-    Some(Superblock { kind: Kind::Xfs, uuid: field(bytes, 32)?, bytes: bytes_in_all, block })
+    Some(Superblock { kind: Kind::Xfs, uuid: field(bytes, 32)?, bytes: bytes_in_all, block, clean: false })
 }
 
 fn btrfs(bytes: &[u8]) -> Option<Superblock> {
@@ -108,6 +144,7 @@ fn btrfs(bytes: &[u8]) -> Option<Superblock> {
         uuid: field(bytes, 0x20)?,
         bytes: u64::from_le_bytes(field(bytes, ITEM + 8)?),
         block: u32::from_le_bytes(field(bytes, 0x90)?),
+        clean: false,
     })
 }
 
@@ -148,7 +185,8 @@ mod tests {
         let mut xfs = blank();
         put(&mut xfs, 0, b"XFSB\0\0\x10\0\0\0\0\0\0\0\x20\0");
         put(&mut xfs, 32, &[8; 16]);
-        let expected = Superblock { kind: Kind::Xfs, uuid: [8; 16], bytes: 0x2000 * 4096, block: 4096 };
+        let expected =
+            Superblock { kind: Kind::Xfs, uuid: [8; 16], bytes: 0x2000 * 4096, block: 4096, clean: false };
         assert_eq!(parse(&xfs), Some(expected));
         let mut btrfs = blank();
         put(&mut btrfs, BTRFS + 0x40, b"_BHRfS_M");
@@ -158,18 +196,56 @@ mod tests {
         put(&mut btrfs, BTRFS + 0xc9, &[1]);
         put(&mut btrfs, BTRFS + 0xd1, &(5_u64 << 30).to_le_bytes());
         let kind = Kind::Btrfs { device: 1, devices: 2 };
-        assert_eq!(parse(&btrfs), Some(Superblock { kind, uuid: [9; 16], bytes: 5 << 30, block: 4096 }));
+        assert_eq!(
+            parse(&btrfs),
+            Some(Superblock { kind, uuid: [9; 16], bytes: 5 << 30, block: 4096, clean: false })
+        );
         // Blocks of more than 64 KiB there are not.
         let mut wrong = ext4(1);
         put(&mut wrong, EXT + 0x18, &[40]);
         assert_eq!(parse(&wrong), None);
     }
 
+    #[test]
+    fn an_ext4_that_needs_no_check() {
+        let clean = |changes: &[(usize, &[u8])], summed: bool| {
+            let mut bytes = ext4(1);
+            put(&mut bytes, EXT + 0x60, &0x2c2_u32.to_le_bytes());
+            put(&mut bytes, EXT + 0x64, &0x46b_u32.to_le_bytes());
+            put(&mut bytes, EXT + 0x36, &[0xff, 0xff]);
+            put(&mut bytes, EXT + 0x3a, &[1]);
+            changes.iter().for_each(|(at, what)| put(&mut bytes, EXT + at, what));
+            let sum = crc32::update(crc32::CASTAGNOLI, u32::MAX, &bytes[EXT..EXT + 0x3fc]);
+            put(&mut bytes, EXT + 0x3fc, &(sum ^ u32::from(!summed)).to_le_bytes());
+            parse(&bytes).unwrap().clean
+        };
+        assert!(clean(&[], true));
+        assert!(!clean(&[], false), "the checksum is wrong");
+        assert!(clean(&[(0x34, &[19]), (0x36, &[20, 0])], true));
+        let wrong: [(&str, usize, &[u8]); 9] = [
+            ("in use", 0x3a, &[0]),
+            ("an error", 0x3a, &[3]),
+            ("orphans", 0x3a, &[5]),
+            ("a journal", 0x60, &[0xc6]),
+            ("no checksums", 0x65, &[0]),
+            ("a file of orphans", 0x66, &[1]),
+            ("mounted often", 0x34, &[20, 0, 20, 0]),
+            ("a date", 0x44, &[1]),
+            ("a list of orphans", 0xe8, &[12]),
+        ];
+        for (why, at, what) in wrong {
+            assert!(!clean(&[(at, what)], true), "{why}");
+        }
+        assert!(!clean(&[(0x194, &[1])], true), "an error that was counted");
+    }
+
     proptest! {
         #[test]
         fn sizes_of_ext4(blocks in 0_u64..1 << 48) {
             let found = parse(&ext4(blocks));
-            prop_assert_eq!(found, Some(Superblock { kind: Kind::Ext, uuid: [7; 16], bytes: blocks * 4096, block: 4096 }));
+            let expected =
+                Superblock { kind: Kind::Ext, uuid: [7; 16], bytes: blocks * 4096, block: 4096, clean: false };
+            prop_assert_eq!(found, Some(expected));
         }
 
         #[test]

@@ -12,6 +12,7 @@ use guestlet::guest::volumes::holders::Holder;
 use guestlet::guest::volumes::mount::{Mount, Mounted, Propagation, Source, mount};
 use guestlet::guest::volumes::unmount::unmount;
 use guestlet::guest::volumes::usage::{trim, usage};
+use guestlet::sys::superblock;
 
 use crate::lab::{Disk, Lab, enter, run};
 
@@ -310,6 +311,35 @@ fn a_file_system_that_is_gone_is_unmounted_all_the_same() {
     run(&format!("xfs_io -x -c 'shutdown' {}", target.display()));
     std::fs::read_dir(&target).unwrap_err();
     assert_eq!(let_go(&lab, &target).unwrap(), 1);
+}
+
+/// What only looks at an ext4 has to come to the same as e2fsck(8), or leave it to that.
+#[test]
+fn a_check_is_left_out_only_where_it_would_do_nothing() {
+    let Some(lab) = enter() else { return };
+    let image = lab.path("image");
+    let name = image.display();
+    for (changes, clean) in [
+        ("true", true),
+        ("tune2fs -C 5 -c 20", true),
+        ("tune2fs -C 20 -c 20", false),
+        ("tune2fs -i 1d -T 20200101", false),
+        ("tune2fs -O ^metadata_csum", false),
+        ("tune2fs -E force_fsck", false),
+        ("debugfs -w -R 'ssv state 0'", false),
+        ("debugfs -w -R 'ssv last_orphan 12'", false),
+        ("debugfs -w -R 'ssv error_count 1'", false),
+        ("debugfs -w -R 'feature needs_recovery'", false),
+        ("sh -c 'printf x | dd of=$0 bs=1 seek=1300 conv=notrunc'", false),
+    ] {
+        run(&format!("truncate -s 0 {name}; truncate -s 16M {name}; mkfs.ext4 -q -F {name}"));
+        run(&format!("{changes} {name} > /dev/null 2>&1"));
+        let found = superblock::read(&std::fs::File::open(&image).unwrap()).unwrap().unwrap();
+        assert_eq!(found.clean, clean, "{changes}");
+        if clean {
+            assert!(run(&format!("e2fsck -n {name} 2> /dev/null")).contains(": clean,"), "{changes}");
+        }
+    }
 }
 
 #[test]

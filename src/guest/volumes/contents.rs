@@ -1,4 +1,5 @@
-//! What is on a device: the word of blkid(8), which knows every signature, and a look at where signatures are.
+//! What is on a device: the word of blkid(8), which knows every signature, and a look at where signatures are. A program
+//! is not needed for a file system that udev has found before, with the same code, and that still says the same of itself.
 //!
 //! That nothing was found is told as [`Contents::Blank`] only if the device could be read and holds zeros there:
 //! a damaged file system is not blank.
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::volumes::{Error, at_once, programs};
-use crate::sys::block_device;
+use crate::sys::superblock::{self, Kind, Superblock};
+use crate::sys::{block_device, udev};
 
 /// How long a device may take to answer.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -75,6 +77,9 @@ impl Contents {
 /// # Errors
 /// If it cannot be read, does not answer in time, or blkid is missing.
 pub async fn contents(guest: &Guest, device: &Path) -> Result<Contents, Error> {
+    if let Some(signature) = told(guest, device).await? {
+        return Ok(Contents::Known(signature));
+    }
     let path = programs::text(device)?;
     let found =
         programs::run(&guest.root, "blkid", &["-p", "-o", "export", "--", path], None, DEADLINE).await?;
@@ -90,6 +95,48 @@ pub async fn contents(guest: &Guest, device: &Path) -> Result<Contents, Error> {
         }
         _ => Err(programs::failed("blkid", found)),
     }
+}
+
+/// The file system that udev has found there, if it is still there.
+async fn told(guest: &Guest, device: &Path) -> Result<Option<Signature>, Error> {
+    let (root, path) = (guest.root.clone(), device.to_owned());
+    let look = move || {
+        let device = block_device::open(&path)?;
+        let Some(entry) = udev::block_device(&root, block_device::number(&device)?) else { return Ok(None) };
+        let Some(signature) = by_udev(&entry) else { return Ok(None) };
+        let own = superblock::read(&device)?;
+        Ok(own.is_some_and(|own| is_of(&own, &signature)).then_some(signature))
+    };
+    let looked: io::Result<_> = at_once(device, DEADLINE, look).await?;
+    // The program says better what is wrong with it.
+    Ok(looked.unwrap_or(None))
+}
+
+/// The file system that udev found on a device; nothing if it found anything else, or more than that.
+fn by_udev(entry: &[u8]) -> Option<Signature> {
+    let word = |name| udev::property(entry, name).map(str::to_owned);
+    let label = word("ID_FS_LABEL_ENC");
+    // A label with other characters than these is written in another way.
+    let plain = !label.as_ref().is_some_and(|label| label.contains('\\'));
+    let alone = word("ID_FS_USAGE")? == "filesystem" && word("ID_PART_TABLE_TYPE").is_none();
+    (plain && alone).then_some(Signature {
+        kind: Some(word("ID_FS_TYPE")?),
+        table: None,
+        uuid: Some(word("ID_FS_UUID")?),
+        label,
+    })
+}
+
+/// Whether it is the file system that a signature is of.
+fn is_of(own: &Superblock, signature: &Signature) -> bool {
+    let kind = signature.kind.as_deref();
+    let same_kind = match own.kind {
+        Kind::Ext => matches!(kind, Some("ext2" | "ext3" | "ext4")),
+        Kind::Xfs => kind == Some("xfs"),
+        Kind::Btrfs { .. } => kind == Some("btrfs"),
+    };
+    let digits = signature.uuid.as_ref().map(|uuid| uuid.replace('-', ""));
+    same_kind && digits == Some(format!("{:032x}", u128::from_be_bytes(own.uuid)))
 }
 
 /// What blkid says, lines of a name and a value; nothing if there is nothing that is known.
@@ -168,6 +215,28 @@ mod tests {
         assert_eq!((table.table.as_deref(), table.uuid.as_deref()), (Some("gpt"), Some("ab")));
         assert_eq!(Contents::Known(table).kind(), None);
         assert_eq!(parse("DEVNAME=/dev/vda\n"), None);
+    }
+
+    #[test]
+    fn what_udev_found_counts_if_it_is_still_there() {
+        let entry = "I:2143861\nE:ID_FS_USAGE=filesystem\nE:ID_FS_TYPE=ext4\nE:ID_FS_LABEL_ENC=data\n\
+                     E:ID_FS_UUID=0a1b2c3d-0000-0000-0000-00000000000f\n";
+        let found = by_udev(entry.as_bytes()).unwrap();
+        assert_eq!((found.kind.as_deref(), found.label.as_deref()), (Some("ext4"), Some("data")));
+        let mut uuid = [0; 16];
+        (uuid[..4].copy_from_slice(&[0x0a, 0x1b, 0x2c, 0x3d]), uuid[15] = 15);
+        let own = Superblock { kind: Kind::Ext, uuid, bytes: 1, block: 4096, clean: true };
+        assert!(is_of(&own, &found));
+        assert!(!is_of(&Superblock { kind: Kind::Xfs, ..own }, &found));
+        assert!(!is_of(&Superblock { uuid: [0; 16], ..own }, &found));
+        for (change, to) in [
+            ("filesystem", "crypto"),
+            ("I:2143861", "E:ID_PART_TABLE_TYPE=dos"),
+            ("=data", "=my\\x20disk"),
+            ("_UUID", "_UUID_SUB"),
+        ] {
+            assert_eq!(by_udev(entry.replace(change, to).as_bytes()), None, "{to}");
+        }
     }
 
     #[test]

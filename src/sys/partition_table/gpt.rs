@@ -2,6 +2,7 @@
 
 use super::mbr::Mbr;
 use super::{Disk, Growth, Partition, Refusal, Write, aligned_end};
+use crate::sys::crc32;
 
 const SIGNATURE: &[u8; 8] = b"EFI PART";
 /// More entries than anybody has, in bytes: the array is read whole.
@@ -168,13 +169,7 @@ fn put(bytes: &mut [u8], at: usize, number: u32) {
     bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
 }
 
-/// The checksum of ISO 3309, as UEFI uses it.
+/// The checksum that UEFI uses.
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
-    let step = |sum: u32, byte: &u8| {
-        (0..8).fold(
-            sum ^ u32::from(*byte),
-            |sum, _| if sum & 1 == 0 { sum >> 1 } else { sum >> 1 ^ 0xedb8_8320 },
-        )
-    };
-    !bytes.iter().fold(u32::MAX, step)
+    !crc32::update(crc32::ISO, u32::MAX, bytes)
 }

@@ -109,11 +109,6 @@ fn perform(disk: &Memory, growth: &Growth) {
 }
 
 #[test]
-fn checksum() {
-    assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
-}
-
-#[test]
 fn what_is_no_table_is_left_alone() {
     assert_eq!(partitions(&Memory::of(512, 4)), Err(Refusal::NoTable));
     // The first sector of a FAT file system ends as a table does.
