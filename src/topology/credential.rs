@@ -231,13 +231,13 @@ mod tests {
         let file = folder.path().join("kubeconfig");
         let config = |user: &str| {
             format!(
-                "clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:1', certificate-authority-data: ''}}}}]\n\
+                "clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:1', certificate-authority-data: YQ==}}}}]\n\
                  users: [{{name: u, user: {{{user}}}}}]\n\
                  contexts: [{{name: x, context: {{cluster: c, user: u}}}}]\ncurrent-context: x\n"
             )
         };
         for (text, expected) in [
-            (String::new(), "names no cluster"),
+            (String::new(), "it is empty"),
             ("clusters: {".to_owned(), "kubeconfig: "),
             (config("token: abc"), "only certificates are taken"),
             (config("exec: {command: /bin/true, apiVersion: v1}"), "only certificates are taken"),

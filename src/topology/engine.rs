@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt as _;
 use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use kube::core::Request;
+use kube::core::{Request, Status};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
@@ -73,9 +73,12 @@ pub async fn run(guest: Guest, settings: Settings, shutdown: CancellationToken) 
 /// Why a session with the API server ended.
 #[derive(Debug, thiserror::Error)]
 enum End {
+    /// The server says no.
+    #[error("the API server refuses: {} ({})", .0.message, .0.code)]
+    Refused(Box<Status>),
     /// The server cannot be reached, or says what makes no sense.
-    #[error(transparent)]
-    Failed(#[from] kube::Error),
+    #[error("the API server: {0}")]
+    Failed(String),
     /// It took too long.
     #[error("the API server does not answer")]
     Silent,
@@ -84,24 +87,38 @@ enum End {
     Crowded,
 }
 
+impl From<kube::Error> for End {
+    fn from(error: kube::Error) -> Self {
+        use kube::Error;
+
+        let failed = |source: &dyn std::error::Error| Self::Failed(error_chain::words(source));
+        match error {
+            Error::Api(status) => Self::Refused(status),
+            Error::Service(source) => failed(&*source),
+            Error::HyperError(source) => failed(&source),
+            Error::ReadEvents(source) => failed(&source),
+            Error::HttpError(source) => failed(&source),
+            Error::SerdeError(source) => failed(&source),
+            Error::BuildRequest(source) => failed(&source),
+            Error::FromUtf8(source) => failed(&source),
+            Error::LinesCodecMaxLineLengthExceeded => Self::Failed("a line does not end".to_owned()),
+            // Of parts of kube that are not used here.
+            _ => Self::Failed("kube's client does not work".to_owned()),
+        }
+    }
+}
+
 impl End {
     fn code(&self) -> Option<u16> {
         match self {
-            Self::Failed(kube::Error::Api(status)) => Some(status.code),
+            Self::Refused(status) => Some(status.code),
             _ => None,
         }
     }
 
     /// In words for people, bounded.
     fn words(&self) -> String {
-        let words = match self {
-            Self::Failed(kube::Error::Api(status)) => {
-                format!("the API server refuses: {} ({})", status.message, status.code)
-            }
-            Self::Failed(error) => format!("the API server: {}", error_chain::words(error)),
-            other => other.to_string(),
-        };
-        words.chars().filter(|c| !c.is_control()).take(300).collect()
+        self.to_string().chars().filter(|c| !c.is_control()).take(300).collect()
     }
 }
 
@@ -318,7 +335,7 @@ impl<'a> Session<'a> {
     async fn ask<T: DeserializeOwned>(&self, request: http::Request<Vec<u8>>) -> Result<T, End> {
         // As text, because kube logs the whole of what it cannot read.
         let text = timeout(DEADLINE, self.client.request_text(request)).await.map_err(|_| End::Silent)??;
-        serde_json::from_str(&text).map_err(|error| kube::Error::SerdeError(error).into())
+        serde_json::from_str(&text).map_err(|error| End::Failed(error.to_string()))
     }
 
     async fn watch(&mut self, version: &mut String) -> Result<Watched, End> {
@@ -351,7 +368,7 @@ impl<'a> Session<'a> {
                 Some(Err(kube::Error::Api(status))) if status.code == 410 => return Ok(Watched::Expired),
                 Some(Err(error)) => return Err(error.into()),
                 Some(Ok(WatchEvent::Error(status))) if status.code == 410 => return Ok(Watched::Expired),
-                Some(Ok(WatchEvent::Error(status))) => return Err(kube::Error::Api(status).into()),
+                Some(Ok(WatchEvent::Error(status))) => return Err(End::Refused(status)),
                 Some(Ok(WatchEvent::Bookmark(bookmark))) => {
                     *version = bookmark.metadata.resource_version;
                     continue;

@@ -18,5 +18,6 @@ mod engine;
 mod kubeconfig;
 mod node;
 mod plan;
+mod yaml;
 
 pub use engine::{Settings, run};
