@@ -12,12 +12,16 @@
 //! ```
 
 use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Boxed: the futures around it would each have room for one of its own, and the program the event loop's code for each.
+type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The long-lived tasks of one process.
 #[derive(Debug, Default)]
@@ -44,6 +48,7 @@ impl Supervisor {
     where
         F: Future<Output = anyhow::Result<()>> + Send + 'static,
     {
+        let task: Task<anyhow::Result<()>> = Box::pin(task);
         let id = self.tasks.spawn(task).id();
         self.names.push((id, name));
     }
@@ -147,9 +152,10 @@ impl Children {
         F: Future + Send + 'static,
     {
         let token = self.0.clone();
-        // Boxed, because each of the futures around it would have room for one of its own.
-        let task = Box::pin(task);
-        drop(tokio::spawn(async move { drop(token.run_until_cancelled(task).await) }));
+        let task: Task<()> = Box::pin(async move { drop(task.await) });
+        drop(tokio::spawn(async move {
+            let _: Option<()> = token.run_until_cancelled(task).await;
+        }));
     }
 }
 

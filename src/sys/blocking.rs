@@ -1,12 +1,13 @@
 //! Work that blocks, beside the event loop.
 
 use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 
 /// Does `work`, which may block, on a thread for that. A panic in it is one here.
 pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match spawn_blocking(work).await {
+    match attempt(work).await {
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
@@ -14,6 +15,24 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
             Err(_) => std::future::pending().await,
         },
     }
+}
+
+/// As [`run`], and a panic is an error.
+///
+/// # Errors
+/// If the work panicked, or the event loop is being taken down.
+pub async fn attempt<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
+    // Boxed, and without a result of its own: so the program has the event loop's code for a task once for all work, and
+    // not once for each kind.
+    let result = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&result);
+    let work: Box<dyn FnOnce() + Send> = Box::new(move || {
+        let done = work();
+        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+    });
+    spawn_blocking(work).await?;
+    let done = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Ok(done.unwrap_or_else(|| unreachable!("work that ended has a result")))
 }
 
 #[cfg(test)]

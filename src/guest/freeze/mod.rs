@@ -38,6 +38,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{oneshot, watch};
 
 use crate::guest::Guest;
+use crate::sys::blocking;
 use crate::sys::process_group::thread;
 use cycle::{Cycle, Message};
 pub use error::Error;
@@ -305,7 +306,7 @@ pub async fn thaw(guest: &Guest, by: By) -> Result<u64, Error> {
     };
     if let Some(reason) = spoiled {
         let marker = Marker::new(&guest.freezer.0.settings.folder, &guest.root);
-        drop(tokio::task::spawn_blocking(move || marker.forget_spoiled()).await);
+        drop(blocking::attempt(move || marker.forget_spoiled()).await);
         return Err(Error::Spoiled(reason));
     }
     match answered.await {
@@ -318,7 +319,7 @@ pub async fn thaw(guest: &Guest, by: By) -> Result<u64, Error> {
 /// Thaws what others froze.
 async fn sweep(guest: &Guest) -> Result<u64, Error> {
     let guest = guest.clone();
-    let swept = tokio::task::spawn_blocking(move || {
+    let swept = blocking::attempt(move || {
         let mut thawed = 0;
         for file_system in targets::selected(&guest.root, None)?.iter().rev() {
             let opened = targets::open(&guest.root, &*guest.effects, std::slice::from_ref(file_system));

@@ -10,6 +10,7 @@ use crate::qga::call::Call;
 use crate::qga::error::Error;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Outcome, Pending, Run};
+use crate::sys::blocking;
 use crate::sys::diskstats::Statistics;
 use crate::sys::nvme::Health;
 
@@ -40,7 +41,7 @@ pub const COMMANDS: &[Command] = &[
 /// Waits for work that blocks, away from everything else that the agent does.
 pub(super) async fn away<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
     let failed = |error: tokio::task::JoinError| Error::generic(format!("the work was not done: {error}"));
-    tokio::task::spawn_blocking(work).await.map_err(failed)
+    blocking::attempt(work).await.map_err(failed)
 }
 
 /// Does work that may have to wait for disks: at once where it has not, away from everything else where it has. To
