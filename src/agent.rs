@@ -104,7 +104,7 @@ pub async fn run(
     tracing::info!("guestlet {} started: {status}", crate::VERSION);
     ready().context("cannot leave the terminal")?;
     service::ready(&status);
-    memory::give_back_start_up_code(&guest.root);
+    memory::give_back_code(&guest.root);
     let stop = async {
         termination.await;
         if !matches!(guest.freezer.status(), freeze::Status::Thawed { .. }) {
@@ -189,16 +189,12 @@ fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
 /// The one periodic wakeup.
 async fn tick(guest: Guest, shutdown: CancellationToken) -> anyhow::Result<()> {
     let ticker = Ticker::new(TICK)?;
-    let mut settled = false;
+    let mut code = memory::SeldomRun::default();
     while let Some(tick) = shutdown.run_until_cancelled(ticker.tick()).await {
         tick?;
         service::alive();
         guest.events.tick();
-        if !settled {
-            // By now everything has looked around for the first time.
-            settled = true;
-            memory::give_back_start_up_code(&guest.root);
-        }
+        code.look(&guest.root);
     }
     Ok(())
 }

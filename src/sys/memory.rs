@@ -13,6 +13,9 @@ use crate::sys::root::Root;
 #[cfg(target_env = "gnu")]
 const KEPT_BLOCK: i32 = 4 << 20;
 
+/// Mapped code that is worth being given back, in KiB.
+const MUCH: u64 = 512;
+
 /// Keeps freed memory at hand until [`give_back_freed`] is called: large buffers that come and go would otherwise be
 /// asked of the kernel, which clears them, each time. Those of several MiB still are.
 pub fn keep_freed() {
@@ -36,9 +39,45 @@ pub fn give_back_freed() {
     }
 }
 
-/// Unmaps the pages of program code that the start touched, and that an idle program does not need. What is needed
+/// Program code that is seldom run, such as that of the start, and need not stay mapped.
+#[derive(Debug)]
+pub struct SeldomRun {
+    /// What is mapped of files while the program idles, in KiB; not known since code was given back.
+    idle: Option<u64>,
+}
+
+impl Default for SeldomRun {
+    /// At first all that is mapped is that of the start.
+    fn default() -> Self {
+        Self { idle: Some(0) }
+    }
+}
+
+impl SeldomRun {
+    /// To be called now and then: gives code back if much of it has been mapped since an idle program was seen.
+    pub fn look(&mut self, root: &Root) {
+        let status = root.read("/proc/self/status").unwrap_or_default();
+        let Some(mapped) = mapped_of_files(&String::from_utf8_lossy(&status)) else { return };
+        match self.idle {
+            None => self.idle = Some(mapped),
+            Some(idle) if mapped > idle + MUCH => {
+                give_back_code(root);
+                self.idle = None;
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// What of files is in memory, in KiB, as `proc_pid_status(5)` has it.
+fn mapped_of_files(status: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix("RssFile:"))?;
+    value.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+/// Unmaps the pages of program code that were run up to now, and that an idle program does not need. What is needed
 /// is mapped again when it is run, from the page cache or the file. Where that is not possible nothing happens.
-pub fn give_back_start_up_code(root: &Root) {
+pub fn give_back_code(root: &Root) {
     let maps = root.read("/proc/self/maps").unwrap_or_default();
     for (start, length) in code(&String::from_utf8_lossy(&maps)) {
         let Some(address) = NonNull::new(std::ptr::with_exposed_provenance_mut::<c_void>(start.get())) else {
@@ -89,7 +128,27 @@ broken
 
     #[test]
     fn the_program_goes_on_after_it() {
-        give_back_start_up_code(&Root::default());
+        give_back_code(&Root::default());
         assert_eq!("still here".len(), 10);
+    }
+
+    #[test]
+    fn code_is_given_back_after_much_was_mapped() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let status = root.path("/proc/self/status");
+        std::fs::create_dir_all(status.parent().unwrap()).unwrap();
+        let mut code = SeldomRun::default();
+        let mut given_back = |mapped: u64| {
+            #[allow(clippy::disallowed_methods, reason = "a test's file")]
+            std::fs::write(&status, format!("VmRSS:\t    9000 kB\nRssFile:\t    {mapped} kB\n")).unwrap();
+            code.look(&root);
+            code.idle.is_none()
+        };
+        let looks = [(4100, true), (3000, false), (3500, false), (3513, true), (3100, false), (3200, false)];
+        for (mapped, expected) in looks {
+            assert_eq!(given_back(mapped), expected, "{mapped}");
+        }
+        assert_eq!(mapped_of_files("RssFile: x kB\n"), None);
     }
 }

@@ -54,8 +54,6 @@ fn a_guest_that_comes_to_another_host_has_its_zone_on_its_node() {
     host.place("b").unwrap();
     wait_labelled(&cluster, "b");
     println!("an edit of the zone is on the Node after {:?}", edited.elapsed());
-    let memory = "grep VmRSS /proc/$(systemctl show --value --property MainPID guestlet.service)/status";
-    println!("the agent, with a Node that it watches: {}", vm.run(memory).unwrap().trim());
     host.wait_placed("wanderer", "b", SOON).unwrap();
     assert_eq!(host.info("wanderer").unwrap()["sessions"], session, "the session is the same");
     let nodes: Value = serde_json::from_str(&host.ctl(&["nodes", "-o", "json"]).unwrap()).unwrap();
@@ -75,4 +73,19 @@ fn a_guest_that_comes_to_another_host_has_its_zone_on_its_node() {
     assert_eq!(cluster.label(NODE, "mine").as_deref(), Some("x"));
     let told: Value = serde_json::from_str(&vm.run("cat /run/guestlet/topology.json").unwrap()).unwrap();
     assert_eq!((&told["version"], &told["zone"], &told["region"]), (&1.into(), &"c".into(), &"eu".into()));
+
+    // The code that a login to an API server takes is given back once nothing happens.
+    let id = vm.run("systemctl show --value --property MainPID guestlet.service").unwrap();
+    let resident =
+        || vm.run(&format!("grep -E '^Rss(Anon|File):|^VmRSS:' /proc/{}/status", id.trim())).unwrap();
+    let files = |status: &str| -> u64 {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssFile:")?.split_whitespace().next()?.parse().ok())
+            .unwrap()
+    };
+    println!("the agent, with a Node that it watches: {}", resident());
+    let given_back = || (files(&resident()) < 5000).then_some(());
+    wait_for("code is given back", SOON, given_back).unwrap();
+    println!("the same, left alone for a while: {}", resident());
 }
