@@ -17,7 +17,7 @@ export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 export SOURCE_DATE_EPOCH := $(or $(shell git log -1 --format=%ct 2> /dev/null),1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit-test release package static rpm tarball image packages images vm-test test demo bench clean
+.PHONY: help setup lint unit-test release package static rpm tarball image packages images keep-dependencies vm-test test demo bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -88,7 +88,11 @@ vm-test: images ## tests that need VMs; TESTS=name runs some
 
 # One after the other, what fails fastest first.
 test: ## the whole gate: everything above
-	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory setup lint unit-test vm-test
+	@tests/setup/dependencies.sh restore $(TARGET) $(CACHE)
+	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory setup lint unit-test images keep-dependencies vm-test
+
+keep-dependencies:
+	@tests/setup/dependencies.sh keep $(TARGET) $(CACHE)
 
 demo: setup package ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
 	$(STEP) "build the demo" cargo test --locked --test demo --no-run

@@ -1,0 +1,41 @@
+#!/bin/sh
+# The libraries that this project is built with, compiled once for all clones:
+#   dependencies.sh restore TARGET CACHE   gives a clone that has none what an earlier one has compiled
+#   dependencies.sh keep TARGET CACHE      keeps what this one has compiled
+# cargo itself judges whether what it finds fits. Nothing of guestlet is kept.
+set -eu
+verb=$1
+target=$2
+cache=$3/dependencies
+
+key=$({ cat Cargo.toml Cargo.lock; rustc -vV; } | sha256sum | cut -c -32)
+kept=$cache/$key
+
+restore() {
+    [ ! -e "$target" ] && [ -d "$kept" ] || return 0
+    echo "  libraries that an earlier run has compiled: $kept"
+    mkdir -p "$(dirname "$target")"
+    cp -a "$kept" "$target.part"
+    mv "$target.part" "$target"
+}
+
+keep() {
+    [ ! -d "$kept" ] || return 0
+    mkdir -p "$cache"
+    part=$(mktemp -d "$cache/part.XXXXXX")
+    trap 'rm -rf "$part"' EXIT
+    for profile in debug release; do
+        mkdir -p "$part/$profile"
+        (
+            cd "$target/$profile"
+            find .fingerprint build -mindepth 1 -maxdepth 1 ! -name 'guestlet-*'
+            find deps -maxdepth 1 -type f -name 'lib*' ! -name 'libguestlet*'
+        ) | tar -C "$target/$profile" --format=posix -c -T - | tar -C "$part/$profile" -x
+    done
+    # Those for other versions are not needed any more.
+    find "$cache" -mindepth 1 -maxdepth 1 ! -name "${part##*/}" -exec rm -rf {} +
+    chmod 755 "$part"
+    mv "$part" "$kept"
+}
+
+"$verb"
