@@ -198,7 +198,7 @@ fn drop_in_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
             files.push(path);
         }
     }
-    files.sort();
+    files.sort_unstable();
     Ok(files)
 }
 

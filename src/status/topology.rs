@@ -112,7 +112,7 @@ pub fn table(answer: &GetTopologyResponse) -> String {
             lines.push(("zone", text::or_dash(&topology.zone)));
             lines.push(("host", text::or_dash(&topology.host)));
             let mut labels: Vec<_> = topology.labels.iter().collect();
-            labels.sort();
+            labels.sort_unstable();
             lines.extend(labels.into_iter().map(|(key, value)| ("label", format!("{key}={value}"))));
             lines.push(("told by", format!("{}, {} ago", answer.host_half, age(answer.since))));
         }

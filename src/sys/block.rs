@@ -125,14 +125,14 @@ pub fn partitions(root: &Root, place: &str) -> Vec<Partition> {
             })
         })
         .collect();
-    partitions.sort_by_key(|partition| partition.index);
+    partitions.sort_unstable_by_key(|partition| partition.index);
     partitions
 }
 
 /// The names of the devices that are made of the one at `place`, such as `dm-0`, sorted.
 pub fn holders(root: &Root, place: &str) -> Vec<String> {
     let mut holders = names(root, &format!("{place}/holders"), |_| true).unwrap_or_default();
-    holders.sort();
+    holders.sort_unstable();
     holders
 }
 

@@ -97,7 +97,7 @@ fn entries(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<_> =
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
+    names.sort_unstable();
     names
 }
 

@@ -78,7 +78,7 @@ impl FileNews {
             folders.into_iter().filter(|folder| folder.is_dir()).take(ABOVE)
         };
         let mut folders: Vec<_> = self.files.iter().flat_map(above).collect();
-        folders.sort();
+        folders.sort_unstable();
         folders.dedup();
         folders
     }

@@ -214,7 +214,9 @@ mod tests {
             put(&mut bytes, EXT + 0x64, &0x46b_u32.to_le_bytes());
             put(&mut bytes, EXT + 0x36, &[0xff, 0xff]);
             put(&mut bytes, EXT + 0x3a, &[1]);
-            changes.iter().for_each(|(at, what)| put(&mut bytes, EXT + at, what));
+            for (at, what) in changes {
+                put(&mut bytes, EXT + at, what);
+            }
             let sum = crc32::update(crc32::CASTAGNOLI, u32::MAX, &bytes[EXT..EXT + 0x3fc]);
             put(&mut bytes, EXT + 0x3fc, &(sum ^ u32::from(!summed)).to_le_bytes());
             parse(&bytes).unwrap().clean

@@ -405,7 +405,8 @@ impl Tracker {
     /// The disks that are known, in the order of their names as people have it: `vdz` comes before `vdaa`.
     pub fn list(&self) -> Disks {
         let mut known: Vec<_> = self.entries.values().filter_map(|entry| entry.known.clone()).collect();
-        known.sort_by(|one, other| (one.name.len(), &one.name).cmp(&(other.name.len(), &other.name)));
+        known
+            .sort_unstable_by(|one, other| (one.name.len(), &one.name).cmp(&(other.name.len(), &other.name)));
         known.into()
     }
 

@@ -47,7 +47,7 @@ pub fn list(configured: Option<&Path>) -> Result<Vec<PathBuf>, Error> {
             hooks.push(hook);
         }
     }
-    hooks.sort();
+    hooks.sort_unstable();
     Ok(hooks)
 }
 

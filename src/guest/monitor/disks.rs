@@ -149,7 +149,7 @@ impl Watch<'_> {
         let root = &self.guest.root;
         let mut names = self.tracker.names();
         names.extend(block::disks(root).unwrap_or_default());
-        names.sort();
+        names.sort_unstable();
         names.dedup();
         for some in names.chunks(AT_ONCE) {
             for name in some {

@@ -85,7 +85,7 @@ async fn failed_units(address: Option<&str>) -> zbus::Result<Vec<String>> {
             .call_method(Some(name), "/org/freedesktop/systemd1", Some(manager), "ListUnitsFiltered", &states)
             .await?;
         let mut units: Vec<Unit> = reply.body().deserialize()?;
-        units.sort_by(|one, other| one.0.cmp(&other.0));
+        units.sort_unstable_by(|one, other| one.0.cmp(&other.0));
         Ok(units.into_iter().take(MOST).map(|unit| unit.0).collect())
     };
     match tokio::time::timeout(DEADLINE, asking).await {

@@ -101,10 +101,10 @@ fn select(interfaces: Vec<Interface>, ignored: &[String]) -> Vec<Link> {
             });
         }
     }
-    links.sort_by(|one, other| one.name.cmp(&other.name));
+    links.sort_unstable_by(|one, other| one.name.cmp(&other.name));
     links.truncate(MOST_LINKS);
     for link in &mut links {
-        link.addresses.sort_by_key(|(ip, prefix)| (is_link_local(*ip), *ip, *prefix));
+        link.addresses.sort_unstable_by_key(|(ip, prefix)| (is_link_local(*ip), *ip, *prefix));
         link.addresses.truncate(MOST_ADDRESSES);
     }
     links

@@ -136,7 +136,7 @@ impl Follower<'_> {
         let listed: Vec<(String, u32, String, String, OwnedObjectPath)> = reply.body().deserialize()?;
         let mut listed: Vec<_> = listed.into_iter().map(|(id, _, _, _, path)| (id, path)).collect();
         // As logind counts them: 2 is before 10.
-        listed.sort_by(|(one, _), (other, _)| (one.len(), one).cmp(&(other.len(), other)));
+        listed.sort_unstable_by(|(one, _), (other, _)| (one.len(), one).cmp(&(other.len(), other)));
         let gone: Vec<String> = {
             let known = self.sessions.keys();
             known.filter(|id| listed.iter().all(|(listed, _)| listed != *id)).cloned().collect()
