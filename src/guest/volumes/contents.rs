@@ -223,8 +223,7 @@ mod tests {
                      E:ID_FS_UUID=0a1b2c3d-0000-0000-0000-00000000000f\n";
         let found = by_udev(entry.as_bytes()).unwrap();
         assert_eq!((found.kind.as_deref(), found.label.as_deref()), (Some("ext4"), Some("data")));
-        let mut uuid = [0; 16];
-        (uuid[..4].copy_from_slice(&[0x0a, 0x1b, 0x2c, 0x3d]), uuid[15] = 15);
+        let uuid = [0x0a, 0x1b, 0x2c, 0x3d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 15];
         let own = Superblock { kind: Kind::Ext, uuid, bytes: 1, block: 4096, clean: true };
         assert!(is_of(&own, &found));
         assert!(!is_of(&Superblock { kind: Kind::Xfs, ..own }, &found));
