@@ -133,7 +133,8 @@ impl Vm {
 
     /// Writes a small file in the guest.
     pub fn write(&self, path: &str, contents: &[u8]) -> anyhow::Result<()> {
-        for (place, part) in contents.chunks(AT_ONCE).enumerate() {
+        let nothing: Option<&[u8]> = contents.is_empty().then_some(&[]);
+        for (place, part) in contents.chunks(AT_ONCE).chain(nothing).enumerate() {
             let mut octal = String::new();
             for byte in part {
                 write!(octal, "\\{byte:03o}")?;
