@@ -97,6 +97,29 @@ pub async fn contents(guest: &Guest, device: &Path) -> Result<Contents, Error> {
     }
 }
 
+/// Whether the file system of `kind` and `uuid` begins there, as what has just been made does. Kinds that are not known by
+/// their beginning are asked blkid for.
+///
+/// # Errors
+/// As [`contents`].
+pub(super) async fn begins_with(
+    guest: &Guest,
+    device: &Path,
+    kind: &str,
+    uuid: &str,
+) -> Result<Result<(), Contents>, Error> {
+    let path = device.to_owned();
+    let read = at_once(device, DEADLINE, move || superblock::read(&block_device::open(&path)?)).await?;
+    let own = read.map_err(|source| Error::unreadable(device, source))?;
+    if own.is_some_and(|own| is_of(&own, kind, uuid)) {
+        return Ok(Ok(()));
+    }
+    let found = contents(guest, device).await?;
+    let is_it = found.kind() == Some(kind)
+        && matches!(&found, Contents::Known(signature) if signature.uuid.as_deref() == Some(uuid));
+    Ok(if is_it { Ok(()) } else { Err(found) })
+}
+
 /// The file system that udev has found there, if it is still there.
 async fn told(guest: &Guest, device: &Path) -> Result<Option<Signature>, Error> {
     let (root, path) = (guest.root.clone(), device.to_owned());
@@ -105,7 +128,9 @@ async fn told(guest: &Guest, device: &Path) -> Result<Option<Signature>, Error> 
         let Some(entry) = udev::block_device(&root, block_device::number(&device)?) else { return Ok(None) };
         let Some(signature) = by_udev(&entry) else { return Ok(None) };
         let own = superblock::read(&device)?;
-        Ok(own.is_some_and(|own| is_of(&own, &signature)).then_some(signature))
+        let words = signature.kind.as_deref().zip(signature.uuid.as_deref());
+        let is_there = own.zip(words).is_some_and(|(own, (kind, uuid))| is_of(&own, kind, uuid));
+        Ok(is_there.then_some(signature))
     };
     let looked: io::Result<_> = at_once(device, DEADLINE, look).await?;
     // The program says better what is wrong with it.
@@ -127,16 +152,14 @@ fn by_udev(entry: &[u8]) -> Option<Signature> {
     })
 }
 
-/// Whether it is the file system that a signature is of.
-fn is_of(own: &Superblock, signature: &Signature) -> bool {
-    let kind = signature.kind.as_deref();
+/// Whether it is the file system of this kind and name, in blkid's words.
+fn is_of(own: &Superblock, kind: &str, uuid: &str) -> bool {
     let same_kind = match own.kind {
-        Kind::Ext => matches!(kind, Some("ext2" | "ext3" | "ext4")),
-        Kind::Xfs => kind == Some("xfs"),
-        Kind::Btrfs { .. } => kind == Some("btrfs"),
+        Kind::Ext => matches!(kind, "ext2" | "ext3" | "ext4"),
+        Kind::Xfs => kind == "xfs",
+        Kind::Btrfs { .. } => kind == "btrfs",
     };
-    let digits = signature.uuid.as_ref().map(|uuid| uuid.replace('-', ""));
-    same_kind && digits == Some(format!("{:032x}", u128::from_be_bytes(own.uuid)))
+    same_kind && uuid.replace('-', "") == format!("{:032x}", u128::from_be_bytes(own.uuid))
 }
 
 /// What blkid says, lines of a name and a value; nothing if there is nothing that is known.
@@ -225,9 +248,10 @@ mod tests {
         assert_eq!((found.kind.as_deref(), found.label.as_deref()), (Some("ext4"), Some("data")));
         let uuid = [0x0a, 0x1b, 0x2c, 0x3d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 15];
         let own = Superblock { kind: Kind::Ext, uuid, bytes: 1, block: 4096, clean: true };
-        assert!(is_of(&own, &found));
-        assert!(!is_of(&Superblock { kind: Kind::Xfs, ..own }, &found));
-        assert!(!is_of(&Superblock { uuid: [0; 16], ..own }, &found));
+        let uuid = found.uuid.unwrap();
+        assert!(is_of(&own, "ext4", &uuid));
+        assert!(!is_of(&Superblock { kind: Kind::Xfs, ..own }, "ext4", &uuid));
+        assert!(!is_of(&Superblock { uuid: [0; 16], ..own }, "ext4", &uuid));
         for (change, to) in [
             ("filesystem", "crypto"),
             ("I:2143861", "E:ID_PART_TABLE_TYPE=dos"),
