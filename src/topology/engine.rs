@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt as _;
 use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use kube::core::{Request, Status};
+use kube::core::Request;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
@@ -18,12 +18,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::client::client;
 use super::credential::{Credential, Found, find};
+use super::end::End;
 use super::node::{List, Object};
 use super::plan::{Event, Plan, Wanted, plan};
 use crate::guest::topology::{Known, Node, Standing, ZoneChange};
 use crate::guest::{Guest, identity};
+use crate::sys::blocking;
 use crate::sys::file_news::FileNews;
-use crate::sys::{blocking, error_chain};
 
 /// Files are looked at when they have been left alone for this long.
 const QUIET: Duration = Duration::from_millis(100);
@@ -67,58 +68,6 @@ pub async fn run(guest: Guest, settings: Settings, shutdown: CancellationToken) 
     match shutdown.run_until_cancelled(engine.work()).await {
         Some(Err(error)) => Err(error.into()),
         _ => Ok(()),
-    }
-}
-
-/// Why a session with the API server ended.
-#[derive(Debug, thiserror::Error)]
-enum End {
-    /// The server says no.
-    #[error("the API server refuses: {} ({})", .0.message, .0.code)]
-    Refused(Box<Status>),
-    /// The server cannot be reached, or says what makes no sense.
-    #[error("the API server: {0}")]
-    Failed(String),
-    /// It took too long.
-    #[error("the API server does not answer")]
-    Silent,
-    /// Others changed the Node again and again.
-    #[error("the Node is changed by others faster than by us")]
-    Crowded,
-}
-
-impl From<kube::Error> for End {
-    fn from(error: kube::Error) -> Self {
-        use kube::Error;
-
-        let failed = |source: &dyn std::error::Error| Self::Failed(error_chain::words(source));
-        match error {
-            Error::Api(status) => Self::Refused(status),
-            Error::Service(source) => failed(&*source),
-            Error::HyperError(source) => failed(&source),
-            Error::ReadEvents(source) => failed(&source),
-            Error::HttpError(source) => failed(&source),
-            Error::SerdeError(source) => failed(&source),
-            Error::BuildRequest(source) => failed(&source),
-            Error::FromUtf8(source) => failed(&source),
-            Error::LinesCodecMaxLineLengthExceeded => Self::Failed("a line does not end".to_owned()),
-            // Of parts of kube that are not used here.
-            _ => Self::Failed("kube's client does not work".to_owned()),
-        }
-    }
-}
-
-impl End {
-    fn code(&self) -> Option<u16> {
-        match self {
-            Self::Refused(status) => Some(status.code),
-            _ => None,
-        }
-    }
-
-    /// In words for people, bounded.
-    fn words(&self) -> String {
-        self.to_string().chars().filter(|c| !c.is_control()).take(300).collect()
     }
 }
 

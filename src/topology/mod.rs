@@ -14,6 +14,7 @@
 mod certificate;
 mod client;
 mod credential;
+mod end;
 mod engine;
 mod kubeconfig;
 mod node;

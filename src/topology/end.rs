@@ -1,0 +1,58 @@
+//! Why a session with the API server ended, in words of our own.
+
+use kube::core::Status;
+
+use crate::sys::error_chain;
+
+/// Why.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum End {
+    /// The server says no.
+    #[error("the API server refuses: {} ({})", .0.message, .0.code)]
+    Refused(Box<Status>),
+    /// The server cannot be reached, or says what makes no sense.
+    #[error("the API server: {0}")]
+    Failed(String),
+    /// It took too long.
+    #[error("the API server does not answer")]
+    Silent,
+    /// Others changed the Node again and again.
+    #[error("the Node is changed by others faster than by us")]
+    Crowded,
+}
+
+impl From<kube::Error> for End {
+    fn from(error: kube::Error) -> Self {
+        use kube::Error;
+
+        let failed = |source: &dyn std::error::Error| Self::Failed(error_chain::words(source));
+        match error {
+            Error::Api(status) => Self::Refused(status),
+            Error::Service(source) => failed(&*source),
+            Error::HyperError(source) => failed(&source),
+            Error::ReadEvents(source) => failed(&source),
+            Error::HttpError(source) => failed(&source),
+            Error::SerdeError(source) => failed(&source),
+            Error::BuildRequest(source) => failed(&source),
+            Error::FromUtf8(source) => failed(&source),
+            Error::LinesCodecMaxLineLengthExceeded => Self::Failed("a line does not end".to_owned()),
+            // Of parts of kube that are not used here.
+            _ => Self::Failed("kube's client does not work".to_owned()),
+        }
+    }
+}
+
+impl End {
+    /// What the server refused it with.
+    pub(super) fn code(&self) -> Option<u16> {
+        match self {
+            Self::Refused(status) => Some(status.code),
+            _ => None,
+        }
+    }
+
+    /// In words for people, bounded.
+    pub(super) fn words(&self) -> String {
+        self.to_string().chars().filter(|c| !c.is_control()).take(300).collect()
+    }
+}
