@@ -6,6 +6,8 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/guestlet
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 STEP := @tests/setup/step.sh
 DEB := $(TARGET)/debian
+# The same sources give the same packages. Only their making is told: the compiler would do all anew with each commit.
+DATED := env SOURCE_DATE_EPOCH=$(or $(shell git log -1 --format=%ct 2> /dev/null),1)
 VERSION := $(shell awk -F '"' '/^version = / { print $$2; exit }' Cargo.toml)
 
 # What the tests of the built programs look at.
@@ -13,8 +15,6 @@ export GUESTLET_BIN_DIR := $(TARGET)/release
 export GUESTLET_DEB := $(DEB)/guestlet_$(VERSION)-1_amd64.deb
 # What they are compared with.
 export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
-# The same sources give the same packages.
-export SOURCE_DATE_EPOCH := $(or $(shell git log -1 --format=%ct 2> /dev/null),1)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lint unit-test release package static rpm tarball image packages images keep-dependencies vm-test test demo bench clean
@@ -49,7 +49,7 @@ STATIC_TARGET ?= x86_64-unknown-linux-gnu
 STATIC := $(TARGET)/static
 DIST := $(TARGET)/dist
 SBOM_TOOL := $(CACHE)/tools/cargo-cyclonedx-$(CARGO_CYCLONEDX)/bin/cargo-cyclonedx
-GENERATE_RPM := $(CACHE)/tools/cargo-generate-rpm-$(CARGO_GENERATE_RPM)/bin/cargo-generate-rpm generate-rpm
+GENERATE_RPM := $(DATED) $(CACHE)/tools/cargo-generate-rpm-$(CARGO_GENERATE_RPM)/bin/cargo-generate-rpm generate-rpm
 # The programs name no folder of the machine that built them.
 STATIC_FLAGS := -C target-feature=+crt-static --remap-path-prefix=$(CURDIR)=. \
 	--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo
@@ -67,18 +67,18 @@ RPM_ARCH := --arch $(firstword $(subst -, ,$(STATIC_TARGET)))
 
 tarball: static ## build the tarball with the static programs (target/dist)
 	@mkdir -p $(DIST)
-	$(STEP) "tarball" packaging/tarball.sh $(STATIC) $(VERSION) $(STATIC_TARGET) $(DIST)/guestlet-$(VERSION)-$(STATIC_TARGET).tar.gz
+	$(STEP) "tarball" $(DATED) packaging/tarball.sh $(STATIC) $(VERSION) $(STATIC_TARGET) $(DIST)/guestlet-$(VERSION)-$(STATIC_TARGET).tar.gz
 
 image: static ## build guestlet-host's OCI image layout (target/dist/guestlet-host-oci)
 	@mkdir -p $(DIST)
-	$(STEP) "OCI image" packaging/oci.sh $(STATIC) $(VERSION) $(DIST)/guestlet-host-oci
+	$(STEP) "OCI image" $(DATED) packaging/oci.sh $(STATIC) $(VERSION) $(DIST)/guestlet-host-oci
 
 packages: setup package rpm tarball image ## build all packages, what they are made of, and their checksums (target/dist)
-	$(STEP) "SBOM" packaging/sbom.sh $(SBOM_TOOL) $(STATIC_TARGET) $(DIST)
+	$(STEP) "SBOM" $(DATED) packaging/sbom.sh $(SBOM_TOOL) $(STATIC_TARGET) $(DIST)
 	cp $(DEB)/*_$(VERSION)-1_*.deb $(DIST)/
 	cd $(DIST) && sha256sum *.deb *.rpm *.tar.gz *.cdx.json > SHA256SUMS
 
-CARGO_DEB_RUN := $(CACHE)/tools/cargo-deb-$(CARGO_DEB)/bin/cargo-deb deb --locked --no-build --quiet
+CARGO_DEB_RUN := $(DATED) $(CACHE)/tools/cargo-deb-$(CARGO_DEB)/bin/cargo-deb deb --locked --no-build --quiet
 
 images: setup package ## build and cache what the VMs boot
 	$(STEP) "VM images" cargo test --locked --quiet --test images
