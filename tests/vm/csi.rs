@@ -72,6 +72,12 @@ fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
     assert_eq!(one.create("pvc-1", 64 * MIB).unwrap(), id);
     let took = one.use_volume(&id, &names[0]).unwrap();
     println!("attached; formatted and staged; published after {took:?}");
+    let pods = format!("\"pods\":[\"{id}\"]");
+    let told = || {
+        let volumes = host.ctl(&["volumes", "ls", "-o", "json"]).unwrap();
+        volumes.split_whitespace().collect::<String>().contains(&pods).then_some(())
+    };
+    wait_for("the pod in the list of volumes", SOON, told).unwrap();
     first.run(&format!("head -c 8M /dev/urandom > {}/data; sync", target(&id))).unwrap();
     let sum = checksum(&first, &id);
 

@@ -1,8 +1,9 @@
 //! File systems that are mounted on disks, or come from the network.
 //!
 //! Each is one entry, wherever else it shows: of mounts that show the same files, or a folder of them, the
-//! first in the kernel's list counts. So the bind mounts of containers and pods (kubelet's, with their
-//! subpaths) are left out, and a subvolume of btrfs beside another one is not.
+//! first in the kernel's list counts. So the bind mounts of containers and pods (kubelet's subpaths) are left out, and a
+//! subvolume of btrfs beside another one is not. What kubelet gives to a pod as a volume of CSI counts, too: it says which
+//! pod has it.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -72,7 +73,7 @@ fn select(mounts: Vec<Mount>) -> Vec<FileSystem> {
     for mount in mounts.into_iter().filter(counts) {
         let covered =
             folders_up(&mount.root).any(|folder| shown.contains(&(mount.device, folder.to_owned())));
-        if !covered {
+        if !covered || is_volume_of_a_pod(&mount.mount_point) {
             shown.insert((mount.device, mount.root));
             selected.push(FileSystem {
                 mount_point: mount.mount_point,
@@ -88,6 +89,12 @@ fn counts(mount: &Mount) -> bool {
     let kind = mount.kind.as_str();
     let on_disk = mount.device.0 != 0 || SEVERAL_DEVICES.contains(&kind);
     (on_disk && !IMAGES.contains(&kind)) || NETWORK.contains(&kind)
+}
+
+/// Whether this is kubelet's place for a volume of CSI, `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`.
+fn is_volume_of_a_pod(mount_point: &str) -> bool {
+    let end: Vec<_> = mount_point.rsplit('/').take(6).collect();
+    matches!(end[..], ["mount", _, "kubernetes.io~csi", "volumes", _, "pods"])
 }
 
 /// The folder, the one that it is in, and so on up to `/`.
@@ -171,6 +178,7 @@ mod tests {
             [
                 "ext4 /",
                 "xfs /var/lib/kubelet/plugins/kubernetes.io/csi/a/globalmount",
+                "xfs /var/lib/kubelet/pods/1/volumes/kubernetes.io~csi/pv/mount",
                 "btrfs /mnt/a",
                 "btrfs /mnt/b",
                 "nfs4 /mnt/nfs",
