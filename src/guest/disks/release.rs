@@ -42,6 +42,8 @@ const UNKNOWN: Duration = Duration::from_secs(15);
 const GONE: Duration = Duration::from_secs(5);
 /// How long the kernel may take to tell of a disk that was plugged, before it is scanned for.
 const LATE: Duration = Duration::from_secs(2);
+/// How long one disk is waited for that is asked who it is.
+const TO_ANSWER: Duration = Duration::from_secs(1);
 
 /// Uses that an error names.
 const NAMED: usize = 12;
@@ -117,7 +119,8 @@ pub enum ReleaseError {
 }
 
 /// The disk that is meant, as soon as it is known, but at the latest after `within`. One that was released, and is not
-/// visible since, is looked for on its bus; and so is one that does not come by itself, where SCSI disks were before.
+/// visible since, is looked for on its bus; and so is one that does not come by itself, where SCSI disks were before, and at
+/// last where they are.
 ///
 /// # Errors
 /// As [`Room::wait`](super::room::Room::wait) gives them.
@@ -128,6 +131,8 @@ pub async fn find(guest: &Guest, selector: &Selector, within: Duration) -> Resul
             scan_all(guest, guest.releases.addresses(selector)).await;
             tokio::time::sleep(LATE).await;
             scan_all(guest, guest.releases.free(&guest.disks.all(), LATE)).await;
+            tokio::time::sleep(LATE).await;
+            ask_all_anew(guest).await;
         }
         std::future::pending().await
     };
@@ -146,6 +151,24 @@ async fn scan_all(guest: &Guest, addresses: Vec<ScsiAddress>) {
     if !addresses.is_empty() {
         let root = guest.root.clone();
         blocking::run(move || addresses.into_iter().for_each(|address| scan(&root, address))).await;
+    }
+}
+
+/// Has every SCSI disk say anew who it is. The kernel may have passed over both that one went and that another one came to
+/// its place; then it has the one that went, and the monitor finds the other one in it.
+async fn ask_all_anew(guest: &Guest) {
+    for disk in guest.disks.all().iter().filter(|disk| disk.scsi.is_some()) {
+        let (guest, place) = (guest.clone(), disk.place.clone());
+        let ask = move || {
+            // One that hangs is not asked once more.
+            let Some(_asking) = guest.releases.ask(&place) else { return };
+            let asked = sysfs::write(&guest.root, &format!("{place}/device/rescan"), "1")
+                .and_then(|()| sysfs::write(&guest.root, &format!("{place}/uevent"), "change"));
+            if let Err(error) = asked {
+                tracing::debug!("{place} cannot be asked anew: {error}");
+            }
+        };
+        let _ = tokio::time::timeout(TO_ANSWER, blocking::run(ask)).await;
     }
 }
 
