@@ -42,8 +42,10 @@ const UNKNOWN: Duration = Duration::from_secs(15);
 const GONE: Duration = Duration::from_secs(5);
 /// How long the kernel may take to tell of a disk that was plugged, before it is scanned for.
 const LATE: Duration = Duration::from_secs(2);
-/// How long one disk is waited for that is asked who it is.
-const TO_ANSWER: Duration = Duration::from_secs(1);
+/// Time between two scans for a disk that somebody waits for, at most.
+const SELDOM: Duration = Duration::from_secs(16);
+/// How often what is most likely about to pass is waited for, and how long each time.
+const PASSING: (u32, Duration) = (5, Duration::from_secs(1));
 
 /// Uses that an error names.
 const NAMED: usize = 12;
@@ -129,10 +131,15 @@ pub async fn find(guest: &Guest, selector: &Selector, within: Duration) -> Resul
     let scan = async {
         if matches!(there, Err(FindError::NotFound(_))) {
             scan_all(guest, guest.releases.addresses(selector)).await;
-            tokio::time::sleep(LATE).await;
-            scan_all(guest, guest.releases.free(&guest.disks.all(), LATE)).await;
-            tokio::time::sleep(LATE).await;
-            ask_all_anew(guest).await;
+            let mut pause = LATE;
+            loop {
+                tokio::time::sleep(pause).await;
+                scan_all(guest, guest.releases.free(&guest.disks.all(), LATE)).await;
+                tokio::time::sleep(pause).await;
+                // The kernel may have passed over both that one went and that another one came to its place.
+                guest.disks.doubt();
+                pause = SELDOM.min(2 * pause);
+            }
         }
         std::future::pending().await
     };
@@ -154,28 +161,12 @@ async fn scan_all(guest: &Guest, addresses: Vec<ScsiAddress>) {
     }
 }
 
-/// Has every SCSI disk say anew who it is. The kernel may have passed over both that one went and that another one came to
-/// its place; then it has the one that went, and the monitor finds the other one in it.
-async fn ask_all_anew(guest: &Guest) {
-    for disk in guest.disks.all().iter().filter(|disk| disk.scsi.is_some()) {
-        let (guest, place) = (guest.clone(), disk.place.clone());
-        let ask = move || {
-            // One that hangs is not asked once more.
-            let Some(_asking) = guest.releases.ask(&place) else { return };
-            let asked = sysfs::write(&guest.root, &format!("{place}/device/rescan"), "1")
-                .and_then(|()| sysfs::write(&guest.root, &format!("{place}/uevent"), "change"));
-            if let Err(error) = asked {
-                tracing::debug!("{place} cannot be asked anew: {error}");
-            }
-        };
-        let _ = tokio::time::timeout(TO_ANSWER, blocking::run(ask)).await;
-    }
-}
-
 /// Has the kernel begin anew with a disk that it takes for another one, as soon as nobody uses the other one: what it
 /// knows of that, from partitions to what it has read, is of no use for this one.
 pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
     let Some(address) = disk.scsi else { return };
+    let (most, moment) = PASSING;
+    let mut passing = 0;
     let mut told = false;
     loop {
         let (machine, known) = (guest.clone(), Arc::clone(&disk));
@@ -189,6 +180,12 @@ pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
             Ok(())
         });
         let Err(error) = done.await else { return };
+        // One that goes, or is asked anew, cannot be opened for a moment.
+        if matches!(error, ReleaseError::System { .. }) && passing < most {
+            passing += 1;
+            tokio::time::sleep(moment).await;
+            continue;
+        }
         if !std::mem::replace(&mut told, true) {
             let why = error_chain::words(&error);
             let problem =

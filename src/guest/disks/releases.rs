@@ -5,7 +5,6 @@
 //! before, or the other way round, and then has none. It says nothing of that. Whoever waits for the disk has it scanned
 //! for, where disks were.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -94,28 +93,9 @@ impl State {
 
 /// Where disks were.
 #[derive(Debug, Default)]
-pub struct Releases(Mutex<State>, Asked);
-
-/// The places of the disks that are being asked who they are.
-type Asked = Arc<Mutex<BTreeSet<String>>>;
-
-/// That a disk is being asked.
-#[derive(Debug)]
-pub struct Asking(Asked, String);
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
-    }
-}
+pub struct Releases(Mutex<State>);
 
 impl Releases {
-    /// Begins to ask the disk at `place` who it is; nothing if somebody does.
-    pub fn ask(&self, place: &str) -> Option<Asking> {
-        let new = self.1.lock().unwrap_or_else(PoisonError::into_inner).insert(place.to_owned());
-        new.then(|| Asking(Arc::clone(&self.1), place.to_owned()))
-    }
-
     fn locked(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::disks::lookup::{self, FindError, Selector};
@@ -26,6 +26,7 @@ pub struct Room {
     known: watch::Sender<Disks>,
     changes: watch::Sender<u64>,
     touches: watch::Sender<Touches>,
+    doubts: Notify,
 }
 
 /// How often something happened to each disk, by its generation.
@@ -37,6 +38,7 @@ impl Default for Room {
             known: watch::Sender::new(Arc::default()),
             changes: watch::Sender::new(0),
             touches: watch::Sender::default(),
+            doubts: Notify::new(),
         }
     }
 }
@@ -109,6 +111,16 @@ impl Room {
     /// Something happened to a disk.
     pub(in crate::guest) fn touch(&self, disk: &KnownDisk) {
         self.touches.send_modify(|touches| *touches.entry(disk.generation).or_default() += 1);
+    }
+
+    /// Has the monitor ask all disks anew who they are: any of them may be another one than is known here.
+    pub(in crate::guest) fn doubt(&self) {
+        self.doubts.notify_one();
+    }
+
+    /// Somebody doubts what is known.
+    pub(in crate::guest) async fn doubted(&self) {
+        self.doubts.notified().await;
     }
 
     /// From now on these are the disks.

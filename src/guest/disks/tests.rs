@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::identity::{self, Asked, KnownDisk, Source};
 use super::lookup::{FindError, Selector};
 use super::room::{Room, WaitError};
-use super::tracker::{ANSWER, Change, GOING, Seen, Tracker, UDEV, Udev};
+use super::tracker::{ANSWER, Change, GOING, MOST_DOUBTS, Seen, Tracker, UDEV, Udev};
 use super::*;
 
 /// A machine that is told what disks it has.
@@ -142,11 +142,27 @@ async fn a_disk_comes_grows_gets_a_partition_and_goes() {
     nothing(&machine);
     assert!(look(&machine, &mut tracker).is_empty());
     assert!(look(&machine, &mut tracker).is_empty(), "not asked again until it has had its time");
-    assert_eq!(tracker.deadline(), Some(now + GOING));
-    tracker.expire(now + GOING);
-    work(&machine, &mut tracker, now + GOING);
+    for turn in 1..=MOST_DOUBTS {
+        assert!(told(&mut tracker).is_empty());
+        let later = now + GOING * turn;
+        assert_eq!(tracker.deadline(), Some(later));
+        tracker.expire(later);
+        let [job] = &tracker.jobs(later)[..] else { panic!() };
+        assert!(job.anew, "it may be another one");
+        tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked), later);
+    }
     assert_eq!(told(&mut tracker), ["512 -> 0 vda data-2"]);
     assert!(tracker.is_settled() && tracker.deadline().is_none());
+    // One that has none when it comes is told when it has one.
+    machine.plug("vdb", "data-3", 0);
+    tracker.look("vdb", machine.seen("vdb", Udev::Absent), true, now);
+    work(&machine, &mut tracker, now);
+    assert!(told(&mut tracker).is_empty());
+    machine.write(&format!("{}/size", Machine::place("vdb")), "1\n");
+    tracker.expire(now + GOING);
+    work(&machine, &mut tracker, now + GOING);
+    assert_eq!(told(&mut tracker), ["+ vdb data-3"]);
+    assert_eq!(tracker.list()[1].bytes, 512);
 }
 
 #[tokio::test]
@@ -199,6 +215,11 @@ async fn a_disk_that_the_kernel_takes_for_another_is_no_disk() {
     assert!(job.anew);
     tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked), now);
     assert!(told(&mut tracker).is_empty(), "it is the same");
+    tracker.reset_all();
+    let [job] = &tracker.jobs(now)[..] else { panic!() };
+    assert!(job.anew);
+    tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked), now);
+    assert!(told(&mut tracker).is_empty(), "it still is");
     page("two");
     assert_eq!(look(&mut tracker), ["- sda one", "? sda two"]);
     assert!(look(&mut tracker).is_empty() && tracker.list().is_empty());

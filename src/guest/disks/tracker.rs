@@ -10,8 +10,9 @@
 //!                                                       └◀── it does not answer: without it ─┘
 //! ```
 //!
-//! A disk that has no size any more is most likely about to go: the kernel takes its size before its name. It stays as
-//! it was (`Doubt`), and is read again after a moment if it is still there.
+//! A disk that has no size any more is most likely about to go: the kernel takes its size before its name. One that was
+//! asked while it was no longer there, or while another one came to its place, has none either. It stays as it was
+//! (`Doubt`), known or not, and is asked anew every moment for as long as it may take to go or to come.
 //!
 //! From every stage a disk goes away when it is gone, or another one is at its place. What the kernel says is no more
 //! than a reason to look: what counts is what a look finds, so that lost, late and doubled messages do no harm.
@@ -33,8 +34,10 @@ pub const UDEV: Duration = Duration::from_secs(10);
 pub const ANSWER: Duration = Duration::from_secs(5);
 /// Devices that have begun anew and are remembered; more than there ever are.
 const MOST_RESETS: usize = 1024;
-/// How long a disk that has lost its size may take to go.
+/// How long a disk that has no size is left before it is asked for it again.
 pub const GOING: Duration = Duration::from_secs(1);
+/// How often it is asked before it is told to have none.
+pub const MOST_DOUBTS: u32 = 5;
 /// Disks that are read at a time, but for those that do not answer.
 const AT_A_TIME: usize = 4;
 /// Disks that do not answer; further ones are not asked while there are so many.
@@ -117,14 +120,13 @@ enum Stage {
 }
 
 #[derive(Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "none of them follows from the others")]
 struct Entry {
     seen: Seen,
     stage: Stage,
     /// Something happened while it was read.
     again: bool,
-    /// It had no size when it was read before.
-    doubted: bool,
+    /// How often it was read without a size, which it is not known to lack.
+    doubts: u32,
     /// It may be another one than before.
     anew: bool,
     /// It is another one than before.
@@ -198,18 +200,27 @@ impl Tracker {
 
     /// The SCSI device at `place` has begun anew.
     pub fn reset(&mut self, place: &str) {
-        let is_of = |(_, entry): &(&String, &mut Entry)| below(&entry.seen.place, place);
-        let Some((name, entry)) = self.entries.iter_mut().find(is_of) else {
+        let is_of = |(_, entry): &(&String, &Entry)| below(&entry.seen.place, place);
+        let Some(name) = self.entries.iter().find(is_of).map(|(name, _)| name.clone()) else {
             // Its disk is about to come, and what the kernel has asked it so far may have been another one's answer.
             if self.resets.len() < MOST_RESETS {
                 self.resets.insert(place.to_owned());
             }
             return;
         };
+        self.ask_anew(&name);
+    }
+
+    /// Any disk may have begun anew.
+    pub fn reset_all(&mut self) {
+        self.names().iter().for_each(|name| self.ask_anew(name));
+    }
+
+    fn ask_anew(&mut self, name: &str) {
+        let Some(entry) = self.entries.get_mut(name) else { return };
         entry.anew = true;
         if !matches!(entry.stage, Stage::Udev(_) | Stage::Doubt(_)) {
-            let name = name.clone();
-            self.enqueue(&name);
+            self.enqueue(name);
         }
     }
 
@@ -225,7 +236,7 @@ impl Tracker {
             seen,
             stage: if waits { Stage::Udev(now + UDEV) } else { Stage::Rest },
             again: false,
-            doubted: false,
+            doubts: 0,
             anew,
             usurped: false,
             asked: Asked::Ask,
@@ -303,14 +314,15 @@ impl Tracker {
         }
         entry.stage = Stage::Rest;
         let again = std::mem::take(&mut entry.again);
-        let had_size = entry.known.as_ref().is_some_and(|known| known.bytes > 0);
-        let vanishes = had_size && outcome.as_ref().is_some_and(|disk| disk.bytes == 0);
-        if vanishes && !entry.doubted {
-            entry.doubted = true;
+        let may_have_size = entry.known.as_ref().is_none_or(|known| known.bytes > 0);
+        let has_none = outcome.as_ref().is_some_and(|disk| disk.bytes == 0);
+        if may_have_size && has_none && entry.doubts < MOST_DOUBTS {
+            entry.doubts += 1;
+            entry.anew = true;
             entry.stage = Stage::Doubt(now + GOING);
             return;
         }
-        entry.doubted = vanishes;
+        entry.doubts = 0;
         // Without an outcome it is gone, which the kernel is about to say.
         if let Some(disk) = outcome.filter(|_| !entry.usurped) {
             let disk = Arc::new(disk);

@@ -110,6 +110,7 @@ pub async fn follow(guest: &Guest, mut news: impl News) -> io::Result<Infallible
             Some(done) = reads.join_next() => watch.done(done),
             news = changed(watch.udev.as_ref()) => watch.udev_says(&news?),
             Some(_) = watch.begun_anew.join_next() => {}
+            () = guest.disks.doubted() => watch.tracker.reset_all(),
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                 watch.expire().await;
             }
