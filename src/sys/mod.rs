@@ -83,6 +83,8 @@ pub mod root;
 pub mod routes;
 #[cfg(feature = "agent")]
 pub mod rtnetlink;
+#[cfg(feature = "agent")]
+pub mod scsi_inquiry;
 pub mod service;
 #[cfg(feature = "agent")]
 pub mod spawn;

@@ -2,7 +2,8 @@
 //!
 //! All of it is at hand in sysfs, but for one thing: a virtio-blk disk is asked for its serial number each time that
 //! is read, and may never answer. So it is [asked](Serial) once, by who can wait, and everything else can be
-//! [read] without it.
+//! [read] without it. A SCSI disk is asked as well if the kernel has nothing to tell of it: it was kept from asking, or
+//! asked while the disk came to the place of another one.
 
 use std::fmt;
 use std::io;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::guest::disks::location::{Bus, Pci, locate};
 use crate::sys::block::{self, Number, Partition};
 use crate::sys::root::Root;
+use crate::sys::scsi_inquiry;
 use crate::sys::udev;
 use crate::sys::vital_product_data::{self, trim};
 
@@ -236,8 +238,20 @@ pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
         |device| block::driver(root, device),
         |folder, name| block::numbered(root, folder, name),
     );
+    let scsi = scsi_address(place);
     let page = |name: &str| root.read(&format!("{place}/device/{name}")).unwrap_or_default();
-    let (page80, page83) = (page("vpd_pg80"), page("vpd_pg83"));
+    let mut pages = (page("vpd_pg80"), page("vpd_pg83"));
+    // Disks behind USB that the kernel does not ask are known to stumble over it.
+    if pages.0.is_empty()
+        && pages.1.is_empty()
+        && scsi.is_some()
+        && location.kind != Bus::Usb
+        && *asked == Asked::Ask
+    {
+        let page = |number| scsi_inquiry::page(&root.path(&block::file(name)), number).unwrap_or_default();
+        pages = (page(0x80), page(0x83));
+    }
+    let (page80, page83) = pages;
     let designation = vital_product_data::designation(&page83);
     let mut serials: Vec<_> = [
         own,
@@ -269,7 +283,7 @@ pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
         generation,
         bus: location.kind,
         pci: location.pci,
-        scsi: scsi_address(place),
+        scsi,
         serials,
         alias: designation.text.map(|alias| text(alias.get(..LONGEST).unwrap_or(alias))),
         wwn,

@@ -305,8 +305,9 @@ impl Tracker {
         if let Some(disk) = &outcome
             && job.asks
         {
-            let own = disk.serials.iter().find(|serial| serial.source == Source::Virtio);
-            entry.asked = Asked::Said(own.cloned());
+            let own = disk.serials.iter().find(|serial| serial.source == Source::Virtio).cloned();
+            // A SCSI disk may be another one the next time, and is asked only if the kernel has not.
+            entry.asked = if disk.scsi.is_some() { Asked::Ask } else { Asked::Said(own) };
         }
         if !matches!(entry.stage, Stage::Reading(current) if current == id) {
             // It answers after all. What else was read then is no news.
