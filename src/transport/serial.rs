@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use nix::libc;
 use nix::sys::termios::{
-    BaudRate, ControlFlags, FlushArg, SetArg, SpecialCharacterIndices, cfmakeraw, cfsetspeed, tcflush,
-    tcgetattr, tcsetattr,
+    ControlFlags, FlushArg, SetArg, SpecialCharacterIndices, cfmakeraw, tcflush, tcgetattr, tcsetattr,
 };
 use nix::unistd::{read, write};
 use tokio::io::unix::AsyncFd;
@@ -42,7 +41,9 @@ impl Line {
         settings.control_flags |= ControlFlags::CLOCAL | ControlFlags::CREAD;
         settings.control_chars[SpecialCharacterIndices::VMIN as usize] = 1;
         settings.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
-        cfsetspeed(&mut settings, BaudRate::B38400)?;
+        // What cfsetspeed(3) does, which cannot be linked statically: it has several versions.
+        settings.control_flags.remove(ControlFlags::CBAUD);
+        settings.control_flags |= ControlFlags::from_bits_retain(libc::B38400);
         tcflush(&file, FlushArg::TCIFLUSH)?;
         tcsetattr(&file, SetArg::TCSANOW, &settings)?;
         Ok(Self(watch_both(file.into())?))
