@@ -17,7 +17,7 @@ export GUESTLET_DEB := $(DEB)/guestlet_$(VERSION)-1_amd64.deb
 export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit-test release package static rpm tarball image packages images keep-dependencies vm-test test demo bench clean
+.PHONY: help setup lint unit-test release package static rpm tarball image packages check-packages images keep-dependencies vm-test test demo bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -77,6 +77,9 @@ packages: setup package rpm tarball image ## build all packages, what they are m
 	$(STEP) "SBOM" $(DATED) packaging/sbom.sh $(SBOM_TOOL) $(STATIC_TARGET) $(DIST)
 	cp $(DEB)/*_$(VERSION)-1_*.deb $(DIST)/
 	cd $(DIST) && sha256sum *.deb *.rpm *.tar.gz *.cdx.json > SHA256SUMS
+
+check-packages: packages ## check them: lintian, rpmlint, rpm's own installation (needs those, and root)
+	$(STEP) "packages are sound" packaging/check.sh $(DIST) $(STATIC)
 
 CARGO_DEB_RUN := $(DATED) $(CACHE)/tools/cargo-deb-$(CARGO_DEB)/bin/cargo-deb deb --locked --no-build --quiet
 
