@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::host::{HostHalf, Listed};
+use crate::harness::launch::Options;
 use crate::harness::snapshot::install;
 use crate::harness::tools;
-use crate::harness::vm::{SOON, Vm};
+use crate::harness::vm::{BOOT, SOON, Vm};
 use crate::harness::wait_for;
-use crate::real;
+use crate::{images, installed, real};
 
 fn property(vm: &Vm, unit: &str, name: &str) -> String {
     vm.run(&format!("systemctl show --value --property {name} {unit}")).unwrap().trim().to_owned()
@@ -108,6 +109,60 @@ fn programs_in_the_guest_itself_are_refused() {
     // The host is still let in.
     let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
     host.wait_connected("insider", SOON).unwrap();
+}
+
+fn unplug_port(vm: &Vm, device: &str) {
+    vm.qmp().execute("device_del", json!({ "id": device })).unwrap();
+    vm.qmp().wait_event("DEVICE_DELETED", SOON).unwrap();
+}
+
+fn plug_port(vm: &Vm) {
+    let name = "org.qemu.guest_agent.0";
+    let port = json!({ "driver": "virtserialport", "id": "port", "bus": "serial0.0", "nr": 1, "chardev": "qga", "name": name });
+    vm.qmp().execute("device_add", port).unwrap();
+}
+
+#[test]
+fn it_boots_without_any_channel_and_serves_each_that_comes() {
+    let mut vm = Options::named("late").without_vsock().restored(images(), installed()).unwrap();
+    let anonymous = "/machine/peripheral-anon";
+    let devices = vm.qmp().execute("qom-list", json!({ "path": anonymous })).unwrap();
+    let port = devices.as_array().unwrap().iter().find(|device| device["type"] == "child<virtserialport>");
+    unplug_port(&vm, &format!("{anonymous}/{}", port.unwrap()["name"].as_str().unwrap()));
+    let boot_id = vm.run("cat /proc/sys/kernel/random/boot_id").unwrap();
+    vm.run("sync").unwrap();
+    vm.reset().unwrap();
+    wait_for("the guest's next boot", BOOT, || {
+        vm.run("cat /proc/sys/kernel/random/boot_id").ok().filter(|id| *id != boot_id)
+    })
+    .unwrap();
+    vm.run("systemctl is-system-running --wait || :").unwrap();
+    let active = vm.run("systemctl is-active guestlet.service guestlet.socket").unwrap();
+    assert_eq!(active, "active\nactive\n");
+    assert_eq!(property(&vm, "guestlet.service", "NRestarts"), "0");
+    let (_, doctor) = vm.console().run("guestlet doctor -o json", SOON).unwrap();
+    let doctor: Value = serde_json::from_str(&doctor).unwrap();
+    let level = |subject: &str| {
+        let findings = doctor["findings"].as_array().unwrap();
+        findings.iter().find(|found| found["subject"] == subject).unwrap()["level"].clone()
+    };
+    assert_eq!((level("QGA"), level("vsock")), (json!("wrong"), json!("note")), "{doctor:#}");
+    let id = agent_id(&vm);
+
+    vm.replug_vsock().unwrap();
+    let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    let (_, took) = host.wait_connected("late", SOON).unwrap();
+    println!("held {took:?} after vsock was plugged");
+    plug_port(&vm);
+    vm.qga().unwrap().execute("guest-ping", json!({})).unwrap();
+    assert_eq!(agent_id(&vm), id, "one process all along");
+
+    // Where it was stopped, a port that comes starts it.
+    unplug_port(&vm, "port");
+    vm.run("systemctl stop guestlet.socket guestlet.service && ! pidof guestlet").unwrap();
+    plug_port(&vm);
+    wait_for("the agent", SOON, || vm.run("systemctl is-active guestlet.service").ok()).unwrap();
+    vm.qga().unwrap().execute("guest-ping", json!({})).unwrap();
 }
 
 #[test]
