@@ -117,6 +117,8 @@ async fn wait(guest: &Guest, wanted: &Wanted) -> Result<Arc<KnownDisk>, Error> {
     }
     if !matches!(wanted.bus, Some(bus) if bus != Bus::Scsi) {
         tracing::info!("looking for the disk of the volume {} on the SCSI buses", wanted.volume);
+        // It may be where the kernel still shows one that went.
+        guest.disks.doubt();
         let root = guest.root.clone();
         // Not waited for: what it finds is told as everything else is.
         let scan = blocking::run(move || {
