@@ -101,8 +101,8 @@ demo: setup package ## show it: a real guest, its agent and the host half (KEEP=
 	$(STEP) "build the demo" cargo test --locked --test demo --no-run
 	@cargo test --locked --quiet --test demo
 
-bench: setup release ## measure the agent beside Debian's qemu-ga
-	$(STEP) "measurements" cargo bench --locked
+bench: setup package ## measure the agent beside Debian's qemu-ga; BENCH=boot runs one
+	$(STEP) "measurements" cargo bench --locked $(addprefix --bench ,$(BENCH))
 
 clean: ## remove what was built; the cache of images and tools stays in $XDG_CACHE_HOME/guestlet
 	cargo clean

@@ -345,10 +345,11 @@ fn main() {
     println!("memory per guest after that         {:>8.1} KB", (host.memory() - empty) / guests as f64);
 
     until_zone([&simulated, &flooding], "a");
-    let begun = Instant::now();
+    let (begun, before) = (Instant::now(), host.processor());
     host.list(guests, "b");
     until_zone([&simulated, &flooding], "b");
     println!("an edit of the zone reaches all in  {:>8.2} s", begun.elapsed().as_secs_f64());
+    println!("processor of the host half for that {:>8.2} s", host.processor() - before);
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let measuring = client::with(folder.join("api.sock"), async |mut client| {
