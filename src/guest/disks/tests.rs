@@ -254,6 +254,14 @@ async fn a_disk_that_does_not_answer_is_known_without_its_serial_number_and_with
     assert_eq!(known, ["+ vda ", "+ vdb ", "+ vdc ", "+ vdd ", "+ vde vde"]);
     assert!(tracker.list()[0].silent && !tracker.list()[4].silent);
 
+    // Whoever doubts has none of them asked once more, or else each doubt would cost a thread.
+    tracker.reset_all();
+    for job in tracker.jobs(later) {
+        assert_eq!((&job.asked, job.anew), (&Asked::Silent, false), "{}", job.place);
+        tracker.done(job.id, identity::read(&machine.root, &job.place, &job.asked), later);
+    }
+    work(&machine, &mut tracker, later);
+
     // One is taken away, one answers, one finds that it is gone.
     machine.unplug("vda");
     tracker.look("vda", None, true, later);

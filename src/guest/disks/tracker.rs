@@ -286,7 +286,9 @@ impl Tracker {
             self.jobs += 1;
             let id = self.jobs;
             entry.stage = Stage::Reading(id);
-            let anew = std::mem::take(&mut entry.anew);
+            // One that has not answered yet is not asked once more.
+            let hangs = |late: &Running| late.name == name && late.generation == entry.seen.generation;
+            let anew = std::mem::take(&mut entry.anew) && !self.late.values().any(hangs);
             jobs.push(Job { id, place: entry.seen.place.clone(), asked, anew });
             let running = Running { name, generation: entry.seen.generation, asks, deadline: now + ANSWER };
             self.running.insert(id, running);
