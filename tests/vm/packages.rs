@@ -170,12 +170,36 @@ fn it_replaces_the_real_agent_is_upgraded_and_goes_without_a_trace() {
     run(&vm, "apt-get -q install --yes --no-install-recommends qemu-guest-agent");
     run(&vm, ENABLE);
     assert!(agent(&vm)["version"].as_str().unwrap().starts_with("7.2"));
-    run(&vm, "apt-get -q install --yes guestlet && dpkg --purge guestlet");
+    install_from_url(&vm);
+    run(&vm, "dpkg --purge guestlet");
     run(&vm, "test ! -e /var/lib/guestlet && test ! -e /run/guestlet && test -e /etc/qemu/qemu-ga.conf");
     let left =
         run(&vm, "find / -xdev -name '*guestlet*' ! -path '/proc/*' ! -path '/var/log/*' ! -path '/tmp/*'");
     println!("left after the purge: {}", left.split_whitespace().collect::<Vec<_>>().join(" "));
     assert!(left.lines().all(|path| path == "/etc/guestlet"), "{left}");
+}
+
+/// Runs what the example for a deb at a URL has cloud-init run. A file with another checksum is refused.
+fn install_from_url(vm: &Vm) {
+    let told = run(vm, "sha256sum /srv/packages/guestlet_*_amd64.deb");
+    let (sum, file) = told.trim().split_once("  ").unwrap();
+    let example: Value = serde_saphyr::from_str(&example("deb-by-url.yaml")).unwrap();
+    let commands = example["runcmd"].as_array().unwrap();
+    let line = |command: &Value, sum: &str| {
+        let word = |word: &Value| match word.as_str().unwrap() {
+            url if url.starts_with("https://") => format!("file:{file}"),
+            sums if sums.starts_with("SHA256:") => format!("SHA256:{sum}"),
+            word => word.to_owned(),
+        };
+        command.as_array().unwrap().iter().map(word).collect::<Vec<_>>().join(" ")
+    };
+    let (status, said) = vm.console().run(&line(&commands[0], &"0".repeat(64)), LONG).unwrap();
+    assert!(status != 0 && vm.run("test -e /run/guestlet.deb").is_err(), "{said}");
+    for command in commands {
+        run(vm, &line(command, sum));
+    }
+    assert_eq!(run(vm, "systemctl is-active guestlet"), "active\n");
+    assert!(is_enabled(&agent(vm), "guest-ping"));
 }
 
 /// What the unit of a service comes to, by systemd's own figure.
