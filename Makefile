@@ -20,7 +20,7 @@ export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 .PHONY: help setup lint unit-test release package static rpm tarball image packages check-packages images keep-dependencies vm-test test demo bench clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: ## install what building and testing need (as root, on Debian 12)
 	$(STEP) setup tests/setup/install.sh
@@ -90,7 +90,7 @@ vm-test: images ## tests that need VMs; TESTS=name runs some
 	$(STEP) "tests with VMs" cargo test --locked --quiet --test vm -- --test-threads 1 $(TESTS)
 
 # One after the other, what fails fastest first.
-test: ## the whole gate: everything above
+test: ## the whole gate: setup, lint, unit-test, package, images, vm-test
 	@tests/setup/dependencies.sh restore $(TARGET) $(CACHE)
 	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory setup lint unit-test images keep-dependencies vm-test
 
