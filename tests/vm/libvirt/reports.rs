@@ -130,19 +130,31 @@ fn disks(domain: &Domain) -> anyhow::Result<()> {
 }
 
 fn interfaces(domain: &Domain) -> anyhow::Result<()> {
-    let entries = list(&domain.table("guestinfo", &["--interface"])?, "if")?;
-    let card = entries.iter().find(|entry| entry["hwaddr"] == CARD).context("no network card")?;
     let name = domain.run(&format!("grep -l {CARD} /sys/class/net/*/address | cut -d / -f 5"))?;
-    ensure!(card["name"] == name.trim(), "{card:?}");
-    let mut said: Vec<_> = list(card, "addr")?
-        .iter()
-        .map(|address| format!("{} {}/{}", address["type"], address["addr"], address["prefix"]))
-        .collect();
-    let script = format!("ip -oneline address show dev {} | awk '{{print $3, $4}}'", name.trim());
-    let there = domain.run(&script)?.replace("inet6", "ipv6").replace("inet ", "ipv4 ");
-    let mut there: Vec<_> = there.lines().collect();
-    there.sort_unstable();
-    said.sort_unstable();
+    let there = || -> anyhow::Result<Vec<String>> {
+        let script = format!("ip -oneline address show dev {} | awk '{{print $3, $4}}'", name.trim());
+        let addresses = domain.run(&script)?.replace("inet6", "ipv6").replace("inet ", "ipv4 ");
+        let mut addresses: Vec<_> = addresses.lines().map(str::to_owned).collect();
+        addresses.sort_unstable();
+        Ok(addresses)
+    };
+    // The kernel adds an address of its own when the network's router answers it.
+    let mut before = there()?;
+    let (said, there) = loop {
+        let entries = list(&domain.table("guestinfo", &["--interface"])?, "if")?;
+        let card = entries.iter().find(|entry| entry["hwaddr"] == CARD).context("no network card")?;
+        ensure!(card["name"] == name.trim(), "{card:?}");
+        let mut said: Vec<_> = list(card, "addr")?
+            .iter()
+            .map(|address| format!("{} {}/{}", address["type"], address["addr"], address["prefix"]))
+            .collect();
+        said.sort_unstable();
+        let after = there()?;
+        if after == before {
+            break (said, after);
+        }
+        before = after;
+    };
     ensure!(!said.is_empty() && said == there, "{said:?}, but the guest says {there:?}");
     Ok(())
 }
