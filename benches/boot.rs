@@ -21,7 +21,6 @@ use harness::repository::Repository;
 use harness::snapshot::Saved;
 use harness::tools;
 use harness::vm::{BOOT, Vm};
-use harness::wait_for;
 use serde_json::json;
 
 const BOOTS: usize = 5;
@@ -45,9 +44,8 @@ fn main() {
     };
     let ours = start(&Saved::installed(&images, &tools::package().unwrap()).unwrap(), "guestlet");
     let theirs = start(&Saved::booted(&images).unwrap(), "qemu-guest-agent");
-    packages.plug(&theirs.vm).unwrap();
-    let install = "mkdir -p /srv/packages; until mount -o ro -L PACKAGES /srv/packages 2> /dev/null; do sleep 0.1; done; \
-        dpkg -i /srv/packages/*.deb; umount /srv/packages; systemctl restart qemu-guest-agent";
+    packages.mount(&theirs.vm).unwrap();
+    let install = "dpkg -i /srv/packages/*.deb; umount /srv/packages; systemctl restart qemu-guest-agent";
     let (_, said) = theirs.vm.console().run(install, BOOT).unwrap();
     assert!(theirs.vm.run("systemctl is-active qemu-guest-agent").is_ok(), "{said}");
     let mut guests = [ours, theirs];
@@ -87,10 +85,7 @@ impl Guest {
 
     fn boot(&mut self) {
         self.vm.qmp().execute("cont", json!({})).unwrap();
-        let boot_id = || self.vm.run("cat /proc/sys/kernel/random/boot_id").ok();
-        let before = boot_id();
-        self.vm.reset().unwrap();
-        wait_for("the next boot", BOOT, || boot_id().filter(|id| Some(id) != before.as_ref())).unwrap();
+        self.vm.reset_and_wait().unwrap();
         self.vm.run("systemctl is-system-running --wait || :").unwrap();
         let userspace = self.since("", "UserspaceTimestampMonotonic", "FinishTimestampMonotonic");
         let unit = self.start_took();

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::process::{Process, RunFolder};
 use super::tools::program;
-use super::vm::Vm;
+use super::vm::{BOOT, Vm};
 use super::wait_for;
 
 /// The host half and its settings. Dropping it kills it.
@@ -214,6 +214,16 @@ impl HostHalf {
     /// Waits until a session with a VM's agent is open.
     pub fn wait_connected(&self, name: &str, limit: Duration) -> anyhow::Result<(Value, Duration)> {
         self.wait(name, "connected", limit, |vm| vm["session"] == "connected")
+    }
+
+    /// Resets a VM and waits until a session with the agent of its next boot is open; gives what is known of it then,
+    /// and the time that took.
+    pub fn reset(&self, vm: &Vm) -> anyhow::Result<(Value, Duration)> {
+        let before = vm.boot_id()?;
+        vm.reset()?;
+        self.wait(vm.name(), "connected again", BOOT, |now| {
+            now["session"] == "connected" && now["guest"]["boot_id"] != before.as_str()
+        })
     }
 
     /// Watches a VM's events.

@@ -9,7 +9,8 @@ use super::cache::{Input, entry};
 use super::images::text;
 use super::process::RunFolder;
 use super::tools::{run_script, script};
-use super::vm::Vm;
+use super::vm::{SOON, Vm};
+use super::wait_for;
 
 /// Packages for a guest. Drop it after the VM.
 #[derive(Debug)]
@@ -68,5 +69,12 @@ impl Repository {
         let device =
             json!({ "driver": "scsi-hd", "bus": "scsi0.0", "drive": "packages", "serial": "packages" });
         vm.qmp().execute("device_add", device).map(drop)
+    }
+
+    /// As [`plug`](Self::plug), and mounts it in the guest: the packages are in `/srv/packages` then.
+    pub fn mount(&self, vm: &Vm) -> anyhow::Result<()> {
+        self.plug(vm)?;
+        let mount = "mkdir -p /srv/packages && mount -o ro -L PACKAGES /srv/packages";
+        wait_for("the disk of packages", SOON, || vm.run(mount).ok()).map(drop)
     }
 }

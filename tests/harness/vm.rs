@@ -120,6 +120,18 @@ impl Vm {
         self.console.wait(marker, times, BOOT)
     }
 
+    /// Which of its boots the guest is in.
+    pub fn boot_id(&self) -> anyhow::Result<String> {
+        Ok(self.run("cat /proc/sys/kernel/random/boot_id")?.trim().to_owned())
+    }
+
+    /// Resets the machine, and waits until the guest is far enough into its next boot to run commands.
+    pub fn reset_and_wait(&self) -> anyhow::Result<()> {
+        let before = self.boot_id()?;
+        self.reset()?;
+        wait_for("the guest's next boot", BOOT, || self.boot_id().ok().filter(|now| *now != before)).map(drop)
+    }
+
     /// Runs a command line in the guest.
     ///
     /// # Errors

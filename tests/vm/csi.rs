@@ -98,12 +98,7 @@ fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
     assert_eq!(checksum(&first, &id), sum);
 
     // The machine's reset button: the disk stays plugged, and kubelet begins anew.
-    let boot_id = first.run("cat /proc/sys/kernel/random/boot_id").unwrap();
-    first.reset().unwrap();
-    host.wait("node-1", "connected again", BOOT, |now| {
-        now["session"] == "connected" && now["guest"]["boot_id"] != boot_id.trim()
-    })
-    .unwrap();
+    host.reset(&first).unwrap();
     assert_eq!(one.register().unwrap(), names[0]);
     let took = one.use_volume(&id, &names[0]).unwrap();
     println!("after a reset: attached; staged; published after {took:?}");

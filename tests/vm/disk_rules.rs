@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::disk_calls::release;
 use crate::harness::host::{HostHalf, Listed, Watch};
-use crate::harness::vm::{BOOT, SOON, Vm};
+use crate::harness::vm::{SOON, Vm};
 use crate::harness::wait_for;
 use crate::{real, udev_words};
 
@@ -127,12 +127,7 @@ fn a_disk_is_mounted_by_its_rule_whenever_it_comes() {
     vm.qmp().execute("block_resize", json!({ "node-name": "data", "size": 128 << 20 })).unwrap();
     wait_for("growth", SOON, || (blocks(&vm) > before * 3 / 2).then_some(())).unwrap();
 
-    let boot_id = vm.run("cat /proc/sys/kernel/random/boot_id").unwrap();
-    vm.reset().unwrap();
-    host.wait("rules", "connected again", BOOT, |now| {
-        now["session"] == "connected" && now["guest"]["boot_id"] != boot_id.trim()
-    })
-    .unwrap();
+    host.reset(&vm).unwrap();
     rule(&vm, "/srv/deep/data", "mounted");
     assert_eq!(vm.run("cat /srv/deep/data/file").unwrap().trim(), "kept");
 

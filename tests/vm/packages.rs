@@ -13,6 +13,7 @@ use crate::harness::snapshot::Saved;
 use crate::harness::tools;
 use crate::harness::vm::{REAL_READY, SOON, Vm};
 use crate::harness::wait_for;
+use crate::service::{doctor, level};
 use crate::{images, real, restored};
 
 /// How long apt may take in an emulated guest on a busy machine.
@@ -93,11 +94,7 @@ fn it_replaces_the_real_agent_is_upgraded_and_goes_without_a_trace() {
     packages.add_real_agent().unwrap();
     let next = packages.add_version(&package, "9.0").unwrap();
     let vm = restored("old", &Saved::booted(images()).unwrap());
-    packages.plug(&vm).unwrap();
-    run(
-        &vm,
-        "mkdir -p /srv/packages; until mount -o ro -L PACKAGES /srv/packages 2> /dev/null; do sleep 0.1; done",
-    );
+    packages.mount(&vm).unwrap();
     run(&vm, "echo 'deb [trusted=yes] file:/srv/packages ./' > /etc/apt/sources.list && apt-get -q update");
 
     // A guest with Debian's agent, which has settings.
@@ -213,24 +210,21 @@ fn services_have_the_privileges_that_their_settings_need() {
     let host_package = agent_package.to_str().unwrap().replace("/guestlet_", "/guestlet-host_");
     let packages = Repository::new(&[host_package.into()]).unwrap();
     let vm = real("confined");
+    packages.mount(&vm).unwrap();
     println!("agent: {}", exposure(&vm, "guestlet.service"));
-    let doctor: Value = serde_json::from_str(&run(&vm, "guestlet doctor -o json")).unwrap();
-    assert_eq!(doctor["wrong"], false, "{doctor:#}");
-    let level = |doctor: &Value, subject: &str| {
-        let findings = doctor["findings"].as_array().unwrap();
-        findings.iter().find(|found| found["subject"] == subject).unwrap()["level"].clone()
-    };
-    assert_eq!((level(&doctor, "QGA"), level(&doctor, "vsock")), (json!("ok"), json!("ok")), "{doctor:#}");
-    assert_eq!(level(&doctor, "host"), "note", "nobody holds this guest yet");
+    let told = doctor(&vm);
+    assert_eq!(told["wrong"], false, "{told:#}");
+    assert_eq!((level(&told, "QGA"), level(&told, "vsock")), (json!("ok"), json!("ok")), "{told:#}");
+    assert_eq!(level(&told, "host"), "note", "nobody holds this guest yet");
 
     // Without guest-exec the unit loses what only that needs; everything else goes on.
     let settings = b"[qga]\nblock-rpcs = [\"guest-exec\", \"guest-shutdown\"]\n";
     vm.write("/etc/guestlet/agent.d/block.toml", settings).unwrap();
-    let doctor: Value = serde_json::from_str(&run(&vm, "guestlet doctor -o json")).unwrap();
+    let told = doctor(&vm);
     assert_eq!(
-        level(&doctor, "privileges"),
+        level(&told, "privileges"),
         "note",
-        "more than they need, until the unit is loaded anew: {doctor:#}"
+        "more than they need, until the unit is loaded anew: {told:#}"
     );
     run(&vm, "systemctl daemon-reload && systemctl restart guestlet");
     println!("agent without guest-exec: {}", exposure(&vm, "guestlet.service"));
@@ -259,22 +253,15 @@ fn services_have_the_privileges_that_their_settings_need() {
         client.execute("guest-get-disks", json!({})).unwrap();
     }
     // On a busy machine the agent may take longer to answer than the doctor waits.
-    let sound = wait_for("the doctor's consent", SOON, || {
-        let (status, said) = vm.console().run("guestlet doctor -o json", SOON).ok()?;
-        (status == 0).then_some(said)
-    });
-    let doctor: Value = serde_json::from_str(&sound.unwrap()).unwrap();
-    assert_eq!(level(&doctor, "privileges"), "ok", "{doctor:#}");
+    let sound =
+        wait_for("the doctor's consent", SOON, || Some(doctor(&vm)).filter(|told| told["wrong"] == false));
+    let told = sound.unwrap();
+    assert_eq!(level(&told, "privileges"), "ok", "{told:#}");
     let denied =
         vm.run("journalctl --unit guestlet --output cat | grep -i 'not permitted\\|permission denied'");
     assert!(denied.is_err(), "{denied:?}");
 
     // The host half, in its sandbox, with a second agent in the guest as its guest.
-    packages.plug(&vm).unwrap();
-    run(
-        &vm,
-        "mkdir -p /srv/packages; until mount -o ro -L PACKAGES /srv/packages 2> /dev/null; do sleep 0.1; done",
-    );
     run(&vm, "dpkg -i /srv/packages/guestlet-host_*.deb && systemctl is-active guestlet-host");
     println!("host half: {}", exposure(&vm, "guestlet-host.service"));
     run(

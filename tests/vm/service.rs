@@ -9,7 +9,7 @@ use crate::harness::host::{HostHalf, Listed};
 use crate::harness::launch::Options;
 use crate::harness::snapshot::install;
 use crate::harness::tools;
-use crate::harness::vm::{BOOT, SOON, Vm};
+use crate::harness::vm::{SOON, Vm};
 use crate::harness::wait_for;
 use crate::{images, installed, real};
 
@@ -19,6 +19,19 @@ fn property(vm: &Vm, unit: &str, name: &str) -> String {
 
 fn agent_id(vm: &Vm) -> String {
     property(vm, "guestlet.service", "MainPID")
+}
+
+/// What `guestlet doctor` finds in a guest.
+pub fn doctor(vm: &Vm) -> Value {
+    let (_, said) = vm.console().run("guestlet doctor -o json", SOON).unwrap();
+    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+/// How well it is with one subject of the doctor's.
+pub fn level(doctor: &Value, subject: &str) -> Value {
+    let findings = doctor["findings"].as_array().unwrap();
+    let finding = findings.iter().find(|found| found["subject"] == subject);
+    finding.unwrap_or_else(|| panic!("nothing of {subject}: {doctor:#}"))["level"].clone()
 }
 
 #[test]
@@ -129,24 +142,14 @@ fn it_boots_without_any_channel_and_serves_each_that_comes() {
     let devices = vm.qmp().execute("qom-list", json!({ "path": anonymous })).unwrap();
     let port = devices.as_array().unwrap().iter().find(|device| device["type"] == "child<virtserialport>");
     unplug_port(&vm, &format!("{anonymous}/{}", port.unwrap()["name"].as_str().unwrap()));
-    let boot_id = vm.run("cat /proc/sys/kernel/random/boot_id").unwrap();
     vm.run("sync").unwrap();
-    vm.reset().unwrap();
-    wait_for("the guest's next boot", BOOT, || {
-        vm.run("cat /proc/sys/kernel/random/boot_id").ok().filter(|id| *id != boot_id)
-    })
-    .unwrap();
+    vm.reset_and_wait().unwrap();
     vm.run("systemctl is-system-running --wait || :").unwrap();
     let active = vm.run("systemctl is-active guestlet.service guestlet.socket").unwrap();
     assert_eq!(active, "active\nactive\n");
     assert_eq!(property(&vm, "guestlet.service", "NRestarts"), "0");
-    let (_, doctor) = vm.console().run("guestlet doctor -o json", SOON).unwrap();
-    let doctor: Value = serde_json::from_str(&doctor).unwrap();
-    let level = |subject: &str| {
-        let findings = doctor["findings"].as_array().unwrap();
-        findings.iter().find(|found| found["subject"] == subject).unwrap()["level"].clone()
-    };
-    assert_eq!((level("QGA"), level("vsock")), (json!("wrong"), json!("note")), "{doctor:#}");
+    let told = doctor(&vm);
+    assert_eq!((level(&told, "QGA"), level(&told, "vsock")), (json!("wrong"), json!("note")), "{told:#}");
     let id = agent_id(&vm);
 
     vm.replug_vsock().unwrap();
