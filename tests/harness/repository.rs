@@ -12,6 +12,8 @@ use super::tools::{run_script, script};
 use super::vm::{SOON, Vm};
 use super::wait_for;
 
+const DEBIAN: &str = "debian-packages.sh";
+
 /// Packages for a guest. Drop it after the VM.
 #[derive(Debug)]
 pub struct Repository {
@@ -26,12 +28,18 @@ impl Repository {
         Ok(Self { folder: RunFolder::new()?, packages: packages.to_vec(), files: Vec::new() })
     }
 
-    /// With Debian's qemu-guest-agent as well.
+    /// With Debian's qemu-guest-agent, and what it needs beyond the real guest.
     pub fn add_real_agent(&mut self) -> anyhow::Result<()> {
-        let version = run_script("real-agent.sh", &["newest"])?;
-        let how = script("real-agent.sh");
-        let made = entry("real-agent", &[Input::Words(&version), Input::File(&how)], |folder| {
-            run_script("real-agent.sh", &["fetch", text(folder)?]).map(drop)
+        self.add_debian(&["qemu-guest-agent", "libglib2.0-0", "libnuma1", "liburing2"])
+    }
+
+    /// With packages of Debian.
+    pub fn add_debian(&mut self, names: &[&str]) -> anyhow::Result<()> {
+        let how = script(DEBIAN);
+        let versions = run_script(DEBIAN, &[&["newest"], names].concat())?;
+        let inputs = [Input::Words(&names.join(" ")), Input::Words(&versions), Input::File(&how)];
+        let made = entry("debian", &inputs, |folder| {
+            run_script(DEBIAN, &[&["fetch", text(folder)?], names].concat()).map(drop)
         })?;
         for file in std::fs::read_dir(made)? {
             self.packages.push(file?.path());

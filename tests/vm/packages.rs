@@ -208,9 +208,14 @@ fn exposure(vm: &Vm, unit: &str) -> String {
 fn services_have_the_privileges_that_their_settings_need() {
     let agent_package = tools::package().unwrap();
     let host_package = agent_package.to_str().unwrap().replace("/guestlet_", "/guestlet-host_");
-    let packages = Repository::new(&[host_package.into()]).unwrap();
+    let mut packages = Repository::new(&[host_package.into()]).unwrap();
+    packages.add_debian(&["apparmor"]).unwrap();
     let vm = real("confined");
     packages.mount(&vm).unwrap();
+
+    // With AppArmor the package loads its profile, and everything below is in it.
+    run(&vm, "systemctl mask apparmor && dpkg -i /srv/packages/apparmor_*.deb && dpkg-reconfigure guestlet");
+    assert_eq!(run(&vm, "cat /proc/$(pidof guestlet)/attr/current"), "guestlet (complain)\n");
     println!("agent: {}", exposure(&vm, "guestlet.service"));
     let told = doctor(&vm);
     assert_eq!(told["wrong"], false, "{told:#}");
@@ -260,6 +265,9 @@ fn services_have_the_privileges_that_their_settings_need() {
     let denied =
         vm.run("journalctl --unit guestlet --output cat | grep -i 'not permitted\\|permission denied'");
     assert!(denied.is_err(), "{denied:?}");
+
+    let unlisted = vm.run("dmesg | grep 'apparmor=.*profile=.guestlet' | grep -v STATUS");
+    assert!(unlisted.is_err(), "{unlisted:?}");
 
     // The host half, in its sandbox, with a second agent in the guest as its guest.
     run(&vm, "dpkg -i /srv/packages/guestlet-host_*.deb && systemctl is-active guestlet-host");
