@@ -14,6 +14,7 @@ use crate::guest::disks::location::{Bus, Pci, locate};
 use crate::sys::block::{self, Number, Partition};
 use crate::sys::root::Root;
 use crate::sys::scsi_inquiry;
+use crate::sys::sysfs;
 use crate::sys::udev;
 use crate::sys::vital_product_data::{self, trim};
 
@@ -206,6 +207,17 @@ pub fn ask(root: &Root, place: &str) -> Option<Serial> {
     Serial::new(Source::Virtio, &root.read(&format!("{place}/serial")).ok()?)
 }
 
+/// Has the kernel ask a SCSI disk anew for what it tells in sysfs, such as its size; other disks tell it by themselves.
+/// May take for ever.
+pub fn have_asked_anew(root: &Root, place: &str) {
+    match sysfs::write(root, &format!("{place}/device/rescan"), "1") {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("the disk {} cannot be asked anew: {error}", block::name(place));
+        }
+        _ => {}
+    }
+}
+
 /// Whether what is at `place` is a disk that counts: one of the machine's, which can be there or not. What exists in
 /// the kernel only does not, nor do drives of discs and floppy disks.
 pub fn counts(root: &Root, place: &str) -> bool {
@@ -239,25 +251,15 @@ pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
         |folder, name| block::numbered(root, folder, name),
     );
     let scsi = scsi_address(place);
-    let page = |name: &str| root.read(&format!("{place}/device/{name}")).unwrap_or_default();
-    let mut pages = (page("vpd_pg80"), page("vpd_pg83"));
     // Disks behind USB that the kernel does not ask are known to stumble over it.
-    if pages.0.is_empty()
-        && pages.1.is_empty()
-        && scsi.is_some()
-        && location.kind != Bus::Usb
-        && *asked == Asked::Ask
-    {
-        let page = |number| scsi_inquiry::page(&root.path(&block::file(name)), number).unwrap_or_default();
-        pages = (page(0x80), page(0x83));
-    }
-    let (page80, page83) = pages;
+    let may_be_asked = *asked == Asked::Ask && scsi.is_some() && location.kind != Bus::Usb;
+    let (page80, page83) = product_data(root, place, may_be_asked);
     let designation = vital_product_data::designation(&page83);
     let mut serials: Vec<_> = [
         own,
         vital_product_data::serial(&page80).and_then(|serial| Serial::new(Source::Page80, serial)),
         designation.text.and_then(|text| Serial::new(Source::Page83, text)),
-        Serial::new(Source::Device, &page("serial")),
+        Serial::new(Source::Device, &root.read(&format!("{place}/device/serial")).unwrap_or_default()),
     ]
     .into_iter()
     .flatten()
@@ -297,6 +299,19 @@ pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
     };
     // Another one may have come to its place meanwhile.
     if block::generation(root, place) == Some(generation) { Ok(disk) } else { Err(gone()) }
+}
+
+/// Pages 80h and 83h of a disk's vital product data; a page that it does not have is empty. A disk that
+/// `may_be_asked` is asked for them where the kernel shows neither.
+fn product_data(root: &Root, place: &str, may_be_asked: bool) -> (Vec<u8>, Vec<u8>) {
+    let shown = |page: &str| root.read(&format!("{place}/device/{page}")).unwrap_or_default();
+    let pages = (shown("vpd_pg80"), shown("vpd_pg83"));
+    if !may_be_asked || !pages.0.is_empty() || !pages.1.is_empty() {
+        return pages;
+    }
+    let file = root.path(&block::file(block::name(place)));
+    let asked = |page| scsi_inquiry::page(&file, page).unwrap_or_default();
+    (asked(0x80), asked(0x83))
 }
 
 fn holders(root: &Root, place: &str, of: &str) -> Vec<Holder> {

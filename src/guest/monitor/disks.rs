@@ -23,7 +23,6 @@ use crate::guest::disks::{release, uses};
 use crate::guest::events::Event;
 use crate::sys::block;
 use crate::sys::root::Root;
-use crate::sys::sysfs;
 use crate::sys::udev;
 use crate::sys::uevents::{Action, Heard, Uevent, Uevents};
 
@@ -98,7 +97,7 @@ pub async fn follow(guest: &Guest, mut news: impl News) -> io::Result<Infallible
             let root = guest.root.clone();
             reads.spawn_blocking(move || {
                 if job.anew {
-                    refresh(&root, &job.place);
+                    identity::have_asked_anew(&root, &job.place);
                 }
                 (job.id, identity::read(&root, &job.place, &job.asked))
             });
@@ -300,16 +299,6 @@ impl Watch<'_> {
                 }
             }
         }
-    }
-}
-
-/// Has the kernel ask a SCSI disk anew what it tells in sysfs. May take for ever.
-fn refresh(root: &Root, place: &str) {
-    match sysfs::write(root, &format!("{place}/device/rescan"), "1") {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!("the disk {} cannot be asked anew: {error}", block::name(place));
-        }
-        _ => {}
     }
 }
 

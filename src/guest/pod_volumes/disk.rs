@@ -1,6 +1,5 @@
 //! Which disk a volume is, and waiting for it.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,16 +164,6 @@ async fn seen<T>(guest: &Guest, end: Instant, look: impl Fn() -> Option<T>) -> O
             return Some(found);
         }
         timeout_at(end, changes.changed()).await.ok()?.ok()?;
-    }
-}
-
-/// Has the kernel ask a SCSI disk for its size again; others tell it by themselves.
-pub(super) fn ask_for_size(root: &crate::sys::root::Root, place: &str) {
-    let path = format!("{place}/device/rescan");
-    if Path::exists(&root.path(&path))
-        && let Err(error) = sysfs::write(root, &path, "1")
-    {
-        tracing::warn!("cannot have {place} asked for its size: {error}");
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::guest::Guest;
-use crate::guest::pod_volumes::{Error, begin, disk, look, place};
+use crate::guest::disks::identity;
+use crate::guest::pod_volumes::{Error, begin, look, place};
 use crate::guest::volumes::grow::{Outcome, grow};
 use crate::sys::block;
 
@@ -72,7 +73,7 @@ async fn size(guest: &Guest, disk: &str, required: u64) -> Result<u64, Error> {
     }
     let mut changes = guest.disks.changes();
     let (root, place) = (guest.root.clone(), disk.to_owned());
-    look(Path::new(disk), move || disk::ask_for_size(&root, &place)).await?;
+    look(Path::new(disk), move || identity::have_asked_anew(&root, &place)).await?;
     let end = Instant::now() + TO_TELL;
     loop {
         let bytes = block::bytes(&guest.root, disk);

@@ -97,27 +97,27 @@ pub async fn contents(guest: &Guest, device: &Path) -> Result<Contents, Error> {
     }
 }
 
-/// Whether the file system of `kind` and `uuid` begins there, as what has just been made does. Kinds that are not known by
-/// their beginning are asked blkid for.
+/// What is on `device` in place of the file system of `kind` and `uuid`; `None` if that begins there, as what has just
+/// been made does. Kinds that are not known by their beginning are asked blkid for.
 ///
 /// # Errors
 /// As [`contents`].
-pub(super) async fn begins_with(
+pub(super) async fn other_than(
     guest: &Guest,
     device: &Path,
     kind: &str,
     uuid: &str,
-) -> Result<Result<(), Contents>, Error> {
+) -> Result<Option<Contents>, Error> {
     let path = device.to_owned();
     let read = at_once(device, DEADLINE, move || superblock::read(&block_device::open(&path)?)).await?;
     let own = read.map_err(|source| Error::unreadable(device, source))?;
     if own.is_some_and(|own| is_of(&own, kind, uuid)) {
-        return Ok(Ok(()));
+        return Ok(None);
     }
     let found = contents(guest, device).await?;
     let is_it = found.kind() == Some(kind)
         && matches!(&found, Contents::Known(signature) if signature.uuid.as_deref() == Some(uuid));
-    Ok(if is_it { Ok(()) } else { Err(found) })
+    Ok((!is_it).then_some(found))
 }
 
 /// The file system that udev has found there, if it is still there.

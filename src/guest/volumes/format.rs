@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::volumes::busy::Held;
-use crate::guest::volumes::contents::{Contents, begins_with, contents};
+use crate::guest::volumes::contents::{Contents, contents, other_than};
 use crate::guest::volumes::intent::{self, Intent};
 use crate::guest::volumes::{Device, Error, PATIENCE, fsck, holding, programs};
 use crate::sys::block_device;
@@ -275,7 +275,7 @@ impl Run<'_> {
         let sync = move || block_device::open_to_write(&path)?.sync_all();
         let synced = holding(self.held, file, self.wanted.deadline, sync).await?;
         synced.map_err(|source| Error::unreadable(file, source))?;
-        if let Err(found) = begins_with(self.guest, file, self.wanted.kind.name(), uuid).await? {
+        if let Some(found) = other_than(self.guest, file, self.wanted.kind.name(), uuid).await? {
             return Err(Error::NotMade { device: file.clone(), found: found.words() });
         }
         self.forget(true).await?;
