@@ -196,6 +196,8 @@ impl KnownDisk {
 pub enum Asked {
     /// Ask now, and wait for as long as it takes.
     Ask,
+    /// The same, as far as that is possible without opening the disk.
+    AskUnopened,
     /// It was asked, and this is what it said.
     Said(Option<Serial>),
     /// It was asked, and does not answer.
@@ -218,18 +220,18 @@ pub fn have_asked_anew(root: &Root, place: &str) {
     }
 }
 
-/// Whether what is at `place` is a disk that counts: one of the machine's, which can be there or not. What exists in
-/// the kernel only does not, nor do drives of discs and floppy disks.
-pub fn counts(root: &Root, place: &str) -> bool {
-    !block::is_virtual(place)
-        && !place.contains("/platform/floppy")
-        && root.line(&format!("{place}/device/type")) != DISC_DRIVE
-        // Paths to a disk that the kernel shows as a whole elsewhere have no file.
-        && block::number(root, place).is_some()
+/// The number of what is at `place`, if it is a disk that counts: one of the machine's, which can be there or not. What
+/// exists in the kernel only does not, nor do drives of discs and floppy disks.
+pub fn counts(root: &Root, place: &str) -> Option<Number> {
+    let is_other = block::is_virtual(place)
+        || place.contains("/platform/floppy")
+        || root.line(&format!("{place}/device/type")) == DISC_DRIVE;
+    // Paths to a disk that the kernel shows as a whole elsewhere have no number.
+    if is_other { None } else { block::number(root, place) }
 }
 
-/// Reads who the disk at `place` is; `asked` says what it has said itself, and must not be [`Asked::Ask`] for who
-/// cannot wait.
+/// Reads who the disk at `place` is; `asked` says what it has said itself, and must not ask for who cannot
+/// wait.
 ///
 /// # Errors
 /// `NotFound` if there is no such disk, or none any more.
@@ -237,7 +239,7 @@ pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     let generation = block::generation(root, place).ok_or_else(gone)?;
     let (own, silent) = match asked {
-        Asked::Ask => (ask(root, place), false),
+        Asked::Ask | Asked::AskUnopened => (ask(root, place), false),
         Asked::Said(said) => (said.clone(), false),
         Asked::Silent => (None, true),
     };

@@ -299,7 +299,7 @@ fn any_unknown(guest: &Guest) -> bool {
     let is_known = |generation| known.iter().any(|disk| disk.generation == generation);
     let unknown = |name: &String| {
         block::disk_place(&guest.root, name).is_ok_and(|place| {
-            identity::counts(&guest.root, &place)
+            identity::counts(&guest.root, &place).is_some()
                 && block::generation(&guest.root, &place).is_some_and(|generation| !is_known(generation))
         })
     };

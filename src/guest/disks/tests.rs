@@ -287,8 +287,12 @@ async fn where_udev_runs_a_disk_is_known_once_udev_has_processed_it_and_not_the_
     assert!(look(&mut tracker, Udev::Pending, now).is_empty());
     assert!(look(&mut tracker, Udev::Pending, now).is_empty());
     assert_eq!(tracker.for_udev().len(), 1);
-    assert_eq!(look(&mut tracker, Udev::Processed(5), now), ["+ vda one"]);
-    assert!(tracker.for_udev().is_empty());
+    assert!(!tracker.is_settled());
+    // It has been read by then.
+    tracker.look("vda", machine.seen("vda", Udev::Processed(5)), false, now);
+    assert!(tracker.jobs(now).is_empty());
+    assert_eq!(told(&mut tracker), ["+ vda one"]);
+    assert!(tracker.for_udev().is_empty() && tracker.is_settled());
 
     machine.unplug("vda");
     machine.plug("vda", "two", 1);
@@ -307,6 +311,66 @@ async fn where_udev_runs_a_disk_is_known_once_udev_has_processed_it_and_not_the_
 }
 
 #[tokio::test]
+async fn a_disk_is_not_opened_before_udev_has_processed_it() {
+    let (machine, mut tracker, now) = (Machine::new(), Tracker::default(), Instant::now());
+    let look = |tracker: &mut Tracker, udev| tracker.look("vda", machine.seen("vda", udev), false, now);
+    let asked = |tracker: &mut Tracker| {
+        let jobs = tracker.jobs(now);
+        let [job] = jobs.as_slice() else { panic!("{jobs:?}") };
+        (job.id, job.asked.clone())
+    };
+    let read = || identity::read(&machine.root, &Machine::place("vda"), &Asked::AskUnopened);
+    // One that says nothing of itself that way is read again.
+    machine.plug("vda", "", 1);
+    machine.write(&format!("{}/device/type", Machine::place("vda")), "0\n");
+    look(&mut tracker, Udev::Pending);
+    let (early, how) = asked(&mut tracker);
+    assert_eq!(how, Asked::AskUnopened);
+    tracker.done(early, read(), now);
+    assert!(tracker.jobs(now).is_empty() && told(&mut tracker).is_empty());
+    look(&mut tracker, Udev::Processed(5));
+    let (late, how) = asked(&mut tracker);
+    assert_ne!(how, Asked::AskUnopened);
+    tracker.done(late, read(), now);
+    assert_eq!(told(&mut tracker), ["+ vda "]);
+    machine.unplug("vda");
+    look(&mut tracker, Udev::Pending);
+
+    // The same if it is still being read when udev is done; one that says who it is need not be.
+    for (serial, reads) in [("", 2), ("one", 1)] {
+        machine.plug("vda", serial, 1);
+        look(&mut tracker, Udev::Pending);
+        let (early, _) = asked(&mut tracker);
+        look(&mut tracker, Udev::Processed(9 + reads));
+        tracker.done(early, read(), now);
+        assert_eq!(tracker.jobs(now).len() as u64, reads - 1, "{serial}");
+        work(&machine, &mut tracker, now);
+        machine.unplug("vda");
+        look(&mut tracker, Udev::Pending);
+        told(&mut tracker);
+    }
+
+    // What it has come to say meanwhile counts; so does that it is gone.
+    machine.plug("vda", "one", 1);
+    look(&mut tracker, Udev::Pending);
+    work(&machine, &mut tracker, now);
+    machine.write(&format!("{}/size", Machine::place("vda")), "2\n");
+    tracker.look("vda", machine.seen("vda", Udev::Pending), true, now);
+    work(&machine, &mut tracker, now);
+    look(&mut tracker, Udev::Processed(20));
+    assert_eq!(tracker.list()[0].bytes, 1024);
+    assert_eq!(told(&mut tracker), ["+ vda one"]);
+    machine.unplug("vda");
+    machine.plug("vda", "two", 1);
+    look(&mut tracker, Udev::Pending);
+    work(&machine, &mut tracker, now);
+    machine.unplug("vda");
+    look(&mut tracker, Udev::Pending);
+    assert_eq!(told(&mut tracker), ["- vda one"], "the other one was never told");
+    assert!(tracker.is_settled());
+}
+
+#[tokio::test]
 async fn what_is_no_disk_of_the_machine_does_not_count() {
     let machine = Machine::new();
     machine.plug("vda", "", 1);
@@ -319,10 +383,10 @@ async fn what_is_no_disk_of_the_machine_does_not_count() {
     ] {
         machine.write(&format!("{place}/dev"), "8:0\n");
         machine.write(&format!("{place}/device/type"), kind);
-        assert_eq!(identity::counts(&machine.root, &place), place.ends_with("sda"), "{place}");
+        assert_eq!(identity::counts(&machine.root, &place).is_some(), place.ends_with("sda"), "{place}");
     }
-    assert!(identity::counts(&machine.root, &Machine::place("vda")));
-    assert!(!identity::counts(&machine.root, &Machine::place("vdb")));
+    assert!(identity::counts(&machine.root, &Machine::place("vda")).is_some());
+    assert!(identity::counts(&machine.root, &Machine::place("vdb")).is_none());
 }
 
 #[tokio::test]

@@ -2,13 +2,16 @@
 //! nothing: who drives it looks at sysfs, does its [`Job`]s, and tells its [`Change`]s.
 //!
 //! ```text
-//!            udev has processed it, or does not in time        a place is free
-//!  Udev ────────────────────────────────────────────▶ Queued ────────────────▶ Reading ──▶ Rest
-//!   ▲  where udev runs                                  ▲                         │  done    │
-//!  (new) ───────────────────────────────────────────────┘                         │          │
-//!            where it does not                          ├◀── something happened meanwhile ───┤
-//!                                                       └◀── it does not answer: without it ─┘
+//!                 a place is free                     where udev runs:
+//!  (new) ▶ Queued ───────────────▶ Reading ──▶ Rest   held until udev has processed it,
+//!            ▲                        │  done    │     or does not in time ──▶ told
+//!            ├◀── something happened meanwhile ──┤
+//!            └◀── it does not answer: without it ┘
 //! ```
+//!
+//! A disk that udev has not processed yet is read meanwhile, as far as that is possible without opening it: what it says
+//! does not change by that, and can be told as soon as udev is done. Where that was not enough to know it, it is read
+//! again.
 //!
 //! A disk that has no size any more is most likely about to go: the kernel takes its size before its name. One that was
 //! asked while it was no longer there, or while another one came to its place, has none either. It stays as it was
@@ -112,7 +115,6 @@ fn below(place: &str, device: &str) -> bool {
 
 #[derive(Debug)]
 enum Stage {
-    Udev(Instant),
     Queued,
     Reading(u64),
     Doubt(Instant),
@@ -123,6 +125,10 @@ enum Stage {
 struct Entry {
     seen: Seen,
     stage: Stage,
+    /// Until then it is not told, if udev has not processed it before.
+    udev: Option<Instant>,
+    /// What was read of it while it is not told.
+    held: Option<Box<KnownDisk>>,
     /// Something happened while it was read.
     again: bool,
     /// How often it was read without a size, which it is not known to lack.
@@ -140,6 +146,8 @@ struct Running {
     name: String,
     generation: u64,
     asks: bool,
+    /// The disk may not be opened.
+    unopened: bool,
     deadline: Instant,
 }
 
@@ -164,14 +172,16 @@ impl Tracker {
         let Some(seen) = seen else { return self.drop_disk(name) };
         match self.entries.get_mut(name) {
             Some(entry) if entry.seen.generation == seen.generation => {
-                let ready =
+                let processed =
                     !self.left.get(&seen.number).is_some_and(|old| seen.udev == Udev::Processed(*old))
                         && seen.udev != Udev::Pending;
                 entry.seen = seen;
-                if touched && !matches!(entry.stage, Stage::Udev(_) | Stage::Doubt(_))
-                    || ready && matches!(entry.stage, Stage::Udev(_))
-                {
+                let told = processed && entry.udev.is_some();
+                if touched && !matches!(entry.stage, Stage::Doubt(_)) {
                     self.enqueue(name);
+                }
+                if told {
+                    self.processed(name, now);
                 }
             }
             Some(_) => {
@@ -219,7 +229,7 @@ impl Tracker {
     fn ask_anew(&mut self, name: &str) {
         let Some(entry) = self.entries.get_mut(name) else { return };
         entry.anew = true;
-        if !matches!(entry.stage, Stage::Udev(_) | Stage::Doubt(_)) {
+        if !matches!(entry.stage, Stage::Doubt(_)) {
             self.enqueue(name);
         }
     }
@@ -234,7 +244,9 @@ impl Tracker {
         };
         let entry = Entry {
             seen,
-            stage: if waits { Stage::Udev(now + UDEV) } else { Stage::Rest },
+            stage: Stage::Rest,
+            udev: waits.then_some(now + UDEV),
+            held: None,
             again: false,
             doubts: 0,
             anew,
@@ -243,8 +255,22 @@ impl Tracker {
             known: None,
         };
         self.entries.insert(name.to_owned(), entry);
-        if !waits {
-            self.enqueue(name);
+        self.enqueue(name);
+    }
+
+    /// udev has processed the disk called `name`, or is not waited for any longer.
+    fn processed(&mut self, name: &str, now: Instant) {
+        let Some(entry) = self.entries.get_mut(name) else { return };
+        entry.udev = None;
+        let held = entry.held.take();
+        if !matches!(entry.stage, Stage::Rest) {
+            return;
+        }
+        match held {
+            Some(disk) if !disk.serials.is_empty() => {
+                self.settle(name, Some(*disk), now);
+            }
+            _ => self.enqueue(name),
         }
     }
 
@@ -261,7 +287,7 @@ impl Tracker {
         match entry.stage {
             Stage::Reading(_) => entry.again = true,
             Stage::Queued => {}
-            Stage::Udev(_) | Stage::Doubt(_) | Stage::Rest => {
+            Stage::Doubt(_) | Stage::Rest => {
                 entry.stage = Stage::Queued;
                 self.queue.push_back(name.to_owned());
             }
@@ -279,8 +305,10 @@ impl Tracker {
                 continue;
             }
             let asks = entry.asked == Asked::Ask && self.late.len() < MOST_LATE;
+            let unopened = entry.udev.is_some();
             let asked = match &entry.asked {
                 Asked::Ask if !asks => Asked::Silent,
+                Asked::Ask if unopened => Asked::AskUnopened,
                 asked => asked.clone(),
             };
             self.jobs += 1;
@@ -290,7 +318,8 @@ impl Tracker {
             let hangs = |late: &Running| late.name == name && late.generation == entry.seen.generation;
             let anew = std::mem::take(&mut entry.anew) && !self.late.values().any(hangs);
             jobs.push(Job { id, place: entry.seen.place.clone(), asked, anew });
-            let running = Running { name, generation: entry.seen.generation, asks, deadline: now + ANSWER };
+            let generation = entry.seen.generation;
+            let running = Running { name, generation, asks, unopened, deadline: now + ANSWER };
             self.running.insert(id, running);
         }
         jobs
@@ -316,14 +345,29 @@ impl Tracker {
             return self.enqueue(&job.name);
         }
         entry.stage = Stage::Rest;
-        let again = std::mem::take(&mut entry.again);
+        let mut again = std::mem::take(&mut entry.again);
+        if entry.udev.is_some() {
+            entry.held = outcome.map(Box::new);
+        } else if job.unopened && outcome.as_ref().is_some_and(|disk| disk.serials.is_empty()) {
+            again = true;
+        } else {
+            again &= self.settle(&job.name, outcome, now);
+        }
+        if again {
+            self.enqueue(&job.name);
+        }
+    }
+
+    /// This was read of the disk called `name`. Returns whether it may be read again at once.
+    fn settle(&mut self, name: &str, outcome: Option<KnownDisk>, now: Instant) -> bool {
+        let Some(entry) = self.entries.get_mut(name) else { return false };
         let may_have_size = entry.known.as_ref().is_none_or(|known| known.bytes > 0);
         let has_none = outcome.as_ref().is_some_and(|disk| disk.bytes == 0);
         if may_have_size && has_none && entry.doubts < MOST_DOUBTS {
             entry.doubts += 1;
             entry.anew = true;
             entry.stage = Stage::Doubt(now + GOING);
-            return;
+            return false;
         }
         entry.doubts = 0;
         // Without an outcome it is gone, which the kernel is about to say.
@@ -333,7 +377,7 @@ impl Tracker {
                 tracing::warn!("{} has become another disk, which the kernel has not noticed", disk.name);
                 entry.usurped = true;
                 self.changes.extend([Change::Removed(old), Change::Usurped(disk)]);
-                return;
+                return false;
             }
             let change = match entry.known.replace(Arc::clone(&disk)) {
                 None => Some(Change::Added(disk)),
@@ -343,9 +387,7 @@ impl Tracker {
             };
             self.changes.extend(change);
         }
-        if again {
-            self.enqueue(&job.name);
-        }
+        true
     }
 
     /// What should have happened by now is given up.
@@ -375,29 +417,29 @@ impl Tracker {
         }
         for name in self.waiting_for_udev(|deadline| deadline <= now) {
             tracing::warn!("udev does not process the disk {name}; it is taken as it is");
-            self.enqueue(&name);
+            self.processed(&name, now);
         }
     }
 
     /// When to [`expire`](Self::expire).
     pub fn deadline(&self) -> Option<Instant> {
-        let udev = self.entries.values().filter_map(|entry| match entry.stage {
-            Stage::Udev(deadline) | Stage::Doubt(deadline) => Some(deadline),
+        let doubts = self.entries.values().filter_map(|entry| match entry.stage {
+            Stage::Doubt(deadline) => Some(deadline),
             _ => None,
         });
-        self.running.values().map(|job| job.deadline).chain(udev).min()
+        let udev = self.entries.values().filter_map(|entry| entry.udev);
+        self.running.values().map(|job| job.deadline).chain(doubts).chain(udev).min()
     }
 
     /// The names of the disks that wait for udev, with such a deadline.
     fn waiting_for_udev(&self, deadline: impl Fn(Instant) -> bool) -> Vec<String> {
-        let waits = |entry: &Entry| matches!(entry.stage, Stage::Udev(until) if deadline(until));
+        let waits = |entry: &Entry| entry.udev.is_some_and(&deadline);
         self.entries.iter().filter(|(_, entry)| waits(entry)).map(|(name, _)| name.clone()).collect()
     }
 
     /// The names, numbers and places of the disks that wait for udev.
     pub fn for_udev(&self) -> Vec<(String, Seen)> {
-        let waits = |entry: &Entry| matches!(entry.stage, Stage::Udev(_));
-        let waiting = self.entries.iter().filter(|(_, entry)| waits(entry));
+        let waiting = self.entries.iter().filter(|(_, entry)| entry.udev.is_some());
         waiting.map(|(name, entry)| (name.clone(), entry.seen.clone())).collect()
     }
 
@@ -428,6 +470,6 @@ impl Tracker {
     /// Nothing is waited for, or being read.
     #[cfg(test)]
     pub fn is_settled(&self) -> bool {
-        self.entries.values().all(|entry| matches!(entry.stage, Stage::Rest))
+        self.entries.values().all(|entry| matches!(entry.stage, Stage::Rest) && entry.udev.is_none())
     }
 }

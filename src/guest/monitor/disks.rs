@@ -310,10 +310,7 @@ impl Watch<'_> {
 fn look(root: &Root, name: &str) -> Option<Seen> {
     let place = &block::disk_place(root, name).ok()?;
     let generation = block::generation(root, place)?;
-    if !identity::counts(root, place) {
-        return None;
-    }
-    let number = block::number(root, place)?;
+    let number = identity::counts(root, place)?;
     let sequence = root.line(&format!("{place}/diskseq")).parse().ok();
     let udev = match udev::runs(root).then(|| udev::processed(root, number)) {
         None => Udev::Absent,
