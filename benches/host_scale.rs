@@ -152,12 +152,7 @@ impl Guests {
             .map(|number| {
                 let hub = Arc::new(Hub::new(format!("run-{number}")));
                 let root = Root::at(folder.join("root"));
-                let bind = |path| {
-                    let listener = std::os::unix::net::UnixListener::bind(folder.join(path)).unwrap();
-                    listener.set_nonblocking(true).unwrap();
-                    listener
-                };
-                let sockets = (bind(number.to_string()), bind(format!("{number}c")));
+                let sockets = [folder.join(number.to_string()), folder.join(format!("{number}c"))];
                 (Guest { root, events: hub, ..Guest::default() }, sockets)
             })
             .collect();
@@ -166,8 +161,10 @@ impl Guests {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.spawn(async move {
-                for (guest, (control, callback)) in guests {
-                    tokio::spawn(run(guest, control, callback, epochs.clone()));
+                for (guest, [control, callback]) in guests {
+                    let holder = Holder::default();
+                    tokio::spawn(be_held(guest, control, holder.clone(), epochs.clone()));
+                    tokio::spawn(call_back(callback, holder, epochs.clone()));
                 }
             });
             runtime.block_on(async {
@@ -190,23 +187,17 @@ fn until_zone(guests: [&Guests; 2], zone: &str) {
     });
 }
 
-async fn run(
-    guest: Guest,
-    control: std::os::unix::net::UnixListener,
-    callback: std::os::unix::net::UnixListener,
-    epochs: watch::Receiver<u64>,
-) {
-    let (control, callback) =
-        (UnixListener::from_std(control).unwrap(), UnixListener::from_std(callback).unwrap());
-    let holder = Holder::default();
-    let service = Service::new(guest.clone(), vec!["events".into(), "topology".into()], holder.clone());
+/// Serves sessions of the host half.
+async fn be_held(guest: Guest, socket: PathBuf, holder: Holder, epochs: watch::Receiver<u64>) {
+    let listener = UnixListener::bind(socket).unwrap();
+    let service = Service::new(guest.clone(), vec!["events".into(), "topology".into()], holder);
     let mut ticks = tokio::time::interval(TICK);
     loop {
         let mut epoch = epochs.clone();
         epoch.mark_unchanged();
         tokio::select! {
             _ = ticks.tick() => guest.events.tick(),
-            stream = control.accept() => {
+            stream = listener.accept() => {
                 let (stream, service) = (stream.unwrap().0, service.clone());
                 tokio::spawn(async move {
                     tokio::select! {
@@ -215,15 +206,22 @@ async fn run(
                     }
                 });
             }
-            stream = callback.accept() => {
-                let (stream, holder) = (stream.unwrap().0, holder.clone());
-                tokio::spawn(async move {
-                    tokio::select! {
-                        _ = callback::run(stream, &holder, |_| {}) => {}
-                        _ = epoch.changed() => {}
-                    }
-                });
-            }
+        }
+    }
+}
+
+/// Has one callback channel at a time. Nobody listens while it is there: a process may have 20,000 descriptors only.
+async fn call_back(socket: PathBuf, holder: Holder, epochs: watch::Receiver<u64>) {
+    loop {
+        let mut epoch = epochs.clone();
+        epoch.mark_unchanged();
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        drop(listener);
+        std::fs::remove_file(&socket).unwrap();
+        tokio::select! {
+            _ = callback::run(stream, &holder, |_| {}) => {}
+            _ = epoch.changed() => {}
         }
     }
 }

@@ -228,22 +228,19 @@ impl Source {
     }
 
     /// That `value` is used for the first time as `what`; where it was is remembered.
-    fn unique<T>(
-        &self,
-        taken: &mut vm::Taken,
+    fn unique<'a, T>(
+        &'a self,
+        taken: &mut vm::Taken<'a>,
         what: &str,
         at: &Spanned<T>,
         value: &str,
     ) -> Result<(), Error> {
-        let error = self.wrong(at, String::new());
-        let place = format!("{}:{}", error.file.display(), error.line.unwrap_or_default());
-        match taken.insert(format!("{what} {value}"), place) {
-            Some(first) => Err(Error {
-                problem: format!("{what} {value:?} is used a second time, first at {first}; change one"),
-                ..error
-            }),
-            None => Ok(()),
-        }
+        let Some((first, offset)) = taken.insert(format!("{what} {value}"), (self, at.span().start)) else {
+            return Ok(());
+        };
+        let first = format!("{}:{}", first.file.display(), super::line_of(&first.text, offset));
+        let problem = format!("{what} {value:?} is used a second time, first at {first}; change one");
+        Err(self.wrong(at, problem))
     }
 
     fn absolute(&self, key: &str, path: &Spanned<PathBuf>) -> Result<PathBuf, Error> {

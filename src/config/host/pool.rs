@@ -76,10 +76,10 @@ pub(super) struct PoolFragment {
     default: Option<Spanned<bool>>,
 }
 
-pub(super) fn check(
-    source: &Source,
+pub(super) fn check<'a>(
+    source: &'a Source,
     pool: &Spanned<PoolFragment>,
-    taken: &mut Taken,
+    taken: &mut Taken<'a>,
 ) -> Result<PoolSettings, Error> {
     let fragment = pool.get_ref();
     let missing = |key: &str, why: &str| source.wrong(pool, format!("[[pool]] has no {key}; {why}"));

@@ -82,16 +82,16 @@ pub(super) struct VmFragment {
     callback_socket: Option<Spanned<PathBuf>>,
 }
 
-/// What no two VMs may share, and where it was first seen.
-pub(super) type Taken = HashMap<String, String>;
+/// What no two VMs may share, and where it was first seen: at that byte of that fragment.
+pub(super) type Taken<'a> = HashMap<String, (&'a Source, usize)>;
 
-pub(super) struct Checker<'a> {
+pub(super) struct Checker<'a, 't> {
     pub source: &'a Source,
     pub vm: &'a Spanned<VmFragment>,
-    pub taken: &'a mut Taken,
+    pub taken: &'t mut Taken<'a>,
 }
 
-impl Checker<'_> {
+impl Checker<'_, '_> {
     pub fn vm(mut self) -> Result<VmSettings, Error> {
         let vm = self.vm.get_ref();
         let name = self.required("name", "give it a name", vm.name.as_ref())?;
