@@ -226,6 +226,7 @@ fn services_have_the_privileges_that_their_settings_need() {
     let settings = b"[qga]\nblock-rpcs = [\"guest-exec\", \"guest-shutdown\"]\n";
     vm.write("/etc/guestlet/agent.d/block.toml", settings).unwrap();
     let told = doctor(&vm);
+    assert_eq!(told["wrong"], false, "{told:#}");
     assert_eq!(
         level(&told, "privileges"),
         "note",

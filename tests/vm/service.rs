@@ -21,10 +21,12 @@ fn agent_id(vm: &Vm) -> String {
     property(vm, "guestlet.service", "MainPID")
 }
 
-/// What `guestlet doctor` finds in a guest.
+/// What `guestlet doctor` finds in a guest. Its status says the same.
 pub fn doctor(vm: &Vm) -> Value {
-    let (_, said) = vm.console().run("guestlet doctor -o json", SOON).unwrap();
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
+    let (status, said) = vm.console().run("guestlet doctor -o json", SOON).unwrap();
+    let doctor: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+    assert_eq!(status, if doctor["wrong"] == true { 5 } else { 0 }, "{doctor:#}");
+    doctor
 }
 
 /// How well it is with one subject of the doctor's.

@@ -46,9 +46,10 @@ fn two_vms_are_listed_as_they_are() {
 #[test]
 fn a_reset_guest_is_back_with_a_new_boot_id() {
     let vm = fast("reset");
-    let (host, _) = connected(&vm);
+    let (host, before) = connected(&vm);
     let watch = host.watch("reset", &["-o", "json"]).unwrap();
     let (after, took) = host.reset(&vm).unwrap();
+    assert_ne!(after["guest"]["boot_id"], before["guest"]["boot_id"]);
     println!("back {took:?} after the reset");
     vm.wait_booted(FAST_READY, 2).unwrap();
     let agent_started = agent_started(&vm);
