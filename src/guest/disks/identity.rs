@@ -230,8 +230,7 @@ pub fn counts(root: &Root, place: &str) -> Option<Number> {
     if is_other { None } else { block::number(root, place) }
 }
 
-/// Reads who the disk at `place` is; `asked` says what it has said itself, and must not ask for who cannot
-/// wait.
+/// Reads who the disk at `place` is; `asked` says what it has said itself, and must not ask for who cannot wait.
 ///
 /// # Errors
 /// `NotFound` if there is no such disk, or none any more.

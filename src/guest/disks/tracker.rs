@@ -170,17 +170,14 @@ impl Tracker {
     /// Somebody looked for the disk called `name`, because something happened to it if it was `touched`.
     pub fn look(&mut self, name: &str, seen: Option<Seen>, touched: bool, now: Instant) {
         let Some(seen) = seen else { return self.drop_disk(name) };
+        let waits = self.waits_for_udev(&seen);
         match self.entries.get_mut(name) {
             Some(entry) if entry.seen.generation == seen.generation => {
-                let processed =
-                    !self.left.get(&seen.number).is_some_and(|old| seen.udev == Udev::Processed(*old))
-                        && seen.udev != Udev::Pending;
                 entry.seen = seen;
-                let told = processed && entry.udev.is_some();
                 if touched && !matches!(entry.stage, Stage::Doubt(_)) {
                     self.enqueue(name);
                 }
-                if told {
+                if !waits {
                     self.processed(name, now);
                 }
             }
@@ -237,11 +234,7 @@ impl Tracker {
     fn insert(&mut self, name: &str, seen: Seen, now: Instant) {
         let reset = self.resets.iter().find(|place| below(&seen.place, place)).cloned();
         let anew = reset.is_some_and(|place| self.resets.remove(&place));
-        let waits = match seen.udev {
-            Udev::Absent => false,
-            Udev::Pending => true,
-            Udev::Processed(time) => self.left.get(&seen.number) == Some(&time),
-        };
+        let waits = self.waits_for_udev(&seen);
         let entry = Entry {
             seen,
             stage: Stage::Rest,
@@ -258,10 +251,21 @@ impl Tracker {
         self.enqueue(name);
     }
 
+    /// Whether udev has yet to process what a look found.
+    fn waits_for_udev(&self, seen: &Seen) -> bool {
+        match seen.udev {
+            Udev::Absent => false,
+            Udev::Pending => true,
+            Udev::Processed(time) => self.left.get(&seen.number) == Some(&time),
+        }
+    }
+
     /// udev has processed the disk called `name`, or is not waited for any longer.
     fn processed(&mut self, name: &str, now: Instant) {
         let Some(entry) = self.entries.get_mut(name) else { return };
-        entry.udev = None;
+        if entry.udev.take().is_none() {
+            return;
+        }
         let held = entry.held.take();
         if !matches!(entry.stage, Stage::Rest) {
             return;
