@@ -1,0 +1,245 @@
+use super::*;
+use crate::config::parse;
+
+const ONE: &str = "6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d";
+const TWO: &str = "7f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d";
+
+fn check(texts: &[&str]) -> Result<HostSettings, String> {
+    let mut merged = HostFragment::default();
+    for (number, text) in texts.iter().enumerate() {
+        let file = PathBuf::from(format!("{number}.toml"));
+        merged.merge(parse(&file, text).map_err(|error| error.to_string())?, &file);
+    }
+    merged.check().map_err(|error| error.to_string())
+}
+
+#[test]
+fn fragments_add_up() {
+    let first = format!(
+        "[topology]\nregion = 'eu'\nzone = 'a'\nlabels = {{ 'example.com/row' = '7' }}\n[limits]\nusers = 5\nopen-calls = 9\n[[vm]]\nname = 'web-1'\nuuid = '{}'\nvsock-cid = 3\n",
+        ONE.to_uppercase()
+    );
+    let second = format!(
+        "topology = {{ zone = 'b', labels = {{ rack = '2' }} }}\nsocket = '/run/x.sock'\nvolumes-dir = '/srv/v'\nmetrics = '127.0.0.1:9970'\nlimits.users = 6\n[[vm]]\nname = 'db.dev'\ncluster = 'dev'\nuuid = '{TWO}'\n\
+         vsock-socket = '/run/db.vsock'\nport = 1970\nqmp = '/run/db.qmp'\n"
+    );
+    let settings = check(&[&first, &second]).unwrap();
+    assert_eq!(settings.socket, Path::new("/run/x.sock"));
+    assert_eq!(settings.metrics_socket, Path::new("/run/metrics.sock"));
+    assert_eq!(settings.metrics, Some(([127, 0, 0, 1], 9970).into()));
+    assert_eq!(settings.volumes, Path::new("/srv/v"));
+    let limits = LimitSettings { users: Some(6), open_calls: Some(9), ..LimitSettings::default() };
+    assert_eq!(settings.limits, limits);
+    let labels = [("example.com/row", "7"), ("rack", "2")];
+    let topology = TopologySettings {
+        region: "eu".into(),
+        zone: "b".into(),
+        host: None,
+        labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+    };
+    assert_eq!(settings.topology, topology);
+    assert_eq!(
+        settings.vms,
+        [
+            VmSettings {
+                name: "db.dev".into(),
+                uuid: TWO.into(),
+                cluster: "dev".into(),
+                dial: DialSettings::Hybrid { path: "/run/db.vsock".into(), port: 1970 },
+                callback: Some(DialSettings::Hybrid { path: "/run/db.vsock".into(), port: 971 }),
+                qmp: Some("/run/db.qmp".into()),
+                max_volumes: 240,
+            },
+            VmSettings {
+                name: "web-1".into(),
+                uuid: ONE.into(),
+                cluster: String::new(),
+                dial: DialSettings::Vsock { cid: 3, port: 970 },
+                callback: Some(DialSettings::Vsock { cid: 3, port: 971 }),
+                qmp: None,
+                max_volumes: 240,
+            },
+        ]
+    );
+}
+
+#[test]
+fn nothing_at_all_is_a_host_without_vms() {
+    let settings = check(&[]).unwrap();
+    assert_eq!((settings.socket.as_path(), settings.vms), (Path::new(DEFAULT_SOCKET), Vec::new()));
+    assert_eq!(settings.metrics_socket, Path::new("/run/guestlet-host/metrics.sock"));
+    assert_eq!(settings.volumes, Path::new(VOLUMES));
+}
+
+#[test]
+fn what_is_wrong_is_named_with_file_and_line() {
+    let vm = |rest: &str| format!("\n[[vm]]\nname = 'a'\nuuid = '{ONE}'\n{rest}\n");
+    let good = vm("vsock-cid = 3");
+    let cases: Vec<(&str, Vec<String>, &str)> = vec![
+        ("relative socket", vec!["socket = 'api.sock'".into()], "0.toml:1: socket = \"api.sock\" is a rel"),
+        ("no name", vec![format!("\n[[vm]]\nuuid = '{ONE}'\nvsock-cid = 3")], "0.toml:2: [[vm]] has no name"),
+        ("no uuid", vec!["\n\n[[vm]]\nname = 'a'\n".into()], "0.toml:3: [[vm]] has no uuid"),
+        ("name", vec![good.replace("'a'", "'A_b'")], "0.toml:3: name \"A_b\" is no DNS name"),
+        ("empty name", vec![good.replace("'a'", "''")], "0.toml:3: name \"\" is no DNS name"),
+        ("uuid", vec![good.replace(ONE, "6f1c")], "0.toml:4: uuid \"6f1c\" is no UUID"),
+        ("no dial", vec![vm("")], "0.toml:2: [[vm]] says no way to reach"),
+        ("two dials", vec![vm("vsock-cid = 3\nvsock-socket = '/a'")], "0.toml:2: [[vm]] says more than one"),
+        ("cid", vec![vm("vsock-cid = 2")], "0.toml:5: vsock-cid = 2: guests have CIDs from 3"),
+        ("port", vec![vm("vsock-cid = 3\nport = 0")], "0.toml:6: port = 0"),
+        ("unix port", vec![vm("unix-socket = '/a'\nport = 5")], "0.toml:6: port has no meaning"),
+        (
+            "unix callback port",
+            vec![vm("unix-socket = '/a'\ncallback-port = 5")],
+            "0.toml:6: callback-port has no",
+        ),
+        (
+            "callback socket",
+            vec![vm("vsock-cid = 3\ncallback-socket = '/a'")],
+            "0.toml:6: callback-socket has",
+        ),
+        ("same ports", vec![vm("vsock-cid = 3\nport = 971")], "0.toml:6: port and callback-port are both"),
+        ("volumes", vec!["volumes-dir = 'v'".into()], "0.toml:1: volumes-dir = \"v\" is a relative path"),
+        ("metrics", vec!["metrics = '0.0.0.0:1'".into()], "0.toml:1: metrics = \"0.0.0.0:1\" is not on"),
+        ("metrics port", vec!["metrics = '127.0.0.1'".into()], "0.toml:1: metrics = \"127.0.0.1\" is no"),
+        ("limit", vec!["[limits]\nusers = 0".into()], "0.toml:2: limits.users = 0: it may be 1 to"),
+        ("zone", vec!["[topology]\nzone = 'a b'".into()], "0.toml:2: topology.zone = \"a b\": Kubernetes"),
+        (
+            "denied label",
+            vec!["[topology.labels]\na = 'b'\n'node-role.kubernetes.io/x' = 'y'".into()],
+            "0.toml:3: topology.labels: \"node-role.kubernetes.io/x\": the API server (NodeRestriction) lets no",
+        ),
+        (
+            "long label",
+            vec![format!("[topology.labels]\na = '{}'", "b".repeat(64))],
+            "0.toml:2: topology.labels: \"a\" = \"bbbb",
+        ),
+        ("unknown limit", vec!["[limits]\nuser = 1".into()], "0.toml:2: unknown field `user`"),
+        ("qmp", vec![vm("vsock-cid = 3\nqmp = 'q'")], "0.toml:6: qmp = \"q\" is a relative path"),
+        ("long", vec![vm(&format!("vsock-socket = '/{}'", "a".repeat(107)))], "0.toml:5: vsock-socket is"),
+        ("cluster", vec![vm("vsock-cid = 3\ncluster = \"a\\u0007\"")], "0.toml:6: cluster is longer"),
+        (
+            "same name",
+            vec![good.clone(), good.replace(ONE, TWO).replace('3', "4")],
+            "1.toml:3: name \"a\" is used a second time, first at 0.toml:3",
+        ),
+        (
+            "same uuid",
+            vec![good.clone(), good.replace("'a'", "'b'").replace("= 3", "= 4")],
+            "1.toml:4: uuid \"6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d\" is used a second time",
+        ),
+        (
+            "same cid",
+            vec![good.clone(), good.replace("'a'", "'b'").replace(ONE, TWO)],
+            "1.toml:5: vsock-cid \"3\" is used a second time",
+        ),
+        (
+            "same socket",
+            vec![vm("vsock-socket = '/s'\nqmp = '/s'")],
+            "0.toml:6: socket \"/s\" is used a second time, first at 0.toml:5",
+        ),
+        ("unknown", vec![vm("vsock-cid = 3\ncidd = 4")], "0.toml:6: unknown field `cidd`"),
+    ];
+    assert_wrong(cases);
+    let many = vec![vm("vsock-cid = 3\nmax-volumes = 5000")];
+    assert_wrong(vec![("volumes of a VM", many, "0.toml:6: max-volumes = 5000")]);
+}
+
+fn assert_wrong(cases: Vec<(&str, Vec<String>, &str)>) {
+    for (case, texts, expected) in cases {
+        let texts: Vec<_> = texts.iter().map(String::as_str).collect();
+        let error = check(&texts).expect_err(case);
+        assert!(error.starts_with(expected), "{case}: {error}");
+    }
+}
+
+#[test]
+fn pools_and_what_clusters_may() {
+    let pools = "[[pool]]\nname = 'fast'\npath = '/srv/fast'\nformat = 'qcow2'\nallocation = 'full'\nbus = 'virtio'\n\
+                 default = true\n[cluster.dev]\nmax-volumes = 5\nmax-bytes = '1T'\nclasses = ['fast', 'slow']\n\
+                 controllers = ['a']\n[cluster.other]\nmax-bytes = 1000\n";
+    let more = format!(
+        "[[pool]]\nname = 'slow'\npath = '/srv/slow'\n[[vm]]\nname = 'a'\nuuid = '{ONE}'\nvsock-cid = 3\n\
+         cluster = 'dev'\nmax-volumes = 9\n[cluster.dev]\nclasses = ['slow']\n"
+    );
+    let settings = check(&[pools, &more]).unwrap();
+    let pool = |name: &str| PoolSettings {
+        name: name.into(),
+        path: format!("/srv/{name}").into(),
+        format: Format::Raw,
+        allocation: Allocation::Thin,
+        bus: None,
+        default: false,
+    };
+    let fast = PoolSettings {
+        format: Format::Qcow2,
+        allocation: Allocation::Full,
+        bus: Some(Bus::Virtio),
+        default: true,
+        ..pool("fast")
+    };
+    assert_eq!(settings.pools, [fast, pool("slow")]);
+    assert_eq!(settings.vms[0].max_volumes, 9);
+    let dev = ClusterSettings { classes: Some(vec!["slow".into()]), ..ClusterSettings::default() };
+    assert_eq!(settings.clusters["dev"], dev, "the last table of a cluster wins");
+    assert_eq!(settings.clusters["other"].max_bytes, Some(1000));
+    let dev =
+        &check(&[pools, &more.replace("[cluster.dev]\nclasses = ['slow']\n", "")]).unwrap().clusters["dev"];
+    assert_eq!((dev.max_volumes, dev.max_bytes), (Some(5), Some(1 << 40)));
+    assert_eq!(dev.controllers, Some(vec!["a".into()]));
+}
+
+#[test]
+fn what_is_wrong_with_pools_and_clusters_is_named_with_file_and_line() {
+    let pool = |rest: &str| format!("\n[[pool]]\nname = 'fast'\n{rest}\n");
+    let good = pool("path = '/srv/fast'");
+    let long = "a".repeat(64);
+    assert_wrong(vec![
+        ("no name", vec!["\n[[pool]]\npath = '/a'".into()], "0.toml:2: [[pool]] has no name"),
+        ("no path", vec![pool("")], "0.toml:2: [[pool]] has no path"),
+        ("name", vec![good.replace("'fast'", "'Fast'")], "0.toml:3: name \"Fast\" is no DNS name"),
+        ("long name", vec![good.replace("'fast'", &format!("'{long}'"))], "0.toml:3: name has more than 63"),
+        ("relative", vec![pool("path = 'a'")], "0.toml:4: path = \"a\" is a relative path"),
+        ("format", vec![pool("path = '/a'\nformat = 'vmdk'")], "0.toml:5: unknown variant `vmdk`"),
+        ("allocation", vec![pool("path = '/a'\nallocation = 'x'")], "0.toml:5: unknown variant `x`"),
+        ("unknown key", vec![pool("path = '/a'\nfat = 1")], "0.toml:5: unknown field `fat`"),
+        (
+            "same name",
+            vec![good.clone(), pool("path = '/b'")],
+            "1.toml:3: pool \"fast\" is used a second time, first at 0.toml:3",
+        ),
+        (
+            "same path",
+            vec![good.clone(), good.replace("'fast'", "'b'")],
+            "1.toml:4: path \"/srv/fast\" is used a second time, first at 0.toml:4",
+        ),
+        (
+            "two defaults",
+            vec![
+                pool("path = '/a'\ndefault = true"),
+                "[[pool]]\nname = 'b'\npath = '/b'\ndefault = true".into(),
+            ],
+            "1.toml:4: default \"true\" is used a second time",
+        ),
+        (
+            "size",
+            vec!["[cluster.dev]\nmax-bytes = '5X'".into()],
+            "0.toml:2: max-bytes = \"5X\": give a number",
+        ),
+        (
+            "no cluster",
+            vec!["[cluster.'']\nmax-volumes = 1".into()],
+            "0.toml:1: [cluster] with an empty name",
+        ),
+        (
+            "class",
+            vec![good.clone(), "[cluster.dev]\nclasses = ['fast',\n 'fats']".into()],
+            "1.toml:3: classes names \"fats\", and no [[pool]]",
+        ),
+        (
+            "controller",
+            vec!["[cluster.dev]\ncontrollers = ['a']".into()],
+            "0.toml:2: controllers names \"a\", and no [[vm]] of the cluster dev",
+        ),
+        ("unknown in cluster", vec!["[cluster.dev]\nclass = 'a'".into()], "0.toml:2: unknown field `class`"),
+    ]);
+}

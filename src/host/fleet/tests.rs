@@ -1,0 +1,167 @@
+use super::*;
+use crate::host::limits::Limits;
+use crate::host::talk::Caller;
+use crate::transport::dial::{Dial, Target};
+use std::time::Duration;
+
+fn vm(name: &str, socket: &str) -> Vm {
+    let target = Target::Unix { path: socket.into() };
+    Vm {
+        name: name.into(),
+        uuid: String::new(),
+        cluster: String::new(),
+        callback: None,
+        target,
+        max_volumes: 0,
+        limits: Arc::default(),
+    }
+}
+
+fn half() -> Arc<Half> {
+    Arc::new(Half::new("host".into()))
+}
+
+/// For calls that nobody makes.
+async fn caller() -> Box<Caller> {
+    let (near, _far) = tokio::io::duplex(64);
+    let (client, _connection) = crate::transport::http2::connect(near).await.unwrap();
+    Box::new(Caller::new(client))
+}
+
+fn sessions(fleet: &Fleet) -> Vec<(&str, u64)> {
+    fleet.vms.iter().map(|(name, entry)| (name.as_str(), entry.running.session)).collect()
+}
+
+#[tokio::test]
+async fn a_new_list_keeps_what_is_the_same_and_ends_the_rest() {
+    let (mut fleet, _changes, _handle) = Fleet::new(half());
+    fleet.list(vec![vm("b", "/nowhere/b"), vm("a", "/nowhere/a"), vm("c", "/nowhere/c")]);
+    assert_eq!(sessions(&fleet), [("a", 2), ("b", 1), ("c", 3)]);
+    fleet.list(vec![vm("a", "/nowhere/a"), vm("b", "/nowhere/other")]);
+    assert_eq!(sessions(&fleet), [("a", 2), ("b", 4)]);
+    fleet.report(1, Report::Refused("from the session that has ended".into()));
+    assert_eq!(fleet.vms["b"].view.session(), SessionState::Connecting);
+    fleet.report(4, Report::Refused("from the one that lives".into()));
+    assert_eq!(fleet.vms["b"].view.session(), SessionState::Refused);
+}
+
+#[tokio::test]
+async fn a_boot_id_that_changed_is_a_reboot_and_the_first_is_not() {
+    let (mut fleet, _changes, _handle) = Fleet::new(half());
+    fleet.list(vec![vm("a", "/nowhere/a")]);
+    let mut events = fleet.events.subscribe();
+    for (boot_id, expected) in [("one", false), ("one", false), ("two", true)] {
+        let info = Box::new(v1::GuestInfo { boot_id: boot_id.into(), ..v1::GuestInfo::default() });
+        let (after, caller) = (Duration::from_millis(1500), caller().await);
+        fleet.report(1, Report::Opened { info, after, caller });
+        let Some(Kind::SessionOpened(opened)) = events.try_recv().unwrap().kind.clone() else { panic!() };
+        assert_eq!((opened.rebooted, opened.after_milliseconds), (expected, 1500));
+    }
+    assert_eq!(fleet.vms["a"].view.sessions, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn resets_that_are_one_are_told_once() {
+    let (mut fleet, _changes, _handle) = Fleet::new(half());
+    fleet.list(vec![vm("a", "/nowhere/a")]);
+    let reset = || Change::Reset { name: "a".into() };
+    let heard = || Report::Heard(Box::default());
+    let resets = |fleet: &Fleet| fleet.vms["a"].running.machine.borrow().resets;
+    fleet.change(reset());
+    fleet.report(1, heard());
+    tokio::time::advance(Duration::from_millis(50)).await;
+    fleet.change(reset());
+    assert_eq!(resets(&fleet), 1, "QEMU tells it twice");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    fleet.change(reset());
+    tokio::time::advance(Duration::from_secs(60)).await;
+    fleet.change(reset());
+    assert_eq!(resets(&fleet), 2, "nothing ran in between");
+    fleet.report(1, heard());
+    fleet.change(reset());
+    assert_eq!(resets(&fleet), 3);
+    let past = fleet.watch(None, Some(&Timestamp { seconds: 0, nanos: 0 })).unwrap().past;
+    let told = |event: &&Arc<VirtualMachineEvent>| matches!(event.kind, Some(Kind::GuestReset(_)));
+    assert_eq!(past.iter().filter(told).count(), 3);
+}
+
+#[tokio::test]
+async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
+    let (mut fleet, _changes, _handle) = Fleet::new(half());
+    fleet.list(vec![vm("a", "/nowhere/a")]);
+    let (power, problem) = (PowerState::Paused, String::new());
+    fleet.change(Change::Power { name: "a".into(), power, problem });
+    fleet.report(1, Report::Refused("why".into()));
+    let changed = Vm { limits: Arc::new(Limits { users: 1, ..Limits::default() }), ..vm("a", "/other") };
+    fleet.list(vec![changed]);
+    let entry = &fleet.vms["a"];
+    assert_eq!((entry.running.session, entry.view.power()), (2, PowerState::Paused));
+    assert_eq!(entry.running.machine.borrow().power, PowerState::Paused);
+    assert_eq!((entry.view.session(), entry.view.dial.as_str()), (SessionState::Connecting, "unix:/other"));
+    let since = Some(Timestamp { seconds: 0, nanos: 0 });
+    let past = |name: &str| fleet.watch(Some(&name.to_owned()), since.as_ref()).unwrap().past.len();
+    assert_eq!(past("a"), 1, "the change of power is remembered");
+    assert!(fleet.watch(Some(&"b".to_owned()), None).is_none());
+    let other = Vm { uuid: "other".into(), ..vm("a", "/other") };
+    fleet.list(vec![other]);
+    assert_eq!(fleet.vms["a"].view.power(), PowerState::Unspecified, "another VM of the same name");
+}
+
+#[tokio::test]
+async fn a_state_that_is_too_large_is_told_to_the_session() {
+    let (mut fleet, _changes, _handle) = Fleet::new(half());
+    let limits = Arc::new(Limits { users: 0, ..Limits::default() });
+    fleet.list(vec![Vm { limits, ..vm("a", "/nowhere/a") }]);
+    let session = Some(v1::UserSession::default());
+    let kind = Some(event::Kind::UserLoggedIn(v1::UserLoggedIn { session }));
+    fleet.report(1, Report::Heard(Box::new(v1::Event { kind, ..v1::Event::default() })));
+    let excess = fleet.vms["a"].running.machine.borrow().excess;
+    assert!(excess.unwrap().1.to_string().contains("more than 0 users"));
+}
+
+struct Faulty;
+
+impl Dial for Faulty {
+    fn dial(&self) -> crate::transport::dial::Dialing<'_> {
+        panic!("a fault that this test makes")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_panics_is_begun_anew_after_a_while() {
+    let (mut fleet, _changes, _handle) = Fleet::new(half());
+    fleet.list(vec![vm("a", "/nowhere/a")]);
+    let known = Machine { power: PowerState::Running, resets: 3, excess: None };
+    let running = fleet.begin(Contact::through(Arc::new(vm("a", "")), half(), Box::new(Faulty)), known);
+    let session = running.session;
+    fleet.vms.get_mut("a").unwrap().running = running;
+    fleet.names = [(session, "a".to_owned())].into();
+    let mut states = Vec::new();
+    while states.len() < 2 {
+        let (reporter, report) = fleet.reports.1.recv().await.unwrap();
+        if reporter == session {
+            fleet.report(reporter, report);
+            states.push(fleet.vms["a"].view.session());
+        }
+    }
+    assert_eq!(states, [SessionState::Refused, SessionState::Connecting]);
+    let entry = &fleet.vms["a"];
+    assert_eq!((entry.running.session, *entry.running.machine.borrow()), (session + 1, known));
+}
+
+#[tokio::test]
+async fn nobody_is_answered_before_the_first_list() {
+    let (fleet, changes, handle) = Fleet::new(half());
+    let shutdown = CancellationToken::new();
+    let running = fleet.run(shutdown.clone());
+    let asking = async {
+        let mut early = std::pin::pin!(handle.list(true));
+        let waited = tokio::time::timeout(Duration::from_millis(20), &mut early).await;
+        assert!(waited.is_err());
+        changes.send(Change::Listed(vec![vm("a", "/nowhere/a")])).await.unwrap();
+        assert_eq!(early.await.unwrap().len(), 1);
+        shutdown.cancel();
+    };
+    tokio::join!(running, asking);
+    assert_eq!(handle.tally().await, Err(Stopped));
+}
