@@ -9,27 +9,28 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::{oneshot, watch};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 
 use crate::guest::Guest;
 use crate::guest::disk_rules::apply::{self, Applied, Error};
-use crate::guest::disk_rules::find::{Device, Label, Verdict};
+use crate::guest::disk_rules::find::{Device, Label};
 use crate::guest::disk_rules::made::{self, Kept, Made, Memory, Place};
 use crate::guest::disk_rules::patience::Patience;
 use crate::guest::disk_rules::plan::{Finding, Plan, Seen, View, plan};
 use crate::guest::disk_rules::rule::Rule;
 use crate::guest::disk_rules::view::view;
-use crate::guest::disk_rules::{Request, Rules, Standing, Told};
+use crate::guest::disk_rules::{Request, Rules, Told};
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::disks::room::Touches;
-use crate::guest::events::Event;
 use crate::guest::volumes::contents::{Contents, contents};
 use crate::sys::{block, blocking, error_chain};
+
+mod outcomes;
+mod standings;
 
 /// Applies rules until it is dropped. What they have mounted is remembered in `folder`.
 ///
@@ -80,9 +81,6 @@ pub async fn run(
         }
     }
 }
-
-/// Tries with a disk that does not answer: each leaves a program behind that waits for it.
-const MOST_HANGS: u32 = 6;
 
 /// What a task did.
 enum Done {
@@ -405,203 +403,5 @@ impl Engine {
                 Done::Applied(rule, device, outcome, look)
             });
         }
-    }
-
-    fn done(&mut self, done: Result<(u64, Done), JoinError>) {
-        let (id, done) = match done {
-            Ok(done) => done,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => resume_unwind(panic),
-                Err(_) => return,
-            },
-        };
-        self.doing.remove(&id);
-        match done {
-            Done::Applied(rule, device, outcome, look) => self.applied(rule, device, outcome, look),
-            Done::Undone(point, Ok(there)) => {
-                self.stuck.remove(&point);
-                self.tried.remove(&point);
-                self.patience.forget(&point);
-                if there {
-                    tracing::info!("{} is unmounted, as no rule wants it", point.display());
-                }
-            }
-            Done::Undone(point, Err(error)) => {
-                let why = error_chain::words(&error);
-                if !self.is_news(&point, &error, &why) {
-                    self.stuck.insert(point, (self.turn, why));
-                    return;
-                }
-                tracing::warn!("{} is not unmounted, though no rule wants it: {why}", point.display());
-                let made = self.memory.kept().at(&point).cloned();
-                let disk = made.and_then(|made| self.disk(made.disk.generation));
-                if let Some(disk) = disk {
-                    self.guest.events.tell(Event::DiskFailed { disk, problem: why.clone() });
-                }
-                self.stuck.insert(point, (self.turn, why));
-            }
-            Done::Released(Release { disk, answer }, outcome) => {
-                let failed = outcome.as_ref().err().map(|error| error_chain::words(error));
-                let heard = answer.send(outcome).is_ok();
-                match failed {
-                    None if heard => tracing::info!("{} is let go of", disk.name),
-                    None => tracing::warn!("{} is kept: who wanted it to go is gone", disk.name),
-                    Some(ref why) => tracing::warn!("{} is kept: {why}", disk.name),
-                }
-                self.tried.retain(|_, tried| tried.device.disk.generation != disk.generation);
-                if failed.is_some() || !heard {
-                    self.remember(|kept| kept.released.retain(|known| *known != disk));
-                }
-            }
-            Done::Looked(device, touch, label) => {
-                let key = (device.disk.generation, device.partition);
-                self.labels.insert(key, (device.disk, touch, label));
-            }
-            Done::LookedAgain(point, look) => {
-                if let Some(tried) = self.tried.get_mut(&point) {
-                    if tried.look.found == look.found {
-                        tried.look = look;
-                    } else {
-                        self.tried.remove(&point);
-                    }
-                }
-            }
-        }
-    }
-
-    fn disk(&self, generation: u64) -> Option<Arc<KnownDisk>> {
-        self.guest.disks.all().iter().find(|disk| disk.generation == generation).cloned()
-    }
-
-    /// Whether people have to be told that something failed. Where somebody was in the way it is tried again, and told
-    /// if there is another reason then.
-    fn is_news(&mut self, point: &Path, error: &Error, why: &str) -> bool {
-        if error.may_end() && !(error.is_hang() && self.patience.tries(point) >= MOST_HANGS) {
-            return self.patience.failed(point, why);
-        }
-        self.patience.forget(point);
-        true
-    }
-
-    fn applied(&mut self, rule: Arc<Rule>, device: Device, outcome: Result<Applied, Error>, look: Look) {
-        let why = outcome.as_ref().err().map(|error| error_chain::words(error));
-        let news = if let (Err(error), Some(why)) = (&outcome, &why) {
-            self.is_news(&rule.how.mount_point, error, why)
-        } else {
-            self.patience.forget(&rule.how.mount_point);
-            true
-        };
-        let point = rule.how.mount_point.display().to_string();
-        let disk = &device.disk;
-        let fail = |problem: String| {
-            tracing::warn!("{}: {}: {problem}", rule.origin, disk.name);
-            self.guest.events.tell(Event::DiskFailed { disk: Arc::clone(disk), problem });
-        };
-        let outcome = outcome.map_err(|_| why.unwrap_or_default());
-        match &outcome {
-            Ok(applied) => {
-                if applied.new {
-                    let made = if applied.formatted { "formatted and " } else { "" };
-                    tracing::info!("{} ({}) is {made}mounted at {point}", device.file, applied.kind);
-                    self.guest.events.tell(Event::DiskMounted {
-                        disk: Arc::clone(disk),
-                        mount_point: point.clone(),
-                        kind: applied.kind.clone(),
-                    });
-                }
-                if let Some(remark) = &applied.remark {
-                    fail(format!("{point}: {remark}"));
-                }
-            }
-            Err(why) if news => fail(format!("{point}: {why}")),
-            Err(_) => {}
-        }
-        self.tried.insert(rule.how.mount_point.clone(), Tried { rule, device, outcome, look });
-    }
-
-    fn standings(&self, rules: &[Rule], plan: &Plan, view: &View) -> Vec<Standing> {
-        let mut list: Vec<_> = (rules.iter().zip(&plan.findings).zip(&plan.verdicts))
-            .map(|((rule, finding), verdicts)| self.standing(rule, finding, verdicts, view))
-            .collect();
-        for seen in &view.made {
-            let point = &seen.made.how.mount_point;
-            if rules.iter().any(|rule| rule.how.mount_point == *point) {
-                continue;
-            }
-            let why = self.stuck.get(point).map(|(_, why)| why.clone());
-            list.push(Standing {
-                mount_point: point.clone(),
-                state: if why.is_some() { "failed" } else { "working" },
-                disk: Some(seen.made.disk.name.clone()),
-                file: Some(seen.made.file.clone()),
-                reason: why.unwrap_or_else(|| "no rule wants it any more".to_owned()),
-                ..Standing::default()
-            });
-        }
-        list
-    }
-
-    fn standing(&self, rule: &Rule, finding: &Finding, verdicts: &[Verdict], view: &View) -> Standing {
-        let point = &rule.how.mount_point;
-        let tried = self.tried.get(point);
-        let (state, device, reason) = match finding {
-            Finding::NoDisk(why) => ("no-disk", None, why.clone()),
-            Finding::Several(why) => ("ambiguous", None, why.clone()),
-            Finding::Waits(disk, why) => match self.stuck.get(point) {
-                Some((_, stuck)) => ("failed", Some(Device::whole(disk)), stuck.clone()),
-                None => ("waiting", Some(Device::whole(disk)), why.clone()),
-            },
-            Finding::LetGo(device) => {
-                let why = "somebody has unmounted it; it is mounted again when the disk comes back, or the rules \
-                           are written again";
-                ("unmounted", Some(device.clone()), why.to_owned())
-            }
-            Finding::Done(device) => {
-                let remark = tried.and_then(|tried| tried.outcome.as_ref().ok()?.remark.clone());
-                ("mounted", Some(device.clone()), remark.unwrap_or_default())
-            }
-            Finding::Apply(device) => {
-                let tried = tried.filter(|_| !self.is_busy(Some(point), None));
-                let (state, reason) = match tried.map(|tried| &tried.outcome) {
-                    None => ("working", String::new()),
-                    Some(Ok(applied)) if applied.foreign => {
-                        let foreign = "it was mounted so already".to_owned();
-                        ("mounted", applied.remark.clone().unwrap_or(foreign))
-                    }
-                    Some(Ok(applied)) => ("mounted", applied.remark.clone().unwrap_or_default()),
-                    Some(Err(why)) => ("failed", why.clone()),
-                };
-                (state, Some(device.clone()), reason)
-            }
-        };
-        let others = view.disks.iter().zip(verdicts).filter_map(|(disk, verdict)| match verdict {
-            Verdict::Not(why) | Verdict::Unknown(why) => Some((disk.name.clone(), why.clone())),
-            Verdict::Fits(_) => None,
-        });
-        Standing {
-            origin: rule.origin.clone(),
-            wanted: rule.matcher.to_string(),
-            mount_point: point.clone(),
-            state,
-            disk: device.as_ref().map(|device| device.disk.name.clone()),
-            file: device.map(|device| device.file),
-            reason,
-            others: others.collect(),
-        }
-    }
-
-    fn tell(&self, told: Told) {
-        self.guest.disk_rules.told.send_if_modified(|known| {
-            let changed = **known != told;
-            if changed {
-                for now in told.rules.iter().filter(|now| ["ambiguous", "waiting"].contains(&now.state)) {
-                    if !known.rules.iter().any(|before| before.reason == now.reason) {
-                        tracing::warn!("{}: {}: {}", now.origin, now.mount_point.display(), now.reason);
-                    }
-                }
-                *known = Arc::new(told);
-            }
-            changed
-        });
     }
 }
