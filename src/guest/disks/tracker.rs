@@ -226,6 +226,7 @@ impl Tracker {
     fn ask_anew(&mut self, name: &str) {
         let Some(entry) = self.entries.get_mut(name) else { return };
         entry.anew = true;
+        entry.held = None;
         if !matches!(entry.stage, Stage::Doubt(_)) {
             self.enqueue(name);
         }
@@ -266,15 +267,14 @@ impl Tracker {
         if entry.udev.take().is_none() {
             return;
         }
-        let held = entry.held.take();
-        if !matches!(entry.stage, Stage::Rest) {
-            return;
-        }
-        match held {
-            Some(disk) if !disk.serials.is_empty() => {
+        let rests = matches!(entry.stage, Stage::Rest);
+        match entry.held.take() {
+            // It is told even if it is being read again, which tells what has changed since.
+            Some(disk) if !disk.serials.is_empty() && (rests || disk.bytes > 0) => {
                 self.settle(name, Some(*disk), now);
             }
-            _ => self.enqueue(name),
+            _ if rests => self.enqueue(name),
+            _ => {}
         }
     }
 
@@ -351,7 +351,7 @@ impl Tracker {
         entry.stage = Stage::Rest;
         let mut again = std::mem::take(&mut entry.again);
         if entry.udev.is_some() {
-            entry.held = outcome.map(Box::new);
+            entry.held = outcome.filter(|_| !entry.anew).map(Box::new);
         } else if job.unopened && outcome.as_ref().is_some_and(|disk| disk.serials.is_empty()) {
             again = true;
         } else {

@@ -309,6 +309,29 @@ async fn a_disk_is_not_opened_before_udev_has_processed_it() {
     assert_eq!(tracker.list()[0].bytes, 1024);
     assert_eq!(told(&mut tracker), ["+ vda one"]);
     machine.unplug("vda");
+    // udev does not wait for what is read again, unless it may have become another one.
+    for (anew, expected) in
+        [(false, ["+ vda one", "1024 -> 1536 vda one"].as_slice()), (true, &["+ vda one"])]
+    {
+        look(&mut tracker, Udev::Pending);
+        told(&mut tracker);
+        machine.plug("vda", "one", 2);
+        look(&mut tracker, Udev::Pending);
+        work(&machine, &mut tracker, now);
+        if anew {
+            tracker.reset(&Machine::place("vda").replace("/block/vda", ""));
+        } else {
+            tracker.look("vda", machine.seen("vda", Udev::Pending), true, now);
+        }
+        let (again, _) = asked(&mut tracker);
+        look(&mut tracker, Udev::Processed(30 + u64::from(anew)));
+        let early = told(&mut tracker);
+        assert_eq!(early.is_empty(), anew, "{early:?}");
+        machine.write(&format!("{}/size", Machine::place("vda")), "3\n");
+        tracker.done(again, read(), now);
+        assert_eq!([early, told(&mut tracker)].concat(), expected);
+        machine.unplug("vda");
+    }
     machine.plug("vda", "two", 1);
     look(&mut tracker, Udev::Pending);
     work(&machine, &mut tracker, now);
