@@ -104,7 +104,6 @@ pub async fn run(
     tracing::info!("guestlet {} started: {status}", crate::VERSION);
     ready().context("cannot leave the terminal")?;
     service::ready(&status);
-    memory::give_back_code(&guest.root);
     let stop = async {
         termination.await;
         if !matches!(guest.freezer.status(), freeze::Status::Thawed { .. }) {

@@ -77,7 +77,7 @@ fn mapped_of_files(status: &str) -> Option<u64> {
 
 /// Unmaps the pages of program code that were run up to now, and that an idle program does not need. What is needed
 /// is mapped again when it is run, from the page cache or the file. Where that is not possible nothing happens.
-pub fn give_back_code(root: &Root) {
+fn give_back_code(root: &Root) {
     let maps = root.read("/proc/self/maps").unwrap_or_default();
     for (start, length) in code(&String::from_utf8_lossy(&maps)) {
         let Some(address) = NonNull::new(std::ptr::with_exposed_provenance_mut::<c_void>(start.get())) else {
