@@ -21,7 +21,7 @@ use crate::guest::disks::identity::{self, KnownDisk};
 use crate::guest::disks::tracker::{Change, Seen, Tracker, Udev};
 use crate::guest::disks::{release, uses};
 use crate::guest::events::Event;
-use crate::sys::block;
+use crate::sys::block::{self, Number};
 use crate::sys::root::Root;
 use crate::sys::udev;
 use crate::sys::uevents::{Action, Heard, Uevent, Uevents};
@@ -235,8 +235,8 @@ impl Watch<'_> {
                 .inspect_err(|error| tracing::debug!("udev's database cannot be watched: {error}"))
                 .ok();
             // What it did before it was watched.
-            for (name, _) in waiting {
-                self.look_again(&name);
+            for (name, seen) in waiting {
+                self.look_for_udev(&name, seen);
             }
         }
     }
@@ -248,13 +248,18 @@ impl Watch<'_> {
                 udev::News::Any => true,
             };
             if is_meant {
-                self.look_again(&name);
+                self.look_for_udev(&name, seen);
             }
         }
     }
 
-    fn look_again(&mut self, name: &str) {
-        self.tracker.look(name, look(&self.guest.root, name), false, Instant::now());
+    /// At what udev has done with the disk that was `seen`. This is short: udev is busy then, and has just woken others.
+    fn look_for_udev(&mut self, name: &str, seen: Seen) {
+        let root = &self.guest.root;
+        let udev = udev(root, seen.number);
+        let is_there = block::generation(root, &seen.place) == Some(seen.generation);
+        let seen = if is_there { Some(Seen { udev, ..seen }) } else { look(root, name) };
+        self.tracker.look(name, seen, false, Instant::now());
     }
 
     /// Tells everyone what changed, first those who wait for a disk.
@@ -312,12 +317,16 @@ fn look(root: &Root, name: &str) -> Option<Seen> {
     let generation = block::generation(root, place)?;
     let number = identity::counts(root, place)?;
     let sequence = root.line(&format!("{place}/diskseq")).parse().ok();
-    let udev = match udev::runs(root).then(|| udev::processed(root, number)) {
+    // All of it of one disk: its place may have another one by now.
+    let seen = Seen { place: place.to_owned(), number, generation, sequence, udev: udev(root, number) };
+    (block::generation(root, place) == Some(generation)).then_some(seen)
+}
+
+/// What udev has done with the disk that has this number.
+fn udev(root: &Root, number: Number) -> Udev {
+    match udev::runs(root).then(|| udev::processed(root, number)) {
         None => Udev::Absent,
         Some(None) => Udev::Pending,
         Some(Some(time)) => Udev::Processed(time),
-    };
-    // All of it of one disk: its place may have another one by now.
-    let seen = Seen { place: place.to_owned(), number, generation, sequence, udev };
-    (block::generation(root, place) == Some(generation)).then_some(seen)
+    }
 }
