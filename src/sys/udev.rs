@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use nix::sys::inotify::{AddWatchFlags, Inotify};
+use nix::sys::inotify::{AddWatchFlags, Inotify, WatchDescriptor};
 
 use crate::sys::block::Number;
 use crate::sys::inotify;
@@ -50,21 +50,45 @@ pub enum News {
     Any,
 }
 
-/// Told when entries of udev's database are written.
+/// Told when entries of udev's database are written, while it listens.
 #[derive(Debug)]
-pub struct Watch(Inotify);
+pub struct Watch {
+    inotify: Inotify,
+    folder: Option<WatchDescriptor>,
+}
 
 impl Watch {
+    /// One that does not listen yet. To be kept: the kernel takes some 10 ms to close it, in which nothing else is done.
+    ///
+    /// # Errors
+    /// As `inotify_init1(2)` gives them.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { inotify: inotify::begin()?, folder: None })
+    }
+
     /// Told of everything from now on.
     ///
     /// # Errors
-    /// As inotify(7) gives them, also if there is no database yet.
-    pub fn begin(root: &Root) -> io::Result<Self> {
-        let inotify = inotify::begin()?;
+    /// As `inotify_add_watch(2)` gives them, also if there is no database yet.
+    pub fn listen(&mut self, root: &Root) -> io::Result<()> {
         // udev writes an entry beside its place, and moves it there.
         let what = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CLOSE_WRITE;
-        inotify.add_watch(&root.path(DATA), what)?;
-        Ok(Self(inotify))
+        self.folder = Some(self.inotify.add_watch(&root.path(DATA), what)?);
+        Ok(())
+    }
+
+    /// Whether it listens.
+    pub fn listens(&self) -> bool {
+        self.folder.is_some()
+    }
+
+    /// Told of nothing any more.
+    pub fn pause(&mut self) {
+        if let Some(folder) = self.folder.take()
+            && let Err(error) = self.inotify.rm_watch(folder)
+        {
+            tracing::debug!("udev's database is still watched: {error}");
+        }
     }
 
     /// Entries of block devices were written.
@@ -74,7 +98,7 @@ impl Watch {
     pub async fn changed(&self) -> io::Result<News> {
         loop {
             let mut about = BTreeSet::new();
-            for event in inotify::events(&self.0).await? {
+            for event in inotify::events(&self.inotify).await? {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                     return Ok(News::Any);
                 }
@@ -117,10 +141,11 @@ mod tests {
     async fn entries_that_are_written() {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::at(folder.path());
-        assert!(Watch::begin(&root).is_err() && !runs(&root));
+        let mut watch = Watch::new().unwrap();
+        assert!(watch.listen(&root).is_err() && !watch.listens() && !runs(&root));
         let data = root.path(DATA);
         std::fs::create_dir_all(&data).unwrap();
-        let watch = Watch::begin(&root).unwrap();
+        watch.listen(&root).unwrap();
         for name in ["c4:1", "b254:16.x", "+drm:card0", "n2"] {
             std::fs::File::create(data.join(name)).unwrap();
         }
@@ -128,6 +153,11 @@ mod tests {
         std::fs::rename(root.path("/run/new"), data.join("b254:16")).unwrap();
         assert_eq!(watch.changed().await.unwrap(), News::About([(254, 16)].into()));
         assert_eq!(processed(&root, (254, 16)), None);
+        watch.pause();
+        std::fs::File::create(data.join("b1:1")).unwrap();
+        watch.listen(&root).unwrap();
+        std::fs::File::create(data.join("b2:2")).unwrap();
+        assert_eq!(watch.changed().await.unwrap(), News::About([(2, 2)].into()));
     }
 
     proptest! {

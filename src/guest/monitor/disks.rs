@@ -137,7 +137,7 @@ async fn changed(udev: Option<&udev::Watch>) -> io::Result<udev::News> {
 struct Watch<'a> {
     guest: &'a Guest,
     tracker: Tracker,
-    /// While a disk waits for it.
+    /// Once a disk has waited for it.
     udev: Option<udev::Watch>,
     second_look: Option<Instant>,
     /// For disks that the kernel takes for others.
@@ -229,16 +229,26 @@ impl Watch<'_> {
     fn wait_for_udev(&mut self) {
         let waiting = self.tracker.for_udev();
         if waiting.is_empty() {
-            self.udev = None;
-        } else if self.udev.is_none() {
-            self.udev = udev::Watch::begin(&self.guest.root)
-                .inspect_err(|error| tracing::debug!("udev's database cannot be watched: {error}"))
-                .ok();
+            if let Some(watch) = &mut self.udev {
+                watch.pause();
+            }
+        } else if !self.udev.as_ref().is_some_and(udev::Watch::listens) {
+            if let Err(error) = self.listen_to_udev() {
+                tracing::debug!("udev's database cannot be watched: {error}");
+            }
             // What it did before it was watched.
             for (name, seen) in waiting {
                 self.look_for_udev(&name, seen);
             }
         }
+    }
+
+    fn listen_to_udev(&mut self) -> io::Result<()> {
+        let watch = match &mut self.udev {
+            Some(watch) => watch,
+            none => none.insert(udev::Watch::new()?),
+        };
+        watch.listen(&self.guest.root)
     }
 
     fn udev_says(&mut self, news: &udev::News) {
