@@ -258,7 +258,6 @@ mod tests {
     use crate::host::backends::{Change, Kind, Vm};
     use crate::host::fleet::Fleet;
     use crate::host::volumes::policy::Policies;
-    use crate::transport::dial::Target;
     use crate::wire::proto::v1::PowerState;
 
     #[tokio::test]
@@ -267,17 +266,7 @@ mod tests {
         let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
         let shutdown = CancellationToken::new();
         let watching = async {
-            let target = Target::Unix { path: "/nowhere/a".into() };
-            let vm = Vm {
-                name: "a".into(),
-                uuid: String::new(),
-                cluster: String::new(),
-                callback: None,
-                target,
-                max_volumes: 0,
-                limits: Arc::default(),
-            };
-            changes.send(Change::Listed(vec![vm])).await.unwrap();
+            changes.send(Change::Listed(vec![Vm::at("a", "/nowhere/a")])).await.unwrap();
             let (_standing, settings) = watch::channel(Standing::new("/nowhere".into()));
             let (machines, pools) = (watch::channel(Vec::new()).1, watch::channel(Vec::new()).1);
             let topology = watch::channel(Arc::default()).1;

@@ -37,6 +37,22 @@ pub struct Vm {
     pub limits: Arc<Limits>,
 }
 
+#[cfg(test)]
+impl Vm {
+    /// One whose agent is at a unix socket.
+    pub fn at(name: &str, socket: &str) -> Self {
+        Self {
+            name: name.into(),
+            uuid: String::new(),
+            cluster: String::new(),
+            target: Target::Unix { path: socket.into() },
+            callback: None,
+            max_volumes: 0,
+            limits: Arc::default(),
+        }
+    }
+}
+
 /// What a backend tells.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {

@@ -1,21 +1,8 @@
 use super::*;
 use crate::host::limits::Limits;
 use crate::host::talk::Caller;
-use crate::transport::dial::{Dial, Target};
+use crate::transport::dial::Dial;
 use std::time::Duration;
-
-fn vm(name: &str, socket: &str) -> Vm {
-    let target = Target::Unix { path: socket.into() };
-    Vm {
-        name: name.into(),
-        uuid: String::new(),
-        cluster: String::new(),
-        callback: None,
-        target,
-        max_volumes: 0,
-        limits: Arc::default(),
-    }
-}
 
 fn half() -> Arc<Half> {
     Arc::new(Half::new("host".into()))
@@ -35,9 +22,9 @@ fn sessions(fleet: &Fleet) -> Vec<(&str, u64)> {
 #[tokio::test]
 async fn a_new_list_keeps_what_is_the_same_and_ends_the_rest() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![vm("b", "/nowhere/b"), vm("a", "/nowhere/a"), vm("c", "/nowhere/c")]);
+    fleet.list(vec![Vm::at("b", "/nowhere/b"), Vm::at("a", "/nowhere/a"), Vm::at("c", "/nowhere/c")]);
     assert_eq!(sessions(&fleet), [("a", 2), ("b", 1), ("c", 3)]);
-    fleet.list(vec![vm("a", "/nowhere/a"), vm("b", "/nowhere/other")]);
+    fleet.list(vec![Vm::at("a", "/nowhere/a"), Vm::at("b", "/nowhere/other")]);
     assert_eq!(sessions(&fleet), [("a", 2), ("b", 4)]);
     fleet.report(1, Report::Refused("from the session that has ended".into()));
     assert_eq!(fleet.vms["b"].view.session(), SessionState::Connecting);
@@ -48,7 +35,7 @@ async fn a_new_list_keeps_what_is_the_same_and_ends_the_rest() {
 #[tokio::test]
 async fn a_boot_id_that_changed_is_a_reboot_and_the_first_is_not() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![vm("a", "/nowhere/a")]);
+    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
     let mut events = fleet.events.subscribe();
     for (boot_id, expected) in [("one", false), ("one", false), ("two", true)] {
         let info = Box::new(v1::GuestInfo { boot_id: boot_id.into(), ..v1::GuestInfo::default() });
@@ -63,7 +50,7 @@ async fn a_boot_id_that_changed_is_a_reboot_and_the_first_is_not() {
 #[tokio::test(start_paused = true)]
 async fn resets_that_are_one_are_told_once() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![vm("a", "/nowhere/a")]);
+    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
     let reset = || Change::Reset { name: "a".into() };
     let heard = || Report::Heard(Box::default());
     let resets = |fleet: &Fleet| fleet.vms["a"].running.machine.borrow().resets;
@@ -88,11 +75,11 @@ async fn resets_that_are_one_are_told_once() {
 #[tokio::test]
 async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![vm("a", "/nowhere/a")]);
+    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
     let (power, problem) = (PowerState::Paused, String::new());
     fleet.change(Change::Power { name: "a".into(), power, problem });
     fleet.report(1, Report::Refused("why".into()));
-    let changed = Vm { limits: Arc::new(Limits { users: 1, ..Limits::default() }), ..vm("a", "/other") };
+    let changed = Vm { limits: Arc::new(Limits { users: 1, ..Limits::default() }), ..Vm::at("a", "/other") };
     fleet.list(vec![changed]);
     let entry = &fleet.vms["a"];
     assert_eq!((entry.running.session, entry.view.power()), (2, PowerState::Paused));
@@ -102,7 +89,7 @@ async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
     let past = |name: &str| fleet.watch(Some(&name.to_owned()), since.as_ref()).unwrap().past.len();
     assert_eq!(past("a"), 1, "the change of power is remembered");
     assert!(fleet.watch(Some(&"b".to_owned()), None).is_none());
-    let other = Vm { uuid: "other".into(), ..vm("a", "/other") };
+    let other = Vm { uuid: "other".into(), ..Vm::at("a", "/other") };
     fleet.list(vec![other]);
     assert_eq!(fleet.vms["a"].view.power(), PowerState::Unspecified, "another VM of the same name");
 }
@@ -111,7 +98,7 @@ async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
 async fn a_state_that_is_too_large_is_told_to_the_session() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
     let limits = Arc::new(Limits { users: 0, ..Limits::default() });
-    fleet.list(vec![Vm { limits, ..vm("a", "/nowhere/a") }]);
+    fleet.list(vec![Vm { limits, ..Vm::at("a", "/nowhere/a") }]);
     let session = Some(v1::UserSession::default());
     let kind = Some(event::Kind::UserLoggedIn(v1::UserLoggedIn { session }));
     fleet.report(1, Report::Heard(Box::new(v1::Event { kind, ..v1::Event::default() })));
@@ -130,9 +117,9 @@ impl Dial for Faulty {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_panics_is_begun_anew_after_a_while() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![vm("a", "/nowhere/a")]);
+    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
     let known = Machine { power: PowerState::Running, resets: 3, excess: None };
-    let running = fleet.begin(Contact::through(Arc::new(vm("a", "")), half(), Box::new(Faulty)), known);
+    let running = fleet.begin(Contact::through(Arc::new(Vm::at("a", "")), half(), Box::new(Faulty)), known);
     let session = running.session;
     fleet.vms.get_mut("a").unwrap().running = running;
     fleet.names = [(session, "a".to_owned())].into();
@@ -158,7 +145,7 @@ async fn nobody_is_answered_before_the_first_list() {
         let mut early = std::pin::pin!(handle.list(true));
         let waited = tokio::time::timeout(Duration::from_millis(20), &mut early).await;
         assert!(waited.is_err());
-        changes.send(Change::Listed(vec![vm("a", "/nowhere/a")])).await.unwrap();
+        changes.send(Change::Listed(vec![Vm::at("a", "/nowhere/a")])).await.unwrap();
         assert_eq!(early.await.unwrap().len(), 1);
         shutdown.cancel();
     };

@@ -149,20 +149,9 @@ async fn list(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::dial::Target;
 
     fn machine(name: &str, qmp: Option<&str>) -> Machine {
-        let target = Target::Unix { path: "/nowhere".into() };
-        let vm = Vm {
-            name: name.into(),
-            uuid: String::new(),
-            cluster: String::new(),
-            callback: None,
-            target,
-            max_volumes: 0,
-            limits: Arc::default(),
-        };
-        Machine { vm, qmp: qmp.map(PathBuf::from) }
+        Machine { vm: Vm::at(name, "/nowhere"), qmp: qmp.map(PathBuf::from) }
     }
 
     #[tokio::test]
