@@ -7,28 +7,51 @@ export DEBIAN_FRONTEND=noninteractive
 { apt-get -qq update && apt-get -qq -y --no-install-recommends install cloud-init createrepo-c dnf rpm; } > log 2>&1 ||
     { cat log >&2; exit 1; }
 
-# stand_in NAME FILES SCRIPTS
+# No systemd runs here: units can be enabled, and not be started.
+cat > /usr/local/bin/systemctl << 'SYSTEMCTL'
+#!/bin/sh
+for word do
+    shift
+    [ "$word" = --now ] || set -- "$@" "$word"
+done
+exec /usr/bin/systemctl "$@"
+SYSTEMCTL
+chmod 755 /usr/local/bin/systemctl
+export PATH="/usr/local/bin:$PATH"
+
+# stand_in NAME: what stands in for it; the rest of its spec is read from standard input.
 stand_in() {
-    printf 'Name: %s\nVersion: 9\nRelease: 1\nSummary: Stands in\nLicense: none\nBuildArch: noarch\n%%description\nStands in.\n%s\n' \
-        "$1" "$2" > "$1.spec"
+    {
+        printf 'Name: %s\nVersion: 9\nRelease: 1\nSummary: Stands in\nLicense: none\nBuildArch: noarch\n' "$1"
+        cat
+    } > "$1.spec"
     rpmbuild --quiet --define '_topdir /tmp/build' -bb "$1.spec"
 }
-unit=/usr/lib/systemd/system/qemu-guest-agent.service
-stand_in systemd 'Provides: /bin/sh
-%files'
-# Its scripts are what Fedora's macros for units come to.
-stand_in qemu-guest-agent "%install
-mkdir -p %{buildroot}${unit%/*}
-printf '[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n' > %{buildroot}$unit
-%post
-[ \$1 -ne 1 ] || systemctl --no-reload preset qemu-guest-agent.service || :
-%preun
-[ \$1 -ne 0 ] || systemctl --no-reload disable --now qemu-guest-agent.service || :
+stand_in systemd << 'SPEC'
+Provides: /bin/sh
+%description
+With the shell.
 %files
-$unit"
+SPEC
+# Its scripts are what Fedora's macros for units come to.
+stand_in qemu-guest-agent << 'SPEC'
+%description
+A unit.
+%install
+mkdir -p %{buildroot}/usr/lib/systemd/system
+printf '[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n' \
+    > %{buildroot}/usr/lib/systemd/system/qemu-guest-agent.service
+%post
+[ $1 -ne 1 ] || systemctl --no-reload preset qemu-guest-agent.service || :
+%preun
+[ $1 -ne 0 ] || systemctl --no-reload disable --now qemu-guest-agent.service || :
+%files
+/usr/lib/systemd/system/qemu-guest-agent.service
+SPEC
 mkdir repository
 mv ./*.rpm build/RPMS/noarch/*.rpm repository/
 createrepo_c --quiet repository
+mkdir -p /etc/yum.repos.d
 cat > /etc/yum.repos.d/local.repo << 'REPO'
 [local]
 name=local
@@ -37,20 +60,20 @@ gpgcheck=0
 REPO
 
 # A guest that had qemu-guest-agent, enabled.
-dnf --quiet -y --setopt obsoletes=0 --exclude guestlet install qemu-guest-agent
+dnf --quiet --releasever 9 -y --setopt obsoletes=0 --exclude guestlet install qemu-guest-agent
 systemctl --no-reload enable qemu-guest-agent.service
-dnf --quiet -y upgrade
+dnf --quiet --releasever 9 -y upgrade
 ! rpm --query qemu-guest-agent || fail "qemu-guest-agent is still there"
 names="guestlet.service guestlet.socket qemu-guest-agent.service"
 # shellcheck disable=SC2086
 systemctl is-enabled $names || fail "not all of $names are enabled after guestlet replaced qemu-guest-agent"
 # The lines that images and tools have for qemu-guest-agent, twice.
 for _ in 1 2; do
-    dnf --quiet -y install qemu-guest-agent
+    dnf --quiet --releasever 9 -y install qemu-guest-agent
     systemctl enable --now qemu-guest-agent.service
 done
 rpm --query guestlet
-dnf --quiet -y remove guestlet
+dnf --quiet --releasever 9 -y remove guestlet
 left=$(find /usr /etc/systemd -xdev \( -name '*guestlet*' -o -name 'qemu-guest-agent*' \) ! -type d)
 [ -z "$left" ] || fail "what is left after the removal: $left"
 echo "dnf replaces qemu-guest-agent by guestlet, and removes it"
