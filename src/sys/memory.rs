@@ -1,11 +1,11 @@
 //! The process's own memory.
 
-use std::ffi::c_void;
-use std::num::NonZeroUsize;
+use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
 use nix::libc;
 use nix::sys::mman::{MmapAdvise, madvise};
+use nix::unistd::{SysconfVar, sysconf};
 
 use crate::sys::root::Root;
 
@@ -61,7 +61,7 @@ impl SeldomRun {
         match self.idle {
             None => self.idle = Some(mapped),
             Some(idle) if mapped > idle + MUCH => {
-                give_back_code(root);
+                give_back_code();
                 self.idle = None;
             }
             Some(_) => {}
@@ -75,61 +75,109 @@ fn mapped_of_files(status: &str) -> Option<u64> {
     value.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-/// Unmaps the pages of program code that were run up to now, and that an idle program does not need. What is needed
-/// is mapped again when it is run, from the page cache or the file. Where that is not possible nothing happens.
-fn give_back_code(root: &Root) {
-    let maps = root.read("/proc/self/maps").unwrap_or_default();
-    for (start, length) in code(&String::from_utf8_lossy(&maps)) {
-        let Some(address) = NonNull::new(std::ptr::with_exposed_provenance_mut::<c_void>(start.get())) else {
-            continue;
-        };
-        // SAFETY: the range is a mapping of a file that is executable and not writable, so its pages are those of
-        // the file, and reading them anew gives the same bytes (madvise(2), MADV_DONTNEED).
+/// Unmaps the pages of the program and of its libraries that are never written to: code that was run up to now, and what
+/// it read, which an idle program does not need. What is needed is mapped again when it is used, from the page cache or
+/// the file. Where that is not possible nothing happens.
+fn give_back_code() {
+    for (address, length) in unwritten() {
+        // SAFETY: the range is within a mapping of a file that is never writable, so its pages are those of the file,
+        // and reading them anew gives the same bytes (madvise(2), MADV_DONTNEED).
         if let Err(error) = unsafe { madvise(address, length, MmapAdvise::MADV_DONTNEED) } {
             tracing::debug!("cannot give back memory: {error}");
         }
     }
 }
 
-/// Start and length of each mapping of a file's code in `proc_pid_maps(5)`.
+/// The kernel's own, which is of no file.
+const VDSO: &[u8] = b"linux-vdso";
+
+/// Start and length of all segments of the program and of its libraries that are not writable, in whole pages.
 ///
-/// Only what is executable and not writable: the dynamic linker changes other pages and protects them later.
-fn code(maps: &str) -> Vec<(NonZeroUsize, usize)> {
-    let mapping = |line: &str| {
-        let mut fields = line.split_ascii_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        let (permissions, _offset, _device, inode) =
-            (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-        let start = usize::from_str_radix(start, 16).ok()?;
-        let length = usize::from_str_radix(end, 16).ok()?.checked_sub(start)?;
-        (permissions == "r-xp" && inode != "0").then_some((NonZeroUsize::new(start)?, length))
-    };
-    maps.lines().filter_map(mapping).collect()
+/// What the dynamic linker changes and protects later is in segments that are writable (`dl_iterate_phdr(3)`, elf(5)).
+fn unwritten() -> Vec<(NonNull<c_void>, usize)> {
+    type Found = (usize, Vec<(NonNull<c_void>, usize)>);
+
+    unsafe extern "C" fn object(
+        information: *mut libc::dl_phdr_info,
+        _: libc::size_t,
+        found: *mut c_void,
+    ) -> libc::c_int {
+        // SAFETY: the linker gives a description that lives as long as the call, with a name and so many headers, and
+        // passes on what `unwritten` has given it.
+        let (information, (page, found)) = unsafe { (&*information, &mut *found.cast::<Found>()) };
+        let (name, headers) = (information.dlpi_name, information.dlpi_phdr);
+        if headers.is_null()
+            // SAFETY: as above.
+            || !name.is_null() && unsafe { CStr::from_ptr(name) }.to_bytes().starts_with(VDSO)
+        {
+            return 0;
+        }
+        // SAFETY: as above.
+        let headers = unsafe { std::slice::from_raw_parts(headers, information.dlpi_phnum.into()) };
+        for header in headers {
+            if header.p_type != libc::PT_LOAD || header.p_flags & libc::PF_W != 0 {
+                continue;
+            }
+            let start = information.dlpi_addr.wrapping_add(header.p_vaddr);
+            let parts = usize::try_from(start).ok().zip(usize::try_from(header.p_memsz).ok());
+            found.extend(parts.and_then(|(start, length)| whole_pages(start, length, *page)));
+        }
+        0
+    }
+
+    let Ok(Some(page)) = sysconf(SysconfVar::PAGE_SIZE) else { return Vec::new() };
+    let mut found: Found = (page.unsigned_abs().try_into().unwrap_or(usize::MAX), Vec::new());
+    // SAFETY: `object` takes what it is given here, and nothing else has it meanwhile.
+    unsafe { libc::dl_iterate_phdr(Some(object), (&raw mut found).cast()) };
+    found.1
+}
+
+/// The pages of so many bytes that are within a range, if there are any.
+fn whole_pages(start: usize, length: usize, page: usize) -> Option<(NonNull<c_void>, usize)> {
+    let first = start.checked_next_multiple_of(page)?;
+    let end = start.checked_add(length)? / page * page;
+    let address = NonNull::new(std::ptr::with_exposed_provenance_mut::<c_void>(first))?;
+    let length = end.checked_sub(first).filter(|length| *length > 0)?;
+    Some((address, length))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
-    fn only_code_of_files_is_found() {
-        let maps = "\
-55d0c0a00000-55d0c0a5b000 r--p 00000000 fe:00 1311 /usr/bin/guestlet
-55d0c0a5b000-55d0c0c70000 r-xp 0005b000 fe:00 1311 /usr/bin/guestlet
-55d0c0d00000-55d0c0d30000 r--p 002d0000 fe:00 1311 /usr/bin/guestlet
-55d0c0d30000-55d0c0d32000 rw-p 00300000 fe:00 1311 /usr/bin/guestlet
-7f0000000000-7f0000021000 rwxp 00000000 fe:00 1311 /writable
-7ffd3a5e6000-7ffd3a5e8000 r-xp 00000000 00:00 0 [vdso]
-broken
-";
-        let found: Vec<_> = code(maps).into_iter().map(|(start, length)| (start.get(), length)).collect();
-        assert_eq!(found, [(0x55d0_c0a5_b000, 0x21_5000)]);
+    fn only_what_is_never_written_is_found() {
+        static MUTABLE: AtomicUsize = AtomicUsize::new(7);
+        // The dynamic linker writes the addresses of the words.
+        static WORDS: [&str; 2] = ["one", "two"];
+        let ranges = unwritten();
+        let is_found = |place: *const c_void| {
+            let within = |(start, length): &(NonNull<c_void>, usize)| {
+                (start.addr().get()..start.addr().get() + length).contains(&place.addr())
+            };
+            ranges.iter().any(within)
+        };
+        assert!(is_found(unwritten as fn() -> Vec<_> as *const c_void) && is_found(VDSO.as_ptr().cast()));
+        assert!(is_found(libc::malloc as unsafe extern "C" fn(usize) -> *mut c_void as *const c_void));
+        assert!(!is_found((&raw const MUTABLE).cast()) && !is_found((&raw const WORDS).cast()));
+        give_back_code();
+        assert_eq!(
+            (MUTABLE.load(Ordering::Relaxed), WORDS.concat().as_str(), VDSO),
+            (7, "onetwo", b"linux-vdso".as_slice())
+        );
     }
 
     #[test]
-    fn the_program_goes_on_after_it() {
-        give_back_code(&Root::default());
-        assert_eq!("still here".len(), 10);
+    fn pages_that_are_wholly_within_a_range() {
+        let pages = |start, length| {
+            whole_pages(start, length, 4096).map(|(first, length)| (first.addr().get(), length))
+        };
+        assert_eq!(pages(0x1000, 0x3000), Some((0x1000, 0x3000)));
+        assert_eq!(pages(0x1001, 0x3000), Some((0x2000, 0x2000)));
+        assert_eq!(pages(0x1001, 0x1ffe), None);
+        assert_eq!((pages(0x1000, 0), pages(usize::MAX, 1), pages(1, usize::MAX)), (None, None, None));
     }
 
     #[test]
