@@ -78,7 +78,7 @@ packages: setup package rpm tarball image ## build all packages, what they are m
 	cp $(DEB)/*_$(VERSION)-1_*.deb $(DIST)/
 	cd $(DIST) && sha256sum *.deb *.rpm *.tar.gz *.cdx.json > SHA256SUMS
 
-check-packages: packages ## check them: lintian, rpmlint, rpm's own installation (needs those, and root)
+check-packages: packages ## check them: lintian, rpmlint, what rpm, dnf and cloud-init do (needs lintian, rpm, rpmlint, root, apt)
 	$(STEP) "packages are sound" packaging/check.sh $(DIST) $(STATIC)
 
 CARGO_DEB_RUN := $(DATED) $(CACHE)/tools/cargo-deb-$(CARGO_DEB)/bin/cargo-deb deb --locked --no-build --quiet

@@ -3,6 +3,7 @@
 # repository has them, with stand-ins for systemd and qemu-guest-agent.
 set -eu
 fail() { echo "by-dnf: $*" >&2; exit 1; }
+[ -n "${INSIDE:-}" ] || fail "this changes the system that it runs in; root.sh runs it in one that is thrown away"
 export DEBIAN_FRONTEND=noninteractive
 { apt-get -qq update && apt-get -qq -y --no-install-recommends install cloud-init createrepo-c dnf rpm; } > log 2>&1 ||
     { cat log >&2; exit 1; }

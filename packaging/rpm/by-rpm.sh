@@ -1,6 +1,7 @@
 #!/bin/sh
 # What rpm does with the packages in this folder, in a root that is thrown away (root.sh).
 set -eu
+[ -n "${INSIDE:-}" ] || { echo "by-rpm: run it by root.sh, in a root that is thrown away" >&2; exit 1; }
 # Debian's systemd and shell are none of rpm's packages.
 rpm --install --nodeps guestlet-*.rpm
 rpm --verify --nodeps guestlet guestlet-host
