@@ -33,6 +33,8 @@ use channels::{Passed, Qga};
 
 /// How long the parts may take to end.
 const DRAIN: Duration = Duration::from_secs(5);
+/// How long after the start its code is not needed any more.
+const STARTED: Duration = Duration::from_secs(1);
 
 /// Runs the agent until a signal ends it. `sockets` are those of the service manager; `ready` is called once
 /// everything is built.
@@ -185,10 +187,13 @@ fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
     Ok(policy)
 }
 
-/// The one periodic wakeup.
+/// The one periodic wakeup, after one for what is left of the start.
 async fn tick(guest: Guest, shutdown: CancellationToken) -> anyhow::Result<()> {
     let ticker = Ticker::new(TICK)?;
     let mut code = memory::SeldomRun::default();
+    if shutdown.run_until_cancelled(tokio::time::sleep(STARTED)).await.is_some() {
+        code.look(&guest.root);
+    }
     while let Some(tick) = shutdown.run_until_cancelled(ticker.tick()).await {
         tick?;
         service::alive();
