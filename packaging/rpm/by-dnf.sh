@@ -3,7 +3,7 @@
 # repository has them, with stand-ins for systemd and qemu-guest-agent.
 set -eu
 fail() { echo "by-dnf: $*" >&2; exit 1; }
-[ -n "${INSIDE:-}" ] || fail "this changes the system that it runs in; root.sh runs it in one that is thrown away"
+. "${0%/*}/inside.sh"
 export DEBIAN_FRONTEND=noninteractive
 { apt-get -qq update && apt-get -qq -y --no-install-recommends install cloud-init createrepo-c dnf rpm; } > log 2>&1 ||
     { cat log >&2; exit 1; }
@@ -60,23 +60,24 @@ baseurl=file:///tmp/repository
 gpgcheck=0
 REPO
 
+run_dnf() { dnf --quiet --releasever 9 -y "$@"; }
+
 # A guest that had qemu-guest-agent, enabled.
-dnf --quiet --releasever 9 -y --setopt obsoletes=0 --exclude guestlet install qemu-guest-agent
+run_dnf --setopt obsoletes=0 --exclude guestlet install qemu-guest-agent
 systemctl --no-reload enable qemu-guest-agent.service
-dnf --quiet --releasever 9 -y upgrade
+run_dnf upgrade
 ! rpm --query qemu-guest-agent || fail "qemu-guest-agent is still there"
 names="guestlet.service guestlet.socket qemu-guest-agent.service"
 # shellcheck disable=SC2086
 systemctl is-enabled $names || fail "not all of $names are enabled after guestlet replaced qemu-guest-agent"
 # The lines that images and tools have for qemu-guest-agent, twice.
 for _ in 1 2; do
-    dnf --quiet --releasever 9 -y install qemu-guest-agent
+    run_dnf install qemu-guest-agent
     systemctl enable --now qemu-guest-agent.service
 done
 rpm --query guestlet
-dnf --quiet --releasever 9 -y remove guestlet
-left=$(find /usr /etc/systemd -xdev \( -name '*guestlet*' -o -name 'qemu-guest-agent*' \) ! -type d)
-[ -z "$left" ] || fail "what is left after the removal: $left"
+run_dnf remove guestlet
+nothing_is_left
 echo "dnf replaces qemu-guest-agent by guestlet, and removes it"
 
 # One that cloud-init sets up for the first time, as rpm.yaml says.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # What rpm does with the packages in this folder, in a root that is thrown away (root.sh).
 set -eu
-[ -n "${INSIDE:-}" ] || { echo "by-rpm: run it by root.sh, in a root that is thrown away" >&2; exit 1; }
+. "${0%/*}/inside.sh"
 # Debian's systemd and shell are none of rpm's packages.
 rpm --install --nodeps guestlet-*.rpm
 rpm --verify --nodeps guestlet guestlet-host
@@ -14,6 +14,5 @@ tail -n 1 /etc/guestlet/agent.toml | grep -qx '# kept'
 test "$(systemctl is-enabled guestlet.service)" = enabled
 rpm --erase --nodeps guestlet guestlet-host
 tail -n 1 /etc/guestlet/agent.toml.rpmsave | grep -qx '# kept'
-left=$(find /usr /etc/systemd -xdev \( -name '*guestlet*' -o -name 'qemu-guest-agent*' \) ! -type d)
-[ -z "$left" ] || { echo "what is left after the removal: $left" >&2; exit 1; }
+nothing_is_left
 echo "rpm installs, upgrades and removes them"

@@ -14,5 +14,5 @@ mount -t proc proc /mnt/root/proc
 mount --rbind /dev /mnt/root/dev
 mount -t tmpfs run /mnt/root/run
 mount -t tmpfs tmp /mnt/root/tmp
-cp "$packages"/*.rpm "$script" ${3:+"$3"} /mnt/root/tmp/
+cp "$packages"/*.rpm "$script" "${script%/*}/inside.sh" ${3:+"$3"} /mnt/root/tmp/
 exec chroot /mnt/root /bin/sh -euc "cd /tmp; exec ./${script##*/}"
