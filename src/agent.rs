@@ -192,7 +192,7 @@ async fn tick(guest: Guest, shutdown: CancellationToken) -> anyhow::Result<()> {
     let ticker = Ticker::new(TICK)?;
     let mut code = memory::SeldomRun::default();
     if shutdown.run_until_cancelled(tokio::time::sleep(STARTED)).await.is_some() {
-        code.look(&guest.root);
+        memory::give_back_code();
     }
     while let Some(tick) = shutdown.run_until_cancelled(ticker.tick()).await {
         tick?;

@@ -78,7 +78,7 @@ fn mapped_of_files(status: &str) -> Option<u64> {
 /// Unmaps the pages of the program and of its libraries that are never written to: code that was run up to now, and what
 /// it read, which an idle program does not need. What is needed is mapped again when it is used, from the page cache or
 /// the file. Where that is not possible nothing happens.
-fn give_back_code() {
+pub fn give_back_code() {
     for (address, length) in unwritten() {
         // SAFETY: the range is within a mapping of a file that is never writable, so its pages are those of the file,
         // and reading them anew gives the same bytes (madvise(2), MADV_DONTNEED).
@@ -162,6 +162,9 @@ mod tests {
         assert!(is_found(unwritten as fn() -> Vec<_> as *const c_void) && is_found(VDSO.as_ptr().cast()));
         assert!(is_found(libc::malloc as unsafe extern "C" fn(usize) -> *mut c_void as *const c_void));
         assert!(!is_found((&raw const MUTABLE).cast()) && !is_found((&raw const WORDS).cast()));
+        // SAFETY: getauxval(3) may be called at any time.
+        let vdso = usize::try_from(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }).unwrap();
+        assert!(vdso == 0 || !is_found(std::ptr::without_provenance(vdso)));
         give_back_code();
         assert_eq!(
             (MUTABLE.load(Ordering::Relaxed), WORDS.concat().as_str(), VDSO),
