@@ -10,32 +10,37 @@ DEB := $(TARGET)/debian
 DATED := env SOURCE_DATE_EPOCH=$(or $(shell git log -1 --format=%ct 2> /dev/null),1)
 VERSION := $(shell awk -F '"' '/^version = / { print $$2; exit }' Cargo.toml)
 
-# What the tests of the built programs look at.
-export GUESTLET_BIN_DIR := $(TARGET)/release
-export GUESTLET_DEB := $(DEB)/guestlet_$(VERSION)-1_amd64.deb
+# Tests, the demo and the programs that they run are built once, by one profile (Cargo.toml).
+GATE := --locked --profile gate
+export GUESTLET_BIN_DIR := $(TARGET)/gate
+export GUESTLET_DEB := $(TARGET)/gate-debian/guestlet_$(VERSION)-1_amd64.deb
+# The package as it is released, for the tests of packages.
+export GUESTLET_RELEASE_DEB := $(DEB)/guestlet_$(VERSION)-1_amd64.deb
 # What they are compared with.
 export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit-test release package static rpm tarball image packages check-packages images keep-dependencies vm-test test demo bench clean
+.PHONY: help setup setup-packages lint unit-test release package release-package gate-package static rpm tarball image packages \
+	check-packages images restore-dependencies keep-dependencies vm-test test soak demo bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: ## install what building and testing need (as root, on Debian 12)
-	$(STEP) setup tests/setup/install.sh
+	$(STEP) "setup" tests/setup/install.sh test
 
-lint: ## format, clippy for all programs together and for each alone, documentation
+lint: ## format, clippy for all programs together, each program alone, documentation
 	$(STEP) "format" cargo fmt --check
-	$(STEP) "clippy" cargo clippy --locked --all-targets -- -D warnings
-	$(STEP) "clippy, tests with VMs" cargo clippy --locked --test vm --test disk_layers --test images --test demo -- -D warnings
-	$(STEP) "clippy, agent alone" cargo clippy --locked --no-default-features --features agent -- -D warnings
-	$(STEP) "clippy, host alone" cargo clippy --locked --no-default-features --features host -- -D warnings
-	$(STEP) "clippy, ctl alone" cargo clippy --locked --no-default-features --features ctl -- -D warnings
-	$(STEP) "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
+	$(STEP) "clippy" cargo clippy $(GATE) --all-targets -- -D warnings
+	$(STEP) "clippy, tests with VMs" cargo clippy $(GATE) --test vm --test disk_layers --test images --test demo -- -D warnings
+	$(STEP) "agent alone" tests/setup/check.sh $(GATE) --no-default-features --features agent
+	$(STEP) "host alone" tests/setup/check.sh $(GATE) --no-default-features --features host
+	$(STEP) "ctl alone" tests/setup/check.sh $(GATE) --no-default-features --features ctl
+	$(STEP) "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc $(GATE) --no-deps --quiet
 
 unit-test: setup ## tests that need no VM
-	$(STEP) "tests without VMs" cargo test --locked --quiet
+	$(STEP) "build tests" cargo test $(GATE) --quiet --no-run
+	$(STEP) "tests without VMs" cargo test $(GATE) --quiet
 
 release: ## build the programs
 	$(STEP) "release build" cargo build --locked --release
@@ -43,6 +48,15 @@ release: ## build the programs
 package: release ## build the packages guestlet and guestlet-host (target/debian)
 	$(STEP) "package guestlet" $(CARGO_DEB_RUN) --variant agent --output $(DEB)
 	$(STEP) "package guestlet-host" $(CARGO_DEB_RUN) --variant host --output $(DEB)
+
+# The agent's package alone, as it is released.
+release-package: setup
+	$(STEP) "release build of the agent" cargo build --locked --release --bin guestlet
+	$(STEP) "package guestlet, as released" $(CARGO_DEB_RUN) --variant agent --output $(DEB)
+
+# With the programs that the tests are built with: building any of these tests builds them.
+gate-package:
+	$(STEP) "package guestlet" $(CARGO_DEB_RUN) --profile gate --variant agent --output $(dir $(GUESTLET_DEB))
 
 # The static programs: what they are built for may be said, such as STATIC_TARGET=aarch64-unknown-linux-musl.
 STATIC_TARGET ?= x86_64-unknown-linux-gnu
@@ -58,7 +72,10 @@ static: ## build the programs without any library (target/static)
 	$(STEP) "static build" env RUSTFLAGS="$(STATIC_FLAGS)" cargo build --locked --release --target $(STATIC_TARGET)
 	@mkdir -p $(STATIC) && cd $(TARGET)/$(STATIC_TARGET)/release && cp guestlet guestlet-host guestctl $(STATIC)/
 
-rpm: static ## build the rpms (target/dist)
+setup-packages:
+	$(STEP) "setup" tests/setup/install.sh packages
+
+rpm: setup-packages static ## build the rpms (target/dist)
 	@mkdir -p $(DIST)
 	$(STEP) "rpm guestlet" $(GENERATE_RPM) --variant agent --output $(DIST) $(RPM_ARCH)
 	$(STEP) "rpm guestlet-host" $(GENERATE_RPM) --variant host --output $(DIST) $(RPM_ARCH)
@@ -73,7 +90,7 @@ image: static ## build guestlet-host's OCI image layout (target/dist/guestlet-ho
 	@mkdir -p $(DIST)
 	$(STEP) "OCI image" $(DATED) packaging/oci.sh $(STATIC) $(VERSION) $(DIST)/guestlet-host-oci
 
-packages: setup package rpm tarball image ## build all packages, what they are made of, and their checksums (target/dist)
+packages: setup-packages package rpm tarball image ## build all packages, what they are made of, and their checksums (target/dist)
 	$(STEP) "SBOM" $(DATED) packaging/sbom.sh $(SBOM_TOOL) $(STATIC_TARGET) $(DIST)
 	cp $(DEB)/*_$(VERSION)-1_*.deb $(DIST)/
 	cd $(DIST) && sha256sum *.deb *.rpm *.tar.gz *.cdx.json > SHA256SUMS
@@ -83,24 +100,33 @@ check-packages: packages ## check them: lintian, rpmlint, what rpm, dnf and clou
 
 CARGO_DEB_RUN := $(DATED) $(CACHE)/tools/cargo-deb-$(CARGO_DEB)/bin/cargo-deb deb --locked --no-build --quiet
 
-images: setup package ## build and cache what the VMs boot
-	$(STEP) "VM images" cargo test --locked --quiet --test images
+images: setup gate-package ## build and cache what the VMs boot
+	$(STEP) "VM images" cargo test $(GATE) --quiet --test images
 
-vm-test: images ## tests that need VMs; TESTS=name runs some
-	$(STEP) "tests with VMs" cargo test --locked --quiet --test vm -- --test-threads 1 $(TESTS)
+vm-test: restore-dependencies setup ## tests that need VMs; TESTS=name runs some
+	$(STEP) "build tests with VMs" cargo test $(GATE) --quiet --no-run --test images --test vm --test disk_layers
+	@$(MAKE) --no-print-directory images release-package
+	$(STEP) "tests with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 $(TESTS)
 
 # One after the other, what fails fastest first.
-test: ## the whole gate: setup, lint, unit-test, package, images, vm-test
+test: ## the whole gate: setup, lint, unit-test, packages, images, vm-test
+	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory restore-dependencies setup lint unit-test vm-test keep-dependencies
+
+restore-dependencies:
 	@tests/setup/dependencies.sh restore $(TARGET) $(CACHE)
-	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory setup lint unit-test images keep-dependencies vm-test
 
 keep-dependencies:
 	@tests/setup/dependencies.sh keep $(TARGET) $(CACHE)
 
-demo: setup package ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
-	$(STEP) "build the demo" cargo test --locked --test demo --no-run
-	@cargo test --locked --quiet --test demo
+demo: restore-dependencies ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
+	@echo "The first time this takes some 12 minutes on two processors; what it builds is kept in $(CACHE)."
+	$(STEP) "packages and tools (4 minutes, if none is there)" tests/setup/install.sh demo
+	$(STEP) "programs (4 minutes, if nothing is compiled yet)" cargo test $(GATE) --quiet --test demo --no-run
+	@$(MAKE) --no-print-directory gate-package keep-dependencies
+	@cargo test $(GATE) --quiet --test demo
 
+bench: export GUESTLET_BIN_DIR := $(TARGET)/release
+bench: export GUESTLET_DEB := $(GUESTLET_RELEASE_DEB)
 bench: setup package ## measure the agent beside Debian's qemu-ga; BENCH=boot runs one
 	$(STEP) "measurements" cargo bench --locked $(addprefix --bench ,$(BENCH))
 

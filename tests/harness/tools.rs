@@ -82,6 +82,11 @@ pub fn package() -> anyhow::Result<PathBuf> {
     from_environment("GUESTLET_DEB")
 }
 
+/// The agent's package as it is released, which `GUESTLET_RELEASE_DEB` names: the other one has the tests' profile.
+pub fn released_package() -> anyhow::Result<PathBuf> {
+    from_environment("GUESTLET_RELEASE_DEB")
+}
+
 fn from_environment(variable: &str) -> anyhow::Result<PathBuf> {
     let value = std::env::var_os(variable);
     let path = value.map(PathBuf::from).with_context(|| {

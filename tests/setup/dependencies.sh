@@ -19,22 +19,28 @@ restore() {
     mv "$target.part" "$target"
 }
 
+# What is to be kept of one profile, below its directory.
+compiled() {
+    cd "$target/$1"
+    find .fingerprint build -mindepth 1 -maxdepth 1 ! -name 'guestlet-*'
+    find deps -maxdepth 1 -type f -name 'lib*' ! -name 'libguestlet*'
+}
+
+# The demo compiles less than the tests do: what is there already stays.
 keep() {
-    [ ! -d "$kept" ] || return 0
     mkdir -p "$cache"
     part=$(mktemp -d "$cache/part.XXXXXX")
     trap 'rm -rf "$part"' EXIT
-    for profile in debug release; do
+    [ ! -d "$kept" ] || cp -al "$kept/." "$part"
+    for profile in gate release; do
+        [ -d "$target/$profile/.fingerprint" ] || continue
         mkdir -p "$part/$profile"
-        (
-            cd "$target/$profile"
-            find .fingerprint build -mindepth 1 -maxdepth 1 ! -name 'guestlet-*'
-            find deps -maxdepth 1 -type f -name 'lib*' ! -name 'libguestlet*'
-        ) | tar -C "$target/$profile" --format=posix -c -T - | tar -C "$part/$profile" -x
+        compiled "$profile" | tar -C "$target/$profile" --format=posix -c -T - |
+            tar -C "$part/$profile" --skip-old-files -x
     done
+    chmod 755 "$part"
     # Those for other versions are not needed any more.
     find "$cache" -mindepth 1 -maxdepth 1 ! -name "${part##*/}" -exec rm -rf {} +
-    chmod 755 "$part"
     mv "$part" "$kept"
 }
 

@@ -1,10 +1,15 @@
 #!/bin/sh
-# Brings what building and testing need on Debian 12: packages, tools built with `cargo install`, and two
-# programs unpacked from packages.
-# Does nothing, quickly, where all is there.
+# Installs what building, the demo and the tests need on Debian 12: packages, tools built with `cargo install`, and
+# programs unpacked from packages. It never removes or downgrades a package. Where everything is there, it says so at once.
+#
+#   install.sh demo|test|packages     each has what the one before it has
+#
+# To add a program: its package goes to the list of the first purpose that runs it, its name to that purpose's programs.
 set -eu
 here=$(dirname "$(readlink -f "$0")")
 . "$here/versions"
+purpose=${1:-test}
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/guestlet/tools
 
 say() { echo "  $*"; }
 fail() {
@@ -12,27 +17,66 @@ fail() {
     exit 1
 }
 
-packages="btrfs-progs ca-certificates cpio cryptsetup-bin dbus dmsetup dosfstools e2fsprogs fdisk gcc genisoimage git
-    iproute2 kmod libc6-dev lvm2 make mmdebstrap pkg-config
-    busybox-static qemu-system-x86 qemu-utils socat util-linux xfsprogs xz-utils zstd"
-# What Debian's qemu-ga loads.
-packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"
-# What libvirt loads.
-packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5 libnl-3-200
-    libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
+# Building, and a VM.
+packages="busybox-static ca-certificates coreutils cpio dpkg-dev e2fsprogs gcc genisoimage git gzip kmod libc6-dev
+    make mmdebstrap qemu-system-x86 qemu-utils util-linux xz-utils zstd"
+programs="busybox cargo cc cpio dpkg-deb dpkg-shlibdeps genisoimage git depmod make mke2fs mmdebstrap qemu-img
+    qemu-system-x86_64 sha256sum unshare xz zstd"
+case $purpose in
+demo) ;;
+test | packages)
+    packages="$packages btrfs-progs cryptsetup-bin dbus dmsetup dosfstools fdisk iproute2 lvm2 socat xfsprogs"
+    # What Debian's qemu-ga loads.
+    packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"
+    # What libvirt loads.
+    packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5
+        libnl-3-200 libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
+    programs="$programs blkid btrfs cryptsetup dbus-daemon dmsetup ip losetup lvm mkfs.vfat mkfs.xfs sfdisk socat
+        $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd"
+    [ "$purpose" = test ] || packages="$packages lintian rpm rpmlint"
+    [ "$purpose" = test ] || programs="$programs lintian rpm rpmlint"
+    ;;
+*) fail "unknown purpose \"$purpose\"; demo, test or packages" ;;
+esac
 
 [ "$(uname -m)" = x86_64 ] || fail "the test VMs are x86_64; this machine is $(uname -m)"
 command -v apt-get > /dev/null || fail "this needs a Debian 12 machine (apt-get is missing)"
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+export PATH DEBIAN_FRONTEND=noninteractive
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
 
-# The backports' QEMU, for a machine that has a part of it already.
-install_from_backports() {
-    folder=$(mktemp -d)
-    trap 'rm -rf "$folder"' EXIT
-    chmod 755 "$folder"
-    options=$("$here/backports.sh" "$folder/apt") || return 1
+# Runs apt-get so that it cannot remove or downgrade anything. $options are apt's.
+apt_install() {
     # shellcheck disable=SC2086
-    apt-get $options -qq -y --no-install-recommends -t bookworm-backports install "$@" > "$folder/log" 2>&1 ||
-        { cat "$folder/log" >&2; return 1; }
+    apt-get $options -qq -y --no-remove --no-install-recommends "$@" > "$work/log" 2>&1
+}
+
+install() {
+    options=
+    if apt_install --simulate install "$@"; then
+        apt_install install "$@" || install_failed "$@"
+        return
+    fi
+    # Some do not fit to what is installed, such as a QEMU of which a newer part is there already: they, and what they
+    # depend on, are taken from bookworm-backports.
+    say "not all of that fits to what is installed: asking bookworm-backports, too"
+    own=
+    others=
+    for package in "$@"; do
+        if apt_install --simulate install "$package"; then own="$own $package"; else others="$others $package"; fi
+    done
+    # shellcheck disable=SC2086
+    [ -z "$own" ] || apt_install install $own || install_failed $own
+    options=$("$here/backports.sh" "$work/apt") || fail "cannot read bookworm-backports"
+    # shellcheck disable=SC2086
+    apt_install -t bookworm-backports install $others || install_failed $others
+}
+
+install_failed() {
+    cat "$work/log" >&2
+    fail "apt cannot install $* without removing or downgrading packages; install them by hand, then run this again"
 }
 
 missing=
@@ -41,18 +85,11 @@ for package in $packages; do
     [ "$state" = installed ] || missing="$missing $package"
 done
 if [ -n "$missing" ]; then
-    [ "$(id -u)" = 0 ] || fail "as root, run: apt-get install --no-install-recommends$missing"
+    [ "$(id -u)" = 0 ] || fail "as root, run: apt-get install --no-remove --no-install-recommends$missing"
     say "installing$missing"
-    export DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
-    log=$(mktemp)
     # shellcheck disable=SC2086
-    if ! apt-get -qq -y --no-install-recommends install $missing > "$log" 2>&1; then
-        say "that does not fit to what is installed; trying bookworm-backports"
-        # shellcheck disable=SC2086
-        install_from_backports $missing || { cat "$log" >&2; fail "cannot install$missing"; }
-    fi
-    rm -f "$log"
+    install $missing
 elif ! apt-cache show linux-image-cloud-amd64 > /dev/null 2>&1; then
     [ "$(id -u)" = 0 ] || fail "as root, run: apt-get update"
     say "reading the list of packages"
@@ -60,38 +97,52 @@ elif ! apt-cache show linux-image-cloud-amd64 > /dev/null 2>&1; then
 fi
 
 command -v cargo > /dev/null || fail "cargo is missing: install a Rust toolchain (https://rustup.rs)"
-cargo clippy --version > /dev/null 2>&1 || fail "clippy is missing: rustup component add clippy"
-cargo fmt --version > /dev/null 2>&1 || fail "rustfmt is missing: rustup component add rustfmt"
+if [ "$purpose" != demo ]; then
+    cargo clippy --version > /dev/null 2>&1 || fail "clippy is missing: rustup component add clippy"
+    cargo fmt --version > /dev/null 2>&1 || fail "rustfmt is missing: rustup component add rustfmt"
+fi
 
-tools=${XDG_CACHE_HOME:-$HOME/.cache}/guestlet/tools
+# These pack files and pass bytes on: what optimizing them more would take is not worth waiting for.
 tool() {
     root=$tools/$1-$2
     [ -x "$root/bin/$1" ] && return
-    say "building $1 $2, which takes about two minutes"
-    log=$(mktemp)
-    cargo install --quiet --locked --version "$2" --root "$root" "$1" > "$log" 2>&1 ||
-        { cat "$log" >&2; fail "cannot build $1 $2"; }
-    rm -f "$log"
+    say "building $1 $2, which takes about a minute"
+    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
+        cargo install --quiet --locked --version "$2" --root "$root" "$1" > "$work/log" 2>&1 ||
+        { cat "$work/log" >&2; fail "cannot build $1 $2"; }
 }
 tool cargo-deb "$CARGO_DEB"
-tool cargo-generate-rpm "$CARGO_GENERATE_RPM"
-tool cargo-cyclonedx "$CARGO_CYCLONEDX"
 tool vhost-device-vsock "$VHOST_DEVICE_VSOCK"
-
-# Debian's agent, to compare with: unpacked, not installed.
-if [ ! -x "$tools/qemu-ga/usr/sbin/qemu-ga" ]; then
-    say "unpacking Debian's qemu-guest-agent"
-    folder=$(mktemp -d)
-    (cd "$folder" && apt-get -qq -o APT::Sandbox::User=root download qemu-guest-agent) ||
-        fail "cannot download qemu-guest-agent: run apt-get update"
-    rm -rf "$tools/qemu-ga"
-    dpkg-deb -x "$folder"/*.deb "$folder/tree"
-    mv "$folder/tree" "$tools/qemu-ga"
-    rm -rf "$folder"
+if [ "$purpose" = packages ]; then
+    tool cargo-generate-rpm "$CARGO_GENERATE_RPM"
+    tool cargo-cyclonedx "$CARGO_CYCLONEDX"
 fi
 
-# libvirt, whose virsh drives a guest in the tests.
-if [ ! -x "$tools/libvirt-$LIBVIRT/usr/sbin/libvirtd" ]; then
-    say "unpacking libvirt $LIBVIRT"
-    "$here/libvirt.sh" "$LIBVIRT" "$tools/libvirt-$LIBVIRT" || fail "cannot unpack libvirt $LIBVIRT (tests/setup/versions)"
+if [ "$purpose" != demo ]; then
+    # Debian's agent, to compare with: unpacked, not installed.
+    if [ ! -x "$tools/qemu-ga/usr/sbin/qemu-ga" ]; then
+        say "unpacking Debian's qemu-guest-agent"
+        mkdir "$work/qemu-ga"
+        (cd "$work/qemu-ga" && apt-get -qq -o APT::Sandbox::User=root download qemu-guest-agent) ||
+            fail "cannot download qemu-guest-agent: run apt-get update"
+        rm -rf "$tools/qemu-ga"
+        dpkg-deb -x "$work"/qemu-ga/*.deb "$work/qemu-ga/tree"
+        mv "$work/qemu-ga/tree" "$tools/qemu-ga"
+    fi
+    # libvirt, whose virsh drives a guest in the tests.
+    if [ ! -x "$tools/libvirt-$LIBVIRT/usr/sbin/libvirtd" ]; then
+        say "unpacking libvirt $LIBVIRT"
+        "$here/libvirt.sh" "$LIBVIRT" "$tools/libvirt-$LIBVIRT" || fail "cannot unpack libvirt $LIBVIRT (tests/setup/versions)"
+    fi
 fi
+
+# A package that is installed says little: what is needed is that its programs run.
+absent=
+for program in $programs; do
+    command -v "$program" > /dev/null || absent="$absent $program"
+done
+[ -z "$absent" ] || fail "missing:$absent; find the package of each with 'dpkg -S' or packages.debian.org, and install it"
+qemu=$(qemu-system-x86_64 --version 2> "$work/log") ||
+    fail "qemu-system-x86_64 does not run: $(cat "$work/log"); reinstall qemu-system-x86"
+qemu-img --version > "$work/log" 2>&1 || fail "qemu-img does not run: $(cat "$work/log"); reinstall qemu-utils"
+say "$(echo "$qemu" | head -n 1), for the VMs"

@@ -89,7 +89,7 @@ fn cloud_init_installs_and_enables_it_as_its_examples_say() {
 
 #[test]
 fn it_replaces_the_real_agent_is_upgraded_and_goes_without_a_trace() {
-    let package = tools::package().unwrap();
+    let package = tools::released_package().unwrap();
     let mut packages = Repository::new(std::slice::from_ref(&package)).unwrap();
     packages.add_real_agent().unwrap();
     let next = packages.add_version(&package, "9.0").unwrap();
