@@ -185,6 +185,16 @@ const HOST: &[Row] = &[
     ("limits.disks", "`1024`", "disks of a guest"),
     ("limits.calls-per-second", "`50`", "calls of a guest in the long run; four times as many at once"),
     ("limits.open-calls", "`16`", "calls of a guest at a time"),
+    (
+        "limits.unread-seconds",
+        "`8`",
+        "how long a guest may read nothing while something waits for it, from 1 to 3600; its session is refused then",
+    ),
+    (
+        "limits.busy-seconds",
+        "`60`",
+        "for how long a guest that is busy with a disk is asked again to let go of it, from 1 to 60; the disk stays attached then",
+    ),
 ];
 
 /// What stands before the tables.

@@ -178,7 +178,7 @@ impl Guard {
             given_up: Mutex::new(allowance.clone()),
             allowance: Mutex::new(allowance),
             flooded: Notify::new(),
-            unread: Arc::default(),
+            unread: Arc::new(Unread::new(contact.vm.limits.unread)),
             half: Arc::clone(&contact.half),
         })
     }

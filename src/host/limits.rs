@@ -3,6 +3,8 @@
 //! To add one: a field here, its key in `config::host::limits`, its line in the README. A bound that nobody
 //! needs to change stays a constant where it is used.
 
+use std::time::Duration;
+
 /// The bounds of one guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -32,6 +34,10 @@ pub struct Limits {
     pub calls_per_second: u32,
     /// Calls of the guest that may be open at a time.
     pub open_calls: u32,
+    /// How long it may read nothing while something waits for it to read.
+    pub unread: Duration,
+    /// How long it is asked again for a disk that it says it is busy with.
+    pub busy: Duration,
 }
 
 impl Default for Limits {
@@ -50,6 +56,8 @@ impl Default for Limits {
             disks: 1024,
             calls_per_second: 50,
             open_calls: 16,
+            unread: Duration::from_secs(8),
+            busy: Duration::from_secs(60),
         }
     }
 }

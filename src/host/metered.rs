@@ -20,8 +20,6 @@ use crate::transport::Stream;
 /// Reads per second in the long run, and at once. Events and calls at their bounds need a tenth of it.
 const PIECES_PER_SECOND: f64 = 2000.0;
 const PIECES_AT_ONCE: f64 = 8000.0;
-/// How long the guest may take to read anything at all while something waits for it.
-pub const UNREAD: Duration = Duration::from_secs(8);
 
 /// The stream.
 #[derive(Debug)]
@@ -33,6 +31,8 @@ pub struct Metered<S> {
     gate: Gate,
     /// Runs while something waits for the guest to read.
     unread: Option<Pin<Box<Sleep>>>,
+    /// How long that may be.
+    longest_unread: Duration,
 }
 
 /// What a guest sent too much of, or read too little.
@@ -69,7 +69,8 @@ impl<S: Stream> Metered<S> {
         let bytes = Allowance::new(now, burst, limits.bytes_per_second.into());
         let pieces = Allowance::new(now, PIECES_AT_ONCE, PIECES_PER_SECOND);
         let gate = Gate::default();
-        (Self { stream, half, bytes, pieces, gate: gate.clone(), unread: None }, gate)
+        let longest_unread = limits.unread;
+        (Self { stream, half, bytes, pieces, gate: gate.clone(), unread: None, longest_unread }, gate)
     }
 }
 
@@ -121,7 +122,8 @@ impl<S: Stream> Metered<S> {
             }
             Poll::Ready(Err(_)) => {}
             Poll::Pending => {
-                let unread = self.unread.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNREAD)));
+                let longest = self.longest_unread;
+                let unread = self.unread.get_or_insert_with(|| Box::pin(tokio::time::sleep(longest)));
                 ready!(unread.as_mut().poll(context));
                 return Poll::Ready(Err(self.shut(Excess::Unread)));
             }
@@ -198,11 +200,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_guest_that_does_not_read_breaks_the_stream_and_a_slow_one_does_not() {
+        let limits = Limits { unread: Duration::from_secs(3), ..Limits::default() };
         let (near, mut far) = tokio::io::duplex(1);
-        let (mut near, gate) = Metered::new(near, Arc::new(Half::new("host".into())), &Limits::default());
+        let (mut near, gate) = Metered::new(near, Arc::new(Half::new("host".into())), &limits);
         let reading = async {
             for _ in 0..5 {
-                tokio::time::sleep(UNREAD / 2).await;
+                tokio::time::sleep(limits.unread / 2).await;
                 far.read_u8().await.unwrap();
             }
         };
@@ -210,6 +213,6 @@ mod tests {
         assert_eq!((written.is_ok(), gate.shut()), (true, None));
         let began = Instant::now();
         assert!(near.write_all(b"x").await.is_err());
-        assert_eq!((began.elapsed(), gate.shut()), (UNREAD, Some(Excess::Unread)));
+        assert_eq!((began.elapsed(), gate.shut()), (limits.unread, Some(Excess::Unread)));
     }
 }

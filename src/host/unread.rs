@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 use tokio::sync::Notify;
@@ -23,11 +24,11 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::metered::UNREAD;
-
 /// The answers to one guest that wait for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Unread {
+    /// How long one may.
+    longest: Duration,
     waiting: Mutex<Waiting>,
     /// One waits, and none did.
     begun: Notify,
@@ -41,6 +42,11 @@ struct Waiting {
 }
 
 impl Unread {
+    /// None waits; each may as long as that.
+    pub fn new(longest: Duration) -> Self {
+        Self { longest, waiting: Mutex::default(), begun: Notify::new() }
+    }
+
     /// The same body, which waits for the guest from now on.
     pub fn watch(self: &Arc<Self>, body: Body) -> Body {
         let number = {
@@ -52,14 +58,14 @@ impl Unread {
         Body::new(Answer { body, number, unread: Arc::clone(self) })
     }
 
-    /// Completes when one has waited for [`UNREAD`].
+    /// Completes when one has waited for longer than it may.
     pub async fn too_long(&self) {
         loop {
             let oldest = self.waiting().since.values().min().copied();
             match oldest {
                 None => self.begun.notified().await,
-                Some(since) if since.elapsed() >= UNREAD => return,
-                Some(since) => tokio::time::sleep_until(since + UNREAD).await,
+                Some(since) if since.elapsed() >= self.longest => return,
+                Some(since) => tokio::time::sleep_until(since + self.longest).await,
             }
         }
     }
@@ -124,7 +130,8 @@ impl Drop for Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+
+    const UNREAD: Duration = Duration::from_secs(8);
 
     async fn part(body: &mut Body) -> bool {
         std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await.is_some()
@@ -136,7 +143,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_nobody_takes_is_told_and_one_that_has_no_next_part_is_not() {
-        let unread = Arc::<Unread>::default();
+        let unread = Arc::new(Unread::new(UNREAD));
         assert!(!is_too_long(&unread, UNREAD * 10).await, "there is none");
 
         let (sender, receiver) = tokio::sync::mpsc::channel::<Bytes>(1);

@@ -283,6 +283,7 @@ fn target(dial: &DialSettings) -> Target {
 fn limits(set: &LimitSettings) -> Limits {
     let usual = Limits::default();
     let size = |set: Option<u32>, usual| set.map_or(usual, |set| usize::try_from(set).unwrap_or(usize::MAX));
+    let seconds = |set: Option<u32>, usual| set.map_or(usual, |set| Duration::from_secs(set.into()));
     Limits {
         message_bytes: size(set.message_bytes, usual.message_bytes),
         bytes_per_second: set.bytes_per_second.unwrap_or(usual.bytes_per_second),
@@ -297,6 +298,8 @@ fn limits(set: &LimitSettings) -> Limits {
         disks: size(set.disks, usual.disks),
         calls_per_second: set.calls_per_second.unwrap_or(usual.calls_per_second),
         open_calls: set.open_calls.unwrap_or(usual.open_calls),
+        unread: seconds(set.unread_seconds, usual.unread),
+        busy: seconds(set.busy_seconds, usual.busy),
     }
 }
 

@@ -14,7 +14,11 @@ const DETACH: [&str; 5] = ["disk", "detach", "a", "--serial", "data"];
 fn started(capabilities: &[&str]) -> (Lab, Hypervisor, Guest) {
     let lab = Lab::new();
     let volumes = format!("volumes-dir = '{}'", text(&lab.path("volumes")));
-    let lab = lab.set(&volumes).vm("a", 1, "unix-socket = '@a.sock'\nqmp = '@a.qmp'");
+    let lab = lab.set(&volumes).set("limits.busy-seconds = 1").vm(
+        "a",
+        1,
+        "unix-socket = '@a.sock'\nqmp = '@a.qmp'",
+    );
     let qemu = Hypervisor::start(&lab.path("a.qmp"), &[]);
     let mut info = info(&uuid(1), "boot-1");
     info.capabilities = capabilities.iter().map(|&one| one.to_owned()).collect();

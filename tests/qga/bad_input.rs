@@ -284,11 +284,13 @@ fn a_peer_that_says_nothing_on_the_control_channel_is_closed() {
 
     let agent = Agent::start();
     let control = agent.folder.path().join("control.sock");
-    for words in [b"".as_slice(), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"] {
+    let silent = [b"".as_slice(), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"].map(|words| {
         let mut stream = std::os::unix::net::UnixStream::connect(&control).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(words).unwrap();
-        let mut rest = Vec::new();
-        stream.read_to_end(&mut rest).unwrap();
+        stream
+    });
+    for mut stream in silent {
+        stream.read_to_end(&mut Vec::new()).unwrap();
     }
 }

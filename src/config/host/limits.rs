@@ -25,6 +25,8 @@ pub struct LimitSettings {
     pub disks: Option<u32>,
     pub calls_per_second: Option<u32>,
     pub open_calls: Option<u32>,
+    pub unread_seconds: Option<u32>,
+    pub busy_seconds: Option<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -43,6 +45,8 @@ pub(super) struct LimitsFragment {
     disks: Option<Spanned<u32>>,
     calls_per_second: Option<Spanned<u32>>,
     open_calls: Option<Spanned<u32>>,
+    unread_seconds: Option<Spanned<u32>>,
+    busy_seconds: Option<Spanned<u32>>,
 }
 
 const KIB: u32 = 1024;
@@ -68,6 +72,8 @@ pub(super) fn check(
         ("disks", &found.disks, &mut limits.disks, 1, 65_536),
         ("calls-per-second", &found.calls_per_second, &mut limits.calls_per_second, 1, 100_000),
         ("open-calls", &found.open_calls, &mut limits.open_calls, 1, 1024),
+        ("unread-seconds", &found.unread_seconds, &mut limits.unread_seconds, 1, 3600),
+        ("busy-seconds", &found.busy_seconds, &mut limits.busy_seconds, 1, 60),
     ];
     for (key, found, limit, least, most) in table {
         let Some(found) = found else { continue };

@@ -16,7 +16,7 @@ fn check(texts: &[&str]) -> Result<HostSettings, String> {
 #[test]
 fn fragments_add_up() {
     let first = format!(
-        "[topology]\nregion = 'eu'\nzone = 'a'\nlabels = {{ 'example.com/row' = '7' }}\n[limits]\nusers = 5\nopen-calls = 9\n[[vm]]\nname = 'web-1'\nuuid = '{}'\nvsock-cid = 3\n",
+        "[topology]\nregion = 'eu'\nzone = 'a'\nlabels = {{ 'example.com/row' = '7' }}\n[limits]\nusers = 5\nopen-calls = 9\nunread-seconds = 3\nbusy-seconds = 2\n[[vm]]\nname = 'web-1'\nuuid = '{}'\nvsock-cid = 3\n",
         ONE.to_uppercase()
     );
     let second = format!(
@@ -28,7 +28,13 @@ fn fragments_add_up() {
     assert_eq!(settings.metrics_socket, Path::new("/run/metrics.sock"));
     assert_eq!(settings.metrics, Some(([127, 0, 0, 1], 9970).into()));
     assert_eq!(settings.volumes, Path::new("/srv/v"));
-    let limits = LimitSettings { users: Some(6), open_calls: Some(9), ..LimitSettings::default() };
+    let limits = LimitSettings {
+        users: Some(6),
+        open_calls: Some(9),
+        unread_seconds: Some(3),
+        busy_seconds: Some(2),
+        ..LimitSettings::default()
+    };
     assert_eq!(settings.limits, limits);
     let labels = [("example.com/row", "7"), ("rack", "2")];
     let topology = TopologySettings {
@@ -112,6 +118,16 @@ fn what_is_wrong_is_named_with_file_and_line() {
             "long label",
             vec![format!("[topology.labels]\na = '{}'", "b".repeat(64))],
             "0.toml:2: topology.labels: \"a\" = \"bbbb",
+        ),
+        (
+            "time",
+            vec!["[limits]\nunread-seconds = 0".into()],
+            "0.toml:2: limits.unread-seconds = 0: it may be 1 to 3600",
+        ),
+        (
+            "long time",
+            vec!["[limits]\nbusy-seconds = 61".into()],
+            "0.toml:2: limits.busy-seconds = 61: it may be 1 to 60",
         ),
         ("unknown limit", vec!["[limits]\nuser = 1".into()], "0.toml:2: unknown field `user`"),
         ("qmp", vec![vm("vsock-cid = 3\nqmp = 'q'")], "0.toml:6: qmp = \"q\" is a relative path"),

@@ -79,13 +79,17 @@ impl Agent {
     /// Has the guest release the disk. While something is being done to it there, such as a release that was asked for
     /// before this program was started, that is waited for.
     async fn release(&self, patience: Duration) -> Result<(), Unreleased> {
-        let end = Instant::now() + patience;
+        let begun = Instant::now();
+        let end = begun + patience;
+        let limits = self.fleet.limits(self.vm.clone()).await;
+        let limits = limits.map_err(|error| Unreleased::Unasked(error.to_string()))?.unwrap_or_default();
+        let busy_end = end.min(begun + limits.busy);
         let answer = loop {
             let mut caller = self.caller().await.map_err(Unreleased::Unasked)?;
             let request = ReleaseDiskRequest { disk: Some(self.selector()) };
             let left = end.saturating_duration_since(Instant::now());
             match within(left, caller.release_disk(request)).await {
-                Err(Unreleased::Busy(_)) if Instant::now() + BUSY < end => sleep(BUSY).await,
+                Err(Unreleased::Busy(_)) if Instant::now() + BUSY < busy_end => sleep(BUSY).await,
                 answer => break answer?,
             }
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use prost_types::Timestamp;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use super::super::limits::Limits;
 use super::super::talk::Caller;
 use crate::wire::proto::v1::{self, VirtualMachineEvent, virtual_machine_event};
 
@@ -14,6 +15,7 @@ pub(super) enum Request {
     Get(String, oneshot::Sender<Option<v1::VirtualMachine>>),
     Watch(Option<String>, Option<Timestamp>, oneshot::Sender<Option<Watched>>),
     Caller(String, oneshot::Sender<Option<Reach>>),
+    Limits(String, oneshot::Sender<Option<Arc<Limits>>>),
     Tally(oneshot::Sender<Tally>),
     Note(String, Box<virtual_machine_event::Kind>),
 }
@@ -104,6 +106,14 @@ impl Handle {
     /// When the fleet has ended.
     pub async fn caller(&self, name: String) -> Result<Option<Reach>, Stopped> {
         self.ask(|reply| Request::Caller(name, reply)).await
+    }
+
+    /// What the guest of this name may cost; none if it is unknown.
+    ///
+    /// # Errors
+    /// When the fleet has ended.
+    pub async fn limits(&self, name: String) -> Result<Option<Arc<Limits>>, Stopped> {
+        self.ask(|reply| Request::Limits(name, reply)).await
     }
 
     /// How many VMs and sessions there are.

@@ -110,6 +110,9 @@ impl Fleet {
                 let reach = |entry: &Entry| entry.caller.clone().map_or(Reach::NoSession, Reach::Session);
                 drop(reply.send(self.vms.get(&name).map(reach)));
             }
+            Request::Limits(name, reply) => {
+                drop(reply.send(self.vms.get(&name).map(|entry| Arc::clone(&entry.vm.limits))));
+            }
             Request::Tally(reply) => {
                 reply.send(self.tally()).ok();
             }
