@@ -10,10 +10,11 @@ use super::console::Console;
 use super::gate::Gate;
 use super::images::{self, Images};
 use super::process::{Process, RunFolder};
-use super::qemu::Machine;
+use super::qemu::{Machine, PROCESSORS};
 use super::qmp::Qmp;
 use super::snapshot::{self, Saved, new_disk};
 use super::tools::{QEMU, run_script, vhost_device_vsock};
+use super::turns;
 use super::vm::{Vm, said};
 use super::wait_for;
 
@@ -25,18 +26,20 @@ const MEMORY: u32 = 512;
 pub struct Options {
     name: String,
     uuid: String,
+    processors: u32,
     vsock: bool,
     words: Vec<String>,
     user_data: Option<String>,
 }
 
 impl Options {
-    /// A VM with a random UUID and with vsock.
+    /// A VM with a random UUID, one processor and vsock.
     pub fn named(name: &str) -> Self {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
         Self {
             name: name.to_owned(),
             uuid: uuid.trim().to_owned(),
+            processors: 1,
             vsock: true,
             words: Vec::new(),
             user_data: None,
@@ -47,6 +50,14 @@ impl Options {
     #[must_use]
     pub fn without_vsock(mut self) -> Self {
         self.vsock = false;
+        self
+    }
+
+    /// With as many processors as there is room for. A restored guest has one, and gets another one only by
+    /// [`Vm::plug_processor`].
+    #[must_use]
+    pub fn all_processors(mut self) -> Self {
+        self.processors = PROCESSORS;
         self
     }
 
@@ -90,13 +101,15 @@ impl Options {
     /// Restores a saved real guest: it runs, and vsock is plugged, when this returns.
     pub fn restored(self, images: &Images, saved: &Saved) -> anyhow::Result<Vm> {
         // That is for its next boot.
-        let options = self.uuid(snapshot::UUID).without_cloud_init();
+        let mut options = self.uuid(snapshot::UUID).without_cloud_init();
+        options.processors = 1;
         let vm = options.start(images, images.initrd().to_owned(), Source::Saved(saved))?;
         vm.set_clock()?;
         Ok(vm)
     }
 
     fn start(mut self, images: &Images, initrd: PathBuf, source: Source<'_>) -> anyhow::Result<Vm> {
+        let turn = turns::beside();
         // Without it a guest that is emulated on a busy machine may find that its timer does not work, and panic.
         self.words.push("no_timer_check".into());
         let folder = RunFolder::new()?;
@@ -132,6 +145,7 @@ impl Options {
             name: self.name.clone(),
             uuid: self.uuid.clone(),
             accelerator: images.accelerator,
+            processors: self.processors,
             memory: MEMORY,
             kernel: images.kernel(),
             initrd,
@@ -145,7 +159,18 @@ impl Options {
         let qmp = Qmp::connect(&folder.file("qmp.sock")).with_context(|| said(&folder.file("qemu.log")))?;
         let console = Console::new(folder.file("console.sock"), folder.file("console.log"));
         let gate = None;
-        let mut vm = Vm { name: self.name, uuid: self.uuid, cid, qmp, console, qemu, vhost, gate, folder };
+        let mut vm = Vm {
+            name: self.name,
+            uuid: self.uuid,
+            cid,
+            qmp,
+            console,
+            qemu,
+            vhost,
+            gate,
+            folder,
+            _turn: turn,
+        };
         if machine.restore.is_some() {
             vm.finish_restore()?;
         }

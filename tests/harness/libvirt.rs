@@ -15,6 +15,7 @@ use super::images::{Images, text};
 use super::process::{Process, RunFolder};
 use super::snapshot::{Saved, new_disk};
 use super::tools::{self, QEMU, run, script};
+use super::turns::{self, Beside};
 use super::vm::{BOOT, SOON};
 use super::wait_for;
 
@@ -34,6 +35,7 @@ pub struct Domain {
     _daemon: Process,
     tree: PathBuf,
     folder: RunFolder,
+    _turn: Beside,
 }
 
 /// Serial of the second disk.
@@ -53,6 +55,7 @@ pub struct Exchange {
 impl Domain {
     /// Starts a saved guest afresh, from its disk. It is booting.
     pub fn start(name: &str, images: &Images, saved: &Saved) -> anyhow::Result<Self> {
+        let turn = turns::beside();
         let tree = tools::libvirt()?;
         let folder = RunFolder::new()?;
         let file = |name: &str| folder.file(name);
@@ -62,7 +65,7 @@ impl Domain {
         std::fs::write(file("domain.xml"), description(name, images, &file)?)?;
         let daemon = start_daemon(&tree, &folder)?;
         let console = Console::new(file("console.sock"), file("console.log"));
-        let domain = Self { name: name.to_owned(), console, _daemon: daemon, tree, folder };
+        let domain = Self { name: name.to_owned(), console, _daemon: daemon, tree, folder, _turn: turn };
         wait_for("answer of libvirtd", SOON, || domain.virsh(&["version"]).ok())
             .with_context(|| domain.log())?;
         domain.virsh(&["define", text(&domain.folder.file("domain.xml"))?])?;

@@ -10,6 +10,7 @@
 //!                             ├─ gate                how its vsock is reached
 //!                             ├─ grpc ◀── csi        kubelet and the sidecars of its cluster
 //!     host, libvirt ──────────┴─ process             what runs, and that nothing of it is left
+//!                                turns               what may run beside it
 //! ```
 //!
 //! * [`images`] builds a kernel, the *fast* guest (kernel and initramfs: seconds) and the *real* one (Debian
@@ -39,6 +40,7 @@ pub mod qmp;
 pub mod repository;
 pub mod snapshot;
 pub mod tools;
+pub mod turns;
 pub mod vm;
 
 use std::time::{Duration, Instant};

@@ -12,6 +12,8 @@ pub struct Machine {
     pub uuid: String,
     /// Value of `-accel`.
     pub accelerator: &'static str,
+    /// How many processors it has at first, at most [`PROCESSORS`].
+    pub processors: u32,
     /// MiB of memory.
     pub memory: u32,
     /// Kernel image.
@@ -31,6 +33,9 @@ pub struct Machine {
 /// Part of the key of everything that was made by running the machine.
 pub const SOURCE: &str = include_str!("qemu.rs");
 
+/// How many processors a machine may have in the end.
+pub const PROCESSORS: u32 = 2;
+
 /// The bus where vsock is plugged.
 pub const VSOCK_BUS: &str = "port1";
 
@@ -48,7 +53,7 @@ impl Machine {
         list.add("-machine", "q35,memory-backend=memory");
         list.add("-accel", self.accelerator);
         list.add("-cpu", "max");
-        list.add("-smp", "2");
+        list.add("-smp", format!("{},maxcpus={PROCESSORS}", self.processors));
         list.add("-m", memory.to_string());
         // Shared, because the vsock device is another process.
         list.add("-object", format!("memory-backend-memfd,id=memory,size={memory}M,share=on"));

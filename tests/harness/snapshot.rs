@@ -12,6 +12,7 @@ use super::images::{AGENT_SETTINGS, Images, text};
 use super::launch::Options;
 use super::process::RunFolder;
 use super::tools::{qemu_version, run};
+use super::turns;
 use super::vm::{BOOT, REAL_READY, Vm};
 use super::{qemu, wait_for};
 
@@ -38,6 +39,7 @@ impl Saved {
 
     /// The guest after its first boot.
     pub fn booted(images: &Images) -> anyhow::Result<Self> {
+        let _turn = turns::beside();
         let root = images.root()?;
         let version = qemu_version()?;
         let words = format!("{version} {} {}", images.accelerator, processor(images)?);
@@ -61,6 +63,7 @@ impl Saved {
 
     /// The guest with the package installed and its agent running.
     pub fn installed(images: &Images, package: &Path) -> anyhow::Result<Self> {
+        let _turn = turns::beside();
         let before = Self::booted(images)?;
         let inputs = [
             Input::Words(key(&before.folder)),

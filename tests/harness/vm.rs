@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use serde_json::json;
 
 use super::console::Console;
@@ -18,6 +18,7 @@ use super::process::{Process, RunFolder};
 use super::qemu::VSOCK_BUS;
 use super::qga::QgaClient;
 use super::qmp::Qmp;
+use super::turns::Beside;
 use super::wait_for;
 
 /// How long an emulated guest may take for anything short of a boot.
@@ -45,6 +46,7 @@ pub struct Vm {
     pub(super) vhost: Option<Process>,
     pub(super) gate: Option<Gate>,
     pub(super) folder: RunFolder,
+    pub(super) _turn: Beside,
 }
 
 /// Carries what each end says to the other, until one has ended.
@@ -232,6 +234,19 @@ impl Vm {
             self.plug_vsock()?;
         }
         self.qmp.execute("cont", json!({})).map(drop)
+    }
+
+    /// Plugs the processor that there is room for, and waits until the guest has seen it. It is not online yet.
+    pub fn plug_processor(&self) -> anyhow::Result<()> {
+        let places = self.qmp.execute("query-hotpluggable-cpus", json!({}))?;
+        let free = places.as_array().into_iter().flatten().find(|place| place.get("qom-path").is_none());
+        let free = free.with_context(|| format!("there is no room for a processor: {places}"))?;
+        let mut device = free["props"].clone();
+        device["driver"] = free["type"].clone();
+        device["id"] = json!("processor1");
+        self.qmp.execute("device_add", device)?;
+        wait_for("the processor", SOON, || self.run("test -e /sys/devices/system/cpu/cpu1/online").ok())
+            .map(drop)
     }
 
     /// Takes the vsock device away, as a migration does.

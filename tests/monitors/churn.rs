@@ -14,6 +14,7 @@ use proptest::prelude::*;
 
 use crate::disks::{LONG, Lab, serial, told};
 use crate::lay_out::lay_out;
+use crate::soak::steps;
 
 /// What happens.
 #[derive(Debug, Clone, Copy)]
@@ -123,7 +124,7 @@ fn take(watcher: &mut Watcher, known: &mut BTreeMap<String, String>) -> Result<(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(steps(48, 5000)))]
     #[test]
     fn none_is_lost_and_none_is_wrong(steps in prop::collection::vec(step(), 0..50), counts: bool) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

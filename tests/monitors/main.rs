@@ -15,6 +15,8 @@ mod mounts;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 mod namespace;
 mod release;
+#[path = "../soak.rs"]
+mod soak;
 
 use std::future::Future;
 use std::time::Duration;

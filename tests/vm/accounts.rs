@@ -133,6 +133,9 @@ fn processors_memory_and_routes() {
     let mut set = |id: u64, online: bool| {
         client.execute("guest-set-vcpus", json!({ "vcpus": [{ "logical-id": id, "online": online }] }))
     };
+    vm.plug_processor().unwrap();
+    assert_eq!(online(), "0");
+    assert_eq!(set(1, true).unwrap(), 1);
     assert_eq!(online(), "0-1");
     assert_eq!(set(1, false).unwrap(), 1);
     assert_eq!(online(), "0");

@@ -15,6 +15,7 @@ use crate::harness::launch::Options;
 use crate::harness::snapshot::Saved;
 use crate::harness::vm::{BOOT, SOON, Vm};
 use crate::harness::{tools, wait_for};
+use crate::soak::steps;
 use crate::{images, real};
 
 const MIB: i64 = 1 << 20;
@@ -189,8 +190,8 @@ fn life(node: Csi<'_>, name: &str, number: u64) {
 
 #[test]
 fn volumes_come_and_go_while_everything_is_killed() {
-    const VOLUMES: u64 = 50;
     const AT_ONCE: u64 = 4;
+    let volumes = steps(16, 300);
     let vm = real("churn");
     let mut host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
     host.wait_connected("churn", SOON).unwrap();
@@ -198,7 +199,7 @@ fn volumes_come_and_go_while_everything_is_killed() {
     // What its kernel says is not to stand between what programs print.
     vm.run("dmesg --console-off").unwrap();
     node.register().unwrap();
-    let numbers = Mutex::new(0..VOLUMES);
+    let numbers = Mutex::new(0..volumes);
     let next = || numbers.lock().unwrap().next();
     std::thread::scope(|scope| {
         let work = || {
@@ -219,7 +220,7 @@ fn volumes_come_and_go_while_everything_is_killed() {
                 host.kill().unwrap();
             }
         }
-        println!("{VOLUMES} volumes; agent killed {} times, host half {} times", kills[0], kills[1]);
+        println!("{volumes} volumes; agent killed {} times, host half {} times", kills[0], kills[1]);
     });
     host.wait_connected("churn", SOON).unwrap();
     wait_for("channel", SOON, || matches!(node.probe(), Ok(Some(true))).then_some(())).unwrap();

@@ -12,6 +12,7 @@ use crate::harness::cache::{Input, entry};
 use crate::harness::images::text;
 use crate::harness::process::{Process, RunFolder};
 use crate::harness::tools::{QEMU, run_script, script};
+use crate::harness::turns;
 use crate::images;
 
 /// Builds the program of those tests; where it is.
@@ -42,6 +43,7 @@ fn initrd(kernel: &Path, program: &Path) -> anyhow::Result<PathBuf> {
 
 #[test]
 fn encrypted_and_logical_volumes_grow_and_failing_disks_are_let_go_of() {
+    let _turn = turns::beside();
     let images = images();
     let initrd = initrd(&images.kernel(), &program().unwrap()).unwrap();
     let folder = RunFolder::new().unwrap();
@@ -57,7 +59,7 @@ fn encrypted_and_logical_volumes_grow_and_failing_disks_are_let_go_of() {
         "-cpu",
         "max",
         "-smp",
-        "2",
+        "1",
         "-m",
         "1536",
         "-kernel",

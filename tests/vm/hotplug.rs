@@ -10,7 +10,8 @@ use crate::disk_calls::find;
 use crate::harness::host::{HostHalf, Listed, Watch};
 use crate::harness::vm::{BOOT, FAST_READY, SOON, Vm};
 use crate::harness::wait_for;
-use crate::{fast, real, udev_words};
+use crate::soak::steps;
+use crate::{fast, fast_with_all_processors, real, udev_words};
 
 /// Events of disks, and no others.
 const DISKS: &str = "disk-added,disk-removed,disk-resized,disk-changed,disk-failed";
@@ -161,7 +162,7 @@ fn a_disk_that_is_plugged_grows_and_is_taken_away_is_told_at_once() {
 #[test]
 fn of_many_disks_none_is_lost_and_none_is_wrong() {
     const MANY: u32 = 20;
-    let lab = Lab::new(fast("many"));
+    let lab = Lab::new(fast_with_all_processors("many"));
     let serial_of = |number: u32| format!("data-{number:02}-of-twenty");
     let begun = Instant::now();
     for number in 0..MANY {
@@ -235,7 +236,7 @@ impl Random {
 #[test]
 fn addresses_that_are_taken_again_at_once() {
     const MANY: u32 = 20;
-    let lab = Lab::new(fast("again"));
+    let lab = Lab::new(fast_with_all_processors("again"));
     let at = |address: u32, serial: &str| scsi(address / 4, address % 4, serial);
     let mut plugged: BTreeMap<u32, String> = BTreeMap::new();
     for address in 0..MANY {
@@ -247,7 +248,7 @@ fn addresses_that_are_taken_again_at_once() {
         > /dev/null 2>&1; done";
     lab.vm.run(load).unwrap();
     let mut random = Random(u64::from(std::process::id()));
-    for count in 0..120 {
+    for count in 0..steps(40, 1000) {
         let address = random.below(MANY);
         lab.unplug(&plugged[&address]);
         let serial = format!("disk-{address}-{count}");

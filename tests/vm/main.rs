@@ -1,5 +1,5 @@
 //! What only real VMs prove. `make vm-test` runs it; it needs the built programs and package, which
-//! `GUESTLET_BIN_DIR` and `GUESTLET_DEB` name.
+//! `GUESTLET_BIN_DIR` and `GUESTLET_DEB` name. Two tests run at a time: see [`harness::turns`].
 //!
 //! Each file owns one subject: [`qga`] the channel on virtio-serial, [`sessions`] the host half and its
 //! sessions (both with fast guests), [`accounts`] users, clocks and processors, [`channel`] what happens to both channels
@@ -20,6 +20,9 @@ mod harness;
 #[allow(dead_code, clippy::needless_pass_by_value, reason = "shared with the tests of topology")]
 #[path = "../topology/api_server.rs"]
 mod api_server;
+
+#[path = "../soak.rs"]
+mod soak;
 
 mod accounts;
 mod channel;
@@ -47,8 +50,8 @@ use std::sync::OnceLock;
 use harness::images::Images;
 use harness::launch::Options;
 use harness::snapshot::Saved;
-use harness::tools;
 use harness::vm::{FAST_READY, Vm};
+use harness::{tools, turns};
 
 fn images() -> &'static Images {
     static IMAGES: Once<Images> = Once::new();
@@ -59,6 +62,8 @@ type Once<T> = OnceLock<Result<T, String>>;
 
 /// Made by the first test that needs it. If that fails, each test says why.
 fn once<T>(cell: &Once<T>, make: impl FnOnce() -> anyhow::Result<T>) -> &T {
+    // Nobody waits for a turn in there, while another one who has it waits for what is made.
+    let _turn = turns::beside();
     let outcome = cell.get_or_init(|| make().map_err(|error| format!("{error:#}")));
     outcome.as_ref().unwrap_or_else(|error| panic!("{error}"))
 }
@@ -66,6 +71,14 @@ fn once<T>(cell: &Once<T>, make: impl FnOnce() -> anyhow::Result<T>) -> &T {
 /// A fast guest that is up, with an agent in it.
 fn fast(name: &str) -> Vm {
     let vm = starting(name);
+    vm.wait_booted(FAST_READY, 1).unwrap();
+    vm
+}
+
+/// The same with several processors, for races within it.
+fn fast_with_all_processors(name: &str) -> Vm {
+    let options = Options::named(name).all_processors();
+    let vm = options.fast(images(), &tools::program("guestlet").unwrap()).unwrap();
     vm.wait_booted(FAST_READY, 1).unwrap();
     vm
 }

@@ -43,12 +43,17 @@ fn a_foreign_client_changes_a_guest() {
         assert!((0..30_000_000_000).contains(&(now - time)), "{now}");
         client.ask(&guest_set_time { time: None }).unwrap();
     }
+    vm.plug_processor().unwrap();
     if let Some(vcpus) = client.ask(&guest_get_vcpus {}) {
-        let vcpus: Vec<_> =
+        let mut vcpus: Vec<_> =
             vcpus.into_iter().filter(|processor| processor.can_offline == Some(true)).collect();
+        for processor in &mut vcpus {
+            processor.online = true;
+        }
         let count = i64::try_from(vcpus.len()).unwrap();
         assert!(count > 0);
         assert_eq!(client.ask(&guest_set_vcpus { vcpus }), Some(count));
+        assert_eq!(vm.run("cat /sys/devices/system/cpu/online").unwrap(), "0-1\n");
     }
     if let Some(blocks) = client.ask(&guest_get_memory_blocks {}) {
         assert!(client.ask(&guest_get_memory_block_info {}).unwrap().size >= 1 << 27);

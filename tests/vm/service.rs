@@ -9,6 +9,7 @@ use crate::harness::host::{HostHalf, Listed};
 use crate::harness::launch::Options;
 use crate::harness::snapshot::install;
 use crate::harness::tools;
+use crate::harness::turns;
 use crate::harness::vm::{SOON, Vm};
 use crate::harness::wait_for;
 use crate::{images, installed, real};
@@ -51,6 +52,7 @@ fn the_units_are_valid_and_the_log_is_in_the_journal() {
 #[test]
 fn an_idle_agent_sleeps() {
     const WATCHED: Duration = Duration::from_secs(20);
+    let _alone = turns::alone();
     let vm = real("idle");
     let id = agent_id(&vm);
     let wakeups = || -> BTreeMap<u32, u32> {

@@ -17,6 +17,7 @@ use anyhow::ensure;
 use serde_json::{Value, json};
 
 use crate::harness::libvirt::{CARD, Domain};
+use crate::harness::turns;
 use crate::{images, installed};
 
 /// What is asked of virsh, with the agent's commands that it takes, and whether all was well.
@@ -27,6 +28,8 @@ const ADDRESS: &str = "192.0.2.10/24";
 
 #[test]
 fn virsh_drives_a_guest() {
+    // libvirt waits 5 s for an agent, and the guest has two processors.
+    let _alone = turns::alone();
     let domain = Domain::start("virsh", images(), installed()).unwrap();
     domain.wait_agent().unwrap();
     domain.run("mkdir /data && mount /dev/sda /data && useradd --create-home alice").unwrap();
