@@ -52,6 +52,17 @@ impl Machine {
         disk
     }
 
+    /// Takes a disk away, and plugs what is on it again as another device of the kernel's.
+    pub fn under_another_number(&self, before: Disk) -> Disk {
+        before.unplug();
+        let mut after = self.disk(&format!("{}-again", before.serial), 1);
+        std::fs::copy(&before.file, &after.file).unwrap();
+        run(&format!("losetup --set-capacity {}", after.device()));
+        after.serial.clone_from(&before.serial);
+        after.plug();
+        after
+    }
+
     fn real(&self) -> String {
         self.folder.path().join("sys").display().to_string()
     }

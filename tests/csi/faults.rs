@@ -133,6 +133,77 @@ fn what_is_left_of_a_disk_that_is_gone_is_taken_away() {
     });
 }
 
+/// A SCSI address that is taken again at once: the kernel may see the end of the disk before after the new one has come,
+/// takes that away, finds it again, and it has another number. kubelet stages once, and repeats only the publish.
+#[test]
+fn a_disk_that_left_after_it_was_staged_and_is_back_is_published() {
+    if is_outside() {
+        return;
+    }
+    let machine = Machine::new();
+    wait(async {
+        let lab = Lab::new().await;
+        for access in [mount("ext4", &["nosuid"]), block()] {
+            let is_block = access == block();
+            let mut disk = machine.plugged(&format!("back-{is_block}"), 64);
+            let volume = Volume::new(&lab, &format!("pvc-{is_block}"), &disk.serial);
+            let (early, pod) = (volume.target(&lab, "early"), volume.target(&lab, "pod"));
+            volume.stage(&access).await.unwrap();
+            if is_block {
+                std::fs::write(disk.device(), "kept").unwrap();
+            } else {
+                std::fs::write(volume.staging.join("data"), "kept").unwrap();
+                run(&format!("sync -f {}", volume.staging.display()));
+            }
+            volume.publish(&early, &access, false).await.unwrap();
+            disk = machine.under_another_number(disk);
+            until("that it is back is told", || lab.disks().contains(&disk.name));
+            volume.publish(&pod, &access, false).await.unwrap();
+            // As does the pod that had it before, when kubelet repeats its publish.
+            volume.publish(&early, &access, false).await.unwrap();
+            for place in [&pod, &early] {
+                let condition = volume.stats(place).await.unwrap().volume_condition.unwrap();
+                assert!(!condition.abnormal, "{condition:?}");
+                let data = if is_block {
+                    run(&format!("head -c 4 {}", place.display()))
+                } else {
+                    assert!(options(place).contains("nosuid"), "{}", options(place));
+                    std::fs::read_to_string(place.join("data")).unwrap()
+                };
+                assert_eq!(data, "kept");
+            }
+            for place in [&pod, &early] {
+                volume.unpublish(place).await.unwrap();
+            }
+            volume.unstage().await.unwrap();
+            assert_eq!((mounted(&pod), mounted(&early), mounted(&volume.staging)), (0, 0, 0));
+        }
+
+        // What comes back blank is not what was staged, and is not formatted.
+        let disk = machine.plugged("blank", 64);
+        let (volume, access) = (Volume::new(&lab, "pvc-blank", &disk.serial), mount("", &[]));
+        let pod = volume.target(&lab, "pod");
+        volume.stage(&access).await.unwrap();
+        disk.unplug();
+        until("that it is gone is told", || !lab.disks().contains(&disk.name));
+        let mut other = machine.disk("other", 64);
+        other.serial.clone_from(&disk.serial);
+        other.plug();
+        until("the other one is told", || lab.disks().contains(&other.name));
+        is(volume.publish(&pod, &access, false).await, Code::FailedPrecondition, "it holds nothing");
+        let blank = std::fs::read(&other.file).unwrap();
+        assert!(blank.iter().all(|byte| *byte == 0), "it was written to");
+        // The one that is meant comes after all, to where nothing is mounted any more.
+        other.unplug();
+        disk.plug();
+        until("it is told again", || lab.disks().contains(&disk.name));
+        volume.publish(&pod, &access, false).await.unwrap();
+        volume.unpublish(&pod).await.unwrap();
+        volume.unstage().await.unwrap();
+        is(volume.publish(&pod, &access, false).await, Code::FailedPrecondition, "not staged");
+    });
+}
+
 #[test]
 fn whatever_a_crash_has_left_is_completed() {
     if is_outside() {

@@ -27,8 +27,13 @@ fn until_done<T>(what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
         match call() {
             Ok(done) => return done,
             Err(status) => {
+                // A disk that has left, as one does that takes an address again at once, comes back; kubelet repeats a
+                // publish whatever the answer is.
+                let is_back_soon =
+                    status.code() == Code::FailedPrecondition && status.message().ends_with(" is gone");
                 let passes =
-                    matches!(status.code(), Code::Unavailable | Code::Aborted | Code::DeadlineExceeded);
+                    matches!(status.code(), Code::Unavailable | Code::Aborted | Code::DeadlineExceeded)
+                        || is_back_soon;
                 assert!(passes && begun.elapsed() < BOOT, "{what}: {status:?}");
                 std::thread::sleep(Duration::from_millis(200));
             }

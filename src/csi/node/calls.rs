@@ -20,7 +20,7 @@ impl Service {
         let staging = fields::path("staging_target_path", request.staging_target_path)?;
         let usage = fields::usage(request.volume_capability)?;
         let disk = fields::disk(volume, &mut request.publish_context)?;
-        let wanted = Stage { disk, staging, access: usage.access, read_only: usage.read_only };
+        let wanted = Stage { disk, staging, access: usage.access, read_only: usage.read_only, again: false };
         let guest = self.guest();
         self.run(("stage", request.volume_id), async move { stage(&guest, &wanted).await }).await?;
         Ok(csi::NodeStageVolumeResponse {})
@@ -55,6 +55,7 @@ impl Service {
             staging: request.staging_target_path,
             target,
             access: usage.access,
+            staged_read_only: usage.read_only,
             read_only: usage.read_only || request.readonly,
             single: usage.single,
         };

@@ -24,8 +24,9 @@ pub mod remove;
 pub mod stage;
 pub mod stats;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -59,12 +60,15 @@ pub struct PodVolumes {
     busy: Busy,
     places: Arc<Semaphore>,
     root: OnceLock<PathBuf>,
+    /// Places that kubelet has staged, and where a publish took away what was dead without anything new being there yet.
+    /// The list of mounts does not tell them from places that were never staged.
+    awaited: Mutex<BTreeSet<PathBuf>>,
 }
 
 impl Default for PodVolumes {
     fn default() -> Self {
         let places = Arc::new(Semaphore::new(AT_ONCE as usize));
-        Self { busy: Busy::default(), places, root: OnceLock::new() }
+        Self { busy: Busy::default(), places, root: OnceLock::new(), awaited: Mutex::default() }
     }
 }
 
@@ -89,6 +93,20 @@ impl PodVolumes {
     /// Whether a place is in kubelet's folder, as far as that can be told without looking at it.
     pub fn is_kubelets(&self, place: &str) -> bool {
         self.root.get().is_some_and(|root| Path::new(place).starts_with(root))
+    }
+
+    /// Says whether a place is one that a publish is to stage again.
+    fn set_awaited(&self, place: &Path, awaited: bool) {
+        let mut all = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        if awaited {
+            all.insert(place.to_owned());
+        } else {
+            all.remove(place);
+        }
+    }
+
+    fn is_awaited(&self, place: &Path) -> bool {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner).contains(place)
     }
 
     /// Completes when nothing is being done.

@@ -140,7 +140,9 @@ pub fn shown(root: &Root, mounts: &[Mount], place: &Path) -> Option<Shown> {
     } else {
         Some(mount.device)
     };
-    let there = number.is_some_and(|number| block::place(root, number).is_ok());
+    // Only its absence says that it is gone, not another error.
+    let is_missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+    let there = number.is_some_and(|number| !block::place(root, number).is_err_and(is_missing));
     let gone = mount.root.ends_with(REMOVED) || (!there && (is_device || is_on_disk(&mount)));
     Some(Shown { mount, is_device, number, gone })
 }

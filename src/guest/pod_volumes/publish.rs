@@ -1,6 +1,13 @@
 //! Shows a volume that is staged to a pod.
+//!
+//! A disk may leave after its volume was staged and come back under another number: a SCSI disk that takes an address
+//! again at once, of which the kernel then sees the end of the one before. kubelet stages only once and would repeat the
+//! publish for ever, so what is staged is then staged anew from the disk that is there now.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use crate::guest::Guest;
 use crate::guest::pod_volumes::place::{self, DEVICE, Shown};
@@ -10,6 +17,9 @@ use crate::sys::mountinfo::Mount;
 
 /// What of a mount holds for what is bound of it, too.
 const KEPT: [&str; 3] = ["nosuid", "nodev", "noexec"];
+
+/// How long a disk that has left may take to come back before the publish fails. kubelet repeats it.
+const TO_RETURN: Duration = Duration::from_secs(5);
 
 /// What is to be published.
 #[derive(Debug, Clone)]
@@ -22,6 +32,8 @@ pub struct Publish {
     pub target: String,
     /// How it is used.
     pub access: Access,
+    /// Nobody writes to it: it is staged read-only.
+    pub staged_read_only: bool,
     /// The pod does not write to it.
     pub read_only: bool,
     /// No second pod may have it.
@@ -41,7 +53,13 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
         let problem = "is where the volume is staged";
         return Err(Error::Path { path: wanted.target.clone(), problem });
     }
-    let (staged, list) = place::look_at(guest, &staging).await?;
+    let (mut staged, mut list) = place::look_at(guest, &staging).await?;
+    let has_left =
+        staged.as_ref().map_or_else(|| guest.pod_volumes.is_awaited(&staging), |staged| staged.gone);
+    if has_left {
+        stage_again(guest, wanted, &staging).await?;
+        (staged, list) = place::look_at(guest, &staging).await?;
+    }
     let not_staged = |found| Error::NotStaged { place: staging.clone(), found };
     let staged = staged.ok_or_else(|| not_staged("nothing is mounted there"))?;
     if staged.gone {
@@ -83,6 +101,27 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
         tracing::info!("volume {volume}: published at {}", target.display());
     }
     Ok(())
+}
+
+/// Stages a volume anew whose disk has left and come back. Nothing is formatted: it had a file system.
+///
+/// # Errors
+/// If the disk does not come back soon, or is not what it was.
+async fn stage_again(guest: &Guest, wanted: &Publish, staging: &Path) -> Result<(), Error> {
+    let Ok(disk) = timeout(TO_RETURN, disk::find(guest, &wanted.disk)).await else {
+        return Err(Error::Gone(staging.to_owned()));
+    };
+    let disk = disk?;
+    tracing::warn!("volume {}: its disk has left and is back as {}", wanted.disk.volume, disk.name);
+    let stage = stage::Stage {
+        disk: wanted.disk.clone(),
+        staging: wanted.staging.clone(),
+        access: wanted.access.clone(),
+        read_only: wanted.staged_read_only,
+        again: true,
+    };
+    guest.pod_volumes.set_awaited(staging, true);
+    stage::from_disk(guest, &stage, staging, disk).await
 }
 
 /// Where all of what is staged is seen.

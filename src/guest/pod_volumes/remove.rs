@@ -35,6 +35,7 @@ pub async fn unstage(guest: &Guest, volume: &str, staging: &str) -> Result<(), E
         done += take_away(guest, &place).await?;
     }
     remove_file(&device).await?;
+    guest.pod_volumes.set_awaited(&place, false);
     if done > 0 {
         tracing::info!("volume {volume}: not staged at {} any more", place.display());
     }

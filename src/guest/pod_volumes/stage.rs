@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::guest::Guest;
@@ -32,6 +33,8 @@ pub struct Stage {
     pub access: Access,
     /// Nobody writes to it.
     pub read_only: bool,
+    /// It has had a file system already: none is made.
+    pub again: bool,
 }
 
 /// Stages a volume, unless it is.
@@ -42,9 +45,20 @@ pub async fn stage(guest: &Guest, wanted: &Stage) -> Result<(), Error> {
     let volume = &wanted.disk.volume;
     let _operation = begin(guest, volume, "it is being staged").await?;
     let place = place::existing(guest, &wanted.staging).await?;
-    let mut disk = disk::find(guest, &wanted.disk).await?;
+    let disk = disk::find(guest, &wanted.disk).await?;
+    from_disk(guest, wanted, &place, disk).await
+}
+
+/// Stages a volume from this disk, or from the next one if this is about to leave.
+pub(super) async fn from_disk(
+    guest: &Guest,
+    wanted: &Stage,
+    place: &Path,
+    mut disk: Arc<KnownDisk>,
+) -> Result<(), Error> {
+    let volume = &wanted.disk.volume;
     let new = loop {
-        match stage_disk(guest, wanted, &place, &disk).await {
+        match stage_disk(guest, wanted, place, &disk).await {
             // It was the one that had been there before, or one that a busy kernel takes away once more, late: the one that
             // is meant is yet to come.
             Err(error) if error.is_of_a_device() && disk::leaves(guest, &disk).await => {
@@ -54,6 +68,7 @@ pub async fn stage(guest: &Guest, wanted: &Stage) -> Result<(), Error> {
             staged => break staged?,
         }
     };
+    guest.pod_volumes.set_awaited(place, false);
     if new {
         tracing::info!("volume {volume}: {} is staged at {}", disk.name, place.display());
     }
@@ -102,7 +117,9 @@ async fn stage_mount(
         deadline: TO_MOUNT,
     };
     let mounted = match mount(guest, &mount_it).await {
-        Err(volumes::Error::NoFileSystem { .. } | volumes::Error::Unfinished { .. }) if !wanted.read_only => {
+        Err(volumes::Error::NoFileSystem { .. } | volumes::Error::Unfinished { .. })
+            if !wanted.read_only && !wanted.again =>
+        {
             make(guest, &wanted.disk.volume, &file, disk, kind.unwrap_or(USUAL)).await?;
             mount(guest, &mount_it).await?
         }
