@@ -209,21 +209,23 @@ pub fn load(places: &Places, program: Program, command_line: AgentFragment) -> R
         quiet.callback.listen = Some("none".to_owned());
         fragments.push((PathBuf::from("qemu-ga"), quiet));
     }
+    let (main, required) = &places.main;
+    let own: Vec<(_, AgentFragment)> = config::fragments(main, *required, &main.with_extension("d"))?;
+    let qemu_gas = own.iter().rev().find_map(|(_, fragment)| fragment.qemu_ga_files).unwrap_or(true);
     let (config, required) = &places.config;
-    match config::bytes(config)? {
+    match if qemu_gas || *required { config::bytes(config)? } else { None } {
         Some(bytes) => fragments.push((config.clone(), qemu_ga::config(config, &bytes)?)),
         None if *required => return Err(Error::in_file(config, "there is no such file")),
         None => {}
     }
     let mut variables = Vec::new();
-    for file in &places.variables {
+    for file in places.variables.iter().filter(|_| qemu_gas) {
         if let Some(bytes) = config::bytes(file)? {
             variables.push((file.clone(), String::from_utf8_lossy(&bytes).into_owned()));
         }
     }
     fragments.extend(qemu_ga::variables(&variables)?);
-    let (main, required) = &places.main;
-    fragments.extend(config::fragments(main, *required, &main.with_extension("d"))?);
+    fragments.extend(own);
     fragments.push((PathBuf::from("command line"), command_line));
     let settings = config::merge_checked(fragments, |merged| check::check(merged, program))?;
     Ok(AgentSettings { disk_rules: main.with_file_name(disk_rules::FOLDER), ..settings })
@@ -301,6 +303,25 @@ mod tests {
         assert_eq!(settings.fsfreeze_hook, Some("/two".into()));
         assert_eq!(settings.log_file, Some("/three".into()));
         assert!(settings.verbose);
+    }
+
+    #[test]
+    fn qemu_gas_files_can_be_left_alone() {
+        let root = tempfile::tempdir().unwrap();
+        write(root.path(), "/etc/qemu/qemu-ga.conf", "[general]\npoison\n");
+        write(root.path(), "/etc/sysconfig/qemu-ga", "FILTER_RPC_ARGS=--poison\n");
+        write(root.path(), "/etc/guestlet/agent.toml", "qemu-ga-files = true\n");
+        write(root.path(), "/etc/guestlet/agent.d/1.toml", "qemu-ga-files = false\n");
+        let places = Places::from(root.path());
+        let settings = load(&places, Program::Guestlet, AgentFragment::default()).unwrap();
+        assert_eq!(settings.block, [""; 0]);
+        // One that is named is read.
+        write(root.path(), "/named", "[general]\nblock-rpcs=one\n");
+        let places = Places { config: (root.path().join("named"), true), ..places };
+        let settings = load(&places, Program::Guestlet, AgentFragment::default()).unwrap();
+        assert_eq!(settings.block, ["one"]);
+        write(root.path(), "/etc/guestlet/agent.d/2.toml", "qemu-ga-files = true\n");
+        load(&places, Program::Guestlet, AgentFragment::default()).unwrap_err();
     }
 
     #[test]

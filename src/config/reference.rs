@@ -124,6 +124,11 @@ const AGENT: &[Row] = &[
         "`/run/guestlet`",
         "what lasts until the next boot: the socket of `guestlet status`, `identity.json`, what the host half calls this guest, and `topology.json`, where it runs",
     ),
+    (
+        "qemu-ga-files",
+        "`true`",
+        "read qemu-ga's files as well, at their usual places; with `false` only one that `-c` or `QGA_CONF` names is read",
+    ),
 ];
 
 const HOST: &[Row] = &[

@@ -30,6 +30,8 @@ pub struct AgentFragment {
     pub topology: TopologyFragment,
     /// Where the agent keeps what lasts until the next boot.
     pub runtime_dir: Option<PathBuf>,
+    /// Whether qemu-ga's files are read, too. Only guestlet's own files say so.
+    pub qemu_ga_files: Option<bool>,
     /// Become a daemon. Not in TOML: a unit says how it is started.
     #[serde(skip)]
     pub daemon: Option<bool>,
@@ -283,6 +285,7 @@ impl Fragment for AgentFragment {
         take(&mut self.csi.controller_socket, later.csi.controller_socket);
         take(&mut self.csi.topology, later.csi.topology);
         take(&mut self.runtime_dir, later.runtime_dir);
+        take(&mut self.qemu_ga_files, later.qemu_ga_files);
         take(&mut self.log.verbose, later.log.verbose);
         take(&mut self.log.file, later.log.file);
         add(&mut self.topology.drop_ins, later.topology.drop_ins);
