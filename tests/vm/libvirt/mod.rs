@@ -49,7 +49,8 @@ fn run(domain: &Domain, checks: &[&[Check]], failed: &mut String) {
         |name: &&str| info["supported_commands"].as_array().unwrap().iter().any(|one| one["name"] == **name);
     for Check(verb, commands, check) in checks.iter().copied().flatten() {
         if let Some(command) = commands.iter().find(|name| !known(name)) {
-            println!("  ----   virsh {verb}: no {command} yet");
+            println!("  FAILED virsh {verb}");
+            writeln!(failed, "── virsh {verb}: the agent has no {command}").unwrap();
             continue;
         }
         let (started, before) = (Instant::now(), domain.exchanges().len());
