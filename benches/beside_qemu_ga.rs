@@ -6,6 +6,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods, clippy::print_stdout)]
 #![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
+#[allow(dead_code, reason = "shared with the tests")]
+#[path = "../tests/fixtures/launch.rs"]
+mod launch;
+
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -49,12 +53,7 @@ impl Agent {
         command.args(["-m", "unix-listen", "-p"]).arg(&socket).arg("-t").arg(folder.path());
         if ours {
             let settings = folder.path().join("agent.toml");
-            let at = folder.path().display();
-            let text = format!(
-                "runtime-dir = \"{at}\"\n[control]\nlisten = \"unix:{at}/control.sock\"\n\
-                 [callback]\nlisten = \"unix:{at}/callback.sock\"\n"
-            );
-            std::fs::write(&settings, text).unwrap();
+            std::fs::write(&settings, launch::settings_in(folder.path())).unwrap();
             command.arg("--settings").arg(settings);
             let unit = include_str!("../systemd/guestlet.service").lines();
             command.envs(unit.filter_map(|line| line.strip_prefix("Environment=")?.split_once('=')));
@@ -345,7 +344,7 @@ fn main() {
         println!("QEMU_GA must name Debian's qemu-ga to compare with; run `make bench`.");
         return;
     };
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_guestlet"));
+    let program = PathBuf::from(launch::AGENT);
     println!("{:<44} {:>10} {:>10} {:<8} {:>6}", "", "guestlet", "qemu-ga", "", "ratio");
 
     // `cargo bench --bench beside_qemu_ga -- files` measures that part only.

@@ -59,7 +59,11 @@ impl Drop for Host {
 impl Host {
     fn start(folder: &Path) -> Self {
         let settings = folder.join("host.toml");
-        std::fs::write(&settings, format!("socket = '{}'\n", folder.join("api.sock").display())).unwrap();
+        std::fs::write(
+            &settings,
+            format!("socket = '{0}/api.sock'\nvolumes-dir = '{0}/volumes'\n", folder.display()),
+        )
+        .unwrap();
         let log = std::fs::File::create(folder.join("log")).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_guestlet-host"));
         let child = command.arg("--config").arg(settings).stderr(log).stdin(Stdio::null()).spawn().unwrap();

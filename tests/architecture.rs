@@ -161,3 +161,23 @@ fn the_reader_of_imports_sees_every_form() {
         ["guest", "proto", "qga", "rpc", "sys", "wire"]
     );
 }
+
+/// Issue 16: agents of tests served the kubelet of the machine. What starts one has to get it where its settings keep it
+/// away from the machine.
+#[test]
+fn tests_get_the_programs_in_one_place_each() {
+    // In two parts, so that this file is not among them.
+    let agent = concat!("CARGO_BIN_EXE_", "guestlet\"");
+    let host = concat!("CARGO_BIN_EXE_", "guestlet-host\"");
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    files(&top.join("tests"), &mut found);
+    files(&top.join("benches"), &mut found);
+    for (words, places) in
+        [(agent, &["tests/fixtures/launch.rs"][..]), (host, &["benches/host_scale.rs", "tests/host/lab.rs"])]
+    {
+        let has = |path: &&PathBuf| std::fs::read_to_string(path).unwrap().contains(words);
+        let there = found.iter().filter(has).map(|path| path.strip_prefix(top).unwrap().to_str().unwrap());
+        assert_eq!(there.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(), places);
+    }
+}

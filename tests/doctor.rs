@@ -1,8 +1,12 @@
 //! `guestlet doctor` over machines that are folders, and the real program beside a real agent.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "a test program")]
 
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "fixtures/launch.rs"]
+mod launch;
+
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use guestlet::config::agent::fragment::AgentFragment;
@@ -204,7 +208,7 @@ fn what_else_matters_is_told() {
 }
 
 fn doctor(folder: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_guestlet"));
+    let mut command = launch::guestlet();
     command.args(["doctor", "-o", "json", "--settings"]).arg(folder.join("agent.toml")).output().unwrap()
 }
 
@@ -212,18 +216,15 @@ fn doctor(folder: &Path) -> Output {
 fn the_program_ends_with_5_when_something_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().display();
-    let settings = format!(
-        "runtime-dir = \"{place}\"\n[qga]\nmethod = \"unix-listen\"\npath = \"{place}/qga.sock\"\n\
-         statedir = \"{place}\"\nfsfreeze-hook = \"/bin/false\"\n\
-         [control]\nlisten = \"unix:{place}/control.sock\"\n[callback]\nlisten = \"unix:{place}/callback.sock\"\n"
-    );
+    let channel = format!("method = \"unix-listen\"\npath = \"{place}/qga.sock\"\nstatedir = \"{place}\"\n");
+    let settings = launch::settings_in(folder.path()).replace("[qga]\n", &format!("[qga]\n{channel}"));
     std::fs::write(folder.path().join("agent.toml"), &settings).unwrap();
     let told = |output: &Output| serde_json::from_slice::<Value>(&output.stdout).unwrap();
 
     let output = doctor(folder.path());
     assert_eq!((output.status.code(), &told(&output)["wrong"]), (Some(5), &Value::Bool(true)), "{output:?}");
 
-    let mut agent = Command::new(env!("CARGO_BIN_EXE_guestlet"));
+    let mut agent = launch::guestlet();
     let mut agent = agent.arg("--settings").arg(folder.path().join("agent.toml")).spawn().unwrap();
     let patience = Instant::now() + Duration::from_secs(30);
     let found = loop {

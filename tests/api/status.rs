@@ -1,6 +1,6 @@
 //! `guestlet status`, as people and programs in the guest use it.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -13,7 +13,7 @@ fn status(agent: &Agent, arguments: &[&str]) -> Output {
 }
 
 pub fn ask(agent: &Agent, question: &str, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_guestlet"))
+    crate::agent::launch::guestlet()
         .arg(question)
         .args(arguments)
         .arg("--settings")

@@ -9,7 +9,8 @@ use guestlet::transport::http2;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::{PATIENCE, settings_in};
+use crate::agent::PATIENCE;
+use crate::agent::launch::{AGENT, settings_with, without_the_machines};
 use crate::host::{Callback, Control, host, next};
 use crate::namespace;
 
@@ -19,7 +20,7 @@ pub const NODE: &str = "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11";
 
 /// Runs this test again in a mount namespace of its own, where nothing is kept; false in there.
 pub fn is_outside() -> bool {
-    let outside = namespace::is_outside(std::thread::current().name().unwrap());
+    let outside = namespace::is_outside();
     if !outside {
         run("mount -t tmpfs lab /var/lib");
     }
@@ -68,7 +69,7 @@ impl Lab {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("kubelet").display().to_string();
         let lines = format!("[csi]\nkubelet-root = \"{root}\"\n{settings}\n");
-        std::fs::write(folder.path().join("agent.toml"), settings_in(folder.path()) + &lines).unwrap();
+        std::fs::write(folder.path().join("agent.toml"), settings_with(folder.path(), &lines)).unwrap();
         let agent = spawn(folder.path());
         let lab = Self { folder, agent, half: None };
         until("the agent answers", || lab.path("agent.sock").exists());
@@ -149,11 +150,7 @@ impl Lab {
 
     /// The disks that the agent knows.
     pub fn disks(&self) -> String {
-        run(&format!(
-            "{} disks -o json --settings {}",
-            env!("CARGO_BIN_EXE_guestlet"),
-            self.path("agent.toml").display()
-        ))
+        run(&format!("{} disks -o json --settings {}", AGENT, self.path("agent.toml").display()))
     }
 
     pub fn log(&self) -> String {
@@ -174,9 +171,8 @@ impl Drop for Lab {
 fn spawn(folder: &Path) -> Child {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
     // Figures are taken of another build than tests are.
-    let program =
-        std::env::var("GUESTLET_AGENT").unwrap_or_else(|_| env!("CARGO_BIN_EXE_guestlet").to_owned());
-    Command::new(program)
+    let program = std::env::var("GUESTLET_AGENT").unwrap_or_else(|_| AGENT.to_owned());
+    without_the_machines(Command::new(program))
         .args(["-v", "-m", "none", "-t"])
         .arg(folder)
         .arg("--settings")

@@ -25,4 +25,7 @@ mod lab;
 mod namespace;
 mod registration;
 mod scripted;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../fixtures/traps.rs"]
+mod traps;
 mod volumes;

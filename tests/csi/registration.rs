@@ -101,3 +101,21 @@ fn whatever_becomes_of_the_folders_the_sockets_come_back() {
         is_registered(&lab).await;
     });
 }
+
+/// Issue 16: on a machine with a kubelet, agents of tests served it.
+#[test]
+fn the_agents_of_tests_leave_the_machines_kubelet_alone() {
+    if crate::traps::is_outside() {
+        return;
+    }
+    let traps = crate::traps::Traps::set();
+    wait(async {
+        let mut lab = Lab::new().await;
+        assert!(lab.socket().exists() && lab.registration().exists());
+        lab.kill();
+        lab.start();
+        until("it serves again", || UnixStream::connect(lab.socket()).is_ok());
+        lab.disks();
+    });
+    traps.are_untouched();
+}

@@ -11,9 +11,8 @@ use crate::lab::{DEADLINE, Lab, assert_fails, text, wait};
 /// The guests of these tests have no agent: what they say is in `release`.
 fn lab() -> Lab {
     let lab = Lab::new();
-    let volumes = format!("volumes-dir = '{}'", text(&lab.path("volumes")));
     let sockets = "unix-socket = '@a.sock'\nqmp = '@a.qmp'";
-    lab.set(&volumes).vm("a", 1, sockets).vm("b", 2, "unix-socket = '@b.sock'")
+    lab.vm("a", 1, sockets).vm("b", 2, "unix-socket = '@b.sock'")
 }
 
 /// A daemon whose VM `a` can be plugged into.

@@ -131,3 +131,19 @@ fn bytes_that_come_one_by_one_make_a_session_unless_they_come_too_slowly() {
     lab.until_session("a", "connected");
     neighbour.assert_unharmed(&lab);
 }
+
+/// Issue 16: programs of tests found what is on the machine.
+#[test]
+fn the_host_halves_of_tests_leave_the_machine_alone() {
+    if crate::traps::is_outside() {
+        return;
+    }
+    let traps = crate::traps::Traps::set();
+    let mut lab = Lab::new().guest("web", 1).start();
+    assert!(lab.words(&["ls"]).contains("web"));
+    lab.words(&["topology"]);
+    lab.kill();
+    lab.again();
+    assert!(lab.stop().success());
+    traps.are_untouched();
+}

@@ -30,7 +30,8 @@ impl Lab {
     /// A folder whose settings have no VM yet.
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let settings = format!("socket = '{}'\n", folder.path().join("run/api.sock").display());
+        let at = folder.path().display();
+        let settings = format!("socket = '{at}/run/api.sock'\nvolumes-dir = '{at}/volumes'\n");
         Self { folder, settings, daemon: None }
     }
 

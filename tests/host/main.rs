@@ -23,6 +23,9 @@ mod neighbour;
 mod proxy;
 mod qmp;
 mod release;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../fixtures/traps.rs"]
+mod traps;
 
 mod callback;
 mod csi;

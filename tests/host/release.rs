@@ -5,7 +5,7 @@ use tonic::Code;
 
 use crate::guest::{Door, Guest, Manner, info};
 use crate::hypervisor::{self, Hypervisor};
-use crate::lab::{Lab, assert_fails, text, uuid};
+use crate::lab::{Lab, assert_fails, uuid};
 
 const ATTACH: [&str; 7] = ["disk", "attach", "a", "--size", "1M", "--serial", "data"];
 const DETACH: [&str; 5] = ["disk", "detach", "a", "--serial", "data"];
@@ -13,12 +13,8 @@ const DETACH: [&str; 5] = ["disk", "detach", "a", "--serial", "data"];
 /// A daemon with one VM, whose agent can do this.
 fn started(capabilities: &[&str]) -> (Lab, Hypervisor, Guest) {
     let lab = Lab::new();
-    let volumes = format!("volumes-dir = '{}'", text(&lab.path("volumes")));
-    let lab = lab.set(&volumes).set("limits.busy-seconds = 1").vm(
-        "a",
-        1,
-        "unix-socket = '@a.sock'\nqmp = '@a.qmp'",
-    );
+    let lab = lab.set("limits.busy-seconds = 1").vm("a", 1, "unix-socket = '@a.sock'
+qmp = '@a.qmp'");
     let qemu = Hypervisor::start(&lab.path("a.qmp"), &[]);
     let mut info = info(&uuid(1), "boot-1");
     info.capabilities = capabilities.iter().map(|&one| one.to_owned()).collect();

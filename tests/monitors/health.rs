@@ -25,7 +25,7 @@ async fn next(watcher: &mut guestlet::guest::events::Watcher) -> Health {
 #[tokio::test]
 async fn units_that_fail_and_the_end_of_cloud_init() {
     let folder = tempfile::tempdir().unwrap();
-    let bus = Bus::begin(folder.path()).await;
+    let bus = Bus::begin(folder.path());
     let connection = bus.connect().await;
     let mut calls = MessageStream::from(&connection);
     let failed: Arc<Mutex<Vec<&str>>> = Arc::new(Mutex::new(vec!["b.service", "a.mount"]));

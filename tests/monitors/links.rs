@@ -24,7 +24,7 @@ async fn until(watcher: &mut Watcher, expected: &str) {
 
 #[tokio::test]
 async fn links_and_addresses_that_come_and_go() {
-    if is_outside_of("links::links_and_addresses_that_come_and_go", "--net") {
+    if is_outside_of("--net") {
         return;
     }
     // Without this, the kernel adds addresses of its own when it likes.

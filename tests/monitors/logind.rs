@@ -1,6 +1,5 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,55 +11,27 @@ use guestlet::guest::state::UserSession;
 use zbus::message::Type;
 use zbus::{Connection, MessageStream, ObjectPath, Variant, connection};
 
+use crate::bus_daemon::{self, BusDaemon};
 use crate::{beside, event, idle, silence};
 
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 
 /// A D-Bus daemon of the test's own.
 pub struct Bus {
-    daemon: Child,
+    _daemon: BusDaemon,
     pub address: String,
 }
 
 impl Bus {
     /// Begins on a socket in `folder`.
-    pub async fn begin(folder: &Path) -> Self {
+    pub fn begin(folder: &Path) -> Self {
         let socket = folder.join("bus");
         let _ = std::fs::remove_file(&socket);
-        let address = format!("unix:path={}", socket.display());
-        let configuration = folder.join("bus.conf");
-        std::fs::write(
-            &configuration,
-            format!(
-                "<!DOCTYPE busconfig PUBLIC '-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN' \
-                 'http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd'>\n\
-                 <busconfig><type>system</type><listen>{address}</listen><policy context='default'>\
-                 <allow send_destination='*'/><allow send_type='signal'/><allow receive_sender='*'/>\
-                 <allow own='*'/></policy></busconfig>"
-            ),
-        )
-        .unwrap();
-        let daemon = Command::new("dbus-daemon")
-            .arg("--nofork")
-            .arg(format!("--config-file={}", configuration.display()))
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        while !socket.exists() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        Self { daemon, address }
+        Self { _daemon: BusDaemon::begin(&socket), address: bus_daemon::address(&socket) }
     }
 
     pub async fn connect(&self) -> Connection {
         connection::Builder::address(self.address.as_str()).build().await.unwrap()
-    }
-}
-
-impl Drop for Bus {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
     }
 }
 
@@ -161,7 +132,7 @@ fn settings(bus: &Bus) -> Settings {
 #[tokio::test]
 async fn sessions_sleep_and_shutdown() {
     let folder = tempfile::tempdir().unwrap();
-    let bus = Bus::begin(folder.path()).await;
+    let bus = Bus::begin(folder.path());
     let logind =
         Logind::begin(&bus, &[("10", "user", "ten"), ("2", "user", "two"), ("c1", "greeter", "gdm")]).await;
     let guest = Guest::default();
@@ -222,7 +193,7 @@ async fn sessions_sleep_and_shutdown() {
 #[tokio::test]
 async fn logind_and_the_bus_may_go_and_come_back() {
     let folder = tempfile::tempdir().unwrap();
-    let bus = Bus::begin(folder.path()).await;
+    let bus = Bus::begin(folder.path());
     let address = settings(&bus);
     let guest = Guest::default();
     let (_, mut watcher) = guest.events.watch(None);
@@ -242,7 +213,7 @@ async fn logind_and_the_bus_may_go_and_come_back() {
         silence(&mut watcher).await;
         guest.events.tick();
         silence_but_ticks(&mut watcher).await;
-        let bus = Bus::begin(folder.path()).await;
+        let bus = Bus::begin(folder.path());
         let _logind = Logind::begin(&bus, &[("2", "user", "two"), ("4", "user", "four")]).await;
         // Nothing is tried without a tick.
         silence(&mut watcher).await;

@@ -3,6 +3,8 @@
 
 #![allow(clippy::disallowed_methods, clippy::expect_used, clippy::unwrap_used)]
 
+#[path = "../fixtures/bus_daemon.rs"]
+mod bus_daemon;
 mod churn;
 mod disks;
 mod health;

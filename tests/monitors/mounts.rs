@@ -19,7 +19,7 @@ fn is_unmounted(event: &Event, name: &str) -> bool {
 #[tokio::test]
 async fn file_systems_that_come_and_go() {
     // All mounts are private there, and go with the namespace.
-    if is_outside_of("mounts::file_systems_that_come_and_go", "--mount") {
+    if is_outside_of("--mount") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

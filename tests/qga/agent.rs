@@ -1,30 +1,27 @@
 //! A running agent of its own for each test, and a plain QGA client.
 
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../fixtures/launch.rs"]
+pub mod launch;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+
+#[allow(unused_imports, reason = "each test program uses a part of it")]
+pub use launch::settings_in;
+use launch::settings_with;
 
 /// The socket that the agent makes last.
 const LAST_SOCKET: &str = "agent.sock";
 
 /// Longer than anything takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Settings that keep an agent to a folder, away from the machine's vsock and /run. Its hook always fails, so that no
-/// test ever freezes the file systems of the machine that it runs on.
-pub fn settings_in(folder: &Path) -> String {
-    let folder = folder.display();
-    format!(
-        "runtime-dir = \"{folder}\"\n[control]\nlisten = \"unix:{folder}/control.sock\"\n\
-         [callback]\nlisten = \"unix:{folder}/callback.sock\"\n\
-         [qga]\nfsfreeze-hook = \"/bin/false\"\n"
-    )
-}
 
 /// A process that ends with the test.
 pub struct Agent {
@@ -45,7 +42,7 @@ impl Agent {
     /// With further tables of settings.
     pub fn start_set(arguments: &[&str], settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let all = settings_in(folder.path()) + settings;
+        let all = settings_with(folder.path(), settings);
         std::fs::write(folder.path().join("agent.toml"), all).unwrap();
         let child = spawn(folder.path(), arguments);
         let agent = Self { child, folder };
@@ -61,10 +58,10 @@ impl Agent {
         self.wait_for(LAST_SOCKET);
     }
 
-    /// Another agent program, given its arguments but for the channel's.
+    /// Another agent program, given its arguments but for the channel's. It finds no settings at the usual places.
     pub fn start_other(program: &Path, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let child = Command::new(program)
+        let child = launch::without_usual_files(program)
             .args(["-m", "unix-listen", "-p"])
             .arg(folder.path().join("qga.sock"))
             .arg("-t")
@@ -121,7 +118,7 @@ impl Agent {
 
 fn spawn(folder: &Path, arguments: &[&str]) -> Child {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
-    Command::new(env!("CARGO_BIN_EXE_guestlet"))
+    launch::guestlet()
         .args(["-m", "unix-listen", "-p"])
         .arg(folder.join("qga.sock"))
         .arg("-t")

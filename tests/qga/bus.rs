@@ -1,13 +1,13 @@
 //! A system bus of the test's own, with as much of logind on it as is asked for.
 
 use std::collections::HashMap;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use futures_util::StreamExt as _;
 use zbus::message::Type;
 use zbus::{Connection, MessageStream, ObjectPath, Variant, connection};
 
+use crate::bus_daemon::{self, BusDaemon};
 use crate::laid_out::LaidOut;
 
 /// Class, user, and when the session began, in microseconds.
@@ -27,7 +27,7 @@ pub struct Kind {
 
 /// logind, as long as this lives.
 pub struct Logind {
-    daemon: Child,
+    _daemon: BusDaemon,
     calls: Arc<Mutex<Vec<String>>>,
     _connection: Connection,
 }
@@ -37,28 +37,8 @@ impl Logind {
     pub fn begin(on: &LaidOut, kind: Kind) -> Self {
         let socket = on.path("/run/dbus/system_bus_socket");
         std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
-        let configuration = on.path("/run/dbus/bus.conf");
-        let address = format!("unix:path={}", socket.display());
-        std::fs::write(
-            &configuration,
-            format!(
-                "<!DOCTYPE busconfig PUBLIC '-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN' \
-                 'http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd'>\n\
-                 <busconfig><type>system</type><listen>{address}</listen><policy context='default'>\
-                 <allow send_destination='*'/><allow receive_sender='*'/><allow own='*'/></policy></busconfig>"
-            ),
-        )
-        .unwrap();
-        // It says its address when it listens.
-        let mut daemon = Command::new("dbus-daemon")
-            .args(["--nofork", "--print-address=1"])
-            .arg(format!("--config-file={}", configuration.display()))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut said = std::io::BufReader::new(daemon.stdout.take().unwrap());
-        std::io::BufRead::read_line(&mut said, &mut String::new()).unwrap();
+        let daemon = BusDaemon::begin(&socket);
+        let address = bus_daemon::address(&socket);
         let calls = Arc::new(Mutex::new(Vec::new()));
         let connection = on.runtime.block_on(async {
             let connection = connection::Builder::address(address.as_str()).build().await.unwrap();
@@ -68,19 +48,12 @@ impl Logind {
             connection.request_name("org.freedesktop.login1").await.unwrap();
             connection
         });
-        Self { daemon, calls, _connection: connection }
+        Self { _daemon: daemon, calls, _connection: connection }
     }
 
     /// The methods that were called so far and took effect, with their argument.
     pub fn done(&self) -> Vec<String> {
         self.calls.lock().unwrap().clone()
-    }
-}
-
-impl Drop for Logind {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
     }
 }
 

@@ -105,7 +105,7 @@ fn activated(folder: &Path, socket: OwnedFd, unit: &str, arguments: &[&str]) -> 
         "exec 3<&0 < /dev/null; LISTEN_PID=$$ LISTEN_FDS=1; export LISTEN_PID LISTEN_FDS; exec \"$@\"";
     let mut command = Command::new("sh");
     command
-        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_guestlet"), "--settings"])
+        .args(["-c", script, "sh", crate::agent::launch::AGENT, "--settings"])
         .arg(folder.join("agent.toml"));
     command.args(arguments).env("LISTEN_FDNAMES", unit).stdin(Stdio::from(socket));
     Running(command.stderr(File::create(folder.join("log")).unwrap()).spawn().unwrap())

@@ -75,7 +75,7 @@ fn counters_agree_with_qemu_ga() {
 
 #[test]
 fn without_sysfs_and_without_proc_it_is_said_what_is_missing() {
-    if is_outside("disks::without_sysfs_and_without_proc_it_is_said_what_is_missing") {
+    if is_outside() {
         return;
     }
     let agent = Agent::start();

@@ -33,7 +33,7 @@ fn steady(mut file_systems: Value, folder: &str) -> Value {
 
 #[test]
 fn file_systems_agree_with_qemu_ga() {
-    if is_outside("file_systems::file_systems_agree_with_qemu_ga") {
+    if is_outside() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -59,7 +59,7 @@ fn file_systems_agree_with_qemu_ga() {
 
 #[test]
 fn a_thousand_mounts_are_told_in_order() {
-    if is_outside("file_systems::a_thousand_mounts_are_told_in_order") {
+    if is_outside() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

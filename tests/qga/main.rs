@@ -6,6 +6,8 @@ mod agent;
 mod bad_input;
 mod beside_qemu_ga;
 mod bus;
+#[path = "../fixtures/bus_daemon.rs"]
+mod bus_daemon;
 mod channels;
 mod commands;
 mod credentials;
@@ -29,4 +31,7 @@ mod program;
 mod qapi;
 mod sessions;
 mod time;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../fixtures/traps.rs"]
+mod traps;
 mod users;

@@ -30,7 +30,7 @@ fn named<'a>(interfaces: &'a Value, name: &str) -> &'a Value {
 
 #[test]
 fn links_of_every_kind_agree_with_qemu_ga() {
-    if is_outside_of("network::links_of_every_kind_agree_with_qemu_ga", "--net") {
+    if is_outside_of("--net") {
         return;
     }
     let (ours, theirs) = both();
@@ -92,7 +92,7 @@ fn links_of_every_kind_agree_with_qemu_ga() {
 
 #[test]
 fn links_that_come_and_go_meanwhile_hide_no_other() {
-    if is_outside_of("network::links_that_come_and_go_meanwhile_hide_no_other", "--net") {
+    if is_outside_of("--net") {
         return;
     }
     run(

@@ -11,14 +11,15 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::agent::launch::without_usual_files;
 use crate::agent::{Agent, Client, PATIENCE, settings_in};
 use crate::beside_qemu_ga::qemu_ga;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_guestlet");
+const PROGRAM: &str = crate::agent::launch::AGENT;
 
 fn run<A: AsRef<OsStr>>(program: &Path, config: Option<&Path>, arguments: &[A]) -> Output {
-    let mut command = Command::new(program);
-    command.args(arguments).env_remove("QGA_CONF");
+    let mut command = without_usual_files(program);
+    command.args(arguments);
     if let Some(config) = config {
         command.env("QGA_CONF", config);
     }
@@ -276,7 +277,7 @@ struct Daemon {
 
 impl Daemon {
     fn command(folder: &TempDir) -> Command {
-        let mut command = Command::new(PROGRAM);
+        let mut command = crate::agent::launch::guestlet();
         let settings = file(folder, "agent.toml", settings_in(folder.path()));
         command.args(["-d", "-m", "unix-listen", "-p"]).arg(folder.path().join("qga.sock"));
         command.arg("-f").arg(folder.path().join("pid")).arg("--settings").arg(settings);
@@ -403,7 +404,7 @@ fn under_its_name_it_is_qemu_ga() {
 fn a_relative_path_begins_where_the_program_was_started() {
     let folder = tempfile::tempdir().unwrap();
     let dump = |program: &Path| {
-        let mut command = Command::new(program);
+        let mut command = without_usual_files(program);
         command.args(["-D", "-m", "unix-listen", "-p", "socket", "-l", "log"]);
         text(&command.current_dir(folder.path()).output().unwrap().stdout)
     };
@@ -460,7 +461,7 @@ fn many_start_at_once_on_a_socket_left_behind_and_one_runs() {
                 let own = folder.path().join(number.to_string());
                 std::fs::create_dir(&own).unwrap();
                 std::fs::write(own.join("agent.toml"), settings_in(&own)).unwrap();
-                let mut command = Command::new(PROGRAM);
+                let mut command = crate::agent::launch::guestlet();
                 command
                     .args(["-m", "unix-listen", "-p"])
                     .arg(&socket)
@@ -481,4 +482,39 @@ fn many_start_at_once_on_a_socket_left_behind_and_one_runs() {
         }
         assert_eq!(ended, 3);
     }
+}
+
+/// Issue 16: on a machine with a kubelet, agents of tests served it.
+#[test]
+fn the_agents_of_tests_leave_the_machine_alone() {
+    if crate::traps::is_outside() {
+        return;
+    }
+    let traps = crate::traps::Traps::set();
+    let mut agent = Agent::start_with(&["-v"]);
+    let mut client = agent.client();
+    for command in ["guest-info", "guest-fsfreeze-status", "guest-get-osinfo"] {
+        client.call(command);
+    }
+    agent.kill_and_start();
+    agent.client().call("guest-ping");
+    for words in [&["status"][..], &["disks"], &["doctor"], &["topology"]] {
+        let mut command = crate::agent::launch::guestlet();
+        command.args(words).arg("--settings").arg(agent.folder.path().join("agent.toml"));
+        let output = command.output().unwrap();
+        assert!(matches!(output.status.code(), Some(0 | 5)), "{output:?}");
+    }
+    // It has seen disks and mounts, and what it does when it has started.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(!agent.log().contains("kubelet"), "{}", agent.log());
+    drop(agent);
+
+    let folder = tempfile::tempdir().unwrap();
+    let program = under_the_name_qemu_ga(&folder);
+    let agent = Agent::start_other(&program, &["-v"]);
+    agent.client().call("guest-ping");
+    drop(agent);
+    assert!(run(&program, None, &["-D"]).status.success());
+    assert!(run(Path::new(PROGRAM), None, &["-D"]).status.success());
+    traps.are_untouched();
 }

@@ -1,17 +1,18 @@
 //! The program around the protocol: options, settings, signals.
 
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
+use crate::agent::launch::{AGENT, guestlet, without_usual_files};
 use crate::agent::{Agent, Client, PATIENCE, settings_in};
 use crate::namespace::{self, is_outside};
 
 fn run(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_guestlet")).args(arguments).output().unwrap()
+    without_usual_files(AGENT.as_ref()).args(arguments).output().unwrap()
 }
 
 #[test]
@@ -123,7 +124,7 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
     let file = |name: &str| folder.path().join(name);
     std::fs::write(file("agent.toml"), settings_in(folder.path())).unwrap();
     std::io::Write::write_all(&mut &writer, &vec![b'.'; usize::try_from(size).unwrap()]).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_guestlet"))
+    let mut child = guestlet()
         .args(["-v", "-m", "unix-listen", "-p"])
         .arg(file("qga.sock"))
         .arg("-t")
@@ -154,7 +155,7 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
 /// As qemu-ga does, which looks at signals only between two commands.
 #[test]
 fn what_is_under_way_is_answered_before_the_agent_ends() {
-    if is_outside("program::what_is_under_way_is_answered_before_the_agent_ends") {
+    if is_outside() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -194,7 +195,7 @@ fn a_killed_agents_socket_is_taken_over_and_a_living_ones_is_not() {
     let socket = agent.socket();
     let settings = agent.folder.path().join("agent.toml");
     let start = || {
-        Command::new(env!("CARGO_BIN_EXE_guestlet"))
+        guestlet()
             .args(["-m", "unix-listen", "-p"])
             .arg(&socket)
             .arg("-t")

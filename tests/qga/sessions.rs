@@ -89,7 +89,7 @@ impl Drop for Gate {
 
 #[test]
 fn what_is_always_answered_overtakes_and_the_rest_keeps_its_order() {
-    if is_outside("sessions::what_is_always_answered_overtakes_and_the_rest_keeps_its_order") {
+    if is_outside() {
         return;
     }
     let mut gate = Gate::new();
@@ -128,7 +128,7 @@ fn what_is_always_answered_overtakes_and_the_rest_keeps_its_order() {
 
 #[test]
 fn a_sync_after_a_second_gives_up_what_was_asked_before() {
-    if is_outside("sessions::a_sync_after_a_second_gives_up_what_was_asked_before") {
+    if is_outside() {
         return;
     }
     let mut gate = Gate::new();
@@ -156,7 +156,7 @@ fn a_sync_after_a_second_gives_up_what_was_asked_before() {
 
 #[test]
 fn a_client_that_goes_away_leaves_its_work_and_nothing_to_the_next() {
-    if is_outside("sessions::a_client_that_goes_away_leaves_its_work_and_nothing_to_the_next") {
+    if is_outside() {
         return;
     }
     let mut gate = Gate::new();
@@ -188,7 +188,7 @@ fn answer(line: &mut BufReader<File>) -> Value {
 /// Where all clients share one stream.
 #[test]
 fn after_a_serial_line_was_hung_up_the_next_client_gets_only_its_own_answers() {
-    if is_outside("sessions::after_a_serial_line_was_hung_up_the_next_client_gets_only_its_own_answers") {
+    if is_outside() {
         return;
     }
     let mut gate = Gate::new();

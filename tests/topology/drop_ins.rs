@@ -1,27 +1,16 @@
 //! Files of nodes that are to join, in an /etc that only this test sees.
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::agent::Agent;
 use crate::lab::{Holder, ask, told, zone};
+use crate::namespace;
 
-/// Runs the test called `name` again where /etc is a folder in memory; false in there.
-fn is_outside(name: &str) -> bool {
-    if std::env::var_os("GUESTLET_TEST_INSIDE").is_some() {
-        return false;
-    }
+/// Runs the test that calls this again where /etc is an overlay in memory; false in there.
+fn is_outside() -> bool {
     let script = "mount -t tmpfs none /mnt && mkdir /mnt/new /mnt/work && \
                   mount -t overlay -o lowerdir=/etc,upperdir=/mnt/new,workdir=/mnt/work none /etc && exec \"$@\"";
-    let status = Command::new("unshare")
-        .args(["--mount", "sh", "-c", script, "sh"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
-        .env("GUESTLET_TEST_INSIDE", "1")
-        .status()
-        .unwrap();
-    assert!(status.success(), "the test fails inside");
-    true
+    namespace::inside().is_none() && namespace::run_inside(&["--mount"], &["sh", "-c", script, "sh"])
 }
 
 fn read(path: &str) -> String {
@@ -34,7 +23,7 @@ const KUBELET: &str = "/etc/default/kubelet";
 
 #[test]
 fn nodes_that_are_to_join_find_the_labels_of_this_boot() {
-    if is_outside("drop_ins::nodes_that_are_to_join_find_the_labels_of_this_boot") {
+    if is_outside() {
         return;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -59,7 +59,7 @@ pub fn zone(zone: &str) -> Topology {
 
 /// `guestlet topology` with these words.
 pub fn ask_command(agent: &Agent, words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_guestlet"));
+    let mut command = crate::agent::launch::guestlet();
     command.arg("topology").args(words).arg("--settings").arg(agent.folder.path().join("agent.toml"));
     command
 }

@@ -18,6 +18,12 @@ mod api_server;
 #[path = "../api/host.rs"]
 mod host;
 mod lab;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../qga/namespace.rs"]
+mod namespace;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../fixtures/traps.rs"]
+mod traps;
 
 mod drop_ins;
 mod node;

@@ -87,11 +87,31 @@ async fn who_starts_before_it_is_known_can_wait() {
     let folder = tempfile::tempdir().unwrap();
     let settings = folder.path().join("agent.toml");
     std::fs::write(&settings, crate::agent::settings_in(folder.path())).unwrap();
-    let nobody = std::process::Command::new(env!("CARGO_BIN_EXE_guestlet"))
+    let nobody = crate::agent::launch::guestlet()
         .args(["topology", "--wait", "1s", "--settings"])
         .arg(&settings)
         .output()
         .unwrap();
     let words = String::from_utf8(nobody.stderr).unwrap();
     assert!(words.contains("the agent is not running"), "{words}");
+}
+
+/// Issue 16: on a Kubernetes node, agents of tests would label the machine's Node.
+#[test]
+fn the_agents_of_tests_leave_the_machines_node_alone() {
+    if crate::traps::is_outside() {
+        return;
+    }
+    let traps = crate::traps::Traps::set();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let agent = Agent::start_set(&["-v"], "[topology]\nreport-only = false\n");
+        let holder = Holder::take(&agent, "one").await;
+        holder.tell(zone("a")).await.unwrap();
+        assert_eq!(told(&agent)["topology"]["zone"], "a");
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let removed = ask(&agent, &[]);
+        assert!(removed.status.success(), "{removed:?}");
+    });
+    traps.are_untouched();
 }

@@ -11,32 +11,22 @@ use nix::unistd::{chdir, pivot_root};
 use serde_json::Value;
 
 use crate::agent::{Client, PATIENCE};
+use crate::namespace;
 
-const INSIDE: &str = "GUESTLET_TEST_INSIDE";
-
-/// Runs the test called `name` again in new namespaces of mounts and processes; false in there, where the root is
-/// then that of the small machine.
-pub fn is_outside(name: &str) -> bool {
-    if let Some(folder) = std::env::var_os(INSIDE) {
-        enter(Path::new(&folder));
+/// Runs the test that calls this again in new namespaces of mounts and processes; false in there, where the root is then that
+/// of the small machine.
+pub fn is_outside() -> bool {
+    if let Some(folder) = namespace::inside() {
+        enter(&folder);
         return false;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let status = Command::new("unshare")
-        .args(["--mount", "--pid", "--fork", "--kill-child"])
-        .arg(std::env::current_exe().unwrap())
-        .args([&format!("freeze::{name}"), "--exact", "--nocapture"])
-        .env(INSIDE, folder.path())
-        .status()
-        .unwrap();
-    assert!(status.success(), "{name} failed in its namespace (this test is for root)");
-    true
+    namespace::run_inside(&["--mount", "--pid", "--fork", "--kill-child"], &[])
 }
 
 /// `/a` ext4, `/b` xfs, `/inner` ext4 in a file of `/a`, `/bind` a folder of `/a`, `/ovl` an overlay that writes to `/b`,
 /// and `/last` ext4 in a file of the overlay.
 fn enter(folder: &Path) {
-    let agent = env!("CARGO_BIN_EXE_guestlet");
+    let agent = crate::agent::launch::AGENT;
     run(&format!(
         "cd {}; mount -t tmpfs lab .; cd .
          mkdir old proc sys dev run tmp bin a b inner bind ovl last lower
@@ -142,7 +132,7 @@ impl Agent {
     /// Starts with these settings for `[qga]`.
     pub fn start(settings: &str) -> Self {
         let text = format!(
-            "runtime-dir = '/run'\n[control]\nlisten = 'none'\n[callback]\nlisten = 'none'\n\
+            "runtime-dir = '/run'\nqemu-ga-files = false\n[control]\nlisten = 'none'\n[callback]\nlisten = 'none'\n\
              [qga]\nmethod = 'unix-listen'\npath = '/run/qga.sock'\nstatedir = '/run'\n{settings}\n"
         );
         std::fs::write("/run/agent.toml", text).unwrap();

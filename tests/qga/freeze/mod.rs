@@ -37,7 +37,7 @@ fn answers_at_once(client: &mut Client) {
 
 #[test]
 fn stacked_file_systems_are_frozen_and_thawed() {
-    if is_outside("stacked_file_systems_are_frozen_and_thawed") {
+    if is_outside() {
         return;
     }
     let agent = Agent::start("");
@@ -116,7 +116,7 @@ fn stacked_file_systems_are_frozen_and_thawed() {
 
 #[test]
 fn a_freeze_ends_by_itself_and_nobody_takes_it_for_a_good_one() {
-    if is_outside("a_freeze_ends_by_itself_and_nobody_takes_it_for_a_good_one") {
+    if is_outside() {
         return;
     }
     let agent = Agent::start("[qga.freeze]\ndeadline = 1");
@@ -149,7 +149,7 @@ fn a_freeze_ends_by_itself_and_nobody_takes_it_for_a_good_one() {
 
 #[test]
 fn whenever_the_agent_is_killed_nothing_stays_frozen() {
-    if is_outside("whenever_the_agent_is_killed_nothing_stays_frozen") {
+    if is_outside() {
         return;
     }
     std::fs::write("/bin/hook", "#!/bin/sh\necho $1 >> /run/told\n").unwrap();
@@ -218,7 +218,7 @@ fn whenever_the_agent_is_killed_nothing_stays_frozen() {
 
 #[test]
 fn the_agents_end_waits_for_the_thaw() {
-    if is_outside("the_agents_end_waits_for_the_thaw") {
+    if is_outside() {
         return;
     }
     let mut agent = Agent::start("");
@@ -242,7 +242,7 @@ nix::ioctl_write_int_bad!(fifreeze, 0xc004_5877);
 /// A freeze that cannot go on because somebody else holds the disk below.
 #[test]
 fn a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw() {
-    if is_outside("a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw") {
+    if is_outside() {
         return;
     }
     let agent = Agent::start("");
@@ -270,7 +270,7 @@ fn a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw() {
 
 #[test]
 fn a_slow_hook_holds_up_nobody_and_the_one_who_froze_may_go() {
-    if is_outside("a_slow_hook_holds_up_nobody_and_the_one_who_froze_may_go") {
+    if is_outside() {
         return;
     }
     mkfifo("/run/gate", Mode::S_IRWXU).unwrap();
