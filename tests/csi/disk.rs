@@ -60,6 +60,7 @@ impl Machine {
         run(&format!("losetup --set-capacity {}", after.device()));
         after.serial.clone_from(&before.serial);
         after.plug();
+        drop(before);
         after
     }
 
