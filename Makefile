@@ -106,7 +106,7 @@ images: setup gate-package ## build and cache what the VMs boot
 vm-test: restore-dependencies setup ## tests that need VMs; TESTS=name runs some
 	$(STEP) "build tests with VMs" cargo test $(GATE) --quiet --no-run --test images --test vm --test disk_layers
 	@$(MAKE) --no-print-directory images release-package
-	$(STEP) "tests with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 $(TESTS)
+	$(STEP) "tests with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 2 $(TESTS)
 
 # One after the other, what fails fastest first.
 test: ## the whole gate: setup, lint, unit-test, packages, images, vm-test
@@ -117,6 +117,12 @@ restore-dependencies:
 
 keep-dependencies:
 	@tests/setup/dependencies.sh keep $(TARGET) $(CACHE)
+
+# Churns for as long as it takes to find what is seldom wrong.
+soak: export GUESTLET_SOAK := 1
+soak: images ## the long churns
+	$(STEP) "churns without VMs" cargo test $(GATE) --quiet --test monitors --test disks churn
+	$(STEP) "churns with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 hotplug::addresses csi::volumes_come power_loss
 
 demo: restore-dependencies ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
 	@echo "The first time this takes some 12 minutes on two processors; what it builds is kept in $(CACHE)."

@@ -87,14 +87,14 @@ impl Lab {
     }
 }
 
-fn paced(name: &str) -> Value {
+pub fn paced(name: &str) -> Value {
     json!({
         "driver": "throttle", "node-name": format!("paced-{name}"), "throttle-group": format!("pace-{name}"),
         "file": format!("file-{name}"),
     })
 }
 
-fn scsi(unit: u32) -> Value {
+pub fn scsi(unit: u32) -> Value {
     json!({ "driver": "scsi-hd", "bus": "scsi0.0", "channel": 0, "scsi-id": 7, "lun": unit })
 }
 
@@ -139,10 +139,10 @@ fn a_disk_grows_and_vanishes_while_it_is_written() {
     }
 }
 
-const RULES: &str = "/etc/guestlet/disks.d/faults.toml";
+pub const RULES: &str = "/etc/guestlet/disks.d/faults.toml";
 
 /// What the guest says of the rule for a place, once it is so.
-fn rule(vm: &Vm, point: &str, state: &str) -> Value {
+pub fn rule(vm: &Vm, point: &str, state: &str) -> Value {
     let find = || {
         let told: Value = serde_json::from_str(&vm.run("guestlet disks -o json").ok()?).ok()?;
         let rules = told["rules"].as_array()?.clone();

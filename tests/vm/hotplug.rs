@@ -224,7 +224,7 @@ fn of_many_disks_none_is_lost_and_none_is_wrong() {
 }
 
 /// Where the numbers of a run begin: somewhere else in each, and where `GUESTLET_SEED` says to repeat one.
-fn seed() -> u64 {
+pub fn seed() -> u64 {
     let said = std::env::var("GUESTLET_SEED").ok().map(|said| said.parse().unwrap());
     let seed = said.unwrap_or_else(|| u64::from(std::process::id()));
     println!("GUESTLET_SEED={seed} repeats this run");
@@ -232,10 +232,10 @@ fn seed() -> u64 {
 }
 
 /// Numbers that look random, the same for the same seed.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, end: u32) -> u32 {
+    pub fn below(&mut self, end: u32) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         u32::try_from(self.0 >> 33).unwrap() % end
     }

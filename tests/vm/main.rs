@@ -37,6 +37,7 @@ mod hotplug;
 mod hotplug_host;
 mod libvirt;
 mod packages;
+mod power_loss;
 mod qapi;
 mod qga;
 mod service;
