@@ -65,6 +65,8 @@ pub async fn run(
         tracing::warn!("{remark}");
     }
 
+    // All that can fail comes before the first task runs, which is at the first `await`: clients may connect to what
+    // listens from here on, but nobody is accepted before the start has succeeded.
     let context = Arc::new(qga::Context {
         guest: guest.clone(),
         policy: policy(&settings)?,
@@ -81,8 +83,7 @@ pub async fn run(
     let (qga, qga_words) = Qga::build(settings.qga, settings.retry_path, settings.vsock_peer, &mut passed)?;
     passed.finish();
     let status = format!("QGA: {qga_words}; control: {control_words}; callback: {callback_words}");
-
-    supervisor.spawn("qga", qga.run(context, shutdown.clone()));
+    let mut api = None;
     if settings.local {
         let channels = local::Channels { qga: qga_words, control: control_words, callback: callback_words };
         let folder = settings.runtime_folder;
@@ -90,21 +91,29 @@ pub async fn run(
         disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor)?;
         let holder = Holder::default();
         let teller = csi::start(settings.csi, &folder, &guest, holder.clone(), &mut supervisor);
-        topology::start(settings.topology, &folder, &guest, &mut supervisor).await;
-        let api = Api { control, callback, channels, folder, holder, teller };
-        api.start(&guest, &mut supervisor)?;
+        let people = people(&guest, &folder)?;
+        api = Some(Api { control, callback, people, channels, folder, holder, teller });
     }
-    freeze::begin(&guest);
+    let ticker = Ticker::new(TICK)?;
+    // What an earlier run has left frozen is not to be written to, and whoever asks is told the truth.
+    freeze::begin(&guest).context("cannot look after what an earlier run has left frozen")?;
+    ready().context("cannot leave the terminal")?;
+
+    supervisor.spawn("qga", qga.run(context, shutdown.clone()));
+    if let Some(api) = api {
+        let folder = api.folder.clone();
+        api.start(&guest, &mut supervisor);
+        topology::start(settings.topology, &folder, &guest, &mut supervisor).await;
+    }
     let processes = Arc::clone(&guest.processes);
     let ending = shutdown.clone();
     supervisor.spawn("processes", async move {
         let _ = ending.run_until_cancelled(processes.care()).await;
         Ok(())
     });
-    supervisor.spawn("tick", tick(guest.clone(), shutdown));
+    supervisor.spawn("tick", tick(guest.clone(), ticker, shutdown));
 
     tracing::info!("guestlet {} started: {status}", crate::VERSION);
-    ready().context("cannot leave the terminal")?;
     service::ready(&status);
     let stop = async {
         termination.await;
@@ -119,10 +128,22 @@ pub async fn run(
     supervisor.run(stop, DRAIN).await
 }
 
+/// Where people in the guest connect, in the runtime folder, which remembers that the agent has run. That is an event,
+/// the first one.
+fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot use the folder {}", folder.display()))?;
+    let people = Listener::Unix(unix::Listener::bind(&folder.join(LOCAL_SOCKET))?);
+    let first_since_boot = identity::first_run(&guest.root, folder)
+        .with_context(|| format!("cannot write to {}", folder.display()))?;
+    guest.events.tell(Event::Started { first_since_boot });
+    Ok(people)
+}
+
 /// What serves the host half, and people in the guest.
 struct Api {
     control: Listener,
     callback: Listener,
+    people: Listener,
     channels: local::Channels,
     folder: PathBuf,
     holder: Holder,
@@ -130,19 +151,12 @@ struct Api {
 }
 
 impl Api {
-    fn start(self, guest: &Guest, supervisor: &mut Supervisor) -> anyhow::Result<()> {
+    fn start(self, guest: &Guest, supervisor: &mut Supervisor) {
         let shutdown = supervisor.shutdown();
-        let folder = self.folder;
-        std::fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot use the folder {}", folder.display()))?;
-        let holder = self.holder;
+        let (folder, holder) = (self.folder, self.holder);
         let capabilities = ["events", "qga", "disks", "topology"].map(str::to_owned).to_vec();
         let api = guest::Service::new(guest.clone(), capabilities, holder.clone());
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels);
-        let local = Listener::Unix(unix::Listener::bind(&folder.join(LOCAL_SOCKET))?);
-        let first_since_boot = identity::first_run(&guest.root, &folder)
-            .with_context(|| format!("cannot write to {}", folder.display()))?;
-        guest.events.tell(Event::Started { first_since_boot });
 
         let ending = shutdown.clone();
         let serve_api = move |peer, stream| serve(peer, stream, api.clone().into_server(), ending.clone());
@@ -150,7 +164,7 @@ impl Api {
         let ending = shutdown.clone();
         let serve_people =
             move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
-        supervisor.spawn("local", clients::run(local, shutdown.clone(), serve_people));
+        supervisor.spawn("local", clients::run(self.people, shutdown.clone(), serve_people));
         let news = News { folder: folder.into(), freezer: guest.freezer.clone(), teller: self.teller };
         supervisor.spawn("callback", run_callback(self.callback, holder, news, shutdown.clone()));
         for (name, work) in monitor::all(guest, monitor::Settings::default(), &shutdown) {
@@ -159,7 +173,6 @@ impl Api {
                 Ok(())
             });
         }
-        Ok(())
     }
 }
 
@@ -188,8 +201,7 @@ fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
 }
 
 /// The one periodic wakeup, after one for what is left of the start.
-async fn tick(guest: Guest, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let ticker = Ticker::new(TICK)?;
+async fn tick(guest: Guest, ticker: Ticker, shutdown: CancellationToken) -> anyhow::Result<()> {
     let mut code = memory::SeldomRun::default();
     if shutdown.run_until_cancelled(tokio::time::sleep(STARTED)).await.is_some() {
         memory::give_back_code();

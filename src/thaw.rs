@@ -12,10 +12,14 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 
 use crate::guest::Guest;
-use crate::guest::freeze::recover::{Whose, recover};
+use crate::guest::freeze::end::End;
+use crate::guest::freeze::recover::{Whose, recover, thaw_left};
 use crate::guest::freeze::{Error, Settings};
 use crate::status;
-use crate::sys::process_group::{Word, listen, stay};
+use crate::sys::process_group::{Word, has_ended_within, listen, stay};
+
+/// How long a guardian waits for the last thread of an agent that ends, before it thaws once more.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// What `guestlet thaw` is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +30,8 @@ pub enum Thaw {
     IfCrashed,
     /// As a guardian.
     Guard {
+        /// The agent.
+        process: u32,
         /// Where the agent's marker is.
         folder: PathBuf,
         /// How long the agent may take.
@@ -50,6 +56,7 @@ pub fn parse(words: &mut lexopt::Parser) -> Result<(Thaw, Option<PathBuf>), lexo
             Long("settings") => file = Some(words.value()?.into()),
             Long("guard") => {
                 thaw = Thaw::Guard {
+                    process: words.value()?.parse()?,
                     folder: words.value()?.into(),
                     longest: Duration::from_secs(words.value()?.parse()?),
                     hook_deadline: Duration::from_secs(words.value()?.parse()?),
@@ -61,29 +68,37 @@ pub fn parse(words: &mut lexopt::Parser) -> Result<(Thaw, Option<PathBuf>), lexo
     Ok((thaw, file))
 }
 
-/// Waits for the agent's word, and thaws if it does not come.
+/// Waits for the word of the agent with the number `process`, and thaws if it does not come.
 ///
 /// # Errors
 /// If something is still frozen.
-pub fn guard(folder: &Path, longest: Duration, hook_deadline: Duration) -> anyhow::Result<()> {
+pub fn guard(process: u32, folder: &Path, longest: Duration, hook_deadline: Duration) -> anyhow::Result<()> {
     stay()?;
-    let reason = match listen(longest) {
+    let end = match listen(process, longest)? {
         Word::Dismissed => return Ok(()),
-        Word::Gone => CRASHED,
-        Word::Silence => "the agent hung, and its guardian ended the freeze",
+        Word::Gone => End::Crash,
+        Word::Ending => {
+            // A thread of the agent may hang in a frozen write, which a thaw ends; or in a freeze, which succeeds after
+            // that thaw. So it goes on until the last thread has ended.
+            loop {
+                thaw_left(&Guest::default(), folder, process)?;
+                if has_ended_within(AGAIN) {
+                    break End::Crash;
+                }
+            }
+        }
+        Word::Silence => End::Hang,
     };
-    told(recover(&Guest::default(), folder, Whose::Anyone, hook_deadline, reason))?;
+    told(recover(&Guest::default(), folder, Whose::Of(process), hook_deadline, end))?;
     Ok(())
 }
-
-const CRASHED: &str = "the agent crashed, and the freeze ended with it";
 
 /// Thaws what an agent that is gone has left frozen; the words say what was done.
 ///
 /// # Errors
 /// If something is still frozen.
 pub fn if_crashed(folder: &Path, hook_deadline: Duration) -> anyhow::Result<Option<String>> {
-    told(recover(&Guest::default(), folder, Whose::Gone, hook_deadline, CRASHED))
+    told(recover(&Guest::default(), folder, Whose::Gone, hook_deadline, End::Crash))
 }
 
 /// Asks the agent at `socket` to thaw; without one, does it.

@@ -193,8 +193,8 @@ fn end_freeze(words: &[OsString]) -> anyhow::Result<()> {
     let mut parser = lexopt::Parser::from_args(words);
     let (thaw, file) =
         thaw::parse(&mut parser).map_err(|error| anyhow::anyhow!("{error}; see guestlet --help"))?;
-    if let Thaw::Guard { folder, longest, hook_deadline } = thaw {
-        return thaw::guard(&folder, longest, hook_deadline);
+    if let Thaw::Guard { process, folder, longest, hook_deadline } = thaw {
+        return thaw::guard(process, &folder, longest, hook_deadline);
     }
     let run = Run { settings: file, ..Run::default() };
     let loaded = settings::load_for(run, Program::Guestlet, std::env::var_os(CONFIG_VARIABLE));

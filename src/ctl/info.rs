@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use super::client::{Client, answer};
 use super::print::Printer;
-use super::{Error, json, places, words};
+use super::{Error, freezes, json, places, words};
 use crate::wire::proto::v1::{GetVirtualMachineRequest, VirtualMachine};
 
 /// Shows one VM.
@@ -77,6 +77,9 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
         }
         if state.health.is_some() {
             lines.push(("Health", places::health_words(state.health.as_ref())));
+        }
+        if let Some(freeze) = &state.freeze {
+            lines.push(("Last freeze", freezes::words(freeze, now)));
         }
         if vm.missed_events > 0 {
             lines.push(("Missed events", vm.missed_events.to_string()));

@@ -3,7 +3,7 @@
 use prost_types::Timestamp;
 use serde::Serialize;
 
-use super::{kinds, places, words};
+use super::{freezes, kinds, places, words};
 use crate::wire::proto::v1::{self, event, virtual_machine_event::Kind};
 
 /// One VM.
@@ -39,6 +39,7 @@ struct State {
     topology: Option<places::Place>,
     node: Option<places::Node>,
     health: Option<places::Health>,
+    freeze: Option<freezes::Freeze>,
 }
 
 /// A disk of a guest.
@@ -182,7 +183,7 @@ enum About {
     FileSystem { file_system: Option<FileSystem> },
     User { session: Option<User> },
     Frozen { file_systems: u32, holder: String, deadline_seconds: u32 },
-    Thawed { by_itself: bool },
+    Thawed { by_itself: bool, holder: String, end: String, problem: String },
     Clock { milliseconds: i64 },
     Disk { disk: Option<Box<Disk>> },
     DiskRemoved { disk: Option<Box<Disk>>, in_use: Vec<String> },
@@ -234,6 +235,7 @@ impl From<v1::GuestState> for State {
             topology: state.topology.map(places::Place::from),
             node: state.node.map(places::Node::from),
             health: state.health.map(places::Health::from),
+            freeze: state.freeze.map(freezes::Freeze::from),
         }
     }
 }
@@ -371,7 +373,9 @@ fn about(kind: event::Kind) -> About {
             holder: frozen.holder,
             deadline_seconds: frozen.deadline_seconds,
         },
-        Kind::Thawed(thawed) => About::Thawed { by_itself: thawed.by_itself },
+        Kind::Thawed(v1::Thawed { by_itself, holder, end, problem }) => {
+            About::Thawed { by_itself, holder, end, problem }
+        }
         Kind::DiskAdded(v1::DiskAdded { disk }) | Kind::DiskChanged(v1::DiskChanged { disk }) => {
             About::Disk { disk: boxed(disk) }
         }

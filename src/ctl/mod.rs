@@ -13,6 +13,7 @@ pub mod client;
 pub mod disk;
 pub mod disks;
 pub mod doctor;
+pub mod freezes;
 pub mod info;
 pub mod json;
 pub mod kinds;

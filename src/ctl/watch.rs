@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use super::client::{Client, answer};
 use super::print::Printer;
-use super::{Error, json, kinds, places, words};
+use super::{Error, freezes, json, kinds, places, words};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{
     PowerState, VirtualMachineEvent, VolumeAction, VolumeChanged, WatchVirtualMachinesRequest, event,
@@ -132,10 +132,7 @@ fn of_guest(kind: &event::Kind) -> String {
             "{} file systems frozen by {}, for {} s at most",
             frozen.file_systems, frozen.holder, frozen.deadline_seconds
         ),
-        Kind::Thawed(thawed) if thawed.by_itself => {
-            "thawed by itself: nobody had asked for it in time".to_owned()
-        }
-        Kind::Thawed(_) => "thawed".to_owned(),
+        Kind::Thawed(thawed) => freezes::thawed_words(thawed),
         Kind::DiskAdded(added) => format!("disk added: {}", words::disk(added.disk.as_ref())),
         Kind::DiskRemoved(removed) if removed.in_use.is_empty() => {
             format!("disk removed: {}", words::disk(removed.disk.as_ref()))

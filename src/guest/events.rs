@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
 use crate::guest::disks::identity::KnownDisk;
+use crate::guest::freeze::end::End;
 use crate::guest::power::Mode;
 use crate::guest::state::{FileSystem, Health, Link, State, UserSession};
 use crate::guest::topology::{Known, Node};
@@ -68,8 +69,12 @@ pub enum Event {
     },
     /// They are not frozen any more.
     Thawed {
-        /// Because of the deadline: nobody had asked for it.
-        by_itself: bool,
+        /// Who had asked for the freeze.
+        holder: String,
+        /// What ended it.
+        end: End,
+        /// Why a snapshot of that time is not consistent, or what else is wrong; empty if all is well.
+        problem: String,
     },
     /// A disk is there, and known.
     DiskAdded(Arc<KnownDisk>),
@@ -193,9 +198,10 @@ impl Hub {
     pub fn tell(&self, event: Event) {
         {
             let mut log = self.log();
-            log.state.apply(&event);
+            let time = SystemTime::now();
+            log.state.apply(&event, time);
             log.newest += 1;
-            let recorded = Recorded { sequence: log.newest, time: SystemTime::now(), event };
+            let recorded = Recorded { sequence: log.newest, time, event };
             if log.events.len() == REMEMBERED {
                 log.events.pop_front();
             }

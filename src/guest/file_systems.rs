@@ -48,7 +48,7 @@ pub fn list(guest: &Guest, wait: Wait) -> Result<Vec<FileSystem>, Error> {
     let file_system = |(mount, number): (&Mount, Number)| {
         Ok(FileSystem {
             device: finder.find(number)?,
-            usage: usage(&guest.root.path(&mount.mount_point)).ok(),
+            usage: usage(&guest.root.path_of(&mount.path)).ok(),
             mount_point: mount.mount_point.clone(),
             kind: mount.kind.clone(),
         })
@@ -82,17 +82,17 @@ const IN_MEMORY: &[&str] = &[
 const MANY: usize = 64;
 
 /// Mount points of network file systems, of programs' own and of whatever is not known.
-fn slow_places(mounts: &[Mount]) -> Vec<&str> {
+fn slow_places(mounts: &[Mount]) -> Vec<&Path> {
     let slow = |mount: &&Mount| {
         let kind = mount.kind.as_str();
         !QUICK.contains(&kind) && !IN_MEMORY.contains(&kind)
     };
-    mounts.iter().filter(slow).map(|mount| mount.mount_point.as_str()).collect()
+    mounts.iter().filter(slow).map(|mount| mount.path.as_path()).collect()
 }
 
 /// Whether it may have to be waited for how full a file system is: for itself, or for those on the way to it.
-fn may_wait(mount: &Mount, slow: &[&str]) -> bool {
-    let place = Path::new(&mount.mount_point);
+fn may_wait(mount: &Mount, slow: &[&Path]) -> bool {
+    let place = mount.path.as_path();
     !QUICK.contains(&mount.kind.as_str()) || slow.iter().any(|slow| place.starts_with(slow))
 }
 
@@ -129,7 +129,7 @@ pub fn trim(guest: &Guest, minimum: u64) -> Result<Vec<Trim>, Error> {
         let outcome = if let Some(outcome) = done.get(&number) {
             outcome.clone().map(|trimmed| Trimmed { bytes: 0, ..trimmed })
         } else {
-            let outcome = guest.effects.trim(Path::new(&mount.mount_point), minimum);
+            let outcome = guest.effects.trim(&mount.path, minimum);
             let outcome = outcome.map_err(|error| why_not(&error));
             // Another mount may be reached where this one cannot.
             if !matches!(outcome, Err(NotTrimmed::Failed(_))) {

@@ -2,9 +2,11 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::events::Event;
+use crate::guest::freeze::end::{Ended, LastFreeze};
 use crate::guest::topology::{Known, Node};
 
 /// The guest as it is now, as far as events tell.
@@ -24,6 +26,8 @@ pub struct State {
     pub node: Option<Arc<Node>>,
     /// Absent where it is not known.
     pub health: Option<Arc<Health>>,
+    /// Absent if there was none in this run of the agent, and none ended with the run before it.
+    pub freeze: Option<Box<LastFreeze>>,
 }
 
 /// How the guest's start went, and its services are.
@@ -75,8 +79,8 @@ pub struct UserSession {
 }
 
 impl State {
-    /// Makes of the state what `event` says.
-    pub fn apply(&mut self, event: &Event) {
+    /// Makes of the state what `event`, which happened at `time`, says.
+    pub fn apply(&mut self, event: &Event, time: SystemTime) {
         match event {
             Event::LinksChanged(links) => self.links.clone_from(links),
             Event::Mounted(file_system) => self.file_systems.push(file_system.clone()),
@@ -100,6 +104,22 @@ impl State {
             Event::TopologyChanged(known) => self.topology = Some(Arc::clone(known)),
             Event::NodeChanged(node) => self.node.clone_from(node),
             Event::HealthChanged(health) => self.health = Some(Arc::clone(health)),
+            Event::Frozen { file_systems, holder, .. } => {
+                self.freeze = Some(Box::new(LastFreeze {
+                    holder: holder.clone(),
+                    file_systems: *file_systems,
+                    since: Some(time),
+                    ended: None,
+                }));
+            }
+            Event::Thawed { holder, end, problem } => {
+                let begun = self.freeze.take().filter(|freeze| freeze.ended.is_none());
+                let ended = Some(Ended { at: time, end: *end, problem: problem.clone() });
+                let (file_systems, since) =
+                    begun.map_or((0, None), |begun| (begun.file_systems, begun.since));
+                self.freeze =
+                    Some(Box::new(LastFreeze { holder: holder.clone(), file_systems, since, ended }));
+            }
             Event::Started { .. }
             | Event::Stopping
             | Event::ShutdownRequested(_)
@@ -107,8 +127,6 @@ impl State {
             | Event::ClockJumped { .. }
             | Event::Suspending
             | Event::Resumed
-            | Event::Frozen { .. }
-            | Event::Thawed { .. }
             | Event::DiskMounted { .. }
             | Event::DiskFailed { .. }
             | Event::TopologyRefused { .. } => {}

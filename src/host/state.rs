@@ -91,6 +91,31 @@ pub fn fold(
         Kind::TopologyChanged(changed) => state.topology.clone_from(&changed.topology),
         Kind::NodeChanged(changed) => state.node.clone_from(&changed.node),
         Kind::HealthChanged(changed) => state.health.clone_from(&changed.health),
+        Kind::Frozen(frozen) => {
+            state.freeze = Some(v1::LastFreeze {
+                holder: frozen.holder.clone(),
+                file_systems: frozen.file_systems,
+                since: event.time,
+                ..v1::LastFreeze::default()
+            });
+        }
+        Kind::Thawed(thawed) => {
+            let begun = state.freeze.take().filter(|freeze| freeze.ended.is_none()).unwrap_or_default();
+            state.freeze = Some(v1::LastFreeze {
+                holder: thawed.holder.clone(),
+                // A guest's event may be without a time.
+                ended: Some(event.time.unwrap_or_default()),
+                end: match thawed.end.as_str() {
+                    // An agent that does not say more.
+                    "" if thawed.by_itself => "deadline",
+                    "" => "asked",
+                    end => end,
+                }
+                .to_owned(),
+                problem: thawed.problem.clone(),
+                ..begun
+            });
+        }
         _ => {}
     }
     Ok(())
@@ -194,6 +219,36 @@ mod tests {
         assert_eq!(state.users.iter().map(|user| user.id.as_str()).collect::<Vec<_>>(), ["2"]);
         assert_eq!(state.interfaces.len(), 2);
         assert_eq!(state.disks, [disk(2, 5)]);
+    }
+
+    #[test]
+    fn the_last_freeze_and_its_end_are_part_of_the_state() {
+        let mut state = None;
+        let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+        let mut frozen = event(Kind::Frozen(v1::Frozen {
+            file_systems: 3,
+            holder: "libvirt".into(),
+            deadline_seconds: 120,
+        }));
+        frozen.time = at(100);
+        fold(&mut state, &mut frozen, &Limits::default()).unwrap();
+        let freeze = state.as_ref().unwrap().freeze.clone().unwrap();
+        assert_eq!((freeze.since, freeze.ended, freeze.file_systems), (at(100), None, 3));
+        let mut thawed = event(Kind::Thawed(v1::Thawed {
+            by_itself: true,
+            holder: "libvirt".into(),
+            end: "deadline".into(),
+            problem: "the freeze ended by itself after 120 s".into(),
+        }));
+        thawed.time = at(220);
+        fold(&mut state, &mut thawed, &Limits::default()).unwrap();
+        let freeze = state.as_ref().unwrap().freeze.clone().unwrap();
+        assert_eq!((freeze.since, freeze.ended, freeze.file_systems), (at(100), at(220), 3));
+        assert_eq!((freeze.end.as_str(), freeze.holder.as_str()), ("deadline", "libvirt"));
+        // One whose beginning was not heard of.
+        fold(&mut state, &mut thawed, &Limits::default()).unwrap();
+        let freeze = state.unwrap().freeze.unwrap();
+        assert_eq!((freeze.since, freeze.ended, freeze.file_systems), (None, at(220), 0));
     }
 
     #[test]

@@ -73,13 +73,11 @@ pub fn clean_info(info: v1::GuestInfo) -> v1::GuestInfo {
 
 /// An event of a guest, cleaned.
 pub fn clean_event(event: v1::Event) -> v1::Event {
-    v1::Event {
-        time: event.time.filter(|time: &Timestamp| {
-            (0..YEAR_10000).contains(&time.seconds) && (0..1_000_000_000).contains(&time.nanos)
-        }),
-        kind: event.kind.map(clean_kind),
-        ..event
-    }
+    v1::Event { time: event.time.filter(can_be_written), kind: event.kind.map(clean_kind), ..event }
+}
+
+fn can_be_written(time: &Timestamp) -> bool {
+    (0..YEAR_10000).contains(&time.seconds) && (0..1_000_000_000).contains(&time.nanos)
 }
 
 fn clean_kind(kind: Kind) -> Kind {
@@ -107,6 +105,12 @@ fn clean_kind(kind: Kind) -> Kind {
         Kind::UserLoggedOut(logout) => {
             Kind::UserLoggedOut(v1::UserLoggedOut { session: logout.session.as_ref().map(clean_session) })
         }
+        Kind::Thawed(thawed) => Kind::Thawed(v1::Thawed {
+            holder: clean(&thawed.holder),
+            end: clean(&thawed.end),
+            problem: clean(&thawed.problem),
+            ..thawed
+        }),
         Kind::Frozen(frozen) => Kind::Frozen(v1::Frozen { holder: clean(&frozen.holder), ..frozen }),
         Kind::DiskAdded(added) => {
             Kind::DiskAdded(v1::DiskAdded { disk: added.disk.as_ref().map(clean_disk) })
@@ -149,8 +153,7 @@ fn clean_kind(kind: Kind) -> Kind {
         | Kind::ShutdownBegun(_)
         | Kind::ClockJumped(_)
         | Kind::Suspending(_)
-        | Kind::Resumed(_)
-        | Kind::Thawed(_)) => kind,
+        | Kind::Resumed(_)) => kind,
     }
 }
 
@@ -163,6 +166,19 @@ fn clean_state(state: &v1::GuestState) -> v1::GuestState {
         topology: state.topology.as_ref().map(clean_topology),
         node: state.node.as_ref().map(clean_node),
         health: state.health.as_ref().map(clean_health),
+        freeze: state.freeze.as_ref().map(clean_freeze),
+    }
+}
+
+fn clean_freeze(freeze: &v1::LastFreeze) -> v1::LastFreeze {
+    v1::LastFreeze {
+        holder: clean(&freeze.holder),
+        file_systems: freeze.file_systems,
+        since: freeze.since.filter(can_be_written),
+        // A time that cannot be written is an end all the same.
+        ended: freeze.ended.map(|ended| if can_be_written(&ended) { ended } else { Timestamp::default() }),
+        end: clean(&freeze.end),
+        problem: clean(&freeze.problem),
     }
 }
 

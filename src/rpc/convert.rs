@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use crate::guest::disks::identity::{Holder, KnownDisk, Serial};
 use crate::guest::disks::location::Pci;
 use crate::guest::events::{Event, News, Opening, Position, Recorded};
+use crate::guest::freeze::end::{End, LastFreeze};
 use crate::guest::network::hardware_address;
 use crate::guest::state::{FileSystem, Health, Link, State, UserSession};
 use crate::guest::topology::{Node, Topology};
@@ -77,7 +78,12 @@ fn event(recorded: &Recorded) -> v1::Event {
             holder: holder.clone(),
             deadline_seconds: u32::try_from(deadline.as_secs()).unwrap_or(u32::MAX),
         }),
-        Event::Thawed { by_itself } => Kind::Thawed(v1::Thawed { by_itself: *by_itself }),
+        Event::Thawed { holder, end, problem } => Kind::Thawed(v1::Thawed {
+            by_itself: *end == End::Deadline,
+            holder: holder.clone(),
+            end: end.word().to_owned(),
+            problem: problem.clone(),
+        }),
         Event::DiskAdded(disk) => Kind::DiskAdded(v1::DiskAdded { disk: Some(self::disk(disk)) }),
         Event::DiskRemoved { disk, in_use } => {
             Kind::DiskRemoved(v1::DiskRemoved { disk: Some(self::disk(disk)), in_use: in_use.clone() })
@@ -120,6 +126,19 @@ pub fn state(state: &State) -> v1::GuestState {
         topology: state.topology.as_ref().map(|known| topology(&known.topology)),
         node: state.node.as_deref().map(node),
         health: state.health.as_deref().map(health),
+        freeze: state.freeze.as_deref().map(last_freeze),
+    }
+}
+
+fn last_freeze(freeze: &LastFreeze) -> v1::LastFreeze {
+    let ended = freeze.ended.as_ref();
+    v1::LastFreeze {
+        holder: freeze.holder.clone(),
+        file_systems: u32::try_from(freeze.file_systems).unwrap_or(u32::MAX),
+        since: freeze.since.map(Into::into),
+        ended: ended.map(|ended| ended.at.into()),
+        end: ended.map_or("", |ended| ended.end.word()).to_owned(),
+        problem: ended.map(|ended| ended.problem.clone()).unwrap_or_default(),
     }
 }
 

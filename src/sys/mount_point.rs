@@ -17,7 +17,7 @@ use crate::sys::root::Root;
 /// `ESTALE` if another mount hides this one, or it is gone; `EINVAL` if it is neither a folder nor a plain file; as
 /// open(2) gives them.
 pub fn open(mount: &Mount) -> io::Result<OwnedFd> {
-    let path = mount.mount_point.as_str();
+    let path = mount.path.as_path();
     // A look first: to open a device can do something to it.
     let found = open_path(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
     let kind = SFlag::from_bits_truncate(fstat(&found)?.st_mode) & SFlag::S_IFMT;
@@ -57,9 +57,9 @@ mod tests {
         open(proc).unwrap();
         let other = Mount { id: proc.id + 1_000_000, ..proc.clone() };
         assert_eq!(open(&other).unwrap_err().raw_os_error(), Some(Errno::ESTALE as i32));
-        let device = Mount { mount_point: "/dev/null".to_owned(), ..proc.clone() };
+        let device = Mount { path: "/dev/null".into(), ..proc.clone() };
         assert_eq!(open(&device).unwrap_err().raw_os_error(), Some(Errno::EINVAL as i32));
-        let missing = Mount { mount_point: "/proc/nothing".to_owned(), ..proc.clone() };
+        let missing = Mount { path: "/proc/nothing".into(), ..proc.clone() };
         assert_eq!(open(&missing).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -1,7 +1,10 @@
 //! What is mounted, `proc_pid_mountinfo(5)`: the list, its parser, and the kernel's word that it changed.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -23,8 +26,10 @@ pub struct Mount {
     pub device: (u32, u32),
     /// What of the file system is mounted: `/`, or a folder of it.
     pub root: String,
-    /// Where it is mounted.
+    /// Where it is mounted, in words: what is no UTF-8 in it is `\u{fffd}`.
     pub mount_point: String,
+    /// The same to the letter, for the kernel.
+    pub path: PathBuf,
     /// Such as `ext4` or `fuse.sshfs`.
     pub kind: String,
     /// Such as `/dev/vda1`.
@@ -55,6 +60,7 @@ fn line(line: &[u8]) -> Option<Mount> {
         device: (major.parse().ok()?, minor.parse().ok()?),
         root: unescape(root),
         mount_point: unescape(mount_point),
+        path: OsString::from_vec(unescape_bytes(mount_point)).into(),
         kind: unescape(kind),
         source: unescape(source),
         options: unescape(fields.next().unwrap_or_default()),
@@ -64,6 +70,11 @@ fn line(line: &[u8]) -> Option<Mount> {
 
 /// Undoes the kernel's `\ooo`, three octal digits, for white space and the backslash.
 fn unescape(field: &[u8]) -> String {
+    String::from_utf8(unescape_bytes(field))
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
+
+fn unescape_bytes(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
@@ -75,7 +86,7 @@ fn unescape(field: &[u8]) -> String {
             rest = after;
         }
     }
-    String::from_utf8(plain).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    plain
 }
 
 /// The list of what is mounted in the mount namespace of this process.
@@ -166,6 +177,7 @@ broken\n41 27 0:50 / /no-dash rw tmpfs x rw\n42 27 0: / /no-minor rw - tmpfs x r
             device,
             root: root.to_owned(),
             mount_point: mount_point.to_owned(),
+            path: mount_point.into(),
             kind: kind.to_owned(),
             source: source.to_owned(),
             options: if id == 27 { "rw,discard,errors=remount-ro" } else { "rw" }.to_owned(),
@@ -190,6 +202,13 @@ broken\n41 27 0:50 / /no-dash rw tmpfs x rw\n42 27 0: / /no-minor rw - tmpfs x r
                 mount(40, (0, 50), ["/", "/empty", "tmpfs", ""]),
             ]
         );
+    }
+
+    #[test]
+    fn a_path_that_is_no_text_is_kept_to_the_letter() {
+        let mounts = parse(b"50 27 7:1 / /mnt/caf\xe9\\040x rw - ext4 /dev/loop1 rw\n");
+        assert_eq!(mounts[0].mount_point, "/mnt/caf\u{fffd} x");
+        assert_eq!(mounts[0].path.as_os_str().as_encoded_bytes(), b"/mnt/caf\xe9 x");
     }
 
     #[tokio::test]

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigHandler, Signal, killpg, signal};
+use nix::sys::prctl;
+use nix::sys::signal::{SigHandler, SigSet, Signal, killpg, signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
 
 /// Bytes of output that are kept: the last ones.
@@ -120,7 +122,17 @@ fn read_tail(output: &OwnedFd, stop: &OwnedFd, send: &Sender<String>) {
     let _ = send.send(String::from_utf8_lossy(&kept).trim().to_owned());
 }
 
+/// What the kernel sends a guardian when the thread that started it is gone.
+const ORPHANED: Signal = Signal::SIGUSR1;
+
 /// Another process of this program, which does something when this one is gone or takes too long.
+///
+/// It has two ways to know that this process is gone, because neither is enough. The pipe has an end as soon as its
+/// other end is closed; but a killed process keeps its descriptors until its last thread has ended, and one that
+/// writes to a frozen file system does not end before the thaw. (For the same reason a pidfd says nothing.)
+/// The parent-death signal of prctl(2) belongs to the one thread that started the guardian, and comes when that one
+/// ends. So a guardian is started by a thread that waits for nothing that could hang, and that lives as long as what is
+/// guarded.
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
@@ -128,14 +140,18 @@ pub struct Guardian {
 }
 
 impl Guardian {
-    /// Starts this program again with `arguments`. Its standard input is a pipe that only this process holds.
+    /// Starts this program again with `arguments`, to guard the calling thread. Its standard input is a pipe that only
+    /// this process holds. When this returns, the end of the thread does not escape it.
     ///
     /// # Errors
     /// As execve(2) gives them.
     #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
     pub fn start(arguments: &[&std::ffi::OsStr]) -> io::Result<Self> {
         // As it was started, whatever is at its path by now.
-        let mut child = Command::new("/proc/self/exe")
+        let mut command = Command::new("/proc/self/exe");
+        // SAFETY: it makes two system calls, and neither allocates nor takes a lock.
+        unsafe { command.pre_exec(hear_of_the_end) };
+        let mut child = command
             .arg0("guestlet")
             .args(arguments)
             .env_remove("NOTIFY_SOCKET")
@@ -176,11 +192,20 @@ impl Guardian {
     }
 }
 
+/// In the new process, before it becomes the guardian: asks for the signal, and keeps it waiting until the guardian
+/// looks for it, whose program has no handler at first.
+fn hear_of_the_end() -> io::Result<()> {
+    SigSet::from(ORPHANED).thread_block()?;
+    Ok(prctl::set_pdeathsig(ORPHANED)?)
+}
+
 /// What a guardian hears of the process that it guards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
     /// It is not needed any more.
     Dismissed,
+    /// The thread that is guarded has ended without a word; others of its process may be about to.
+    Ending,
     /// The process has ended without a word.
     Gone,
     /// Nothing was heard for too long.
@@ -199,31 +224,52 @@ pub fn stay() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits, as a guardian, for a word on standard input; once it was alerted, no longer than `longest`.
-pub fn listen(longest: Duration) -> Word {
+/// Waits, as the guardian of `process`, for a word on standard input or the end of the thread that is guarded; once it
+/// was alerted, no longer than `longest`.
+///
+/// # Errors
+/// As signalfd(2) gives them.
+pub fn listen(process: u32, longest: Duration) -> io::Result<Word> {
     let input = io::stdin();
+    let ends = SignalFd::with_flags(&SigSet::from(ORPHANED), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     let mut deadline: Option<Instant> = None;
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout =
             left.map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
-        let mut files = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+        let mut files =
+            [PollFd::new(input.as_fd(), PollFlags::POLLIN), PollFd::new(ends.as_fd(), PollFlags::POLLIN)];
         match poll(&mut files, timeout) {
-            Ok(0) if left == Some(Duration::ZERO) => return Word::Silence,
-            Ok(0) | Err(Errno::EINTR) => {}
-            Err(_) => return Word::Gone,
-            Ok(_) => {
-                let mut byte = [0];
-                match nix::unistd::read(&input, &mut byte) {
-                    Ok(1) if byte == *b"a" => deadline = Some(Instant::now() + longest),
-                    Ok(1) if byte == *b"c" => deadline = None,
-                    Ok(1) => return Word::Dismissed,
-                    Err(Errno::EINTR) => {}
-                    _ => return Word::Gone,
-                }
+            Ok(0) if left == Some(Duration::ZERO) => return Ok(Word::Silence),
+            Ok(0) | Err(Errno::EINTR) => continue,
+            Err(_) => return Ok(Word::Gone),
+            Ok(_) => {}
+        }
+        // First what was said before the end.
+        if files[0].any() == Some(true) {
+            let mut byte = [0];
+            match nix::unistd::read(&input, &mut byte) {
+                Ok(1) if byte == *b"a" => deadline = Some(Instant::now() + longest),
+                Ok(1) if byte == *b"c" => deadline = None,
+                Ok(1) => return Ok(Word::Dismissed),
+                Err(Errno::EINTR) => {}
+                _ => return Ok(Word::Gone),
             }
+        } else if let Ok(Some(signal)) = ends.read_signal()
+            && signal.ssi_pid == process
+        {
+            // Anybody else's says nothing.
+            return Ok(Word::Ending);
         }
     }
+}
+
+/// Whether the process that a guardian guards has ended with all its threads; waits `longest` for it.
+pub fn has_ended_within(longest: Duration) -> bool {
+    let input = io::stdin();
+    let mut files = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+    let timeout = PollTimeout::try_from(longest).unwrap_or(PollTimeout::MAX);
+    poll(&mut files, timeout).is_ok_and(|ready| ready > 0)
 }
 
 #[cfg(test)]

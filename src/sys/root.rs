@@ -33,7 +33,12 @@ impl Root {
 
     /// The path of the absolute `path` below this root.
     pub fn path(&self, path: &str) -> PathBuf {
-        self.0.join(Path::new(path).strip_prefix("/").unwrap_or(Path::new(path)))
+        self.path_of(Path::new(path))
+    }
+
+    /// The same of one that may be no text.
+    pub fn path_of(&self, path: &Path) -> PathBuf {
+        self.0.join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// The path below this root that a caller has named, to the letter: a `/` at its end stays, as it means a folder.

@@ -2,13 +2,14 @@
 
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::{
-    ClockJumped, Disk, DiskAdded, DiskRemoved, FileSystemMounted, GuestState, InterfacesChanged,
-    MountedFileSystem, NetworkInterface, SerialNumber, UserLoggedIn, UserSession,
+    ClockJumped, Disk, DiskAdded, DiskRemoved, FileSystemMounted, Frozen, GuestState, InterfacesChanged,
+    MountedFileSystem, NetworkInterface, SerialNumber, Thawed, UserLoggedIn, UserSession,
 };
 use serde_json::{Value, json};
 
 use crate::guest::{Door, Guest, Manner, info};
 use crate::lab::{Lab, Watch, assert_fails, uuid};
+use crate::metrics::ask;
 
 fn start(lab: &Lab, manner: Manner) -> Guest {
     let root =
@@ -64,6 +65,33 @@ fn events_make_the_state_that_people_see() {
     drop(guest);
     let vm = lab.until_session("a", "connecting");
     assert_eq!(vm["state"]["users"][0]["user"], "ann", "what was last known stays");
+}
+
+#[test]
+fn how_a_freeze_ended_is_seen_by_whoever_looks() {
+    let lab = Lab::new().guest("a", 1).start();
+    let guest = start(&lab, Manner::Good);
+    lab.until_session("a", "connected");
+    guest.happen(Kind::Frozen(Frozen { file_systems: 3, holder: "libvirt".into(), deadline_seconds: 120 }));
+    lab.until_vm("a", |vm| vm["state"]["freeze"]["file_systems"] == 3);
+    let described = lab.words(&["info", "a"]);
+    assert!(described.contains("Last freeze:    not over: 3 file systems for libvirt, for "), "{described}");
+    guest.happen(Kind::Thawed(Thawed {
+        by_itself: true,
+        holder: "libvirt".into(),
+        end: "deadline".into(),
+        problem: "the freeze ended by itself after 120 s".into(),
+    }));
+    let vm = lab.until_vm("a", |vm| vm["state"]["freeze"]["end"] == "deadline");
+    assert!(vm["state"]["freeze"]["ended"].is_string(), "{vm}");
+    let described = lab.words(&["info", "a"]);
+    let words = " ago by its deadline, for libvirt: the freeze ended by itself after 120 s\n";
+    assert!(described.contains(words), "{described}");
+    let metrics = ask(&lab, "GET /metrics HTTP/1.1");
+    for (end, count) in [("deadline", 1), ("asked", 0)] {
+        let line = format!("\nguestlet_host_freezes_ended_total{{end=\"{end}\"}} {count}\n");
+        assert!(metrics.contains(&line), "{metrics}");
+    }
 }
 
 fn disk(generation: u64, serial: &str) -> Disk {

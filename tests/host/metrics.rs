@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use crate::guest::{Door, Guest, Manner, info};
 use crate::lab::{Lab, uuid};
 
-fn ask(lab: &Lab, request: &str) -> String {
+pub fn ask(lab: &Lab, request: &str) -> String {
     let mut stream = UnixStream::connect(lab.path("run/metrics.sock")).unwrap();
     write!(stream, "{request}\r\nHost: guestlet\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();

@@ -150,7 +150,10 @@ pub struct Client(BufReader<UnixStream>);
 
 impl Client {
     pub fn connect(socket: &Path) -> Self {
-        let stream = UnixStream::connect(socket).unwrap();
+        Self::over(UnixStream::connect(socket).unwrap())
+    }
+
+    pub fn over(stream: UnixStream) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         Self(BufReader::new(stream))

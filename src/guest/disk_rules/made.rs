@@ -187,6 +187,7 @@ mod tests {
             device,
             root: "/".into(),
             mount_point: mount_point.into(),
+            path: mount_point.into(),
             kind: if device.0 == 0 { "btrfs" } else { "ext4" }.into(),
             source: "/dev/vdb".into(),
             options: "rw".into(),

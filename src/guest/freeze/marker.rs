@@ -14,12 +14,15 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::guest::freeze::end::{End, Spoiled};
 use crate::sys::block_stack::Device;
 use crate::sys::files;
 use crate::sys::root::Root;
 
 const FROZEN: &str = "qga.state.isfrozen";
 const SPOILED: &str = "guestlet.freeze-spoiled";
+/// Bytes of a marker: more than a thousand file systems need.
+const MOST: u64 = 1 << 20;
 
 /// What a freeze leaves behind if the agent is gone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +59,16 @@ pub enum Found {
     Unknown,
 }
 
+impl Found {
+    /// Who has asked for the freeze.
+    pub fn holder(&self) -> &str {
+        match self {
+            Self::Freeze(freeze) => &freeze.holder,
+            Self::Nothing | Self::Unknown => "an earlier agent",
+        }
+    }
+}
+
 /// The two files.
 #[derive(Debug, Clone)]
 pub struct Marker {
@@ -64,9 +77,10 @@ pub struct Marker {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Spoiled {
+struct Kept {
     boot_id: String,
-    reason: String,
+    #[serde(flatten)]
+    spoiled: Spoiled,
 }
 
 impl Marker {
@@ -102,9 +116,16 @@ impl Marker {
 
     /// What there is of this boot. What is of another one is removed.
     pub fn find(&self) -> Found {
-        let Some(bytes) = files::read(&self.path()) else { return Found::Nothing };
+        let bytes = match files::read_at_most(&self.path(), MOST) {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Found::Nothing,
+            Err(error) => {
+                tracing::warn!("cannot read {}: {error}", self.path().display());
+                return Found::Unknown;
+            }
+        };
         match serde_json::from_slice::<Freeze>(&bytes) {
-            Ok(freeze) if freeze.boot_id == self.boot_id() => Found::Freeze(freeze),
+            Ok(freeze) if self.is_this_boot(&freeze.boot_id) => Found::Freeze(freeze),
             Ok(_) => {
                 self.remove();
                 Found::Nothing
@@ -119,15 +140,24 @@ impl Marker {
         started(&self.root, id) == Some(then)
     }
 
+    /// What was found, unless it is a freeze of this process itself.
+    pub fn of_another(&self, freeze: &Freeze) -> Option<Found> {
+        match self.find() {
+            Found::Nothing => None,
+            Found::Freeze(found) if found.process == freeze.process => None,
+            found => Some(found),
+        }
+    }
+
     /// All is thawed.
     pub fn remove(&self) {
         files::remove(&self.path());
     }
 
     /// Remembers why the next one who asks for a thaw is told that the snapshot is not consistent.
-    pub fn spoil(&self, reason: &str) {
-        let spoiled = Spoiled { boot_id: self.boot_id(), reason: reason.to_owned() };
-        let written = serde_json::to_vec(&spoiled)
+    pub fn spoil(&self, spoiled: &Spoiled) {
+        let kept = Kept { boot_id: self.boot_id(), spoiled: spoiled.clone() };
+        let written = serde_json::to_vec(&kept)
             .map_err(io::Error::other)
             .and_then(|text| files::replace_synced(&self.folder.join(SPOILED), &text));
         if let Err(error) = written {
@@ -136,10 +166,21 @@ impl Marker {
     }
 
     /// Why the last freeze was none in the end, if that was not told yet.
-    pub fn spoiled(&self) -> Option<String> {
-        let bytes = files::read(&self.folder.join(SPOILED))?;
-        let spoiled = serde_json::from_slice::<Spoiled>(&bytes).ok()?;
-        (spoiled.boot_id == self.boot_id()).then_some(spoiled.reason)
+    pub fn spoiled(&self) -> Option<Spoiled> {
+        let kept = match files::read_at_most(&self.folder.join(SPOILED), MOST) {
+            Ok(bytes) => serde_json::from_slice::<Kept>(&bytes?).map_err(io::Error::from),
+            Err(error) => Err(error),
+        };
+        match kept {
+            Ok(kept) => self.is_this_boot(&kept.boot_id).then_some(kept.spoiled),
+            // There is something to tell, whatever it is.
+            Err(error) => Some(Spoiled {
+                end: End::Crash,
+                holder: "an earlier agent".to_owned(),
+                reason: format!("a freeze ended, and how is not known ({SPOILED}: {error})"),
+                told: false,
+            }),
+        }
     }
 
     /// It was told.
@@ -149,6 +190,12 @@ impl Marker {
 
     fn boot_id(&self) -> String {
         self.root.line("/proc/sys/kernel/random/boot_id")
+    }
+
+    /// Whether a file is of this boot. Where the boots cannot be told apart, it may be, and counts.
+    fn is_this_boot(&self, boot_id: &str) -> bool {
+        let this = self.boot_id();
+        this.is_empty() || boot_id.is_empty() || boot_id == this
     }
 }
 
@@ -186,6 +233,10 @@ mod tests {
         // qemu-ga's.
         std::fs::write(marker.path(), "").unwrap();
         assert_eq!(marker.find(), Found::Unknown);
+        // Nor can this one be read.
+        std::fs::remove_file(marker.path()).unwrap();
+        std::fs::create_dir(marker.path()).unwrap();
+        assert_eq!(marker.find(), Found::Unknown);
     }
 
     #[test]
@@ -193,9 +244,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let marker = Marker::new(folder.path(), &Root::default());
         assert_eq!(marker.spoiled(), None);
-        marker.spoil("the agent crashed");
-        assert_eq!(marker.spoiled().as_deref(), Some("the agent crashed"));
+        let spoiled = Spoiled {
+            end: End::Crash,
+            holder: "libvirt".to_owned(),
+            reason: "the agent crashed".to_owned(),
+            told: false,
+        };
+        marker.spoil(&spoiled);
+        assert_eq!(marker.spoiled(), Some(spoiled));
         marker.forget_spoiled();
         assert_eq!(marker.spoiled(), None);
+        // What cannot be read does not make a freeze a good one.
+        std::fs::write(folder.path().join(SPOILED), "{").unwrap();
+        assert!(marker.spoiled().unwrap().reason.contains("how is not known"));
     }
 }

@@ -14,11 +14,13 @@
 //! ```
 //!
 //! What outlasts the agent is in the [`marker`]; who thaws when the agent is gone is in [`recover`]: a guardian process
-//! at once, else the service manager, else the agent's next run, which starts frozen.
+//! at once, else the service manager, else the agent's next run, which starts frozen before it serves anybody.
+//! How a freeze [ended](end) is told as an event, too.
 //!
 //! Which file systems, and in which order, is the [`plan`]; the programs around it are the [`hook`]s.
 
 mod cycle;
+pub mod end;
 pub mod error;
 pub mod hook;
 pub mod marker;
@@ -38,9 +40,11 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{oneshot, watch};
 
 use crate::guest::Guest;
+use crate::guest::events::Event;
 use crate::sys::blocking;
 use crate::sys::process_group::thread;
 use cycle::{Cycle, Message};
+use end::Spoiled;
 pub use error::Error;
 use marker::{Found, Marker};
 
@@ -129,7 +133,7 @@ impl std::fmt::Debug for Shared {
 #[derive(Default)]
 struct State {
     running: Option<Running>,
-    spoiled: Option<String>,
+    spoiled: Option<Spoiled>,
     stopping: bool,
     after_thaw: Vec<Later>,
 }
@@ -166,7 +170,10 @@ impl Freezer {
     pub fn status(&self) -> Status {
         let state = self.0.state();
         match &state.running {
-            None => Status::Thawed { spoiled: state.spoiled.clone() },
+            None => {
+                let spoiled = state.spoiled.as_ref().map(|spoiled| spoiled.reason.clone());
+                Status::Thawed { spoiled }
+            }
             Some(running) => Status::Busy {
                 holder: running.holder.clone(),
                 since: running.since,
@@ -217,34 +224,46 @@ impl Freezer {
     }
 }
 
-/// Begins where an earlier run of the agent has ended: frozen, if it left file systems so.
-pub fn begin(guest: &Guest) {
+/// Begins where an earlier run of the agent has ended: frozen, if it left file systems so. To be called before anybody
+/// is served: until then nobody can tell whether something is frozen, or why it is not any more.
+///
+/// # Errors
+/// If what was left frozen cannot be looked after.
+pub fn begin(guest: &Guest) -> Result<(), Error> {
+    let marker = Marker::new(&guest.freezer.0.settings.folder, &guest.root);
+    // In this order: whoever thaws in place of an agent first writes down why, and then removes the marker.
+    let left = adopt(guest)?;
+    let Some(mut spoiled) = marker.spoiled().filter(|_| !left) else { return Ok(()) };
+    tracing::warn!("{}; whoever asks for a thaw next is told", spoiled.reason);
+    if !spoiled.told {
+        spoiled.told = true;
+        guest.events.tell(Event::Thawed {
+            holder: spoiled.holder.clone(),
+            end: spoiled.end,
+            problem: spoiled.reason.clone(),
+        });
+        marker.spoil(&spoiled);
+    }
+    guest.freezer.0.state().spoiled = Some(spoiled);
+    Ok(())
+}
+
+/// Takes charge of a freeze that an agent that is gone has left; false if there is none.
+fn adopt(guest: &Guest) -> Result<bool, Error> {
     let shared = &guest.freezer.0;
     let marker = Marker::new(&shared.settings.folder, &guest.root);
-    let spoiled = marker.spoiled();
-    if let Some(reason) = &spoiled {
-        tracing::warn!("{reason}; whoever asks for a thaw next is told");
-    }
-    shared.state().spoiled = spoiled;
     let found = marker.find();
-    let holder = match &found {
-        Found::Nothing => return,
+    match &found {
+        Found::Nothing => return Ok(false),
         Found::Freeze(freeze) if marker.is_alive(freeze) => {
             tracing::warn!("{} is of an agent that runs; it is left alone", marker.path().display());
-            return;
+            return Ok(false);
         }
-        Found::Freeze(freeze) => freeze.holder.clone(),
-        Found::Unknown => "an earlier agent".to_owned(),
-    };
-    tracing::warn!(
-        "an earlier run of the agent has left file systems frozen; they are thawed when asked for, or in {} s",
-        shared.settings.deadline.as_secs()
-    );
-    shared.restricted.store(true, Ordering::SeqCst);
-    if let Err(error) = start(guest, &holder, move |cycle| cycle.resume(&found)) {
-        tracing::error!("{error}");
-        shared.restricted.store(false, Ordering::SeqCst);
+        Found::Freeze(_) | Found::Unknown => {}
     }
+    let holder = found.holder().to_owned();
+    start(guest, &holder, true, move |cycle| cycle.resume(&found))?;
+    Ok(true)
 }
 
 /// Freezes the file systems at the mount points of `which`, or all. Says how many it froze. `holder` asks for it.
@@ -253,11 +272,17 @@ pub fn begin(guest: &Guest) {
 /// If another freeze is not over, or one cannot be frozen; nothing is frozen then.
 pub async fn freeze(guest: &Guest, which: Option<Vec<String>>, holder: &str) -> Result<u64, Error> {
     let (answer, answered) = oneshot::channel();
-    start(guest, holder, move |cycle| cycle.run(which.as_deref(), answer))?;
+    start(guest, holder, false, move |cycle| cycle.run(which.as_deref(), answer))?;
     answered.await.unwrap_or(Err(Error::Cancelled))
 }
 
-fn start(guest: &Guest, holder: &str, work: impl FnOnce(Cycle) + Send + 'static) -> Result<(), Error> {
+/// Starts a keeper. `frozen` says that there is something frozen already.
+fn start(
+    guest: &Guest,
+    holder: &str,
+    frozen: bool,
+    work: impl FnOnce(Cycle) + Send + 'static,
+) -> Result<(), Error> {
     let freezer = &guest.freezer;
     let held = freezer.held();
     let mut state = freezer.0.state();
@@ -269,6 +294,9 @@ fn start(guest: &Guest, holder: &str, work: impl FnOnce(Cycle) + Send + 'static)
     }
     let (cycle, keeper) = Cycle::new(guest, holder);
     thread("freeze", move || work(cycle)).map_err(Error::Thread)?;
+    if frozen {
+        freezer.0.restricted.store(true, Ordering::SeqCst);
+    }
     state.running = Some(Running {
         keeper,
         holder: holder.to_owned(),
@@ -285,35 +313,38 @@ fn start(guest: &Guest, holder: &str, work: impl FnOnce(Cycle) + Send + 'static)
 /// # Errors
 /// Once, if the freeze has ended by itself before; if a file system cannot be thawed, or a hook fails.
 pub async fn thaw(guest: &Guest, by: By) -> Result<u64, Error> {
-    let (answer, answered) = oneshot::channel();
+    if let Some(outcome) = ask_keeper(guest, by).await {
+        return outcome;
+    }
     let spoiled = {
         let mut state = guest.freezer.0.state();
-        match &state.running {
-            Some(running) => {
-                // The keeper looks into its inbox once more before it goes.
-                let _ = running.keeper.send(Message::Thaw(answer, by));
-                None
-            }
-            None if by == By::Client => {
-                drop(answer);
-                state.spoiled.take()
-            }
-            None => {
-                drop(answer);
-                None
-            }
-        }
+        if by == By::Client { state.spoiled.take() } else { None }
     };
-    if let Some(reason) = spoiled {
+    if let Some(spoiled) = spoiled {
         let marker = Marker::new(&guest.freezer.0.settings.folder, &guest.root);
         drop(blocking::attempt(move || marker.forget_spoiled()).await);
-        return Err(Error::Spoiled(reason));
+        return Err(Error::Spoiled(spoiled.reason));
     }
-    match answered.await {
-        Ok(outcome) => outcome,
-        // No freeze.
-        Err(_) => sweep(guest).await,
+    // Of an agent that is gone by now, with hooks that are to be told.
+    let left = guest.clone();
+    if blocking::attempt(move || adopt(&left)).await.unwrap_or(Err(Error::Cancelled))?
+        && let Some(outcome) = ask_keeper(guest, by).await
+    {
+        return outcome;
     }
+    sweep(guest).await
+}
+
+/// What the keeper of the freeze that is not over says to a thaw; nothing if there is none.
+async fn ask_keeper(guest: &Guest, by: By) -> Option<Result<u64, Error>> {
+    let (answer, answered) = oneshot::channel();
+    if let Some(running) = &guest.freezer.0.state().running {
+        // The keeper looks into its inbox once more before it goes.
+        let _ = running.keeper.send(Message::Thaw(answer, by));
+    } else {
+        return None;
+    }
+    answered.await.ok()
 }
 
 /// Thaws what others froze.

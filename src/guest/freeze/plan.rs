@@ -272,6 +272,7 @@ mod tests {
                     device: (253, number(n)),
                     root: "/".to_owned(),
                     mount_point: format!("/fs{n}"),
+                    path: format!("/fs{n}").into(),
                     kind: "ext4".to_owned(),
                     source: format!("/dev/disk{n}"),
                     options: "rw".to_owned(),

@@ -7,8 +7,9 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use crate::guest::Guest;
+use crate::guest::freeze::end::{End, Spoiled};
 use crate::guest::freeze::error::Error;
-use crate::guest::freeze::marker::{Found, Marker};
+use crate::guest::freeze::marker::{Found, Freeze, Marker};
 use crate::guest::freeze::targets::{Target, Thaws, open, open_marked, selected};
 use crate::sys::error_chain;
 use crate::sys::process_group::Group;
@@ -21,8 +22,9 @@ const LONGEST: Duration = Duration::from_secs(30);
 pub enum Whose {
     /// Only one whose agent has gone.
     Gone,
-    /// Any: the agent is known to be gone, or to hang.
-    Anyone,
+    /// That of the agent with this number, which is known to be gone, or to hang. The next run of the agent may have
+    /// taken the freeze over by now, and has a guardian of its own.
+    Of(u32),
 }
 
 /// What was done.
@@ -34,8 +36,8 @@ pub struct Recovered {
     pub problems: Vec<String>,
 }
 
-/// Thaws what the marker in `folder` says is frozen, tells its hooks, and remembers the `reason` for whoever asks for a
-/// thaw next. Nothing, if there is no such marker.
+/// Thaws what the marker in `folder` says is frozen, tells its hooks, and remembers what `end` it took for whoever asks
+/// for a thaw next. Nothing, if there is no such marker.
 ///
 /// # Errors
 /// If what is mounted cannot be read.
@@ -44,13 +46,13 @@ pub fn recover(
     folder: &Path,
     whose: Whose,
     hook_deadline: Duration,
-    reason: &str,
+    end: End,
 ) -> Result<Option<Recovered>, Error> {
     let marker = Marker::new(folder, &guest.root);
     let found = marker.find();
     let hooks = match &found {
         Found::Nothing => return Ok(None),
-        Found::Freeze(freeze) if whose == Whose::Gone && marker.is_alive(freeze) => return Ok(None),
+        Found::Freeze(freeze) if !counts(&marker, freeze, whose) => return Ok(None),
         Found::Freeze(freeze) => freeze.hooks.clone(),
         Found::Unknown => Vec::new(),
     };
@@ -73,11 +75,45 @@ pub fn recover(
     for hook in hooks.iter().rev() {
         done.problems.extend(tell_thaw(hook, hook_deadline).err());
     }
-    marker.spoil(reason);
-    if done.problems.is_empty() {
-        marker.remove();
+    // Meanwhile the next run of the agent may have begun: what it says is frozen, and why not, is its own to tell.
+    if marker.find() == found {
+        let holder = found.holder().to_owned();
+        marker.spoil(&Spoiled { end, holder, reason: words(end).to_owned(), told: false });
+        if done.problems.is_empty() {
+            marker.remove();
+        }
     }
     Ok(Some(done))
+}
+
+/// Thaws what the marker of the agent with the number `process` says is frozen, and leaves all else as it is: the agent
+/// has not quite ended.
+///
+/// # Errors
+/// If what is mounted cannot be read.
+pub fn thaw_left(guest: &Guest, folder: &Path, process: u32) -> Result<(), Error> {
+    let marker = Marker::new(folder, &guest.root);
+    let found = marker.find();
+    if matches!(&found, Found::Freeze(freeze) if !counts(&marker, freeze, Whose::Of(process))) {
+        return Ok(());
+    }
+    let (targets, _) = marked(guest, &found)?;
+    Thaws::begin(&guest.effects, &targets).finish(LONGEST);
+    Ok(())
+}
+
+fn counts(marker: &Marker, freeze: &Freeze, whose: Whose) -> bool {
+    match whose {
+        Whose::Gone => !marker.is_alive(freeze),
+        Whose::Of(process) => freeze.process.0 == process,
+    }
+}
+
+fn words(end: End) -> &'static str {
+    match end {
+        End::Hang => "the agent hung, and its guardian ended the freeze",
+        _ => "the agent crashed, and the freeze ended with it",
+    }
 }
 
 /// What a marker says is, or may be, frozen, opened; and what could not be.

@@ -105,8 +105,14 @@ pub fn selected(root: &Root, which: Option<&[String]>) -> Result<Vec<FileSystem>
         let mut devices = Vec::new();
         for name in which {
             let point = if name.len() > 1 { name.trim_end_matches('/') } else { name };
-            let found = mounts.iter().rfind(|mount| mount.mount_point == point);
-            devices.push(found.ok_or_else(|| Error::NotMounted(name.chars().take(256).collect()))?.device);
+            let mut found = mounts.iter().rev().filter(|mount| mount.mount_point == point).peekable();
+            if found.peek().is_none() {
+                return Err(Error::NotMounted(name.chars().take(256).collect()));
+            }
+            // The last one mounted there hides the others; but what is no text has no name of its own, and several
+            // places may have been listed by this one.
+            let most = if point.contains(char::REPLACEMENT_CHARACTER) { usize::MAX } else { 1 };
+            devices.extend(found.take(most).map(|mount| mount.device));
         }
         all.retain(|file_system| devices.contains(&file_system.device));
     }

@@ -14,7 +14,9 @@ use nix::errno::Errno;
 use super::{By, Error, Freezer, Settings, Status, begin, freeze, thaw};
 use crate::guest::Guest;
 use crate::guest::events::{Event, News};
+use crate::guest::freeze::end::End;
 use crate::guest::freeze::marker::{Found, Marker};
+use crate::guest::freeze::recover::{Whose, recover};
 use crate::sys::effects::Effects;
 use crate::sys::error_chain;
 use crate::sys::mountinfo::Mount;
@@ -246,7 +248,8 @@ async fn the_deadline_thaws_and_the_thaw_that_comes_late_is_told_once() {
     assert!(matches!(watcher.next().await,
         News::Event(told) if matches!(told.event, Event::Frozen { file_systems: 3, .. })));
     assert!(matches!(watcher.next().await,
-        News::Event(told) if told.event == Event::Thawed { by_itself: true }));
+        News::Event(told) if matches!(&told.event, Event::Thawed { holder, end: End::Deadline, problem }
+            if holder == "the test" && problem == "the freeze ended by itself after 0 s")));
     lab.guest.freezer.0.over.subscribe().wait_for(|over| *over > 0).await.unwrap();
     assert_eq!(lab.machine.frozen(), [""; 0]);
     assert!(matches!(lab.guest.freezer.status(), Status::Thawed { spoiled: Some(_) }));
@@ -376,11 +379,97 @@ async fn an_agent_that_finds_a_marker_starts_frozen() {
             marker.write(&freeze).unwrap();
         }
         lab.machine.state.lock().unwrap().frozen.push("/b".to_owned());
-        begin(&lab.guest);
+        begin(&lab.guest).unwrap();
         assert!(lab.guest.freezer.restricts());
         assert_eq!(lab.thaw().await.unwrap(), 1);
         lab.is_clean();
     }
+}
+
+impl Lab {
+    /// What an agent that had frozen `/b` for libvirt leaves behind.
+    fn leave_marker(&self, process: (u32, u64)) {
+        let marker = Marker::new(self.folder.path(), &self.guest.root);
+        let mut freeze = marker.begin("libvirt");
+        freeze.process = process;
+        freeze
+            .file_systems
+            .push(crate::guest::freeze::marker::Frozen { device: (254, 2), mount_point: "/b".to_owned() });
+        marker.write(&freeze).unwrap();
+        self.machine.state.lock().unwrap().frozen.push("/b".to_owned());
+    }
+}
+
+#[tokio::test]
+async fn no_new_freeze_overtakes_one_that_was_left() {
+    let lab = Lab::new(&[]);
+    begin(&lab.guest).unwrap();
+    // As by another agent, after this one has begun.
+    lab.leave_marker((1, 1));
+    let error = words(&lab.freeze().await.unwrap_err());
+    assert!(
+        error.starts_with("an agent that is gone has begun a freeze") && error.ends_with("thaw first"),
+        "{error}"
+    );
+    assert!(lab.guest.freezer.restricts(), "it is this one's now");
+    assert!(lab.guest.freezer.held().starts_with("libvirt has asked"), "{}", lab.guest.freezer.held());
+    assert_eq!(lab.thaw().await.unwrap(), 1);
+    lab.is_clean();
+    // A thaw looks, too.
+    lab.leave_marker((1, 1));
+    assert_eq!(lab.thaw().await.unwrap(), 1);
+    lab.is_clean();
+    assert_eq!(lab.freeze().await.unwrap(), 3);
+    assert_eq!(lab.thaw().await.unwrap(), 3);
+}
+
+#[tokio::test]
+async fn the_freeze_of_another_agent_that_runs_is_left_alone() {
+    let lab = Lab::new(&[]);
+    let stat = lab.guest.root.path("/proc/77/stat");
+    std::fs::create_dir_all(stat.parent().unwrap()).unwrap();
+    std::fs::write(&stat, format!("77 (qemu-ga) S {} 5 0", ["0"; 18].join(" "))).unwrap();
+    lab.leave_marker((77, 5));
+    begin(&lab.guest).unwrap();
+    let error = words(&lab.freeze().await.unwrap_err());
+    assert!(error.starts_with("the agent with process 77 has begun a freeze"), "{error}");
+    assert!(!lab.guest.freezer.restricts());
+    assert_eq!(lab.machine.frozen(), ["/b"]);
+    assert!(matches!(lab.marker(), Found::Freeze(freeze) if freeze.process == (77, 5)));
+}
+
+#[tokio::test]
+async fn a_freeze_that_is_refused_hides_no_earlier_one_that_was_spoiled() {
+    let lab = Lab::with(&[], |settings, _| settings.deadline = Duration::from_millis(50));
+    lab.freeze().await.unwrap();
+    lab.guest.freezer.0.over.subscribe().wait_for(|over| *over > 0).await.unwrap();
+    freeze(&lab.guest, Some(vec!["/nowhere".to_owned()]), "the test").await.unwrap_err();
+    let late = words(&lab.thaw().await.unwrap_err());
+    assert!(late.contains("ended by itself"), "{late}");
+    lab.is_clean();
+}
+
+#[tokio::test]
+async fn a_freeze_that_ended_with_the_agent_is_an_event_of_the_next_run_once() {
+    let lab = Lab::new(&[]);
+    lab.leave_marker((1, 1));
+    let recover =
+        |whose| recover(&lab.guest, lab.folder.path(), whose, Duration::from_secs(1), End::Crash).unwrap();
+    assert!(recover(Whose::Of(2)).is_none(), "another run has taken it over");
+    assert_eq!(recover(Whose::Of(1)).unwrap().thawed, ["/b"]);
+    for told in [true, false] {
+        let events = Arc::default();
+        let guest = Guest { events: Arc::clone(&events), ..lab.guest.clone() };
+        begin(&guest).unwrap();
+        let freeze = events.state().1.freeze;
+        assert_eq!(freeze.is_some(), told);
+        if let Some(freeze) = freeze {
+            assert_eq!((freeze.holder.as_str(), freeze.ended.unwrap().end), ("libvirt", End::Crash));
+        }
+        assert!(matches!(guest.freezer.status(), Status::Thawed { spoiled: Some(_) }));
+    }
+    assert!(words(&lab.thaw().await.unwrap_err()).contains("the agent crashed"));
+    lab.is_clean();
 }
 
 #[tokio::test]

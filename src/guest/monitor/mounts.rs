@@ -222,7 +222,7 @@ mod tests {
             let changes = changes(&before, &now);
             prop_assert!(changes.len() <= before.len() + now.len());
             for event in &changes {
-                state.apply(event);
+                state.apply(event, std::time::SystemTime::UNIX_EPOCH);
             }
             let sorted = |mut list: Vec<FileSystem>| {
                 list.sort_by(|one, other| one.mount_point.cmp(&other.mount_point));

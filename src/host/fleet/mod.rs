@@ -321,10 +321,19 @@ impl Fleet {
             entry.view.missed_events = entry.view.missed_events.saturating_add(ready.missed);
             metrics.missed_events.fetch_add(ready.missed, Ordering::Relaxed);
         }
+        let (known, before) = (entry.view.state.is_some(), last_ended(&entry.view));
         if let Err(excess) = fold(&mut entry.view.state, &mut event, &entry.vm.limits) {
             let conversation = entry.view.sessions;
             entry.running.machine.send_modify(|machine| machine.excess = Some((conversation, excess)));
             return;
+        }
+        // By event or, if that was not heard, by the state; what was over before the first session is not counted.
+        if let Some(freeze) = entry.view.state.as_ref().and_then(|state| state.freeze.as_ref())
+            && known
+            && freeze.ended.is_some()
+            && freeze.ended != before
+        {
+            metrics.freezes.ended(&freeze.end);
         }
         self.tell(name, Kind::GuestEvent(event));
     }
@@ -334,6 +343,11 @@ impl Fleet {
             note(&self.events, entry, kind);
         }
     }
+}
+
+/// When the last freeze of a guest ended.
+fn last_ended(view: &v1::VirtualMachine) -> Option<Timestamp> {
+    view.state.as_ref()?.freeze.as_ref()?.ended
 }
 
 /// Remembers what happened, and tells everybody who watches.

@@ -31,8 +31,31 @@ pub struct Metrics {
     pub bytes_received: AtomicU64,
     /// Bytes to guests.
     pub bytes_sent: AtomicU64,
+    /// Freezes of guests that are over.
+    pub freezes: Freezes,
     /// From the dial to the open session.
     pub connect: Histogram,
+}
+
+/// What may have ended a freeze, as guests say it; anything else counts as the last one.
+const ENDS: [&str; 6] = ["asked", "deadline", "person", "crash", "hang", "other"];
+
+/// Freezes of guests that are over, by what ended them.
+#[derive(Debug, Default)]
+pub struct Freezes([AtomicU64; ENDS.len()]);
+
+impl Freezes {
+    /// One more is over.
+    pub fn ended(&self, word: &str) {
+        let place = ENDS.iter().position(|end| *end == word).unwrap_or(ENDS.len() - 1);
+        self.0[place].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn render(&self, text: &mut String, name: &str) {
+        for (end, count) in ENDS.iter().zip(&self.0) {
+            let _ = writeln!(text, "{name}{{end=\"{end}\"}} {}", count.load(Ordering::Relaxed));
+        }
+    }
 }
 
 /// Upper bounds in seconds of all buckets but the last.
@@ -102,6 +125,11 @@ pub fn render(metrics: &Metrics, tally: Tally, uptime: Duration) -> String {
         head(&mut text, &name, "counter", help);
         let _ = writeln!(text, "{name} {}", counter.load(Ordering::Relaxed));
     }
+    let name = "guestlet_host_freezes_ended_total";
+    let help =
+        "Freezes of guests that are over, by what ended them; all but asked mean no consistent snapshot.";
+    head(&mut text, name, "counter", help);
+    metrics.freezes.render(&mut text, name);
     let name = "guestlet_host_connect_seconds";
     head(&mut text, name, "histogram", "From the dial to the open session.");
     metrics.connect.render(&mut text, name);
@@ -124,6 +152,9 @@ mod tests {
         for milliseconds in [1, 3, 30_000] {
             metrics.connect.observe(Duration::from_millis(milliseconds));
         }
+        for end in ["deadline", "asked", "deadline", "later"] {
+            metrics.freezes.ended(end);
+        }
         let tally = Tally { vms: 3, connected: 2, refused: 1, ..Tally::default() };
         let text = render(&metrics, tally, Duration::from_millis(1500));
         for line in [
@@ -132,6 +163,10 @@ mod tests {
             "guestlet_host_virtual_machines{session=\"refused\"} 1",
             "# TYPE guestlet_host_dials_total counter",
             "guestlet_host_dials_total 7",
+            "guestlet_host_freezes_ended_total{end=\"asked\"} 1",
+            "guestlet_host_freezes_ended_total{end=\"deadline\"} 2",
+            "guestlet_host_freezes_ended_total{end=\"crash\"} 0",
+            "guestlet_host_freezes_ended_total{end=\"other\"} 1",
             "guestlet_host_connect_seconds_bucket{le=\"0.001\"} 1",
             "guestlet_host_connect_seconds_bucket{le=\"0.005\"} 2",
             "guestlet_host_connect_seconds_bucket{le=\"5\"} 2",

@@ -2,10 +2,13 @@
 //! of the machine that runs the tests is mounted there, so nothing of it can be frozen.
 
 use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::mount::{MntFlags, umount2};
 use nix::unistd::{chdir, pivot_root};
 use serde_json::Value;
@@ -101,12 +104,18 @@ impl Writer {
         panic!("the writer neither ends nor waits");
     }
 
-    pub fn finishes(mut self) {
-        let deadline = Instant::now() + PATIENCE;
+    pub fn finishes(self) {
+        assert!(self.finishes_before(Instant::now() + PATIENCE), "a writer is still blocked");
+    }
+
+    pub fn finishes_before(mut self, deadline: Instant) -> bool {
         while self.0.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "a writer is still blocked");
+            if Instant::now() >= deadline {
+                return false;
+            }
             std::thread::sleep(Duration::from_millis(2));
         }
+        true
     }
 }
 
@@ -141,20 +150,45 @@ impl Agent {
 
     /// Starts with the same settings.
     pub fn again() -> Self {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open("/run/log").unwrap();
-        let child = Command::new("/guestlet")
-            .args(["--settings", "/run/agent.toml"])
-            .stdin(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let agent = Self { child };
+        let agent = Self::begin();
         let deadline = Instant::now() + PATIENCE;
-        while std::os::unix::net::UnixStream::connect("/run/agent.sock").is_err() {
+        while UnixStream::connect("/run/agent.sock").is_err() {
             assert!(Instant::now() < deadline, "the agent does not answer: {}", Self::log());
             std::thread::sleep(Duration::from_millis(2));
         }
         agent
+    }
+
+    /// Starts with the same settings; it may not answer yet.
+    pub fn begin() -> Self {
+        Self::run("exec /guestlet --settings /run/agent.toml")
+    }
+
+    /// The same with a socket for QGA that is passed to it.
+    pub fn begin_with(listener: &UnixListener) -> Self {
+        fcntl(listener, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
+        Self::run(&format!(
+            "exec 3<&{}; export LISTEN_FDS=1 LISTEN_PID=$$; exec /guestlet --settings /run/agent.toml",
+            listener.as_raw_fd()
+        ))
+    }
+
+    fn run(script: &str) -> Self {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open("/run/log").unwrap();
+        let child =
+            Command::new("/bin/sh").args(["-c", script]).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        Self { child }
+    }
+
+    /// Connects at the first moment at which that can be done.
+    pub fn first_stream() -> UnixStream {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(stream) = UnixStream::connect("/run/qga.sock") {
+                return stream;
+            }
+            assert!(Instant::now() < deadline, "nobody listens: {}", Self::log());
+        }
     }
 
     pub fn log() -> String {

@@ -2,7 +2,10 @@
 
 mod lab;
 
+use std::io::{Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -217,6 +220,116 @@ fn whenever_the_agent_is_killed_nothing_stays_frozen() {
 }
 
 #[test]
+fn a_thaw_that_waits_for_the_agents_next_run_is_told_the_truth() {
+    if is_outside("a_thaw_that_waits_for_the_agents_next_run_is_told_the_truth") {
+        return;
+    }
+    for round in 0..12 {
+        let agent = Agent::start("");
+        assert_eq!(agent.client().call("guest-fsfreeze-freeze"), FILE_SYSTEMS);
+        let signal = |id: i32, signal| kill(Pid::from_raw(id), signal);
+        signal(agent.child.id().cast_signed(), Signal::SIGSTOP).unwrap();
+        // In half of the rounds it is still frozen when the next run begins.
+        let frozen = round % 2 == 0;
+        for guardian in guardians() {
+            signal(guardian, Signal::SIGKILL).unwrap();
+        }
+        agent.kill();
+        if !frozen {
+            assert!(guestlet(&["thaw", "--if-crashed"]).0);
+        }
+        std::fs::remove_file("/run/qga.sock").unwrap();
+        let _agent = Agent::begin();
+        let mut client = Client::over(Agent::first_stream());
+        let second = round % 4 >= 2;
+        if second {
+            let refused = client.ask(FREEZE);
+            if frozen {
+                assert_eq!(refused["error"]["class"], "CommandNotFound", "{round}: {refused}");
+            } else {
+                assert_eq!(refused, json!({"return": FILE_SYSTEMS}));
+            }
+        }
+        let answer = client.ask(THAW);
+        if frozen || second {
+            assert_eq!(answer, json!({"return": FILE_SYSTEMS}), "{round}");
+        } else {
+            assert!(description(&answer).contains("the agent crashed"), "{round}: {answer}");
+        }
+        nothing_is_frozen();
+    }
+}
+
+#[test]
+fn nobody_is_answered_before_the_start_has_succeeded() {
+    if is_outside("nobody_is_answered_before_the_start_has_succeeded") {
+        return;
+    }
+    // With its settings written, and nothing left of it.
+    Agent::start("").kill();
+    for _ in 0..12 {
+        let _ = std::fs::remove_file("/run/qga.sock");
+        let _ = std::fs::remove_file("/run/agent.sock");
+        // The last socket that it makes cannot be made.
+        std::fs::create_dir_all("/run/agent.sock/taken").unwrap();
+        // The first one is there before it, with somebody who waits.
+        let listener = UnixListener::bind("/run/qga.sock").unwrap();
+        let mut client = Agent::first_stream();
+        client.write_all(br#"{"execute":"guest-ping"}"#).unwrap();
+        let mut agent = Agent::begin_with(&listener);
+        drop(listener);
+        assert!(!agent.child.wait().unwrap().success());
+        let mut answer = Vec::new();
+        let _ = client.read_to_end(&mut answer);
+        assert_eq!(answer, b"", "an agent that could not start has answered");
+    }
+}
+
+/// A mount point has bytes, which may be no text.
+#[test]
+fn a_mount_point_that_is_no_text_is_frozen_like_any_other() {
+    if is_outside("a_mount_point_that_is_no_text_is_frozen_like_any_other") {
+        return;
+    }
+    let bytes = |name: &[u8]| std::ffi::OsStr::from_bytes(name).to_owned();
+    // Two of them that are the same in words.
+    for (name, place) in [(&b"/caf\xe9"[..], "/inner"), (b"/caf\xe8", "/last")] {
+        std::fs::create_dir(bytes(name)).unwrap();
+        nix::mount::mount(
+            Some(place),
+            bytes(name).as_os_str(),
+            None::<&str>,
+            nix::mount::MsFlags::MS_MOVE,
+            None::<&str>,
+        )
+        .unwrap();
+    }
+    let agent = Agent::start("");
+    let mut client = agent.client();
+    assert_eq!(client.call("guest-fsfreeze-freeze"), FILE_SYSTEMS);
+    assert!(status()["file_systems"].as_array().unwrap().contains(&json!("/caf\u{fffd}")), "{}", status());
+    assert_eq!(client.call("guest-fsfreeze-thaw"), FILE_SYSTEMS);
+    // As they are listed, they can be named; both, because they are listed alike.
+    let info = client.call("guest-get-fsinfo");
+    let listed: Vec<_> =
+        info.as_array().unwrap().iter().filter(|it| it["mountpoint"] == "/caf\u{fffd}").collect();
+    assert_eq!(listed.len(), 2, "{info}");
+    assert!(listed.iter().all(|it| it["total-bytes"].as_u64().unwrap() > 0), "{info}");
+    let list = json!({
+        "execute": "guest-fsfreeze-freeze-list",
+        "arguments": {"mountpoints": [listed[0]["mountpoint"]]}
+    });
+    assert_eq!(client.ask(&list.to_string()), json!({"return": 2}));
+    assert_eq!(client.call("guest-fsfreeze-thaw"), 2);
+    // Whoever is killed leaves nothing frozen there, either.
+    assert_eq!(client.call("guest-fsfreeze-freeze"), FILE_SYSTEMS);
+    agent.kill();
+    for place in [&b"/caf\xe9/file"[..], b"/caf\xe8/file", b"/a/file"] {
+        std::fs::write(bytes(place), "data").unwrap();
+    }
+}
+
+#[test]
 fn the_agents_end_waits_for_the_thaw() {
     if is_outside() {
         return;
@@ -238,6 +351,50 @@ fn the_agents_end_waits_for_the_thaw() {
 }
 
 nix::ioctl_write_int_bad!(fifreeze, 0xc004_5877);
+
+/// The thread holds the descriptors of the killed process, so that the guardian's pipe has no end.
+#[test]
+fn an_agent_killed_while_it_hangs_in_a_frozen_write_is_thawed_for_at_once() {
+    if is_outside("an_agent_killed_while_it_hangs_in_a_frozen_write_is_thawed_for_at_once") {
+        return;
+    }
+    let agent = Agent::start("");
+    let (mut client, mut other) = (agent.client(), agent.client());
+    let file = json!({"execute": "guest-file-open", "arguments": {"path": "/inner/held", "mode": "w"}});
+    let handle = client.ask(&file.to_string())["return"].as_u64().unwrap();
+    let held = std::fs::File::open("/inner").unwrap();
+    // SAFETY: FIFREEZE takes no argument that the kernel would read.
+    unsafe { fifreeze(held.as_raw_fd(), 0) }.unwrap();
+    let write =
+        json!({"execute": "guest-file-write", "arguments": {"handle": handle, "buf-b64": "ZGF0YQ=="}});
+    client.send(write.to_string().as_bytes());
+    let process = agent.child.id();
+    let hangs = || {
+        let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+        let stats = threads.map(|thread| std::fs::read_to_string(thread.path().join("stat")));
+        stats.flatten().any(|stat| stat.contains(") D "))
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !hangs() {
+        assert!(Instant::now() < deadline, "no thread of the agent waits for the frozen file system");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(other.call("guest-fsfreeze-freeze"), FILE_SYSTEMS - 1);
+    assert!(Writer::to("/a").is_blocked());
+
+    let begun = Instant::now();
+    kill(Pid::from_raw(process.cast_signed()), Signal::SIGKILL).unwrap();
+    let writers = PLACES.map(Writer::to);
+    let thawed = writers.map(|writer| writer.finishes_before(begun + Duration::from_secs(10)));
+    eprintln!("thawed after {:?}", begun.elapsed());
+    // Whatever comes of it, nothing stays frozen.
+    let left = guestlet(&["thaw", "--if-crashed"]);
+    assert_eq!(thawed, [true; PLACES.len()], "the guardian waits for the hanging thread: {left:?}");
+    agent.kill();
+    let agent = Agent::again();
+    let late = agent.client().ask(THAW);
+    assert!(description(&late).contains("the agent crashed"), "{late}");
+}
 
 /// A freeze that cannot go on because somebody else holds the disk below.
 #[test]

@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::guest::events::Event;
 use crate::guest::freeze::By;
 use crate::guest::freeze::cycle::{ANSWER, Cycle, Message, Next, Stop};
+use crate::guest::freeze::end::{End, Spoiled};
 use crate::guest::freeze::error::Error;
 use crate::guest::freeze::recover::tell_thaw;
 use crate::guest::freeze::targets::Thaws;
@@ -123,12 +125,26 @@ impl Cycle {
         target.map(|target| target.mount_point.clone()).unwrap_or_default()
     }
 
+    /// Everybody else is told how it ended: not all who froze ask for a thaw.
+    fn tell_end(&self, spoiled: Option<&Spoiled>) {
+        let reason = spoiled.map(|spoiled| spoiled.reason.clone());
+        let problems: Vec<_> = reason.into_iter().chain(self.problems.iter().cloned()).collect();
+        self.guest.events.tell(Event::Thawed {
+            holder: self.marked.holder.clone(),
+            end: spoiled.map_or(End::Asked, |spoiled| spoiled.end),
+            problem: problems.join("; "),
+        });
+    }
+
     /// The end of the cycle: others may freeze again, and those who asked are answered.
     pub(super) fn leave(mut self, thawed: Option<u64>, by_itself: bool) {
+        let holder = self.marked.holder.clone();
+        let spoil = |end, reason| Some(Spoiled { end, holder: holder.clone(), reason, told: true });
         let spoiled = if by_itself {
-            Some(format!("the freeze ended by itself after {} s", self.settings.deadline.as_secs()))
+            let seconds = self.settings.deadline.as_secs();
+            spoil(End::Deadline, format!("the freeze ended by itself after {seconds} s"))
         } else if self.by == By::Person && self.complete {
-            Some("the freeze was ended by a person in the guest".to_owned())
+            spoil(End::Person, "the freeze was ended by a person in the guest".to_owned())
         } else {
             None
         };
@@ -136,12 +152,19 @@ impl Cycle {
             tracing::warn!("after the thaw: {problem}");
         }
         match (&spoiled, thawed) {
-            (Some(reason), _) => tracing::warn!("thawed: {reason}"),
+            (Some(Spoiled { reason, .. }), _) => {
+                tracing::warn!(
+                    "thawed: {reason}; a snapshot for {holder} that was not done then is not consistent"
+                );
+            }
             (None, Some(count)) => tracing::info!("thawed {count} file systems"),
             (None, None) => {}
         }
-        if let Some(reason) = spoiled.as_ref().filter(|_| !by_itself || self.waiting.is_empty()) {
-            self.marker.spoil(reason);
+        if self.complete {
+            self.tell_end(spoiled.as_ref());
+        }
+        if let Some(spoiled) = spoiled.as_ref().filter(|_| !by_itself || self.waiting.is_empty()) {
+            self.marker.spoil(spoiled);
         }
         let mut waiting = {
             let mut state = self.guest.freezer.0.state();
@@ -151,7 +174,9 @@ impl Cycle {
                 }
             }
             // Whoever is told here does not have to be told again.
-            state.spoiled = spoiled.clone().filter(|_| !by_itself || self.waiting.is_empty());
+            if self.anew {
+                state.spoiled = spoiled.clone().filter(|_| !by_itself || self.waiting.is_empty());
+            }
             state.running = None;
             std::mem::take(&mut self.waiting).into_iter()
         };
@@ -160,7 +185,7 @@ impl Cycle {
         }
         if let Some(first) = waiting.next() {
             let outcome = match (spoiled.filter(|_| by_itself), thawed) {
-                (Some(reason), _) => Err(Error::Spoiled(reason)),
+                (Some(spoiled), _) => Err(Error::Spoiled(spoiled.reason)),
                 (None, _) if !self.problems.is_empty() => Err(Error::AfterThaw(self.problems.join("; "))),
                 (None, count) => Ok(count.unwrap_or_default()),
             };

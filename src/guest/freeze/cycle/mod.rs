@@ -58,6 +58,7 @@ enum Next {
     Stop(Stop),
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 pub(super) struct Cycle {
     guest: Guest,
     settings: Settings,
@@ -79,6 +80,8 @@ pub(super) struct Cycle {
     freezing: bool,
     /// Everything was frozen at one time.
     complete: bool,
+    /// What spoiled the freeze before this one counts no more.
+    anew: bool,
     /// Which file systems were frozen is known.
     sure: bool,
     guardian: Option<Guardian>,
@@ -118,6 +121,7 @@ impl Cycle {
             cancelled: Arc::default(),
             freezing: false,
             complete: false,
+            anew: false,
             sure: true,
             guardian: None,
             problems: Vec::new(),
@@ -128,6 +132,9 @@ impl Cycle {
     /// A freeze from its beginning.
     pub(super) fn run(mut self, which: Option<&[String]>, answer: Answer) {
         let _end = EndOnPanic;
+        if let Some(found) = self.marker.of_another(&self.marked) {
+            return self.give_way(&found, answer);
+        }
         match self.freeze(which) {
             Ok(()) if self.frozen.is_empty() => {
                 self.undo(false);
@@ -158,10 +165,38 @@ impl Cycle {
         }
     }
 
+    /// A freeze that another agent has begun goes first. One that is gone leaves it to this one to end it.
+    fn give_way(self, found: &Found, answer: Answer) {
+        let path = self.marker.path();
+        let other = match found {
+            Found::Freeze(freeze) if self.marker.is_alive(freeze) => Some(freeze.process.0),
+            _ => None,
+        };
+        let whose =
+            other.map_or("an agent that is gone".to_owned(), |id| format!("the agent with process {id}"));
+        let words = format!("{whose} has begun a freeze that is not over ({}); thaw first", path.display());
+        tracing::warn!("not frozen: {words}");
+        let refused = Err(Error::Busy(words));
+        if other.is_some() {
+            self.leave(None, false);
+            let _ = answer.send(refused);
+        } else {
+            self.guest.freezer.0.restricted.store(true, Ordering::SeqCst);
+            if let Some(running) = &mut self.guest.freezer.0.state().running {
+                found.holder().clone_into(&mut running.holder);
+            }
+            let _ = answer.send(refused);
+            self.resume(found);
+        }
+    }
+
     /// A freeze that an earlier run of the agent has left.
     pub(super) fn resume(mut self, found: &Found) {
         let _end = EndOnPanic;
         self.deadline = Some(Instant::now() + self.settings.deadline);
+        self.anew = true;
+        self.marker.forget_spoiled();
+        found.holder().clone_into(&mut self.marked.holder);
         self.sure = *found != Found::Unknown;
         if let Found::Freeze(freeze) = found {
             self.hooks.clone_from(&freeze.hooks);
@@ -196,6 +231,7 @@ impl Cycle {
             selected(&self.guest.root, which).map_err(failed)?;
         }
         self.hooks = hook::list(self.settings.hook.as_deref()).map_err(failed)?;
+        self.anew = true;
         self.marker.forget_spoiled();
         self.guest.freezer.0.state().spoiled = None;
         self.tell_hooks()?;
@@ -284,16 +320,19 @@ impl Cycle {
         }
     }
 
-    /// Starts the process that thaws if this one is gone. Without it the service manager does.
+    /// Starts the process that thaws if this one is gone. Without it the service manager does. It guards this thread,
+    /// which never waits for a file system.
     fn guard(&mut self) {
         if !self.settings.guarded || self.guardian.is_some() {
             return;
         }
         let seconds = (self.settings.deadline + GUARDIAN).as_secs().to_string();
         let hook_seconds = self.settings.hook_deadline.as_secs().max(1).to_string();
-        let words: [&OsStr; 5] = [
+        let process = self.marked.process.0.to_string();
+        let words: [&OsStr; 6] = [
             "thaw".as_ref(),
             "--guard".as_ref(),
+            process.as_ref(),
             self.settings.folder.as_os_str(),
             seconds.as_ref(),
             hook_seconds.as_ref(),
@@ -409,7 +448,6 @@ impl Cycle {
         };
         let by_itself = matches!(stop, Stop::Deadline);
         let thawed = self.undo(!by_itself);
-        self.guest.events.tell(Event::Thawed { by_itself });
         self.leave(Some(thawed), by_itself);
     }
 
