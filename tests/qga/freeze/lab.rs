@@ -150,6 +150,10 @@ impl Agent {
 
     /// Starts with the same settings.
     pub fn again() -> Self {
+        // A process that the killed one was about to start may hold its sockets open for a moment.
+        for socket in ["/run/agent.sock", "/run/qga.sock"] {
+            let _ = std::fs::remove_file(socket);
+        }
         let agent = Self::begin();
         let deadline = Instant::now() + PATIENCE;
         while UnixStream::connect("/run/agent.sock").is_err() {
