@@ -39,6 +39,8 @@ fn of_disk(error: &volumes::Error) -> Code {
     match error {
         E::Busy { .. } | E::Locked { .. } => Code::Aborted,
         E::Silent { .. } => Code::DeadlineExceeded,
+        // It is looked for anew when this is asked for again.
+        E::Another { .. } => Code::Unavailable,
         E::Otherwise { .. } => Code::AlreadyExists,
         E::Wrong { .. } | E::NotText { .. } => Code::InvalidArgument,
         E::InUse { .. }

@@ -151,6 +151,12 @@ pub fn generation(root: &Root, place: &str) -> Option<u64> {
     std::fs::metadata(root.path(place)).ok().map(|folder| folder.ino())
 }
 
+/// The kernel's number of the whole disk at `place`, which no other disk, nor another medium in its drive, has until the
+/// next boot; none where the kernel has no such numbers (Linux before 5.15).
+pub fn sequence(root: &Root, place: &str) -> Option<u64> {
+    root.line(&format!("{place}/diskseq")).parse().ok()
+}
+
 /// Whether the device exists in the kernel only: it is made of others, of a file, or of memory.
 pub fn is_virtual(place: &str) -> bool {
     place.contains("/devices/virtual/block/")

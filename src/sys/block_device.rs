@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
@@ -37,10 +37,15 @@ pub struct Facts {
 /// # Errors
 /// `ENOTBLK` if it is none; as open(2) gives them.
 pub fn facts(path: &Path) -> io::Result<Facts> {
-    let device = open(path)?;
-    let mut bytes = 0;
-    // SAFETY: BLKGETSIZE64 writes 64 bits.
-    unsafe { ioctl::size(device.as_raw_fd(), &raw mut bytes) }?;
+    facts_of(&open(path)?)
+}
+
+/// As [`facts`], of an open device.
+///
+/// # Errors
+/// As ioctl(2) gives them: `ENXIO` or `ENODEV` if it is gone.
+pub fn facts_of(device: &File) -> io::Result<Facts> {
+    let bytes = bytes(device)?;
     let mut sector = 0;
     // SAFETY: BLKSSZGET writes an int.
     unsafe { ioctl::sector_size(device.as_raw_fd(), &raw mut sector) }?;
@@ -48,11 +53,48 @@ pub fn facts(path: &Path) -> io::Result<Facts> {
     // SAFETY: BLKROGET writes an int.
     unsafe { ioctl::read_only(device.as_raw_fd(), &raw mut read_only) }?;
     Ok(Facts {
-        number: number(&device)?,
+        number: number(device)?,
         bytes,
         sector: u32::try_from(sector).map_err(|_| Errno::EINVAL)?,
         read_only: read_only != 0,
     })
+}
+
+/// The size of an open device in bytes, as it is now; 0 once it is gone.
+///
+/// # Errors
+/// As ioctl(2) gives them.
+pub fn bytes(device: &File) -> io::Result<u64> {
+    let mut bytes = 0;
+    // SAFETY: BLKGETSIZE64 writes 64 bits.
+    unsafe { ioctl::size(device.as_raw_fd(), &raw mut bytes) }?;
+    Ok(bytes)
+}
+
+/// The number that the kernel gave to the disk of an open device and gives to no other disk, nor to another medium in the
+/// same drive, until the next boot; none where the kernel has no such numbers (Linux before 5.15).
+///
+/// # Errors
+/// As ioctl(2) gives them.
+pub fn sequence(device: &File) -> io::Result<Option<u64>> {
+    let mut number = 0;
+    // SAFETY: BLKGETDISKSEQ writes 64 bits.
+    match unsafe { ioctl::sequence(device.as_raw_fd(), &raw mut number) } {
+        Ok(_) => Ok(Some(number)),
+        Err(Errno::ENOTTY | Errno::EINVAL) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens an open device once more, for reading, and for writing if that is said: it has its own lock, and is the same
+/// device file whatever is found at its path by now.
+///
+/// # Errors
+/// As open(2) gives them.
+pub fn reopen(device: &File, to_write: bool) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", device.as_raw_fd());
+    let path = Path::new(&path);
+    if to_write { open_to_write(path) } else { open(path) }
 }
 
 /// The number of an open device.
@@ -86,12 +128,12 @@ fn checked(device: File) -> io::Result<File> {
     if kind.is_block_device() { Ok(device) } else { Err(Errno::ENOTBLK.into()) }
 }
 
-/// Whether somebody has claimed the device at `path`: it is mounted, part of another device, or used to swap.
+/// Whether somebody has claimed an open device: it is mounted, part of another device, or used to swap.
 ///
 /// # Errors
 /// As open(2) gives them.
-pub fn is_claimed(path: &Path) -> io::Result<bool> {
-    match claim(path) {
+pub fn is_claimed(device: &File) -> io::Result<bool> {
+    match claim(format!("/proc/self/fd/{}", device.as_raw_fd()).as_ref()) {
         Ok(_) => Ok(false),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
         Err(error) => Err(error),
@@ -161,13 +203,12 @@ pub fn number_at(path: &Path) -> Option<Number> {
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "it is held, and let go of with this")] File);
 
-/// Takes the lock of the disk at `path`. udev holds it for moments only, which are waited for.
+/// Takes the lock of a disk that was opened for nothing else. udev holds it for moments only, which are waited for.
 ///
 /// # Errors
-/// `WouldBlock` if another program still holds it after `patience`; as open(2) gives them.
-pub fn lock(path: &Path, patience: Duration) -> io::Result<Lock> {
+/// `WouldBlock` if another program still holds it after `patience`; as flock(2) gives them.
+pub fn lock(file: File, patience: Duration) -> io::Result<Lock> {
     let begin = Instant::now();
-    let file = open(path)?;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(Lock(file)),
@@ -175,17 +216,6 @@ pub fn lock(path: &Path, patience: Duration) -> io::Result<Lock> {
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-/// Takes the lock of a file, for as long as the descriptor or one made from it is open anywhere, as in a program that
-/// has it as its standard input.
-///
-/// # Errors
-/// `WouldBlock` if somebody holds it; as open(2) gives them.
-pub fn lock_file(path: &Path) -> io::Result<OwnedFd> {
-    let file = File::open(path)?;
-    file.try_lock()?;
-    Ok(file.into())
 }
 
 /// Tells the kernel that partition `number` of the opened `disk` now has this place, in bytes. It may be in use.
@@ -237,5 +267,6 @@ mod ioctl {
     nix::ioctl_write_int_bad!(flush, nix::request_code_none!(0x12, 97));
     nix::ioctl_read_bad!(sector_size, nix::request_code_none!(0x12, 104), i32);
     nix::ioctl_write_ptr_bad!(partition, nix::request_code_none!(0x12, 105), PartitionCall);
+    nix::ioctl_read!(sequence, 0x12, 128, u64);
     nix::ioctl_read_bad!(size, nix::request_code_read!(0x12, 114, size_of::<usize>()), u64);
 }

@@ -14,6 +14,8 @@ use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, fstat};
 
+use crate::sys::block::Number;
+use crate::sys::block_device;
 use crate::sys::root::Root;
 
 /// A folder or file that something may be mounted on, held open.
@@ -48,6 +50,11 @@ impl Place {
         let mount =
             mount.ok_or_else(|| io::Error::other("the kernel does not say on which mount a file is"))?;
         Ok(Self { descriptor, path, mount, is_folder: kind == SFlag::S_IFDIR })
+    }
+
+    /// The number of the block device that it is the file of; none of all else.
+    pub fn device(&self) -> Option<Number> {
+        block_device::number_at(&self.itself())
     }
 
     /// Leads to it, whatever its path leads to by now.

@@ -1,8 +1,8 @@
 //! Runs the system's own programs: by absolute path, with a clean environment and a deadline.
 
 use std::fmt;
+use std::fs::File;
 use std::hint::black_box;
-use std::os::fd::OwnedFd;
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub enum Error {
         /// What it wrote to its standard error.
         message: String,
     },
-    /// It did not end in time, and was killed.
+    /// It did not end in time, and was killed, if it may be.
     #[error("{program} did not end within {seconds} s")]
     TimedOut {
         /// The program's path.
@@ -135,27 +135,50 @@ pub struct Ended {
     pub errors: String,
 }
 
-/// Runs `program` with `arguments` until it ends, however that is. It has `input`, which it does not read, as its
-/// standard input, and so holds it open as long as it lives.
+/// Runs `program` with `arguments` until it ends, however that is.
 ///
 /// # Errors
 /// If it cannot be started, or takes longer than `deadline`.
-pub async fn run_to_end(
-    program: &str,
-    arguments: &[&str],
-    input: Option<OwnedFd>,
-    deadline: Duration,
-) -> Result<Ended, Error> {
-    let stdin = input.map_or_else(Stdio::null, Stdio::from);
+pub async fn run_to_end(program: &str, arguments: &[&str], deadline: Duration) -> Result<Ended, Error> {
     let run = async {
-        let mut child =
-            command(program, arguments).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut child = command(program, arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
         let (output, errors) = (child.stdout.take(), child.stderr.take());
         let (status, output, errors) = tokio::join!(child.wait(), beginning(output), beginning(errors));
         Ok(Ended { status: status?, output: output?, errors: errors? })
     };
     match tokio::time::timeout(deadline, run).await {
         Ok(ended) => ended.map_err(|source| Error::Start { program: program.to_owned(), source }),
+        Err(_) => Err(Error::TimedOut { program: program.to_owned(), seconds: deadline.as_secs() }),
+    }
+}
+
+/// Runs `program` with `arguments` until it ends, however that is: with `input` as its standard input, and `output` as all
+/// that it writes to. Nothing of that ends with this process. At its deadline, or when nobody waits for it any more, it is
+/// killed only if that is said.
+///
+/// # Errors
+/// If it cannot be started, or takes longer than `deadline`.
+pub async fn run_on(
+    program: &str,
+    arguments: &[&str],
+    input: File,
+    output: File,
+    kill: bool,
+    deadline: Duration,
+) -> Result<ExitStatus, Error> {
+    let failed = |source| Error::Start { program: program.to_owned(), source };
+    let errors = output.try_clone().map_err(failed)?;
+    let mut command = command(program, arguments);
+    command.stdin(input).stdout(output).stderr(errors).kill_on_drop(kill);
+    let mut child = command.spawn().map_err(failed)?;
+    // It has what it needs; whoever looks whether it still runs sees only what it holds itself.
+    drop(command);
+    match tokio::time::timeout(deadline, child.wait()).await {
+        Ok(ended) => ended.map_err(failed),
         Err(_) => Err(Error::TimedOut { program: program.to_owned(), seconds: deadline.as_secs() }),
     }
 }
@@ -220,12 +243,39 @@ mod tests {
     async fn however_it_ends() {
         let second = Duration::from_secs(10);
         let script = "echo out; echo err >&2; head -c 200000 /dev/zero; exit 2";
-        let ended = run_to_end("/bin/sh", &["-c", script], None, second).await.unwrap();
+        let ended = run_to_end("/bin/sh", &["-c", script], second).await.unwrap();
         assert_eq!(ended.status.code(), Some(2));
         assert!(ended.output.starts_with("out\n"));
         assert_eq!((ended.output.len() as u64, ended.errors.as_str()), (MOST_OUTPUT, "err\n"));
-        let late = run_to_end("/bin/sleep", &["100"], None, Duration::from_millis(10)).await.unwrap_err();
+        let late = run_to_end("/bin/sleep", &["100"], Duration::from_millis(10)).await.unwrap_err();
         assert!(matches!(late, Error::TimedOut { .. }));
+    }
+
+    #[tokio::test]
+    async fn what_is_not_killed_goes_on() {
+        let second = Duration::from_secs(10);
+        let script = "cat; echo err >&2; sleep 0.3; echo late; exit 3";
+        for kill in [false, true] {
+            let (mut input, output) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+            std::io::Write::write_all(&mut input, b"in\n").unwrap();
+            std::io::Seek::rewind(&mut input).unwrap();
+            let (copy, said) = (output.try_clone().unwrap(), || {
+                let mut bytes = vec![0; 100];
+                let length = std::os::unix::fs::FileExt::read_at(&output, &mut bytes, 0).unwrap();
+                String::from_utf8(bytes[..length].to_vec()).unwrap()
+            });
+            let short = Duration::from_millis(100);
+            let late = run_on("/bin/sh", &["-c", script], input, copy, kill, short).await.unwrap_err();
+            assert!(matches!(late, Error::TimedOut { .. }));
+            let end = std::time::Instant::now() + if kill { Duration::from_secs(1) } else { second };
+            while std::time::Instant::now() < end && !said().ends_with("late\n") {
+                tokio::time::sleep(short).await;
+            }
+            assert_eq!(said().ends_with("late\n"), !kill, "{}", said());
+        }
+        let (input, output) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let status = run_on("/bin/sh", &["-c", "exit 3"], input, output, false, second).await.unwrap();
+        assert_eq!(status.code(), Some(3));
     }
 
     #[tokio::test]

@@ -98,6 +98,12 @@ impl Disk {
         self.say();
     }
 
+    /// Another disk, with the same name, of which the kernel has not said anything yet.
+    pub fn change_to(&self, file: &Path, serial: &str) {
+        run(&format!("losetup --detach {0}; losetup {0} {1}", self.device(), file.display()));
+        std::fs::write(self.place().join("serial"), serial).unwrap();
+    }
+
     pub fn unplug(&self) {
         std::fs::remove_file(Path::new("/sys/block").join(&self.name)).unwrap();
         std::fs::remove_file(Path::new("/sys/dev/block").join(&self.number)).unwrap();

@@ -88,6 +88,34 @@ fn a_disk_that_is_on_its_way_out_is_not_taken_for_the_one_that_comes() {
 }
 
 #[test]
+fn a_disk_that_took_the_name_of_another_is_not_written_to() {
+    if is_outside() {
+        return;
+    }
+    let machine = Machine::new();
+    wait(async {
+        let lab = Lab::new().await;
+        let disk = machine.plugged("first", 64);
+        let volume = Volume::new(&lab, "pvc-first", &disk.serial);
+        until("it is seen", || lab.disks().contains(&disk.name));
+        let other = lab.path("other");
+        std::fs::File::create(&other).unwrap().set_len(64 << 20).unwrap();
+        disk.change_to(&other, "second");
+        for access in [mount("ext4", &[]), block()] {
+            is(volume.stage(&access).await, Code::Unavailable, "is not the disk that was meant");
+        }
+        // Nothing has been written anywhere.
+        assert_eq!(std::fs::metadata(&other).unwrap().blocks(), 0);
+        assert_eq!(std::fs::metadata(&disk.file).unwrap().blocks(), 0);
+        // Who asks for the one that is there gets it, as soon as the kernel has said so.
+        disk.unplug();
+        disk.plug();
+        volume.stage(&mount("ext4", &[])).await.unwrap();
+        volume.unstage().await.unwrap();
+    });
+}
+
+#[test]
 fn what_is_left_of_a_disk_that_is_gone_is_taken_away() {
     if is_outside() {
         return;

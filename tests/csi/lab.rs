@@ -22,7 +22,8 @@ pub const NODE: &str = "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11";
 pub fn is_outside() -> bool {
     let outside = namespace::is_outside();
     if !outside {
-        run("mount -t tmpfs lab /var/lib");
+        std::fs::create_dir_all("/run/guestlet").unwrap();
+        run("mount -t tmpfs lab /var/lib; mount -t tmpfs lab /run/guestlet");
     }
     outside
 }

@@ -5,36 +5,10 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use guestlet::guest::disks::identity::KnownDisk;
-use guestlet::guest::disks::location::Bus;
 use guestlet::guest::disks::openers;
 use guestlet::sys::block_device::{self, claim, flush};
 
-use crate::lab::{Disk, Lab, enter, run};
-
-/// The disk as the agent would know it, if it were no loop device.
-fn known(disk: &Disk) -> KnownDisk {
-    let name = disk.name().trim_start_matches("/dev/").to_owned();
-    KnownDisk {
-        file: disk.name().to_owned(),
-        place: format!("/sys/block/{name}"),
-        name,
-        number: block_device::facts(&disk.device).unwrap().number,
-        generation: 1,
-        bus: Bus::Unknown,
-        pci: None,
-        scsi: None,
-        serials: Vec::new(),
-        alias: None,
-        wwn: None,
-        bytes: 16 << 20,
-        sector: 512,
-        read_only: false,
-        rotational: false,
-        partitions: Vec::new(),
-        holders: Vec::new(),
-        silent: false,
-    }
-}
+use crate::lab::{Lab, enter, run};
 
 /// Other tests look for free loop devices meanwhile, and open all of them for that.
 fn who(lab: &Lab, disk: &KnownDisk) -> Vec<String> {
@@ -63,7 +37,7 @@ fn a_claimed_disk_is_not_mounted_and_a_mounted_one_not_claimed() {
 fn who_has_a_disk_open_is_named_under_whatever_name() {
     let Some(lab) = enter() else { return };
     let disk = lab.disk("disk", 16);
-    let known = known(&disk);
+    let known = disk.known("");
     assert_eq!(block_device::number_at(&disk.device), Some(known.number));
     assert_eq!(block_device::number_at(Path::new("/dev/null")), None);
     assert_eq!(block_device::number_at(Path::new("/nothing")), None);
@@ -94,7 +68,7 @@ fn a_mount_in_another_namespace_is_found() {
     let Some(lab) = enter() else { return };
     let (disk, folder) = (lab.disk("disk", 16), lab.folder("mnt"));
     run(&format!("mke2fs -q {}", disk.name()));
-    let known = known(&disk);
+    let known = disk.known("");
     let work = format!("mount {} {} && echo mounted && exec sleep 1000", disk.name(), folder.display());
     let mut other = std::process::Command::new("unshare")
         .args(["--mount", "sh", "-ec", &work])

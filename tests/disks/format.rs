@@ -7,16 +7,17 @@ use std::time::Duration;
 use guestlet::guest::volumes::Error;
 use guestlet::guest::volumes::contents::{Contents, contents};
 use guestlet::guest::volumes::format::{Format, Formatted, Kind, format};
+use guestlet::guest::volumes::held::Held;
 
 use crate::lab::{Disk, Lab, enter, notes, run};
 
-fn wanted(device: &Path, kind: Kind) -> Format<'_> {
+fn wanted(kind: Kind) -> Format<'static> {
     let deadline = Duration::from_secs(120);
-    Format { device, identity: "disk 1/ä", kind, label: None, over_data: false, deadline }
+    Format { identity: "disk 1/ä", kind, label: None, over_data: false, deadline }
 }
 
 fn make(lab: &Lab, disk: &Disk, kind: Kind) -> Result<Formatted, Error> {
-    lab.wait(format(&lab.guest, &wanted(&disk.device, kind)))
+    lab.format(&disk.device, &wanted(kind))
 }
 
 fn refused(lab: &Lab, disk: &Disk, kind: Kind) -> String {
@@ -41,8 +42,8 @@ fn each_kind_is_made_once_and_then_left() {
     for kind in Kind::ALL {
         let disk = lab.disk(kind.name(), size(kind));
         assert_eq!(lab.wait(contents(&lab.guest, &disk.device)).unwrap(), Contents::Blank);
-        let labelled = Format { label: Some("DATA 1"), ..wanted(&disk.device, kind) };
-        let made = lab.wait(format(&lab.guest, &labelled)).unwrap();
+        let labelled = Format { label: Some("DATA 1"), ..wanted(kind) };
+        let made = lab.format(&disk.device, &labelled).unwrap();
         assert!(made.made, "{kind:?}");
         assert_eq!(disk.blkid("TYPE"), kind.name());
         assert_eq!(Some(disk.blkid("UUID")), made.uuid);
@@ -89,8 +90,8 @@ fn whatever_is_on_a_disk_stays() {
     let error = refused(&lab, &disk, Kind::Ext4);
     assert!(error.contains("data of an unknown kind (at byte "), "{error}");
     // Unless the disk is known to be new.
-    let over = Format { over_data: true, ..wanted(&disk.device, Kind::Ext4) };
-    assert!(lab.wait(format(&lab.guest, &over)).unwrap().made);
+    let over = Format { over_data: true, ..wanted(Kind::Ext4) };
+    assert!(lab.format(&disk.device, &over).unwrap().made);
     // And a disk that is used is not touched at all.
     let place = lab.folder("mounted");
     disk.clear();
@@ -115,9 +116,9 @@ fn a_disk_that_cannot_be_read_or_written_is_not_taken_for_a_blank_one() {
     let fixed = Disk::of(fixed, "--read-only");
     assert!(matches!(make(&lab, &fixed, Kind::Ext4), Err(Error::ReadOnly { .. })));
     let no_device = lab.path("disk");
-    let error = lab.wait(format(&lab.guest, &wanted(&no_device, Kind::Ext4))).unwrap_err();
+    let error = lab.format(&no_device, &wanted(Kind::Ext4)).unwrap_err();
     assert!(matches!(error, Error::Unreadable { .. }), "{error:?}");
-    let missing = lab.wait(format(&lab.guest, &wanted(Path::new("/dev/no-such"), Kind::Ext4))).unwrap_err();
+    let missing = lab.format(Path::new("/dev/no-such"), &wanted(Kind::Ext4)).unwrap_err();
     assert!(matches!(missing, Error::Unreadable { .. }), "{missing:?}");
 
     // Who cannot look does not know.
@@ -181,11 +182,11 @@ fn what_was_interrupted_is_taken_up_and_nothing_else_is() {
             }
             drop(script);
             // Another disk with the same contents has no note.
-            let other = Format { identity: "another", ..wanted(&disk.device, kind) };
+            let other = Format { identity: "another", ..wanted(kind) };
             let before = disk.sum();
             let left = lab.wait(contents(&lab.guest, &disk.device)).unwrap();
             if matches!(left, Contents::Unknown { .. }) {
-                lab.wait(format(&lab.guest, &other)).unwrap_err();
+                lab.format(&disk.device, &other).unwrap_err();
                 assert_eq!(disk.sum(), before);
             }
             let made = make(&lab, &disk, kind)
@@ -225,7 +226,11 @@ fn a_program_that_outlives_the_agent_keeps_others_away() {
     let child = match unsafe { nix::unistd::fork() }.unwrap() {
         nix::unistd::ForkResult::Child => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let _ = runtime.block_on(format(&lab.guest, &wanted(&disk.device, Kind::Ext4)));
+            let work = async {
+                let held = Held::called(&lab.guest, &disk.device, "it is formatted").await.unwrap();
+                format(&lab.guest, &held, &wanted(Kind::Ext4)).await
+            };
+            let _ = runtime.block_on(work);
             std::process::exit(1);
         }
         nix::unistd::ForkResult::Parent { child } => child,
@@ -235,7 +240,7 @@ fn a_program_that_outlives_the_agent_keeps_others_away() {
     nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
     nix::sys::wait::waitpid(child, None).unwrap();
     let error = make(&lab, &disk, Kind::Ext4).unwrap_err().to_string();
-    assert!(error.ends_with("is busy: an earlier run still formats it"), "{error}");
+    assert!(error.ends_with("is busy: a program that was begun earlier is at work on it"), "{error}");
     // And when that is done, it is done.
     gate.write_all(b"go\n").unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(60);

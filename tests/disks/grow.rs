@@ -1,17 +1,16 @@
 //! Disks that have grown, and what is on them.
 
 use std::path::Path;
-use std::time::Duration;
 
 use guestlet::guest::volumes::Error;
-use guestlet::guest::volumes::grow::{Outcome, Step, grow};
+use guestlet::guest::volumes::grow::{Outcome, Step};
 
 use crate::lab::{Disk, Lab, enter, run};
 
 const MIB: u64 = 1 << 20;
 
 fn do_grow(lab: &Lab, device: &Path) -> Result<Vec<Step>, Error> {
-    lab.wait(grow(&lab.guest, device, Duration::from_secs(120)))
+    lab.grow(device)
 }
 
 /// A disk with a table that `sfdisk` makes; the kernel knows its partitions. They go with it: to forget them earlier may

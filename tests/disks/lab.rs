@@ -1,12 +1,21 @@
 //! Disks that only a test sees: files behind loop devices, in a mount namespace of the test's own.
 
+use std::cell::OnceCell;
 use std::future::Future;
 use std::hash::{DefaultHasher, Hasher as _};
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use guestlet::guest::Guest;
+use guestlet::guest::disks::identity::{KnownDisk, Serial, Source};
+use guestlet::guest::disks::location::Bus;
+use guestlet::guest::volumes::Error;
+use guestlet::guest::volumes::format::{Format, Formatted, format};
+use guestlet::guest::volumes::grow::{Step, grow};
+use guestlet::guest::volumes::held::Held;
+use guestlet::sys::{block, block_device};
 use nix::unistd::{Whence, lseek};
 use tempfile::TempDir;
 
@@ -35,13 +44,29 @@ pub struct Lab {
 impl Lab {
     fn new() -> Self {
         // What is noted there lasts no longer than the test.
-        run("mount -t tmpfs lab /var/lib");
+        std::fs::create_dir_all("/run/guestlet").unwrap();
+        run("mount -t tmpfs lab /var/lib; mount -t tmpfs lab /run/guestlet");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { guest: Guest::default(), folder: tempfile::tempdir().unwrap(), runtime }
     }
 
     pub fn wait<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
+    }
+
+    /// Holds whatever has this name.
+    pub fn hold(&self, device: &Path) -> Result<Held, Error> {
+        self.wait(Held::called(&self.guest, device, "a test holds it"))
+    }
+
+    pub fn format(&self, device: &Path, wanted: &Format<'_>) -> Result<Formatted, Error> {
+        let held = self.hold(device)?;
+        self.wait(format(&self.guest, &held, wanted))
+    }
+
+    pub fn grow(&self, device: &Path) -> Result<Vec<Step>, Error> {
+        let held = self.hold(device)?;
+        self.wait(grow(&self.guest, &held, Duration::from_secs(300)))
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -93,13 +118,53 @@ impl Drop for Replaced {
 pub struct Disk {
     pub file: PathBuf,
     pub device: PathBuf,
+    held: OnceCell<Held>,
 }
 
 impl Disk {
     /// The disk that holds what is in `file`.
     pub fn of(file: PathBuf, options: &str) -> Self {
         let device = run(&format!("losetup --find --show --partscan {options} {}", file.display()));
-        Self { file, device: device.into() }
+        Self { file, device: device.into(), held: OnceCell::new() }
+    }
+
+    /// Held from now on.
+    pub fn held(&self, lab: &Lab) -> &Held {
+        self.held.get_or_init(|| lab.hold(&self.device).unwrap())
+    }
+
+    /// As the agent would know it, if it were no loop device.
+    pub fn known(&self, serial: &str) -> KnownDisk {
+        let (root, name) = (guestlet::sys::root::Root::default(), self.name().trim_start_matches("/dev/"));
+        let place = block::disk_place(&root, name).unwrap();
+        let facts = block_device::facts(&self.device).unwrap();
+        KnownDisk {
+            name: name.to_owned(),
+            file: self.name().to_owned(),
+            number: facts.number,
+            generation: block::generation(&root, &place).unwrap(),
+            sequence: block::sequence(&root, &place),
+            bus: Bus::Unknown,
+            pci: None,
+            scsi: None,
+            serials: Serial::new(Source::Device, serial.as_bytes()).into_iter().collect(),
+            alias: None,
+            wwn: None,
+            bytes: facts.bytes,
+            sector: 512,
+            read_only: false,
+            rotational: false,
+            partitions: block::partitions(&root, &place),
+            place,
+            holders: Vec::new(),
+            silent: false,
+        }
+    }
+
+    /// Has something else in it, under the same name.
+    pub fn change_to(&mut self, file: &Path) {
+        run(&format!("losetup --detach {0}; losetup {0} {1}", self.name(), file.display()));
+        self.file = file.to_owned();
     }
 
     pub fn name(&self) -> &str {
@@ -156,6 +221,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
+        drop(self.held.take());
         // What is still mounted goes with the namespace, and the device then.
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }

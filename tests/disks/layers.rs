@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use guestlet::guest::volumes::Error;
 use guestlet::guest::volumes::contents::contents;
-use guestlet::guest::volumes::format::{Format, Kind, format};
-use guestlet::guest::volumes::grow::{Outcome, Step, grow};
+use guestlet::guest::volumes::format::{Format, Kind};
+use guestlet::guest::volumes::grow::{Outcome, Step};
 use guestlet::guest::volumes::mount::{Mount, Source, mount};
 use guestlet::guest::volumes::swap;
 use guestlet::guest::volumes::unmount::unmount;
@@ -38,7 +38,7 @@ fn words(steps: &[Step]) -> Vec<String> {
 }
 
 fn do_grow(lab: &Lab, device: &Path) -> Vec<String> {
-    words(&lab.wait(grow(&lab.guest, device, LONG)).unwrap())
+    words(&lab.grow(device).unwrap())
 }
 
 /// The kernel's own file of a device.
@@ -132,15 +132,8 @@ fn a_disk_that_fails_is_not_blank_and_lets_itself_be_unmounted() {
     };
     run(&format!("dmsetup create failing --table '{}'", table("error")));
     let device = PathBuf::from(kernel_name("failing"));
-    let wanted = Format {
-        device: &device,
-        identity: "x",
-        kind: Kind::Xfs,
-        label: None,
-        over_data: false,
-        deadline: LONG,
-    };
-    let error = lab.wait(format(&lab.guest, &wanted)).unwrap_err();
+    let wanted = Format { identity: "x", kind: Kind::Xfs, label: None, over_data: false, deadline: LONG };
+    let error = lab.format(&device, &wanted).unwrap_err();
     assert!(matches!(error, Error::Unreadable { .. } | Error::Program(_)), "{error:?}");
     lab.wait(contents(&lab.guest, &device)).unwrap_err();
     let load = |kind: &str| {
@@ -150,10 +143,11 @@ fn a_disk_that_fails_is_not_blank_and_lets_itself_be_unmounted() {
         ));
     };
     load("linear");
-    assert!(lab.wait(format(&lab.guest, &wanted)).unwrap().made);
+    assert!(lab.format(&device, &wanted).unwrap().made);
     let place = lab.folder("place");
+    let held = lab.hold(&device).unwrap();
     let at = Mount {
-        source: Source::Device(&device),
+        source: Source::Device(&held),
         target: &place,
         kind: Some("xfs"),
         options: &[],
@@ -172,6 +166,7 @@ fn a_disk_that_fails_is_not_blank_and_lets_itself_be_unmounted() {
     load("linear");
     lab.wait(mount(&lab.guest, &at)).unwrap();
     assert_eq!(lab.wait(unmount(&lab.guest, &place, LONG)).unwrap(), 1);
+    drop(held);
     run("dmsetup remove failing");
 }
 
@@ -180,40 +175,28 @@ fn a_disk_that_cannot_be_read_where_it_matters_is_left_alone() {
     let Some(lab) = enter() else { return };
     // The kernel's own disk for tests, scsi_debug.
     let device = PathBuf::from("/dev/sda");
-    let wanted = Format {
-        device: &device,
-        identity: "x",
-        kind: Kind::Ext4,
-        label: None,
-        over_data: false,
-        deadline: LONG,
-    };
+    let wanted = Format { identity: "x", kind: Kind::Ext4, label: None, over_data: false, deadline: LONG };
     for _ in 0..2 {
         lab.wait(contents(&lab.guest, &device)).unwrap_err();
-        let error = lab.wait(format(&lab.guest, &wanted)).unwrap_err();
+        let error = lab.format(&device, &wanted).unwrap_err();
         assert!(matches!(error, Error::Unreadable { .. } | Error::Program(_)), "{error:?}");
     }
     run("echo 0 > /sys/bus/pseudo/drivers/scsi_debug/opts");
-    assert!(lab.wait(format(&lab.guest, &wanted)).unwrap().made);
+    assert!(lab.format(&device, &wanted).unwrap().made);
 }
 
 #[test]
 fn fat_is_made_checked_mounted_and_let_go_of() {
     let Some(lab) = enter() else { return };
     let disk = lab.disk("disk", 64);
-    let wanted = Format {
-        device: &disk.device,
-        identity: "x",
-        kind: Kind::Vfat,
-        label: Some("MINE"),
-        over_data: false,
-        deadline: LONG,
-    };
-    assert!(lab.wait(format(&lab.guest, &wanted)).unwrap().made);
+    let wanted =
+        Format { identity: "x", kind: Kind::Vfat, label: Some("MINE"), over_data: false, deadline: LONG };
+    assert!(lab.format(&disk.device, &wanted).unwrap().made);
     assert!(run(&format!("blkid -p {}", disk.name())).contains("LABEL=\"MINE\""));
     let place = lab.folder("place");
+    let held = lab.hold(&disk.device).unwrap();
     let at = Mount {
-        source: Source::Device(&disk.device),
+        source: Source::Device(&held),
         target: &place,
         kind: Some("vfat"),
         options: &["uid=7".to_owned()],
@@ -233,27 +216,21 @@ fn fat_is_made_checked_mounted_and_let_go_of() {
     lab.wait(mount(&lab.guest, &at)).unwrap();
     assert_eq!(std::fs::read(place.join("file")).unwrap(), b"kept");
     assert_eq!(lab.wait(unmount(&lab.guest, &place, LONG)).unwrap(), 1);
-    assert!(!lab.wait(format(&lab.guest, &wanted)).is_ok_and(|formatted| formatted.made));
+    drop(held);
+    assert!(!lab.format(&disk.device, &wanted).is_ok_and(|formatted| formatted.made));
 }
 
 #[test]
 fn swap_spaces_are_used_and_let_go_of() {
     let Some(lab) = enter() else { return };
     let disk = lab.disk("disk", 64);
-    lab.wait(swap::on(&lab.guest, &disk.device)).unwrap_err();
+    lab.wait(swap::on(&lab.guest, &lab.hold(&disk.device).unwrap())).unwrap_err();
     run(&format!("mkswap {}", disk.name()));
-    assert!(!lab.wait(swap::on(&lab.guest, &disk.device)).unwrap());
-    assert!(lab.wait(swap::on(&lab.guest, &disk.device)).unwrap());
+    assert!(!lab.wait(swap::on(&lab.guest, &lab.hold(&disk.device).unwrap())).unwrap());
+    assert!(lab.wait(swap::on(&lab.guest, &lab.hold(&disk.device).unwrap())).unwrap());
     assert!(std::fs::read_to_string("/proc/swaps").unwrap().contains(disk.name()));
-    let wanted = Format {
-        device: &disk.device,
-        identity: "x",
-        kind: Kind::Swap,
-        label: None,
-        over_data: false,
-        deadline: LONG,
-    };
-    assert!(matches!(lab.wait(format(&lab.guest, &wanted)), Err(Error::Claimed { .. })));
-    assert!(lab.wait(swap::off(&lab.guest, &disk.device, LONG)).unwrap());
-    assert!(!lab.wait(swap::off(&lab.guest, &disk.device, LONG)).unwrap());
+    let wanted = Format { identity: "x", kind: Kind::Swap, label: None, over_data: false, deadline: LONG };
+    assert!(matches!(lab.format(&disk.device, &wanted), Err(Error::Claimed { .. })));
+    assert!(lab.wait(swap::off(&lab.guest, &lab.hold(&disk.device).unwrap(), LONG)).unwrap());
+    assert!(!lab.wait(swap::off(&lab.guest, &lab.hold(&disk.device).unwrap(), LONG)).unwrap());
 }

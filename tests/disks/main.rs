@@ -10,9 +10,12 @@
 mod claim;
 mod format;
 mod grow;
+mod held;
 mod lab;
 mod mount;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../qga/namespace.rs"]
 mod namespace;
 mod rules;
+mod swapped;
+mod work;

@@ -68,7 +68,7 @@ fn reason(error: &Error) -> String {
 fn a_mount_may_be_repeated_and_another_is_refused() {
     let Some(lab) = enter() else { return };
     let (disk, other, target) = (ext4(&lab, "disk"), ext4(&lab, "other"), lab.path("deep/target"));
-    let wanted = plain(Source::Device(&disk.device), &target);
+    let wanted = plain(Source::Device(disk.held(&lab)), &target);
     let missing = do_mount(&lab, &wanted).unwrap_err();
     assert!(matches!(missing, Error::Target { .. }), "{missing:?}");
     let made = Mount { make_target: true, ..wanted.clone() };
@@ -93,7 +93,7 @@ fn a_mount_may_be_repeated_and_another_is_refused() {
     for different in [
         Mount { read_only: true, ..made.clone() },
         Mount { options: &[], ..made.clone() },
-        Mount { source: Source::Device(&other.device), ..made.clone() },
+        Mount { source: Source::Device(other.held(&lab)), ..made.clone() },
         Mount { kind: Some("xfs"), ..made.clone() },
         Mount { source: Source::Bind(Path::new("/usr")), ..made.clone() },
     ] {
@@ -128,14 +128,14 @@ fn only_an_empty_place_is_mounted_on_and_never_through_a_link() {
     let (disk, target) = (ext4(&lab, "disk"), lab.folder("target"));
     let link = lab.path("link");
     symlink(&target, &link).unwrap();
-    let error = do_mount(&lab, &plain(Source::Device(&disk.device), &link)).unwrap_err();
+    let error = do_mount(&lab, &plain(Source::Device(disk.held(&lab)), &link)).unwrap_err();
     assert!(reason(&error).contains("symbolic links"), "{error:?}");
     let_go(&lab, &link).unwrap_err();
     let file = target.join("file");
     std::fs::write(&file, "seen").unwrap();
-    let wanted = plain(Source::Device(&disk.device), &target);
+    let wanted = plain(Source::Device(disk.held(&lab)), &target);
     assert!(reason(&do_mount(&lab, &wanted).unwrap_err()).contains("not empty"));
-    let on_file = do_mount(&lab, &plain(Source::Device(&disk.device), &file)).unwrap_err();
+    let on_file = do_mount(&lab, &plain(Source::Device(disk.held(&lab)), &file)).unwrap_err();
     assert!(reason(&on_file).contains("Not a directory"), "{on_file:?}");
     do_mount(&lab, &Mount { over_contents: true, ..wanted.clone() }).unwrap();
     // However many are on top of each other.
@@ -147,7 +147,7 @@ fn only_an_empty_place_is_mounted_on_and_never_through_a_link() {
     // What cannot be mounted at all.
     std::fs::remove_file(&file).unwrap();
     let blank = lab.disk("blank", 16);
-    let error = do_mount(&lab, &plain(Source::Device(&blank.device), &target)).unwrap_err();
+    let error = do_mount(&lab, &plain(Source::Device(blank.held(&lab)), &target)).unwrap_err();
     assert!(error.to_string().ends_with("it holds nothing"), "{error}");
     let wrong = ["no-such-option=1".to_owned()];
     let error = do_mount(&lab, &Mount { options: &wrong, ..wanted.clone() }).unwrap_err();
@@ -174,7 +174,7 @@ fn copies_are_told_apart_or_refused() {
         let copy = Disk::of(file, "");
         let (one, other) = (lab.folder(&format!("{kind}-1")), lab.folder(&format!("{kind}-2")));
         let (wanted, wanted_copy) =
-            (plain(Source::Device(&disk.device), &one), plain(Source::Device(&copy.device), &other));
+            (plain(Source::Device(disk.held(&lab)), &one), plain(Source::Device(copy.held(&lab)), &other));
         assert!(!do_mount(&lab, &wanted).unwrap().already);
         assert!(!options(&one).contains("nouuid"));
         assert!(do_mount(&lab, &wanted).unwrap().already);
@@ -203,7 +203,7 @@ fn copies_are_told_apart_or_refused() {
 fn folders_and_devices_are_bound() {
     let Some(lab) = enter() else { return };
     let (disk, staged, target) = (ext4(&lab, "disk"), lab.folder("staged"), lab.path("target"));
-    do_mount(&lab, &plain(Source::Device(&disk.device), &staged)).unwrap();
+    do_mount(&lab, &plain(Source::Device(disk.held(&lab)), &staged)).unwrap();
     std::fs::create_dir(staged.join("folder")).unwrap();
     let source = staged.join("folder");
     let wanted = Mount {
@@ -229,7 +229,7 @@ fn folders_and_devices_are_bound() {
 
     // A device, for those who want no file system.
     let file = lab.path("device");
-    let wanted = Mount { make_target: true, ..plain(Source::Bind(&disk.device), &file) };
+    let wanted = Mount { make_target: true, ..plain(Source::File(disk.held(&lab)), &file) };
     do_mount(&lab, &wanted).unwrap();
     assert!(do_mount(&lab, &wanted).unwrap().already);
     let mut magic = [0; 2];
@@ -249,7 +249,7 @@ fn folders_and_devices_are_bound() {
 fn who_is_in_the_way_is_told() {
     let Some(lab) = enter() else { return };
     let (disk, target) = (ext4(&lab, "disk"), lab.folder("target"));
-    let wanted = plain(Source::Device(&disk.device), &target);
+    let wanted = plain(Source::Device(disk.held(&lab)), &target);
     do_mount(&lab, &wanted).unwrap();
     let file = target.join("a file");
     std::fs::write(&file, "text").unwrap();
@@ -306,7 +306,7 @@ fn a_file_system_that_is_gone_is_unmounted_all_the_same() {
     let Some(lab) = enter() else { return };
     let (disk, target) = (lab.disk("disk", 320), lab.folder("target"));
     run(&format!("mkfs.xfs -q {}", disk.name()));
-    do_mount(&lab, &plain(Source::Device(&disk.device), &target)).unwrap();
+    do_mount(&lab, &plain(Source::Device(disk.held(&lab)), &target)).unwrap();
     std::fs::write(target.join("file"), "lost").unwrap();
     run(&format!("xfs_io -x -c 'shutdown' {}", target.display()));
     std::fs::read_dir(&target).unwrap_err();
@@ -346,7 +346,7 @@ fn a_check_is_left_out_only_where_it_would_do_nothing() {
 fn a_damaged_file_system_is_repaired_or_refused() {
     let Some(lab) = enter() else { return };
     let (disk, target) = (ext4(&lab, "disk"), lab.folder("target"));
-    let wanted = Mount { check: true, ..plain(Source::Device(&disk.device), &target) };
+    let wanted = Mount { check: true, ..plain(Source::Device(disk.held(&lab)), &target) };
     // Said to have faults, and has none.
     run(&format!("debugfs -w -R 'ssv state 2' {} 2> /dev/null", disk.name()));
     let mounted = do_mount(&lab, &wanted).unwrap();

@@ -40,21 +40,21 @@ impl News for Words {
 }
 
 /// A machine whose disks are what its tree shows.
-struct Machine<'a> {
+pub struct Machine<'a> {
     lab: &'a Lab,
     root: PathBuf,
 }
 
 /// A run of the agent's part for rules.
-struct Run {
-    guest: Guest,
+pub struct Run {
+    pub guest: Guest,
     events: Watcher,
     kernel: UnboundedSender<Heard>,
     rules: watch::Sender<Rules>,
 }
 
 impl<'a> Machine<'a> {
-    fn new(lab: &'a Lab) -> Self {
+    pub fn new(lab: &'a Lab) -> Self {
         let root = lab.folder("root");
         for folder in ["bin", "dev", "etc", "proc", "sbin", "usr", "var"] {
             symlink(format!("/{folder}"), root.join(folder)).unwrap();
@@ -83,15 +83,17 @@ impl<'a> Machine<'a> {
         symlink(format!("../{link}"), by_number).unwrap();
     }
 
-    fn plug_loop(&self, disk: &Disk, serial: &str) -> String {
+    pub fn plug_loop(&self, disk: &Disk, serial: &str) -> String {
         let name = disk.name().rsplit('/').next().unwrap().to_owned();
         let number = run(&format!("cat /sys/block/{name}/dev"));
         let sectors = run(&format!("cat /sys/block/{name}/size")).parse().unwrap();
         self.plug(&name, &number, sectors, serial);
+        let sequence = run(&format!("cat /sys/block/{name}/diskseq"));
+        std::fs::write(self.root.join(Self::place(&name)).join("diskseq"), sequence).unwrap();
         name
     }
 
-    fn unplug(&self, name: &str) {
+    pub fn unplug(&self, name: &str) {
         std::fs::remove_file(self.root.join("sys/block").join(name)).unwrap();
         // Kept elsewhere, so that no inode comes back, as none does in sysfs.
         let grave = tempfile::Builder::new().disable_cleanup(true).tempdir_in(&self.root).unwrap();
@@ -99,8 +101,12 @@ impl<'a> Machine<'a> {
     }
 
     /// Runs the rules while `test` does.
-    fn run(&self, rules: &[Rule], test: impl AsyncFnOnce(&mut Run)) {
-        let guest = Guest { root: Root::at(&self.root), ..Guest::default() };
+    pub fn run(&self, rules: &[Rule], test: impl AsyncFnOnce(&mut Run)) {
+        self.run_as(Guest::default(), rules, test);
+    }
+
+    pub fn run_as(&self, guest: Guest, rules: &[Rule], test: impl AsyncFnOnce(&mut Run)) {
+        let guest = Guest { root: Root::at(&self.root), ..guest };
         let (kernel, words) = unbounded_channel();
         let rules = Rules { list: Some(rules.into()), problem: None, read: 1 };
         let (rules, followed) = watch::channel(rules);
@@ -117,12 +123,12 @@ impl<'a> Machine<'a> {
 }
 
 impl Run {
-    fn say(&self, action: Action, name: &str) {
+    pub fn say(&self, action: Action, name: &str) {
         let place = format!("/{}", Machine::place(name));
         self.kernel.send(Heard::Uevent(Uevent { action, place, partition: false, disk: None })).unwrap();
     }
 
-    fn write(&self, rules: &[Rule]) {
+    pub fn write(&self, rules: &[Rule]) {
         self.rules.send_modify(|now| {
             now.list = Some(rules.into());
             now.read += 1;
@@ -130,7 +136,7 @@ impl Run {
     }
 
     /// Waits until a rule is so.
-    async fn until(&self, point: &Path, state: &str) -> Standing {
+    pub async fn until(&self, point: &Path, state: &str) -> Standing {
         let mut changes = self.guest.disk_rules.changes();
         let find = |told: &Arc<guestlet::guest::disk_rules::Told>| {
             told.rules.iter().find(|rule| rule.mount_point == point && rule.state == state).cloned()
@@ -140,7 +146,7 @@ impl Run {
         find(&told.unwrap()).unwrap()
     }
 
-    async fn disk(&self, serial: &str) -> Arc<KnownDisk> {
+    pub async fn disk(&self, serial: &str) -> Arc<KnownDisk> {
         self.guest.disks.wait(&Selector::Serial(serial.to_owned()), LONG).await.unwrap()
     }
 
@@ -168,7 +174,7 @@ fn rule(serial: &str, point: &Path) -> Rule {
     }
 }
 
-fn made_new(serial: &str, point: &Path, kind: &str) -> Rule {
+pub fn made_new(serial: &str, point: &Path, kind: &str) -> Rule {
     let mut rule = rule(serial, point);
     rule.how.kind = Some(kind.to_owned());
     rule.how.format = true;
@@ -186,7 +192,7 @@ async fn eventually(mut is_so: impl FnMut() -> bool) {
 }
 
 /// How a place is mounted; empty if it is not.
-fn mounted(point: &Path) -> String {
+pub fn mounted(point: &Path) -> String {
     run(&format!("findmnt -n -o ID,FSTYPE,VFS-OPTIONS --mountpoint {} || true", point.display()))
 }
 
@@ -282,7 +288,7 @@ fn a_disk_is_mounted_when_it_comes_and_unmounted_when_it_is_told_to_go() {
     });
 }
 
-fn run_umount(point: &Path) {
+pub fn run_umount(point: &Path) {
     run(&format!("umount {}", point.display()));
 }
 

@@ -1,4 +1,5 @@
-//! One rule applied to one disk, and undone again.
+//! One rule applied to one disk, and undone again. From its first look to its last step the disk is held: what is done is
+//! done to that one, and nobody else does anything to it meanwhile.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,18 +9,20 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use crate::guest::disk_rules::find::Device;
+use crate::guest::disk_rules::give::{give, owners};
 use crate::guest::disk_rules::made::{Kept, Made, Memory, Standing};
 use crate::guest::disk_rules::rule::{How, Rule};
 use crate::guest::volumes::contents::{Contents, contents};
 use crate::guest::volumes::format::{Format, Kind, format};
 use crate::guest::volumes::grow::{Outcome, grow};
+use crate::guest::volumes::held::Held;
 use crate::guest::volumes::intent;
 use crate::guest::volumes::mount::{Mount, Mounted, Source, mount};
 use crate::guest::volumes::swap;
 use crate::guest::volumes::unmount::{detach, unmount};
 use crate::guest::{Guest, accounts, volumes};
 use crate::sys::mountinfo::{self, MountList};
-use crate::sys::{accounts as names, block, blocking, error_chain, folders, program};
+use crate::sys::{block, blocking, error_chain, folders, program};
 
 /// How long making a file system may take.
 const TO_FORMAT: Duration = Duration::from_secs(30 * 60);
@@ -118,6 +121,7 @@ impl Error {
                 Volume::Busy { .. }
                 | Volume::Locked { .. }
                 | Volume::Claimed { .. }
+                | Volume::Another { .. }
                 | Volume::InUse { .. }
                 | Volume::Otherwise { .. }
                 | Volume::Copy { .. }
@@ -149,7 +153,7 @@ pub struct Applied {
 }
 
 /// Does what may block, but not for ever.
-async fn look<T: Send + 'static>(
+pub(super) async fn look<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
@@ -157,7 +161,7 @@ async fn look<T: Send + 'static>(
 }
 
 /// What is mounted.
-async fn mounts(guest: &Guest) -> Result<Vec<mountinfo::Mount>, Error> {
+pub(super) async fn mounts(guest: &Guest) -> Result<Vec<mountinfo::Mount>, Error> {
     let root = guest.root.clone();
     look("the list of mounts", move || MountList::open(&root)?.read()).await?.map_err(Error::Mounts)
 }
@@ -184,8 +188,9 @@ pub async fn apply(
     device: &Device,
 ) -> Result<Applied, Error> {
     let how = &rule.how;
+    let held = Held::of(guest, &device.disk, device.partition, "a rule is being applied to it").await?;
     if how.is_swap() {
-        return swap_on(guest, memory, how, device).await;
+        return swap_on(guest, memory, how, device, &held).await;
     }
     let owners = owners(guest, how).await?;
     let list = mounts(guest).await?;
@@ -198,15 +203,15 @@ pub async fn apply(
             let made = Made { mount: found.map(|mount| mount.id), how: how.clone(), ..made };
             (Applied { kind, new: false, foreign: false, formatted: false, remark: None }, made)
         }
-        None => match mount_new(guest, memory, how, device, &list).await? {
+        None => match mount_new(guest, memory, how, (device, &held), &list).await? {
             (applied, Some(made)) => (applied, made),
             (mut applied, None) => {
-                applied.remark = grown(guest, how, device).await;
+                applied.remark = grown(guest, how, &held).await;
                 return Ok(applied);
             }
         },
     };
-    if let Err(error) = give(guest, &made, owners).await {
+    if let Err(error) = give(guest, &made, &held, owners).await {
         if applied.new {
             undo(guest, memory, &how.mount_point).await?;
         }
@@ -214,7 +219,7 @@ pub async fn apply(
     }
     let before = memory.kept().at(&how.mount_point).map_or(0, |made| made.grown);
     if before != device.disk.bytes {
-        applied.remark = grown(guest, how, device).await;
+        applied.remark = grown(guest, how, &held).await;
     }
     let made = Made { done: true, grown: device.disk.bytes, ..made };
     note(memory, move |kept| {
@@ -226,10 +231,16 @@ pub async fn apply(
 }
 
 /// Has the kernel swap to `device`.
-async fn swap_on(guest: &Guest, memory: &Arc<Memory>, how: &How, device: &Device) -> Result<Applied, Error> {
+async fn swap_on(
+    guest: &Guest,
+    memory: &Arc<Memory>,
+    how: &How,
+    device: &Device,
+    held: &Held,
+) -> Result<Applied, Error> {
     let made = memory.kept().at(&how.mount_point).cloned().filter(|made| made.is_of(device));
     let was_made = made.is_some();
-    let formatted = made_ready(guest, how, device).await?;
+    let formatted = made_ready(guest, how, device, held).await?;
     // Noted before, so that an agent that is killed in between knows it for its own.
     let made = made.unwrap_or_else(|| Made::new(how, device));
     let noted = made.clone();
@@ -239,7 +250,7 @@ async fn swap_on(guest: &Guest, memory: &Arc<Memory>, how: &How, device: &Device
     })
     .await?;
     let point = how.mount_point.clone();
-    let already = match swap::on(guest, Path::new(&device.file)).await {
+    let already = match swap::on(guest, held).await {
         Ok(already) => already,
         Err(error) => {
             note(memory, move |kept| kept.forget(&point)).await?;
@@ -263,7 +274,7 @@ async fn mount_new(
     guest: &Guest,
     memory: &Arc<Memory>,
     how: &How,
-    device: &Device,
+    (device, held): (&Device, &Held),
     list: &[mountinfo::Mount],
 ) -> Result<(Applied, Option<Made>), Error> {
     let point = how.mount_point.clone();
@@ -272,7 +283,7 @@ async fn mount_new(
     let mut formatted = false;
     if !taken {
         empty(&how.mount_point).await?;
-        formatted = made_ready(guest, how, device).await?;
+        formatted = made_ready(guest, how, device, held).await?;
         let made = Made::new(how, device);
         note(memory, move |kept| {
             kept.forget(&made.how.mount_point);
@@ -284,7 +295,7 @@ async fn mount_new(
         let point = how.mount_point.clone();
         note(memory, move |kept| kept.forget(&point))
     };
-    let mounted = match mount(guest, &wanted(how, device)).await {
+    let mounted = match mount(guest, &wanted(how, held)).await {
         Ok(mounted) => mounted,
         Err(error) => {
             // What took too long may still come to be mounted.
@@ -317,9 +328,9 @@ async fn mount_new(
     Ok((applied, Some(made)))
 }
 
-fn wanted<'a>(how: &'a How, device: &'a Device) -> Mount<'a> {
+fn wanted<'a>(how: &'a How, held: &'a Held) -> Mount<'a> {
     Mount {
-        source: Source::Device(Path::new(&device.file)),
+        source: Source::Device(held),
         target: &how.mount_point,
         kind: how.kind.as_deref(),
         options: &how.options,
@@ -346,9 +357,8 @@ async fn empty(point: &Path) -> Result<(), Error> {
 
 /// Formats the device if it is blank and that is wanted, or if that was begun and did not come to its end. Whether it
 /// was.
-async fn made_ready(guest: &Guest, how: &How, device: &Device) -> Result<bool, Error> {
-    let file = Path::new(&device.file);
-    let found = contents(guest, file).await?;
+async fn made_ready(guest: &Guest, how: &How, device: &Device, held: &Held) -> Result<bool, Error> {
+    let found = contents(guest, held.file()).await?;
     let kind = how.kind.as_deref().and_then(Kind::named).filter(|_| how.format);
     let Some(kind) = kind else {
         return match found {
@@ -361,17 +371,12 @@ async fn made_ready(guest: &Guest, how: &How, device: &Device) -> Result<bool, E
     }
     let identity = identity(device).ok_or_else(|| match &found {
         Contents::Blank => Error::Nameless { file: device.file.clone() },
-        other => Error::Volume(volumes::Error::NotBlank { device: file.to_owned(), found: other.words() }),
+        other => {
+            Error::Volume(volumes::Error::NotBlank { device: held.file().to_owned(), found: other.words() })
+        }
     })?;
-    let wanted = Format {
-        device: file,
-        identity: &identity,
-        kind,
-        label: None,
-        over_data: false,
-        deadline: TO_FORMAT,
-    };
-    Ok(format(guest, &wanted).await?.made)
+    let wanted = Format { identity: &identity, kind, label: None, over_data: false, deadline: TO_FORMAT };
+    Ok(format(guest, held, &wanted).await?.made)
 }
 
 async fn is_unfinished(guest: &Guest, found: &Contents) -> Result<bool, Error> {
@@ -401,50 +406,12 @@ fn identity(device: &Device) -> Option<String> {
     })
 }
 
-/// The numbers of the user and the group that the rule names.
-async fn owners(guest: &Guest, how: &How) -> Result<(Option<u32>, Option<u32>), Error> {
-    let (root, owner, group) = (guest.root.clone(), how.owner.clone(), how.group.clone());
-    let find = move || {
-        let user = match owner.as_deref().map(|name| (name, name.parse())) {
-            None => None,
-            Some((_, Ok(number))) => Some(number),
-            Some((name, Err(_))) => Some(accounts::find(&root, name).map_err(Error::Owner)?.user.as_raw()),
-        };
-        let group = match group.as_deref().map(|name| (name, name.parse())) {
-            None => None,
-            Some((_, Ok(number))) => Some(number),
-            Some((name, Err(_))) => {
-                let found = names::group(&root, name).map_err(Error::Groups)?;
-                Some(found.ok_or_else(|| Error::NoGroup(name.to_owned()))?.as_raw())
-            }
-        };
-        Ok((user, group))
-    };
-    look("the list of users", find).await?
-}
-
-/// Gives the uppermost folder to whom the rule says.
-async fn give(guest: &Guest, mounted: &Made, owners: (Option<u32>, Option<u32>)) -> Result<(), Error> {
-    let (user, group) = owners;
-    let permissions = mounted.how.mode;
-    if user.is_none() && group.is_none() && permissions.is_none() {
-        return Ok(());
-    }
-    let list = mounts(guest).await?;
-    let Some(mount) = list.into_iter().find(|mount| mounted.is(mount)) else {
-        return Err(Error::Give(Errno::ESTALE.into()));
-    };
-    let effects = Arc::clone(&guest.effects);
-    let give = move || folders::give(effects.open_mount(&mount)?, user, group, permissions);
-    look("the file system", give).await?.map_err(Error::Give)
-}
-
 /// Lets what is on the disk grow, if the rule says so; what did not.
-async fn grown(guest: &Guest, how: &How, device: &Device) -> Option<String> {
+async fn grown(guest: &Guest, how: &How, held: &Held) -> Option<String> {
     if !how.grow {
         return None;
     }
-    let steps = match grow(guest, Path::new(&device.file), TO_GROW).await {
+    let steps = match grow(guest, held, TO_GROW).await {
         Ok(steps) => steps,
         Err(error) => return Some(format!("it does not grow: {}", error_chain::words(&error))),
     };
@@ -476,7 +443,9 @@ pub async fn undo(guest: &Guest, memory: &Arc<Memory>, point: &Path) -> Result<b
         Standing::Covered(over) => return Err(Error::Covered { place: point.to_owned(), over }),
         Standing::Unmounted => false,
         Standing::Mounted if made.how.is_swap() => {
-            swap::off(guest, Path::new(&made.file), TO_UNMOUNT).await?
+            let held = Held::called(guest, &guest.root.path(&made.file), "it is being let go of").await?;
+            // What another disk of its name is used for is not this rule's.
+            held.generation() == made.disk.generation && swap::off(guest, &held, TO_UNMOUNT).await?
         }
         Standing::Mounted => {
             match unmount(guest, point, TO_UNMOUNT).await {

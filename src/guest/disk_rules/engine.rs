@@ -4,6 +4,8 @@
 //! ```text
 //! rules, disks, requests, what is done ─▶ look ─▶ plan ─▶ start what is not being done ─▶ tell people
 //! ```
+//! While file systems are frozen nothing is started; what there is to do then is decided after the thaw, by what is there then.
+//!
 //! What failed is tried again when its disk, what is on it, or the rules have changed; and where somebody was in the way,
 //! with the agent's own ticks (`patience`). While nothing waits, nothing is tried by the clock.
 
@@ -24,7 +26,7 @@ use crate::guest::disk_rules::plan::{Finding, Plan, Seen, View, plan};
 use crate::guest::disk_rules::rule::Rule;
 use crate::guest::disk_rules::view::view;
 use crate::guest::disk_rules::{Request, Rules, Told};
-use crate::guest::disks::identity::KnownDisk;
+use crate::guest::disks::identity::{self, KnownDisk};
 use crate::guest::disks::room::Touches;
 use crate::guest::volumes::contents::{Contents, contents};
 use crate::sys::{block, blocking, error_chain};
@@ -59,6 +61,7 @@ pub async fn run(
         touches: Touches::default(),
         patience: Patience::default(),
         releases: Vec::new(),
+        thaw: None,
         anew: false,
         next: 0,
     };
@@ -78,7 +81,16 @@ pub async fn run(
             // As above.
             _ = touches.changed() => engine.touches = touches.borrow_and_update().clone(),
             () = events.next_tick(), if !engine.patience.is_empty() => engine.tick(),
+            () = thawed(&mut engine.thaw) => engine.thaw = None,
         }
+    }
+}
+
+/// Waits until what is frozen is thawed, if that is waited for.
+async fn thawed(wait: &mut Option<oneshot::Receiver<Infallible>>) {
+    match wait {
+        Some(thaw) => drop(thaw.await),
+        None => std::future::pending().await,
     }
 }
 
@@ -149,6 +161,8 @@ struct Engine {
     /// Where somebody was in the way.
     patience: Patience,
     releases: Vec<Release>,
+    /// Ends with the freeze, if there is one and something waits for its end.
+    thaw: Option<oneshot::Receiver<Infallible>>,
     /// Rules have been read since the last pass.
     anew: bool,
     next: u64,
@@ -206,14 +220,21 @@ impl Engine {
         let id = self.next;
         self.next += 1;
         self.doing.insert(id, doing);
-        let guest = self.guest.clone();
-        self.tasks.spawn(async move {
-            // Nothing is done to disks while file systems are frozen: it would wait there, and hold what it needs.
-            let (thawed, wait) = oneshot::channel::<()>();
-            guest.freezer.unfrozen(move || drop(thawed));
-            let _ = wait.await;
-            (id, work.await)
-        });
+        self.tasks.spawn(async move { (id, work.await) });
+    }
+
+    /// Whether file systems are frozen: then nothing is done to disks, as it would wait there and hold what it needs. The
+    /// engine is woken after the thaw.
+    fn is_frozen(&mut self) -> bool {
+        if self.thaw.is_none() {
+            let (thawed, wait) = oneshot::channel();
+            self.guest.freezer.unfrozen(move || drop(thawed));
+            self.thaw = Some(wait);
+        }
+        let ended = |wait: &mut oneshot::Receiver<Infallible>| {
+            matches!(wait.try_recv(), Err(oneshot::error::TryRecvError::Closed))
+        };
+        self.thaw.take_if(ended).is_none()
     }
 
     fn is_busy(&self, point: Option<&Path>, disk: Option<u64>) -> bool {
@@ -237,21 +258,27 @@ impl Engine {
             Ok(view) => view,
             Err(error) => return tracing::warn!("rules for disks cannot be applied: {error}"),
         };
-        self.start_releases();
+        // What is decided now is not what is to be done after a thaw.
+        let starts = !self.is_frozen();
+        if starts {
+            self.start_releases();
+        }
         self.forget_what_is_gone(&mut view);
         let Some(rules) = rules else {
             return self.tell(Told { rules: Vec::new(), problem: self.rules.problem.clone() });
         };
-        if rules.iter().any(|rule| rule.matcher.label.is_some()) {
+        if starts && rules.iter().any(|rule| rule.matcher.label.is_some()) {
             self.look_for_labels(&view);
         }
         let labels = self.labels.iter().map(|(key, (_, _, label))| (*key, label.clone()));
         view.labels = labels.collect();
         view.foreign = self.foreign();
-        self.look_again();
         let plan = plan(&rules, &view);
-        self.start_undoing(&plan, &view);
-        self.start_applying(&rules, &plan);
+        if starts {
+            self.look_again();
+            self.start_undoing(&plan, &view);
+            self.start_applying(&rules, &plan);
+        }
         let told = Told { rules: self.standings(&rules, &plan, &view), problem: self.rules.problem.clone() };
         self.tell(told);
     }
@@ -322,7 +349,10 @@ impl Engine {
             }
             let guest = self.guest.clone();
             self.start(Doing { point: None, disk: Some(generation) }, async move {
-                let label = match contents(&guest, Path::new(&device.file)).await {
+                let found = contents(&guest, Path::new(&device.file)).await;
+                let label = match found {
+                    // It was read by its name.
+                    _ if !identity::is_still_there(&guest.root, &device.disk) => Err("it is gone".to_owned()),
                     Ok(Contents::Known(signature)) => Ok(signature.label),
                     Ok(_) => Ok(None),
                     Err(error) => Err(error_chain::words(&error)),

@@ -5,6 +5,7 @@
 //!   done. All of that is pure.
 //! - [`engine`] is the one task that has it done, again with every change of rules or disks; [`apply`] does it, by the
 //!   verbs of [`volumes`](crate::guest::volumes).
+//!   What it does to a disk it does to one that is [held](crate::guest::volumes::held); `give` sets owners and permissions.
 //! - [`made`] remembers what rules have mounted: nothing else is ever unmounted.
 //!
 //! To add a key to rules: a field in [`rule::How`] or [`rule::Matcher`], its check there, and what it does in [`apply`]
@@ -13,6 +14,7 @@
 pub mod apply;
 pub mod engine;
 pub mod find;
+mod give;
 pub mod made;
 mod patience;
 pub mod plan;

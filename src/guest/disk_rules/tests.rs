@@ -28,6 +28,7 @@ fn disk(number: u8, serial: &str, parts: u8) -> Arc<KnownDisk> {
         place: format!("/sys/devices/x/block/{name}"),
         number: (254, u32::from(number) * 16),
         generation: number.into(),
+        sequence: None,
         bus: if number.is_multiple_of(2) { Bus::Virtio } else { Bus::Scsi },
         pci: None,
         scsi: None,

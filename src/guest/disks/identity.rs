@@ -146,6 +146,8 @@ pub struct KnownDisk {
     pub number: Number,
     /// Tells it from all disks that have or had its name or number since the boot.
     pub generation: u64,
+    /// The kernel's number of the disk, which changes with the medium, too; none before Linux 5.15.
+    pub sequence: Option<u64>,
     /// The kind of bus.
     pub bus: Bus,
     /// Its controller, if that is a PCI function.
@@ -237,6 +239,7 @@ pub fn counts(root: &Root, place: &str) -> Option<Number> {
 pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     let generation = block::generation(root, place).ok_or_else(gone)?;
+    let sequence = block::sequence(root, place);
     let (own, silent) = match asked {
         Asked::Ask | Asked::AskUnopened => (ask(root, place), false),
         Asked::Said(said) => (said.clone(), false),
@@ -284,6 +287,7 @@ pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
         place: place.to_owned(),
         number,
         generation,
+        sequence,
         bus: location.kind,
         pci: location.pci,
         scsi,
@@ -299,7 +303,13 @@ pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
         silent,
     };
     // Another one may have come to its place meanwhile.
-    if block::generation(root, place) == Some(generation) { Ok(disk) } else { Err(gone()) }
+    if is_still_there(root, &disk) { Ok(disk) } else { Err(gone()) }
+}
+
+/// Whether `disk` is still what is at its place: what was read by its name since it was known was read of it.
+pub fn is_still_there(root: &Root, disk: &KnownDisk) -> bool {
+    block::generation(root, &disk.place) == Some(disk.generation)
+        && block::sequence(root, &disk.place) == disk.sequence
 }
 
 /// Pages 80h and 83h of a disk's vital product data; a page that it does not have is empty. A disk that

@@ -169,6 +169,7 @@ mod tests {
             place: format!("/sys/devices/x/block/{name}"),
             number: (8, 0),
             generation: 1,
+            sequence: None,
             bus: Bus::Virtio,
             pci: None,
             scsi: None,

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! What somebody else has mounted or open is never taken away. While a disk is flushed and deleted it is claimed, so that
-//! nobody can begin to use it in between. A disk that is not on the SCSI bus stays visible, and can be used again until
+//! nobody can begin to use it in between, and it is this one's turn: nothing else that the agent does to disks is done to it
+//! meanwhile. A disk that is not on the SCSI bus stays visible, and can be used again until
 //! it is unplugged.
 
 use std::io;
@@ -171,6 +172,9 @@ pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
     loop {
         let (machine, known) = (guest.clone(), Arc::clone(&disk));
         let done = blocking::run(move || -> Result<(), ReleaseError> {
+            let path = machine.root.path(&known.file);
+            let turn = machine.volumes.turn(known.generation, &path, "the kernel begins anew with it");
+            let _turn = turn.map_err(ReleaseError::Busy)?;
             let Some(claim) = claim(&machine, &known)? else { return Ok(()) };
             let system =
                 |source| ReleaseError::System { what: "delete", disk: lookup::describe(&known), source };
@@ -227,7 +231,8 @@ async fn release_unmounted(guest: &Guest, disk: Arc<KnownDisk>) -> Result<Releas
     let name = lookup::describe(&disk);
     let silent = |_| ReleaseError::Silent { disk: name.clone() };
     let end = tokio::time::Instant::now() + PATIENCE;
-    let held = guest.volumes.begin(&guest.root.path(&disk.file), "it is being released");
+    // The key of everything that is done to a disk.
+    let held = guest.volumes.turn(disk.generation, &guest.root.path(&disk.file), "it is being released");
     let held = held.map_err(ReleaseError::Busy)?;
     let (machine, known) = (guest.clone(), Arc::clone(&disk));
     let work = blocking::run(move || {
@@ -251,6 +256,9 @@ async fn release_unmounted(guest: &Guest, disk: Arc<KnownDisk>) -> Result<Releas
     let (root, path) = (guest.root.clone(), format!("{}/device/delete", disk.place));
     let (releases, known) = (Arc::clone(&guest.releases), Arc::clone(&disk));
     let work = blocking::run(move || {
+        if !identity::is_still_there(&root, &known) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         releases.remember(&known);
         let deleted = sysfs::write(&root, &path, "1");
         drop((claim, held));
@@ -336,8 +344,8 @@ fn claim(guest: &Guest, disk: &KnownDisk) -> Result<Option<std::os::fd::OwnedFd>
             Err(too_many) => vec![too_many.to_string()],
         };
         if claim.is_some() && holders.is_empty() {
-            // Its name may have become another disk's.
-            let same = block::generation(&guest.root, &disk.place) == Some(disk.generation);
+            // Its name may have become another disk's before it was opened, and cannot since.
+            let same = identity::is_still_there(&guest.root, disk);
             return Ok(claim.filter(|_| same));
         }
         if holders.is_empty() {

@@ -56,6 +56,7 @@ impl Left {
             place: String::new(),
             number: (0, 0),
             generation: 0,
+            sequence: None,
             bus: Bus::Scsi,
             pci: None,
             scsi: Some(scsi),

@@ -10,7 +10,8 @@ use crate::guest::disks::identity::{KnownDisk, Serial};
 use crate::guest::disks::location::Bus;
 use crate::guest::disks::lookup::{self, Selector};
 use crate::guest::disks::release;
-use crate::guest::pod_volumes::Error;
+use crate::guest::pod_volumes::{Error, unfrozen};
+use crate::guest::volumes::{self, held::Held};
 use crate::sys::{blocking, sysfs};
 
 /// How long a disk that is said to be plugged may take to appear.
@@ -95,6 +96,21 @@ pub fn known(guest: &Guest, wanted: &Wanted) -> Result<Option<Arc<KnownDisk>>, E
     choose(&guest.disks.all(), wanted)
 }
 
+/// Holds `disk`, if it is still the one that is meant: much may have happened while it was waited for.
+///
+/// # Errors
+/// [`volumes::Error::Another`] if it is not; as [`Held::of`] and [`choose`].
+pub(super) async fn hold(guest: &Guest, wanted: &Wanted, disk: &KnownDisk) -> Result<Held, Error> {
+    let held = Held::of(guest, disk, None, "it is being staged for kubelet").await?;
+    unfrozen(guest)?;
+    let same = |now: Arc<KnownDisk>| (now.generation, now.sequence) == (disk.generation, disk.sequence);
+    if known(guest, wanted)?.is_some_and(same) {
+        return Ok(held);
+    }
+    let why = "another disk, or none, is the volume's by now";
+    Err(volumes::Error::Another { device: held.file().to_owned(), why }.into())
+}
+
 /// The disk that is meant, as soon as it is known. One that does not come is looked for on the SCSI buses: it may have
 /// been let go of.
 ///
@@ -149,7 +165,9 @@ async fn until(guest: &Guest, wanted: &Wanted, end: Instant) -> Result<Option<Ar
 
 /// Whether a disk that could not be used is on its way out: it has its name for a moment longer than it answers.
 pub(super) async fn leaves(guest: &Guest, disk: &KnownDisk) -> bool {
-    let is_it = |known: &Arc<KnownDisk>| known.name == disk.name && known.generation == disk.generation;
+    let is_it = |known: &Arc<KnownDisk>| {
+        (&known.name, known.generation, known.sequence) == (&disk.name, disk.generation, disk.sequence)
+    };
     let gone = || (!guest.disks.all().iter().any(is_it)).then_some(());
     seen(guest, Instant::now() + LEAVING, gone).await.is_some()
 }
@@ -179,6 +197,7 @@ mod tests {
             place: String::new(),
             number: (8, 0),
             generation: 1,
+            sequence: None,
             bus,
             pci: None,
             scsi: None,

@@ -117,11 +117,11 @@ pub enum Error {
 impl Error {
     /// Whether this may come of a device that is gone, or about to go.
     pub(super) fn is_of_a_device(&self) -> bool {
-        use volumes::Error::{Damaged, Empty, Program};
+        use volumes::Error::{Another, Damaged, Empty, Program};
 
         const CODES: [Errno; 4] = [Errno::EIO, Errno::ENXIO, Errno::ENODEV, Errno::ENOENT];
 
-        if matches!(self, Self::Volume(Empty { .. } | Damaged { .. } | Program(_))) {
+        if matches!(self, Self::Volume(Another { .. } | Empty { .. } | Damaged { .. } | Program(_))) {
             return true;
         }
         let of_a_device = |error: &io::Error| {

@@ -1,14 +1,15 @@
 //! Lets a volume take the room that its disk has gained, while it is in use.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
 use crate::guest::Guest;
 use crate::guest::disks::identity;
-use crate::guest::pod_volumes::{Error, begin, look, place};
+use crate::guest::pod_volumes::{Error, begin, look, place, unfrozen};
 use crate::guest::volumes::grow::{Outcome, grow};
+use crate::guest::volumes::held::Held;
 use crate::sys::block;
 
 /// How long growing may take.
@@ -59,8 +60,15 @@ pub async fn expand(guest: &Guest, wanted: &Expand) -> Result<u64, Error> {
         if shown.mount.options.split(',').any(|option| option == "ro") {
             return Err(Error::ReadOnly(place));
         }
-        let file: PathBuf = guest.root.path(&block::file(block::name(&disk)));
-        grow_file_system(guest, &file).await?;
+        let file = guest.root.path(&block::file(block::name(&disk)));
+        let held = Held::called(guest, &file, "it is being expanded for kubelet").await?;
+        unfrozen(guest)?;
+        // What is mounted there keeps its number, if it is still mounted there.
+        let (now, _) = place::look_at(guest, &place).await?;
+        if held.disk() != disk || now.is_none_or(|now| now.gone || now.number != Some(number)) {
+            return Err(Error::Gone(place));
+        }
+        grow_file_system(guest, &held).await?;
     }
     Ok(bytes)
 }
@@ -86,8 +94,8 @@ async fn size(guest: &Guest, disk: &str, required: u64) -> Result<u64, Error> {
 }
 
 /// Grows what is on a whole disk.
-pub(super) async fn grow_file_system(guest: &Guest, disk: &Path) -> Result<(), Error> {
-    for step in grow(guest, disk, TO_GROW).await? {
+pub(super) async fn grow_file_system(guest: &Guest, held: &Held) -> Result<(), Error> {
+    for step in grow(guest, held, TO_GROW).await? {
         match step.outcome {
             Outcome::Grown { from, to } => {
                 tracing::info!("{}: grown from {from} to {to} bytes", step.what);

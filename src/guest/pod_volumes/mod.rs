@@ -8,7 +8,7 @@
 //! ```
 //! What is staged and published is what the kernel's list of mounts says, never what is remembered: every verb may be
 //! repeated, also after the agent, kubelet or the machine has ended in the middle of it. One thing at a time is done to a
-//! volume, and a bounded number in all.
+//! volume, and a bounded number in all. A disk is chosen once more after it is held, and stays held until all is done.
 //!
 //! - [`disk`] finds the disk of a volume, [`place`] is about kubelet's folder and what is mounted there.
 //! - [`stage`], [`publish`] and [`remove`] mount and unmount; `group` gives a volume to a pod's group.
@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::guest::volumes::busy::{Busy, Held};
+use crate::guest::volumes::busy::{Busy, Turn};
 use crate::guest::{Guest, freeze};
 pub use error::Error;
 
@@ -75,7 +75,7 @@ impl Default for PodVolumes {
 /// Nobody else does anything to a volume as long as this is there.
 #[derive(Debug)]
 struct Operation {
-    _held: Held,
+    _turn: Turn,
     _place: OwnedSemaphorePermit,
 }
 
@@ -120,12 +120,18 @@ impl PodVolumes {
 async fn begin(guest: &Guest, volume: &str, doing: &'static str) -> Result<Operation, Error> {
     let desk = &guest.pod_volumes;
     let busy = |doing| Error::Busy { volume: volume.to_owned(), doing };
-    let held = desk.busy.begin(Path::new(volume), doing).map_err(busy)?;
+    let turn = desk.busy.begin(Path::new(volume), doing).map_err(busy)?;
     let place = Arc::clone(&desk.places).acquire_owned().await.map_err(|_| busy("the agent is ending"))?;
-    if !matches!(guest.freezer.status(), freeze::Status::Thawed { .. }) {
-        return Err(Error::Frozen(guest.freezer.held()));
+    unfrozen(guest)?;
+    Ok(Operation { _turn: turn, _place: place })
+}
+
+/// Nothing is begun while file systems are frozen, or about to be.
+fn unfrozen(guest: &Guest) -> Result<(), Error> {
+    match guest.freezer.status() {
+        freeze::Status::Thawed { .. } => Ok(()),
+        freeze::Status::Busy { .. } => Err(Error::Frozen(guest.freezer.held())),
     }
-    Ok(Operation { _held: held, _place: place })
 }
 
 /// Does what should take a moment only, beside the event loop.

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use crate::guest::Guest;
 use crate::guest::pod_volumes::place::{self, DEVICE, Shown};
 use crate::guest::pod_volumes::{Access, Error, begin, disk, group, remove, stage};
+use crate::guest::volumes::mount::Source;
 use crate::guest::volumes::options::Options;
 use crate::sys::mountinfo::Mount;
 
@@ -93,9 +94,9 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
     if place::shown_now(guest, &list, &target).await?.is_some_and(|shown| shown.gone) {
         remove::dead(guest, &target).await?;
     }
-    let new = stage::bind(guest, &source, &target, read_only, &options).await?;
+    let new = stage::bind(guest, Source::Bind(&source), &target, read_only, &options).await?;
     if let Some(number) = group.filter(|_| !read_only) {
-        group::give(guest, &target, number).await?;
+        group::give(guest, &target, None, number).await?;
     }
     if new {
         tracing::info!("volume {volume}: published at {}", target.display());

@@ -10,10 +10,11 @@ use crate::guest::disks::identity::{KnownDisk, Serial};
 use crate::guest::pod_volumes::place::{self, DEVICE};
 use crate::guest::pod_volumes::{Access, Error, begin, disk, expand, group, look, remove};
 use crate::guest::volumes::format::{Format, Kind, format};
+use crate::guest::volumes::held::Held;
 use crate::guest::volumes::mount::{Mount, Source, mount};
 use crate::guest::volumes::{self, intent};
 use crate::sys::error_chain;
-use crate::sys::{block_device, superblock};
+use crate::sys::superblock;
 
 /// The kind of file system that is made if none is asked for.
 pub const USUAL: &str = "ext4";
@@ -76,12 +77,14 @@ pub(super) async fn from_disk(
 }
 
 async fn stage_disk(guest: &Guest, wanted: &Stage, place: &Path, disk: &KnownDisk) -> Result<bool, Error> {
+    let held = disk::hold(guest, &wanted.disk, disk).await?;
     match &wanted.access {
-        Access::Block => stage_device(guest, wanted, place, disk).await,
+        Access::Block => stage_device(guest, wanted, place, &held).await,
         Access::Mount { kind, options, group } => {
-            let new = stage_mount(guest, wanted, place, disk, (kind.as_deref(), options)).await?;
+            let device = (disk, &held);
+            let new = stage_mount(guest, wanted, place, device, (kind.as_deref(), options)).await?;
             if let Some(number) = group.filter(|_| !wanted.read_only) {
-                group::give(guest, place, number).await?;
+                group::give(guest, place, Some(&held), number).await?;
             }
             Ok(new)
         }
@@ -92,10 +95,9 @@ async fn stage_mount(
     guest: &Guest,
     wanted: &Stage,
     place: &Path,
-    disk: &KnownDisk,
+    (disk, held): (&KnownDisk, &Held),
     (kind, options): (Option<&str>, &[String]),
 ) -> Result<bool, Error> {
-    let file = guest.root.path(&disk.file);
     if let (Some(shown), _) = place::look_at(guest, place).await? {
         if shown.gone {
             remove::dead(guest, place).await?;
@@ -105,7 +107,7 @@ async fn stage_mount(
         }
     }
     let mount_it = Mount {
-        source: Source::Device(&file),
+        source: Source::Device(held),
         target: place,
         kind,
         options,
@@ -120,14 +122,14 @@ async fn stage_mount(
         Err(volumes::Error::NoFileSystem { .. } | volumes::Error::Unfinished { .. })
             if !wanted.read_only && !wanted.again =>
         {
-            make(guest, &wanted.disk.volume, &file, disk, kind.unwrap_or(USUAL)).await?;
+            make(guest, &wanted.disk.volume, (disk, held), kind.unwrap_or(USUAL)).await?;
             mount(guest, &mount_it).await?
         }
         mounted => mounted?,
     };
-    if !wanted.read_only && is_smaller(&file).await? {
+    if !wanted.read_only && is_smaller(held).await? {
         // It can be used as it is.
-        if let Err(error) = expand::grow_file_system(guest, &file).await {
+        if let Err(error) = expand::grow_file_system(guest, held).await {
             tracing::warn!("volume {}: {}", wanted.disk.volume, error_chain::words(&error));
         }
     }
@@ -135,40 +137,36 @@ async fn stage_mount(
 }
 
 /// Makes a file system if the disk is blank, or if that was begun and did not come to its end.
-async fn make(guest: &Guest, volume: &str, file: &Path, disk: &KnownDisk, kind: &str) -> Result<(), Error> {
+async fn make(
+    guest: &Guest,
+    volume: &str,
+    (disk, held): (&KnownDisk, &Held),
+    kind: &str,
+) -> Result<(), Error> {
     let Some(kind) = Kind::named(kind) else {
         return Err(Error::Unusable(format!("file systems of the kind {kind:?} are not made")));
     };
     let mut identity = disk.serial().map_or_else(|| volume.to_owned(), Serial::text);
     let end = (0..=intent::LONGEST).rev().find(|end| identity.is_char_boundary(*end)).unwrap_or(0);
     identity.truncate(end);
-    let wanted = Format {
-        device: file,
-        identity: &identity,
-        kind,
-        label: None,
-        over_data: false,
-        deadline: TO_FORMAT,
-    };
-    if format(guest, &wanted).await?.made {
+    let wanted = Format { identity: &identity, kind, label: None, over_data: false, deadline: TO_FORMAT };
+    if format(guest, held, &wanted).await?.made {
         tracing::info!("volume {volume}: {} was blank, and has {} now", disk.name, kind.name());
     }
     Ok(())
 }
 
 /// Whether the file system on a device could take more of it, as after a restore to a larger disk.
-async fn is_smaller(device: &Path) -> Result<bool, Error> {
-    let path = device.to_owned();
-    let read = move || {
-        let opened = block_device::open(&path)?;
-        Ok((superblock::read(&opened)?, block_device::facts(&path)?.bytes))
-    };
-    let (found, bytes) = look(device, read).await?.map_err(Error::system("read", device))?;
+async fn is_smaller(held: &Held) -> Result<bool, Error> {
+    let bytes = held.bytes()?;
+    let device = held.clone();
+    let read = move || superblock::read(device.device());
+    let found = look(held.file(), read).await?.map_err(Error::system("read", held.file()))?;
     Ok(found.is_some_and(|found| found.bytes.saturating_add(found.block.max(1).into()) <= bytes))
 }
 
-async fn stage_device(guest: &Guest, wanted: &Stage, place: &Path, disk: &KnownDisk) -> Result<bool, Error> {
-    let (file, target) = (guest.root.path(&disk.file), place.join(DEVICE));
+async fn stage_device(guest: &Guest, wanted: &Stage, place: &Path, held: &Held) -> Result<bool, Error> {
+    let target = place.join(DEVICE);
     if let (Some(shown), _) = place::look_at(guest, place).await? {
         if shown.gone {
             let dead = if shown.is_device { &target } else { place };
@@ -182,19 +180,19 @@ async fn stage_device(guest: &Guest, wanted: &Stage, place: &Path, disk: &KnownD
     let made =
         look(place, move || place::ignore_existing(std::fs::DirBuilder::new().mode(0o750).create(folder)));
     made.await?.map_err(Error::system("make the folder", place))?;
-    Ok(bind(guest, &file, &target, wanted.read_only, &[]).await?)
+    Ok(bind(guest, Source::File(held), &target, wanted.read_only, &[]).await?)
 }
 
 /// Binds a folder or file to another place, unless it is. Whether it was not.
 pub(super) async fn bind(
     guest: &Guest,
-    source: &Path,
+    source: Source<'_>,
     target: &PathBuf,
     read_only: bool,
     options: &[String],
 ) -> Result<bool, volumes::Error> {
     let wanted = Mount {
-        source: Source::Bind(source),
+        source,
         target,
         kind: None,
         options,

@@ -1,4 +1,4 @@
-//! One operation at a time on one device or place.
+//! One operation at a time on one disk or place: whoever has its turn.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub struct Busy(Arc<Mutex<Doing>>);
 
 /// Nobody else does anything to it until the last copy of this is gone.
 #[derive(Debug, Clone)]
-pub struct Held(#[expect(dead_code, reason = "it is held, and let go of with this")] Arc<Entry>);
+pub struct Turn(#[expect(dead_code, reason = "it is held, and let go of with this")] Arc<Entry>);
 
 #[derive(Debug)]
 struct Entry {
@@ -25,13 +25,13 @@ impl Busy {
     ///
     /// # Errors
     /// What is being done to it, if something is.
-    pub fn begin(&self, what: &Path, doing: &'static str) -> Result<Held, &'static str> {
+    pub fn begin(&self, what: &Path, doing: &'static str) -> Result<Turn, &'static str> {
         let mut all = locked(&self.0);
         if let Some(doing) = all.get(what) {
             return Err(doing);
         }
         all.insert(what.to_owned(), doing);
-        Ok(Held(Arc::new(Entry { what: what.to_owned(), all: Arc::clone(&self.0) })))
+        Ok(Turn(Arc::new(Entry { what: what.to_owned(), all: Arc::clone(&self.0) })))
     }
 }
 

@@ -81,8 +81,7 @@ pub async fn contents(guest: &Guest, device: &Path) -> Result<Contents, Error> {
         return Ok(Contents::Known(signature));
     }
     let path = programs::text(device)?;
-    let found =
-        programs::run(&guest.root, "blkid", &["-p", "-o", "export", "--", path], None, DEADLINE).await?;
+    let found = programs::run(&guest.root, "blkid", &["-p", "-o", "export", "--", path], DEADLINE).await?;
     match found.status.code() {
         Some(0) => Ok(parse(&found.output).map_or(Contents::Several, Contents::Known)),
         Some(8) => Ok(Contents::Several),

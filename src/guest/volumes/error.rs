@@ -23,6 +23,14 @@ pub enum Error {
         /// The device.
         device: PathBuf,
     },
+    /// It is not, or not any more, the disk that was meant.
+    #[error("{} is not the disk that was meant: {why}", device.display())]
+    Another {
+        /// Its name.
+        device: PathBuf,
+        /// How that is known.
+        why: &'static str,
+    },
     /// It cannot be written to.
     #[error("{} is read-only", device.display())]
     ReadOnly {
@@ -79,8 +87,8 @@ pub enum Error {
         /// The device.
         device: PathBuf,
     },
-    /// Who formats what cannot be noted.
-    #[error("cannot note that {} is being formatted", device.display())]
+    /// What is being done to it cannot be noted.
+    #[error("cannot note what is being done to {}", device.display())]
     Note {
         /// The device.
         device: PathBuf,

@@ -8,16 +8,15 @@
 //! ```
 //! What is found decides (`decide`); a file system of the kind that is wanted is left as it is.
 
-use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::guest::Guest;
-use crate::guest::volumes::busy::Held;
 use crate::guest::volumes::contents::{Contents, contents, other_than};
+use crate::guest::volumes::held::Held;
 use crate::guest::volumes::intent::{self, Intent};
-use crate::guest::volumes::{Device, Error, PATIENCE, fsck, holding, programs};
+use crate::guest::volumes::work::{self, Fate, ITSELF};
+use crate::guest::volumes::{Error, PATIENCE, fsck, holding, programs};
 use crate::sys::block_device;
 
 /// What can be made.
@@ -88,8 +87,6 @@ impl Kind {
 /// What is to be made.
 #[derive(Debug, Clone)]
 pub struct Format<'a> {
-    /// The device's file.
-    pub device: &'a Path,
     /// What the disk is called, and nothing else is: its serial number. 1 to 100 bytes.
     pub identity: &'a str,
     /// The file system.
@@ -112,19 +109,17 @@ pub struct Formatted {
     pub made: bool,
 }
 
-/// Makes a file system if the device is blank.
+/// Makes a file system if the device that is held is blank.
 ///
 /// # Errors
-/// If something else is on the device, somebody uses it, or making it fails. What was begun is then taken up the next
-/// time.
-pub async fn format(guest: &Guest, wanted: &Format<'_>) -> Result<Formatted, Error> {
+/// If something else is on the device, somebody uses it, it is not the one that was meant, or making it fails. What was
+/// begun is then taken up the next time.
+pub async fn format(guest: &Guest, held: &Held, wanted: &Format<'_>) -> Result<Formatted, Error> {
     check_words(wanted)?;
-    let device = Device::find(wanted.device).await?;
-    let held = guest.volumes.begin_with(&device, "it is being formatted")?;
-    let run = Run { guest, wanted, device: &device, held: &held };
+    let run = Run { guest, wanted, held };
     match tokio::time::timeout(wanted.deadline, run.go()).await {
         Ok(done) => done,
-        Err(_) => Err(Error::Silent { what: device.file.clone(), seconds: wanted.deadline.as_secs() }),
+        Err(_) => Err(Error::Silent { what: run.file(), seconds: wanted.deadline.as_secs() }),
     }
 }
 
@@ -147,20 +142,25 @@ fn check_words(wanted: &Format<'_>) -> Result<(), Error> {
 struct Run<'a> {
     guest: &'a Guest,
     wanted: &'a Format<'a>,
-    device: &'a Device,
     held: &'a Held,
 }
 
 impl Run<'_> {
+    fn file(&self) -> PathBuf {
+        self.held.file().to_owned()
+    }
+
     async fn go(&self) -> Result<Formatted, Error> {
-        let file = &self.device.file;
-        let (intent, _noted) = self.earlier().await?;
         let _locked = self.lock_disk().await?;
-        let found = contents(self.guest, file).await?;
-        let plan = match decide(&found, intent.as_ref(), self.wanted, self.device.facts.bytes) {
+        let intent = self.earlier().await?;
+        let found = contents(self.guest, self.held.file()).await?;
+        // It was read by its name.
+        self.held.verify().await?;
+        let bytes = self.held.bytes()?;
+        let plan = match decide(&found, intent.as_ref(), self.wanted, bytes) {
             Plan::Look(uuid) => {
                 let kind = self.wanted.kind.name();
-                let whole = fsck::is_whole(self.guest, file, kind, self.wanted.deadline).await?;
+                let whole = fsck::is_whole(self.guest, self.held, kind, self.wanted.deadline).await?;
                 if whole {
                     Plan::Leave(Some(uuid))
                 } else {
@@ -176,68 +176,49 @@ impl Run<'_> {
                 self.forget(intent.is_some()).await?;
                 Ok(Formatted { uuid, made: false })
             }
-            Plan::Make(uuid) => self.make(&uuid).await,
+            Plan::Make(uuid) => self.make(&uuid, bytes).await,
             Plan::New => {
                 let uuid = new_uuid(self.guest, self.wanted.kind)?;
-                self.make(&uuid).await
+                self.make(&uuid, bytes).await
             }
             _ => {
                 // Somebody else has used the disk since.
                 self.forget(intent.is_some() && matches!(found, Contents::Known(_))).await?;
-                Err(Error::NotBlank { device: file.clone(), found: found.words() })
+                Err(Error::NotBlank { device: self.file(), found: found.words() })
             }
         }
     }
 
-    /// What was begun earlier, with its lock.
-    async fn earlier(&self) -> Result<(Option<Intent>, Option<OwnedFd>), Error> {
+    /// What was begun earlier.
+    async fn earlier(&self) -> Result<Option<Intent>, Error> {
         let (root, identity) = (self.guest.root.clone(), self.wanted.identity.to_owned());
-        let read = move || match Intent::read(&root, &identity)? {
-            Some(intent) => Ok((Some(intent), Some(intent::lock(&root, &identity)?))),
-            None => Ok((None, None)),
-        };
-        let device = || self.device.file.clone();
-        holding(self.held, &self.device.file, PATIENCE, read).await?.map_err(|source: io::Error| match source
-            .kind()
-        {
-            io::ErrorKind::WouldBlock => {
-                Error::Busy { what: device(), doing: "an earlier run still formats it" }
-            }
-            _ => Error::Note { device: device(), source },
-        })
+        let read = holding(self.held, PATIENCE, move || Intent::read(&root, &identity)).await?;
+        read.map_err(|source| Error::Note { device: self.file(), source })
     }
 
     /// Sees to it that nobody uses the disk, nor begins to.
-    async fn lock_disk(&self) -> Result<block_device::Lock, Error> {
-        let file = self.device.file.clone();
-        if self.device.facts.read_only {
-            return Err(Error::ReadOnly { device: file });
+    async fn lock_disk(&self) -> Result<impl Sized + use<>, Error> {
+        if self.held.is_read_only() {
+            return Err(Error::ReadOnly { device: self.file() });
         }
-        let whole = self.device.whole(self.guest);
-        let disk = whole.clone();
-        let locked =
-            holding(self.held, &whole, PATIENCE * 2, move || block_device::lock(&disk, PATIENCE)).await?;
-        let locked = locked.map_err(|source| match source.kind() {
-            io::ErrorKind::WouldBlock => Error::Locked { device: whole.clone() },
-            _ => Error::unreadable(&whole, source),
-        })?;
-        let path = file.clone();
-        let claimed = holding(self.held, &file, PATIENCE, move || block_device::is_claimed(&path)).await?;
-        if claimed.map_err(|source| Error::unreadable(&file, source))? {
-            return Err(Error::Claimed { device: file });
+        let locked = self.held.lock(PATIENCE).await?;
+        let held = self.held.clone();
+        let claimed = holding(self.held, PATIENCE, move || block_device::is_claimed(held.device())).await?;
+        if claimed.map_err(|source| Error::unreadable(self.held.file(), source))? {
+            return Err(Error::Claimed { device: self.file() });
         }
         Ok(locked)
     }
 
     /// Takes the signatures off the disk.
     async fn unsign(&self) -> Result<(), Error> {
-        let arguments = ["--all", "--quiet", "--", programs::text(&self.device.file)?];
-        let ended = programs::run(&self.guest.root, "wipefs", &arguments, None, self.wanted.deadline).await?;
+        let arguments = ["--all", "--quiet", "--", ITSELF];
+        let deadline = self.wanted.deadline;
+        let ended = work::run(self.guest, self.held, "wipefs", &arguments, Fate::Killed, deadline).await?;
         if ended.status.success() { Ok(()) } else { Err(programs::failed("wipefs", ended)) }
     }
 
-    async fn make(&self, uuid: &str) -> Result<Formatted, Error> {
-        let file = &self.device.file;
+    async fn make(&self, uuid: &str, bytes: u64) -> Result<Formatted, Error> {
         let (program, _) = self.wanted.kind.program("", None);
         // Nothing is noted that is not begun: what is on the disk later would be taken for its work.
         if programs::find(&self.guest.root, program).is_none() {
@@ -245,17 +226,17 @@ impl Run<'_> {
         }
         let intent = Intent {
             identity: self.wanted.identity.to_owned(),
-            bytes: self.device.facts.bytes,
+            bytes,
             kind: self.wanted.kind.name().to_owned(),
             uuid: uuid.to_owned(),
         };
-        let root = self.guest.root.clone();
+        let (root, held) = (self.guest.root.clone(), self.held.clone());
         let note = move || {
-            intent.write(&root)?;
-            intent::lock(&root, &intent.identity)
+            held.check()?;
+            let noted = intent.write(&root);
+            noted.map_err(|source| Error::Note { device: held.file().to_owned(), source })
         };
-        let noted = holding(self.held, file, PATIENCE, note).await?;
-        let noted = noted.map_err(|source| Error::Note { device: file.clone(), source })?;
+        holding(self.held, PATIENCE, note).await??;
 
         let number = uuid.replace('-', "");
         let argument = match self.wanted.kind {
@@ -264,19 +245,20 @@ impl Run<'_> {
             _ => uuid.to_owned(),
         };
         let (program, mut arguments) = self.wanted.kind.program(&argument, self.wanted.label);
-        arguments.push(programs::text(file)?);
-        // Its standard input holds the lock of the note, for as long as the program lives.
-        let root = &self.guest.root;
-        let ended = programs::run(root, program, &arguments, Some(noted), self.wanted.deadline).await?;
+        arguments.push(ITSELF);
+        let deadline = self.wanted.deadline;
+        let ended = work::run(self.guest, self.held, program, &arguments, Fate::Killed, deadline).await?;
         if !ended.status.success() {
             return Err(programs::failed(program, ended));
         }
-        let path = file.clone();
-        let sync = move || block_device::open_to_write(&path)?.sync_all();
-        let synced = holding(self.held, file, self.wanted.deadline, sync).await?;
-        synced.map_err(|source| Error::unreadable(file, source))?;
-        if let Some(found) = other_than(self.guest, file, self.wanted.kind.name(), uuid).await? {
-            return Err(Error::NotMade { device: file.clone(), found: found.words() });
+        let held = self.held.clone();
+        let sync = move || block_device::reopen(held.device(), true)?.sync_all();
+        let synced = holding(self.held, deadline, sync).await?;
+        synced.map_err(|source| Error::unreadable(self.held.file(), source))?;
+        let other = other_than(self.guest, self.held.file(), self.wanted.kind.name(), uuid).await?;
+        self.held.verify().await?;
+        if let Some(found) = other {
+            return Err(Error::NotMade { device: self.file(), found: found.words() });
         }
         self.forget(true).await?;
         Ok(Formatted { uuid: Some(uuid.to_owned()), made: true })
@@ -288,9 +270,8 @@ impl Run<'_> {
             return Ok(());
         }
         let (root, identity) = (self.guest.root.clone(), self.wanted.identity.to_owned());
-        let removed =
-            holding(self.held, &self.device.file, PATIENCE, move || intent::remove(&root, &identity)).await?;
-        removed.map_err(|source| Error::Note { device: self.device.file.clone(), source })
+        let removed = holding(self.held, PATIENCE, move || intent::remove(&root, &identity)).await?;
+        removed.map_err(|source| Error::Note { device: self.file(), source })
     }
 }
 
@@ -393,7 +374,6 @@ mod tests {
             let intents =
                 [None, Some(intent(100, "ext4")), Some(intent(99, "ext4")), Some(intent(100, "xfs"))];
             let mut wanted = Format {
-                device: Path::new("/dev/vdb"),
                 identity: "serial",
                 kind: Kind::Ext4,
                 label: None,
@@ -420,7 +400,6 @@ mod tests {
     #[test]
     fn words_that_cannot_be() {
         let mut wanted = Format {
-            device: Path::new("/dev/vdb"),
             identity: "serial",
             kind: Kind::Xfs,
             label: Some("data"),

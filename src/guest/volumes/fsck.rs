@@ -1,10 +1,11 @@
 //! Checks of file systems before they are mounted, as the system does them when it starts: what is safely repaired is
-//! repaired, and nothing else.
+//! repaired, and nothing else. A program that repairs is left to its work, whatever becomes of the agent.
 
-use std::path::Path;
 use std::time::Duration;
 
 use crate::guest::Guest;
+use crate::guest::volumes::held::Held;
+use crate::guest::volumes::work::{self, Fate, ITSELF};
 use crate::guest::volumes::{Error, programs};
 
 /// What a check came to.
@@ -27,25 +28,24 @@ const RESTART: i32 = 2;
 const LEFT: i32 = 4;
 const OTHER: i32 = !(REPAIRED | RESTART | LEFT);
 
-/// Checks the file system of `kind` on `device`, and repairs it as far as nothing can be lost by that.
+/// Checks the file system of `kind` on the device that is held, and repairs it as far as nothing can be lost by that.
 ///
 /// # Errors
-/// If it stays damaged, or the check takes longer than `deadline`.
-pub async fn check(guest: &Guest, device: &Path, kind: &str, deadline: Duration) -> Result<Checked, Error> {
-    let path = programs::text(device)?;
+/// If it stays damaged, is not the one that was meant, or the check takes longer than `deadline`; it goes on then.
+pub async fn check(guest: &Guest, held: &Held, kind: &str, deadline: Duration) -> Result<Checked, Error> {
     let (program, arguments) = match kind {
-        "ext2" | "ext3" | "ext4" => ("e2fsck", ["-p", path]),
-        "vfat" => ("fsck.fat", ["-a", path]),
+        "ext2" | "ext3" | "ext4" => ("e2fsck", ["-p", ITSELF]),
+        "vfat" => ("fsck.fat", ["-a", ITSELF]),
         // These replay their logs when they are mounted.
         _ => return Ok(Checked::Skipped),
     };
     if programs::find(&guest.root, program).is_none() {
         return Ok(Checked::Skipped);
     }
-    let ended = programs::run(&guest.root, program, &arguments, None, deadline).await?;
+    let ended = work::run(guest, held, program, &arguments, Fate::Finishes, deadline).await?;
     let said =
         || ended.output.lines().chain(ended.errors.lines()).map(str::trim).collect::<Vec<_>>().join("; ");
-    judge(ended.status.code(), said).map_err(|found| Error::Damaged { device: device.to_owned(), found })
+    judge(ended.status.code(), said).map_err(|found| Error::Damaged { device: held.file().to_owned(), found })
 }
 
 /// As [`check`], of all that is there, even if nothing says that it needs it; ext2, ext3 and ext4 only.
@@ -54,16 +54,16 @@ pub async fn check(guest: &Guest, device: &Path, kind: &str, deadline: Duration)
 /// As [`check`], and if the program for it is missing or cannot do its work.
 pub(super) async fn check_all(
     guest: &Guest,
-    device: &Path,
+    held: &Held,
     kind: &str,
     deadline: Duration,
 ) -> Result<(), Error> {
-    let damaged = |found| Error::Damaged { device: device.to_owned(), found };
+    let damaged = |found| Error::Damaged { device: held.file().to_owned(), found };
     if !matches!(kind, "ext2" | "ext3" | "ext4") {
         return Ok(());
     }
-    let ended =
-        programs::run(&guest.root, "e2fsck", &["-f", "-p", programs::text(device)?], None, deadline).await?;
+    let arguments = ["-f", "-p", ITSELF];
+    let ended = work::run(guest, held, "e2fsck", &arguments, Fate::Finishes, deadline).await?;
     match judge(ended.status.code(), || ended.output.clone()).map_err(damaged)? {
         Checked::Unclear(_) => Err(programs::failed("e2fsck", ended)),
         _ => Ok(()),
@@ -80,26 +80,26 @@ fn judge(code: Option<i32>, said: impl Fn() -> String) -> Result<Checked, String
     }
 }
 
-/// Whether the file system of `kind` on `device` has no fault at all. Nothing is written.
+/// Whether the file system of `kind` on the device that is held has no fault at all. Nothing is written.
 ///
 /// # Errors
 /// If the program for it is missing, or takes longer than `deadline`.
 pub(super) async fn is_whole(
     guest: &Guest,
-    device: &Path,
+    held: &Held,
     kind: &str,
     deadline: Duration,
 ) -> Result<bool, Error> {
-    let path = programs::text(device)?;
     let (program, arguments): (_, &[&str]) = match kind {
-        "ext4" => ("e2fsck", &["-f", "-n", path]),
-        "xfs" => ("xfs_repair", &["-n", path]),
-        "btrfs" => ("btrfs", &["check", "--readonly", path]),
-        "vfat" => ("fsck.fat", &["-n", path]),
+        "ext4" => ("e2fsck", &["-f", "-n", ITSELF]),
+        "xfs" => ("xfs_repair", &["-n", ITSELF]),
+        "btrfs" => ("btrfs", &["check", "--readonly", ITSELF]),
+        "vfat" => ("fsck.fat", &["-n", ITSELF]),
         // Nothing but a header.
         _ => return Ok(true),
     };
-    Ok(programs::run(&guest.root, program, arguments, None, deadline).await?.status.success())
+    let ended = work::run(guest, held, program, arguments, Fate::Killed, deadline).await?;
+    Ok(ended.status.success())
 }
 
 #[cfg(test)]

@@ -1,14 +1,11 @@
 //! What was about to be made on which disk: written down before it is begun, gone when it is done.
-//!
-//! As long as the program that makes it lives, it holds the lock of the note, even if the agent is gone.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sys::files;
 use crate::sys::root::Root;
-use crate::sys::{block_device, files};
 
 /// Where notes are kept.
 pub const FOLDER: &str = "/var/lib/guestlet/formats";
@@ -56,14 +53,6 @@ impl Intent {
         let text = serde_json::to_vec(self)?;
         files::replace_synced(&root.path(&path(&self.identity)), &text)
     }
-}
-
-/// Takes the lock of the note about a disk.
-///
-/// # Errors
-/// `WouldBlock` if who began it is still at it.
-pub fn lock(root: &Root, identity: &str) -> io::Result<OwnedFd> {
-    block_device::lock_file(&root.path(&path(identity)))
 }
 
 /// Removes the note about a disk; that it is gone is on the disk before this returns.

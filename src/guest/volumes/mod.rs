@@ -1,12 +1,17 @@
-//! What is on disks: told, made, mounted, let go of, and grown. The verbs take files of devices; which disk is meant
-//! is found out before.
+//! What is on disks: told, made, mounted, let go of, and grown. Which disk is meant is decided before; the verbs are given
+//! one that is [`held`], never a name.
 //!
+//! - [`held`] is a disk in the hands of one operation: open, checked, and nobody else's meanwhile. `work` runs programs on
+//!   it, and knows those that still run.
 //! - [`contents`] tells what is on a device; blank is only what nothing at all was found on.
 //! - [`format`](mod@format) makes a file system on a blank device, and goes on where a killed one was ([`intent`]).
 //! - [`fsck`] repairs what is safely repaired before a file system is mounted.
 //! - [`mount`] and [`unmount`] may be repeated; who is in the way is told by [`holders`]. [`swap`] is its counterpart
 //!   for swap spaces, [`usage`] tells how full something is.
 //! - [`grow`] lets everything on a disk that has grown take the new room.
+//!
+//! To add a verb that writes: it takes a [`Held`](held::Held), has its program run by `work` or [checks](held::Held::check)
+//! immediately before it acts, and needs no lock or key of its own.
 //!
 //! Whatever a device does, a call ends at its deadline. A thread that then still waits for the device holds it
 //! ([`busy`]), so that nothing else is begun with it.
@@ -17,6 +22,7 @@ mod error;
 pub mod format;
 pub mod fsck;
 pub mod grow;
+pub mod held;
 pub mod holders;
 pub mod intent;
 pub mod mount;
@@ -25,15 +31,15 @@ mod programs;
 pub mod swap;
 pub mod unmount;
 pub mod usage;
+mod work;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::guest::Guest;
-use crate::sys::block_device::{self, Facts};
 use crate::sys::blocking;
-use busy::Held;
+use busy::Turn;
 pub use error::Error;
+use held::Held;
 
 /// How long a device may take to say what it is.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,51 +51,21 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Begins something with a device or place, which nobody else does anything to until that ends.
-    pub(in crate::guest) fn begin(&self, what: &Path, doing: &'static str) -> Result<Held, Error> {
-        self.busy.begin(what, doing).map_err(|doing| Error::Busy { what: what.to_owned(), doing })
+    /// Begins something with a place, which nobody else does anything to until that ends.
+    pub(in crate::guest) fn begin(&self, place: &Path, doing: &'static str) -> Result<Turn, Error> {
+        self.busy.begin(place, doing).map_err(|doing| Error::Busy { what: place.to_owned(), doing })
     }
 
-    /// As [`Self::begin`], of a device, whatever file it was named by.
-    fn begin_with(&self, device: &Device, doing: &'static str) -> Result<Held, Error> {
-        let (major, minor) = device.facts.number;
-        let key = PathBuf::from(format!("{major}:{minor}"));
-        self.busy.begin(&key, doing).map_err(|doing| Error::Busy { what: device.file.clone(), doing })
-    }
-}
-
-/// A device, as it was when it was looked up.
-#[derive(Debug, Clone)]
-struct Device {
-    /// Its file, without links.
-    file: PathBuf,
-    facts: Facts,
-}
-
-impl Device {
-    /// Looks a device up.
-    async fn find(file: &Path) -> Result<Self, Error> {
-        let path = file.to_owned();
-        let found = at_once(file, PATIENCE, move || {
-            let file = std::fs::canonicalize(path)?;
-            Ok(Self { facts: block_device::facts(&file)?, file })
-        });
-        let device = found.await?.map_err(|source| Error::unreadable(file, source))?;
-        if device.facts.bytes == 0 {
-            return Err(Error::Empty { device: device.file });
-        }
-        Ok(device)
-    }
-
-    /// The file of the disk that it is, or is a partition of.
-    fn whole(&self, guest: &Guest) -> PathBuf {
-        use crate::sys::block;
-
-        let place = block::place(&guest.root, self.facts.number);
-        place.map_or_else(
-            |_| self.file.clone(),
-            |place| guest.root.path(&block::file(block::name(block::whole(&place)))),
-        )
+    /// Begins something with the disk of this generation, which nobody else does anything to until that ends: the one
+    /// key for whatever is done to a disk. For people it is called `name`.
+    pub(in crate::guest) fn turn(
+        &self,
+        generation: u64,
+        name: &Path,
+        doing: &'static str,
+    ) -> Result<Turn, Error> {
+        let key = PathBuf::from(format!("disk {generation}"));
+        self.busy.begin(&key, doing).map_err(|doing| Error::Busy { what: name.to_owned(), doing })
     }
 }
 
@@ -106,9 +82,18 @@ async fn at_once<T: Send + 'static>(
     done.map_err(|_| Error::Silent { what: what.to_owned(), seconds: patience.as_secs() })
 }
 
-/// As [`at_once`], and what is `held` stays so for as long as it takes.
+/// As [`at_once`], with a disk that stays held for as long as it takes.
 async fn holding<T: Send + 'static>(
     held: &Held,
+    patience: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    keeping(held, held.file(), patience, work).await
+}
+
+/// As [`at_once`], and what is `held` stays so for as long as it takes.
+async fn keeping<T: Send + 'static>(
+    held: &(impl Clone + Send + 'static),
     what: &Path,
     patience: Duration,
     work: impl FnOnce() -> T + Send + 'static,

@@ -2,6 +2,9 @@
 //!
 //! May be repeated: a place that shows what it should is left as it is; one that shows something else is an error. The
 //! place is opened before it is looked at, and what was looked at is what is mounted on.
+//!
+//! mount(2) and the list of mounts go by a device's name. So that is checked before, and afterwards what is mounted: if it
+//! is of another device, it is unmounted again.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -12,11 +15,12 @@ use nix::errno::Errno;
 use nix::mount::MsFlags;
 
 use crate::guest::Guest;
-use crate::guest::volumes::busy::Held;
+use crate::guest::volumes::busy::Turn;
 use crate::guest::volumes::contents::{Contents, contents};
 use crate::guest::volumes::fsck::{self, Checked};
+use crate::guest::volumes::held::Held;
 use crate::guest::volumes::options::{COMPARED, Options};
-use crate::guest::volumes::{Device, Error, PATIENCE, at_once, holding, intent};
+use crate::guest::volumes::{Error, PATIENCE, at_once, holding, intent, keeping};
 use crate::sys::mountinfo::{self, MountList};
 use crate::sys::mounting::{How, Place, What};
 use crate::sys::superblock::{self, Kind, Superblock};
@@ -25,11 +29,13 @@ use crate::sys::{block_device, root::Root};
 pub use crate::sys::mounting::Propagation;
 
 /// What is mounted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
     /// The file system on a device.
-    Device(&'a Path),
-    /// A folder or file, such as that of a device.
+    Device(&'a Held),
+    /// The file of a device.
+    File(&'a Held),
+    /// A folder or file.
     Bind(&'a Path),
 }
 
@@ -81,10 +87,14 @@ pub struct Mounted {
 pub async fn mount(guest: &Guest, wanted: &Mount<'_>) -> Result<Mounted, Error> {
     let options = Options::parse(wanted.options, wanted.read_only)?;
     let place = open_target(wanted).await?;
-    let held = guest.volumes.begin(&place.path, "something is being mounted there")?;
+    let turn = guest.volumes.begin(&place.path, "something is being mounted there")?;
     match wanted.source {
-        Source::Device(device) => mount_device(guest, wanted, options, device, place, held).await,
-        Source::Bind(source) => bind(guest, wanted, options.flags, source, place, held).await,
+        Source::Device(held) => mount_device(guest, wanted, options, held, place, turn).await,
+        Source::File(held) => {
+            held.verify().await?;
+            bind(guest, wanted, options.flags, (held.file(), Some(held)), place, turn).await
+        }
+        Source::Bind(source) => bind(guest, wanted, options.flags, (source, None), place, turn).await,
     }
 }
 
@@ -92,15 +102,14 @@ async fn mount_device(
     guest: &Guest,
     wanted: &Mount<'_>,
     mut options: Options,
-    device: &Path,
+    held: &Held,
     place: Place,
-    held_target: Held,
+    turn: Turn,
 ) -> Result<Mounted, Error> {
-    let device = Device::find(device).await?;
-    let held = guest.volumes.begin_with(&device, "it is being mounted")?;
-    let (root, copy) = (guest.root.clone(), device.clone());
-    let read = holding(&held, &device.file, PATIENCE, move || Mounts::read(&root, &copy)).await?;
-    let mounts = read.map_err(|source| Error::unreadable(&device.file, source))?;
+    let device = || held.file().to_owned();
+    let (root, copy) = (guest.root.clone(), held.clone());
+    let read = holding(held, PATIENCE, move || Mounts::read(&root, &copy)).await?;
+    let mounts = read.map_err(|source| Error::unreadable(held.file(), source))?;
 
     if let Some(there) = mounts.at(&place) {
         let same = mounts.is_ours(there) && there.root.trim_start_matches('/') == options.subvolume();
@@ -112,16 +121,16 @@ async fn mount_device(
         return Ok(Mounted { target: place.path, kind: there.kind.clone(), already: true, checked: None });
     }
     let place = empty_folder(wanted, place).await?;
-    let found = contents(guest, &device.file).await?;
+    let found = contents(guest, held.file()).await?;
     let (Some(kind), Contents::Known(signature)) = (found.kind(), &found) else {
-        return Err(Error::NoFileSystem { device: device.file, found: found.words() });
+        return Err(Error::NoFileSystem { device: device(), found: found.words() });
     };
     if wanted.kind.is_some_and(|wanted| wanted != kind) || kind == "swap" {
-        return Err(Error::NoFileSystem { device: device.file, found: found.words() });
+        return Err(Error::NoFileSystem { device: device(), found: found.words() });
     }
-    unfinished(guest, &held, &device, signature.uuid.as_deref()).await?;
-    mounts.clone_of(&device.file, &mut options)?;
-    if device.facts.read_only {
+    unfinished(guest, held, signature.uuid.as_deref()).await?;
+    mounts.clone_of(held.file(), &mut options)?;
+    if held.is_read_only() {
         options.flags.insert(MsFlags::MS_RDONLY);
     }
     let mut checked = None;
@@ -130,32 +139,54 @@ async fn mount_device(
         // The program would look at the same, and leave it at that.
         checked = Some(match mounts.own {
             Some(Superblock { clean: true, .. }) => Checked::Clean,
-            _ => fsck::check(guest, &device.file, kind, wanted.deadline).await?,
+            _ => fsck::check(guest, held, kind, wanted.deadline).await?,
         });
     }
-    let (effects, source, kind) = (guest.effects.clone(), device.file.clone(), kind.to_owned());
+    let (machine, copy, kind) = (guest.clone(), held.clone(), kind.to_owned());
     let how = How { flags: options.flags, propagation: wanted.propagation };
     let (name, target) = (kind.clone(), place.path.clone());
     let work = move || {
-        let what = What::FileSystem { source: &source, kind: &name, data: &options.data };
-        let done = effects.mount(&what, &place, how);
-        drop(held_target);
-        done
+        copy.check()?;
+        let what = What::FileSystem { source: copy.file(), kind: &name, data: &options.data };
+        let done = machine.effects.mount(&what, &place, how);
+        let failed =
+            |source| Error::Mount { what: copy.file().to_owned(), target: place.path.clone(), source };
+        done.map_err(failed)?;
+        let is_right = shows(&machine.root, &copy, &place.path).map_err(failed).and_then(|shown| {
+            let another = Error::Another { device: copy.file().to_owned(), why: "another one was mounted" };
+            if shown { copy.check() } else { Err(another) }
+        });
+        // Nobody has had the time to do anything with it.
+        let is_right = is_right.inspect_err(|_| drop(machine.effects.unmount(&place.path)));
+        drop(turn);
+        is_right
     };
-    let done = holding(&held, &device.file, wanted.deadline, work).await?;
-    done.map_err(|source| Error::Mount { what: device.file, target: target.clone(), source })?;
+    holding(held, wanted.deadline, work).await??;
     Ok(Mounted { target, kind, already: false, checked })
 }
 
+/// Whether what is mounted last at `target` is of the device that is held.
+fn shows(root: &Root, held: &Held, target: &Path) -> io::Result<bool> {
+    let list = MountList::open(root)?.read()?;
+    let shown = list.iter().rfind(|mount| Path::new(&mount.mount_point) == target);
+    Ok(shown.is_some_and(|mount| is_of(mount, held.number())))
+}
+
+/// Whether it is of the device with this number. btrfs has numbers of its own, and is asked by its source.
+fn is_of(mount: &mountinfo::Mount, device: (u32, u32)) -> bool {
+    let source = || block_device::number_at(mount.source.as_ref());
+    mount.device == device || (mount.device.0 == 0 && mount.kind == "btrfs" && source() == Some(device))
+}
+
 /// A file system whose making was interrupted is not mounted.
-async fn unfinished(guest: &Guest, held: &Held, device: &Device, uuid: Option<&str>) -> Result<(), Error> {
+async fn unfinished(guest: &Guest, held: &Held, uuid: Option<&str>) -> Result<(), Error> {
     let Some(uuid) = uuid.map(str::to_owned) else { return Ok(()) };
-    let (root, file) = (guest.root.clone(), &device.file);
-    let found = holding(held, file, PATIENCE, move || intent::is_unfinished(&root, &uuid)).await?;
+    let root = guest.root.clone();
+    let found = holding(held, PATIENCE, move || intent::is_unfinished(&root, &uuid)).await?;
     match found {
         Ok(false) => Ok(()),
-        Ok(true) => Err(Error::Unfinished { device: file.clone() }),
-        Err(source) => Err(Error::Note { device: file.clone(), source }),
+        Ok(true) => Err(Error::Unfinished { device: held.file().to_owned() }),
+        Err(source) => Err(Error::Note { device: held.file().to_owned(), source }),
     }
 }
 
@@ -163,9 +194,9 @@ async fn bind(
     guest: &Guest,
     wanted: &Mount<'_>,
     flags: MsFlags,
-    source: &Path,
+    (source, device): (&Path, Option<&Held>),
     place: Place,
-    held: Held,
+    turn: Turn,
 ) -> Result<Mounted, Error> {
     let failed = |target: &Place| {
         let (what, target) = (source.to_owned(), target.path.clone());
@@ -180,6 +211,11 @@ async fn bind(
     };
     let looked: io::Result<_> = at_once(source, PATIENCE, look).await?;
     let (from, same, list) = looked.map_err(failed(&place))?;
+    if let Some(held) = device
+        && from.device() != Some(held.number())
+    {
+        return Err(Error::Another { device: source.to_owned(), why: "its name leads to something else" });
+    }
     let kind_of = |number| list.iter().find(|mount| mount.id == number).map(|mount| mount.kind.clone());
     let kind = kind_of(from.mount).unwrap_or_default();
     if let Some(there) = at(&list, &place) {
@@ -199,7 +235,7 @@ async fn bind(
     let work = move || {
         effects.mount(&What::Bind { source: &from, recursive: false }, &place, How { flags, propagation })
     };
-    holding(&held, source, wanted.deadline, work).await?.map_err(failure)?;
+    keeping(&(turn, device.cloned()), source, wanted.deadline, work).await?.map_err(failure)?;
     Ok(Mounted { target, kind, already: false, checked: None })
 }
 
@@ -208,6 +244,7 @@ async fn open_target(wanted: &Mount<'_>) -> Result<Place, Error> {
     let (path, make) = (wanted.target.to_owned(), wanted.make_target);
     let as_file = match wanted.source {
         Source::Bind(source) => Some(source.to_owned()),
+        Source::File(held) => Some(held.file().to_owned()),
         Source::Device(_) => None,
     };
     let open = move || match Place::open(&path) {
@@ -264,10 +301,10 @@ struct Mounts {
 }
 
 impl Mounts {
-    fn read(root: &Root, device: &Device) -> io::Result<Self> {
-        let own = superblock::read(&block_device::open(&device.file)?)?;
+    fn read(root: &Root, held: &Held) -> io::Result<Self> {
+        let own = superblock::read(held.device())?;
         let list = MountList::open(root)?.read()?;
-        let mut mounts = Self { list, device: device.facts.number, own, others: Vec::new() };
+        let mut mounts = Self { list, device: held.number(), own, others: Vec::new() };
         let mut others: Vec<(String, Superblock)> = Vec::new();
         let copies = |mount: &&mountinfo::Mount| matches!(mount.kind.as_str(), "xfs" | "btrfs");
         for mount in mounts.list.iter().filter(copies).filter(|mount| !mounts.is_ours(mount)) {
@@ -285,15 +322,8 @@ impl Mounts {
         at(&self.list, place)
     }
 
-    /// Whether it is of the device. btrfs has numbers of its own, and is asked by its source.
     fn is_ours(&self, mount: &mountinfo::Mount) -> bool {
-        let number = |path: &str| {
-            let number = std::fs::metadata(path).ok()?.rdev();
-            Some((nix::sys::stat::major(number), nix::sys::stat::minor(number)))
-        };
-        let ours = (u64::from(self.device.0), u64::from(self.device.1));
-        mount.device == self.device
-            || (mount.device.0 == 0 && mount.kind == "btrfs" && number(&mount.source) == Some(ours))
+        is_of(mount, self.device)
     }
 
     /// A copy of a file system that is mounted: XFS has to be told that it is one, btrfs would take one for the other.

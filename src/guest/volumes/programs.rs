@@ -1,6 +1,5 @@
 //! The system's programs for file systems: where they are, and how they are run.
 
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ pub(super) fn find(root: &Root, name: &str) -> Option<String> {
     paths.into_iter().find(|path| path.is_file())?.into_os_string().into_string().ok()
 }
 
-/// Runs a program until it ends, however that is.
+/// Runs a program that writes to no disk, or is named by others than the kernel, until it ends, however that is.
 ///
 /// # Errors
 /// If it is not installed, cannot be started, or takes longer than `deadline`.
@@ -25,11 +24,10 @@ pub(super) async fn run(
     root: &Root,
     name: &'static str,
     arguments: &[&str],
-    input: Option<OwnedFd>,
     deadline: Duration,
 ) -> Result<Ended, Error> {
     let path = find(root, name).ok_or(Error::NotInstalled { program: name })?;
-    Ok(program::run_to_end(&path, arguments, input, deadline).await?)
+    Ok(program::run_to_end(&path, arguments, deadline).await?)
 }
 
 /// That it failed, with the last that it said.

@@ -1,61 +1,66 @@
 //! Swap spaces on disks: taken into use, and let go of.
 
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::volumes::contents::contents;
-use crate::guest::volumes::{Device, Error, PATIENCE, at_once, holding};
+use crate::guest::volumes::held::Held;
+use crate::guest::volumes::{Error, PATIENCE, holding};
 use crate::sys::block_device;
 use crate::sys::root::Root;
 
 const SWAPS: &str = "/proc/swaps";
 
-/// Lets the kernel swap to `device`; whether it did so already.
+/// Lets the kernel swap to the device that is held; whether it did so already.
 ///
 /// # Errors
-/// If there is no swap space on it, or the kernel does not take it.
-pub async fn on(guest: &Guest, device: &Path) -> Result<bool, Error> {
-    let device = Device::find(device).await?;
-    let held = guest.volumes.begin_with(&device, "it is being taken into use")?;
-    if is_used(guest, &device).await? {
+/// If there is no swap space on it, it is not the one that was meant, or the kernel does not take it.
+pub async fn on(guest: &Guest, held: &Held) -> Result<bool, Error> {
+    if is_used(guest, held).await? {
         return Ok(true);
     }
-    let found = contents(guest, &device.file).await?;
+    let found = contents(guest, held.file()).await?;
     if found.kind() != Some("swap") {
-        return Err(Error::NoFileSystem { device: device.file, found: found.words() });
+        return Err(Error::NoFileSystem { device: held.file().to_owned(), found: found.words() });
     }
-    let (effects, file) = (guest.effects.clone(), device.file.clone());
-    let done = holding(&held, &device.file, PATIENCE, move || effects.swap_on(&file)).await?;
-    done.map_err(|source| Error::Swap { device: device.file, source })?;
+    let (effects, device) = (guest.effects.clone(), held.clone());
+    let work = move || {
+        device.check()?;
+        let done = effects.swap_on(device.file());
+        done.map_err(|source| Error::Swap { device: device.file().to_owned(), source })?;
+        // The kernel went by its name.
+        device.check().inspect_err(|_| drop(effects.swap_off(device.file())))
+    };
+    holding(held, PATIENCE, work).await??;
     Ok(false)
 }
 
-/// Lets go of the swap space on `device`; whether it was in use. What is in it moves back to memory first.
+/// Lets go of the swap space on the device that is held; whether it was in use. What is in it moves back to memory first.
 ///
 /// # Errors
 /// If memory does not suffice; if it takes longer than `deadline`, and then it goes on.
-pub async fn off(guest: &Guest, device: &Path, deadline: Duration) -> Result<bool, Error> {
-    let device = Device::find(device).await?;
-    let held = guest.volumes.begin_with(&device, "it is being let go of")?;
-    if !is_used(guest, &device).await? {
+pub async fn off(guest: &Guest, held: &Held, deadline: Duration) -> Result<bool, Error> {
+    if !is_used(guest, held).await? {
         return Ok(false);
     }
-    let (effects, file) = (guest.effects.clone(), device.file.clone());
-    let done = holding(&held, &device.file, deadline, move || effects.swap_off(&file)).await?;
-    done.map_err(|source| Error::Swap { device: device.file, source })?;
+    let (effects, device) = (guest.effects.clone(), held.clone());
+    let work = move || {
+        device.check()?;
+        let done = effects.swap_off(device.file());
+        done.map_err(|source| Error::Swap { device: device.file().to_owned(), source })
+    };
+    holding(held, deadline, work).await??;
     Ok(true)
 }
 
-async fn is_used(guest: &Guest, device: &Device) -> Result<bool, Error> {
-    let (root, number) = (guest.root.clone(), device.facts.number);
+async fn is_used(guest: &Guest, held: &Held) -> Result<bool, Error> {
+    let (root, number) = (guest.root.clone(), held.number());
     let look = move || {
-        let same =
-            |path: &String| block_device::facts(path.as_ref()).is_ok_and(|facts| facts.number == number);
+        let same = |path: &String| block_device::number_at(path.as_ref()) == Some(number);
         Ok::<_, io::Error>(in_use(&root)?.iter().any(same))
     };
-    at_once(&device.file, PATIENCE, look).await?.map_err(|source| Error::unreadable(SWAPS.as_ref(), source))
+    holding(held, PATIENCE, look).await?.map_err(|source| Error::unreadable(SWAPS.as_ref(), source))
 }
 
 /// The files of the devices that the kernel swaps to.

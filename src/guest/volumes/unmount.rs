@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use crate::guest::Guest;
 use crate::guest::volumes::holders::{Holder, holders};
-use crate::guest::volumes::{Error, PATIENCE, at_once, holding};
+use crate::guest::volumes::{Error, PATIENCE, at_once, keeping};
 use crate::sys::mountinfo::{Mount, MountList};
 
 /// Mounts on top of each other, at most.
@@ -26,7 +26,7 @@ pub async fn unmount(guest: &Guest, target: &Path, deadline: Duration) -> Result
     let Some(path) = found else { return Ok(0) };
     let held = guest.volumes.begin(&path, "something is being unmounted there")?;
     let machine = guest.clone();
-    let done = holding(&held, target, deadline, move || all(&machine, &path)).await?;
+    let done = keeping(&held, target, deadline, move || all(&machine, &path)).await?;
     done.map_err(|(source, holders)| match source.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EBUSY) => Error::InUse { target: target.to_owned(), holders },
         _ => Error::Unmount { target: target.to_owned(), source },
@@ -41,7 +41,7 @@ pub async fn unmount(guest: &Guest, target: &Path, deadline: Duration) -> Result
 pub async fn detach(guest: &Guest, target: &Path, deadline: Duration) -> Result<(), Error> {
     let held = guest.volumes.begin(target, "something is being unmounted there")?;
     let (effects, path) = (guest.effects.clone(), target.to_owned());
-    let done = holding(&held, target, deadline, move || effects.detach(&path)).await?;
+    let done = keeping(&held, target, deadline, move || effects.detach(&path)).await?;
     done.map_err(|source| Error::Unmount { target: target.to_owned(), source })
 }
 

@@ -1,30 +1,30 @@
 //! File systems, each through its own program. ext4 grows wherever it is; XFS and btrfs only where they are mounted.
 
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 
 use super::{Climb, Next};
-use crate::guest::volumes::fsck;
-use crate::guest::volumes::{Device, Error, PATIENCE, holding, programs};
-use crate::sys::mountinfo::MountList;
+use crate::guest::volumes::held::Held;
+use crate::guest::volumes::work::{self, Fate, ITSELF};
+use crate::guest::volumes::{Error, PATIENCE, fsck, holding, programs};
+use crate::sys::mountinfo::{Mount, MountList};
 use crate::sys::superblock::{self, Kind, Superblock};
 use crate::sys::{block_device, usage};
 
 impl Climb<'_> {
-    pub(super) async fn file_system(&mut self, device: &Device, kind: &str) -> Result<(), Error> {
-        let what = format!("{kind} on {}", device.file.display());
+    pub(super) async fn file_system(&mut self, device: &Held, kind: &str) -> Result<(), Error> {
+        let what = format!("{kind} on {}", device.file().display());
         let (from, mounted) = self.look(device).await?;
         let Some(from) = from else {
             self.refuse(what, "its beginning cannot be read");
             return Ok(());
         };
-        if from.bytes > device.facts.bytes {
+        let room = device.bytes()?;
+        if from.bytes > room {
             self.refuse(what, "the device is smaller than the file system");
             return Ok(());
         }
         // What is left is less than a block.
-        if device.facts.bytes - from.bytes < u64::from(from.block.max(1)) {
+        if room - from.bytes < u64::from(from.block.max(1)) {
             self.note(what, 0, 0);
             return Ok(());
         }
@@ -35,11 +35,13 @@ impl Climb<'_> {
             }
             (Kind::Ext, mounted) => self.ext(device, kind, mounted.is_some(), from.bytes).await,
             (Kind::Xfs, Some(mounted)) => {
-                self.online("xfs_growfs", &["-d", &mounted.place], &mounted.place).await
+                let place = mounted.mount.mount_point.as_str();
+                self.online(device, "xfs_growfs", &["-d", place], &mounted).await
             }
             (Kind::Btrfs { device: number, .. }, Some(mounted)) => {
                 let size = format!("{number}:max");
-                self.online("btrfs", &["filesystem", "resize", &size, &mounted.place], &mounted.place).await
+                let place = mounted.mount.mount_point.as_str();
+                self.online(device, "btrfs", &["filesystem", "resize", &size, place], &mounted).await
             }
             (_, None) => {
                 self.refuse(what, "it grows only while it is mounted");
@@ -53,45 +55,43 @@ impl Climb<'_> {
         Ok(())
     }
 
-    async fn look(&self, device: &Device) -> Result<(Option<Superblock>, Option<Mounted>), Error> {
-        let (root, file, number) = (self.guest.root.clone(), device.file.clone(), device.facts.number);
+    async fn look(&self, device: &Held) -> Result<(Option<Superblock>, Option<Mounted>), Error> {
+        let (root, held, number) = (self.guest.root.clone(), device.clone(), device.number());
         let look = move || {
-            let found = superblock::read(&block_device::open(&file)?)?;
+            let found = superblock::read(&block_device::reopen(held.device(), false)?)?;
             // What btrfs is on is told by its source only.
-            let same = |source: &str| {
-                let file = std::fs::metadata(root.path(source)).ok()?.rdev();
-                Some(
-                    (nix::sys::stat::major(file), nix::sys::stat::minor(file))
-                        == (number.0.into(), number.1.into()),
-                )
-            };
+            let same = |source: &str| block_device::number_at(&root.path(source)) == Some(number);
             let mounts = MountList::open(&root)?.read()?;
-            let here = |mount: &&crate::sys::mountinfo::Mount| {
+            let here = |mount: &Mount| {
                 mount.device == number
-                    || (mount.device.0 == 0 && mount.kind == "btrfs" && same(&mount.source) == Some(true))
+                    || (mount.device.0 == 0 && mount.kind == "btrfs" && same(&mount.source))
             };
             let read_only = |options: &str| options.split(',').any(|option| option == "ro");
             // One that can be written through, if there is one.
-            let mut mounts: Vec<_> = mounts.iter().filter(here).collect();
+            let mut mounts: Vec<_> = mounts.into_iter().filter(here).collect();
             mounts.sort_by_key(|mount| read_only(&mount.flags));
-            let mounted = mounts.first().map(|mount| Mounted {
-                place: mount.mount_point.clone(),
+            let mounted = mounts.into_iter().next().map(|mount| Mounted {
                 read_only: read_only(&mount.flags) || read_only(&mount.options),
+                mount,
             });
             Ok::<_, io::Error>((found, mounted))
         };
-        holding(&self.held, &device.file, PATIENCE, look)
-            .await?
-            .map_err(|error| Error::unreadable(&device.file, error))
+        let looked = holding(device, PATIENCE, look).await?;
+        looked.map_err(|error| Error::unreadable(device.file(), error))
     }
 
-    async fn ext(&self, device: &Device, kind: &str, mounted: bool, from: u64) -> Result<(u64, u64), Error> {
-        let path = programs::text(&device.file)?;
+    async fn ext(&self, device: &Held, kind: &str, mounted: bool, from: u64) -> Result<(u64, u64), Error> {
+        let mut fate = Fate::Killed;
         if !mounted {
             // resize2fs asks for that.
-            fsck::check_all(self.guest, &device.file, kind, self.deadline).await?;
+            fsck::check_all(self.guest, device, kind, self.deadline).await?;
+            // The kernel does it for one that is mounted; for others the program moves what is there.
+            fate = Fate::Finishes;
         }
-        self.run("resize2fs", &[path]).await?;
+        let ended = work::run(self.guest, device, "resize2fs", &[ITSELF], fate, self.deadline).await?;
+        if !ended.status.success() {
+            return Err(programs::failed("resize2fs", ended));
+        }
         let (after, _) = self.look(device).await?;
         Ok((from, after.map_or(from, |after| after.bytes)))
     }
@@ -99,27 +99,30 @@ impl Climb<'_> {
     /// Runs the program that lets a mounted file system grow, and says how large it was and is.
     async fn online(
         &self,
+        device: &Held,
         program: &'static str,
         arguments: &[&str],
-        place: &str,
+        mounted: &Mounted,
     ) -> Result<(u64, u64), Error> {
         let size = async || {
-            let place = place.to_owned();
-            let told = holding(&self.held, Path::new(&place.clone()), PATIENCE, move || {
+            let (effects, mount, place) =
+                (self.guest.effects.clone(), mounted.mount.clone(), mounted.mount.mount_point.clone());
+            let told = holding(device, PATIENCE, move || {
+                // The program goes by the place: nothing else may be mounted there.
+                effects.open_mount(&mount)?;
                 usage::usage(place.as_ref())
-            })
-            .await?;
-            told.map(|usage| usage.total_privileged)
-                .map_err(|error| Error::unreadable(Path::new(program), error))
+            });
+            let unreadable = |error| Error::unreadable(mounted.mount.mount_point.as_ref(), error);
+            told.await?.map(|usage| usage.total_privileged).map_err(unreadable)
         };
         let from = size().await?;
-        self.run(program, arguments).await?;
+        self.run(device, program, arguments).await?;
         Ok((from, size().await?))
     }
 }
 
 /// Where a file system is mounted.
 struct Mounted {
-    place: String,
+    mount: Mount,
     read_only: bool,
 }

@@ -1,32 +1,34 @@
-//! What lies between a disk and its file systems: encryption (LUKS) and LVM, each through its own programs.
+//! What lies between a disk and its file systems: encryption (LUKS) and LVM, each through its own programs. They find
+//! devices by name, and are run while those are held.
 
 use std::path::PathBuf;
 
 use super::{Climb, Next};
 use crate::guest::volumes::contents::contents;
-use crate::guest::volumes::{Device, Error, programs};
+use crate::guest::volumes::held::Held;
+use crate::guest::volumes::{Error, programs};
 use crate::sys::block;
 use crate::sys::program::Ended;
 
 impl Climb<'_> {
     /// An encrypted device grows once it is open.
-    pub(super) async fn encryption(&mut self, device: &Device) -> Result<Next, Error> {
-        let what = format!("the encryption of {}", device.file.display());
+    pub(super) async fn encryption(&mut self, device: &Held) -> Result<Next, Error> {
+        let what = format!("the encryption of {}", device.file().display());
         let Some((name, file)) = self.mapped(device) else { return Ok(self.refuse(what, "it is not open")) };
-        let before = Device::find(&file).await?.facts.bytes;
+        let above = self.hold(&file).await?;
+        let before = above.bytes()?;
         // With the key in the kernel's keyring it is not asked for; else it says that it is missing.
-        if let Err(error) = self.run("cryptsetup", &["--batch-mode", "resize", &name]).await {
+        if let Err(error) = self.run(device, "cryptsetup", &["--batch-mode", "resize", &name]).await {
             return Ok(self.failed(what, &error));
         }
-        let after = Device::find(&file).await?.facts.bytes;
-        self.note(what, before, after);
-        Ok(Next::On(file))
+        self.note(what, before, above.bytes()?);
+        Ok(Next::On(above))
     }
 
     /// The name and the file of the one device that is made of this one.
-    fn mapped(&self, device: &Device) -> Option<(String, PathBuf)> {
+    fn mapped(&self, device: &Held) -> Option<(String, PathBuf)> {
         let root = &self.guest.root;
-        let place = block::place(root, device.facts.number).ok()?;
+        let place = block::place(root, device.number()).ok()?;
         let mut holders = std::fs::read_dir(root.path(&format!("{place}/holders"))).ok()?.flatten();
         let holder = holders.next().filter(|_| holders.next().is_none())?.file_name().into_string().ok()?;
         let name = root.line(&format!("/sys/class/block/{holder}/dm/name"));
@@ -34,9 +36,9 @@ impl Climb<'_> {
         (encrypted && !name.is_empty()).then(|| (name, root.path(&block::file(&holder))))
     }
 
-    pub(super) async fn physical_volume(&mut self, device: &Device) -> Result<Next, Error> {
-        let what = format!("the physical volume {}", device.file.display());
-        let path = programs::text(&device.file)?;
+    pub(super) async fn physical_volume(&mut self, device: &Held) -> Result<Next, Error> {
+        let what = format!("the physical volume {}", device.file().display());
+        let path = programs::text(device.file())?;
         let told = match self.report("pvs", "pv_size,vg_name", path).await {
             Ok(told) => told,
             Err(error) => return Ok(self.failed(what, &error)),
@@ -45,7 +47,7 @@ impl Climb<'_> {
             return Ok(self.refuse(what, "LVM does not know it"));
         };
         let (before, group) = (before.parse().unwrap_or(0), group.clone());
-        if let Err(error) = self.run("pvresize", &["--quiet", "--yes", path]).await {
+        if let Err(error) = self.run(device, "pvresize", &["--quiet", "--yes", path]).await {
             return Ok(self.failed(what, &error));
         }
         let after = self
@@ -90,20 +92,20 @@ impl Climb<'_> {
             .await
             .ok()
             .and_then(|told| told.first()?.first()?.parse::<u64>().ok());
-        let device = match Device::find(path).await {
+        let device = match self.hold(path).await {
             Ok(device) => device,
             Err(error) => return Ok(self.failed(what, &error)),
         };
-        let before = device.facts.bytes;
+        let before = device.bytes()?;
         if free != Some(0)
-            && let Err(error) =
-                self.run("lvextend", &["--quiet", "-l", "+100%FREE", &format!("{group}/{name}")]).await
+            && let Err(error) = self
+                .run(&device, "lvextend", &["--quiet", "-l", "+100%FREE", &format!("{group}/{name}")])
+                .await
         {
             return Ok(self.failed(what, &error));
         }
-        let after = Device::find(path).await.map_or(before, |device| device.facts.bytes);
-        self.note(what, before, after);
-        Ok(Next::On(device.file))
+        self.note(what, before, device.bytes()?);
+        Ok(Next::On(device))
     }
 
     /// What LVM tells of `about`: lines of fields, sizes in bytes.
@@ -115,12 +117,22 @@ impl Climb<'_> {
     ) -> Result<Vec<Vec<String>>, Error> {
         let arguments =
             ["--noheadings", "--nosuffix", "--units", "b", "--separator", "|", "-o", fields, about];
-        Ok(parse(&self.run(program, &arguments).await?.output))
+        Ok(parse(&self.ask(program, &arguments).await?.output))
     }
 
-    /// Runs a program that has to succeed.
-    pub(super) async fn run(&self, program: &'static str, arguments: &[&str]) -> Result<Ended, Error> {
-        let ended = programs::run(&self.guest.root, program, arguments, None, self.deadline).await?;
+    /// Runs a program that changes what is made of a device, and has to succeed.
+    pub(super) async fn run(
+        &self,
+        device: &Held,
+        program: &'static str,
+        arguments: &[&str],
+    ) -> Result<Ended, Error> {
+        device.verify().await?;
+        self.ask(program, arguments).await
+    }
+
+    async fn ask(&self, program: &'static str, arguments: &[&str]) -> Result<Ended, Error> {
+        let ended = programs::run(&self.guest.root, program, arguments, self.deadline).await?;
         if ended.status.success() { Ok(ended) } else { Err(programs::failed(program, ended)) }
     }
 }

@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::guest::Guest;
-use crate::guest::volumes::busy::Held;
+use crate::guest::volumes::Error;
 use crate::guest::volumes::contents::{Contents, Signature, contents};
-use crate::guest::volumes::{Device, Error};
+use crate::guest::volumes::held::Held;
 use crate::sys::block;
 
 /// Layers on top of each other, at most.
@@ -48,27 +48,28 @@ pub enum Outcome {
     Refused(String),
 }
 
-/// Grows what is on the disk that `device` is, or is on. A partition or what is made of one has to be at the disk's
-/// end. What was done is told layer by layer, from the disk on.
+/// Grows what is on the disk that the device that is held is, or is on. A partition or what is made of one has to be at
+/// the disk's end. What was done is told layer by layer, from the disk on. The disk and every layer on it are held until it
+/// ends.
 ///
 /// # Errors
-/// If the device cannot be looked at, or somebody else does something with it. What a layer does not do is no error,
-/// but said of it.
-pub async fn grow(guest: &Guest, device: &Path, deadline: Duration) -> Result<Vec<Step>, Error> {
-    let device = Device::find(device).await?;
-    let (disk, partition) = bottom(guest, &device);
-    let held = guest.volumes.begin_with(&Device::find(&disk).await?, "what is on it grows")?;
-    let mut climb = Climb { guest, held, deadline, disk: disk.clone(), partition, steps: Vec::new() };
+/// If the device cannot be looked at, is not the one that was meant, or somebody else does something with it. What a layer
+/// does not do is no error, but said of it.
+pub async fn grow(guest: &Guest, held: &Held, deadline: Duration) -> Result<Vec<Step>, Error> {
+    held.verify().await?;
+    let (disk, partition) = bottom(guest, held);
+    let mut climb = Climb { guest, held: vec![held.clone()], deadline, partition, steps: Vec::new() };
+    let disk = climb.hold(&disk).await?;
     match tokio::time::timeout(deadline, climb.from(disk.clone())).await {
         Ok(climbed) => climbed.map(|()| climb.steps),
-        Err(_) => Err(Error::Silent { what: disk, seconds: deadline.as_secs() }),
+        Err(_) => Err(Error::Silent { what: disk.file().to_owned(), seconds: deadline.as_secs() }),
     }
 }
 
 /// The disk that a device is made of, and the number of the partition on the way.
-fn bottom(guest: &Guest, device: &Device) -> (PathBuf, Option<u32>) {
-    let Ok(mut place) = block::place(&guest.root, device.facts.number) else {
-        return (device.file.clone(), None);
+fn bottom(guest: &Guest, held: &Held) -> (PathBuf, Option<u32>) {
+    let Ok(mut place) = block::place(&guest.root, held.number()) else {
+        return (held.file().to_owned(), None);
     };
     for _ in 0..DEEPEST {
         match block::parts(&guest.root, &place) {
@@ -84,28 +85,26 @@ fn bottom(guest: &Guest, device: &Device) -> (PathBuf, Option<u32>) {
 /// What one layer leads to.
 enum Next {
     /// Another layer, on this device.
-    On(PathBuf),
+    On(Held),
     /// Nothing more.
     End,
 }
 
 struct Climb<'a> {
     guest: &'a Guest,
-    held: Held,
+    /// All that is held until it ends.
+    held: Vec<Held>,
     deadline: Duration,
-    disk: PathBuf,
     partition: Option<u32>,
     steps: Vec<Step>,
 }
 
 impl Climb<'_> {
-    async fn from(&mut self, mut file: PathBuf) -> Result<(), Error> {
+    async fn from(&mut self, mut device: Held) -> Result<(), Error> {
         for _ in 0..DEEPEST {
-            let device = Device::find(&file).await?;
-            // The disk is held in any case.
-            let begin = || self.guest.volumes.begin_with(&device, "it grows");
-            let _held = (file != self.disk).then(begin).transpose()?;
-            let found = contents(self.guest, &device.file).await?;
+            let found = contents(self.guest, device.file()).await?;
+            // It was read by its name.
+            device.verify().await?;
             let next = match (&found, found.kind()) {
                 (Contents::Known(Signature { kind: None, table: Some(_), .. }), _) => {
                     self.partition(&device).await?
@@ -118,16 +117,23 @@ impl Climb<'_> {
                 }
                 (Contents::Blank, _) => Next::End,
                 _ => {
-                    let what = file.display().to_string();
+                    let what = device.file().display().to_string();
                     self.refuse(what, format!("it holds {}, which does not grow", found.words()))
                 }
             };
             match next {
-                Next::On(above) => file = above,
+                Next::On(above) => device = above,
                 Next::End => break,
             }
         }
         Ok(())
+    }
+
+    /// Holds a device that the disk is made into, for as long as this climbs.
+    async fn hold(&mut self, file: &Path) -> Result<Held, Error> {
+        let held = Held::beside(self.guest, file, &self.held, "what is on it grows").await?;
+        self.held.push(held.clone());
+        Ok(held)
     }
 
     fn refuse(&mut self, what: String, why: impl Into<String>) -> Next {

@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::{Climb, Next};
 use crate::guest::volumes::contents::contents;
-use crate::guest::volumes::{Device, Error, PATIENCE, holding};
+use crate::guest::volumes::held::Held;
+use crate::guest::volumes::{Error, PATIENCE, holding};
 use crate::sys::partition_table::{self, Disk, Growth, Partition, Refusal};
 use crate::sys::root::Root;
 use crate::sys::{block, block_device, error_chain};
@@ -18,15 +19,15 @@ const GROWING: &[&str] = &["btrfs", "crypto_LUKS", "ext2", "ext3", "ext4", "LVM2
 const KERNEL_SECTOR: u64 = 512;
 
 impl Climb<'_> {
-    pub(super) async fn partition(&mut self, disk: &Device) -> Result<Next, Error> {
-        let (name, wanted) = (disk.file.display().to_string(), self.partition);
-        let file = disk.file.clone();
-        let (bytes, sector) = (disk.facts.bytes, disk.facts.sector);
+    pub(super) async fn partition(&mut self, disk: &Held) -> Result<Next, Error> {
+        let (name, wanted) = (disk.file().display().to_string(), self.partition);
+        let (held, bytes, sector) = (disk.clone(), disk.bytes()?, disk.sector());
         let plan = move || {
-            let opened = Opened { file: block_device::open(&file).map_err(Refusal::Disk)?, bytes, sector };
+            let file = block_device::reopen(held.device(), false).map_err(Refusal::Disk)?;
+            let opened = Opened { file, bytes, sector };
             partition_table::grow(&opened, wanted)
         };
-        let growth = match holding(&self.held, &disk.file, PATIENCE, plan).await? {
+        let growth = match holding(disk, PATIENCE, plan).await? {
             Ok(growth) => growth,
             Err(refusal) => return Ok(self.refuse(name, error_chain::words(&refusal))),
         };
@@ -35,7 +36,8 @@ impl Climb<'_> {
         let Some(partition) = find(&self.guest.root, disk, growth.partition) else {
             return Ok(self.refuse(what, "the kernel has another idea of the partitions"));
         };
-        let found = contents(self.guest, &partition.file).await?;
+        let above = self.hold(&partition.file).await?;
+        let found = contents(self.guest, above.file()).await?;
         if !found.kind().is_some_and(|kind| GROWING.contains(&kind)) {
             return Ok(self.refuse(what, format!("it holds {}, which does not grow", found.words())));
         }
@@ -44,28 +46,20 @@ impl Climb<'_> {
             return Ok(self.refuse(what, "it would become smaller"));
         }
         if !growth.writes.is_empty() || to > partition.bytes {
-            let file = disk.file.clone();
-            let act = move || write(&file, &growth, sector);
-            let locked = self.lock(disk).await?;
-            let done = holding(&self.held, &disk.file, PATIENCE * 3, act).await?;
+            let held = disk.clone();
+            let locked = disk.lock(PATIENCE).await?;
+            let act = move || {
+                held.check()?;
+                Ok::<_, Error>(write(&held, &growth, sector))
+            };
+            let done = holding(disk, PATIENCE * 3, act).await??;
             drop(locked);
             if let Err(error) = done {
                 return Ok(self.refuse(what, error.to_string()));
             }
         }
         self.note(what, partition.bytes, to);
-        Ok(Next::On(partition.file))
-    }
-
-    async fn lock(&self, disk: &Device) -> Result<block_device::Lock, Error> {
-        let file = disk.file.clone();
-        let locked =
-            holding(&self.held, &disk.file, PATIENCE * 2, move || block_device::lock(&file, PATIENCE))
-                .await?;
-        locked.map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => Error::Locked { device: disk.file.clone() },
-            _ => Error::unreadable(&disk.file, error),
-        })
+        Ok(Next::On(above))
     }
 }
 
@@ -76,10 +70,10 @@ struct Known {
 }
 
 /// The kernel's partition that begins where this one does, and has its number.
-fn find(root: &Root, disk: &Device, partition: Partition) -> Option<Known> {
-    let place = block::place(root, disk.facts.number).ok()?;
-    let sector = u64::from(disk.facts.sector);
-    for entry in std::fs::read_dir(root.path(&place)).ok()?.flatten() {
+fn find(root: &Root, disk: &Held, partition: Partition) -> Option<Known> {
+    let place = disk.disk();
+    let sector = u64::from(disk.sector());
+    for entry in std::fs::read_dir(root.path(place)).ok()?.flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
         let number = |what: &str| root.line(&format!("{place}/{name}/{what}")).parse::<u64>().ok();
         if number("partition") == Some(partition.number.into()) {
@@ -92,8 +86,8 @@ fn find(root: &Root, disk: &Device, partition: Partition) -> Option<Known> {
     None
 }
 
-fn write(file: &Path, growth: &Growth, sector: u32) -> io::Result<()> {
-    let disk = block_device::open_to_write(file)?;
+fn write(held: &Held, growth: &Growth, sector: u32) -> io::Result<()> {
+    let disk = block_device::reopen(held.device(), true)?;
     for group in &growth.writes {
         for write in group {
             disk.write_all_at(&write.bytes, write.sector * u64::from(sector))?;
