@@ -1,6 +1,9 @@
 //! Disks that have grown, and what is on them.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use guestlet::guest::volumes::Error;
 use guestlet::guest::volumes::grow::{Outcome, Step};
@@ -183,4 +186,57 @@ fn what_cannot_grow_is_left_alone() {
     blank.put(0, b"LUKS\xba\xbe\0\x01");
     let steps = words(&do_grow(&lab, &blank.device).unwrap());
     assert!(steps.len() == 1 && !steps[0].contains("grown"), "{steps:?}");
+}
+
+#[test]
+fn a_table_that_another_tool_changes_meanwhile_is_not_overwritten() {
+    let Some(lab) = enter() else { return };
+    let disk = parted(&lab, "disk", 64, "label: gpt\\nsize=8MiB\\nsize=40MiB\\n");
+    run(&format!("mkfs.ext4 -q {}", partition(&disk, 2)));
+    disk.resize(128);
+    // It has the disk's lock, as tools have that keep to the rule, and adds a partition.
+    let append = "echo size=20MiB | sfdisk --quiet --no-reread --no-tell-kernel --append $0 > /dev/null 2>&1";
+    let script = format!("exec 9< $0; flock 9; echo locked; read go; {append}");
+    let mut other = Command::new("sh")
+        .args(["-ec", &script, disk.name()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(other.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut go = other.stdin.take().unwrap();
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        go.write_all(b"go\n").unwrap();
+    });
+    let steps = words(&do_grow(&lab, &disk.device).unwrap());
+    later.join().unwrap();
+    assert!(other.wait().unwrap().success());
+    let why = format!("partition 3 of {}: the kernel has another idea of the partitions", disk.name());
+    assert_eq!(steps, [why]);
+    let table = run(&format!("sfdisk --dump {}", disk.name()));
+    assert!(table.contains(&partition(&disk, 3)), "{table}");
+    assert_eq!(size(&partition(&disk, 2)), 40 * MIB);
+}
+
+#[test]
+fn what_the_kernel_refuses_is_not_written() {
+    let Some(lab) = enter() else { return };
+    for (name, label) in [("gpt", "gpt"), ("mbr", "dos")] {
+        let disk = parted(&lab, name, 64, &format!("label: {label}\\nsize=8MiB\\nsize=40MiB\\n"));
+        run(&format!("mkfs.ext4 -q {}", partition(&disk, 2)));
+        disk.resize(128);
+        // The kernel knows of a partition there that the table does not have.
+        run(&format!("addpart {} 3 {} {}", disk.name(), 60 * 2048, 10 * 2048));
+        let before = disk.sum();
+        let steps = words(&do_grow(&lab, &disk.device).unwrap());
+        let what = format!("partition 2 of {}: the kernel does not let it grow: ", disk.name());
+        assert!(steps.len() == 1 && steps[0].starts_with(&what), "{steps:?}");
+        assert_eq!(disk.sum(), before, "{name}");
+        run(&format!("delpart {} 3", disk.name()));
+        assert_eq!(words(&do_grow(&lab, &disk.device).unwrap()).len(), 2);
+        assert_eq!(blocks(&partition(&disk, 2)), size(&partition(&disk, 2)));
+        run(&format!("sfdisk --verify {}", disk.name()));
+    }
 }

@@ -1,9 +1,19 @@
 //! The partition at the end of a disk.
+//!
+//! ```text
+//! lock ─▶ read the table, plan ─▶ what is on the partition? ─▶ read and plan again: the same?
+//!           ─▶ the kernel is told, and may refuse ─▶ the table is written ─▶ unlock
+//! ```
+//! The lock is the one that udev, `sfdisk --lock` and others keep to: whoever changes the table meanwhile has it, or is seen
+//! by the second look. The table is written last: one that the kernel does not follow is of no use to anybody. It is
+//! written here and not by sfdisk, which is not in every guest, writes the whole table anew, and does not keep the order in
+//! which a disk that loses power in between still has a table (`sys::partition_table`).
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::{Climb, Next};
 use crate::guest::volumes::contents::contents;
@@ -21,46 +31,73 @@ const KERNEL_SECTOR: u64 = 512;
 impl Climb<'_> {
     pub(super) async fn partition(&mut self, disk: &Held) -> Result<Next, Error> {
         let (name, wanted) = (disk.file().display().to_string(), self.partition);
-        let (held, bytes, sector) = (disk.clone(), disk.bytes()?, disk.sector());
-        let plan = move || {
-            let file = block_device::reopen(held.device(), false).map_err(Refusal::Disk)?;
-            let opened = Opened { file, bytes, sector };
-            partition_table::grow(&opened, wanted)
+        let lock = disk.lock(PATIENCE).await?;
+        let (held, locked) = (disk.clone(), Arc::clone(&lock));
+        let read = move || {
+            let _locked = locked;
+            plan(&held, wanted)
         };
-        let growth = match holding(disk, PATIENCE, plan).await? {
+        let growth = match holding(disk, PATIENCE, read).await? {
             Ok(growth) => growth,
             Err(refusal) => return Ok(self.refuse(name, error_chain::words(&refusal))),
         };
         let number = growth.partition.number;
         let what = format!("partition {number} of {name}");
-        let Some(partition) = find(&self.guest.root, disk, growth.partition) else {
+        let Some(known) = find(&self.guest.root, disk, growth.partition) else {
             return Ok(self.refuse(what, "the kernel has another idea of the partitions"));
         };
-        let above = self.hold(&partition.file).await?;
-        let found = contents(self.guest, above.file()).await?;
+        let partition = self.hold(&known.file).await?;
+        let found = contents(self.guest, partition.file()).await?;
         if !found.kind().is_some_and(|kind| GROWING.contains(&kind)) {
             return Ok(self.refuse(what, format!("it holds {}, which does not grow", found.words())));
         }
-        let to = growth.partition.sectors * u64::from(sector);
-        if to < partition.bytes {
+        let to = growth.partition.sectors * u64::from(disk.sector());
+        if to < known.bytes {
             return Ok(self.refuse(what, "it would become smaller"));
         }
-        if !growth.writes.is_empty() || to > partition.bytes {
-            let held = disk.clone();
-            let locked = disk.lock(PATIENCE).await?;
+        if !growth.writes.is_empty() || to > known.bytes {
+            let (held, before) = (disk.clone(), known.bytes);
             let act = move || {
+                let _locked = lock;
                 held.check()?;
-                Ok::<_, Error>(write(&held, &growth, sector))
+                Ok::<_, Error>(act(&held, wanted, &growth, before))
             };
-            let done = holding(disk, PATIENCE * 3, act).await??;
-            drop(locked);
-            if let Err(error) = done {
-                return Ok(self.refuse(what, error.to_string()));
+            if let Err(why) = holding(disk, PATIENCE * 3, act).await?? {
+                return Ok(self.refuse(what, why));
             }
         }
-        self.note(what, partition.bytes, to);
-        Ok(Next::On(above))
+        self.note(what, known.bytes, to);
+        Ok(Next::On(partition))
     }
+}
+
+/// How the table that is there now grows.
+fn plan(held: &Held, wanted: Option<u32>) -> Result<Growth, Refusal<io::Error>> {
+    let bytes = block_device::bytes(held.device()).map_err(Refusal::Disk)?;
+    let file = block_device::reopen(held.device(), false).map_err(Refusal::Disk)?;
+    partition_table::grow(&Opened { file, bytes, sector: held.sector() }, wanted)
+}
+
+/// Has a partition that has so many bytes grow as planned; why not.
+fn act(held: &Held, wanted: Option<u32>, growth: &Growth, before: u64) -> Result<(), String> {
+    let sector = held.sector();
+    match plan(held, wanted) {
+        Ok(again) if again == *growth => {}
+        Ok(_) => return Err("its partition table has been changed meanwhile".to_owned()),
+        Err(refusal) => return Err(error_chain::words(&refusal)),
+    }
+    let disk = block_device::reopen(held.device(), true).map_err(|error| error.to_string())?;
+    let Partition { number, start, sectors, .. } = growth.partition;
+    let resize = |bytes| block_device::resize_partition(&disk, number, start * u64::from(sector), bytes);
+    resize(sectors * u64::from(sector))
+        .map_err(|error| format!("the kernel does not let it grow: {error}"))?;
+    write(&disk, growth, sector).map_err(|error| {
+        // Nothing has been put into the new room yet.
+        let after = resize(before)
+            .err()
+            .map_or(String::new(), |error| format!("; nor can the kernel forget it: {error}"));
+        format!("its partition table cannot be written: {error}{after}")
+    })
 }
 
 /// A partition, as the kernel knows it.
@@ -86,16 +123,14 @@ fn find(root: &Root, disk: &Held, partition: Partition) -> Option<Known> {
     None
 }
 
-fn write(held: &Held, growth: &Growth, sector: u32) -> io::Result<()> {
-    let disk = block_device::reopen(held.device(), true)?;
+fn write(disk: &File, growth: &Growth, sector: u32) -> io::Result<()> {
     for group in &growth.writes {
         for write in group {
             disk.write_all_at(&write.bytes, write.sector * u64::from(sector))?;
         }
         disk.sync_all()?;
     }
-    let Partition { number, start, sectors, .. } = growth.partition;
-    block_device::resize_partition(&disk, number, start * u64::from(sector), sectors * u64::from(sector))
+    Ok(())
 }
 
 struct Opened {
