@@ -164,7 +164,7 @@ impl Disk {
     /// Has something else in it, under the same name.
     pub fn change_to(&mut self, file: &Path) {
         run(&format!("losetup --detach {0}; losetup {0} {1}", self.name(), file.display()));
-        self.file = file.to_owned();
+        file.clone_into(&mut self.file);
     }
 
     pub fn name(&self) -> &str {

@@ -12,6 +12,7 @@ mod format;
 mod grow;
 mod held;
 mod lab;
+mod lvm;
 mod mount;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../qga/namespace.rs"]

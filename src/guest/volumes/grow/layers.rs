@@ -1,14 +1,20 @@
 //! What lies between a disk and its file systems: encryption (LUKS) and LVM, each through its own programs. They find
 //! devices by name, and are run while those are held.
+//!
+//! A volume group may have room that its owner keeps for something: a logical volume gets what the disk brought, and no
+//! more. How large the physical volume was is noted before it grows, so that what was interrupted is finished later.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{Climb, Next};
 use crate::guest::volumes::contents::contents;
 use crate::guest::volumes::held::Held;
-use crate::guest::volumes::{Error, programs};
-use crate::sys::block;
+use crate::guest::volumes::{Error, PATIENCE, holding, programs};
 use crate::sys::program::Ended;
+use crate::sys::{block, files};
+
+/// Where it is noted how large physical volumes were.
+const FOLDER: &str = "/var/lib/guestlet/growths";
 
 impl Climb<'_> {
     /// An encrypted device grows once it is open.
@@ -39,35 +45,59 @@ impl Climb<'_> {
     pub(super) async fn physical_volume(&mut self, device: &Held) -> Result<Next, Error> {
         let what = format!("the physical volume {}", device.file().display());
         let path = programs::text(device.file())?;
-        let told = match self.report("pvs", "pv_size,vg_name", path).await {
+        let told = match self.report("pvs", "pv_size,vg_name,pv_pe_count,pv_uuid", path).await {
             Ok(told) => told,
             Err(error) => return Ok(self.failed(what, &error)),
         };
-        let [before, group] = told.first().map(Vec::as_slice).unwrap_or_default() else {
+        let [size, group, extents, uuid] = told.first().map(Vec::as_slice).unwrap_or_default() else {
             return Ok(self.refuse(what, "LVM does not know it"));
         };
-        let (before, group) = (before.parse().unwrap_or(0), group.clone());
+        let (Ok(before), Ok(extents)) = (size.parse::<u64>(), extents.parse::<u64>()) else {
+            return Ok(self.refuse(what, "LVM does not say how large it is"));
+        };
+        let note = (!group.is_empty()).then(|| Note { uuid: uuid.clone() });
+        let extents = match &note {
+            Some(note) => note.begin(self, device, extents).await?,
+            None => extents,
+        };
         if let Err(error) = self.run(device, "pvresize", &["--quiet", "--yes", path]).await {
             return Ok(self.failed(what, &error));
         }
-        let after = self
-            .report("pvs", "pv_size", path)
-            .await
-            .ok()
-            .and_then(|told| told.first()?.first()?.parse().ok());
-        self.note(what, before, after.unwrap_or(before));
-        if group.is_empty() {
-            return Ok(Next::End);
-        }
-        self.logical_volume(&group).await
+        let told = self.report("pvs", "pv_size,pv_pe_count", path).await;
+        let numbers = |told: Vec<Vec<String>>| {
+            let line = told.first()?;
+            Some((line.first()?.parse::<u64>().ok()?, line.get(1)?.parse::<u64>().ok()?))
+        };
+        let after = match told {
+            Ok(told) => numbers(told),
+            Err(error) => return Ok(self.failed(what, &error)),
+        };
+        let Some((after, extents_now)) = after else {
+            return Ok(self.refuse(what, "LVM does not say how large it is"));
+        };
+        self.note(what, before, after);
+        let Some(note) = note else { return Ok(Next::End) };
+        let brought = extents_now.saturating_sub(extents);
+        let next = match self.logical_volume(group, path, brought).await? {
+            Ok(next) => next,
+            // Tried again the next time.
+            Err(Failed { what, error }) => return Ok(self.failed(what, &error)),
+        };
+        note.end(self, device).await?;
+        Ok(next)
     }
 
-    /// The one logical volume of a group that can take its room.
-    async fn logical_volume(&mut self, group: &str) -> Result<Next, Error> {
+    /// The one logical volume of a group that can take what a physical volume has `brought`, in extents.
+    async fn logical_volume(
+        &mut self,
+        group: &str,
+        physical: &str,
+        brought: u64,
+    ) -> Result<Result<Next, Failed>, Error> {
         let what = format!("the volume group {group}");
         let told = match self.report("lvs", "lv_name,lv_dm_path,segtype", group).await {
             Ok(told) => told,
-            Err(error) => return Ok(self.failed(what, &error)),
+            Err(error) => return Ok(Err(Failed { what, error })),
         };
         let mut candidates = Vec::new();
         for volume in &told {
@@ -81,31 +111,33 @@ impl Climb<'_> {
         }
         let [(name, path, kind)] = candidates.as_slice() else {
             let why = format!("it has {} logical volumes that could take the room", candidates.len());
-            return Ok(self.refuse(what, why));
+            return Ok(Ok(self.refuse(what, why)));
         };
         let what = format!("the logical volume {group}/{name}");
         if *kind != "linear" {
-            return Ok(self.refuse(what, format!("it is {kind}, and only linear ones grow")));
+            return Ok(Ok(self.refuse(what, format!("it is {kind}, and only linear ones grow"))));
         }
-        let free = self
-            .report("vgs", "vg_free", group)
-            .await
-            .ok()
-            .and_then(|told| told.first()?.first()?.parse::<u64>().ok());
+        let free = match self.report("vgs", "vg_free_count", group).await {
+            Ok(told) => told.first().and_then(|line| line.first()?.parse::<u64>().ok()),
+            Err(error) => return Ok(Err(Failed { what, error })),
+        };
+        let Some(free) = free else {
+            return Ok(Ok(self.refuse(what, "LVM does not say how much room its group has")));
+        };
         let device = match self.hold(path).await {
             Ok(device) => device,
-            Err(error) => return Ok(self.failed(what, &error)),
+            Err(error) => return Ok(Err(Failed { what, error })),
         };
         let before = device.bytes()?;
-        if free != Some(0)
-            && let Err(error) = self
-                .run(&device, "lvextend", &["--quiet", "-l", "+100%FREE", &format!("{group}/{name}")])
-                .await
-        {
-            return Ok(self.failed(what, &error));
+        if let Some(extents) = extension(brought, free) {
+            let volume = format!("{group}/{name}");
+            let arguments = ["--quiet", "-l", &extents, &volume, physical];
+            if let Err(error) = self.run(&device, "lvextend", &arguments).await {
+                return Ok(Err(Failed { what, error }));
+            }
         }
         self.note(what, before, device.bytes()?);
-        Ok(Next::On(device))
+        Ok(Ok(Next::On(device)))
     }
 
     /// What LVM tells of `about`: lines of fields, sizes in bytes.
@@ -137,6 +169,54 @@ impl Climb<'_> {
     }
 }
 
+/// What was not done, and is to be tried again.
+struct Failed {
+    what: String,
+    error: Error,
+}
+
+/// By how much a logical volume is extended, in the words of lvextend(8), where a disk has brought so many extents and so
+/// many are free; nothing if by none.
+fn extension(brought: u64, free: u64) -> Option<String> {
+    let extents = brought.min(free);
+    (extents > 0).then(|| format!("+{extents}"))
+}
+
+/// How large a physical volume was, in extents, before it grew: there until the room has gone where it belongs.
+struct Note {
+    uuid: String,
+}
+
+impl Note {
+    /// Notes that it has so many extents, unless that was noted before; how many it had then.
+    async fn begin(&self, climb: &Climb<'_>, device: &Held, extents: u64) -> Result<u64, Error> {
+        let file = self.file(climb)?;
+        let noted = holding(device, PATIENCE, move || {
+            if let Some(before) = files::read(&file).and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+                return Ok(before);
+            }
+            file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            files::replace_synced(&file, extents.to_string().as_bytes())?;
+            Ok(extents)
+        });
+        noted.await?.map_err(|source| Error::Note { device: device.file().to_owned(), source })
+    }
+
+    async fn end(&self, climb: &Climb<'_>, device: &Held) -> Result<(), Error> {
+        let file = self.file(climb)?;
+        let removed = holding(device, PATIENCE, move || files::remove_synced(&file)).await?;
+        removed.map_err(|source| Error::Note { device: device.file().to_owned(), source })
+    }
+
+    fn file(&self, climb: &Climb<'_>) -> Result<PathBuf, Error> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        if self.uuid.is_empty() || !self.uuid.bytes().all(plain) {
+            return Err(Error::wrong("the name that LVM gave the physical volume", "cannot be"));
+        }
+        Ok(climb.guest.root.path(FOLDER).join(Path::new(&self.uuid).with_extension("json")))
+    }
+}
+
 fn parse(report: &str) -> Vec<Vec<String>> {
     let line = |line: &str| line.split('|').map(|field| field.trim().to_owned()).collect();
     report.lines().filter(|line| !line.trim().is_empty()).map(line).collect()
@@ -144,6 +224,19 @@ fn parse(report: &str) -> Vec<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_volume_gets_what_the_disk_brought() {
+        for (brought, free, by) in [
+            (25, 40, Some("+25")),
+            (25, 25, Some("+25")),
+            (25, 10, Some("+10")),
+            (0, 40, None),
+            (25, 0, None),
+        ] {
+            assert_eq!(super::extension(brought, free).as_deref(), by, "{brought} of {free}");
+        }
+    }
+
     #[test]
     fn reports_of_lvm() {
         let told =
