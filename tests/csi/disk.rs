@@ -100,7 +100,9 @@ impl Disk {
 
     /// Another disk, with the same name, of which the kernel has not said anything yet.
     pub fn change_to(&self, file: &Path, serial: &str) {
-        run(&format!("losetup --detach {0}; losetup {0} {1}", self.device(), file.display()));
+        // Others that look for a free one may have it open for a moment, and it stays for as long.
+        let again = "for i in $(seq 200); do losetup $0 $1 2> /dev/null && exit; sleep 0.02; done; exit 1";
+        run(&format!("losetup --detach {0}; sh -c '{again}' {0} {1}", self.device(), file.display()));
         std::fs::write(self.place().join("serial"), serial).unwrap();
     }
 

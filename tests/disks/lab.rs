@@ -163,7 +163,9 @@ impl Disk {
 
     /// Has something else in it, under the same name.
     pub fn change_to(&mut self, file: &Path) {
-        run(&format!("losetup --detach {0}; losetup {0} {1}", self.name(), file.display()));
+        // Others that look for a free one may have it open for a moment, and it stays for as long.
+        let again = "for i in $(seq 200); do losetup $0 $1 2> /dev/null && exit; sleep 0.02; done; exit 1";
+        run(&format!("losetup --detach {0}; sh -c '{again}' {0} {1}", self.name(), file.display()));
         file.clone_into(&mut self.file);
     }
 

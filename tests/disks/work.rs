@@ -36,7 +36,7 @@ async fn mount_at(guest: &Guest, disk: &Disk, place: &Path, deadline: Duration) 
 /// A file system that says that it has to be checked.
 fn unclean(lab: &Lab, name: &str) -> Disk {
     let disk = lab.disk(name, 64);
-    run(&format!("mkfs.ext4 -q {0}; debugfs -w -R 'ssv state 2' {0} 2> /dev/null; sync", disk.name()));
+    run(&format!("mkfs.ext4 -q {0}; debugfs -w -R 'ssv state 2' {0} 2> /dev/null", disk.name()));
     disk
 }
 
