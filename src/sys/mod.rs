@@ -106,3 +106,5 @@ pub mod user_files;
 pub mod utmp;
 #[cfg(feature = "agent")]
 pub mod vital_product_data;
+#[cfg(feature = "agent")]
+pub mod zeros;

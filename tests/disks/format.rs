@@ -102,6 +102,61 @@ fn whatever_is_on_a_disk_stays() {
 }
 
 #[test]
+fn what_has_lost_its_header_is_not_blank() {
+    let Some(lab) = enter() else { return };
+    // How a disk came to be as it is, where $D is the device.
+    for (what, mebibytes, script) in [
+        ("a partition whose table is lost", 512, "mkfs.ext4 -q -E offset=1048576 $D 400m"),
+        (
+            "btrfs of which a mirror is left",
+            256,
+            "mkfs.btrfs -q $D; sync; dd if=$D of=$S bs=4k skip=16384 count=1; blkdiscard -f $D
+             dd if=$S of=$D bs=4k seek=16384 count=1",
+        ),
+        ("ext4 without its first MiB", 512, "mkfs.ext4 -q $D; sync; dd if=/dev/zero of=$D bs=1M count=1"),
+        (
+            "ext4 of which one copy of its superblock is left",
+            512,
+            "mkfs.ext4 -q -b 4096 $D; sync; dd if=$D of=$S bs=4k skip=98304 count=1; blkdiscard -f $D
+             dd if=$S of=$D bs=4k seek=98304 count=1",
+        ),
+        (
+            "XFS of which one copy of its superblock is left",
+            512,
+            "mkfs.xfs -q $D; sync; dd if=$D of=$S bs=4k skip=98304 count=1; blkdiscard -f $D
+             dd if=$S of=$D bs=4k seek=98304 count=1",
+        ),
+        (
+            "100 MiB of data",
+            512,
+            "head -c 100M /dev/zero | tr '\\0' x | dd of=$D bs=1M seek=2 iflag=fullblock",
+        ),
+        (
+            "100 MiB of data further on",
+            16384,
+            "head -c 100M /dev/zero | tr '\\0' x | dd of=$D bs=1M seek=9001",
+        ),
+        ("one byte", 512, "printf x | dd of=$D bs=1M seek=1"),
+    ] {
+        let disk = lab.disk("disk", mebibytes);
+        let scratch = lab.path("scratch");
+        run(&format!(
+            "D={} S={}\n{{ {script}; sync; }} > /dev/null 2>&1\nblockdev --flushbufs $D",
+            disk.name(),
+            scratch.display()
+        ));
+        for kind in [Kind::Ext4, Kind::Xfs] {
+            let error = refused(&lab, &disk, kind);
+            assert!(error.contains("data of an unknown kind (at byte "), "{what}: {error}");
+        }
+    }
+    // A large one that is blank is soon known to be.
+    let disk = lab.disk("large", 4 << 20);
+    assert_eq!(lab.wait(contents(&lab.guest, &disk.device)).unwrap(), Contents::Blank);
+    assert_eq!(notes(), 0);
+}
+
+#[test]
 fn a_disk_that_cannot_be_read_or_written_is_not_taken_for_a_blank_one() {
     let Some(lab) = enter() else { return };
     let disk = lab.disk("disk", 64);

@@ -28,7 +28,7 @@ use crate::guest::disk_rules::view::view;
 use crate::guest::disk_rules::{Request, Rules, Told};
 use crate::guest::disks::identity::{self, KnownDisk};
 use crate::guest::disks::room::Touches;
-use crate::guest::volumes::contents::{Contents, contents};
+use crate::guest::volumes::contents::{Contents, contents, signed};
 use crate::sys::{block, blocking, error_chain};
 
 mod outcomes;
@@ -349,11 +349,11 @@ impl Engine {
             }
             let guest = self.guest.clone();
             self.start(Doing { point: None, disk: Some(generation) }, async move {
-                let found = contents(&guest, Path::new(&device.file)).await;
+                let found = signed(&guest, Path::new(&device.file)).await;
                 let label = match found {
                     // It was read by its name.
                     _ if !identity::is_still_there(&guest.root, &device.disk) => Err("it is gone".to_owned()),
-                    Ok(Contents::Known(signature)) => Ok(signature.label),
+                    Ok(Some(Contents::Known(signature))) => Ok(signature.label),
                     Ok(_) => Ok(None),
                     Err(error) => Err(error_chain::words(&error)),
                 };

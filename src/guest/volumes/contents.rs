@@ -1,25 +1,25 @@
-//! What is on a device: the word of blkid(8), which knows every signature, and a look at where signatures are. A program
-//! is not needed for a file system that udev has found before, with the same code, and that still says the same of itself.
+//! What is on a device: the word of blkid(8), which knows every signature, and a look at the bytes. A program is not
+//! needed for a file system that udev has found before, with the same code, and that still says the same of itself.
 //!
-//! That nothing was found is told as [`Contents::Blank`] only if the device could be read and holds zeros there:
-//! a damaged file system is not blank.
+//! That nothing was found is told as [`Contents::Blank`] only if the device could be read, in time, and holds zeros
+//! wherever something leaves [`evidence`] that has lost its header: a damaged file system is not blank. Who only wants
+//! to know a signature asks for [`signed`], which is quick.
 
 use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
-use crate::guest::volumes::{Error, at_once, programs};
+use crate::guest::volumes::{Error, at_once, evidence, programs};
 use crate::sys::superblock::{self, Kind, Superblock};
-use crate::sys::{block_device, udev};
+use crate::sys::{block_device, udev, zeros};
 
 /// How long a device may take to answer.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Bytes at the beginning and at the end of a device that are looked at.
-const ENDS: u64 = 1 << 20;
-const PIECE: usize = 64 * 1024;
+/// How long the bytes of a device without a signature may take to be looked at. Not all of them is not enough.
+const TO_LOOK: Duration = Duration::from_secs(120);
 
 /// What is on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,26 +72,42 @@ impl Contents {
     }
 }
 
-/// What is on `device`.
+/// What is on `device`. If nothing is, that takes some thousand reads.
 ///
 /// # Errors
 /// If it cannot be read, does not answer in time, or blkid is missing.
 pub async fn contents(guest: &Guest, device: &Path) -> Result<Contents, Error> {
+    if let Some(found) = signed(guest, device).await? {
+        return Ok(found);
+    }
+    let path = device.to_owned();
+    let until = Instant::now() + TO_LOOK;
+    let looked =
+        at_once(device, TO_LOOK + DEADLINE, move || look(&block_device::open(&path)?, until)).await?;
+    match looked {
+        Ok(first) => Ok(first.map_or(Contents::Blank, |at| Contents::Unknown { at })),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            Err(Error::Silent { what: device.to_owned(), seconds: TO_LOOK.as_secs() })
+        }
+        Err(source) => Err(Error::unreadable(device, source)),
+    }
+}
+
+/// What the signatures on `device` say; absent if there is none that is known. That does not say that it is blank.
+///
+/// # Errors
+/// As [`contents`].
+pub async fn signed(guest: &Guest, device: &Path) -> Result<Option<Contents>, Error> {
     if let Some(signature) = told(guest, device).await? {
-        return Ok(Contents::Known(signature));
+        return Ok(Some(Contents::Known(signature)));
     }
     let path = programs::text(device)?;
     let found = programs::run(&guest.root, "blkid", &["-p", "-o", "export", "--", path], DEADLINE).await?;
     match found.status.code() {
-        Some(0) => Ok(parse(&found.output).map_or(Contents::Several, Contents::Known)),
-        Some(8) => Ok(Contents::Several),
-        // It says the same of a device that it cannot open.
-        Some(2) if found.errors.trim().is_empty() => {
-            let path = device.to_owned();
-            let looked = at_once(device, DEADLINE, move || look(&block_device::open(&path)?)).await?;
-            let first = looked.map_err(|source| Error::unreadable(device, source))?;
-            Ok(first.map_or(Contents::Blank, |at| Contents::Unknown { at }))
-        }
+        Some(0) => Ok(Some(parse(&found.output).map_or(Contents::Several, Contents::Known))),
+        Some(8) => Ok(Some(Contents::Several)),
+        // It says the same of a device that it cannot open, but not in silence.
+        Some(2) if found.errors.trim().is_empty() => Ok(None),
         _ => Err(programs::failed("blkid", found)),
     }
 }
@@ -191,31 +207,24 @@ fn unescape(value: &str) -> String {
     plain
 }
 
-/// Where the first byte is that is not zero, at the beginning and at the end.
-fn look(device: &File) -> io::Result<Option<u64>> {
+/// Where a byte is that is not zero, among those that are looked at.
+fn look(device: &File, until: Instant) -> io::Result<Option<u64>> {
     let length = io::Seek::seek(&mut &*device, io::SeekFrom::End(0))?;
-    let first = first_byte(device, 0, length.min(ENDS))?;
-    if first.is_some() || length <= ENDS {
-        return Ok(first);
-    }
-    first_byte(device, length.saturating_sub(ENDS).max(ENDS), length)
-}
-
-fn first_byte(device: &File, mut from: u64, to: u64) -> io::Result<Option<u64>> {
-    let mut piece = vec![0; PIECE];
-    while from < to {
-        let length = usize::try_from(to - from).unwrap_or(PIECE).min(PIECE);
-        device.read_exact_at(&mut piece[..length], from)?;
-        if let Some(at) = piece[..length].iter().position(|byte| *byte != 0) {
-            return Ok(Some(from + at as u64));
-        }
-        from += length as u64;
-    }
-    Ok(None)
+    let mut state = RandomState::new().build_hasher().finish();
+    // splitmix64: nobody has to be kept from guessing it, only each look from being at the same blocks.
+    let random = |below: u64| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % below
+    };
+    zeros::first_other(device, evidence::places(length, random), until)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt as _;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -261,26 +270,70 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_first_byte_is_found() {
+    /// A file of so many bytes, with data at one place.
+    fn file(length: u64, at: u64, data: &[u8]) -> File {
         let file = tempfile::tempfile().unwrap();
-        file.set_len(3 << 20).unwrap();
-        assert_eq!(look(&file).unwrap(), None);
-        // In the middle there are no signatures.
-        file.write_all_at(b"x", (1 << 20) + 5).unwrap();
-        assert_eq!(look(&file).unwrap(), None);
-        file.write_all_at(b"x", (3 << 20) - 1).unwrap();
-        assert_eq!(look(&file).unwrap(), Some((3 << 20) - 1));
-        file.write_all_at(b"x", 70_000).unwrap();
-        assert_eq!(look(&file).unwrap(), Some(70_000));
-        file.set_len(1000).unwrap();
-        assert_eq!(look(&file).unwrap(), None);
+        file.set_len(length).unwrap();
+        file.write_all_at(data, at).unwrap();
+        file
+    }
+
+    fn found(file: &File) -> Option<u64> {
+        look(file, Instant::now() + TO_LOOK).unwrap()
+    }
+
+    #[test]
+    fn what_is_left_is_found() {
+        for (what, length, at, data, first) in [
+            ("nothing", 1 << 40, 0, vec![0; 512], None),
+            ("a byte at 1 MiB", 1 << 40, 1 << 20, vec![1], Some(1 << 20)),
+            ("a byte at the end", 1 << 40, (1 << 40) - 1, vec![1], Some((1 << 40) - 1)),
+            ("a byte in the middle of a small one", 20 << 20, 9_999_999, vec![1], Some(9_999_999)),
+            ("an odd end", 1000, 999, vec![1], Some(999)),
+        ] {
+            assert_eq!(found(&file(length, at, &data)), first, "{what}");
+        }
+        // Somewhere, but longer than a part.
+        let data = vec![7; (1 << 30) / usize::try_from(evidence::PARTS).unwrap() + 4096];
+        let at = (333 << 20) + 12345;
+        let first = found(&file(1 << 30, at, &data)).unwrap();
+        assert!((at..at + data.len() as u64).contains(&first));
+        let error = look(&file(1 << 30, 0, b"x"), Instant::now()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
         #[test]
         fn any_text_will_do(text: String) {
             let _ = parse(&text);
+        }
+
+        /// Copies of superblocks, on disks of any size.
+        #[test]
+        fn no_copy_of_a_header_is_missed(mebibytes in 65_u64..1 << 22, copy in 0_u64..12, in_partition: bool) {
+            let length = mebibytes << 20;
+            let base = u64::from(in_partition) << 20;
+            let pages = (length - base) / 4096;
+            let at = base + match copy {
+                0 => 64 << 20,
+                1 => 256 << 30,
+                2 => 8193 * 1024,
+                3 => 32768 * 4096,
+                4 => 98304 * 4096,
+                5 => 819_200 * 4096,
+                // As mkfs.xfs divides what it has.
+                6 => pages.div_ceil(4) * 4096,
+                7 => pages.div_ceil(4) * 3 * 4096,
+                8 => pages.div_ceil(16) * 15 * 4096,
+                // From the end: md, GPT, md of old.
+                9 => length - base - 8192,
+                10 => length - base - 512,
+                _ => length - base - 65536,
+            };
+            prop_assume!(at < length);
+            prop_assert_eq!(found(&file(length, at, &[0xa5])), Some(at));
         }
     }
 }

@@ -19,6 +19,7 @@
 pub mod busy;
 pub mod contents;
 mod error;
+mod evidence;
 pub mod format;
 pub mod fsck;
 pub mod grow;

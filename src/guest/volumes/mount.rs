@@ -16,7 +16,7 @@ use nix::mount::MsFlags;
 
 use crate::guest::Guest;
 use crate::guest::volumes::busy::Turn;
-use crate::guest::volumes::contents::{Contents, contents};
+use crate::guest::volumes::contents::{Contents, signed};
 use crate::guest::volumes::fsck::{self, Checked};
 use crate::guest::volumes::held::Held;
 use crate::guest::volumes::options::{COMPARED, Options};
@@ -121,7 +121,9 @@ async fn mount_device(
         return Ok(Mounted { target: place.path, kind: there.kind.clone(), already: true, checked: None });
     }
     let place = empty_folder(wanted, place).await?;
-    let found = contents(guest, held.file()).await?;
+    let Some(found) = signed(guest, held.file()).await? else {
+        return Err(Error::NoFileSystem { device: device(), found: "nothing that is known".to_owned() });
+    };
     let (Some(kind), Contents::Known(signature)) = (found.kind(), &found) else {
         return Err(Error::NoFileSystem { device: device(), found: found.words() });
     };
