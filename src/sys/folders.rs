@@ -1,5 +1,6 @@
 //! Folders at paths that lead through no link: made, and given to somebody.
 
+use std::ffi::OsString;
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -91,25 +92,95 @@ const GROUPS_FILE: u32 = 0o060;
 const GROUPS_FOLDER: u32 = 0o2070;
 /// Folders in each other.
 const DEEPEST: usize = 1000;
+const FOLDER: OFlag =
+    OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
 /// Gives an opened folder and all that is in it, on the same file system, to a group, which may read and write it. The
-/// opened one itself comes last; if it is so already, nothing is done.
+/// opened one itself comes last; if it is so already, nothing is done. However deep the folders are in each other, no
+/// more than a handful of descriptors is open at a time.
 ///
 /// # Errors
-/// As open(2), chown(2) and chmod(2) give them; `ELOOP` where folders are too deep in each other.
+/// As open(2), chown(2) and chmod(2) give them; `ELOOP` where folders are too deep in each other; `ESTALE` if somebody
+/// moves them meanwhile.
 pub fn give_all(folder: OwnedFd, group: u32) -> io::Result<()> {
     let found = File::from(folder.try_clone()?).metadata()?;
     if found.gid() == group && found.mode() & GROUPS_FOLDER == GROUPS_FOLDER {
         return Ok(());
     }
-    give_below(&folder, found.dev(), group, DEEPEST)?;
+    give_below(&folder, group)?;
     give(folder, None, Some(group), Some(found.mode() & 0o7777 | GROUPS_FOLDER))
 }
 
-/// Nothing that somebody moves meanwhile leads out of the folder: each part is opened in the one above it, and no link
-/// is followed.
-fn give_below(folder: &OwnedFd, device: u64, group: u32, depth: usize) -> io::Result<()> {
-    let depth = depth.checked_sub(1).ok_or(Errno::ELOOP)?;
+/// A folder on the way down, which is not kept open.
+struct Level {
+    /// What it is called in the one above it; nothing at the top.
+    name: OsString,
+    /// Device and inode: what is opened again is compared with them.
+    itself: (u64, u64),
+    /// Folders in it that are yet to be given away.
+    left: Vec<OsString>,
+}
+
+/// Nothing that somebody moves meanwhile leads out of the folder: each part is opened in the one above it, no link is
+/// followed, and what is above is only gone back to if it is the same as before.
+fn give_below(top: &OwnedFd, group: u32) -> io::Result<()> {
+    let itself = identity(top)?;
+    let mut at = openat(top, ".", FOLDER, Mode::empty())?;
+    let mut levels = vec![Level { name: OsString::new(), itself, left: give_entries(&at, itself.0, group)? }];
+    while let Some(level) = levels.last_mut() {
+        let Some(name) = level.left.pop() else {
+            levels.pop();
+            if let Some(above) = levels.last() {
+                at = go_back(top, &at, &levels, above.itself)?;
+            }
+            continue;
+        };
+        let opened = match openat(&at, name.as_os_str(), FOLDER, Mode::empty()) {
+            // Somebody has removed it, or put something else there.
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => continue,
+            opened => opened?,
+        };
+        let inner = identity(&opened)?;
+        if inner.0 != itself.0 {
+            continue;
+        }
+        if levels.len() >= DEEPEST {
+            return Err(Errno::ELOOP.into());
+        }
+        at = opened;
+        levels.push(Level { name, itself: inner, left: give_entries(&at, itself.0, group)? });
+    }
+    Ok(())
+}
+
+/// The folder above `at`, which `levels` now end with.
+fn go_back(top: &OwnedFd, at: &OwnedFd, levels: &[Level], above: (u64, u64)) -> io::Result<OwnedFd> {
+    let parent = openat(at, "..", FOLDER, Mode::empty())?;
+    if identity(&parent)? == above {
+        return Ok(parent);
+    }
+    // Somebody has moved the folder that is done: the one that it was in is found from the top.
+    let mut found = openat(top, ".", FOLDER, Mode::empty())?;
+    for level in levels.iter().skip(1) {
+        found = match openat(&found, level.name.as_os_str(), FOLDER, Mode::empty()) {
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Err(Errno::ESTALE.into()),
+            opened => opened?,
+        };
+        if identity(&found)? != level.itself {
+            return Err(Errno::ESTALE.into());
+        }
+    }
+    Ok(found)
+}
+
+fn identity(folder: &OwnedFd) -> io::Result<(u64, u64)> {
+    let found = nix::sys::stat::fstat(folder)?;
+    Ok((found.st_dev, found.st_ino))
+}
+
+/// Gives all that is directly in a folder to a group; the folders among it.
+fn give_entries(folder: &OwnedFd, device: u64, group: u32) -> io::Result<Vec<OsString>> {
+    let mut folders = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/self/fd/{}", folder.as_raw_fd()))? {
         let name = entry?.file_name();
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -121,10 +192,6 @@ fn give_below(folder: &OwnedFd, device: u64, group: u32, depth: usize) -> io::Re
         let found = opened.metadata()?;
         if found.dev() != device {
             continue;
-        }
-        if found.is_dir() {
-            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-            give_below(&openat(&opened, ".", flags, Mode::empty())?, device, group, depth)?;
         }
         if found.gid() != group {
             let itself = AtFlags::AT_EMPTY_PATH;
@@ -138,8 +205,11 @@ fn give_below(folder: &OwnedFd, device: u64, group: u32, depth: usize) -> io::Re
         // A change of owner takes some permissions away.
         let permissions = Permissions::from_mode(found.mode() & 0o7777 | more);
         std::fs::set_permissions(format!("/proc/self/fd/{}", opened.as_raw_fd()), permissions)?;
+        if found.is_dir() {
+            folders.push(name);
+        }
     }
-    Ok(())
+    Ok(folders)
 }
 
 #[cfg(test)]
@@ -212,5 +282,91 @@ mod tests {
         std::fs::set_permissions(folder.join("a/file"), Permissions::from_mode(0o600)).unwrap();
         give_all(File::open(&folder).unwrap().into(), 4711).unwrap();
         assert_eq!(mode("volume/a/file"), (4711, 0o600));
+    }
+
+    /// Folders in each other, made with paths that are short enough.
+    fn nest(top: &Path, deep: usize) {
+        let mut at: OwnedFd = File::open(top).unwrap().into();
+        for _ in 0..deep {
+            mkdirat(&at, "d", Mode::S_IRWXU).unwrap();
+            at = openat(&at, "d", FOLDER, Mode::empty()).unwrap();
+            let file = openat(&at, "file", OFlag::O_CREAT | OFlag::O_WRONLY, Mode::S_IRUSR).unwrap();
+            drop(file);
+        }
+    }
+
+    #[test]
+    fn folders_deep_in_each_other_take_few_descriptors() {
+        /// All that the test's process may have open, with what the test program has.
+        const MOST: u64 = 100;
+
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        nest(folder.path(), DEEPEST - 1);
+        let top = File::open(folder.path()).unwrap();
+        // In a child, as the limit is its own then.
+        // SAFETY: the child does nothing that needs another thread.
+        let child = match unsafe { nix::unistd::fork() }.unwrap() {
+            nix::unistd::ForkResult::Child => {
+                use nix::sys::resource::{Resource, setrlimit};
+
+                let done = setrlimit(Resource::RLIMIT_NOFILE, MOST, MOST)
+                    .is_ok_and(|()| give_all(top.into(), 4711).is_ok());
+                // SAFETY: it ends the child at once, without what the parent would do at its end.
+                unsafe { nix::libc::_exit(i32::from(!done)) }
+            }
+            nix::unistd::ForkResult::Parent { child } => child,
+        };
+        let ended = nix::sys::wait::waitpid(child, None).unwrap();
+        assert_eq!(ended, nix::sys::wait::WaitStatus::Exited(child, 0));
+        let mut at: OwnedFd = File::open(folder.path()).unwrap().into();
+        for depth in 1..DEEPEST {
+            at = openat(&at, "d", FOLDER, Mode::empty()).unwrap();
+            let found = nix::sys::stat::fstat(&at).unwrap();
+            assert_eq!((found.st_gid, found.st_mode & 0o7777), (4711, 0o2770), "{depth}");
+            let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
+            assert_eq!(nix::sys::stat::fstatat(&at, "file", flags).unwrap().st_gid, 4711, "{depth}");
+        }
+        // One more is too deep.
+        mkdirat(&at, "d", Mode::S_IRWXU).unwrap();
+        let error = give_all(File::open(folder.path()).unwrap().into(), 4712).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::ELOOP as i32));
+    }
+
+    #[test]
+    fn what_is_moved_out_of_the_folder_leads_nowhere() {
+        let above = tempfile::tempdir().unwrap();
+        let above = above.path();
+        for path in ["volume/a/b", "volume/c", "outside"] {
+            std::fs::create_dir_all(above.join(path)).unwrap();
+        }
+        let top: OwnedFd = File::open(above.join("volume")).unwrap().into();
+        let level = |path: &str| {
+            let itself = identity(&File::open(above.join(path)).unwrap().into()).unwrap();
+            let name = Path::new(path).file_name().unwrap().to_owned();
+            Level { name, itself, left: Vec::new() }
+        };
+        let levels = [level("volume"), level("volume/a")];
+        let inner: OwnedFd = File::open(above.join("volume/a/b")).unwrap().into();
+        let back = |levels: &[Level]| {
+            let last = levels.last().unwrap().itself;
+            go_back(&top, &inner, levels, last).and_then(|found| identity(&found))
+        };
+        assert_eq!(back(&levels).unwrap(), levels[1].itself);
+        // Moved within, and outside: what it was in is found from the top.
+        for to in ["volume/c/b", "outside/b"] {
+            std::fs::rename(above.join("volume/a/b"), above.join(to)).unwrap();
+            assert_eq!(back(&levels).unwrap(), levels[1].itself);
+            std::fs::rename(above.join(to), above.join("volume/a/b")).unwrap();
+        }
+        // So is what it was in, or a link is there instead.
+        std::fs::rename(above.join("volume/a/b"), above.join("outside/b")).unwrap();
+        std::fs::rename(above.join("volume/a"), above.join("outside/a")).unwrap();
+        let is_stale = || back(&levels).unwrap_err().raw_os_error() == Some(Errno::ESTALE as i32);
+        assert!(is_stale());
+        std::os::unix::fs::symlink("../outside/a", above.join("volume/a")).unwrap();
+        assert!(is_stale());
     }
 }
