@@ -34,6 +34,8 @@ const MOST: usize = 1000;
 const LONGEST_PATH: usize = 1000;
 /// What is no file system, but is said as one.
 const SWAP: &str = "swap";
+/// Bytes of a serial number that a virtio-blk disk says, and that one of QEMU's other disks does.
+const ROOMS: [(&str, usize); 2] = [("virtio-blk", 20), ("SCSI", 36)];
 /// Where the kernel shows itself.
 const KERNELS: &[&str] = &["/dev", "/proc", "/sys"];
 
@@ -115,6 +117,7 @@ struct Match {
 pub fn load(folder: &Path, check: impl Fn(&DiskRule) -> Result<(), Problem>) -> Result<Vec<DiskRule>, Error> {
     let mut rules = Vec::new();
     let mut taken = HashMap::new();
+    let mut serials = Serials::default();
     for file in drop_in_files(folder)? {
         let text = match read(&file) {
             // It has gone since the folder was read.
@@ -135,6 +138,9 @@ pub fn load(folder: &Path, check: impl Fn(&DiskRule) -> Result<(), Problem>) -> 
                     checker.wrong("mount-point", problem)
                 });
             }
+            if let Some(problem) = serials.add(&rule) {
+                return Err(checker.wrong("match", problem));
+            }
             rules.push(rule);
             if rules.len() > MOST {
                 return Err(checker.wrong("", format!("there are more than {MOST} rules")));
@@ -142,6 +148,46 @@ pub fn load(folder: &Path, check: impl Fn(&DiskRule) -> Result<(), Problem>) -> 
         }
     }
     Ok(rules)
+}
+
+/// The rules with serial numbers that a disk may have no room for, by what it has room for.
+#[derive(Default)]
+struct Serials(HashMap<(usize, Vec<u8>), Vec<DiskRule>>);
+
+impl Serials {
+    /// What is wrong with a rule beside those before: that a disk which has no room for all of a serial number would be
+    /// taken for either.
+    fn add(&mut self, rule: &DiskRule) -> Option<String> {
+        let serial = rule.serial.as_deref()?.trim();
+        for (kind, room) in ROOMS {
+            let beginning = serial.as_bytes()[..serial.len().min(room)].trim_ascii().to_vec();
+            let alike = self.0.entry((room, beginning)).or_default();
+            let is_virtio = room == ROOMS[0].1;
+            if let Some(first) = alike.iter().find(|other| may_be_one(rule, other, is_virtio)) {
+                return Some(format!(
+                    "the serial {serial:?} begins as that of the rule at {}, and a {kind} disk has room for no more \
+                     than the {room} bytes that are the same; let them differ before, or say which bus",
+                    first.origin
+                ));
+            }
+            alike.push(rule.clone());
+        }
+        None
+    }
+}
+
+/// Whether two rules whose serial numbers begin alike may mean one disk, on virtio or on any other bus.
+fn may_be_one(one: &DiskRule, other: &DiskRule, on_virtio: bool) -> bool {
+    let serial = |rule: &DiskRule| rule.serial.as_deref().map(str::trim).map(str::to_owned);
+    let differ =
+        |one: &Option<String>, other: &Option<String>| one.is_some() && other.is_some() && one != other;
+    let can_be = |rule: &DiskRule| rule.bus.as_deref().is_none_or(|bus| (bus == "virtio") == on_virtio);
+    serial(one) != serial(other)
+        && can_be(one)
+        && can_be(other)
+        && !differ(&one.bus, &other.bus)
+        && !differ(&one.wwn, &other.wwn)
+        && !differ(&one.label, &other.label)
 }
 
 /// Checks one rule.
@@ -366,5 +412,52 @@ mod tests {
             "{twice}"
         );
         assert!(twice.ends_with("0.toml:1"), "{twice}");
+    }
+    #[test]
+    fn serial_numbers_that_a_disk_cannot_tell_apart_are_refused() {
+        const ONE: &str = "serial = 'customer-data-2026-one'";
+        const TWO: &str = "serial = 'customer-data-2026-two'";
+        const LONG: &str = "serial = 'pvc-11111111-2222-3333-4444-55555555555";
+        let both = |one: &str, two: &str| {
+            let rule = |matcher: &str, at: &str| GOOD.replace("serial = 'a'", matcher).replace("/srv/a", at);
+            loaded(&[&rule(one, "/srv/1"), &format!("# second\n{}", rule(two, "/srv/2"))])
+        };
+        let (long, longer) = (format!("{LONG}5'"), format!("{LONG}6'"));
+        for (one, two, room) in [
+            // 20 bytes are "customer-data-2026-o", and these are not the same.
+            (ONE, TWO, None),
+            (&*ONE.replace("2026", "20260"), &*TWO.replace("2026", "20260"), Some(20)),
+            ("serial = '12345678901234567890'", "serial = '123456789012345678901'", Some(20)),
+            ("serial = '1234567890123456789'", "serial = '1234567890123456789 x'", Some(20)),
+            (&long, &longer, Some(20)),
+            (&long, &long, None),
+            // Where there is room.
+            (&format!("{long}, bus = 'scsi'"), &format!("{longer}, bus = 'scsi'"), Some(36)),
+            (&format!("{long}, bus = 'scsi'"), &longer, Some(36)),
+            (&format!("{long}, bus = 'scsi'"), &format!("{longer}, bus = 'virtio'"), None),
+            (&format!("{long}, bus = 'virtio'"), &longer, Some(20)),
+            (
+                "serial = '123456789012345678901', bus = 'scsi'",
+                "serial = '123456789012345678902', bus = 'scsi'",
+                None,
+            ),
+            // Something else tells them apart.
+            (&format!("{long}, wwn = '1'"), &format!("{longer}, wwn = '2'"), None),
+            (&format!("{long}, label = '1'"), &format!("{longer}, label = '2'"), None),
+            (&format!("{long}, partition = 1"), &format!("{longer}, partition = 2"), Some(20)),
+        ] {
+            match (both(one, two), room) {
+                (Ok(_), None) => {}
+                (Err(error), Some(room)) => {
+                    assert!(error.starts_with("1.toml:3: the serial "), "{error}");
+                    assert!(
+                        error.contains("begins as that of the rule at ") && error.contains("0.toml:1"),
+                        "{error}"
+                    );
+                    assert!(error.contains(&format!("than the {room} bytes")), "{error}");
+                }
+                (other, _) => panic!("{one} {two}: {other:?}"),
+            }
+        }
     }
 }

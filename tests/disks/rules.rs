@@ -376,6 +376,29 @@ fn what_is_not_meant_is_left_alone() {
 }
 
 #[test]
+fn a_disk_with_only_the_beginning_of_the_serial_number_is_never_formatted() {
+    let Some(lab) = enter() else { return };
+    let machine = Machine::new(&lab);
+    let (blank, full) = (lab.disk("blank", 64), lab.disk("full", 64));
+    run(&format!("mkfs.ext4 -q {}", full.name()));
+    let [serial, other] = ["customer-data-of-2026-1", "another-data-of-2026-2"];
+    machine.plug_loop(&blank, &serial[..20]);
+    machine.plug_loop(&full, &other[..20]);
+    let (on_blank, on_full) = (lab.path("on-blank"), lab.path("on-full"));
+    let before = blank.sum();
+    let rules = [made_new(serial, &on_blank, "ext4"), made_new(other, &on_full, "ext4")];
+    machine.run(&rules, async |run| {
+        let standing = run.until(&on_blank, "failed").await;
+        assert!(standing.reason.contains("says no more of its serial number than"), "{standing:?}");
+        assert_eq!(blank.sum(), before);
+        run.until(&on_full, "mounted").await;
+        // A rule that says what the disk says means it.
+        run.write(&[made_new(&serial[..20], &on_blank, "ext4")]);
+        run.until(&on_blank, "mounted").await;
+    });
+}
+
+#[test]
 fn what_is_on_a_disk_grows_with_it() {
     let Some(lab) = enter() else { return };
     let machine = Machine::new(&lab);

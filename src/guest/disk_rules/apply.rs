@@ -12,6 +12,7 @@ use crate::guest::disk_rules::find::Device;
 use crate::guest::disk_rules::give::{give, owners};
 use crate::guest::disk_rules::made::{Kept, Made, Memory, Standing};
 use crate::guest::disk_rules::rule::{How, Rule};
+use crate::guest::disks::identity::Serial;
 use crate::guest::volumes::contents::{Contents, contents};
 use crate::guest::volumes::format::{Format, Kind, format};
 use crate::guest::volumes::grow::{Outcome, grow};
@@ -67,6 +68,16 @@ pub enum Error {
     Nameless {
         /// The device.
         file: String,
+    },
+    /// It may be another disk than the rule means.
+    #[error(
+        "{file} says no more of its serial number than {said:?}, and so is not formatted; a rule with this serial would"
+    )]
+    Cut {
+        /// The device.
+        file: String,
+        /// What the disk says.
+        said: String,
     },
     /// The uppermost folder cannot be given away.
     #[error("owner, group and mode cannot be set")]
@@ -369,12 +380,17 @@ async fn made_ready(guest: &Guest, how: &How, device: &Device, held: &Held) -> R
     if found.kind() == Some(kind.name()) && !is_unfinished(guest, &found).await? {
         return Ok(false);
     }
-    let identity = identity(device).ok_or_else(|| match &found {
-        Contents::Blank => Error::Nameless { file: device.file.clone() },
+    let refused = |blank: Error| match &found {
+        Contents::Blank => blank,
         other => {
             Error::Volume(volumes::Error::NotBlank { device: held.file().to_owned(), found: other.words() })
         }
-    })?;
+    };
+    if device.cut {
+        let said = device.disk.serial().map(Serial::text).unwrap_or_default();
+        return Err(refused(Error::Cut { file: device.file.clone(), said }));
+    }
+    let identity = identity(device).ok_or_else(|| refused(Error::Nameless { file: device.file.clone() }))?;
     let wanted = Format { identity: &identity, kind, label: None, over_data: false, deadline: TO_FORMAT };
     Ok(format(guest, held, &wanted).await?.made)
 }

@@ -25,12 +25,15 @@ pub struct Device {
     pub file: String,
     /// Its number.
     pub number: Number,
+    /// It has the beginning of the rule's serial number only, and may be another one: it is never formatted.
+    pub cut: bool,
 }
 
 impl Device {
     /// A whole disk.
     pub fn whole(disk: &Arc<KnownDisk>) -> Self {
-        Self { disk: Arc::clone(disk), partition: None, file: disk.file.clone(), number: disk.number }
+        let (disk, file, number) = (Arc::clone(disk), disk.file.clone(), disk.number);
+        Self { disk, partition: None, file, number, cut: false }
     }
 
     /// All that can be mounted of a disk: itself, and its partitions.
@@ -40,6 +43,7 @@ impl Device {
             partition: Some(partition.index),
             file: block::file(&partition.name),
             number: partition.number,
+            cut: false,
         };
         std::iter::once(Self::whole(disk)).chain(disk.partitions.iter().map(part))
     }
@@ -83,7 +87,9 @@ pub fn verdicts(
         if let Some(bus) = matcher.bus.as_deref().filter(|bus| *bus != disk.bus.word()) {
             return Verdict::Not(format!("its bus is {}, not {bus}", disk.bus.word()));
         }
-        let mut devices: Vec<_> = Device::all(disk).collect();
+        let cut =
+            matcher.wwn.is_none() && meant.iter().any(|(selector, _)| !lookup::is_whole(disk, selector));
+        let mut devices: Vec<_> = Device::all(disk).map(|device| Device { cut, ..device }).collect();
         match (matcher.partition, &matcher.label) {
             (Some(number), _) => {
                 devices.retain(|device| device.partition == Some(number));

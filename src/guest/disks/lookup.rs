@@ -88,8 +88,8 @@ pub fn matching<'a>(disks: &'a [Arc<KnownDisk>], selector: &Selector) -> Vec<&'a
         |test: &dyn Fn(&KnownDisk) -> bool| disks.iter().filter(|disk| test(disk)).collect::<Vec<_>>();
     match selector {
         Selector::Serial(wanted) => {
+            let exact = chosen(&|disk| is_whole(disk, selector));
             let wanted = trim(wanted.as_bytes());
-            let exact = chosen(&|disk| disk.serials.iter().any(|serial| *serial.value == *wanted));
             if exact.is_empty() { chosen(&|disk| begins(disk, wanted)) } else { exact }
         }
         Selector::Wwn(wanted) => {
@@ -98,6 +98,18 @@ pub fn matching<'a>(disks: &'a [Arc<KnownDisk>], selector: &Selector) -> Vec<&'a
         }
         Selector::Alias(wanted) => chosen(&|disk| disk.alias.as_deref() == Some(wanted.trim())),
         Selector::Name(wanted) => chosen(&|disk| disk.name == *wanted || disk.file == *wanted),
+    }
+}
+
+/// Whether a disk that a selector may mean says all of what is wanted, and not only the beginning of a serial number.
+/// One that does not may be another one: nothing of it is ever formatted.
+pub fn is_whole(disk: &KnownDisk, selector: &Selector) -> bool {
+    match selector {
+        Selector::Serial(wanted) => {
+            let wanted = trim(wanted.as_bytes());
+            disk.serials.iter().any(|serial| *serial.value == *wanted)
+        }
+        Selector::Wwn(_) | Selector::Alias(_) | Selector::Name(_) => true,
     }
 }
 
@@ -249,6 +261,8 @@ mod tests {
     fn one_that_is_cut_off_counts_only_where_none_is_whole() {
         let (cut, whole) = (virtio("vda", LONG), scsi("sda", LONG, LONG));
         assert_eq!(found(&[cut.clone(), whole.clone()], &serial(LONG)), "sda");
+        assert!(is_whole(&whole, &serial(LONG)) && !is_whole(&cut, &serial(LONG)));
+        assert!(is_whole(&cut, &serial(&LONG[..20])) && is_whole(&cut, &Selector::Name("vda".into())));
         assert_eq!(found(&[cut, whole.clone()], &serial(OTHER)), "vda");
         // 36 bytes are the same, and the rest is known to be another.
         let alike = "pvc-11111111-2222-3333-4444-555555555556";
