@@ -21,6 +21,7 @@ pub fn of(error: &Error) -> Status {
         Error::NoDisk { .. } | Error::NotThere(_) => Code::NotFound,
         Error::NoFolder(_)
         | Error::Ambiguous { .. }
+        | Error::Unsure { .. }
         | Error::Gone(_)
         | Error::NotStaged { .. }
         | Error::Taken(_)

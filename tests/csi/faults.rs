@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use guestlet::wire::proto::csi::volume_capability::access_mode::Mode;
 use tonic::Code;
 
-use crate::disk::Machine;
+use crate::disk::{Disk, Machine};
 use crate::kubelet::{Volume, block, mount, with_group, with_mode};
 use crate::lab::{Lab, is_outside, run, until, wait};
 use crate::volumes::{is, mounted, options};
@@ -55,6 +55,49 @@ fn a_disk_is_waited_for_and_looked_for() {
         until("both are seen", || lab.disks().contains(&twin.name));
         is(volume.stage(&mount("", &[])).await, Code::FailedPrecondition, "any of several disks");
         volume.unstage().await.unwrap();
+    });
+}
+
+#[test]
+fn a_disk_that_is_only_called_alike_is_taken_last_and_never_formatted() {
+    if is_outside() {
+        return;
+    }
+    let machine = Machine::new();
+    wait(async {
+        let lab = Lab::new().await;
+        let blank = machine.plugged("copy-of-pvc-0blank", 64);
+        let full = machine.plugged("old-pvc-0full-b", 64);
+        let alike = machine.plugged("not-pvc-0late-b", 64);
+        let cut = machine.plugged(&"pvc-0a1b2c3d-1111-22"[..20], 64);
+        run(&format!("mkfs.ext4 -q {}", full.device()));
+        until("all are seen", || lab.disks().contains(&cut.name));
+        let read = |disk: &Disk| std::fs::read(&disk.file).unwrap();
+        let before = [&blank, &alike, &cut].map(read);
+        let begun = Instant::now();
+        let staged = ["pvc-0blank", "pvc-0full", "pvc-0late", "pvc-0a1b2c3d-1111-2222"].map(|id| {
+            let volume = Volume::new(&lab, id, "");
+            tokio::spawn(async move { (volume.stage(&mount("", &[])).await, begun.elapsed(), volume) })
+        });
+        // The one that is meant comes in the middle of the wait.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let late = machine.plugged("pvc-0late", 64);
+        let [on_blank, on_full, on_late, on_cut] = staged;
+        let (staged, after, volume) = on_late.await.unwrap();
+        staged.unwrap();
+        assert!(after.as_secs() < 20, "{after:?}");
+        assert!(run(&format!("findmnt -n -o SOURCE {}", volume.staging.display())).ends_with(&late.name));
+        volume.unstage().await.unwrap();
+        for refused in [on_blank, on_cut] {
+            let (staged, after, _) = refused.await.unwrap();
+            is(staged, Code::FailedPrecondition, "and so is not formatted");
+            assert!(after.as_secs() >= 29, "{after:?}");
+        }
+        let (staged, after, volume) = on_full.await.unwrap();
+        staged.unwrap();
+        assert!(after.as_secs() >= 29, "{after:?}");
+        volume.unstage().await.unwrap();
+        assert!([&blank, &alike, &cut].map(read) == before);
     });
 }
 

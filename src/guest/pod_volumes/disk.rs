@@ -45,23 +45,52 @@ impl Wanted {
     }
 }
 
-/// The one disk that is meant, if it is there. Pure.
+/// A disk that is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// It.
+    pub disk: Arc<KnownDisk>,
+    /// It says all of what it is known by. Another one may be meant, and only that one be there that has part of the
+    /// same name: it is never formatted.
+    pub sure: bool,
+}
+
+/// The one disk that says all of what the volume's is known by, if it is there. Pure.
 ///
 /// # Errors
 /// If there are several, or nothing could be one.
-pub fn choose(disks: &[Arc<KnownDisk>], wanted: &Wanted) -> Result<Option<Arc<KnownDisk>>, Error> {
-    let by = Selector::Serial(wanted.serial.clone().unwrap_or_else(|| wanted.volume.clone()));
-    lookup::usable(&by).map_err(|why| Error::Unusable(format!("{by} {why}")))?;
-    let mut found: Vec<&Arc<KnownDisk>> = Vec::new();
-    if wanted.serial.is_none() {
-        found = disks.iter().filter(|disk| is_called(disk, &wanted.volume)).collect();
+pub fn choose_sure(disks: &[Arc<KnownDisk>], wanted: &Wanted) -> Result<Option<Arc<KnownDisk>>, Error> {
+    let by = selector(wanted)?;
+    let is_it = |disk: &&Arc<KnownDisk>| {
+        lookup::is_whole(disk, &by) || wanted.serial.is_none() && is_called(disk, &wanted.volume)
+    };
+    one(disks.iter().filter(is_it).collect(), wanted)
+}
+
+/// The one disk that is meant, if it is there: that which says all of what it is known by, or else has no room for
+/// more than its beginning, or else, if nobody has said a serial number, has the volume's name within one of its own.
+/// Pure.
+///
+/// # Errors
+/// If there are several, or nothing could be one.
+pub fn choose(disks: &[Arc<KnownDisk>], wanted: &Wanted) -> Result<Option<Found>, Error> {
+    if let Some(disk) = choose_sure(disks, wanted)? {
+        return Ok(Some(Found { disk, sure: true }));
     }
-    if found.is_empty() {
-        found = lookup::matching(disks, &by);
-    }
+    let mut found = lookup::matching(disks, &selector(wanted)?);
     if found.is_empty() && wanted.serial.is_none() && wanted.volume.len() >= ENOUGH {
         found = disks.iter().filter(|disk| names(disk).any(|name| name.contains(&wanted.volume))).collect();
     }
+    Ok(one(found, wanted)?.map(|disk| Found { disk, sure: false }))
+}
+
+fn selector(wanted: &Wanted) -> Result<Selector, Error> {
+    let by = Selector::Serial(wanted.serial.clone().unwrap_or_else(|| wanted.volume.clone()));
+    lookup::usable(&by).map_err(|why| Error::Unusable(format!("{by} {why}")))?;
+    Ok(by)
+}
+
+fn one(mut found: Vec<&Arc<KnownDisk>>, wanted: &Wanted) -> Result<Option<Arc<KnownDisk>>, Error> {
     if let Some(bus) = wanted.bus {
         found.retain(|disk| disk.bus == bus);
     }
@@ -92,7 +121,7 @@ fn is_called(disk: &KnownDisk, name: &str) -> bool {
 ///
 /// # Errors
 /// As [`choose`].
-pub fn known(guest: &Guest, wanted: &Wanted) -> Result<Option<Arc<KnownDisk>>, Error> {
+pub fn known(guest: &Guest, wanted: &Wanted) -> Result<Option<Found>, Error> {
     choose(&guest.disks.all(), wanted)
 }
 
@@ -103,7 +132,7 @@ pub fn known(guest: &Guest, wanted: &Wanted) -> Result<Option<Arc<KnownDisk>>, E
 pub(super) async fn hold(guest: &Guest, wanted: &Wanted, disk: &KnownDisk) -> Result<Held, Error> {
     let held = Held::of(guest, disk, None, "it is being staged for kubelet").await?;
     unfrozen(guest)?;
-    let same = |now: Arc<KnownDisk>| (now.generation, now.sequence) == (disk.generation, disk.sequence);
+    let same = |now: Found| (now.disk.generation, now.disk.sequence) == (disk.generation, disk.sequence);
     if known(guest, wanted)?.is_some_and(same) {
         return Ok(held);
     }
@@ -112,25 +141,29 @@ pub(super) async fn hold(guest: &Guest, wanted: &Wanted, disk: &KnownDisk) -> Re
 }
 
 /// The disk that is meant, as soon as it is known. One that does not come is looked for on the SCSI buses: it may have
-/// been let go of.
+/// been let go of. One that it is not sure of is taken only when no other has come in time.
 ///
 /// # Errors
 /// As [`choose`], and if it does not come in time.
-pub async fn find(guest: &Guest, wanted: &Wanted) -> Result<Arc<KnownDisk>, Error> {
-    let disk = wait(guest, wanted).await?;
+pub async fn find(guest: &Guest, wanted: &Wanted) -> Result<Found, Error> {
+    let found = wait(guest, wanted).await?;
     if let Some(serial) = &wanted.serial {
         // It has not been taken away, whatever was said before.
         let _ = release::find(guest, &Selector::Serial(serial.clone()), Duration::ZERO).await;
     }
-    Ok(disk)
+    Ok(found)
 }
 
-async fn wait(guest: &Guest, wanted: &Wanted) -> Result<Arc<KnownDisk>, Error> {
+async fn wait(guest: &Guest, wanted: &Wanted) -> Result<Found, Error> {
     let begun = Instant::now();
+    let sure = |disk| Found { disk, sure: true };
     if let Some(disk) = until(guest, wanted, begun + ON_ITS_WAY).await? {
-        return Ok(disk);
+        return Ok(sure(disk));
     }
-    if !matches!(wanted.bus, Some(bus) if bus != Bus::Scsi) {
+    let end = begun + LONGEST;
+    let come = if matches!(wanted.bus, Some(bus) if bus != Bus::Scsi) {
+        until(guest, wanted, end).await?
+    } else {
         tracing::info!("looking for the disk of the volume {} on the SCSI buses", wanted.volume);
         // It may be where the kernel still shows one that went.
         guest.disks.doubt();
@@ -144,23 +177,30 @@ async fn wait(guest: &Guest, wanted: &Wanted) -> Result<Arc<KnownDisk>, Error> {
                 }
             }
         });
-        let end = begun + LONGEST;
-        let found = tokio::select! {
+        tokio::select! {
             found = until(guest, wanted, end) => found?,
             () = scan => until(guest, wanted, end).await?,
-        };
-        return found.ok_or_else(|| too_late(wanted));
+        }
+    };
+    if let Some(disk) = come {
+        return Ok(sure(disk));
     }
-    until(guest, wanted, begun + LONGEST).await?.ok_or_else(|| too_late(wanted))
+    let found = known(guest, wanted)?.ok_or_else(|| Error::NoDisk {
+        volume: wanted.volume.clone(),
+        by: wanted.words(),
+        seconds: LONGEST.as_secs(),
+    })?;
+    tracing::warn!(
+        "volume {}: no disk has come that is surely the one; {} is called alike, and taken if it has a file system",
+        wanted.volume,
+        lookup::describe(&found.disk)
+    );
+    Ok(found)
 }
 
-fn too_late(wanted: &Wanted) -> Error {
-    Error::NoDisk { volume: wanted.volume.clone(), by: wanted.words(), seconds: LONGEST.as_secs() }
-}
-
-/// The disk, if it is known before `end`.
+/// The disk that is surely meant, if it is known before `end`.
 async fn until(guest: &Guest, wanted: &Wanted, end: Instant) -> Result<Option<Arc<KnownDisk>>, Error> {
-    seen(guest, end, || known(guest, wanted).transpose()).await.transpose()
+    seen(guest, end, || choose_sure(&guest.disks.all(), wanted).transpose()).await.transpose()
 }
 
 /// Whether a disk that could not be used is on its way out: it has its name for a moment longer than it answers.
@@ -219,8 +259,13 @@ mod tests {
 
     fn chosen(disks: &[Arc<KnownDisk>], volume: &str, serial: Option<&str>, bus: Option<Bus>) -> String {
         let serial = serial.map(str::to_owned);
-        match choose(disks, &Wanted { volume: volume.to_owned(), serial, bus }) {
-            Ok(Some(disk)) => disk.name.clone(),
+        let wanted = Wanted { volume: volume.to_owned(), serial, bus };
+        let sure = choose_sure(disks, &wanted);
+        match choose(disks, &wanted) {
+            Ok(Some(found)) => {
+                assert_eq!(sure.unwrap(), found.sure.then(|| found.disk.clone()));
+                format!("{}{}", found.disk.name, if found.sure { "" } else { "?" })
+            }
             Ok(None) => "none".to_owned(),
             Err(error) => error.to_string(),
         }
@@ -238,8 +283,8 @@ mod tests {
             disk("sde", Bus::Scsi, None, Some((Source::Page80, "twice"))),
         ];
         assert_eq!(chosen(&disks, volume, None, None), "sda");
-        // What is only part of a name counts if there is nothing better.
-        assert_eq!(chosen(&disks[1..], volume, None, None), "sdb");
+        // What is only part of a name counts if there is nothing better, and then not for everything.
+        assert_eq!(chosen(&disks[1..], volume, None, None), "sdb?");
         assert_eq!(chosen(&disks, "pvc-0", None, None), "none");
         assert!(chosen(&disks, "pvc-0a1b2c3d", None, None).contains("any of several disks: sda"));
         // Whoever attached it says who it is: then nothing else counts.
@@ -249,5 +294,21 @@ mod tests {
         assert!(chosen(&disks, volume, Some("twice"), None).contains("sdd"));
         assert!(chosen(&disks, volume, Some("000"), None).contains("all zeros"));
         assert!(chosen(&disks, volume, Some(""), None).contains("is empty"));
+    }
+
+    #[test]
+    fn the_beginning_of_a_name_makes_nothing_sure() {
+        let volume = "pvc-0a1b2c3d-1111-2222-3333-444455556666";
+        let cut = disk("vda", Bus::Virtio, None, Some((Source::Virtio, &volume[..20])));
+        let other = "pvc-0a1b2c3d-1111-2ccc-3333-444455556666";
+        for wanted in [volume, "pvc-0a1b2c3d-1111-2222-9999-444455556666"] {
+            assert_eq!(chosen(std::slice::from_ref(&cut), wanted, None, None), "vda?");
+            assert_eq!(chosen(std::slice::from_ref(&cut), "x", Some(wanted), None), "vda?");
+        }
+        assert_eq!(chosen(std::slice::from_ref(&cut), other, None, None), "none");
+        assert_eq!(chosen(std::slice::from_ref(&cut), "x", Some(&volume[..20]), None), "vda");
+        // One that has all of it is meant, and not the other.
+        let whole = disk("sda", Bus::Scsi, Some(&format!("ua-{volume}")), None);
+        assert_eq!(chosen(&[cut, whole], volume, None, None), "sda");
     }
 }

@@ -65,6 +65,16 @@ pub enum Error {
         /// Their names, with what tells them apart.
         disks: Vec<String>,
     },
+    /// The disk may be another one than the volume's.
+    #[error(
+        "the volume {volume}: {disk} has only part of the name that it is looked for by, and so is not formatted"
+    )]
+    Unsure {
+        /// The volume.
+        volume: String,
+        /// The disk, with what tells it from others.
+        disk: String,
+    },
     /// The disk is gone while it is in use.
     #[error("the disk of what is mounted at {} is gone", .0.display())]
     Gone(PathBuf),

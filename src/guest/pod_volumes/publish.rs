@@ -78,8 +78,8 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
         }
         _ => return Err(not_staged("it is staged in the other way: as a block device, or as a file system")),
     };
-    if let Some(disk) = disk::known(guest, &wanted.disk)?
-        && staged.number.is_some_and(|number| number != disk.number)
+    if let Some(found) = disk::known(guest, &wanted.disk)?
+        && staged.number.is_some_and(|number| number != found.disk.number)
     {
         return Err(not_staged("it is another disk"));
     }
@@ -109,11 +109,11 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
 /// # Errors
 /// If the disk does not come back soon, or is not what it was.
 async fn stage_again(guest: &Guest, wanted: &Publish, staging: &Path) -> Result<(), Error> {
-    let Ok(disk) = timeout(TO_RETURN, disk::find(guest, &wanted.disk)).await else {
+    let Ok(found) = timeout(TO_RETURN, disk::find(guest, &wanted.disk)).await else {
         return Err(Error::Gone(staging.to_owned()));
     };
-    let disk = disk?;
-    tracing::warn!("volume {}: its disk has left and is back as {}", wanted.disk.volume, disk.name);
+    let found = found?;
+    tracing::warn!("volume {}: its disk has left and is back as {}", wanted.disk.volume, found.disk.name);
     let stage = stage::Stage {
         disk: wanted.disk.clone(),
         staging: wanted.staging.clone(),
@@ -122,7 +122,7 @@ async fn stage_again(guest: &Guest, wanted: &Publish, staging: &Path) -> Result<
         again: true,
     };
     guest.pod_volumes.set_awaited(staging, true);
-    stage::from_disk(guest, &stage, staging, disk).await
+    stage::from_disk(guest, &stage, staging, found).await
 }
 
 /// Where all of what is staged is seen.

@@ -2,11 +2,11 @@
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::disks::identity::{KnownDisk, Serial};
+use crate::guest::disks::lookup;
 use crate::guest::pod_volumes::place::{self, DEVICE};
 use crate::guest::pod_volumes::{Access, Error, begin, disk, expand, group, look, remove};
 use crate::guest::volumes::format::{Format, Kind, format};
@@ -46,8 +46,8 @@ pub async fn stage(guest: &Guest, wanted: &Stage) -> Result<(), Error> {
     let volume = &wanted.disk.volume;
     let _operation = begin(guest, volume, "it is being staged").await?;
     let place = place::existing(guest, &wanted.staging).await?;
-    let disk = disk::find(guest, &wanted.disk).await?;
-    from_disk(guest, wanted, &place, disk).await
+    let found = disk::find(guest, &wanted.disk).await?;
+    from_disk(guest, wanted, &place, found).await
 }
 
 /// Stages a volume from this disk, or from the next one if this is about to leave.
@@ -55,33 +55,34 @@ pub(super) async fn from_disk(
     guest: &Guest,
     wanted: &Stage,
     place: &Path,
-    mut disk: Arc<KnownDisk>,
+    mut found: disk::Found,
 ) -> Result<(), Error> {
     let volume = &wanted.disk.volume;
     let new = loop {
-        match stage_disk(guest, wanted, place, &disk).await {
+        let disk = &found.disk;
+        match stage_disk(guest, wanted, place, &found).await {
             // It was the one that had been there before, or one that a busy kernel takes away once more, late: the one that
             // is meant is yet to come.
-            Err(error) if error.is_of_a_device() && disk::leaves(guest, &disk).await => {
+            Err(error) if error.is_of_a_device() && disk::leaves(guest, disk).await => {
                 tracing::info!("volume {volume}: {} has left", disk.name);
-                disk = disk::find(guest, &wanted.disk).await?;
+                found = disk::find(guest, &wanted.disk).await?;
             }
             staged => break staged?,
         }
     };
     guest.pod_volumes.set_awaited(place, false);
     if new {
-        tracing::info!("volume {volume}: {} is staged at {}", disk.name, place.display());
+        tracing::info!("volume {volume}: {} is staged at {}", found.disk.name, place.display());
     }
     Ok(())
 }
 
-async fn stage_disk(guest: &Guest, wanted: &Stage, place: &Path, disk: &KnownDisk) -> Result<bool, Error> {
-    let held = disk::hold(guest, &wanted.disk, disk).await?;
+async fn stage_disk(guest: &Guest, wanted: &Stage, place: &Path, found: &disk::Found) -> Result<bool, Error> {
+    let held = disk::hold(guest, &wanted.disk, &found.disk).await?;
     match &wanted.access {
         Access::Block => stage_device(guest, wanted, place, &held).await,
         Access::Mount { kind, options, group } => {
-            let device = (disk, &held);
+            let device = (found, &held);
             let new = stage_mount(guest, wanted, place, device, (kind.as_deref(), options)).await?;
             if let Some(number) = group.filter(|_| !wanted.read_only) {
                 group::give(guest, place, Some(&held), number).await?;
@@ -95,7 +96,7 @@ async fn stage_mount(
     guest: &Guest,
     wanted: &Stage,
     place: &Path,
-    (disk, held): (&KnownDisk, &Held),
+    (disk::Found { disk, sure }, held): (&disk::Found, &Held),
     (kind, options): (Option<&str>, &[String]),
 ) -> Result<bool, Error> {
     if let (Some(shown), _) = place::look_at(guest, place).await? {
@@ -122,6 +123,10 @@ async fn stage_mount(
         Err(volumes::Error::NoFileSystem { .. } | volumes::Error::Unfinished { .. })
             if !wanted.read_only && !wanted.again =>
         {
+            if !sure {
+                let (volume, disk) = (wanted.disk.volume.clone(), lookup::describe(disk));
+                return Err(Error::Unsure { volume, disk });
+            }
             make(guest, &wanted.disk.volume, (disk, held), kind.unwrap_or(USUAL)).await?;
             mount(guest, &mount_it).await?
         }
