@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use crate::lab::run;
 
@@ -34,6 +35,24 @@ impl Machine {
         let file = self.folder.path().join(format!("{serial}.disk"));
         std::fs::File::create(&file).unwrap().set_len(mebibytes << 20).unwrap();
         let device = run(&format!("losetup --find --show {}", file.display()));
+        self.show(&device, file, serial)
+    }
+
+    /// The disk that holds what is in `file`, as the loop device of this number, which is nobody else's; none if that is
+    /// still used.
+    pub fn attach(&self, loop_number: u32, file: &Path, serial: &str) -> Option<Disk> {
+        let device = format!("/dev/loop{loop_number}");
+        let attached = Command::new("losetup").arg(&device).arg(file).stderr(Stdio::null()).status().unwrap();
+        attached.success().then(|| self.show(&device, file.to_owned(), serial))
+    }
+
+    /// What a loop device has its bytes from, if it is used.
+    pub fn backing(&self, loop_number: u32) -> Option<PathBuf> {
+        let file = format!("{}/block/loop{loop_number}/loop/backing_file", self.real());
+        std::fs::read_to_string(file).ok().map(|path| path.trim_end().into())
+    }
+
+    fn show(&self, device: &str, file: PathBuf, serial: &str) -> Disk {
         let name = device.rsplit('/').next().unwrap().to_owned();
         let number = run(&format!("cat {}/block/{name}/dev", self.real()));
         // A link by which a word about the loop device leads to the disk.
@@ -91,6 +110,9 @@ impl Disk {
         std::fs::create_dir_all(&place).unwrap();
         std::fs::write(place.join("dev"), &self.number).unwrap();
         std::fs::write(place.join("serial"), &self.serial).unwrap();
+        if let Ok(count) = std::fs::read(format!("{}/block/{}/diskseq", self.real, self.name)) {
+            std::fs::write(place.join("diskseq"), count).unwrap();
+        }
         self.show_size();
         let link = format!("../{BUS}/{0}/block/{0}", self.name);
         symlink(&link, Path::new("/sys/block").join(&self.name)).unwrap();
@@ -141,6 +163,6 @@ impl Drop for Disk {
             self.unplug();
         }
         // What is still mounted goes with the namespace, and the device then.
-        let _ = std::process::Command::new("losetup").arg("--detach").arg(self.device()).status();
+        let _ = Command::new("losetup").arg("--detach").arg(self.device()).status();
     }
 }

@@ -61,18 +61,27 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 pub struct Lab {
     pub folder: TempDir,
     pub agent: Child,
+    arguments: Vec<String>,
     half: Option<(Control, Callback, tonic::Streaming<guestlet::wire::proto::v1::Event>)>,
 }
 
 impl Lab {
     /// An agent that nobody has told yet who it is, and kubelet's folder. `settings` are lines of `[csi]`.
     pub fn unknown(settings: &str) -> Self {
+        Self::unknown_with(settings, |all| all, &["-m", "none"])
+    }
+
+    /// As [`Self::unknown`], with settings as `adapt` changes them, and other arguments, where `{folder}` is the agent's
+    /// folder.
+    pub fn unknown_with(settings: &str, adapt: impl Fn(String) -> String, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("kubelet").display().to_string();
         let lines = format!("[csi]\nkubelet-root = \"{root}\"\n{settings}\n");
-        std::fs::write(folder.path().join("agent.toml"), settings_with(folder.path(), &lines)).unwrap();
-        let agent = spawn(folder.path());
-        let lab = Self { folder, agent, half: None };
+        let settings = adapt(settings_with(folder.path(), &lines));
+        std::fs::write(folder.path().join("agent.toml"), settings).unwrap();
+        let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        let agent = spawn(folder.path(), &arguments);
+        let lab = Self { folder, agent, arguments, half: None };
         until("the agent answers", || lab.path("agent.sock").exists());
         lab
     }
@@ -146,7 +155,7 @@ impl Lab {
 
     /// Starts the agent after it was ended.
     pub fn start(&mut self) {
-        self.agent = spawn(self.folder.path());
+        self.agent = spawn(self.folder.path(), &self.arguments);
     }
 
     /// The disks that the agent knows.
@@ -169,13 +178,16 @@ impl Drop for Lab {
     }
 }
 
-fn spawn(folder: &Path) -> Child {
+fn spawn(folder: &Path, arguments: &[String]) -> Child {
+    let there = folder.display().to_string();
+    let arguments = arguments.iter().map(|argument| argument.replace("{folder}", &there));
     let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
     // Figures are taken of another build than tests are.
     let program = std::env::var("GUESTLET_AGENT").unwrap_or_else(|_| AGENT.to_owned());
     without_the_machines(Command::new(program))
-        .args(["-v", "-m", "none", "-t"])
+        .args(["-v", "-t"])
         .arg(folder)
+        .args(arguments)
         .arg("--settings")
         .arg(folder.join("agent.toml"))
         .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")

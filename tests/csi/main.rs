@@ -12,6 +12,7 @@
 #[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../qga/agent.rs"]
 mod agent;
+mod churn;
 mod controller;
 mod disk;
 mod faults;

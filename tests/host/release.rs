@@ -13,8 +13,12 @@ const DETACH: [&str; 5] = ["disk", "detach", "a", "--serial", "data"];
 /// A daemon with one VM, whose agent can do this.
 fn started(capabilities: &[&str]) -> (Lab, Hypervisor, Guest) {
     let lab = Lab::new();
-    let lab = lab.set("limits.busy-seconds = 1").vm("a", 1, "unix-socket = '@a.sock'
-qmp = '@a.qmp'");
+    let lab = lab.set("limits.busy-seconds = 1").vm(
+        "a",
+        1,
+        "unix-socket = '@a.sock'
+qmp = '@a.qmp'",
+    );
     let qemu = Hypervisor::start(&lab.path("a.qmp"), &[]);
     let mut info = info(&uuid(1), "boot-1");
     info.capabilities = capabilities.iter().map(|&one| one.to_owned()).collect();

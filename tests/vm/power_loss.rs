@@ -13,11 +13,12 @@ use crate::harness::launch::Options;
 use crate::harness::process::RunFolder;
 use crate::harness::vm::{BOOT, SOON, Vm};
 use crate::harness::wait_for;
-use crate::soak::steps;
 use crate::hotplug::{Random, seed};
+use crate::soak::steps;
 use crate::{images, real};
 
-const RULE: &[u8] = b"[[disk]]\nmatch = { serial = \"data-1\" }\nmount-point = \"/srv/data\"\nfile-system = \"ext4\"\n\
+const RULE: &[u8] =
+    b"[[disk]]\nmatch = { serial = \"data-1\" }\nmount-point = \"/srv/data\"\nfile-system = \"ext4\"\n\
     format-if-blank = true\ngrow = true\n";
 /// Bytes of the disk, and what it grows to.
 const BYTES: u64 = 128 << 20;
@@ -41,7 +42,8 @@ fn plug(vm: &Vm, path: &Path) {
 }
 
 fn slow_down(vm: &Vm) {
-    let limits = json!({ "path": "/objects/pace-data", "property": "limits", "value": { "bps-write": SLOW } });
+    let limits =
+        json!({ "path": "/objects/pace-data", "property": "limits", "value": { "bps-write": SLOW } });
     vm.qmp().execute("qom-set", limits).unwrap();
     vm.qmp().execute("blockdev-reopen", json!({ "options": [paced("data")] })).unwrap();
 }
@@ -92,13 +94,17 @@ fn what_is_made_or_grown_when_the_power_fails_is_finished_and_whole() {
         slow_down(&vm);
         vm.write(RULES, RULE).unwrap();
         vm.run("sync").unwrap();
-        wait_for("mkfs", SOON, || is_running(&vm, "mkfs.ext4").or_else(|| is_running(&vm, "mke2fs"))).unwrap();
+        wait_for("mkfs", SOON, || is_running(&vm, "mkfs.ext4").or_else(|| is_running(&vm, "mke2fs")))
+            .unwrap();
         std::thread::sleep(Duration::from_millis(u64::from(random.below(3000))));
 
         // The format that the power ended is done again, because it was noted before it began.
         let vm = cut(vm, &kept, &data);
         rule(&vm, "/srv/data", "mounted");
-        vm.run("dd if=/dev/urandom of=/root/first bs=1M count=4 2> /dev/null; cp /root/first /srv/data/first").unwrap();
+        vm.run(
+            "dd if=/dev/urandom of=/root/first bs=1M count=4 2> /dev/null; cp /root/first /srv/data/first",
+        )
+        .unwrap();
         vm.run("sync").unwrap();
         assert_sound(&data, &kept, &when("formatted"));
 
