@@ -24,7 +24,8 @@ fn unquote(value: &str) -> String {
             (None, '"' | '\'') => quote = Some(character),
             (Some(open), close) if open == close => quote = None,
             (Some('"'), '\\') => match characters.next() {
-                Some(escaped @ ('"' | '\\' | '$' | '`')) => plain.push(escaped),
+                // A shell keeps the backslash before a single quote; os-release files have it, and qemu-ga takes it off.
+                Some(escaped @ ('"' | '\'' | '\\' | '$' | '`')) => plain.push(escaped),
                 Some(other) => plain.extend(['\\', other]),
                 None => plain.push('\\'),
             },
@@ -43,7 +44,7 @@ mod tests {
     /// From a Debian 12 guest, with lines added for the quoting rules.
     const DEBIAN: &[u8] = b"PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nNAME=\"Debian GNU/Linux\"\n\
         VERSION_ID=\"12\"\nID=debian\n# ID=comment\n  \nVARIANT='single \"quoted\"'\nX=\"a\\\"b\\$c\\n\"\n\
-        BARE=one two\nTWICE=1\nTWICE=2\nBROKEN\nOPEN=\"never closed\n";
+        BARE=one two\nTWICE=1\nTWICE=2\nESCAPED=\"Unit \\\"\\'\\$\\`\\\\ and \\\\ etc.\"\nPLAIN=a\\ \\'b\nBROKEN\nOPEN=\"never closed\n";
 
     #[test]
     fn values() {
@@ -55,6 +56,8 @@ mod tests {
             ("X", Some("a\"b$c\\n")),
             ("BARE", Some("one")),
             ("TWICE", Some("2")),
+            ("ESCAPED", Some("Unit \"'$`\\ and \\ etc.")),
+            ("PLAIN", Some("a 'b")),
             ("OPEN", Some("never closed")),
             ("BROKEN", None),
             ("VERSION", None),
