@@ -7,7 +7,9 @@ use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
+
+use crate::sys::blocking;
 
 /// Bytes of a program's output that are kept, of each kind.
 const MOST_OUTPUT: u64 = 64 * 1024;
@@ -95,7 +97,11 @@ impl Drop for Secret {
 /// # Errors
 /// If it cannot be started, fails, or takes longer than `deadline`.
 pub async fn run(program: &str, arguments: &[&str], deadline: Duration) -> Result<Output, Error> {
-    let child = command(program, arguments).stdin(Stdio::null()).output();
+    let child = async {
+        let mut command = command(program, arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        spawned(command).await?.wait_with_output().await
+    };
     ended(program, tokio::time::timeout(deadline, child).await, deadline)
 }
 
@@ -110,11 +116,9 @@ pub async fn run_with_input(
     deadline: Duration,
 ) -> Result<Output, Error> {
     let child = async {
-        let mut child = command(program, arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+        let mut command = command(program, arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = spawned(command).await?;
         if let Some(mut stdin) = child.stdin.take() {
             // One that ends without reading it says why by itself.
             let _ = stdin.write_all(input.bytes()).await;
@@ -141,11 +145,9 @@ pub struct Ended {
 /// If it cannot be started, or takes longer than `deadline`.
 pub async fn run_to_end(program: &str, arguments: &[&str], deadline: Duration) -> Result<Ended, Error> {
     let run = async {
-        let mut child = command(program, arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+        let mut command = command(program, arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = spawned(command).await?;
         let (output, errors) = (child.stdout.take(), child.stderr.take());
         let (status, output, errors) = tokio::join!(child.wait(), beginning(output), beginning(errors));
         Ok(Ended { status: status?, output: output?, errors: errors? })
@@ -174,13 +176,18 @@ pub async fn run_on(
     let errors = output.try_clone().map_err(failed)?;
     let mut command = command(program, arguments);
     command.stdin(input).stdout(output).stderr(errors).kill_on_drop(kill);
-    let mut child = command.spawn().map_err(failed)?;
-    // It has what it needs; whoever looks whether it still runs sees only what it holds itself.
-    drop(command);
+    // Whoever looks whether it still runs sees only what it holds itself: the command, with its files, is gone by then.
+    let mut child = spawned(command).await.map_err(failed)?;
     match tokio::time::timeout(deadline, child.wait()).await {
         Ok(ended) => ended.map_err(failed),
         Err(_) => Err(Error::TimedOut { program: program.to_owned(), seconds: deadline.as_secs() }),
     }
+}
+
+/// Starts it beside the event loop: it is waited for the program's file, whose disk may hang, and for as long as the program
+/// is not executed nobody can end it.
+async fn spawned(mut command: Command) -> std::io::Result<Child> {
+    blocking::run(move || command.spawn()).await
 }
 
 /// Reads all of it, and keeps the beginning.
