@@ -47,6 +47,8 @@ pub struct AgentSettings {
     pub block: Vec<String>,
     /// The only commands that may be called.
     pub allow: Option<Vec<String>>,
+    /// What stands between the names of a list where the settings are shown.
+    pub separator: char,
     /// The version that guest-info reports, if not the usual one.
     pub version: Option<String>,
     /// What is run before a freeze and after a thaw.
@@ -112,6 +114,8 @@ pub struct DaemonSettings {
 pub struct QgaLimits {
     /// The only programs that guest-exec may run: files, and folders with all that is below them; absolute.
     pub exec_paths: Option<Vec<PathBuf>>,
+    /// How long after a program's end its outputs are waited for.
+    pub output_deadline: Duration,
     /// The only files that guest-file-open may open: files, and folders with all that is below them; absolute.
     pub file_paths: Option<Vec<PathBuf>>,
     /// guest-file-open opens for reading only.
@@ -364,8 +368,8 @@ mod tests {
             ("/etc/qemu/qemu-ga.conf", "verbose=1\n", "qemu-ga.conf:1: \"verbose=1\" stands before"),
             (
                 "/etc/qemu/qemu-ga.conf",
-                "[general]\n\nblock-rpcs=guest-exec;guest-ping\n",
-                "qemu-ga.conf:3: block-rpcs: \"guest-exec;guest-ping\" is not one name: separate names by commas, \
+                "[general]\n\nblock-rpcs=guest-exec guest-ping\n",
+                "qemu-ga.conf:3: block-rpcs: \"guest-exec guest-ping\" is not one name: separate names by commas, \
                  as in guest-exec,guest-ping",
             ),
             (

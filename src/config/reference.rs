@@ -47,6 +47,11 @@ const AGENT: &[Row] = &[
         "the only programs that guest-exec may run: files, or folders with all that is below them. They get the agent's environment: `env` is refused, because by variables such as `LD_PRELOAD` or `BASH_ENV` other programs can be run",
     ),
     (
+        "qga.exec.output-deadline",
+        "`\"10s\"`",
+        "how long after a program's end guest-exec-status waits for its outputs to be closed, from 1 s to 1 h: processes that it has started may write to them yet. What comes later is dropped, and `out-truncated` or `err-truncated` says so",
+    ),
+    (
         "qga.files.paths",
         "all",
         "the only files that guest-file-open may open: files, or folders with all that is below them",

@@ -148,11 +148,11 @@ fn what_qemu_ga_refuses_in_its_file_is_refused_with_file_and_line() {
 #[test]
 fn lists_that_would_block_nothing_are_refused_with_what_to_write() {
     let folder = tempfile::tempdir().unwrap();
-    let config = file(&folder, "conf", "[general]\n# no\nblock-rpcs=guest-exec;guest-exec-status\n");
+    let config = file(&folder, "conf", "[general]\n# no\nblock-rpcs=guest-exec guest-exec-status\n");
     let cases: &[(&[&str], &str)] = &[
         (
             &["-c", config.to_str().unwrap()],
-            "conf:3: block-rpcs: \"guest-exec;guest-exec-status\" is not one name: separate names by commas, as in \
+            "conf:3: block-rpcs: \"guest-exec guest-exec-status\" is not one name: separate names by commas, as in \
              guest-exec,guest-exec-status",
         ),
         (
@@ -170,6 +170,48 @@ fn lists_that_would_block_nothing_are_refused_with_what_to_write() {
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         assert!(text(&output.stderr).contains(expected), "{arguments:?}: {}", text(&output.stderr));
     }
+}
+
+/// QEMU's own unit test has such a file, and reads what `-D` shows of it as a key file's list.
+#[test]
+fn a_list_with_semicolons_in_qemu_gas_file_is_one_and_is_shown_so_that_it_can_be_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = file(
+        &folder,
+        "conf",
+        "[general]\ndaemon=false\nmethod=virtio-serial\npath=/path/to/org.qemu.guest_agent.0\n\
+         pidfile=/var/foo/qemu-ga.pid\nstatedir=/var/state\nverbose=true\nblock-rpcs=guest-ping;guest-get-time\n",
+    );
+    let program = Path::new(PROGRAM);
+    let shown = run(program, Some(&config), &["-D"]);
+    assert_eq!((shown.status.code(), text(&shown.stderr).as_str()), (Some(0), ""));
+    let lines = text(&shown.stdout);
+    for line in [
+        "daemon=false",
+        "method=virtio-serial",
+        "path=/path/to/org.qemu.guest_agent.0",
+        "pidfile=/var/foo/qemu-ga.pid",
+        "statedir=/var/state",
+        "verbose=true",
+        "block-rpcs=guest-ping;guest-get-time",
+    ] {
+        assert!(lines.lines().any(|shown| shown == line), "{line}: {lines}");
+    }
+    let again = file(&folder, "again", &shown.stdout);
+    assert_eq!(text(&run(program, Some(&again), &["-D"]).stdout), lines);
+
+    let config = file(&folder, "conf", "[general]\nblock-rpcs=guest-ping;guest-get-time;\n");
+    let agent = Agent::start_with(&["-c", config.to_str().unwrap()]);
+    let mut client = agent.client();
+    let names = ["guest-ping", "guest-get-time", "guest-info"];
+    assert_eq!(names.map(|name| enabled(&mut client, name)), [false, false, true]);
+    for name in &names[..2] {
+        let refused = client.ask(&format!("{{\"execute\":\"{name}\"}}"));
+        assert_eq!(refused["error"]["class"], "CommandNotFound");
+        assert!(refused["error"]["desc"].as_str().unwrap().contains("has been disabled"), "{refused}");
+    }
+    let log = agent.log();
+    assert!(log.contains("conf:2: block-rpcs: ") && log.contains("guest-ping,guest-get-time"), "{log}");
 }
 
 #[test]

@@ -23,6 +23,8 @@ const ZONE_CHANGES: [&str; 3] = ["update", "keep", "report"];
 const METHODS: &str = "virtio-serial, isa-serial, unix-listen, vsock-listen or none";
 const DEFAULT_FREEZE: Duration = Duration::from_secs(120);
 const DEFAULT_HOOK: Duration = Duration::from_secs(60);
+/// What a process that the program has started writes belongs to its output; a daemon holds it open for good.
+const DEFAULT_OUTPUT: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Within this time systemd-journald has to tell its watchdog that it is alive (`WatchdogSec=` of its unit), which it
@@ -48,6 +50,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         runtime_dir,
         daemon,
         pidfile,
+        semicolons,
         mut remarks,
         ..
     } = settings;
@@ -89,6 +92,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         retry_path: qga.retry_path.unwrap_or(false),
         block: qga.block_rpcs.unwrap_or_default(),
         allow: qga.allow_rpcs,
+        separator: if semicolons { ';' } else { ',' },
         version: qga.version,
         fsfreeze_hook,
         limits,
@@ -177,6 +181,7 @@ fn limits(qga: &QgaFragment) -> Result<QgaLimits, Problem> {
     let usual_hook = DEFAULT_HOOK.min(freeze_deadline);
     Ok(QgaLimits {
         exec_paths: paths("qga.exec.paths", qga.exec.paths.as_deref())?,
+        output_deadline: time("qga.exec.output-deadline", qga.exec.output_deadline.as_ref(), DEFAULT_OUTPUT)?,
         file_paths: paths("qga.files.paths", qga.files.paths.as_deref())?,
         files_read_only: qga.files.read_only.unwrap_or(false),
         allow_passwords: qga.passwords.allow.unwrap_or(true),
@@ -296,6 +301,7 @@ mod tests {
         assert_eq!(settings.vsock_peer, VsockPeer { cid: 2, any_port: false });
         let limits = QgaLimits {
             exec_paths: None,
+            output_deadline: DEFAULT_OUTPUT,
             file_paths: None,
             files_read_only: false,
             allow_passwords: true,
@@ -340,6 +346,7 @@ mod tests {
         let settings = checked(text).unwrap();
         let limits = QgaLimits {
             exec_paths: Some(vec!["/usr/bin".into(), "/opt/a".into()]),
+            output_deadline: DEFAULT_OUTPUT,
             file_paths: Some(Vec::new()),
             files_read_only: true,
             allow_passwords: false,

@@ -14,6 +14,7 @@ pub fn text(settings: &AgentSettings) -> String {
         QgaChannel::VsockListen { cid, port } => ("vsock-listen", Some(format!("{cid}:{port}"))),
         QgaChannel::None => ("none", None),
     };
+    let list = |names: &[String]| names.join(&settings.separator.to_string());
     let shown = |path: &std::path::PathBuf| path.display().to_string();
     let lines = [
         ("daemon", Some(settings.daemon.wanted.to_string())),
@@ -25,8 +26,8 @@ pub fn text(settings: &AgentSettings) -> String {
         ("statedir", Some(shown(&settings.state_folder))),
         ("verbose", Some(settings.verbose.to_string())),
         ("retry-path", Some(settings.retry_path.to_string())),
-        ("block-rpcs", Some(settings.block.join(","))),
-        ("allow-rpcs", Some(settings.allow.as_deref().unwrap_or_default().join(","))),
+        ("block-rpcs", Some(list(&settings.block))),
+        ("allow-rpcs", Some(list(settings.allow.as_deref().unwrap_or_default()))),
     ];
     let mut text = String::from("[general]\n");
     for (key, value) in lines {
@@ -34,6 +35,9 @@ pub fn text(settings: &AgentSettings) -> String {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{key}={}", quote(&value));
         }
+    }
+    if settings.separator != ',' {
+        text.push_str("# Lists are separated by semicolons, as in the file. qemu-ga takes each for one name that no command has.\n");
     }
     if settings.allow.as_ref().is_some_and(Vec::is_empty) {
         text.push_str("# The settings of guestlet allow no command at all, which this format cannot say.\n");

@@ -38,6 +38,9 @@ pub struct AgentFragment {
     /// Where a daemon writes its process id.
     #[serde(skip)]
     pub pidfile: Option<PathBuf>,
+    /// A list was separated by semicolons: shown again as it stood, so that who reads it reads the same.
+    #[serde(skip)]
+    pub semicolons: bool,
     /// What is worth a line in the log, and no fault.
     #[serde(skip)]
     pub remarks: Vec<String>,
@@ -67,7 +70,7 @@ pub struct QgaFragment {
     /// What is run before a freeze and after a thaw.
     pub fsfreeze_hook: Option<PathBuf>,
     /// `[qga.exec]`
-    pub exec: PathsFragment,
+    pub exec: ExecFragment,
     /// `[qga.files]`
     pub files: FilesFragment,
     /// `[qga.passwords]`
@@ -79,9 +82,11 @@ pub struct QgaFragment {
 /// `[qga.exec]`
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct PathsFragment {
+pub struct ExecFragment {
     /// The only programs that may be run; lists of several places add up.
     pub paths: Option<Vec<PathBuf>>,
+    /// How long after a program's end its outputs are waited for.
+    pub output_deadline: Option<Time>,
 }
 
 /// `[qga.files]`
@@ -267,6 +272,7 @@ impl Fragment for AgentFragment {
         take(&mut self.qga.version, later.qga.version);
         take(&mut self.qga.fsfreeze_hook, later.qga.fsfreeze_hook);
         add(&mut self.qga.exec.paths, later.qga.exec.paths);
+        take(&mut self.qga.exec.output_deadline, later.qga.exec.output_deadline);
         add(&mut self.qga.files.paths, later.qga.files.paths);
         take(&mut self.qga.files.read_only, later.qga.files.read_only);
         take(&mut self.qga.passwords.allow, later.qga.passwords.allow);
@@ -296,6 +302,7 @@ impl Fragment for AgentFragment {
         take(&mut self.topology.provider_id, later.topology.provider_id);
         take(&mut self.daemon, later.daemon);
         take(&mut self.pidfile, later.pidfile);
+        self.semicolons |= later.semicolons;
         self.remarks.extend(later.remarks);
     }
 

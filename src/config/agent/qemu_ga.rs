@@ -47,6 +47,20 @@ pub fn add_names(list: &mut Option<Vec<String>>, names: &str) {
     }
 }
 
+/// The names of a list in qemu-ga.conf, separated by commas. Semicolons are what other lists of key files have between
+/// names, and what qemu-ga's own unit test does: there it takes the whole for one name, and blocks nothing.
+fn list(fragment: &mut AgentFragment, place: &str, names: String) -> String {
+    if !names.contains(';') {
+        return names;
+    }
+    fragment.semicolons = true;
+    fragment.remarks.push(format!(
+        "{place}: names are separated by commas; it is read as {}. qemu-ga takes it for one name, and that for no command",
+        names.split([';', ',']).map(str::trim).filter(|name| !name.is_empty()).collect::<Vec<_>>().join(",")
+    ));
+    names.replace(';', ",")
+}
+
 /// What qemu-ga.conf says. Keys that qemu-ga does not know are remarked on, as it does not refuse them either.
 ///
 /// # Errors
@@ -62,6 +76,7 @@ pub fn config(file: &Path, bytes: &[u8]) -> Result<AgentFragment, Error> {
         let text = || key_file::string(entry.value).map_err(wrong);
         let flag = || key_file::boolean(entry.value).map_err(wrong);
         let path = || text().map(|text| absolute(text.into()));
+        let here = || format!("{}:{line}: {key}", file.display());
         let name = match key {
             "daemon" => {
                 fragment.daemon = Some(flag()?);
@@ -100,15 +115,15 @@ pub fn config(file: &Path, bytes: &[u8]) -> Result<AgentFragment, Error> {
                 "qga.retry-path"
             }
             "block-rpcs" => {
-                blocked = Some(text()?);
+                blocked = Some(list(&mut fragment, &here(), text()?));
                 "qga.block-rpcs"
             }
             "blacklist" => {
-                old_blocked = Some(text()?);
+                old_blocked = Some(list(&mut fragment, &here(), text()?));
                 "qga.block-rpcs"
             }
             "allow-rpcs" => {
-                allowed = Some(text()?);
+                allowed = Some(list(&mut fragment, &here(), text()?));
                 "qga.allow-rpcs"
             }
             _ => {
@@ -203,6 +218,22 @@ mod tests {
         assert_eq!(found.qga.block_rpcs.unwrap(), ["a", "b", "c"]);
         assert_eq!(found.qga.allow_rpcs.unwrap(), ["d", "e"]);
         assert_eq!(found.remarks, ["f:14: daemonize is no key of qemu-ga, and ignored"]);
+    }
+
+    #[test]
+    fn a_list_with_semicolons_is_what_it_was_meant_to_be() {
+        let text = b"[general]\nblock-rpcs=a;b, c;\nallow-rpcs=;\n";
+        let found = config(Path::new("f"), text).unwrap();
+        assert_eq!(
+            (found.qga.block_rpcs.unwrap(), found.qga.allow_rpcs),
+            (vec!["a".into(), "b".into(), "c".into()], None)
+        );
+        assert!(found.semicolons);
+        assert!(
+            found.remarks[0].starts_with("f:2: block-rpcs: ") && found.remarks[0].contains("a,b,c"),
+            "{:?}",
+            found.remarks
+        );
     }
 
     #[test]
