@@ -58,6 +58,7 @@ pub async fn run(
     });
     let run_id = Root::default().line("/proc/sys/kernel/random/uuid");
     let guest = Guest { freezer, ..Guest::this_machine(run_id) };
+    guest.processes.wait_for_outputs(settings.limits.output_deadline);
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
     let termination = termination()?;

@@ -6,15 +6,18 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::qga::error::{Error, quoted};
 
 /// Members of one `arguments` object; no command has as many.
 const MAX_MEMBERS: usize = 32;
-/// Elements of a list.
+/// Elements of a list, unless what they are says otherwise.
 const MAX_ELEMENTS: usize = 65_536;
+/// Arguments and variables of a program: more than any kernel takes, whose bound is 6 MiB with 9 bytes for each of the
+/// shortest.
+const MAX_WORDS: usize = 1 << 20;
 
 /// The arguments of one call, not looked at yet.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +54,7 @@ impl<'a> Arguments<'a> {
         let taken = take(&mut members)?;
         match members.0.first() {
             None => Ok(taken),
-            Some((name, _)) => Err(Error::argument(&quoted(name), "is not known to this command")),
+            Some((name, _)) => Err(Error::unexpected(name)),
         }
     }
 }
@@ -97,6 +100,9 @@ impl<'a> Members<'a> {
 
 /// A value that an argument may have.
 pub trait Value<'a>: Sized {
+    /// How many of them a list may have.
+    const MOST: usize = MAX_ELEMENTS;
+
     /// Reads the value.
     ///
     /// # Errors
@@ -152,13 +158,29 @@ impl Value<'_> for String {
     }
 }
 
+/// A word of a program's command line.
+#[derive(Debug)]
+pub struct Word(pub String);
+
+impl Value<'_> for Word {
+    const MOST: usize = MAX_WORDS;
+
+    fn read(value: &RawValue) -> Result<Self, Refused> {
+        String::read(value).map(Self)
+    }
+}
+
 impl<'a, T: Value<'a>> Value<'a> for Vec<T> {
     fn read(value: &'a RawValue) -> Result<Self, Refused> {
-        let Elements(elements) = serde_json::from_str(value.get())
-            .map_err(|_| Refused::expected(format!("a list of at most {MAX_ELEMENTS} elements")))?;
-        let read =
-            |(place, value)| T::read(value).map_err(|refused| Refused { element: Some(place), ..refused });
-        elements.into_iter().enumerate().map(read).collect()
+        // The first element that is wrong is kept beside the error, which is only text.
+        let mut wrong = None;
+        let list = List { elements: Vec::new(), wrong: &mut wrong };
+        let read = list.deserialize(&mut serde_json::Deserializer::from_str(value.get()));
+        match (wrong, read) {
+            (Some(refused), _) => Err(refused),
+            (None, Ok(elements)) => Ok(elements),
+            (None, Err(_)) => Err(Refused::expected(format!("a list of at most {} elements", T::MOST))),
+        }
     }
 }
 
@@ -177,42 +199,48 @@ impl Members<'_> {
     pub fn finish(&self, argument: &str) -> Result<(), Error> {
         match self.0.first() {
             None => Ok(()),
-            Some((name, _)) => {
-                Err(Error::argument(&quoted(argument), &format!("has no member {}", quoted(name))))
-            }
+            Some((name, _)) => Err(Error::unexpected(&format!("{argument}.{name}"))),
         }
     }
 }
 
-/// The elements of a list, no more than [`MAX_ELEMENTS`].
-struct Elements<'a>(Vec<&'a RawValue>);
+/// Reads the elements of a list one by one, no more of them than there may be.
+struct List<'w, T> {
+    elements: Vec<T>,
+    wrong: &'w mut Option<Refused>,
+}
 
-impl<'de> Deserialize<'de> for Elements<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List;
+impl<'de, T: Value<'de>> DeserializeSeed<'de> for List<'_, T> {
+    type Value = Vec<T>;
 
-        impl<'de> Visitor<'de> for List {
-            type Value = Elements<'de>;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<T>, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
 
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a list")
+impl<'de, T: Value<'de>> Visitor<'de> for List<'_, T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Vec<T>, A::Error> {
+        use serde::de::Error as _;
+
+        while let Some(element) = list.next_element::<&RawValue>()? {
+            if self.elements.len() == T::MOST {
+                return Err(A::Error::custom("too many elements"));
             }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                use serde::de::Error as _;
-
-                let mut elements = Vec::new();
-                while let Some(element) = list.next_element()? {
-                    if elements.len() == MAX_ELEMENTS {
-                        return Err(A::Error::custom("too many elements"));
-                    }
-                    elements.push(element);
+            match T::read(element) {
+                Ok(read) => self.elements.push(read),
+                Err(refused) => {
+                    *self.wrong = Some(Refused { element: Some(self.elements.len()), ..refused });
+                    return Err(A::Error::custom("an element is refused"));
                 }
-                Ok(Elements(elements))
             }
         }
-
-        deserializer.deserialize_seq(List)
+        Ok(self.elements)
     }
 }
 
@@ -268,10 +296,7 @@ mod tests {
             assert_eq!(integer(&format!("{{\"count\":{wrong}}}")), must, "{wrong}");
         }
         assert_eq!(integer("{}"), "invalid arguments: \"count\" is missing");
-        assert_eq!(
-            integer("{\"count\":1,\"more\":2}"),
-            "invalid arguments: \"more\" is not known to this command"
-        );
+        assert_eq!(integer("{\"count\":1,\"more\":2}"), "Parameter 'more' is unexpected");
         assert_eq!(integer("{\"count\":1,\"count\":2}"), "invalid arguments: \"count\" is given twice");
         let string = |text: &str| read(text, |members| members.required::<String>("path")).unwrap_err();
         assert_eq!(string("{\"path\":1}"), "invalid arguments: \"path\" must be a string");
@@ -296,7 +321,7 @@ mod tests {
             assert_eq!(members.required::<Cow<'_, str>>("s")?, "a\"b");
             assert_eq!(members.required::<Vec<String>>("l")?, ["x"]);
             let mut object = members.required::<Members<'_>>("o")?;
-            assert_eq!(object.finish("o").unwrap_err().desc, "invalid arguments: \"o\" has no member \"k\"");
+            assert_eq!(object.finish("o").unwrap_err().desc, "Parameter 'o.k' is unexpected");
             assert_eq!(object.required::<i64>("k")?, 1);
             assert_eq!(members.optional::<bool>("absent")?, None);
             Ok(())

@@ -8,6 +8,8 @@ use crate::wire::qga::Malformed;
 
 /// Characters of a description.
 const MAX_DESCRIPTION: usize = 512;
+/// Characters of a client's own words in it.
+const MAX_QUOTED: usize = 64;
 
 /// The classes that clients tell apart (QAPI `QapiErrorClass`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -45,6 +47,15 @@ impl Error {
         Self::generic(format!("invalid arguments: {name} {problem}"))
     }
 
+    /// An argument that the command does not have, in qemu-ga's own words: its unit test compares them.
+    pub fn unexpected(name: &str) -> Self {
+        let mut known: String = name.chars().take(MAX_QUOTED).flat_map(char::escape_debug).collect();
+        if name.chars().nth(MAX_QUOTED).is_some() {
+            known.push('…');
+        }
+        Self::generic(format!("Parameter '{known}' is unexpected"))
+    }
+
     /// The settings of this guest do not let it.
     pub fn refused(problem: &str, setting: &str) -> Self {
         Self::generic(format!("{problem}; see {setting} in guestlet's settings"))
@@ -74,7 +85,7 @@ impl Error {
 
 /// A client's own words, quoted, so far that a person recognises them.
 pub fn quoted(words: &str) -> String {
-    match words.char_indices().nth(64) {
+    match words.char_indices().nth(MAX_QUOTED) {
         Some((end, _)) => format!("{:?}…", &words[..end]),
         None => format!("{words:?}"),
     }

@@ -29,9 +29,9 @@ impl<'a> Request<'a> {
             .map_err(|error| Error::generic(format!("invalid request: {}", without_place(&error))))
     }
 
-    /// To be returned as it came, whatever it is.
+    /// To be returned as it came, whatever it is; not one that is no text in any encoding, which is never sent.
     pub fn id(&self) -> Option<&'a str> {
-        self.id.map(RawValue::get)
+        self.id.map(RawValue::get).filter(|id| !has_lone_surrogate(id))
     }
 
     /// The command's name and its arguments.
@@ -39,6 +39,9 @@ impl<'a> Request<'a> {
     /// # Errors
     /// If there is no command, or anything else than a command.
     pub fn call(&self) -> Result<(Cow<'a, str>, Arguments<'a>), Error> {
+        if self.id.is_some() && self.id().is_none() {
+            return Err(Error::generic("invalid request: half of a surrogate pair in \"id\""));
+        }
         if let Some(member) = &self.unknown {
             return Err(Error::generic(format!("invalid request: unexpected member {member:?}")));
         }
@@ -53,6 +56,29 @@ impl<'a> Request<'a> {
         }
         Ok((name, Arguments::new(self.arguments.map(RawValue::get))))
     }
+}
+
+/// Whether an escape `\uXXXX` in this JSON text is half of a surrogate pair without the other half.
+fn has_lone_surrogate(json: &str) -> bool {
+    let mut rest = json.as_bytes();
+    let unit = |bytes: &[u8]| match bytes {
+        [b'\\', b'u', a, b, c, d, ..] => {
+            std::str::from_utf8(&[*a, *b, *c, *d]).ok().and_then(|hex| u16::from_str_radix(hex, 16).ok())
+        }
+        _ => None,
+    };
+    // Backslashes are in strings only, and each begins an escape or is a part of the one before.
+    while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
+        rest = &rest[at..];
+        let length = match unit(rest) {
+            None => 2,
+            Some(0xd800..0xdc00) if matches!(rest.get(6..).and_then(unit), Some(0xdc00..0xe000)) => 12,
+            Some(0xd800..0xe000) => return true,
+            Some(_) => 6,
+        };
+        rest = rest.get(length..).unwrap_or_default();
+    }
+    false
 }
 
 /// The problem without its line and column, which mean nothing to whoever made the request by a library.
@@ -94,5 +120,37 @@ impl<'de> Deserialize<'de> for Request<'de> {
         }
 
         deserializer.deserialize_map(Members)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_a_surrogate_pair_is_no_id() {
+        let whole = [
+            r#""a""#,
+            r#""\ud83d\ude00""#,
+            r#""\\ud800""#,
+            r#"[1,{"\uD83D\uDE00":"\n"}]"#,
+            r#""\u00e4""#,
+            "7",
+        ];
+        let halves = [
+            r#""\ud800""#,
+            r#""\uDFFF""#,
+            r#""\ud800\ud800""#,
+            r#""\ude00\ud83d""#,
+            r#"{"\ud800":1}"#,
+            r#"["\\\udc00"]"#,
+        ];
+        for (ids, good) in [(&whole, true), (&halves, false)] {
+            for id in ids {
+                let message = format!(r#"{{"execute":"guest-ping","id":{id}}}"#);
+                let request = Request::parse(message.as_bytes()).unwrap();
+                assert_eq!((request.call().is_ok(), request.id()), (good, good.then_some(*id)), "{id}");
+            }
+        }
     }
 }

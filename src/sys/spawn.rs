@@ -98,7 +98,8 @@ fn locate(program: &str) -> io::Result<PathBuf> {
         return Err(Errno::ENOENT.into());
     }
     if program.contains('/') {
-        return Ok(Path::new("/").join(program));
+        // Made whole, because the program itself gets another working directory.
+        return std::path::absolute(program);
     }
     let mut refusal = Errno::ENOENT;
     let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
@@ -176,7 +177,9 @@ mod tests {
         let found = locate("sh").unwrap();
         assert!(found.ends_with("sh") && found.is_absolute(), "{}", found.display());
         assert_eq!(locate("/no/such").unwrap(), Path::new("/no/such"));
-        assert_eq!(locate("usr/bin/env").unwrap(), Path::new("/usr/bin/env"));
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(locate("usr/bin/env").unwrap(), here.join("usr/bin/env"));
+        assert_eq!(locate("./env").unwrap(), here.join("env"));
         for missing in ["", "no-such-program-anywhere"] {
             assert_eq!(locate(missing).unwrap_err().kind(), io::ErrorKind::NotFound, "{missing}");
         }

@@ -126,6 +126,8 @@ fn spawn(folder: &Path, arguments: &[&str]) -> Child {
         .arg("--settings")
         .arg(folder.join("agent.toml"))
         .args(arguments)
+        // There relative paths begin.
+        .current_dir(folder)
         // As guestlet.service has it.
         .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
         .stdin(Stdio::null())
@@ -163,12 +165,29 @@ impl Client {
         self.0.get_mut().write_all(bytes).unwrap();
     }
 
+    /// Whether the agent takes it.
+    pub fn try_send(&mut self, bytes: &[u8]) -> bool {
+        self.0.get_mut().write_all(bytes).is_ok()
+    }
+
     /// The next line as it came, without its end.
     pub fn line(&mut self) -> Vec<u8> {
         let mut line = Vec::new();
         self.0.read_until(b'\n', &mut line).unwrap();
         assert_eq!(line.pop(), Some(b'\n'), "the agent closed the stream");
         line
+    }
+
+    /// The first bytes of the next answer, most of which stays unread.
+    pub fn begins(&mut self) -> String {
+        String::from_utf8_lossy(self.0.fill_buf().unwrap()).into_owned()
+    }
+
+    /// As [`Client::line`]; nothing if the agent closed the stream instead.
+    pub fn try_line(&mut self) -> Option<Vec<u8>> {
+        let mut line = Vec::new();
+        self.0.read_until(b'\n', &mut line).ok()?;
+        line.pop().map(|_| line)
     }
 
     pub fn answer(&mut self) -> Value {

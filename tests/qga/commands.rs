@@ -94,14 +94,17 @@ fn wrong_arguments_are_named_and_do_nothing() {
         (json!({"execute": "guest-sync"}), "\"id\" is missing"),
         (json!({"execute": "guest-sync", "arguments": {"id": "1"}}), "\"id\" must be an integer of 64 bits"),
         (json!({"execute": "guest-sync", "arguments": {"id": 1.5}}), "\"id\" must be an integer of 64 bits"),
-        (json!({"execute": "guest-sync", "arguments": {"id": 1, "x": 2}}), "\"x\" is not known"),
+        (json!({"execute": "guest-sync", "arguments": {"id": 1, "x": 2}}), "Parameter 'x' is unexpected"),
         (
             json!({"execute": "guest-sync", "arguments": {"id": u64::MAX}}),
             "\"id\" must be an integer of 64 bits",
         ),
         (json!({"execute": "guest-shutdown", "arguments": {"mode": "explode"}}), "\"mode\" must be one of"),
         (json!({"execute": "guest-shutdown", "arguments": {"mode": 1}}), "\"mode\" must be a string"),
-        (json!({"execute": "guest-shutdown", "arguments": {"force": true}}), "\"force\" is not known"),
+        (
+            json!({"execute": "guest-shutdown", "arguments": {"force": true}}),
+            "Parameter 'force' is unexpected",
+        ),
     ];
     for (message, named) in cases {
         let answer = client.ask(&message.to_string());

@@ -171,20 +171,43 @@ fn a_program_gets_nothing_of_the_agents() {
     }
 }
 
-/// qemu-ga reports `exited` only when the last of those has closed the pipe.
+/// What came more than 100 ms after the program's end was lost, and nothing said so.
 #[test]
-fn the_end_is_seen_although_another_process_holds_the_outputs_and_that_one_lives_on() {
-    let agent = Agent::start();
+fn what_a_descendant_writes_after_the_programs_end_is_its_output_as_with_qemu_ga() {
+    let (ours, theirs) = both();
+    let script = "exec 3<&0; (sleep 1; cat <&3; echo late >&2) & echo important";
+    let mut program = shell(script, &json!(true));
+    program["input-data"] = json!(STANDARD.encode_to_string("read late\n"));
+    let bash = json!({"path": "bash", "arg": ["-c", "exec > >(sleep 0.5; cat); echo important"], "capture-output": true});
+    let [ours, theirs] = [ours, theirs].map(|agent| {
+        let mut client = agent.client();
+        [run(&mut client, &program), run(&mut client, &bash)]
+    });
+    assert_eq!(text(&ours[0]), "important\nread late\n");
+    assert_eq!(text(&ours[1]), "important\n");
+    assert_eq!(ours, theirs);
+}
+
+/// qemu-ga waits for them for ever.
+#[test]
+fn outputs_that_a_daemon_holds_open_are_waited_for_so_long_and_it_lives_on() {
+    let agent = Agent::start_set(&[], "[qga.exec]\noutput-deadline = 2\n");
     let mut client = agent.client();
     let mark = agent.folder.path().join("mark");
     let go = agent.folder.path().join("go");
     nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let daemon =
-        format!("(cat {}; echo late; echo late; touch {}) & echo started", go.display(), mark.display());
+    let daemon = format!(
+        "exec 2>&-; (cat {}; echo late; echo late; touch {}) & echo started",
+        go.display(),
+        mark.display()
+    );
     let begun = Instant::now();
     let status = run(&mut client, &shell(&daemon, &json!(true)));
-    assert!(begun.elapsed() < PATIENCE / 2);
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_secs(2) && took < PATIENCE / 2, "{took:?}");
     assert_eq!(text(&status), "started\n");
+    // Nobody knows whether it would have been all.
+    assert_eq!((&status["out-truncated"], status.get("err-truncated")), (&json!(true), None));
     // It writes to the pipe that nobody asks about any more, and does not die of it.
     drop(std::fs::OpenOptions::new().write(true).open(&go).unwrap());
     let deadline = Instant::now() + PATIENCE;
@@ -192,6 +215,57 @@ fn the_end_is_seen_although_another_process_holds_the_outputs_and_that_one_lives
         assert!(Instant::now() < deadline, "it died of its output");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_program_gets_as_many_arguments_as_the_kernel_takes() {
+    let agent = Agent::start();
+    let mut client = agent.client();
+    let mut program = shell("echo $#", &json!(true));
+    program["arg"].as_array_mut().unwrap().extend(vec![json!("x"); 100_000]);
+    assert_eq!(text(&run(&mut client, &program)), "99999\n");
+    program["arg"].as_array_mut().unwrap().extend(vec![json!("x"); 900_000]);
+    let answer = ask(&mut client, "guest-exec", &program);
+    assert!(answer["error"]["desc"].as_str().unwrap().contains("Argument list too long"), "{answer}");
+}
+
+/// Ten clients that do not read took 209 MB.
+#[test]
+fn large_answers_that_nobody_reads_are_bounded_for_all_clients_together() {
+    let agent = Agent::start();
+    let mut client = agent.client();
+    let large = shell("head -c 16777216 /dev/zero", &json!(true));
+    let mut stalled = Vec::new();
+    let mut refused = 0;
+    for _ in 0..10 {
+        let pid = start(&mut client, &large);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut reader = agent.client();
+            reader.send(
+                json!({"execute": "guest-exec-status", "arguments": {"pid": pid}}).to_string().as_bytes(),
+            );
+            let begun = reader.begins();
+            if begun.contains("\"exited\":true") {
+                stalled.push(reader);
+                break;
+            }
+            if begun.contains("ask again later") {
+                refused += 1;
+                break;
+            }
+            assert!(begun.contains("\"exited\":false"), "{begun}");
+            assert!(Instant::now() < deadline, "{pid} does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    assert!(refused >= 6 && !stalled.is_empty(), "{refused} were refused");
+    assert!(agent.peak() < 110 << 10, "{} KiB", agent.peak());
+    // A small one, and others that are as large, once those are read.
+    assert_eq!(text(&run(&mut client, &shell("echo small", &json!(true)))), "small\n");
+    drop(stalled);
+    let status = run(&mut client, &large);
+    assert_eq!(output(&status, "out").unwrap().len(), 16 << 20);
 }
 
 #[test]
@@ -229,8 +303,15 @@ fn wrong_arguments_are_named_and_start_nothing() {
             json!({"path": "touch", "arg": [mark], "capture-output": "all"}),
             "\"capture-output\" must be true, false",
         ),
-        (json!({"path": "touch", "arg": [mark], "timeout": 1}), "\"timeout\" is not known"),
-        (json!({"path": "touch", "arg": vec![mark.to_str(); 70_000]}), "\"arg\" must be a list of at most"),
+        (json!({"path": "touch", "arg": [mark], "timeout": 1}), "Parameter 'timeout' is unexpected"),
+        (
+            json!({"path": "touch", "arg": [mark, "x".repeat(1 << 20)]}),
+            "cannot run touch: Argument list too long",
+        ),
+        (
+            json!({"path": "touch", "arg": vec![""; (1 << 20) + 1]}),
+            "\"arg\" must be a list of at most 1048576",
+        ),
         (json!({"path": "/no/such/program"}), "cannot run /no/such/program: No such file"),
         (json!({"path": "/etc/passwd"}), "cannot run /etc/passwd: Permission denied"),
     ] {

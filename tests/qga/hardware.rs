@@ -77,7 +77,7 @@ fn a_list_that_is_not_understood_switches_nothing() {
         (json!([good, {"logical-id": "1", "online": true}]), "\"logical-id\" must be an integer of 64 bits"),
         (json!([good, {"logical-id": 1, "online": 1}]), "\"online\" must be true or false"),
         (json!([good, {"logical-id": 1, "online": true, "can-offline": 1}]), "\"can-offline\" must be true"),
-        (json!([good, {"logical-id": 1, "online": true, "x": 1}]), "\"vcpus[1]\" has no member \"x\""),
+        (json!([good, {"logical-id": 1, "online": true, "x": 1}]), "Parameter 'vcpus[1].x' is unexpected"),
         (json!([good, 7]), "\"vcpus[1]\" must be an object"),
         (json!({"0": good}), "\"vcpus\" must be a list"),
         (json!(many), "\"vcpus\" must be a list of at most 65536 elements"),

@@ -13,8 +13,6 @@ use tokio::time::timeout;
 use crate::guest::processes::lock;
 use crate::guest::processes::table::{Output, Table};
 
-/// How long after a program's end its pipes may be held open by others and still count as its own.
-const GRACE: Duration = Duration::from_millis(100);
 /// Bytes taken from a pipe at once.
 const PART: usize = 16 * 1024;
 
@@ -24,7 +22,9 @@ pub(super) struct Process {
     pub pid: u32,
     /// Tells it from an earlier one with the same process id.
     pub serial: u64,
-    /// Where those have a place whose pipes others hold after their end.
+    /// How long after its end others may hold its outputs open, and what they write still counts as its own.
+    pub patience: Duration,
+    /// Where those have a place whose pipes others hold after that.
     pub left: Arc<Semaphore>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Process {
 pub(super) type Input = (pipe::Sender, Vec<u8>, OwnedSemaphorePermit);
 
 impl Process {
-    /// `place` is free again when the program has ended.
+    /// `place` is free again when the program has finished.
     pub async fn attend(
         self,
         place: OwnedSemaphorePermit,
@@ -42,6 +42,7 @@ impl Process {
     ) {
         let mut feeding = pin!(feed(input));
         let [output, errors] = outputs;
+        lock(&self.table).opened(self.pid, self.serial, [output.is_some(), errors.is_some()]);
         let mut reading = pin!(async {
             tokio::join!(self.keep(Output::Output, output), self.keep(Output::Errors, errors));
         });
@@ -54,8 +55,16 @@ impl Process {
             }
         };
         if !read {
-            // What it wrote is in the pipes already.
-            read = timeout(GRACE, &mut reading).await.is_ok();
+            // A process that it has started may read the rest of the input, and answer it.
+            let draining = async {
+                loop {
+                    tokio::select! {
+                        () = &mut feeding, if !fed => fed = true,
+                        () = &mut reading => break,
+                    }
+                }
+            };
+            read = timeout(self.patience, draining).await.is_ok();
         }
         let status = status.inspect_err(|error| {
             tracing::warn!("how process {} ended cannot be known: {error}", self.pid);
@@ -78,6 +87,7 @@ impl Process {
         while pipe.readable().await.is_ok() && self.take(which, &pipe) {
             tokio::task::consume_budget().await;
         }
+        lock(&self.table).closed(self.pid, self.serial, which);
     }
 
     /// Takes what is in a pipe, and says whether more may come.

@@ -1,11 +1,13 @@
 //! Programs that clients start: what they write is kept, within bounds, until somebody asks how they ended.
 //!
 //! ```text
-//! start ──▶ running ──ended──▶ draining ──pipes closed, or GRACE──▶ finished ──asked for, old, or too many──▶ gone
+//! start ──▶ running ──ended──▶ draining ──pipes closed, or too late──▶ finished ──asked for, old, or too many──▶ gone
 //! ```
 //!
-//! A program that has ended is finished even if others, such as a daemon that it started, hold its pipes: what those
-//! write is read and thrown away, so that they do not die of it. [`Processes::care`] is the one task that looks after
+//! A program that has ended runs on for those who ask until its outputs are closed, too: what a process writes that it has
+//! started is its output as well. One that holds them for good, such as a daemon, is waited for no longer than
+//! [`Processes::wait_for_outputs`] says; then they count as cut off, and what comes later is read and thrown away, so that
+//! nobody dies of it. [`Processes::care`] is the one task that looks after
 //! all of them; the table of results is shared with those who ask.
 
 mod attend;
@@ -17,8 +19,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::net::unix::pipe;
@@ -34,6 +37,8 @@ pub use table::{Ended, Kept, State};
 
 /// Programs that may run at the same time.
 pub const MAX_RUNNING: usize = 256;
+/// How long after a program's end its outputs are waited for, unless the settings say otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Programs that have ended and whose pipes are still held open by others; those of one more are closed.
 const MAX_LEFT: usize = 64;
 /// Bytes of each output of a program that are kept.
@@ -98,6 +103,8 @@ pub struct Processes {
     table: Arc<Mutex<Table>>,
     places: Arc<Semaphore>,
     left: Arc<Semaphore>,
+    /// Milliseconds.
+    patience: AtomicU64,
     /// Permits are KiB.
     input: Arc<Semaphore>,
     begun: mpsc::UnboundedSender<Attendance>,
@@ -111,6 +118,7 @@ impl Default for Processes {
             table: Arc::default(),
             places: Arc::new(Semaphore::new(MAX_RUNNING)),
             left: Arc::new(Semaphore::new(MAX_LEFT)),
+            patience: AtomicU64::new(milliseconds(PATIENCE)),
             input: Arc::new(Semaphore::new(MAX_INPUT >> 10)),
             begun,
             waiting: waiting.into(),
@@ -124,7 +132,28 @@ impl fmt::Debug for Processes {
     }
 }
 
+/// Outputs that were told and are still in memory; they count as such until this is dropped.
+pub struct Sending {
+    table: Arc<Mutex<Table>>,
+    bytes: usize,
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        lock(&self.table).sent(self.bytes);
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Processes {
+    /// How long after the end of programs that are started from now on their outputs are waited for.
+    pub fn wait_for_outputs(&self, patience: Duration) {
+        self.patience.store(milliseconds(patience), Ordering::Relaxed);
+    }
+
     /// Starts a program and gives its process id; `may`, if there is something to ask, is asked about the path that
     /// the program has when every link is followed.
     ///
@@ -166,17 +195,33 @@ impl Processes {
             return Err(failed(io::Error::other("it has no process id")).into());
         };
         let serial = lock(&self.table).begin(pid);
-        let process =
-            attend::Process { table: Arc::clone(&self.table), pid, serial, left: Arc::clone(&self.left) };
+        let process = attend::Process {
+            table: Arc::clone(&self.table),
+            pid,
+            serial,
+            patience: Duration::from_millis(self.patience.load(Ordering::Relaxed)),
+            left: Arc::clone(&self.left),
+        };
         let attendance = Box::pin(process.attend(place, child, input, outputs));
         // The receiver is a part of this very struct.
         let _ = self.begun.send(attendance);
         Ok(pid)
     }
 
-    /// How a program does. Once it is told that it has finished, it is forgotten.
-    pub fn state(&self, pid: i64) -> Option<State> {
-        lock(&self.table).take(u32::try_from(pid).ok()?)
+    /// Bytes of what [`Processes::state`] would tell of a program's outputs.
+    pub fn size(&self, pid: i64) -> usize {
+        u32::try_from(pid).map_or(0, |pid| lock(&self.table).size(pid))
+    }
+
+    /// How a program does. Once it is told that it has finished, it is forgotten; its outputs are in memory for as long as
+    /// they are held with what comes beside them.
+    pub fn state(&self, pid: i64) -> Option<(State, Sending)> {
+        let pid = u32::try_from(pid).ok()?;
+        let mut table = lock(&self.table);
+        let bytes = table.size(pid);
+        let state = table.take(pid)?;
+        table.sending(bytes);
+        Some((state, Sending { table: Arc::clone(&self.table), bytes }))
     }
 
     /// Looks after what was started, for ever.

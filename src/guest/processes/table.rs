@@ -46,13 +46,15 @@ pub(super) enum Output {
 pub struct Kept {
     /// Its beginning.
     pub bytes: Vec<u8>,
-    /// There was more.
+    /// There was more, or there may be: others hold it open.
     pub truncated: bool,
 }
 
 struct Process {
     serial: u64,
     outputs: [Kept; 2],
+    /// More may come of these.
+    open: [bool; 2],
     status: Option<ExitStatus>,
 }
 
@@ -78,21 +80,40 @@ impl Table {
     pub fn begin(&mut self, pid: u32) -> u64 {
         self.forget(pid);
         self.serial += 1;
-        let process = Process { serial: self.serial, outputs: Default::default(), status: None };
+        let process =
+            Process { serial: self.serial, outputs: Default::default(), open: [false; 2], status: None };
         self.processes.insert(pid, process);
         self.serial
     }
 
+    /// These outputs of a program are read.
+    pub fn opened(&mut self, pid: u32, serial: u64, open: [bool; 2]) {
+        if let Some(process) = self.running(pid, serial) {
+            process.open = open;
+        }
+    }
+
+    /// Nothing more comes of an output.
+    pub fn closed(&mut self, pid: u32, serial: u64, which: Output) {
+        if let Some(process) = self.running(pid, serial) {
+            process.open[which as usize] = false;
+        }
+    }
+
+    fn running(&mut self, pid: u32, serial: u64) -> Option<&mut Process> {
+        let running = |process: &&mut Process| process.serial == serial && process.status.is_none();
+        self.processes.get_mut(&pid).filter(running)
+    }
+
     /// A program has written something.
     pub fn append(&mut self, pid: u32, serial: u64, which: Output, bytes: &[u8]) {
-        let running = |process: &&mut Process| process.serial == serial && process.status.is_none();
-        let Some(process) = self.processes.get_mut(&pid).filter(running) else { return };
+        let Some(process) = self.running(pid, serial) else { return };
         let wanted = bytes.len().min(MAX_OUTPUT - process.outputs[which as usize].bytes.len());
         while self.kept + wanted > MAX_KEPT && self.forget_oldest() {}
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let kept = &mut process.outputs[which as usize];
         // What is cut off stays so: there is no gap in what is kept.
-        let taken = if kept.truncated { 0 } else { wanted.min(MAX_KEPT - self.kept) };
+        let taken = if kept.truncated { 0 } else { wanted.min(MAX_KEPT.saturating_sub(self.kept)) };
         let more = (kept.bytes.len() + taken).saturating_sub(kept.bytes.capacity());
         if more > 0 {
             let grown = (kept.bytes.len() * 2).clamp(kept.bytes.len() + taken, MAX_OUTPUT);
@@ -103,15 +124,33 @@ impl Table {
         self.kept += taken;
     }
 
-    /// A program has ended.
+    /// A program has ended, and its outputs have, or are not waited for any more.
     pub fn finish(&mut self, pid: u32, serial: u64, status: ExitStatus, now: Instant) {
         let Some(process) = self.processes.get_mut(&pid).filter(|process| process.serial == serial) else {
             return;
         };
         process.status = Some(status);
-        process.outputs.iter_mut().for_each(|kept| kept.bytes.shrink_to_fit());
+        for (kept, open) in process.outputs.iter_mut().zip(process.open) {
+            kept.bytes.shrink_to_fit();
+            kept.truncated |= open;
+        }
         self.finished.push_back((now, pid));
         while self.finished.len() > MAX_FINISHED && self.forget_oldest() {}
+    }
+
+    /// Bytes of the outputs of a program that has finished; 0 of any other.
+    pub fn size(&self, pid: u32) -> usize {
+        self.processes.get(&pid).filter(|process| process.status.is_some()).map_or(0, Process::size)
+    }
+
+    /// Outputs that were taken are still in memory: they count as kept until [`Table::sent`].
+    pub fn sending(&mut self, bytes: usize) {
+        self.kept += bytes;
+    }
+
+    /// They are not any more.
+    pub fn sent(&mut self, bytes: usize) {
+        self.kept = self.kept.saturating_sub(bytes);
     }
 
     /// How a program does; one that has finished is forgotten.
@@ -172,6 +211,39 @@ mod tests {
         table.append(7, serial, Output::Output, b" late");
         assert_eq!(output(table.take(7)), Kept { bytes: b"some".to_vec(), truncated: false });
         assert_eq!((table.take(7), table.kept, table.finished.len()), (None, 0, 0));
+    }
+
+    #[test]
+    fn an_output_that_others_hold_open_may_be_cut_off() {
+        let mut table = Table::default();
+        let serial = table.begin(7);
+        table.opened(7, serial, [true, true]);
+        table.append(7, serial, Output::Output, b"some");
+        table.closed(7, serial, Output::Errors);
+        table.finish(7, serial, ExitStatus::default(), Instant::now());
+        let Some(State::Finished(ended)) = table.take(7) else { panic!("it has finished") };
+        assert_eq!(ended.outputs.map(|kept| kept.truncated), [true, false]);
+    }
+
+    #[test]
+    fn what_is_being_sent_counts_as_kept() {
+        let mut table = Table::default();
+        let serial = table.begin(1);
+        table.append(1, serial, Output::Output, &vec![1; MAX_OUTPUT]);
+        table.finish(1, serial, ExitStatus::default(), Instant::now());
+        let size = table.size(1);
+        assert_eq!(size, MAX_OUTPUT);
+        assert!(table.take(1).is_some());
+        table.sending(MAX_KEPT);
+        let serial = table.begin(2);
+        assert_eq!(table.size(2), 0);
+        table.append(2, serial, Output::Output, b"x");
+        table.sent(MAX_KEPT);
+        table.append(2, serial, Output::Errors, b"y");
+        table.finish(2, serial, ExitStatus::default(), Instant::now());
+        let Some(State::Finished(ended)) = table.take(2) else { panic!("it has finished") };
+        assert_eq!(ended.outputs[0], Kept { bytes: Vec::new(), truncated: true });
+        assert_eq!(ended.outputs[1], Kept { bytes: b"y".to_vec(), truncated: false });
     }
 
     #[test]

@@ -4,16 +4,18 @@ use std::borrow::Cow;
 use std::iter;
 use std::os::unix::process::ExitStatusExt as _;
 
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::guest::processes::{Capture, Ended, Kept, State, Task};
-use crate::qga::arguments::{Refused, Value};
+use crate::guest::processes::{Capture, Ended, Kept, Sending, State, Task};
+use crate::qga::Context;
+use crate::qga::arguments::{Refused, Value, Word};
 use crate::qga::base64::{Base64, encode};
 use crate::qga::call::Call;
 use crate::qga::error::Error;
 use crate::qga::reply::Reply;
+use crate::qga::room::Share;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
 
 /// Bytes of output that are encoded at once; a multiple of three.
@@ -42,10 +44,13 @@ pub const COMMANDS: &[Command] = &[
         arguments: "pid",
         returns: "exited, exitcode?, signal?, out-data?, err-data?, out-truncated?, err-truncated?",
         summary: "How a program of guest-exec does. One that has ended is told once, and then forgotten.",
-        differences: "The end is seen also while others hold the program's outputs open; what those write is not \
-                      kept. 16 MiB of each output are kept, 64 MiB of all; results that nobody asks for are dropped \
-                      after 10 minutes, or when 1024 newer ones wait. `out-truncated` and `err-truncated` are true \
-                      when something is missing.",
+        differences: "As with qemu-ga the end is told when the outputs are closed, too, which a process that the \
+                      program has started may hold open; but at the latest 10 s after it \
+                      (`qga.exec.output-deadline`), where qemu-ga waits for ever. What comes later is dropped. 16 MiB \
+                      of each output are kept, 64 MiB of all; results that nobody asks for are dropped after 10 \
+                      minutes, or when 1024 newer ones wait. `out-truncated` and `err-truncated` are true when \
+                      something is missing, or may be. Where clients do not read their large answers, one of more \
+                      than 192 KiB is refused until they do, and its result is kept.",
         run: Run::Now(exec_status),
         ..EXEC
     },
@@ -63,9 +68,10 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
             let path = arguments.required::<String>("path")?;
             call.concerns(&*path);
             let environment = arguments.optional::<Vec<Variable>>("env")?;
+            let words = arguments.optional::<Vec<Word>>("arg")?.unwrap_or_default();
             let task = Task {
                 program: path.clone(),
-                arguments: arguments.optional("arg")?.unwrap_or_default(),
+                arguments: words.into_iter().map(|Word(word)| word).collect(),
                 environment: environment.map(|list| list.into_iter().map(|Variable(pair)| pair).collect()),
                 input: arguments.optional("input-data")?.map(|Base64(bytes)| bytes),
                 capture: arguments.optional("capture-output")?.unwrap_or_default(),
@@ -90,17 +96,22 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
 /// guest-exec-status
 pub fn exec_status(call: &Call<'_>) -> Outcome {
     let pid = call.arguments.read(|arguments| arguments.required::<i64>("pid"))?;
-    match call.context.guest.processes.state(pid) {
+    let Context { guest, room, .. } = call.context;
+    let size = guest.processes.size(pid);
+    // Before it is forgotten.
+    let share = if size > PART { room.answer(size)? } else { Share::default() };
+    match guest.processes.state(pid) {
         None => Err(Error::argument(
             "\"pid\"",
             "is that of no program that guest-exec has started, or it was told",
         )),
-        Some(State::Running) => Ok(Reply::of(&[b"{\"exited\":false}"])),
-        Some(State::Finished(ended)) => Ok(finished(ended)),
+        Some((State::Running, _)) => Ok(Reply::of(&[b"{\"exited\":false}"])),
+        Some((State::Finished(ended), sending)) => Ok(finished(ended, (sending, share))),
     }
 }
 
-fn finished(ended: Ended) -> Reply {
+/// The answer; `held` is dropped when it was sent.
+fn finished(ended: Ended, held: (Sending, Share)) -> Reply {
     let Ended { status, outputs: [output, errors] } = ended;
     let how = match (status.code(), status.signal()) {
         (Some(code), _) => format!(",\"exitcode\":{code}"),
@@ -113,7 +124,11 @@ fn finished(ended: Ended) -> Reply {
     if size <= PART {
         Reply::of(&[begin.as_bytes(), &rest.flatten().collect::<Vec<_>>()])
     } else {
-        Reply::in_parts(&[begin.as_bytes()], Box::pin(stream::iter(rest)))
+        let sent = stream::once(async move {
+            drop(held);
+            Vec::new()
+        });
+        Reply::in_parts(&[begin.as_bytes()], Box::pin(stream::iter(rest).chain(sent)))
     }
 }
 
@@ -133,6 +148,8 @@ fn member(name: &'static str, kept: Kept) -> impl Iterator<Item = Vec<u8>> + Sen
 struct Variable((String, String));
 
 impl Value<'_> for Variable {
+    const MOST: usize = Word::MOST;
+
     fn read(value: &RawValue) -> Result<Self, Refused> {
         let entry = <Cow<'_, str>>::read(value)?;
         match entry.split_once('=') {
