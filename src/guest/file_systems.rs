@@ -32,68 +32,23 @@ pub struct FileSystem {
     pub usage: Option<Usage>,
 }
 
-/// The mounts of file systems that are on disks, the last mounted first.
+/// The mounts of file systems that are on disks, the last mounted first. Blocks for as long as a disk does not answer: no
+/// file system has promised to know out of memory how full it is, nor what is on the way to its mount point.
 ///
 /// # Errors
-/// If the kernel's list of mounts cannot be read, or if it must be [waited](Wait).
-pub fn list(guest: &Guest, wait: Wait) -> Result<Vec<FileSystem>, Error> {
-    let all = mounts(&guest.root)?;
-    let slow = slow_places(&all);
-    let chosen: Vec<_> = all.iter().filter_map(|mount| Some((mount, number(&guest.root, mount)?))).collect();
-    if wait == Wait::Cannot && (chosen.len() > MANY || chosen.iter().any(|(mount, _)| may_wait(mount, &slow)))
-    {
-        return Err(Error::MustWait);
-    }
-    let mut finder = Finder::new(guest, wait);
-    let file_system = |(mount, number): (&Mount, Number)| {
+/// If the kernel's list of mounts cannot be read.
+pub fn list(guest: &Guest) -> Result<Vec<FileSystem>, Error> {
+    let mut finder = Finder::new(guest, Wait::Can);
+    let mut file_system = |mount: Mount, number: Number| {
         Ok(FileSystem {
             device: finder.find(number)?,
             usage: usage(&guest.root.path_of(&mount.path)).ok(),
-            mount_point: mount.mount_point.clone(),
-            kind: mount.kind.clone(),
+            mount_point: mount.mount_point,
+            kind: mount.kind,
         })
     };
-    chosen.into_iter().rev().map(file_system).collect()
-}
-
-/// File systems that answer out of memory how full they are.
-const QUICK: &[&str] = &[
-    "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "iso9660", "ntfs3", "squashfs", "udf", "vfat",
-    "xfs",
-];
-
-/// Others that a path leads through without waiting for anything.
-const IN_MEMORY: &[&str] = &[
-    "bpf",
-    "cgroup",
-    "cgroup2",
-    "devpts",
-    "devtmpfs",
-    "hugetlbfs",
-    "mqueue",
-    "proc",
-    "ramfs",
-    "rootfs",
-    "sysfs",
-    "tmpfs",
-];
-
-/// So many mounts that they are not listed in passing: more than 1 ms of work.
-const MANY: usize = 64;
-
-/// Mount points of network file systems, of programs' own and of whatever is not known.
-fn slow_places(mounts: &[Mount]) -> Vec<&Path> {
-    let slow = |mount: &&Mount| {
-        let kind = mount.kind.as_str();
-        !QUICK.contains(&kind) && !IN_MEMORY.contains(&kind)
-    };
-    mounts.iter().filter(slow).map(|mount| mount.path.as_path()).collect()
-}
-
-/// Whether it may have to be waited for how full a file system is: for itself, or for those on the way to it.
-fn may_wait(mount: &Mount, slow: &[&Path]) -> bool {
-    let place = mount.path.as_path();
-    !QUICK.contains(&mount.kind.as_str()) || slow.iter().any(|slow| place.starts_with(slow))
+    let all = mounts(&guest.root)?.into_iter().rev();
+    all.filter_map(|mount| number(&guest.root, &mount).map(|number| file_system(mount, number))).collect()
 }
 
 /// What became of a file system that was to be trimmed.
@@ -173,28 +128,4 @@ fn number(root: &Root, mount: &Mount) -> Option<Number> {
         Some((nix::sys::stat::major(number).try_into().ok()?, nix::sys::stat::minor(number).try_into().ok()?))
     };
     file.file_type().is_block_device().then(number).flatten()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sys::mountinfo;
-
-    #[test]
-    fn what_is_behind_something_slow_is_waited_for() {
-        let mounts = mountinfo::parse(
-            b"27 1 254:1 / / rw - ext4 /dev/vda1 rw\n28 27 0:25 / /run rw - tmpfs tmpfs rw\n\
-            29 27 0:60 / /mnt/nfs rw - nfs4 server:/ rw\n30 29 8:1 / /mnt/nfs/a rw - xfs /dev/sda1 rw\n\
-            31 27 8:2 / /mnt/nfs2 rw - xfs /dev/sda2 rw\n32 27 0:61 / /boot rw - autofs systemd-1 rw\n\
-            33 32 8:3 / /boot rw - vfat /dev/sda3 rw\n34 27 8:4 / /windows rw - fuseblk /dev/sda4 rw\n\
-            35 28 8:5 / /run/a rw - ext4 /dev/sda5 rw\n",
-        );
-        let slow = slow_places(&mounts);
-        let waited: Vec<_> = mounts
-            .iter()
-            .filter(|mount| mount.device.0 != 0 && may_wait(mount, &slow))
-            .map(|mount| mount.mount_point.as_str())
-            .collect();
-        assert_eq!(waited, ["/mnt/nfs/a", "/boot", "/windows"]);
-    }
 }

@@ -1,8 +1,10 @@
 //! `guestlet.v1.Guest`: who this guest is, and what happens in it.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 
@@ -14,7 +16,7 @@ use crate::guest::topology::Refusal;
 use crate::guest::{Guest, identity, system};
 use crate::rpc::convert;
 use crate::rpc::holder::{Hold, Holder};
-use crate::sys::error_chain;
+use crate::sys::{blocking, error_chain};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::disk_selector::By;
 use crate::wire::proto::v1::guest_server::{self, GuestServer};
@@ -23,6 +25,12 @@ use crate::wire::proto::v1::guest_server::{self, GuestServer};
 const MAX_REQUEST: usize = 16 * 1024;
 /// Bytes of a ping.
 const MAX_PING: usize = 4096;
+/// Calls that read files, or have work done that may hang, at the same time: a host half that comes again and again leaves
+/// no more behind.
+const MAX_READING: usize = 16;
+/// Work that is under way beside the event loop, of everybody; with more, disks hang, and calls that would add to it are
+/// refused.
+const MAX_WORK: usize = 128;
 /// Milliseconds for which a disk is waited for.
 const MAX_WAIT: u32 = 600_000;
 
@@ -32,12 +40,14 @@ pub struct Service {
     guest: Guest,
     capabilities: Vec<String>,
     holder: Holder,
+    /// Calls that may read files at the same time, shared by all connections.
+    reading: Arc<Semaphore>,
 }
 
 impl Service {
     /// A service over this guest whose agent can do `capabilities`.
     pub fn new(guest: Guest, capabilities: Vec<String>, holder: Holder) -> Self {
-        Self { guest, capabilities, holder }
+        Self { guest, capabilities, holder, reading: Arc::new(Semaphore::new(MAX_READING)) }
     }
 
     /// The service as HTTP/2 serves it.
@@ -48,11 +58,22 @@ impl Service {
     /// Who this guest is.
     ///
     /// # Errors
-    /// If the kernel does not say what it is.
-    pub fn info(&self) -> Result<v1::GuestInfo, Status> {
-        let identity = identity::identity(&self.guest.root);
+    /// If the kernel does not say what it is, or the files that do are on a disk that hangs, and so many have asked already.
+    pub async fn info(&self) -> Result<v1::GuestInfo, Status> {
+        let place = Arc::clone(&self.reading).try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted(
+                "files such as /etc/os-release are being read, and their disk does not answer",
+            )
+        })?;
+        let root = self.guest.root.clone();
+        // Goes on when whoever asked has gone, and has its place until then.
+        let read = blocking::run(move || {
+            let read = (identity::identity(&root), system::os_release(&root));
+            drop(place);
+            read
+        });
+        let (identity, release) = read.await;
         let kernel = system::kernel().map_err(|error| Status::internal(error.to_string()))?;
-        let release = system::os_release(&self.guest.root);
         let field = |key| release.get(key).unwrap_or_default();
         Ok(v1::GuestInfo {
             machine_id: identity.machine_id,
@@ -80,6 +101,16 @@ impl Service {
         let (_, mut watcher) = self.guest.events.watch(None);
         while !matches!(watcher.next().await, News::Event(recorded) if recorded.event == Event::Stopping) {}
     }
+}
+
+/// Whether more work that may hang can be begun.
+pub(super) fn may_work() -> Result<(), Status> {
+    if blocking::under_way() < MAX_WORK {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!(
+        "{MAX_WORK} pieces of work are under way: disks, or what else is waited for, do not answer"
+    )))
 }
 
 fn selector(disk: Option<v1::DiskSelector>) -> Result<Selector, Status> {
@@ -115,7 +146,7 @@ fn not_released(error: &ReleaseError) -> Status {
 #[tonic::async_trait]
 impl guest_server::Guest for Service {
     async fn get_info(&self, _: Request<v1::GetInfoRequest>) -> Result<Response<v1::GuestInfo>, Status> {
-        self.info().map(Response::new)
+        self.info().await.map(Response::new)
     }
 
     async fn ping(&self, request: Request<v1::PingRequest>) -> Result<Response<v1::PingResponse>, Status> {
@@ -138,6 +169,7 @@ impl guest_server::Guest for Service {
             return Err(Status::invalid_argument(format!("wait_milliseconds is more than {MAX_WAIT}")));
         }
         let selector = selector(disk)?;
+        may_work()?;
         let within = Duration::from_millis(wait_milliseconds.into());
         let found = tokio::select! {
             found = release::find(&self.guest, &selector, within) => found,
@@ -155,6 +187,7 @@ impl guest_server::Guest for Service {
         request: Request<v1::ReleaseDiskRequest>,
     ) -> Result<Response<v1::ReleaseDiskResponse>, Status> {
         let selector = selector(request.into_inner().disk)?;
+        may_work()?;
         tracing::info!("audit: the host half: release the disk with {selector}");
         let (disk, removed) = match release::release(&self.guest, &selector).await {
             Ok(Released::Absent) => (None, false),
@@ -179,6 +212,7 @@ impl guest_server::Guest for Service {
             Status::failed_precondition("only the host half that holds this guest says where it runs")
         })?;
         let topology = topology.ok_or_else(|| Status::invalid_argument("topology is missing"))?;
+        may_work()?;
         let (desk, events) = (&self.guest.topology, &self.guest.events);
         match desk.take(convert::told(topology), &holder.host.host_name, events).await {
             Ok(()) => Ok(Response::new(v1::SetTopologyResponse {})),
@@ -233,5 +267,49 @@ impl Watching {
             };
             Some((item, this))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::Mode;
+
+    use super::*;
+    use crate::sys::root::Root;
+    use crate::wire::proto::v1::guest_server::Guest as _;
+
+    /// Whoever opens a pipe that nobody writes to waits, as for a disk that hangs.
+    #[tokio::test]
+    #[allow(clippy::disallowed_methods)]
+    async fn calls_that_hang_leave_no_more_behind_than_so_many_however_often_a_host_comes_again() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("etc")).unwrap();
+        let pipe = folder.path().join("etc/machine-id");
+        nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+        let guest = Guest { root: Root::at(folder.path()), ..Guest::default() };
+        let service = Service::new(guest, Vec::new(), Holder::default());
+        let mut refused = 0;
+        for _ in 0..MAX_READING * 4 {
+            // It asks, does not wait for long, and goes away.
+            match tokio::time::timeout(Duration::from_millis(2), service.info()).await {
+                Err(_) => {}
+                Ok(answer) => {
+                    assert_eq!(answer.unwrap_err().code(), Code::ResourceExhausted);
+                    refused += 1;
+                }
+            }
+        }
+        assert_eq!(refused, MAX_READING * 3);
+        let begun = std::time::Instant::now();
+        let ping = Request::new(v1::PingRequest { payload: vec![1] });
+        assert_eq!(service.ping(ping).await.unwrap().into_inner().payload, [1]);
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        // The disk answers again: whoever waits for a writer has one, and whoever comes later finds no file.
+        let writer = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+        std::fs::remove_file(&pipe).unwrap();
+        drop(writer);
+        while service.info().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }

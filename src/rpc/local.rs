@@ -99,7 +99,7 @@ impl local_server::Local for Service {
         let held = self.holder.held();
         let (position, state) = self.guest.events.state();
         Ok(Response::new(v1::Status {
-            guest: Some(self.api.info()?),
+            guest: Some(self.api.info().await?),
             started: Some(self.started.into()),
             qga_channel: self.channels.qga.clone(),
             control_channel: self.channels.control.clone(),
@@ -117,6 +117,7 @@ impl local_server::Local for Service {
         &self,
         _: Request<v1::ListDisksRequest>,
     ) -> Result<Response<v1::ListDisksResponse>, Status> {
+        guest::may_work()?;
         let (disks, root) = (self.guest.disks.all(), self.guest.root.clone());
         let list = move || {
             let local = |disk: &Arc<KnownDisk>| v1::LocalDisk {

@@ -1,9 +1,34 @@
 //! Work that blocks, beside the event loop.
 
 use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::task::{JoinError, spawn_blocking};
+
+/// Work that has begun, or waits for a thread, and has not ended.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// How much work is under way. Nothing stops work that blocks, not even that nobody waits for it any more, and there are no
+/// more than 512 threads for it: whoever can bound what it begins looks here.
+pub fn under_way() -> usize {
+    UNDER_WAY.load(Ordering::Relaxed)
+}
+
+struct Counted;
+
+impl Counted {
+    fn begin() -> Self {
+        UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// Does `work`, which may block, on a thread for that. A panic in it is one here.
 pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -26,9 +51,11 @@ pub async fn attempt<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stati
     // not once for each kind.
     let result = Arc::new(Mutex::new(None));
     let place = Arc::clone(&result);
+    let counted = Counted::begin();
     let work: Box<dyn FnOnce() + Send> = Box::new(move || {
         let done = work();
         *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+        drop(counted);
     });
     spawn_blocking(work).await?;
     let done = result.lock().unwrap_or_else(PoisonError::into_inner).take();

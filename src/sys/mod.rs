@@ -59,7 +59,6 @@ pub mod mountinfo;
 #[cfg(feature = "agent")]
 pub mod mounting;
 #[cfg(feature = "agent")]
-pub mod nowait;
 #[cfg(feature = "agent")]
 pub mod nvme;
 #[cfg(feature = "agent")]

@@ -41,8 +41,13 @@ impl Root {
         self.0.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The path below this root that a caller has named, to the letter: a `/` at its end stays, as it means a folder.
+    /// The path below this root that a caller has named, to the letter: a `/` at its end stays, as it means a folder. On
+    /// the machine itself a relative one begins at the working directory.
     pub fn path_as_given(&self, path: &str) -> PathBuf {
+        if self.is_the_machine() && !path.starts_with('/') {
+            // With a folder that it is in, whatever its name is.
+            return Path::new(".").join(path);
+        }
         let mut whole = self.0.clone().into_os_string();
         if !self.is_the_machine() {
             whole.push("/");

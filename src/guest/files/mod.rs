@@ -1,7 +1,9 @@
 //! Files that clients have open: handles that outlive a client's connection, a bounded number of them.
 //!
-//! Every call works on a thread of its own and holds its file for as long, so that a disk that hangs keeps up the
-//! calls for one file and nothing else. How to add a verb: as [`Files::seek`] is one, through `Files::with`.
+//! Every call that asks the file system for anything works on a thread of its own and holds its file for as long, so that
+//! a disk that hangs keeps up the calls for one file and nothing else. That is so for fstat(2), for lseek(2), which takes
+//! the inode's lock with some file systems, and for a read with `RWF_NOWAIT`, which may have to read where the blocks of
+//! the file are. How to add a verb: as [`Files::seek`] is one, through `Files::with`.
 
 mod mode;
 mod reading;
@@ -12,6 +14,7 @@ use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Mutex as Turns, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
@@ -19,12 +22,24 @@ use crate::sys::refused::Refused;
 use crate::sys::{blocking, clock, descriptor, open};
 
 pub use mode::Mode;
-pub use reading::{Piece, Pieces};
+pub use reading::{PIECE, Piece, Pieces};
 
 /// Files that may be open at the same time. The limit of descriptors has room for them ([`descriptor`]).
 pub const MAX_OPEN: usize = 512;
 /// The largest count of one read, in bytes (QEMU's; as text it is 64 MiB).
 pub const MAX_READ: usize = 48 << 20;
+
+/// The smallest handle, as with qemu-ga.
+const FIRST_HANDLE: i64 = 1000;
+/// How many there are: clients keep them in 31 bits.
+const HANDLES: i64 = (1 << 31) - FIRST_HANDLE;
+
+/// The handle of the moment, so long after the boot. Of another moment it is another one for 24 days, so that a handle of
+/// an earlier run of the agent is not given again, without a note in a file of how far that run had come.
+fn handle_at(since_boot: Duration) -> i64 {
+    let milliseconds = i64::try_from(since_boot.as_millis()).unwrap_or(i64::MAX);
+    FIRST_HANDLE + milliseconds % HANDLES
+}
 
 /// Why a call on a file failed.
 #[derive(Debug, thiserror::Error)]
@@ -65,9 +80,11 @@ pub struct Files {
     places: Arc<Semaphore>,
 }
 
+#[derive(Default)]
 struct Table {
     open: HashMap<i64, Arc<Handle>>,
-    next: i64,
+    /// The one that was given last; 0, which is none, before that.
+    last: i64,
 }
 
 /// One open file. Who holds the turn is alone with it.
@@ -85,13 +102,8 @@ struct Held {
 
 impl Default for Files {
     /// No file is open.
-    ///
-    /// Handles of an earlier run of the agent are never given again, without a note in a file of how far it had
-    /// come: they begin with the microseconds since the boot, and an open takes longer than one.
     fn default() -> Self {
-        let next = clock::since_boot().map_or(0, |time| i64::try_from(time.as_micros()).unwrap_or(0));
-        let table = Table { open: HashMap::new(), next: 1000 + next };
-        Self { table: Mutex::new(table), places: Arc::new(Semaphore::new(MAX_OPEN)) }
+        Self { table: Mutex::default(), places: Arc::new(Semaphore::new(MAX_OPEN)) }
     }
 }
 
@@ -131,11 +143,27 @@ impl Files {
         });
         let file = opening.await?;
         let turn = Arc::new(Turns::new(Some(file)));
+        let handle = Arc::new(Handle { path: name, turn, _place: place });
+        loop {
+            if let Some(number) = self.begin(&handle) {
+                return Ok(number);
+            }
+            // This moment's is given already.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn begin(&self, handle: &Arc<Handle>) -> Option<i64> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let handle = table.next;
-        table.next += 1;
-        table.open.insert(handle, Arc::new(Handle { path: name, turn, _place: place }));
-        Ok(handle)
+        // Linux always has that clock; without it handles are at least others.
+        let moment = clock::since_boot().ok();
+        let number = moment.map_or_else(|| FIRST_HANDLE.max(table.last + 1), handle_at);
+        if number == table.last || table.open.contains_key(&number) {
+            return None;
+        }
+        table.last = number;
+        table.open.insert(number, Arc::clone(handle));
+        Some(number)
     }
 
     /// Closes a file, after what is under way with it. The handle is gone whatever the system says.
@@ -165,10 +193,7 @@ impl Files {
         count: usize,
         convert: fn(&[u8]) -> Vec<u8>,
     ) -> Result<Pieces, Error> {
-        let Held { path, mut file } = self.held(handle).await?;
-        if let Some(pieces) = reading::at_hand(&mut file, count, convert) {
-            return Ok(pieces);
-        }
+        let Held { path, file } = self.held(handle).await?;
         let read = reading::begin(file, count.min(MAX_READ), convert).await;
         read.map_err(|source| Error::Io { doing: "read", path, source })
     }
@@ -204,13 +229,7 @@ impl Files {
     /// # Errors
     /// If there is no such handle or no such place.
     pub async fn seek(&self, handle: i64, to: SeekFrom) -> Result<u64, Error> {
-        if let SeekFrom::End(_) = to {
-            return self.with(handle, "seek in", move |file| file.seek(to)).await;
-        }
-        // Only where the end is may have to be asked of a disk.
-        let Held { path, mut file } = self.held(handle).await?;
-        let sought = file.as_mut().ok_or(Error::UnknownHandle)?.seek(to);
-        sought.map_err(|source| Error::Io { doing: "seek in", path, source })
+        self.with(handle, "seek in", move |file| file.seek(to)).await
     }
 
     /// Hands everything written over to the system: it has been already.

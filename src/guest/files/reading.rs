@@ -7,12 +7,8 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 
-use crate::sys::nowait;
-
 /// Bytes of one piece; a multiple of three, so that pieces in base64 make a whole.
-pub(super) const PIECE: usize = 192 * 1024;
-/// Bytes that are read without another thread, if that has to wait for nothing.
-const AT_HAND: usize = 64 * 1024;
+pub const PIECE: usize = 192 * 1024;
 /// Pieces that wait to be sent.
 const WAITING: usize = 1;
 
@@ -40,17 +36,6 @@ pub struct Pieces {
 }
 
 type Turn = OwnedMutexGuard<Option<File>>;
-
-/// Reads `count` bytes here and now, if there are few of them and they are in memory.
-pub(super) fn at_hand(turn: &mut Turn, count: usize, convert: fn(&[u8]) -> Vec<u8>) -> Option<Pieces> {
-    if count > AT_HAND {
-        return None;
-    }
-    let mut buffer = vec![0; count];
-    let length = nowait::read(turn.as_mut()?, &mut buffer)?;
-    let first = Piece { converted: convert(&buffer[..length]), length, end: length < count, last: true };
-    Some(Pieces { first, rest: None })
-}
 
 /// Begins to read `count` bytes; the turn ends when they are read, or nobody wants them any more.
 pub(super) async fn begin(turn: Turn, count: usize, convert: fn(&[u8]) -> Vec<u8>) -> io::Result<Pieces> {

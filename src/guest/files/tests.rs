@@ -64,7 +64,19 @@ async fn handles_of_an_earlier_run_are_not_given_again() {
     for _ in 0..100 {
         last = open(&first, &path, "r").await;
     }
-    assert!(last > 1000);
+    assert!((1000..1 << 31).contains(&last), "{last}");
     let second = Files::default();
     assert!(open(&second, &path, "r").await > last);
+}
+
+#[test]
+fn handles_fit_31_bits_however_long_the_machine_runs() {
+    let year = 365 * 24 * 3600;
+    for seconds in [0, 1, 60, 36 * 60, 2_147_482, 2_147_483, 2_147_484, year, 30 * year] {
+        let handle = handle_at(Duration::from_secs(seconds));
+        assert!((1000..1 << 31).contains(&handle), "{seconds} s: {handle}");
+    }
+    let all: std::collections::HashSet<_> =
+        (0..5000).map(|ms| handle_at(Duration::from_millis(2_147_480_000 + ms))).collect();
+    assert_eq!(all.len(), 5000);
 }

@@ -46,7 +46,7 @@ pub(super) async fn away<T: Send + 'static>(work: impl FnOnce() -> T + Send + 's
 
 /// Does work that may have to wait for disks: at once where it has not, away from everything else where it has. To
 /// go away costs more than the work that is done at once.
-pub(super) async fn at_once_or_away<T: Send + 'static>(
+async fn at_once_or_away<T: Send + 'static>(
     guest: &Guest,
     work: fn(&Guest, Wait) -> Result<T, disks::Error>,
 ) -> Result<T, Error> {

@@ -10,16 +10,19 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::timeout;
 
-use crate::guest::files::{MAX_READ, Mode, Piece, Pieces};
+use crate::guest::files::{MAX_READ, Mode, PIECE, Piece, Pieces};
 use crate::qga::arguments::{Refused, Value};
 use crate::qga::base64::{Base64, encode};
 use crate::qga::call::Call;
 use crate::qga::error::Error;
 use crate::qga::reply::{Parts, Reply};
+use crate::qga::room::Share;
 use crate::qga::table::{Class, Command, Pending, Run};
 
 /// What one read gives if nothing else is asked for, in bytes.
 const USUAL_COUNT: usize = 4096;
+/// Bytes that the pieces of an answer take at a time, in the file's form and as text.
+const PIECES: usize = 1 << 20;
 /// How long a disk may keep the rest of an answer waiting that has begun; then the read is a short one.
 const STUCK: Duration = Duration::from_secs(5);
 
@@ -48,10 +51,12 @@ pub const COMMANDS: &[Command] = &[
         arguments: "path, mode? (as fopen(3): `r`, `w`, `a`, each with `+` and `b`; default `r`)",
         returns: "handle",
         audited: true,
-        summary: "Opens a file; a new one may be read by everybody and written by root (0644).",
+        summary: "Opens a file; a new one may be read by everybody and written by root (0644). A relative path begins \
+                  at the agent's working directory, which the unit sets to `/`.",
         differences: "New files are not writable by everybody (qemu-ga: 0666, whatever its umask). Devices and pipes \
                       are opened without waiting: a pipe that nobody reads cannot be opened for writing. At most 512 \
-                      files are open; handles are not reused after a restart of the agent.",
+                      files are open. Handles fit 31 bits, and one is given again, also by another run of the agent, \
+                      only 24 days later or after a boot.",
         run: Run::Later(open),
         ..FILES
     },
@@ -61,7 +66,8 @@ pub const COMMANDS: &[Command] = &[
         returns: "count, buf-b64, eof",
         summary: "Reads from where the file is.",
         differences: "A large answer is sent while it is read, and never held as a whole; an error after some bytes \
-                      makes it a short one, and so does a disk that gives nothing for 5 s.",
+                      makes it a short one, and so does a disk that gives nothing for 5 s. Where many clients do \
+                      not read their large answers, one of more than 192 KiB is refused until they do.",
         run: Run::Later(read),
         ..FILES
     },
@@ -132,15 +138,18 @@ pub fn read<'a>(call: &'a Call<'a>) -> Pending<'a> {
             Some(Ok(count)) if count <= MAX_READ => count,
             Some(_) => return Err(Error::argument("\"count\"", &format!("must be from 0 to {MAX_READ}"))),
         };
-        Ok(answer(call.context.guest.files.read(handle, count, encode).await?))
+        let share = if count > PIECE { call.context.room.answer(PIECES)? } else { Share::default() };
+        Ok(answer(call.context.guest.files.read(handle, count, encode).await?, share))
     })
 }
 
 /// The members are in the order in which they are known.
-fn answer(Pieces { first, rest }: Pieces) -> Reply {
+fn answer(Pieces { first, rest }: Pieces, share: Share) -> Reply {
     let begin = b"{\"buf-b64\":\"";
     match rest {
-        Some(rest) if !first.last => Reply::in_parts(&[begin, &first.converted], parts(first.length, rest)),
+        Some(rest) if !first.last => {
+            Reply::in_parts(&[begin, &first.converted], parts(first.length, rest, share))
+        }
         _ => Reply::of(&[begin, &first.converted, &end(first.length, first.end)]),
     }
 }
@@ -149,9 +158,10 @@ fn end(count: usize, eof: bool) -> Vec<u8> {
     format!("\",\"count\":{count},\"eof\":{eof}}}").into_bytes()
 }
 
-fn parts(count: usize, rest: Receiver<Piece>) -> Parts {
-    Box::pin(unfold((count, Some(rest)), async |(count, rest)| {
-        let mut rest = rest?;
+/// The rest of an answer; its `share` is given back at its end.
+fn parts(count: usize, rest: Receiver<Piece>, share: Share) -> Parts {
+    Box::pin(unfold((count, Some((rest, share))), async |(count, rest)| {
+        let (mut rest, share) = rest?;
         let piece = timeout(STUCK, rest.recv()).await.ok().flatten();
         let nothing = Piece { converted: Vec::new(), length: 0, end: false, last: true };
         let Piece { converted: mut text, length, end: eof, last } = piece.unwrap_or(nothing);
@@ -159,7 +169,7 @@ fn parts(count: usize, rest: Receiver<Piece>) -> Parts {
         if last {
             text.extend(end(count, eof));
         }
-        Some((text, (count, (!last).then_some(rest))))
+        Some((text, (count, (!last).then_some((rest, share)))))
     }))
 }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::guest::file_systems::{self, FileSystem, Trim};
 use crate::qga::call::Call;
-use crate::qga::commands::disk::{AddressReply, address, at_once_or_away, away};
+use crate::qga::commands::disk::{AddressReply, address, away};
 use crate::qga::error::Error;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Pending, Run};
@@ -42,7 +42,8 @@ pub const COMMANDS: &[Command] = &[
 pub fn get_fsinfo<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         call.arguments.none()?;
-        let file_systems = at_once_or_away(&call.context.guest, file_systems::list).await?;
+        let guest = call.context.guest.clone();
+        let file_systems = away(move || file_systems::list(&guest)).await??;
         Reply::value(&file_systems.iter().map(file_system).collect::<Vec<_>>())
     })
 }

@@ -5,7 +5,8 @@ use serde::Serialize;
 use crate::guest::{identity, system};
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
-use crate::qga::table::{Command, Outcome, Run};
+use crate::qga::table::{Command, Outcome, Pending, Run};
+use crate::sys::blocking;
 
 /// The rows of the command table.
 pub const COMMANDS: &[Command] = &[
@@ -22,7 +23,7 @@ pub const COMMANDS: &[Command] = &[
         since: "2.10",
         returns: "kernel-release?, kernel-version?, machine?, id?, name?, pretty-name?, version?, version-id?, variant?, variant-id?",
         summary: "The kernel, and the operating system as os-release(5) names it.",
-        run: Run::Now(get_osinfo),
+        run: Run::Later(get_osinfo),
         ..Command::USUAL
     },
 ];
@@ -39,7 +40,7 @@ pub fn get_host_name(call: &Call<'_>) -> Outcome {
 }
 
 /// guest-get-osinfo
-pub fn get_osinfo(call: &Call<'_>) -> Outcome {
+pub fn get_osinfo<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
     struct OsInfo {
@@ -61,19 +62,23 @@ pub fn get_osinfo(call: &Call<'_>) -> Outcome {
         #[serde(skip_serializing_if = "Option::is_none")]
         variant_id: Option<String>,
     }
-    call.arguments.none()?;
-    let kernel = system::kernel()?;
-    let release = system::os_release(&call.context.guest.root);
-    Reply::value(&OsInfo {
-        kernel_release: kernel.release,
-        kernel_version: kernel.version,
-        machine: kernel.machine,
-        id: release.get("ID"),
-        name: release.get("NAME"),
-        pretty_name: release.get("PRETTY_NAME"),
-        version: release.get("VERSION"),
-        version_id: release.get("VERSION_ID"),
-        variant: release.get("VARIANT"),
-        variant_id: release.get("VARIANT_ID"),
+    Box::pin(async move {
+        call.arguments.none()?;
+        let kernel = system::kernel()?;
+        let root = call.context.guest.root.clone();
+        // The file may be on a disk that hangs.
+        let release = blocking::run(move || system::os_release(&root)).await;
+        Reply::value(&OsInfo {
+            kernel_release: kernel.release,
+            kernel_version: kernel.version,
+            machine: kernel.machine,
+            id: release.get("ID"),
+            name: release.get("NAME"),
+            pretty_name: release.get("PRETTY_NAME"),
+            version: release.get("VERSION"),
+            version_id: release.get("VERSION_ID"),
+            variant: release.get("VARIANT"),
+            variant_id: release.get("VARIANT_ID"),
+        })
     })
 }

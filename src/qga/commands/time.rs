@@ -10,6 +10,7 @@ use crate::qga::arguments::{Refused, Value};
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
+use crate::sys::blocking;
 
 /// The rows of the command table.
 pub const COMMANDS: &[Command] = &[
@@ -26,7 +27,7 @@ pub const COMMANDS: &[Command] = &[
         since: "2.10",
         returns: "zone?, offset (seconds east of UTC)",
         summary: "The time zone: its abbreviation, and how far it is from UTC now.",
-        run: Run::Now(get_timezone),
+        run: Run::Later(get_timezone),
         ..Command::USUAL
     },
     Command {
@@ -50,16 +51,19 @@ pub fn get_time(call: &Call<'_>) -> Outcome {
 }
 
 /// guest-get-timezone
-pub fn get_timezone(call: &Call<'_>) -> Outcome {
+pub fn get_timezone<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     struct Zone {
         #[serde(skip_serializing_if = "String::is_empty")]
         zone: String,
         offset: i64,
     }
-    call.arguments.none()?;
-    let zone = clock::zone()?;
-    Reply::value(&Zone { zone: zone.abbreviation, offset: zone.offset })
+    Box::pin(async move {
+        call.arguments.none()?;
+        // /etc/localtime may be on a disk that hangs.
+        let zone = blocking::run(clock::zone).await?;
+        Reply::value(&Zone { zone: zone.abbreviation, offset: zone.offset })
+    })
 }
 
 /// guest-set-time
