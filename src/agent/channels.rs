@@ -181,11 +181,15 @@ impl Qga {
             }
         };
         let ending = shutdown.clone();
-        clients::run(listener, shutdown, move |peer, stream| {
+        clients::run_with_places(listener, shutdown, move |peer, stream, place| {
             let (context, ending) = (Arc::clone(&context), ending.clone());
             async move {
-                let session =
-                    async { qga::session::run(stream, &peer, &context, End::Said).await.finish().await };
+                let session = async {
+                    let ended = qga::session::run(stream, &peer, &context, End::Said).await;
+                    // What it has begun may go on for long; that is bounded by itself.
+                    drop(place);
+                    ended.finish().await
+                };
                 if let Some(Err(error)) = unless_late(&ending, session).await {
                     tracing::debug!("{peer}: {error}");
                 }

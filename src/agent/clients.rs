@@ -1,9 +1,10 @@
 //! Accepts clients of one channel and serves each in a task of its own, a bounded number at a time.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::supervise::Scope;
@@ -11,9 +12,12 @@ use crate::transport::BoxStream;
 use crate::transport::listen::Listener;
 
 /// Clients that may be connected to one channel; one more is closed.
-const MAX_CLIENTS: u32 = 64;
+const MAX_CLIENTS: usize = 64;
 /// How long accepting rests after the system had no means for it.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The place of a client; free for another one when this is dropped.
+pub struct Place(#[allow(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
 
 /// Runs until `shutdown`, and then until every client's `serve` has ended, which it has to do soon.
 pub async fn run<S, F>(listener: Listener, shutdown: CancellationToken, serve: S) -> anyhow::Result<()>
@@ -21,8 +25,30 @@ where
     S: Fn(String, BoxStream) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
+    run_with_places(listener, shutdown, |peer, stream, place| {
+        let served = serve(peer, stream);
+        async move {
+            served.await;
+            drop(place);
+        }
+    })
+    .await
+}
+
+/// As [`run`], for a `serve` that goes on after its client has gone, and gives the client's place back then.
+pub async fn run_with_places<S, F>(
+    listener: Listener,
+    shutdown: CancellationToken,
+    serve: S,
+) -> anyhow::Result<()>
+where
+    S: Fn(String, BoxStream, Place) -> F,
+    F: Future<Output = ()> + Send + 'static,
+{
     let scope = Scope::new();
-    let places = Arc::new(Semaphore::new(MAX_CLIENTS as usize));
+    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
+    // Held by each `serve` to its end.
+    let (serving, mut served) = mpsc::channel::<Infallible>(1);
     let mut complained: Option<Instant> = None;
     let mut complain = |words: &dyn std::fmt::Display| {
         if complained.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
@@ -34,10 +60,10 @@ where
         match accepted {
             Ok((peer, Ok(stream))) => match Arc::clone(&places).try_acquire_owned() {
                 Ok(place) => {
-                    let served = serve(peer, stream);
+                    let (client, serving) = (serve(peer, stream, Place(place)), serving.clone());
                     scope.children().spawn(async move {
-                        served.await;
-                        drop(place);
+                        client.await;
+                        drop(serving);
                     });
                 }
                 // Better an end at once than to wait for what may never come.
@@ -56,6 +82,8 @@ where
         }
     }
     drop(listener);
-    drop(places.acquire_many(MAX_CLIENTS).await);
+    drop(serving);
+    // Nothing is ever sent: it ends when the last one has.
+    let _ = served.recv().await;
     Ok(())
 }

@@ -9,6 +9,33 @@ pub fn names() -> String {
     COMMANDS.iter().fold(String::new(), |text, command| text + command.name + "\n")
 }
 
+/// What holds for all commands of a client together.
+const ORDER: &str = "
+# The order of answers
+
+On one stream commands are carried out one after the other, and answered in their order, with ids and without. Several
+clients, on a socket, do not wait for each other. A disk or a hook may hang; then:
+
+- **guest-sync and guest-sync-delimited drop what was asked before them.** What has not begun never does; what is under way
+  goes on, and its end is not told. They are answered at once where what is before them was asked at least 1 s ago, and after
+  that time otherwise: so who sends something along with them still gets its answer if it is quick.
+- **guest-ping, guest-info, guest-fsfreeze-status and guest-fsfreeze-thaw wait no longer than 5 s** for each command before
+  them: that is then answered with an error which says that it goes on and how it ends is not known. A freeze or a thaw is
+  not given up in this way, as it ends by itself (docs/freeze.md).
+- **guest-fsfreeze-thaw takes effect before its turn**, if it comes at least 1 s after the command that is under way: it ends a
+  freeze that takes its time. The answers keep their order: first the freeze's, an error, then the thaw's.
+- 64 commands, or 1 MiB of them, wait for their turn; then no more is read until the command that is under way has ended, or
+  is given up as above, after 5 s.
+- Commands that were given up are bounded: 8 of one client, 16 of one name and 128 of all clients, those among them that have
+  gone. Beyond it a command that may have to wait is answered with an error; those that are always answered still are.
+
+Large answers that are not read yet may take 32 MiB of memory for all clients together. Beyond it guest-exec-status and
+guest-file-read refuse one of more than 192 KiB, and nothing of it is lost. A client of a socket that reads nothing of such an
+answer for 60 s is disconnected.
+
+# Commands
+";
+
 /// The text of docs/qga.md.
 pub fn markdown() -> String {
     let mut text = String::from(
@@ -16,6 +43,7 @@ pub fn markdown() -> String {
          Names, types and semantics are those of\n\
          [QEMU's reference](https://www.qemu.org/docs/master/interop/qemu-ga-ref.html); what differs is said here.\n",
     );
+    text.push_str(ORDER);
     for command in COMMANDS {
         section(&mut text, command);
     }

@@ -14,11 +14,13 @@ pub mod complaints;
 pub mod document;
 pub mod error;
 pub mod policy;
+mod queue;
 pub mod reply;
 pub mod request;
 pub mod room;
 pub mod session;
 pub mod table;
+mod work;
 
 use tokio_util::sync::CancellationToken;
 

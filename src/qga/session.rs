@@ -1,31 +1,41 @@
 //! One client's conversation.
 //!
-//! Requests are answered one after the other, in their order. Only while one takes its time (`PATIENCE`) the
-//! commands that are always answered (guest-ping, guest-info, guest-sync, guest-fsfreeze-thaw …) overtake it, so
-//! that a slow freeze or a hanging disk looks to nobody like a dead agent:
+//! Requests are carried out one after the other, and answered in their order, as qemu-ga does: whoever sends several at
+//! once without ids takes the first answer for that to the first.
 //!
 //! ```text
-//!            request                   ended: its answer
-//! Reading ────────────▶ Working ──────────────────────────▶ Reading
-//!    ▲                     │ after PATIENCE
-//!    │ ended               ▼
-//!    └───────────────── Overdue: "always" commands are answered, others are set aside
+//!            request                  ended: its answer
+//! Reading ────────────▶ Working ───────────────────────────────────────────▶ Reading
+//!    ▲                     │ after PATIENCE: reads on, requests are queued
+//!    │ ended: its answer   ▼
+//!    ├───────────────── Overdue ── guest-sync comes, and GIVES_UP is over ──▶ Reading, all before it is dropped
+//!    └─────────────────────┴────── ping, info, status or thaw wait, or the queue is full, and LATE is over:
+//!                                  an error is its answer
 //! ```
 //!
-//! A client that has waited for long (`GIVES_UP`) and then sends guest-sync has given up on what it asked before:
-//! that ends without an answer, which the client would take for the answer to something else.
+//! A disk or a hook that hangs must look to nobody like a dead agent, and no request may be carried out when nobody waits
+//! for it any more. So what takes its time is given up, and goes on by itself:
+//!
+//! - By guest-sync a client says that it does not want what it has asked for before. What has not begun then never does, and
+//!   what is under way ends without an answer. A client that sends something along with guest-sync waits for it a moment
+//!   (`GIVES_UP`).
+//! - The other commands that are always answered wait for their turn for no longer than `LATE`: then the one that hangs is
+//!   answered with an error. A freeze or a thaw has a bound of its own, and is waited for.
+//! - guest-fsfreeze-thaw takes effect before its turn, so that it can end a freeze that is under way; the answer of that
+//!   comes first.
+//! - Of what was given up only so much may be under way ([`Works::left`], [`Room::may_wait`]); beyond it a command that would
+//!   have to wait is answered with an error.
 //!
 //! When the agent ends, no more is read, and what was asked for is answered.
 //!
-//! A client that does not read its answers is not read from either; it costs its own task some memory and
-//! nobody else anything.
+//! A client that does not read its answers is not read from either; it costs its own task some memory and nobody else
+//! anything. What a large answer takes is bounded for all clients together ([`Room::answer`]), and a client of a socket that
+//! leaves one unread is let go.
+//!
+//! [`Room::may_wait`]: crate::qga::room::Room::may_wait
+//! [`Room::answer`]: crate::qga::room::Room::answer
 
-use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::io;
-use std::ops::Range;
-use std::pin::Pin;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -35,10 +45,12 @@ use tokio::time::{sleep, sleep_until, timeout};
 use crate::qga::arguments::Arguments;
 use crate::qga::call::Call;
 use crate::qga::error::Error;
+use crate::qga::queue::{Asked, Queue, What};
 use crate::qga::reply::Line;
 use crate::qga::request::Request;
 use crate::qga::room::Share;
 use crate::qga::table::{self, COMMANDS, Command, Run};
+use crate::qga::work::{Work, Works};
 use crate::qga::{Context, reply};
 use crate::sys::memory;
 use crate::wire::qga::{Decoder, Frame, Malformed};
@@ -47,19 +59,20 @@ use crate::wire::qga::{Decoder, Frame, Malformed};
 const READ: usize = 16 * 1024;
 /// How long one client may keep the agent busy before others have their turn.
 const TURN: Duration = Duration::from_millis(1);
-/// How long a message may rest unfinished.
+/// How long a message may rest unfinished, and a part of a large answer unread.
 const STALL: Duration = Duration::from_secs(60);
 /// Answers are gathered up to this size while more requests are at hand.
 const GATHER: usize = 64 * 1024;
-/// How long a command may take before others overtake it.
+/// How long a command may take before more is read.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long a client has waited for an answer that it does not want any more when it sends guest-sync; one that
-/// does so sooner has sent both at once, and waits for both.
+/// How long what was asked for before a guest-sync is waited for all the same: both may have been sent at once.
 const GIVES_UP: Duration = Duration::from_secs(1);
-/// Messages, and their bytes, that are set aside while a command takes its time; then no more is read.
-const SET_ASIDE: (usize, usize) = (64, 1 << 20);
-/// Commands of one client that are under way at the same time.
-const UNDER_WAY: usize = 8;
+/// How long a command may keep those waiting that are always answered. libvirt waits as long for an answer.
+const LATE: Duration = Duration::from_secs(5);
+/// Commands of one client that go on although they were given up.
+const LEFT: usize = 8;
+/// How often a client that has said its last is looked after while it waits for an answer.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Bytes of one client, in both directions, that are more than its usual small talk.
 const LARGE: usize = 256 * 1024;
@@ -80,17 +93,17 @@ pub enum End {
 pub struct Ended<'c> {
     /// An error if the stream broke, as it does when a client goes away without reading its answers.
     pub result: io::Result<()>,
-    under_way: Vec<Work<'c>>,
+    works: Works<'c>,
 }
 
 impl Ended<'_> {
-    /// Waits until everything that the client has asked for has ended, too.
+    /// Waits until everything that was begun for the client has ended, too.
     ///
     /// # Errors
     /// If the stream broke.
     pub async fn finish(mut self) -> io::Result<()> {
-        while !self.under_way.is_empty() {
-            drop(finished(&mut self.under_way).await);
+        while !self.works.is_empty() {
+            drop(self.works.progress().await);
         }
         self.result
     }
@@ -104,60 +117,48 @@ where
     let mut session = Session {
         stream,
         answers: Vec::new(),
-        set_aside: VecDeque::new(),
-        set_aside_bytes: 0,
+        queue: Queue::default(),
         coming: Share::default(),
-        under_way: Vec::new(),
+        works: Works::default(),
         turn: Instant::now(),
         heard: Instant::now(),
         moved: 0,
+        end,
         peer,
         context,
     };
-    let result = session.run(Decoder::new(), end).await;
+    let result = session.run(Decoder::new()).await;
     if session.moved >= LARGE {
         memory::give_back_freed();
     }
-    Ended { result, under_way: session.under_way }
+    let mut works = session.works;
+    while !works.turn.is_empty() {
+        works.leave(&context.room);
+    }
+    Ended { result, works }
 }
 
 struct Session<'c, S> {
     stream: S,
     answers: Vec<u8>,
-    set_aside: VecDeque<SetAside>,
-    set_aside_bytes: usize,
+    /// What was asked for and has not begun.
+    queue: Queue,
     /// Of the message that is being read.
     coming: Share,
-    under_way: Vec<Work<'c>>,
+    works: Works<'c>,
     turn: Instant,
     /// When the client last said something: whatever is at hand had come by then.
     heard: Instant,
     /// Bytes that came and went since memory was last given back.
     moved: usize,
+    /// What the end of the stream means.
+    end: End,
     peer: &'c str,
     context: &'c Context,
 }
 
-/// A message that has to wait for its turn.
-struct SetAside {
-    message: Vec<u8>,
-    since: Instant,
-    abandoned: bool,
-    _share: Share,
-}
-
-/// A command that has not ended yet.
-struct Work<'c> {
-    future: Pin<Box<dyn Future<Output = Option<Line>> + Send + 'c>>,
-    command: &'static Command,
-    since: Instant,
-    /// The client does not wait for the answer any more.
-    abandoned: bool,
-    _share: Share,
-}
-
 impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
-    async fn run(&mut self, mut decoder: Decoder, mut end: End) -> io::Result<()> {
+    async fn run(&mut self, mut decoder: Decoder) -> io::Result<()> {
         let stopping = &self.context.stopping;
         let mut ended = false;
         loop {
@@ -167,35 +168,41 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 decoder.drop_partial();
                 decoder.shrink();
                 self.coming = Share::default();
-                self.append(reply::line(Err(error), None)).await?;
+                self.put(reply::line(Err(error), None)).await?;
             }
             self.send().await?;
-            if ended && (end == End::Gone || self.under_way.is_empty()) {
+            if ended && (self.end == End::Gone || self.is_idle()) {
                 if decoder.is_partial() {
                     self.context.complaints.say(self.peer, &"the stream ended within a message");
                 }
                 return Ok(());
             }
-            let reads = !ended && self.has_room();
+            let reads = !ended && self.has_room(Instant::now());
             let partial = decoder.is_partial();
             let input = decoder.input();
             if reads {
                 input.reserve(READ);
             }
-            let overdue = self.patience_ends();
+            let due = self.due(Instant::now());
             tokio::select! {
                 biased;
-                line = finished(&mut self.under_way) => {
+                line = self.works.progress() => if let Some(line) = line {
                     self.append(line).await?;
-                }
+                },
                 () = stopping.cancelled(), if !ended => {
-                    (ended, end) = (true, End::Said);
+                    (ended, self.end) = (true, End::Said);
                 }
-                () = sleep_until(overdue.unwrap_or_else(Instant::now).into()), if overdue.is_some() => {}
-                () = sleep(REST), if self.moved >= LARGE && self.under_way.is_empty() => {
+                () = sleep_until(due.unwrap_or_else(Instant::now).into()), if due.is_some() => {}
+                () = sleep(REST), if self.moved >= LARGE && self.works.is_empty() => {
                     decoder.shrink();
                     memory::give_back_freed();
                     self.moved = 0;
+                }
+                () = sleep(LOOK), if ended => {
+                    // One that has gone altogether looks like one that waits, until something is written to it: white
+                    // space, which says nothing.
+                    self.stream.write_all(b" ").await?;
+                    self.stream.flush().await?;
                 }
                 read = read(&mut self.stream, input, partial), if reads => if let Some(length) = read? {
                     self.moved += length;
@@ -212,45 +219,142 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// When others may overtake the command that began last, if that is still to come.
-    fn patience_ends(&self) -> Option<Instant> {
-        let ends = self.under_way.last()?.since + PATIENCE;
-        (ends > Instant::now()).then_some(ends)
+    /// Nothing waits for an answer.
+    fn is_idle(&self) -> bool {
+        self.works.turn.is_empty() && self.queue.is_empty()
     }
 
-    fn has_room(&self) -> bool {
-        self.patience_ends().is_none()
-            && self.under_way.len() < UNDER_WAY
-            && self.set_aside.len() < SET_ASIDE.0
-            && self.set_aside_bytes < SET_ASIDE.1
+    fn has_room(&self, now: Instant) -> bool {
+        !self.queue.is_full() && self.works.turn.front().is_none_or(|work| work.begun + PATIENCE <= now)
+    }
+
+    /// When something has to be done if nothing happens.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        let front = self.works.turn.front()?;
+        let dropped = self.queue.has(Command::is_sync).then(|| front.asked + GIVES_UP);
+        let times = [Some(front.begun + PATIENCE), dropped, self.late(front)];
+        times.into_iter().flatten().filter(|time| *time > now).min()
+    }
+
+    /// When this command is not waited for any more, if something that cannot wait is behind it.
+    fn late(&self, front: &Work<'_>) -> Option<Instant> {
+        if self.queue.is_full() {
+            return Some(front.begun + LATE);
+        }
+        let waits = self.works.turn.iter().skip(1).any(|work| work.command.always)
+            || self.queue.has(|command| command.always);
+        let bound = if front.command.is_freeze() { self.context.guest.freezer.longest() } else { LATE };
+        waits.then(|| front.begun + bound)
     }
 
     async fn answer_what_is_at_hand(&mut self, decoder: &mut Decoder) -> io::Result<()> {
-        while self.under_way.is_empty()
-            && let Some(next) = self.set_aside.pop_front()
-        {
-            self.set_aside_bytes -= next.message.len();
-            self.request(&next.message, true, next.abandoned).await?;
-        }
-        while self.has_room()
+        self.advance().await?;
+        while self.has_room(Instant::now())
             && let Some(frame) = decoder.next()
         {
             match frame {
-                Frame::Message(message) => self.request(&message, self.under_way.is_empty(), false).await?,
+                Frame::Message(message) if self.is_idle() => self.begin(&message, self.heard).await?,
+                Frame::Message(message) => self.enqueue(&message).await?,
                 Frame::Malformed(why) => {
                     // By the byte 0xFF a client that has lost its place begins anew.
                     if why != Malformed::Stray(0xff) {
                         self.context.complaints.say(self.peer, &why);
                     }
-                    self.append(reply::line(Err(why.into()), None)).await?;
+                    self.put(reply::line(Err(why.into()), None)).await?;
                 }
+            }
+            self.advance().await?;
+        }
+        Ok(())
+    }
+
+    /// Goes on with the queue as far as that is possible now.
+    async fn advance(&mut self) -> io::Result<()> {
+        while !self.is_idle() {
+            let now = Instant::now();
+            if self.queue.has(Command::is_sync) {
+                self.drop_what_is_old(now);
+            }
+            if let Some(front) = self.works.turn.front() {
+                if front.has_ended() {
+                    return Ok(());
+                }
+                if self.late(front).is_some_and(|late| late <= now) {
+                    self.give_up().await?;
+                    continue;
+                }
+                let thaws = self.works.turn.len() == 1
+                    && self.queue.front().is_some_and(|asked| {
+                        asked.command().is_some_and(Command::is_thaw) && asked.since >= front.asked + GIVES_UP
+                    });
+                if !thaws {
+                    return Ok(());
+                }
+            }
+            let Some(Asked { since, what }) = self.queue.pop() else { return Ok(()) };
+            match what {
+                What::Message(message, _, _share) => self.begin(&message, since).await?,
+                What::Answer(line) => self.answer(since, line).await?,
             }
         }
         Ok(())
     }
 
-    /// Begins with what a message asks for; if another command is at work, only with what is always answered.
-    async fn request(&mut self, message: &[u8], free: bool, abandoned: bool) -> io::Result<()> {
+    /// Drops what its client has waited for long enough, up to a guest-sync that waits behind it.
+    fn drop_what_is_old(&mut self, now: Instant) {
+        let is_old = |asked: Instant| asked + GIVES_UP <= now;
+        while self.works.turn.front().is_some_and(|work| is_old(work.asked)) {
+            self.works.leave(&self.context.room);
+        }
+        if !self.works.turn.is_empty() {
+            return;
+        }
+        let is_sync = |asked: &Asked| asked.command().is_some_and(Command::is_sync);
+        while self.queue.front().is_some_and(|next| !is_sync(next) && is_old(next.since)) {
+            if let Some(dropped) = self.queue.pop()
+                && let Some(command) = dropped.command()
+            {
+                tracing::debug!("{}: {} is not begun: guest-sync came after it", self.peer, command.name);
+            }
+        }
+    }
+
+    /// Answers the command whose turn it is with an error, because something behind it cannot wait.
+    async fn give_up(&mut self) -> io::Result<()> {
+        let Some(front) = self.works.turn.front() else { return Ok(()) };
+        let name = front.command.name;
+        let text = format!(
+            "{name} has not ended within {} s, and goes on; how it ends is not known",
+            front.begun.elapsed().as_secs()
+        );
+        tracing::warn!("{}: {text}", self.peer);
+        let line = reply::line(Err(Error::generic(text)), front.id.as_deref());
+        self.works.leave(&self.context.room);
+        self.append(line).await
+    }
+
+    /// Keeps a message until its turn.
+    async fn enqueue(&mut self, message: &[u8]) -> io::Result<()> {
+        let request = match Request::parse(message) {
+            Ok(request) => request,
+            Err(error) => {
+                self.context.complaints.say(self.peer, &error.desc);
+                return self.put(reply::line(Err(error), None)).await;
+            }
+        };
+        let share = match self.context.room.take(message.len()) {
+            Ok(share) => share,
+            Err(error) => return self.put(reply::line(Err(error), request.id())).await,
+        };
+        // Whether it may be called is looked at again when it is its turn.
+        let command = command(&request, self.context).ok().map(|(command, _)| command);
+        let what = What::Message(message.to_owned(), command, share);
+        self.queue.push(Asked { since: self.heard, what });
+        Ok(())
+    }
+
+    /// Carries out what a message asks for.
+    async fn begin(&mut self, message: &[u8], asked: Instant) -> io::Result<()> {
         // Others have their turn, however much this client has sent.
         if self.turn.elapsed() >= TURN {
             tokio::task::yield_now().await;
@@ -260,61 +364,69 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Ok(request) => request,
             Err(error) => {
                 self.context.complaints.say(self.peer, &error.desc);
-                return self.append(reply::line(Err(error), None)).await;
+                return self.answer(asked, reply::line(Err(error), None)).await;
             }
         };
         let (command, arguments) = match command(&request, self.context) {
             Ok(found) => found,
-            Err(error) => return self.append(reply::line(Err(error), request.id())).await,
+            Err(error) => return self.answer(asked, reply::line(Err(error), request.id())).await,
         };
-        if !free && !command.always {
-            let share = match self.context.room.take(message.len()) {
-                Ok(share) => share,
-                Err(error) => return self.append(reply::line(Err(error), request.id())).await,
-            };
-            self.set_aside_bytes += message.len();
-            let message = message.to_owned();
-            self.set_aside.push_back(SetAside { message, since: self.heard, abandoned, _share: share });
-            return Ok(());
-        }
-        if command.is_sync() {
-            let waited = |since| self.heard.saturating_duration_since(since) >= GIVES_UP;
-            for work in &mut self.under_way {
-                work.abandoned |= waited(work.since);
-            }
-            for waiting in &mut self.set_aside {
-                waiting.abandoned |= waited(waiting.since);
-            }
-        }
         match command.run {
             Run::Now(run) => {
                 let call = Call::new(self.context, arguments, self.peer);
                 let watch = call.watch(command);
                 let outcome = run(&call);
                 watch.ended(outcome.as_ref().err());
-                if !abandoned && (command.success_response || outcome.is_err()) {
-                    self.append(reply::line(outcome, request.id())).await?;
+                if command.success_response || outcome.is_err() {
+                    self.answer(asked, reply::line(outcome, request.id())).await?;
                 }
             }
             Run::Later(_) => {
-                let place = |part: &str| within(message, part);
-                let arguments = arguments.text().map(place);
-                let id = request.id().map(place);
-                let share = match self.context.room.take(message.len()) {
+                let may_wait = self.may_wait(command).and_then(|()| self.context.room.take(message.len()));
+                let share = match may_wait {
                     Ok(share) => share,
-                    Err(error) => return self.append(reply::line(Err(error), request.id())).await,
+                    Err(error) => {
+                        return self.answer(asked, reply::line(Err(error), request.id())).await;
+                    }
                 };
-                let work = perform(message.to_owned(), command, arguments, id, self.context, self.peer);
-                self.under_way.push(Work {
-                    future: Box::pin(work),
-                    command,
-                    since: Instant::now(),
-                    abandoned,
-                    _share: share,
-                });
+                let who = (self.context, self.peer);
+                let work = Work::begin(message, &request, (command, arguments), who, (asked, share));
+                self.works.turn.push_back(work);
             }
         }
         Ok(())
+    }
+
+    /// Whether a command that has to wait for something may begin.
+    fn may_wait(&self, command: &Command) -> Result<(), Error> {
+        // A thaw is never refused for what hangs; one that hangs itself is bounded.
+        let most = if command.always { 2 * LEFT } else { LEFT };
+        if self.works.left() >= most {
+            let text = format!("{most} commands of this client that were given up have not ended");
+            return Err(Error::generic(text));
+        }
+        if command.always { Ok(()) } else { self.context.room.may_wait(command.name) }
+    }
+
+    /// Answers what is no command, behind what waits.
+    async fn put(&mut self, line: Line) -> io::Result<()> {
+        if self.queue.is_empty() {
+            return self.answer(self.heard, line).await;
+        }
+        self.queue.push(Asked { since: self.heard, what: What::Answer(line) });
+        Ok(())
+    }
+
+    /// Answers, behind what is under way.
+    async fn answer(&mut self, asked: Instant, line: Line) -> io::Result<()> {
+        match self.works.turn.back() {
+            None => self.append(line).await,
+            Some(before) => {
+                let work = Work::ended(before.command, asked, line);
+                self.works.turn.push_back(work);
+                Ok(())
+            }
+        }
     }
 
     /// Adds a line to the answers, without a copy where it is the first.
@@ -328,11 +440,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             self.send().await?;
             while let Some(part) = parts.next().await {
                 self.moved += part.len();
-                self.stream.write_all(&part).await?;
+                self.send_part(&part).await?;
             }
             self.answers = last;
         }
         if self.answers.len() >= GATHER { self.send().await } else { Ok(()) }
+    }
+
+    /// Sends a part of a large answer. What that takes is not there for others: who leaves it unread is let go, where a
+    /// stream belongs to one client. On a port the next one could not tell where an answer begins.
+    async fn send_part(&mut self, part: &[u8]) -> io::Result<()> {
+        let sending = self.stream.write_all(part);
+        if self.end == End::Gone {
+            return sending.await;
+        }
+        timeout(STALL, sending).await.unwrap_or_else(|_| {
+            self.context.complaints.say(self.peer, &"it does not read its answer; the stream is closed");
+            Err(io::ErrorKind::TimedOut.into())
+        })
     }
 
     async fn send(&mut self) -> io::Result<()> {
@@ -355,53 +480,6 @@ async fn read<S: AsyncRead + Unpin>(
 ) -> io::Result<Option<usize>> {
     let reading = stream.read_buf(input);
     if partial { timeout(STALL, reading).await.ok().transpose() } else { reading.await.map(Some) }
-}
-
-/// The answer of the next command that ends; never, if none is under way.
-async fn finished(under_way: &mut Vec<Work<'_>>) -> Line {
-    poll_fn(|waker| {
-        let mut place = 0;
-        while place < under_way.len() {
-            match under_way[place].future.as_mut().poll(waker) {
-                Poll::Pending => place += 1,
-                Poll::Ready(line) => {
-                    let work = under_way.remove(place);
-                    if work.abandoned {
-                        tracing::debug!("{}: ended after its client had given up", work.command.name);
-                    }
-                    return Poll::Ready(line.filter(|_| !work.abandoned).unwrap_or_default());
-                }
-            }
-        }
-        Poll::Pending
-    })
-    .await
-}
-
-/// Carries out a command that has to wait for something, and makes the line that answers it, if one does.
-async fn perform(
-    message: Vec<u8>,
-    command: &'static Command,
-    arguments: Option<Range<usize>>,
-    id: Option<Range<usize>>,
-    context: &Context,
-    peer: &str,
-) -> Option<Line> {
-    let part = |place: Range<usize>| std::str::from_utf8(&message[place]).unwrap_or_default();
-    let call = Call::new(context, Arguments::new(arguments.map(part)), peer);
-    let watch = call.watch(command);
-    let outcome = match command.run {
-        Run::Now(run) => run(&call),
-        Run::Later(run) => run(&call).await,
-    };
-    watch.ended(outcome.as_ref().err());
-    (command.success_response || outcome.is_err()).then(|| reply::line(outcome, id.map(part)))
-}
-
-/// Where `part`, which is a part of it, stands in `message`.
-fn within(message: &[u8], part: &str) -> Range<usize> {
-    let start = part.as_ptr().addr().saturating_sub(message.as_ptr().addr());
-    start..start + part.len()
 }
 
 /// The command that is asked for, if it may be called.

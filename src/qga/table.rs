@@ -19,7 +19,8 @@ pub type Pending<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 /// The function behind a command.
 #[derive(Debug, Clone, Copy)]
 pub enum Run {
-    /// Answers at once: does nothing that could block.
+    /// Answers at once: does nothing that could block, such as to look at a file that is not the kernel's own. What is
+    /// in /proc, /sys and, by udev, in /run is in memory.
     Now(fn(&Call<'_>) -> Outcome),
     /// Has to wait for something.
     Later(for<'a> fn(&'a Call<'a>) -> Pending<'a>),
@@ -55,7 +56,7 @@ pub struct Command {
     pub returns: &'static str,
     /// Whether success is answered (QAPI's `success-response`).
     pub success_response: bool,
-    /// May be called while file systems are frozen, and is answered while another command takes its time.
+    /// May be called while file systems are frozen, and does not wait for good for another command that hangs.
     pub always: bool,
     /// What it can do.
     pub class: Class,
@@ -88,6 +89,16 @@ impl Command {
     /// Whether a client finds its place in the stream by it.
     pub fn is_sync(&self) -> bool {
         self.name.starts_with("guest-sync")
+    }
+
+    /// Whether it freezes or thaws, which ends in bounded time by itself.
+    pub fn is_freeze(&self) -> bool {
+        self.name.starts_with("guest-fsfreeze-")
+    }
+
+    /// Whether it thaws.
+    pub fn is_thaw(&self) -> bool {
+        self.name == "guest-fsfreeze-thaw"
     }
 }
 

@@ -16,6 +16,7 @@ mod exec;
 mod file_systems;
 mod files;
 mod freeze;
+mod fuse;
 mod hardware;
 mod hung_disk;
 mod laid_out;

@@ -59,7 +59,8 @@ pub const COMMANDS: &[Command] = &[
 const FREEZE: &str = "Ends by itself after a deadline (`qga.freeze.deadline`, 2 minutes). File systems that live on others, \
                       as in files of them, are frozen before those. Hooks have a deadline each, and may be a folder. \
                       guest-ping, -info, -sync, -sync-delimited, -fsfreeze-status and -fsfreeze-thaw are answered \
-                      meanwhile. See docs/freeze.md.";
+                      meanwhile on other streams; on the same one answers keep their order, and guest-fsfreeze-thaw ends it. \
+                      See docs/freeze.md.";
 
 /// guest-fsfreeze-status
 pub fn status(call: &Call<'_>) -> Outcome {

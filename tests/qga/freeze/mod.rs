@@ -413,6 +413,8 @@ fn a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw() {
     while status()["stage"] != "freezing" {
         assert!(Instant::now() < deadline, "{}", status());
     }
+    // On its own stream whoever froze begins anew by guest-sync.
+    assert_eq!(client.ask(r#"{"execute":"guest-sync","arguments":{"id":1}}"#), json!({"return": 1}));
     for _ in 0..5 {
         answers_at_once(&mut other);
         answers_at_once(&mut client);
@@ -449,9 +451,6 @@ fn a_slow_hook_holds_up_nobody_and_the_one_who_froze_may_go() {
     client.send(FREEZE.as_bytes());
     told("freeze\n");
     answers_at_once(&mut other);
-    for command in ["guest-ping", "guest-info", "guest-fsfreeze-status"] {
-        client.call(command);
-    }
     nothing_is_frozen();
     drop(client);
     std::io::Write::write_all(&mut gate, b"\n").unwrap();
@@ -469,6 +468,7 @@ fn a_slow_hook_holds_up_nobody_and_the_one_who_froze_may_go() {
     client.send(FREEZE.as_bytes());
     told("freeze\nthaw\nfreeze\n");
     std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(client.ask(r#"{"execute":"guest-sync","arguments":{"id":1}}"#), json!({"return": 1}));
     answers_at_once(&mut client);
     std::io::Write::write_all(&mut gate, b"\n").unwrap();
     while status()["stage"] != "frozen" {
@@ -479,5 +479,51 @@ fn a_slow_hook_holds_up_nobody_and_the_one_who_froze_may_go() {
     for client in [client, other] {
         assert_eq!(client.finish(), b"");
     }
+    nothing_is_frozen();
+}
+
+/// A ping overtook the freeze, and a client that sends without ids took its answer for the freeze's.
+#[test]
+fn answers_come_in_the_order_of_the_commands_and_a_thaw_ends_a_slow_freeze() {
+    if is_outside() {
+        return;
+    }
+    mkfifo("/run/gate", Mode::S_IRWXU).unwrap();
+    std::fs::write("/bin/hook", "#!/bin/sh\n[ $1 = thaw ] || read word < /run/gate\n").unwrap();
+    inside("busybox chmod 755 /bin/hook");
+    let mut gate = std::fs::File::options().read(true).write(true).open("/run/gate").unwrap();
+    let agent = Agent::start("fsfreeze-hook = '/bin/hook'");
+    let mut client = agent.client();
+    let ping = r#"{"execute":"guest-ping"}"#;
+    let ask = r#"{"execute":"guest-fsfreeze-status"}"#;
+    client.send([FREEZE, ping, ask].concat().as_bytes());
+    // Longer than other commands may keep a ping waiting: the freeze is not answered before it is over.
+    std::thread::sleep(Duration::from_millis(6500));
+    std::io::Write::write_all(&mut gate, b"\n").unwrap();
+    assert_eq!(client.answer(), json!({"return": FILE_SYSTEMS}));
+    assert_eq!(client.answer(), json!({"return": {}}));
+    assert_eq!(client.answer(), json!({"return": "frozen"}));
+    assert_eq!(client.call("guest-fsfreeze-thaw"), FILE_SYSTEMS);
+
+    client.send(FREEZE.as_bytes());
+    std::thread::sleep(Duration::from_millis(1100));
+    client.send([ping, ask].concat().as_bytes());
+    let begun = Instant::now();
+    // It waits for the two before it; the next one does not have to.
+    client.send(THAW.as_bytes());
+    std::thread::sleep(Duration::from_millis(500));
+    std::io::Write::write_all(&mut gate, b"\n").unwrap();
+    assert_eq!(client.answer(), json!({"return": FILE_SYSTEMS}));
+    assert_eq!((client.answer(), client.answer()), (json!({"return": {}}), json!({"return": "frozen"})));
+    assert_eq!(client.answer(), json!({"return": FILE_SYSTEMS}));
+
+    client.send(FREEZE.as_bytes());
+    std::thread::sleep(Duration::from_millis(1100));
+    client.send([THAW, ping].concat().as_bytes());
+    let ended = client.answer();
+    assert!(ended["error"].is_object(), "the freeze was ended: {ended}");
+    assert!(client.answer()["return"].is_u64());
+    assert_eq!(client.answer(), json!({"return": {}}));
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     nothing_is_frozen();
 }
