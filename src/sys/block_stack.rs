@@ -2,11 +2,12 @@
 //! loop devices, and the disks of a btrfs file system.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
+use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 
 /// Major and minor number.
@@ -101,24 +102,35 @@ fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The disks of the btrfs file system that `source` is one of.
-fn btrfs_disks(root: &Root, source: &str) -> Vec<Device> {
+/// Whether what is mounted there is on the device.
+pub fn is_on(root: &Root, mount: &Mount, device: Device) -> bool {
+    mount.device == device
+        || mount.btrfs_source().is_some_and(|source| btrfs_disks(root, source).contains(&device))
+}
+
+/// The disks of the btrfs file system that was mounted from `source`, which is one of them.
+pub fn btrfs_disks(root: &Root, source: &str) -> Vec<Device> {
     // /dev/mapper/… are links to the kernel's names.
     let path = root.path(source);
     let path = std::fs::canonicalize(&path).unwrap_or(path);
-    let Some(name) = path.file_name().and_then(OsStr::to_str) else { return Vec::new() };
-    let own = number(root, &format!("/sys/class/block/{name}/dev"));
+    let known = |name: &str| number(root, &format!("/sys/class/block/{name}/dev"));
+    let own = block_device(&path).or_else(|| known(path.file_name()?.to_str()?));
+    let Some(own) = own else { return Vec::new() };
     for uuid in entries(&root.path("/sys/fs/btrfs")) {
-        let folder = format!("/sys/fs/btrfs/{uuid}/devices");
-        let names = entries(&root.path(&folder));
-        if names.iter().any(|known| known == name) {
-            return names
-                .iter()
-                .filter_map(|name| number(root, &format!("/sys/class/block/{name}/dev")))
-                .collect();
+        let names = entries(&root.path(&format!("/sys/fs/btrfs/{uuid}/devices")));
+        let disks: Vec<_> = names.iter().filter_map(|name| known(name)).collect();
+        if disks.contains(&own) {
+            return disks;
         }
     }
-    own.into_iter().collect()
+    vec![own]
+}
+
+/// The number of the block device that has this file.
+fn block_device(path: &Path) -> Option<Device> {
+    let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_block_device())?;
+    let (major, minor) = (nix::sys::stat::major(found.rdev()), nix::sys::stat::minor(found.rdev()));
+    Some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
 }
 
 /// The number of the file system that a loop device's file is on, loop(4).

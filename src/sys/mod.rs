@@ -89,6 +89,7 @@ pub mod service;
 pub mod spawn;
 #[cfg(feature = "agent")]
 pub mod superblock;
+pub mod swaps;
 #[cfg(feature = "agent")]
 pub mod sysfs;
 #[cfg(feature = "agent")]

@@ -40,6 +40,16 @@ pub struct Mount {
     pub flags: String,
 }
 
+impl Mount {
+    /// The file of a device that a btrfs was mounted from, such as `/dev/vdb`; `None` for other kinds of file systems.
+    /// A btrfs has a number of its own, and may be on other devices, too ([`BlockStack`]).
+    ///
+    /// [`BlockStack`]: crate::sys::block_stack::BlockStack
+    pub fn btrfs_source(&self) -> Option<&str> {
+        (self.device.0 == 0 && self.kind == "btrfs").then_some(&*self.source)
+    }
+}
+
 /// The mounts of the list, in its order; lines that are none are passed over.
 pub fn parse(file: &[u8]) -> Vec<Mount> {
     file.split(|byte| *byte == b'\n').filter_map(line).collect()
@@ -69,7 +79,7 @@ fn line(line: &[u8]) -> Option<Mount> {
 }
 
 /// Undoes the kernel's `\ooo`, three octal digits, for white space and the backslash.
-fn unescape(field: &[u8]) -> String {
+pub fn unescape(field: &[u8]) -> String {
     String::from_utf8(unescape_bytes(field))
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }

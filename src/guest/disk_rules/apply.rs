@@ -23,7 +23,7 @@ use crate::guest::volumes::swap;
 use crate::guest::volumes::unmount::{detach, unmount};
 use crate::guest::{Guest, accounts, volumes};
 use crate::sys::mountinfo::{self, MountList};
-use crate::sys::{block, blocking, error_chain, folders, program};
+use crate::sys::{block, blocking, error_chain, folders, program, swaps};
 
 /// How long making a file system may take.
 const TO_FORMAT: Duration = Duration::from_secs(30 * 60);
@@ -180,7 +180,7 @@ pub(super) async fn mounts(guest: &Guest) -> Result<Vec<mountinfo::Mount>, Error
 /// What is swapped to.
 async fn swaps(guest: &Guest) -> Result<Vec<String>, Error> {
     let root = guest.root.clone();
-    look("the list of swap spaces", move || swap::in_use(&root)).await?.map_err(Error::Mounts)
+    look("the list of swap spaces", move || swaps::devices(&root)).await?.map_err(Error::Mounts)
 }
 
 async fn note(memory: &Arc<Memory>, change: impl FnOnce(&mut Kept) + Send + 'static) -> Result<(), Error> {

@@ -92,7 +92,7 @@ impl Made {
     pub fn is(&self, mount: &Mount) -> bool {
         let same = mount.device == self.number
             // btrfs has numbers of its own.
-            || mount.device.0 == 0 && mount.kind == "btrfs" && mount.source == self.file;
+            || mount.btrfs_source() == Some(&*self.file);
         same && Path::new(&mount.mount_point) == self.how.mount_point
             && self.mount.is_none_or(|number| number == mount.id)
     }

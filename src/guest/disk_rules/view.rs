@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::guest::disk_rules::made::{Kept, Made};
 use crate::guest::disk_rules::plan::{Seen, View};
 use crate::guest::disks::identity::KnownDisk;
-use crate::guest::volumes::swap;
 use crate::sys::block::{self, Number};
-use crate::sys::block_stack::BlockStack;
+use crate::sys::block_stack::{BlockStack, btrfs_disks};
 use crate::sys::mountinfo::{Mount, MountList};
 use crate::sys::root::Root;
+use crate::sys::swaps;
 
 /// Whose disks are never touched, where they are mounted.
 const SYSTEM: &[&str] = &["/", "/boot", "/boot/efi", "/usr"];
@@ -27,7 +27,7 @@ pub(super) fn view(root: &Root, disks: &[Arc<KnownDisk>], kept: Kept) -> io::Res
         let parts = disk.partitions.iter().map(|partition| partition.number);
         std::iter::once(disk.number).chain(parts).any(|number| numbers.contains(&number))
     };
-    let swaps = swap::in_use(root)?;
+    let swaps = swaps::devices(root)?;
     let seen = |made: Made| Seen {
         standing: made.standing(&mounts, &swaps),
         gone: block::generation(root, &made.disk.place) != Some(made.disk.generation),
@@ -49,10 +49,8 @@ fn system(root: &Root, mounts: &[Mount]) -> BTreeSet<Number> {
     for mount in mounts.iter().filter(|mount| SYSTEM.contains(&mount.mount_point.as_str())) {
         if mount.device.0 != 0 {
             from.push(mount.device);
-        } else if mount.kind == "btrfs" {
-            let mut stack = BlockStack::default();
-            stack.add_btrfs(root, mount.device, &mount.source);
-            from.extend(stack.disks.into_values().flatten());
+        } else if let Some(source) = mount.btrfs_source() {
+            from.extend(btrfs_disks(root, source));
         }
     }
     // A file behind a loop device is on a disk as well.

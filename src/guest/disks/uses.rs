@@ -5,8 +5,9 @@ use std::fmt;
 
 use crate::guest::disks::identity::{Holder, KnownDisk};
 use crate::sys::block::{self, Number};
-use crate::sys::mountinfo;
+use crate::sys::block_stack::btrfs_disks;
 use crate::sys::root::Root;
+use crate::sys::{mountinfo, swaps};
 
 /// How deep devices may be stacked; deeper ones are left out.
 const MAX_DEPTH: usize = 16;
@@ -62,16 +63,20 @@ pub fn of(root: &Root, disk: &KnownDisk) -> Vec<Use> {
     };
     let bound = mounts.iter().filter(|mount| is_its_file(mount));
     let bound: Vec<_> = bound.map(|mount| Use::Bound(mount.mount_point.clone())).collect();
+    // A btrfs has a number of its own, and is on others of its disks, too, than the one that it was mounted from, which
+    // may be gone.
+    let is_of_source = |mount: &mountinfo::Mount| {
+        let is_disk = |disk: &Number| devices.contains_key(disk);
+        mount.device.0 == 0 && is_file(&mount.source)
+            || mount.btrfs_source().is_some_and(|source| btrfs_disks(root, source).iter().any(is_disk))
+    };
     let mut mounted: Vec<_> = mounts
         .into_iter()
-        // btrfs has a number of its own, and says which of its disks it was mounted from.
-        .filter(|mount| devices.contains_key(&mount.device) || mount.device.0 == 0 && is_file(&mount.source))
+        .filter(|mount| devices.contains_key(&mount.device) || is_of_source(mount))
         .map(|mount| Use::Mounted(mount.mount_point))
         .collect();
-    let swaps = root.read("/proc/swaps").unwrap_or_default();
-    let swaps = String::from_utf8_lossy(&swaps);
-    let first_words = swaps.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next());
-    mounted.extend(first_words.filter(|file| is_file(file)).map(|file| Use::Swap(file.to_owned())));
+    let swaps = swaps::devices(root).unwrap_or_default();
+    mounted.extend(swaps.into_iter().filter(|file| is_file(file)).map(Use::Swap));
     mounted.extend(bound);
     mounted.append(&mut uses);
     mounted.truncate(MOST);

@@ -21,6 +21,7 @@ use crate::guest::volumes::fsck::{self, Checked};
 use crate::guest::volumes::held::Held;
 use crate::guest::volumes::options::{COMPARED, Options};
 use crate::guest::volumes::{Error, PATIENCE, at_once, holding, intent, keeping};
+use crate::sys::block_stack::is_on;
 use crate::sys::mountinfo::{self, MountList};
 use crate::sys::mounting::{How, Place, What};
 use crate::sys::superblock::{self, Kind, Superblock};
@@ -171,13 +172,7 @@ async fn mount_device(
 fn shows(root: &Root, held: &Held, target: &Path) -> io::Result<bool> {
     let list = MountList::open(root)?.read()?;
     let shown = list.iter().rfind(|mount| Path::new(&mount.mount_point) == target);
-    Ok(shown.is_some_and(|mount| is_of(mount, held.number())))
-}
-
-/// Whether it is of the device with this number. btrfs has numbers of its own, and is asked by its source.
-fn is_of(mount: &mountinfo::Mount, device: (u32, u32)) -> bool {
-    let source = || block_device::number_at(mount.source.as_ref());
-    mount.device == device || (mount.device.0 == 0 && mount.kind == "btrfs" && source() == Some(device))
+    Ok(shown.is_some_and(|mount| is_on(root, mount, held.number())))
 }
 
 /// A file system whose making was interrupted is not mounted.
@@ -294,6 +289,7 @@ fn at<'a>(list: &'a [mountinfo::Mount], place: &Place) -> Option<&'a mountinfo::
 
 /// What is mounted, as far as it matters for a device.
 struct Mounts {
+    root: Root,
     list: Vec<mountinfo::Mount>,
     device: (u32, u32),
     /// What the device says of itself.
@@ -306,7 +302,7 @@ impl Mounts {
     fn read(root: &Root, held: &Held) -> io::Result<Self> {
         let own = superblock::read(held.device())?;
         let list = MountList::open(root)?.read()?;
-        let mut mounts = Self { list, device: held.number(), own, others: Vec::new() };
+        let mut mounts = Self { root: root.clone(), list, device: held.number(), own, others: Vec::new() };
         let mut others: Vec<(String, Superblock)> = Vec::new();
         let copies = |mount: &&mountinfo::Mount| matches!(mount.kind.as_str(), "xfs" | "btrfs");
         for mount in mounts.list.iter().filter(copies).filter(|mount| !mounts.is_ours(mount)) {
@@ -324,8 +320,9 @@ impl Mounts {
         at(&self.list, place)
     }
 
+    /// Whether it is of the device.
     fn is_ours(&self, mount: &mountinfo::Mount) -> bool {
-        is_of(mount, self.device)
+        is_on(&self.root, mount, self.device)
     }
 
     /// A copy of a file system that is mounted: XFS has to be told that it is one, btrfs would take one for the other.

@@ -128,17 +128,23 @@ async fn what_a_disk_is_used_for_also_when_it_is_gone() {
         "1 0 254:2 / /two rw - ext4 /dev/vda2 rw",
         "2 0 253:1 / /a\\040b rw - ext4 /dev/mapper/secret rw",
         "3 0 0:50 / /tree rw - btrfs /dev/vda rw",
+        "6 0 0:51 / /both rw - btrfs /dev/vdc rw",
         "4 0 254:3 / /other rw - ext4 /dev/vda3 rw",
         "5 0 0:21 / /proc rw - proc proc rw",
     ];
+    // A btrfs of two disks, mounted from the other one.
+    machine.write("/sys/fs/btrfs/0a/devices/vda2", "");
+    machine.write("/sys/fs/btrfs/0a/devices/vdc", "");
+    machine.write("/sys/class/block/vda2/dev", "254:2\n");
+    machine.write("/sys/class/block/vdc/dev", "254:32\n");
     machine.write("/proc/self/mountinfo", &(mounts.join("\n") + "\n"));
     let swaps = "Filename Type Size Used Priority\n/dev/vda2 partition 1 0 -2\n/dev/vdb partition 1 0 -2\n";
     machine.write("/proc/swaps", swaps);
     let disk = identity::read(&machine.root, &Machine::place("vda"), &Asked::Ask).unwrap();
     let used = || uses::of(&machine.root, &disk).iter().map(ToString::to_string).collect::<Vec<_>>();
-    assert_eq!(used(), ["/two", "/a b", "/tree", "swap on /dev/vda2", "dm-0 (group-volume)"]);
+    assert_eq!(used(), ["/two", "/a b", "/tree", "/both", "swap on /dev/vda2", "dm-0 (group-volume)"]);
     machine.unplug("vda");
-    assert_eq!(used(), ["/two", "/a b", "/tree", "swap on /dev/vda2", "dm-0 (group-volume)"]);
+    assert_eq!(used(), ["/two", "/a b", "/tree", "/both", "swap on /dev/vda2", "dm-0 (group-volume)"]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::{Climb, Next};
 use crate::guest::volumes::held::Held;
 use crate::guest::volumes::work::{self, Fate, ITSELF};
 use crate::guest::volumes::{Error, PATIENCE, fsck, holding, programs};
+use crate::sys::block_stack::is_on;
 use crate::sys::mountinfo::{Mount, MountList};
 use crate::sys::superblock::{self, Kind, Superblock};
 use crate::sys::{block_device, usage};
@@ -59,13 +60,8 @@ impl Climb<'_> {
         let (root, held, number) = (self.guest.root.clone(), device.clone(), device.number());
         let look = move || {
             let found = superblock::read(&block_device::reopen(held.device(), false)?)?;
-            // What btrfs is on is told by its source only.
-            let same = |source: &str| block_device::number_at(&root.path(source)) == Some(number);
             let mounts = MountList::open(&root)?.read()?;
-            let here = |mount: &Mount| {
-                mount.device == number
-                    || (mount.device.0 == 0 && mount.kind == "btrfs" && same(&mount.source))
-            };
+            let here = |mount: &Mount| is_on(&root, mount, number);
             let read_only = |options: &str| options.split(',').any(|option| option == "ro");
             // One that can be written through, if there is one.
             let mut mounts: Vec<_> = mounts.into_iter().filter(here).collect();
