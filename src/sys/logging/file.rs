@@ -19,6 +19,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tracing::Level;
 
+use crate::sys::calendar::Date;
+
 /// Entries that wait to be written.
 const QUEUE: usize = 256;
 /// How long the end of the program waits for what is still to be written.
@@ -140,17 +142,8 @@ fn is_at(file: &File, path: &Path) -> bool {
 /// In UTC, as RFC 3339 writes it.
 fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (since.as_secs() / 86400, since.as_secs() % 86400);
-    // Years that begin in March end with the leap day; 719468 days lie between such a year 0 and 1970.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let Date { year, month, day, hour, minute, second } =
+        Date::of(i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
     let micro = since.subsec_micros();
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micro:06}Z")
 }
