@@ -83,7 +83,11 @@ pub async fn run(
         channels::api("callback", settings.callback, settings.vsock_peer, &mut passed)?;
     let (qga, qga_words) = Qga::build(settings.qga, settings.retry_path, settings.vsock_peer, &mut passed)?;
     passed.finish();
-    let status = format!("QGA: {qga_words}; control: {control_words}; callback: {callback_words}");
+    let status = format!(
+        "QGA: {qga_words}; control: {}; callback: {}",
+        *control_words.borrow(),
+        *callback_words.borrow()
+    );
     let mut api = None;
     if settings.local {
         let channels = local::Channels { qga: qga_words, control: control_words, callback: callback_words };

@@ -131,10 +131,42 @@ fn channels_that_are_missing_are_named() {
     assert!(of(&found, "QGA").remedy.contains("<channel type='unix'>"), "{found:#?}");
     assert_eq!(level(&machine.examine("qga.method = 'none'"), "QGA"), Level::Note);
 
+    machine.answer.status.control_channel = "none (no vsock)".to_owned();
+    let says = |machine: &Machine| {
+        let found = machine.examine("");
+        let Finding { level, says, remedy, .. } = of(&found, "vsock");
+        (*level, says.clone(), remedy.clone())
+    };
+    let (grade, said, remedy) = says(&machine);
+    assert!(
+        grade == Level::Wrong && said.contains("does not listen") && remedy.contains("restart"),
+        "{said}"
+    );
+    // The module is there, and not loaded; it is not there; there is not even virtio's own driver.
     std::fs::remove_file(machine.path("/sys/bus/virtio/devices/virtio3/driver")).unwrap();
-    assert!(of(&machine.examine(""), "vsock").remedy.contains("modprobe"));
+    machine.write("/proc/sys/kernel/osrelease", "6.1.0-1-cloud\n");
+    let modules = "kernel/net/vmw_vsock/vmw_vsock_virtio_transport_common.ko.xz: kernel/net/vsock.ko.xz\n";
+    let module = "kernel/net/vmw_vsock/vmw_vsock_virtio_transport.ko.xz: kernel/net/vsock.ko.xz\n";
+    machine.write("/lib/modules/6.1.0-1-cloud/modules.dep", &[modules, module].concat());
+    let (grade, said, remedy) = says(&machine);
+    assert!(
+        grade == Level::Wrong && said.contains("is not loaded") && remedy.starts_with("modprobe"),
+        "{said}"
+    );
+    machine.write("/lib/modules/6.1.0-1-cloud/modules.dep", modules);
+    let (grade, said, remedy) = says(&machine);
+    assert!(
+        grade == Level::Wrong && said.contains("has no module") && remedy.starts_with("install"),
+        "{said}"
+    );
+    std::fs::remove_dir_all(machine.path("/sys/bus/virtio")).unwrap();
+    machine.write("/sys/bus/pci/devices/0000:00:05.0/vendor", "0x1af4\n");
+    machine.write("/sys/bus/pci/devices/0000:00:05.0/device", "0x1053\n");
+    assert!(says(&machine).1.contains("has no module"));
+    // There is no device.
     std::fs::remove_dir_all(machine.path("/sys/bus")).unwrap();
-    assert!(of(&machine.examine(""), "vsock").remedy.contains("autoattachVSOCK"));
+    let (grade, said, remedy) = says(&machine);
+    assert!(grade == Level::Note && said.contains("no vsock device") && remedy.contains("autoattachVSOCK"));
     let off = "control.listen = 'none'\ncallback.listen = 'none'";
     assert!(of(&machine.examine(off), "vsock").says.contains("not used"));
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use nix::libc;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::clients;
@@ -20,10 +22,12 @@ use crate::transport::listen::Listener;
 use crate::transport::serial::Line;
 use crate::transport::virtio_serial::Port;
 use crate::transport::vsock::Guard;
-use crate::transport::{unix, vsock};
+use crate::transport::{later, unix, vsock};
 
 /// The unit whose sockets are ports of the guestlet API: never QGA's, whatever ports the settings say.
 const API_UNIT: &str = "guestlet.socket";
+/// What a kernel without vsock says to who asks for a socket of it.
+const NO_VSOCK: i32 = libc::EAFNOSUPPORT;
 /// How often a socket that cannot be listened on is tried again, if it is.
 const RETRY: Duration = Duration::from_secs(5);
 /// How long what clients have asked for may go on when the agent ends.
@@ -69,17 +73,17 @@ impl Passed {
     }
 }
 
-/// A channel of the guestlet API: its listener, and where that is, in words.
+/// A channel of the guestlet API: its listener, and where that is now, in words.
 ///
-/// Without vsock there is none, which is said and no fault: it may be meant so.
+/// Without vsock there is none until the kernel has it, which is said and no fault: it may be meant so.
 pub fn api(
     name: &str,
     channel: ApiChannel,
     peer: VsockPeer,
     passed: &mut Passed,
-) -> anyhow::Result<(Listener, String)> {
+) -> anyhow::Result<(Listener, watch::Receiver<String>)> {
     let guard = Guard { peer_cid: peer.cid, any_port: peer.any_port };
-    Ok(match channel {
+    let (listener, words) = match channel {
         ApiChannel::None => (Listener::Nothing, "off".to_owned()),
         ApiChannel::Unix(path) => {
             let words = format!("unix {}", path.display());
@@ -92,13 +96,19 @@ pub fn api(
             ),
             None => match vsock::Listener::bind(port, guard) {
                 Ok(listener) => (Listener::Vsock(listener), format!("vsock port {port}")),
+                Err(error) if error.raw_os_error() == Some(NO_VSOCK) => {
+                    tracing::info!("no {name} channel until the kernel has vsock: {error}");
+                    let (listener, words) = later::Listener::new(port, guard);
+                    return Ok((Listener::Later(listener), words));
+                }
                 Err(error) => {
                     tracing::warn!("no {name} channel: cannot listen on vsock port {port}: {error}");
-                    (Listener::Nothing, "none (no vsock)".to_owned())
+                    (Listener::Nothing, format!("none (cannot listen on vsock port {port}: {error})"))
                 }
             },
         },
-    })
+    };
+    Ok((listener, watch::channel(words).1))
 }
 
 /// The channel of QGA clients.

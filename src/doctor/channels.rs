@@ -11,6 +11,11 @@ use crate::text::findings::Finding;
 const PORT: &str = "org.qemu.guest_agent.0";
 /// virtio's number of a socket device.
 const VSOCK_DEVICE: &str = "0x0013";
+/// virtio's number on PCI, and that of a socket device there.
+const VIRTIO_VENDOR: &str = "0x1af4";
+const VSOCK_ON_PCI: &str = "0x1053";
+/// The module of a socket device's driver.
+const VSOCK_MODULE: &str = "vmw_vsock_virtio_transport";
 /// Without one of these, `KubeVirt` calls the agent unsupported.
 const KUBEVIRT: [&str; 10] = [
     "guest-ping",
@@ -81,11 +86,8 @@ pub fn qga(patient: &Patient<'_>) -> Option<Finding> {
 }
 
 fn port_names(root: &Root) -> Vec<String> {
-    let ports = std::fs::read_dir(root.path("/sys/class/virtio-ports")).into_iter().flatten().flatten();
-    let name = |port: std::fs::DirEntry| {
-        root.line(&format!("/sys/class/virtio-ports/{}/name", port.file_name().to_string_lossy()))
-    };
-    ports.map(name).collect()
+    let ports = names(root, "/sys/class/virtio-ports");
+    ports.iter().map(|port| root.line(&format!("/sys/class/virtio-ports/{port}/name"))).collect()
 }
 
 /// Who but `agent` has the device open, by name and process. One that does not answer is known by its name.
@@ -134,41 +136,88 @@ pub fn vsock(patient: &Patient<'_>) -> Option<Finding> {
     if !wanted(&settings.control) && !wanted(&settings.callback) {
         return Some(Finding::note(subject, "it is not used (control.listen, callback.listen)", ""));
     }
-    let devices =
-        std::fs::read_dir(patient.root.path("/sys/bus/virtio/devices")).into_iter().flatten().flatten();
-    let kind = |device: &std::fs::DirEntry| {
-        patient.root.line(&format!("/sys/bus/virtio/devices/{}/device", device.file_name().to_string_lossy()))
-    };
-    let device = devices.into_iter().find(|device| kind(device) == VSOCK_DEVICE);
-    let Some(device) = device else {
-        return Some(Finding::note(
-            subject,
-            "this VM has no vsock device: guestlet-host cannot reach it; QGA works without",
-            "libvirt: <vsock model='virtio'><cid auto='yes'/></vsock>; KubeVirt: autoattachVSOCK: true",
-        ));
-    };
-    if !device.path().join("driver").exists() {
-        return Some(Finding::wrong(
-            subject,
-            "the vsock device has no driver",
-            "modprobe vmw_vsock_virtio_transport (package linux-modules-extra or a kernel with it)",
-        ));
+    match vsock_device(patient.root) {
+        Vsock::Works => {}
+        Vsock::NoDevice => {
+            return Some(Finding::note(
+                subject,
+                "this VM has no vsock device: guestlet-host cannot reach it; QGA works without",
+                "libvirt: <vsock model='virtio'><cid auto='yes'/></vsock>; KubeVirt: autoattachVSOCK: true",
+            ));
+        }
+        Vsock::NoDriver if has_module(patient.root, VSOCK_MODULE) => {
+            let says =
+                format!("this VM has a vsock device, but the kernel module {VSOCK_MODULE} is not loaded");
+            return Some(Finding::wrong(subject, says, "modprobe vmw_vsock_virtio_transport"));
+        }
+        Vsock::NoDriver => {
+            return Some(Finding::wrong(
+                subject,
+                format!("this VM has a vsock device, but the kernel has no module {VSOCK_MODULE} for it"),
+                "install the rest of the kernel's modules (Ubuntu: linux-modules-extra-$(uname -r); Fedora, RHEL: \
+                 kernel-modules), then modprobe vmw_vsock_virtio_transport",
+            ));
+        }
     }
     let Ok(answer) = &patient.answer else {
         return Some(Finding::good(subject, "the device is there"));
     };
     let (control, callback) = (&answer.status.control_channel, &answer.status.callback_channel);
-    if control.contains("no vsock") || callback.contains("no vsock") {
-        let says = "the agent could not listen on vsock when it started";
-        return Some(Finding::wrong(subject, says, "systemctl restart guestlet.socket guestlet"));
+    if control.starts_with("none") || callback.starts_with("none") {
+        let says = "the agent does not listen on vsock";
+        return Some(Finding::wrong(subject, says, "systemctl restart guestlet"));
     }
     let says = format!("the device is there; {control}; {callback}");
     let held = |words: &str| !words.starts_with("vsock") || words.contains("held by");
     Some(if held(control) && held(callback) {
         Finding::good(subject, says)
     } else {
-        let remedy = "systemctl enable guestlet.socket, so that the ports are never free for others while the agent restarts";
+        let remedy = "systemctl enable guestlet.socket && systemctl restart guestlet, so that the ports are never free for others while \
+             the agent restarts";
         Finding::note(subject, says, remedy)
+    })
+}
+
+/// How well this guest's vsock device is.
+enum Vsock {
+    /// A driver has it.
+    Works,
+    /// No driver has it.
+    NoDriver,
+    /// There is none.
+    NoDevice,
+}
+
+fn vsock_device(root: &Root) -> Vsock {
+    let is = |folder: &str, name: &str, file: &str, wanted: &str| {
+        root.line(&format!("{folder}/{name}/{file}")) == wanted
+    };
+    let virtio = "/sys/bus/virtio/devices";
+    if let Some(name) = names(root, virtio).iter().find(|name| is(virtio, name, "device", VSOCK_DEVICE)) {
+        let is_driven = root.path(&format!("{virtio}/{name}/driver")).exists();
+        return if is_driven { Vsock::Works } else { Vsock::NoDriver };
+    }
+    // Without virtio's own driver the device is known to PCI only.
+    let pci = "/sys/bus/pci/devices";
+    let on_pci =
+        |name: &String| is(pci, name, "vendor", VIRTIO_VENDOR) && is(pci, name, "device", VSOCK_ON_PCI);
+    if names(root, pci).iter().any(on_pci) { Vsock::NoDriver } else { Vsock::NoDevice }
+}
+
+fn names(root: &Root, folder: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(root.path(folder)).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Whether the module is installed for the kernel that runs. (One that is built in needs no loading.)
+fn has_module(root: &Root, module: &str) -> bool {
+    let kernel = root.line("/proc/sys/kernel/osrelease");
+    let list = root.read(&format!("/lib/modules/{kernel}/modules.dep")).unwrap_or_default();
+    let file = format!("/{module}.ko");
+    // `kernel/net/vmw_vsock/vmw_vsock_virtio_transport.ko.xz: …`
+    String::from_utf8_lossy(&list).lines().any(|line| {
+        let path = line.split(':').next().unwrap_or_default();
+        path.rsplit_once(&file).is_some_and(|(_, end)| end.is_empty() || end.starts_with('.'))
     })
 }
 

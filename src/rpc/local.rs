@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
@@ -30,10 +31,10 @@ const MAX_WAIT: u32 = 600_000;
 pub struct Channels {
     /// QGA.
     pub qga: String,
-    /// The control channel.
-    pub control: String,
-    /// The callback channel.
-    pub callback: String,
+    /// The control channel, as it is now.
+    pub control: watch::Receiver<String>,
+    /// The callback channel, as it is now.
+    pub callback: watch::Receiver<String>,
 }
 
 /// Keeps what the host half says of this guest, for programs in the guest: `identity.json` in `folder`.
@@ -102,8 +103,8 @@ impl local_server::Local for Service {
             guest: Some(self.api.info().await?),
             started: Some(self.started.into()),
             qga_channel: self.channels.qga.clone(),
-            control_channel: self.channels.control.clone(),
-            callback_channel: self.channels.callback.clone(),
+            control_channel: self.channels.control.borrow().clone(),
+            callback_channel: self.channels.callback.borrow().clone(),
             host: held.as_ref().map(|held| held.host.clone()),
             held_since: held.as_ref().map(|held| held.since.into()),
             identity: held.and_then(|held| held.identity),

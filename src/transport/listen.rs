@@ -7,7 +7,7 @@ use nix::sys::socket::{
     AddressFamily, SockType, SockaddrLike as _, SockaddrStorage, getsockname, getsockopt, sockopt,
 };
 
-use crate::transport::{BoxStream, unix, vsock};
+use crate::transport::{BoxStream, later, unix, vsock};
 
 /// Where streams come from.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub enum Listener {
     Vsock(vsock::Listener),
     /// A unix socket.
     Unix(unix::Listener),
+    /// A vsock port, as soon as the kernel has vsock.
+    Later(later::Listener),
     /// Nowhere: nobody ever comes.
     Nothing,
 }
@@ -43,10 +45,8 @@ impl Listener {
     /// As accept(2) gives them.
     pub async fn accept(&self) -> io::Result<(String, Result<BoxStream, String>)> {
         match self {
-            Self::Vsock(listener) => {
-                let (peer, stream) = listener.accept().await?;
-                Ok((peer, stream.map(|stream| Box::new(stream) as BoxStream)))
-            }
+            Self::Vsock(listener) => from_vsock(listener).await,
+            Self::Later(listener) => from_vsock(listener.listening().await?).await,
             Self::Unix(listener) => {
                 let stream = listener.accept().await?;
                 let path = listener.path().display();
@@ -59,4 +59,9 @@ impl Listener {
             Self::Nothing => std::future::pending().await,
         }
     }
+}
+
+async fn from_vsock(listener: &vsock::Listener) -> io::Result<(String, Result<BoxStream, String>)> {
+    let (peer, stream) = listener.accept().await?;
+    Ok((peer, stream.map(|stream| Box::new(stream) as BoxStream)))
 }

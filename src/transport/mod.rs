@@ -11,6 +11,7 @@ mod appearance;
 pub mod dial;
 pub mod http2;
 #[cfg(feature = "agent")]
+pub mod later;
 pub mod listen;
 #[cfg(feature = "agent")]
 pub mod serial;
