@@ -167,6 +167,7 @@ fn it_replaces_the_real_agent_is_upgraded_and_goes_without_a_trace() {
     run(&vm, "apt-get -q remove --yes guestlet");
     run(&vm, "grep -q kept /srv/data/file && test -f /etc/guestlet/agent.toml && ! pidof guestlet");
     run(&vm, "! systemctl is-active --quiet guestlet.socket && test ! -e /etc/apt/preferences.d/guestlet");
+    run(&vm, "echo '{}' > /run/guestlet.freeze-spoiled");
     assert_eq!(
         run(&vm, "find /etc/systemd /run/systemd /usr/lib/systemd -name 'qemu-guest-agent*' -xtype l"),
         ""
