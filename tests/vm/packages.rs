@@ -184,6 +184,33 @@ fn it_replaces_the_real_agent_is_upgraded_and_goes_without_a_trace() {
     assert!(left.lines().all(|path| path == "/etc/guestlet"), "{left}");
 }
 
+/// dpkg ran in the agent's unit, and was killed when its last script restarted the agent.
+#[test]
+fn an_upgrade_that_guest_exec_runs_ends_well_and_the_agent_is_restarted_after_it() {
+    let package = tools::package().unwrap();
+    let mut packages = Repository::new(std::slice::from_ref(&package)).unwrap();
+    let next = packages.add_version(&package, "9.0").unwrap();
+    let vm = real("itself");
+    packages.mount(&vm).unwrap();
+    let before = main_process(&vm);
+    let mut client = vm.qga().unwrap();
+    let command = json!({
+        "path": "/bin/sh", "arg": ["-c", format!("dpkg -i /srv/packages/{next} && echo whole")],
+        "capture-output": "merged",
+    });
+    let started = client.execute("guest-exec", command).unwrap();
+    let ended = wait_for("the end of the upgrade", LONG, || {
+        let told = client.execute("guest-exec-status", started.clone()).unwrap();
+        (told["exited"] == true).then_some(told)
+    });
+    let ended = ended.unwrap();
+    assert_eq!(ended["exitcode"], 0, "{ended}");
+    assert_eq!(installed_version(&vm), "install ok installed 9.0");
+    assert_eq!(main_process(&vm), before);
+    wait_for("the restart", LONG, || (main_process(&vm) != before).then_some(())).unwrap();
+    wait_for("the new agent", SOON, || vm.qga().ok()?.execute("guest-ping", json!({})).ok()).unwrap();
+}
+
 /// Runs what the example for a deb at a URL has cloud-init run. A file with another checksum is refused.
 fn install_from_url(vm: &Vm) {
     let told = run(vm, "sha256sum /srv/packages/guestlet_*_amd64.deb");
