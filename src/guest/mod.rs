@@ -51,8 +51,6 @@ pub struct Guest {
     pub releases: Arc<disks::releases::Releases>,
     /// What is mounted by rules.
     pub disk_rules: Arc<disk_rules::Desk>,
-    /// What its disks have told of themselves.
-    pub serials: Arc<disks::serials::Serials>,
     /// Files that clients have open in it.
     pub files: Arc<files::Files>,
     /// Its freezes.
@@ -77,7 +75,6 @@ impl Guest {
             disks: Arc::default(),
             releases: Arc::default(),
             disk_rules: Arc::default(),
-            serials: Arc::default(),
             files: Arc::default(),
             freezer: freeze::Freezer::default(),
             processes: Arc::default(),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use guestlet::guest::Guest;
 use guestlet::guest::disks::location::Bus;
-use guestlet::guest::disks::{Wait, list};
+use guestlet::guest::disks::{self, Wait, list};
 use guestlet::guest::file_systems;
 use guestlet::sys::root::Root;
 use serde_json::{Value, json};
@@ -136,7 +136,7 @@ fn disks_and_file_systems_of_a_captured_guest() {
         disk("/dev/sdb2").partition && disk("/dev/sdb2").parts.as_deref() == Some(&["/dev/sdb".to_owned()])
     );
 
-    // The disks have told their serial numbers by now, and nobody has to be waited for.
+    // Nobody has asked them who they are.
     let told = file_systems::list(&guest).unwrap();
     let names: Vec<_> = told
         .iter()

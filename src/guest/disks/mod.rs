@@ -154,7 +154,7 @@ fn disk(guest: &Guest, place: &str, number: Option<Number>, wait: Wait) -> Resul
     let root = &guest.root;
     let controller = block::controller(root, place);
     let serial = match number.or_else(|| block::number(root, place)) {
-        Some(number) => guest.serials.get(root, place, number, wait)?,
+        Some(number) => serials::get(guest, place, number, wait)?,
         None => None,
     };
     let driver = |device: &str| block::driver(root, device);

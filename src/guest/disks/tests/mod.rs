@@ -148,6 +148,28 @@ async fn what_a_disk_is_used_for_also_when_it_is_gone() {
 }
 
 #[test]
+fn a_disk_that_the_monitor_knows_is_not_asked_again() {
+    let machine = Machine::new();
+    machine.plug("vda", "one", 1);
+    let guest = Guest { root: machine.root.clone(), ..Guest::default() };
+    let place = Machine::place("vda");
+    let disk = identity::read(&machine.root, &place, &Asked::Ask).unwrap();
+    let get = |wait| serials::get(&guest, &place, disk.number, wait);
+    assert!(matches!(get(Wait::Cannot), Err(Error::MustWait)));
+    assert_eq!(get(Wait::Can).unwrap().as_deref(), Some("one"));
+    guest.disks.publish([Arc::new(disk.clone())].into());
+    machine.write(&format!("{place}/serial"), "asked");
+    for wait in [Wait::Cannot, Wait::Can] {
+        assert_eq!(get(wait).unwrap().as_deref(), Some("one"));
+    }
+    // Another one at its place is.
+    machine.unplug("vda");
+    machine.plug("vda", "two", 2);
+    assert!(matches!(get(Wait::Cannot), Err(Error::MustWait)));
+    assert_eq!(get(Wait::Can).unwrap().as_deref(), Some("two"));
+}
+
+#[test]
 fn serial_numbers_of_any_bytes() {
     let machine = Machine::new();
     for (number, (raw, expected)) in [
