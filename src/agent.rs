@@ -33,8 +33,6 @@ use channels::{Passed, Qga};
 
 /// How long the parts may take to end.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How long after the start its code is not needed any more.
-const STARTED: Duration = Duration::from_secs(1);
 
 /// Runs the agent until a signal ends it. `sockets` are those of the service manager; `ready` is called once
 /// everything is built.
@@ -47,6 +45,7 @@ pub async fn run(
     ready: impl FnOnce() -> std::io::Result<()>,
 ) -> anyhow::Result<()> {
     memory::keep_freed();
+    memory::keep_code();
     descriptor::keep_from_programs();
     descriptor::allow_many();
     let freezer = freeze::Freezer::new(freeze::Settings {
@@ -205,17 +204,12 @@ fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
     Ok(policy)
 }
 
-/// The one periodic wakeup, after one for what is left of the start.
+/// The one periodic wakeup.
 async fn tick(guest: Guest, ticker: Ticker, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let mut code = memory::SeldomRun::default();
-    if shutdown.run_until_cancelled(tokio::time::sleep(STARTED)).await.is_some() {
-        memory::give_back_code();
-    }
     while let Some(tick) = shutdown.run_until_cancelled(ticker.tick()).await {
         tick?;
         service::alive();
         guest.events.tick();
-        code.look(&guest.root);
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use crate::guest::freeze::end::End;
 use crate::guest::freeze::recover::{Whose, recover, thaw_left};
 use crate::guest::freeze::{Error, Settings};
 use crate::status;
+use crate::sys::memory;
 use crate::sys::process_group::{Word, has_ended_within, listen, stay};
 
 /// How long a guardian waits for the last thread of an agent that ends, before it thaws once more.
@@ -74,6 +75,7 @@ pub fn parse(words: &mut lexopt::Parser) -> Result<(Thaw, Option<PathBuf>), lexo
 /// If something is still frozen.
 pub fn guard(process: u32, folder: &Path, longest: Duration, hook_deadline: Duration) -> anyhow::Result<()> {
     stay()?;
+    memory::bring_code();
     let end = match listen(process, longest)? {
         Word::Dismissed => return Ok(()),
         Word::Gone => End::Crash,

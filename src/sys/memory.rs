@@ -1,20 +1,15 @@
 //! The process's own memory.
 
 use std::ffi::{CStr, c_void};
+use std::io;
 use std::ptr::NonNull;
 
 use nix::libc;
-use nix::sys::mman::{MmapAdvise, madvise};
 use nix::unistd::{SysconfVar, sysconf};
-
-use crate::sys::root::Root;
 
 /// The largest block of memory that is kept when it is freed, in bytes.
 #[cfg(target_env = "gnu")]
 const KEPT_BLOCK: i32 = 4 << 20;
-
-/// Mapped code that is worth being given back, in KiB.
-const MUCH: u64 = 512;
 
 /// Keeps freed memory at hand until [`give_back_freed`] is called: large buffers that come and go would otherwise be
 /// asked of the kernel, which clears them, each time. Those of several MiB still are.
@@ -39,51 +34,29 @@ pub fn give_back_freed() {
     }
 }
 
-/// Program code that is seldom run, such as that of the start, and need not stay mapped.
-#[derive(Debug)]
-pub struct SeldomRun {
-    /// What is mapped of files while the program idles, in KiB; not known since code was given back.
-    idle: Option<u64>,
+/// Keeps in memory what has been used, and will be used, of the code of the program and of its libraries, and of what that
+/// reads: who is short of memory throws it away first, and then each call waits for a disk that may hang. What is never
+/// used is not read. Where that is not allowed nothing happens.
+pub fn keep_code() {
+    lock(|address, length| {
+        // SAFETY: mlock2(2) changes nothing but where pages are kept, and these are mapped as long as the program runs.
+        unsafe { libc::mlock2(address.as_ptr(), length, libc::MLOCK_ONFAULT) }
+    });
 }
 
-impl Default for SeldomRun {
-    /// At first all that is mapped is that of the start.
-    fn default() -> Self {
-        Self { idle: Some(0) }
-    }
+/// Reads all code, and keeps it in memory: for who is about to do what cannot wait for a disk. Blocks on the disk that the
+/// program is on.
+pub fn bring_code() {
+    lock(|address, length| {
+        // SAFETY: as with mlock2(2).
+        unsafe { libc::mlock(address.as_ptr(), length) }
+    });
 }
 
-impl SeldomRun {
-    /// To be called now and then: gives code back if much of it has been mapped since an idle program was seen.
-    pub fn look(&mut self, root: &Root) {
-        let status = root.read("/proc/self/status").unwrap_or_default();
-        let Some(mapped) = mapped_of_files(&String::from_utf8_lossy(&status)) else { return };
-        match self.idle {
-            None => self.idle = Some(mapped),
-            Some(idle) if mapped > idle + MUCH => {
-                give_back_code();
-                self.idle = None;
-            }
-            Some(_) => {}
-        }
-    }
-}
-
-/// What of files is in memory, in KiB, as `proc_pid_status(5)` has it.
-fn mapped_of_files(status: &str) -> Option<u64> {
-    let value = status.lines().find_map(|line| line.strip_prefix("RssFile:"))?;
-    value.trim().strip_suffix(" kB")?.parse().ok()
-}
-
-/// Unmaps the pages of the program and of its libraries that are never written to: code that was run up to now, and what
-/// it read, which an idle program does not need. What is needed is mapped again when it is used, from the page cache or
-/// the file. Where that is not possible nothing happens.
-pub fn give_back_code() {
+fn lock(lock: impl Fn(NonNull<c_void>, usize) -> i32) {
     for (address, length) in unwritten() {
-        // SAFETY: the range is within a mapping of a file that is never writable, so its pages are those of the file,
-        // and reading them anew gives the same bytes (madvise(2), MADV_DONTNEED).
-        if let Err(error) = unsafe { madvise(address, length, MmapAdvise::MADV_DONTNEED) } {
-            tracing::debug!("cannot give back memory: {error}");
+        if lock(address, length) != 0 {
+            tracing::debug!("cannot keep code in memory: {}", io::Error::last_os_error());
         }
     }
 }
@@ -147,6 +120,33 @@ mod tests {
 
     use super::*;
 
+    /// KiB of this program's code, those of them that are in memory, and whether they are kept there.
+    fn code() -> (u64, u64, bool) {
+        #[allow(clippy::disallowed_methods, reason = "a test")]
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = std::env::current_exe().unwrap();
+        let starts = |line: &&str| line.contains(" r-xp ") && line.ends_with(own.to_str().unwrap());
+        let mut lines = maps.lines();
+        let mut found = Vec::new();
+        while lines.by_ref().any(|line| starts(&line)) {
+            let mut value = |key: &str| lines.by_ref().find_map(|line| line.strip_prefix(key)).unwrap();
+            let number = |text: &str| text.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+            let (size, resident) = (number(value("Size:")), number(value("Rss:")));
+            found.push((size, resident, value("VmFlags:").split(' ').any(|flag| flag == "lo")));
+        }
+        found.into_iter().max().unwrap()
+    }
+
+    #[test]
+    fn code_is_kept_as_it_is_used_and_all_of_it_is_brought() {
+        keep_code();
+        let (size, before, kept) = code();
+        assert!(kept && before < size, "{before} of {size}");
+        bring_code();
+        let (size, resident, kept) = code();
+        assert!(kept && resident == size, "{resident} of {size}");
+    }
+
     #[test]
     fn only_what_is_never_written_is_found() {
         static MUTABLE: AtomicUsize = AtomicUsize::new(7);
@@ -165,11 +165,7 @@ mod tests {
         // SAFETY: getauxval(3) may be called at any time.
         let vdso = usize::try_from(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }).unwrap();
         assert!(vdso == 0 || !is_found(std::ptr::without_provenance(vdso)));
-        give_back_code();
-        assert_eq!(
-            (MUTABLE.load(Ordering::Relaxed), WORDS.concat().as_str(), VDSO),
-            (7, "onetwo", b"linux-vdso".as_slice())
-        );
+        assert_eq!((MUTABLE.load(Ordering::Relaxed), WORDS.concat().as_str()), (7, "onetwo"));
     }
 
     #[test]
@@ -181,25 +177,5 @@ mod tests {
         assert_eq!(pages(0x1001, 0x3000), Some((0x2000, 0x2000)));
         assert_eq!(pages(0x1001, 0x1ffe), None);
         assert_eq!((pages(0x1000, 0), pages(usize::MAX, 1), pages(1, usize::MAX)), (None, None, None));
-    }
-
-    #[test]
-    fn code_is_given_back_after_much_was_mapped() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
-        let status = root.path("/proc/self/status");
-        std::fs::create_dir_all(status.parent().unwrap()).unwrap();
-        let mut code = SeldomRun::default();
-        let mut given_back = |mapped: u64| {
-            #[allow(clippy::disallowed_methods, reason = "a test's file")]
-            std::fs::write(&status, format!("VmRSS:\t    9000 kB\nRssFile:\t    {mapped} kB\n")).unwrap();
-            code.look(&root);
-            code.idle.is_none()
-        };
-        let looks = [(4100, true), (3000, false), (3500, false), (3513, true), (3100, false), (3200, false)];
-        for (mapped, expected) in looks {
-            assert_eq!(given_back(mapped), expected, "{mapped}");
-        }
-        assert_eq!(mapped_of_files("RssFile: x kB\n"), None);
     }
 }

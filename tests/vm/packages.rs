@@ -90,7 +90,8 @@ fn cloud_init_installs_and_enables_it_as_its_examples_say() {
 
 /// The pin that builders of images are told of.
 fn pin() -> String {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/image-builders.md")).unwrap();
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/image-builders.md")).unwrap();
     let lines = page.lines().map(str::trim).skip_while(|line| !line.starts_with("Package: "));
     let pin: Vec<_> = lines.take_while(|line| !line.starts_with("```")).collect();
     assert_eq!(pin.len(), 3, "{pin:?}");

@@ -21,8 +21,8 @@ use crate::guest::freeze::marker::{Found, Freeze, Marker};
 use crate::guest::freeze::recover::marked;
 use crate::guest::freeze::targets::{OPEN_BOOLEAN, Target, open, selected};
 use crate::guest::freeze::{By, Settings, hook};
-use crate::sys::logging;
 use crate::sys::process_group::{Ended, Group, Guardian, thread};
+use crate::sys::{logging, memory};
 
 /// How long those who asked wait for a thaw that hangs.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -301,6 +301,8 @@ impl Cycle {
         let (guest, outbox) = (self.guest.clone(), self.outbox.clone());
         let which = which.map(<[String]>::to_vec);
         thread("open", move || {
+            // The thaw must not wait for the disk that the program is on.
+            memory::bring_code();
             let opened = selected(&guest.root, which.as_deref())
                 .and_then(|plan| open(&guest.root, &*guest.effects, &plan));
             let _ = outbox.send(Message::Opened(opened));
