@@ -28,14 +28,14 @@ pub struct Listener {
     guard: Guard,
     /// Where clients are awaited, in words.
     words: watch::Sender<String>,
-    listener: OnceCell<vsock::Listener>,
+    bound: OnceCell<vsock::Listener>,
 }
 
 impl Listener {
     /// One that does not listen yet, and the words that say whether it does.
     pub fn new(port: u32, guard: Guard) -> (Self, watch::Receiver<String>) {
         let (words, told) = watch::channel("none (no vsock)".to_owned());
-        (Self { port, guard, words, listener: OnceCell::new() }, told)
+        (Self { port, guard, words, bound: OnceCell::new() }, told)
     }
 
     /// The listener, once there is one.
@@ -44,7 +44,7 @@ impl Listener {
     /// If nothing can be waited for, as inotify(7) says it.
     pub async fn listening(&self) -> io::Result<&vsock::Listener> {
         let bind = || vsock::Listener::bind(self.port, self.guard);
-        self.listener
+        self.bound
             .get_or_try_init(|| async {
                 let listener = when_there(Path::new(DEVICE), bind).await?;
                 tracing::info!("the kernel has vsock now: listening on vsock port {}", self.port);
