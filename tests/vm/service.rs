@@ -197,7 +197,7 @@ fn the_agent_brings_its_socket_back() {
 /// Such a guest booted `degraded`, and the agent had to be restarted for vsock.
 #[test]
 fn a_kernel_without_vsock_is_no_fault_and_vsock_is_used_when_it_comes() {
-    let mut vm = real("bare");
+    let vm = real("bare");
     let without = "install vsock /bin/false\ninstall vmw_vsock_virtio_transport /bin/false\n";
     vm.write("/etc/modprobe.d/without.conf", without.as_bytes()).unwrap();
     vm.run("sync").unwrap();
