@@ -62,7 +62,7 @@ fn vms_are_listed_and_described_for_people_and_programs() {
         "callback_dial": format!("hybrid:{}:971", text(&lab.path("web.vsock"))),
         "state": {
             "interfaces": [], "file_systems": [], "users": [], "disks": [],
-            "topology": null, "node": null, "health": null,
+            "topology": null, "node": null, "health": null, "freeze": null,
         },
     });
     let topology = web.as_object_mut().unwrap().remove("topology").unwrap();
