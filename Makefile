@@ -57,6 +57,7 @@ release-package: setup
 # With the programs that the tests are built with: building any of these tests builds them.
 gate-package:
 	$(STEP) "package guestlet" $(CARGO_DEB_RUN) --profile gate --variant agent --output $(dir $(GUESTLET_DEB))
+	$(STEP) "package guestlet-host" $(CARGO_DEB_RUN) --profile gate --variant host --output $(dir $(GUESTLET_DEB))
 
 # The static programs: what they are built for may be said, such as STATIC_TARGET=aarch64-unknown-linux-musl.
 STATIC_TARGET ?= x86_64-unknown-linux-gnu

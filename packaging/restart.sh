@@ -2,7 +2,8 @@
 # restart [SYSTEMCTL]: run by the package's scripts once the new agent is in place.
 #
 # Where the agent itself runs the upgrade (guest-exec), its restart would end the upgrade half-way, with all that runs in its
-# unit: it is put off until what guest-exec has started has ended, and its client has had time to ask how.
+# unit: it is put off until what guest-exec has started has ended, and its client has had time to ask how; by an hour at
+# most, because what runs there may never end.
 set -eu
 unit=guestlet.service
 patience=30
@@ -23,5 +24,6 @@ if [ -z "$outermost" ]; then
 fi
 echo "guestlet runs this upgrade: it is restarted $patience s after its end"
 systemd-run --quiet --collect --unit "guestlet-restart-$outermost" /bin/sh -c \
-    'while grep -Eqs "/$2(/|\$)" "/proc/$1/cgroup"; do sleep 1; done; sleep "$3"; exec systemctl restart "$2"' \
+    'for second in $(seq 3600); do grep -Eqs "/$2(/|\$)" "/proc/$1/cgroup" || break; sleep 1; done
+    sleep "$3"; exec systemctl restart "$2"' \
     sh "$outermost" "$unit" "$patience"

@@ -17,7 +17,7 @@ use crate::guest::freeze::recover::{Whose, recover, thaw_left};
 use crate::guest::freeze::{Error, Settings};
 use crate::status;
 use crate::sys::memory;
-use crate::sys::process_group::{Word, has_ended_within, listen, stay};
+use crate::sys::process_group::{Word, has_ended_within, listen, stay, thread};
 
 /// How long a guardian waits for the last thread of an agent that ends, before it thaws once more.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -75,7 +75,10 @@ pub fn parse(words: &mut lexopt::Parser) -> Result<(Thaw, Option<PathBuf>), lexo
 /// If something is still frozen.
 pub fn guard(process: u32, folder: &Path, longest: Duration, hook_deadline: Duration) -> anyhow::Result<()> {
     stay()?;
-    memory::bring_code();
+    // Beside it: the disk that the program is on may hang, and the agent has to be heard meanwhile.
+    if let Err(error) = thread("code", memory::bring_code) {
+        tracing::debug!("cannot bring the code: {error}");
+    }
     let end = match listen(process, longest)? {
         Word::Dismissed => return Ok(()),
         Word::Gone => End::Crash,

@@ -26,6 +26,9 @@ pub async fn start(settings: TopologySettings, folder: &Path, guest: &Guest, sup
     let kinds = settings.drop_ins.iter().filter_map(|name| Kind::named(name)).collect();
     let kinds: Vec<Kind> = kinds;
     let off: Vec<_> = Kind::ALL.into_iter().filter(|kind| !kinds.contains(kind)).collect();
+    // What an earlier run has left frozen keeps whoever writes waiting; the start does not wait with it.
+    let frozen = guest.freezer.restricts();
+    let off = if frozen { Vec::new() } else { off };
     let root = guest.root.clone();
     for outcome in blocking::run(move || drop_ins::remove(&root, &off)).await {
         if let Some(problem) = &outcome.problem {
@@ -34,8 +37,11 @@ pub async fn start(settings: TopologySettings, folder: &Path, guest: &Guest, sup
     }
     let files = Files { guest: guest.clone(), kinds, zone_change };
     // A part of the start: who starts kubelet after the agent must not find what an earlier boot left.
-    let first = guest.topology.standing().known;
-    files.write(first.clone()).await;
+    let mut first = None;
+    if !frozen {
+        first = guest.topology.standing().known;
+        files.write(first.clone()).await;
+    }
     supervisor.spawn("node label files", files.run(first, supervisor.shutdown()));
     if !settings.no_node_labels {
         let node = topology::Settings {

@@ -410,7 +410,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
 
     /// Answers what is no command, behind what waits.
     async fn put(&mut self, line: Line) -> io::Result<()> {
-        if self.queue.is_empty() {
+        // In the queue, which is bounded, also behind a single command: garbage must not pile up behind one that hangs.
+        if self.is_idle() {
             return self.answer(self.heard, line).await;
         }
         self.queue.push(Asked { since: self.heard, what: What::Answer(line) });

@@ -42,6 +42,16 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     }
 }
 
+/// Has `work` done that nobody waits for, on a thread for that; at once where there is no event loop.
+pub fn let_go(work: impl FnOnce() + Send + 'static) {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return work() };
+    let counted = Counted::begin();
+    drop(runtime.spawn_blocking(move || {
+        work();
+        drop(counted);
+    }));
+}
+
 /// As [`run`], and a panic is an error.
 ///
 /// # Errors

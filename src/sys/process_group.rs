@@ -188,6 +188,8 @@ impl Guardian {
     pub fn dismiss(mut self) {
         self.say(b'd');
         drop(self.line.take());
+        // One that waits for its program's disk does not hear it, and has nothing to do any more.
+        let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }

@@ -27,6 +27,8 @@ pub struct Superblock {
     pub block: u32,
     /// It says that a check would find nothing to do. Only ext4 says that.
     pub clean: bool,
+    /// Its making was finished, or it was mounted since: it is never made again. Without it neither is known.
+    pub used: bool,
 }
 
 /// Kinds of file systems.
@@ -73,6 +75,8 @@ pub fn read(device: &File) -> io::Result<Option<Superblock>> {
 /// The kernel's documentation, filesystems/ext4/super.rst
 fn ext(bytes: &[u8]) -> Option<Superblock> {
     const HAS_64_BITS: u32 = 0x80;
+    const LAST_MOUNTED: usize = 0x2c;
+    const JOURNAL_TO_REPLAY: u32 = 0x4;
     let bytes = bytes.get(EXT..)?;
     if u16::from_le_bytes(field(bytes, 0x38)?) != 0xef53 {
         return None;
@@ -90,6 +94,7 @@ fn ext(bytes: &[u8]) -> Option<Superblock> {
         bytes: bytes_in_all,
         block,
         clean: ext_is_clean(bytes).unwrap_or(false),
+        used: u32::from_le_bytes(field(bytes, LAST_MOUNTED)?) != 0 || features & JOURNAL_TO_REPLAY != 0,
     })
 }
 
@@ -121,12 +126,22 @@ fn ext_is_clean(bytes: &[u8]) -> Option<bool> {
 
 /// XFS writes its numbers with the highest byte first.
 fn xfs(bytes: &[u8]) -> Option<Superblock> {
+    /// mkfs.xfs takes this away in the end.
+    const IN_PROGRESS: usize = 126;
     if bytes.get(..4)? != b"XFSB" {
         return None;
     }
     let block = u32::from_be_bytes(field(bytes, 4)?);
     let bytes_in_all = u64::from_be_bytes(field(bytes, 8)?).checked_mul(block.into())?;
-    Some(Superblock { kind: Kind::Xfs, uuid: field(bytes, 32)?, bytes: bytes_in_all, block, clean: false })
+    let used = *bytes.get(IN_PROGRESS)? == 0;
+    Some(Superblock {
+        kind: Kind::Xfs,
+        uuid: field(bytes, 32)?,
+        bytes: bytes_in_all,
+        block,
+        clean: false,
+        used,
+    })
 }
 
 fn btrfs(bytes: &[u8]) -> Option<Superblock> {
@@ -145,6 +160,8 @@ fn btrfs(bytes: &[u8]) -> Option<Superblock> {
         bytes: u64::from_le_bytes(field(bytes, ITEM + 8)?),
         block: u32::from_le_bytes(field(bytes, 0x90)?),
         clean: false,
+        // mkfs.btrfs writes what it is known by in the end.
+        used: true,
     })
 }
 
@@ -185,8 +202,14 @@ mod tests {
         let mut xfs = blank();
         put(&mut xfs, 0, b"XFSB\0\0\x10\0\0\0\0\0\0\0\x20\0");
         put(&mut xfs, 32, &[8; 16]);
-        let expected =
-            Superblock { kind: Kind::Xfs, uuid: [8; 16], bytes: 0x2000 * 4096, block: 4096, clean: false };
+        let expected = Superblock {
+            kind: Kind::Xfs,
+            uuid: [8; 16],
+            bytes: 0x2000 * 4096,
+            block: 4096,
+            clean: false,
+            used: true,
+        };
         assert_eq!(parse(&xfs), Some(expected));
         let mut btrfs = blank();
         put(&mut btrfs, BTRFS + 0x40, b"_BHRfS_M");
@@ -198,7 +221,7 @@ mod tests {
         let kind = Kind::Btrfs { device: 1, devices: 2 };
         assert_eq!(
             parse(&btrfs),
-            Some(Superblock { kind, uuid: [9; 16], bytes: 5 << 30, block: 4096, clean: false })
+            Some(Superblock { kind, uuid: [9; 16], bytes: 5 << 30, block: 4096, clean: false, used: true })
         );
         // Blocks of more than 64 KiB there are not.
         let mut wrong = ext4(1);
@@ -241,12 +264,28 @@ mod tests {
         assert!(!clean(&[(0x194, &[1])], true), "an error that was counted");
     }
 
+    #[test]
+    fn what_was_mounted_or_finished_was_used() {
+        let used = |bytes: &[u8]| parse(bytes).unwrap().used;
+        let mut bytes = ext4(9);
+        assert!(!used(&bytes));
+        put(&mut bytes, EXT + 0x60, &0x2c6_u32.to_le_bytes());
+        assert!(used(&bytes), "a journal to replay");
+        let mut bytes = ext4(9);
+        put(&mut bytes, EXT + 0x2c, &1_u32.to_le_bytes());
+        assert!(used(&bytes), "it was mounted");
+        let mut xfs = blank();
+        put(&mut xfs, 0, b"XFSB\0\0\x10\0\0\0\0\0\0\0\x20\0");
+        put(&mut xfs, 126, &[1]);
+        assert!(!used(&xfs), "in progress");
+    }
+
     proptest! {
         #[test]
         fn sizes_of_ext4(blocks in 0_u64..1 << 48) {
             let found = parse(&ext4(blocks));
             let expected =
-                Superblock { kind: Kind::Ext, uuid: [7; 16], bytes: blocks * 4096, block: 4096, clean: false };
+                Superblock { kind: Kind::Ext, uuid: [7; 16], bytes: blocks * 4096, block: 4096, clean: false, used: false };
             prop_assert_eq!(found, Some(expected));
         }
 

@@ -97,10 +97,11 @@ impl Agent {
         Client::connect(&self.socket())
     }
 
-    /// Resident memory in KiB, and the number of open descriptors.
+    /// Resident memory in KiB that is the agent's own, and not pages of its program's file; and the number of open
+    /// descriptors.
     pub fn footprint(&self) -> (u64, usize) {
         let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count();
-        (self.status("VmRSS:"), descriptors)
+        (self.status("RssAnon:"), descriptors)
     }
 
     /// The most memory in KiB that was ever resident.

@@ -345,7 +345,7 @@ fn a_large_read_is_never_held_and_what_it_took_is_given_back() {
     std::fs::write(&path, vec![7; 48 << 20]).unwrap();
     let mut client = agent.client();
     let idle = agent.status("RssAnon:");
-    let resident = agent.footprint().0;
+    let resident = agent.status("VmRSS:");
     let handle = open(&mut client, &path, "r");
     let request = json!({"execute": "guest-file-read", "arguments": {"handle": handle, "count": 48 << 20}});
     client.send(request.to_string().as_bytes());

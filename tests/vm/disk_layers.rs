@@ -15,11 +15,18 @@ use crate::harness::tools::{QEMU, run_script, script};
 use crate::harness::turns;
 use crate::images;
 
-/// Builds the program of those tests; where it is.
+/// Builds the program of those tests, by the profile that this one was built by; where it is.
 fn program() -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").context("this runs under cargo")?;
+    let own = std::env::current_exe()?;
+    let profile = own.ancestors().nth(2).and_then(Path::file_name).and_then(std::ffi::OsStr::to_str);
+    let profile = profile.filter(|folder| *folder != "debug").unwrap_or("dev");
     let words = ["test", "--locked", "--quiet", "--no-run", "--message-format=json", "--test", "disk_layers"];
-    let output = Command::new(cargo).args(words).current_dir(env!("CARGO_MANIFEST_DIR")).output()?;
+    let output = Command::new(cargo)
+        .args(words)
+        .args(["--profile", profile])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()?;
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let messages = String::from_utf8(output.stdout)?;
     let found =

@@ -208,6 +208,8 @@ fn an_upgrade_that_guest_exec_runs_ends_well_and_the_agent_is_restarted_after_it
     assert_eq!(ended["exitcode"], 0, "{ended}");
     assert_eq!(installed_version(&vm), "install ok installed 9.0");
     assert_eq!(main_process(&vm), before);
+    // The channel has one client.
+    drop(client);
     wait_for("the restart", LONG, || (main_process(&vm) != before).then_some(())).unwrap();
     wait_for("the new agent", SOON, || vm.qga().ok()?.execute("guest-ping", json!({})).ok()).unwrap();
 }

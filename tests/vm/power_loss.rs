@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::disk_faults::{RULES, paced, rule, scsi};
 use crate::harness::launch::Options;
 use crate::harness::process::RunFolder;
+use crate::harness::turns;
 use crate::harness::vm::{BOOT, SOON, Vm};
 use crate::harness::wait_for;
 use crate::hotplug::{Random, seed};
@@ -49,10 +50,11 @@ fn slow_down(vm: &Vm) {
 }
 
 /// Ends the guest as a power failure does, and boots it again from its disks.
-fn cut(vm: Vm, kept: &RunFolder, data: &Path) -> Vm {
+fn cut(vm: Vm, kept: &RunFolder, root: &str, data: &Path) -> Vm {
     vm.qemu().signal(Signal::SIGKILL).unwrap();
     vm.qemu().wait(SOON).unwrap();
-    let root = kept.file("root.qcow2");
+    // Each has the one before it below.
+    let root = kept.file(root);
     std::fs::copy(vm.file("disk.qcow2"), &root).unwrap();
     drop(vm);
     let vm = Options::named("power").without_cloud_init().real(images(), &root).unwrap();
@@ -81,6 +83,7 @@ fn is_running(vm: &Vm, program: &str) -> Option<()> {
 
 #[test]
 fn what_is_made_or_grown_when_the_power_fails_is_finished_and_whole() {
+    let _turn = turns::beside();
     let seed = seed();
     let mut random = Random(seed);
     for turn in 0..steps(1, 12) {
@@ -99,7 +102,7 @@ fn what_is_made_or_grown_when_the_power_fails_is_finished_and_whole() {
         std::thread::sleep(Duration::from_millis(u64::from(random.below(3000))));
 
         // The format that the power ended is done again, because it was noted before it began.
-        let vm = cut(vm, &kept, &data);
+        let vm = cut(vm, &kept, "first.qcow2", &data);
         rule(&vm, "/srv/data", "mounted");
         vm.run(
             "dd if=/dev/urandom of=/root/first bs=1M count=4 2> /dev/null; cp /root/first /srv/data/first",
@@ -113,7 +116,7 @@ fn what_is_made_or_grown_when_the_power_fails_is_finished_and_whole() {
         slow_down(&vm);
         vm.qmp().execute("block_resize", json!({ "node-name": "data", "size": GROWN })).unwrap();
         std::thread::sleep(Duration::from_millis(u64::from(random.below(4000))));
-        let vm = cut(vm, &kept, &data);
+        let vm = cut(vm, &kept, "second.qcow2", &data);
         assert_sound(&data, &kept, &when("cut while it grew"));
         rule(&vm, "/srv/data", "mounted");
         wait_for("growth", SOON, || (blocks(&vm) > before * 4).then_some(())).unwrap();

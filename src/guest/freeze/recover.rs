@@ -94,7 +94,7 @@ pub fn recover(
 pub fn thaw_left(guest: &Guest, folder: &Path, process: u32) -> Result<(), Error> {
     let marker = Marker::new(folder, &guest.root);
     let found = marker.find();
-    if matches!(&found, Found::Freeze(freeze) if !counts(&marker, freeze, Whose::Of(process))) {
+    if !matches!(&found, Found::Freeze(freeze) if counts(&marker, freeze, Whose::Of(process))) {
         return Ok(());
     }
     let (targets, _) = marked(guest, &found)?;

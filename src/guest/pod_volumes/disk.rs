@@ -15,7 +15,7 @@ use crate::guest::volumes::{self, held::Held};
 use crate::sys::{blocking, sysfs};
 
 /// How long a disk that is said to be plugged may take to appear.
-const LONGEST: Duration = Duration::from_secs(30);
+pub(super) const LONGEST: Duration = Duration::from_secs(30);
 /// A disk that is on its way comes within this time; one that was let go of never comes by itself.
 const ON_ITS_WAY: Duration = Duration::from_millis(300);
 /// A disk that does not answer any more is told to be gone within this time.
@@ -145,8 +145,8 @@ pub(super) async fn hold(guest: &Guest, wanted: &Wanted, disk: &KnownDisk) -> Re
 ///
 /// # Errors
 /// As [`choose`], and if it does not come in time.
-pub async fn find(guest: &Guest, wanted: &Wanted) -> Result<Found, Error> {
-    let found = wait(guest, wanted).await?;
+pub async fn find(guest: &Guest, wanted: &Wanted, within: Duration) -> Result<Found, Error> {
+    let found = wait(guest, wanted, within).await?;
     if let Some(serial) = &wanted.serial {
         // It has not been taken away, whatever was said before.
         let _ = release::find(guest, &Selector::Serial(serial.clone()), Duration::ZERO).await;
@@ -154,13 +154,13 @@ pub async fn find(guest: &Guest, wanted: &Wanted) -> Result<Found, Error> {
     Ok(found)
 }
 
-async fn wait(guest: &Guest, wanted: &Wanted) -> Result<Found, Error> {
+async fn wait(guest: &Guest, wanted: &Wanted, within: Duration) -> Result<Found, Error> {
     let begun = Instant::now();
     let sure = |disk| Found { disk, sure: true };
     if let Some(disk) = until(guest, wanted, begun + ON_ITS_WAY).await? {
         return Ok(sure(disk));
     }
-    let end = begun + LONGEST;
+    let end = begun + within;
     let come = if matches!(wanted.bus, Some(bus) if bus != Bus::Scsi) {
         until(guest, wanted, end).await?
     } else {
@@ -188,7 +188,7 @@ async fn wait(guest: &Guest, wanted: &Wanted) -> Result<Found, Error> {
     let found = known(guest, wanted)?.ok_or_else(|| Error::NoDisk {
         volume: wanted.volume.clone(),
         by: wanted.words(),
-        seconds: LONGEST.as_secs(),
+        seconds: within.as_secs(),
     })?;
     tracing::warn!(
         "volume {}: no disk has come that is surely the one; {} is called alike, and taken if it has a file system",

@@ -67,13 +67,15 @@ pub enum Error {
     },
     /// The disk may be another one than the volume's.
     #[error(
-        "the volume {volume}: {disk} has only part of the name that it is looked for by, and so is not formatted"
+        "the volume {volume}: {disk} has only part of the name that it is looked for by, and so is {what}"
     )]
     Unsure {
         /// The volume.
         volume: String,
         /// The disk, with what tells it from others.
         disk: String,
+        /// Why that is not enough.
+        what: &'static str,
     },
     /// The disk is gone while it is in use.
     #[error("the disk of what is mounted at {} is gone", .0.display())]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::guest::Guest;
 use crate::guest::pod_volumes::{Error, place};
 use crate::guest::volumes::held::Held;
+use crate::sys::block_stack::is_on;
 use crate::sys::{blocking, folders};
 
 /// How long all files of a volume may take.
@@ -19,12 +20,16 @@ pub(super) async fn give(guest: &Guest, place: &Path, held: Option<&Held>, group
     let list = place::mounts(guest).await?;
     let mount = list.into_iter().rfind(|mount| Path::new(&mount.mount_point) == place);
     let mount = mount.ok_or_else(|| Error::NotThere(place.to_owned()))?;
+    let root = guest.root.clone();
     let (effects, held, path) = (Arc::clone(&guest.effects), held.cloned(), place.to_owned());
     let work = blocking::run(move || {
         let failed = |error| Error::system("give to its group", path.clone())(error);
         let folder = effects.open_mount(&mount).map_err(failed)?;
         // It is this mount, which is of this device.
         held.as_ref().map_or(Ok(()), Held::check)?;
+        if held.as_ref().is_some_and(|held| !is_on(&root, &mount, held.number())) {
+            return Err(Error::NotThere(path));
+        }
         folders::give_all(folder, group).map_err(failed)
     });
     let silent = |_| Error::Silent { what: place.to_owned(), seconds: PATIENCE.as_secs() };

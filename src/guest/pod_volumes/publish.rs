@@ -7,8 +7,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::time::timeout;
-
 use crate::guest::Guest;
 use crate::guest::pod_volumes::place::{self, DEVICE, Shown};
 use crate::guest::pod_volumes::{Access, Error, begin, disk, group, remove, stage};
@@ -20,7 +18,7 @@ use crate::sys::mountinfo::Mount;
 const KEPT: [&str; 3] = ["nosuid", "nodev", "noexec"];
 
 /// How long a disk that has left may take to come back before the publish fails. kubelet repeats it.
-const TO_RETURN: Duration = Duration::from_secs(5);
+pub(super) const TO_RETURN: Duration = Duration::from_secs(5);
 
 /// What is to be published.
 #[derive(Debug, Clone)]
@@ -109,10 +107,10 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
 /// # Errors
 /// If the disk does not come back soon, or is not what it was.
 async fn stage_again(guest: &Guest, wanted: &Publish, staging: &Path) -> Result<(), Error> {
-    let Ok(found) = timeout(TO_RETURN, disk::find(guest, &wanted.disk)).await else {
-        return Err(Error::Gone(staging.to_owned()));
+    let found = match disk::find(guest, &wanted.disk, TO_RETURN).await {
+        Err(Error::NoDisk { .. }) => return Err(Error::Gone(staging.to_owned())),
+        found => found?,
     };
-    let found = found?;
     tracing::warn!("volume {}: its disk has left and is back as {}", wanted.disk.volume, found.disk.name);
     let stage = stage::Stage {
         disk: wanted.disk.clone(),

@@ -2,13 +2,15 @@
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
 use crate::guest::disks::identity::{KnownDisk, Serial};
 use crate::guest::disks::lookup;
+use crate::guest::disks::uses::{self, Use};
 use crate::guest::pod_volumes::place::{self, DEVICE};
-use crate::guest::pod_volumes::{Access, Error, begin, disk, expand, group, look, remove};
+use crate::guest::pod_volumes::{Access, Error, begin, disk, expand, group, look, publish, remove};
 use crate::guest::volumes::format::{Format, Kind, format};
 use crate::guest::volumes::held::Held;
 use crate::guest::volumes::mount::{Mount, Source, mount};
@@ -46,7 +48,7 @@ pub async fn stage(guest: &Guest, wanted: &Stage) -> Result<(), Error> {
     let volume = &wanted.disk.volume;
     let _operation = begin(guest, volume, "it is being staged").await?;
     let place = place::existing(guest, &wanted.staging).await?;
-    let found = disk::find(guest, &wanted.disk).await?;
+    let found = disk::find(guest, &wanted.disk, disk::LONGEST).await?;
     from_disk(guest, wanted, &place, found).await
 }
 
@@ -58,14 +60,18 @@ pub(super) async fn from_disk(
     mut found: disk::Found,
 ) -> Result<(), Error> {
     let volume = &wanted.disk.volume;
+    let within = if wanted.again { publish::TO_RETURN } else { disk::LONGEST };
+    let end = Instant::now() + within * 2;
     let new = loop {
         let disk = &found.disk;
         match stage_disk(guest, wanted, place, &found).await {
             // It was the one that had been there before, or one that a busy kernel takes away once more, late: the one that
             // is meant is yet to come.
-            Err(error) if error.is_of_a_device() && disk::leaves(guest, disk).await => {
+            Err(error)
+                if error.is_of_a_device() && Instant::now() < end && disk::leaves(guest, disk).await =>
+            {
                 tracing::info!("volume {volume}: {} has left", disk.name);
-                found = disk::find(guest, &wanted.disk).await?;
+                found = disk::find(guest, &wanted.disk, within).await?;
             }
             staged => break staged?,
         }
@@ -79,6 +85,10 @@ pub(super) async fn from_disk(
 
 async fn stage_disk(guest: &Guest, wanted: &Stage, place: &Path, found: &disk::Found) -> Result<bool, Error> {
     let held = disk::hold(guest, &wanted.disk, &found.disk).await?;
+    if !found.sure && is_anothers(guest, place, &found.disk).await? {
+        let (volume, disk) = (wanted.disk.volume.clone(), lookup::describe(&found.disk));
+        return Err(Error::Unsure { volume, disk, what: "not taken from who uses it" });
+    }
     match &wanted.access {
         Access::Block => stage_device(guest, wanted, place, &held).await,
         Access::Mount { kind, options, group } => {
@@ -90,6 +100,23 @@ async fn stage_disk(guest: &Guest, wanted: &Stage, place: &Path, found: &disk::F
             Ok(new)
         }
     }
+}
+
+/// Whether somebody uses a disk who is not this volume, as far as the places tell where it is used.
+async fn is_anothers(guest: &Guest, place: &Path, disk: &Arc<KnownDisk>) -> Result<bool, Error> {
+    let (root, disk, place) = (guest.root.clone(), Arc::clone(disk), place.to_owned());
+    let asked = disk.name.clone();
+    let look_at = move || {
+        let all = uses::of(&root, &disk);
+        let is_ours = |one: &Use| match one {
+            Use::Mounted(at) | Use::Bound(at) => {
+                Path::new(at) == place || Path::new(at) == place.join(DEVICE)
+            }
+            Use::Swap(_) | Use::Holder(_) => false,
+        };
+        !all.is_empty() && !all.iter().any(is_ours)
+    };
+    look(Path::new(&asked), look_at).await
 }
 
 async fn stage_mount(
@@ -125,7 +152,7 @@ async fn stage_mount(
         {
             if !sure {
                 let (volume, disk) = (wanted.disk.volume.clone(), lookup::describe(disk));
-                return Err(Error::Unsure { volume, disk });
+                return Err(Error::Unsure { volume, disk, what: "not formatted" });
             }
             make(guest, &wanted.disk.volume, (disk, held), kind.unwrap_or(USUAL)).await?;
             mount(guest, &mount_it).await?

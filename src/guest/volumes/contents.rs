@@ -19,7 +19,7 @@ use crate::sys::{block_device, udev, zeros};
 /// How long a device may take to answer.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// How long the bytes of a device without a signature may take to be looked at. Not all of them is not enough.
-const TO_LOOK: Duration = Duration::from_secs(120);
+const TO_LOOK: Duration = Duration::from_secs(60);
 
 /// What is on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,7 +255,7 @@ mod tests {
         let found = by_udev(entry.as_bytes()).unwrap();
         assert_eq!((found.kind.as_deref(), found.label.as_deref()), (Some("ext4"), Some("data")));
         let uuid = [0x0a, 0x1b, 0x2c, 0x3d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 15];
-        let own = Superblock { kind: Kind::Ext, uuid, bytes: 1, block: 4096, clean: true };
+        let own = Superblock { kind: Kind::Ext, uuid, bytes: 1, block: 4096, clean: true, used: true };
         let uuid = found.uuid.unwrap();
         assert!(is_of(&own, "ext4", &uuid));
         assert!(!is_of(&Superblock { kind: Kind::Xfs, ..own }, "ext4", &uuid));

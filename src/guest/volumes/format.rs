@@ -12,12 +12,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::guest::Guest;
-use crate::guest::volumes::contents::{Contents, contents, other_than};
+use crate::guest::volumes::contents::{Contents, contents, other_than, signed};
 use crate::guest::volumes::held::Held;
 use crate::guest::volumes::intent::{self, Intent};
 use crate::guest::volumes::work::{self, Fate, ITSELF};
 use crate::guest::volumes::{Error, PATIENCE, fsck, holding, programs};
-use crate::sys::block_device;
+use crate::sys::{block_device, superblock};
 
 /// What can be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,7 +153,11 @@ impl Run<'_> {
     async fn go(&self) -> Result<Formatted, Error> {
         let _locked = self.lock_disk().await?;
         let intent = self.earlier().await?;
-        let found = contents(self.guest, self.held.file()).await?;
+        let mut found = contents(self.guest, self.held.file()).await?;
+        if found == Contents::Blank {
+            // That took its time, and few programs that write keep to the lock.
+            found = signed(self.guest, self.held.file()).await?.unwrap_or(found);
+        }
         // It was read by its name.
         self.held.verify().await?;
         let bytes = self.held.bytes()?;
@@ -161,7 +165,7 @@ impl Run<'_> {
             Plan::Look(uuid) => {
                 let kind = self.wanted.kind.name();
                 let whole = fsck::is_whole(self.guest, self.held, kind, self.wanted.deadline).await?;
-                if whole {
+                if whole || self.was_used().await? {
                     Plan::Leave(Some(uuid))
                 } else {
                     // mkfs.btrfs takes no name that is there already.
@@ -208,6 +212,15 @@ impl Run<'_> {
             return Err(Error::Claimed { device: self.file() });
         }
         Ok(locked)
+    }
+
+    /// Whether what an earlier run has begun to make was finished, or mounted since: then its note is late, and what a check
+    /// finds wrong there is for a repair.
+    async fn was_used(&self) -> Result<bool, Error> {
+        let held = self.held.clone();
+        let read = holding(self.held, PATIENCE, move || superblock::read(held.device())).await?;
+        let read = read.map_err(|source| Error::unreadable(self.held.file(), source))?;
+        Ok(read.is_some_and(|found| found.used))
     }
 
     /// Takes the signatures off the disk.

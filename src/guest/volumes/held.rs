@@ -17,6 +17,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use crate::guest::volumes::busy::Turn;
 use crate::guest::volumes::{Error, PATIENCE, at_once, holding, work};
 use crate::sys::block::{self, Number};
 use crate::sys::block_device::{self, Facts, Lock};
+use crate::sys::blocking;
 use crate::sys::root::Root;
 
 /// A disk, a partition, or a device that is made of them, in the hands of one operation. Clones share it, and it is let
@@ -39,12 +41,35 @@ struct Inner {
     root: Root,
     /// Its name, without links.
     file: PathBuf,
-    device: File,
+    device: Open,
     facts: Facts,
     /// Where it is in sysfs.
     place: String,
     disk: Meant,
     turn: Turn,
+}
+
+/// The descriptor. The last one of a disk waits, as it is closed, for what is still read from it: never on the event loop.
+#[derive(Debug)]
+struct Open(Option<File>);
+
+impl Deref for Open {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        // It is there until it is dropped.
+        match &self.0 {
+            Some(device) => device,
+            None => unreachable!("a disk that is not held any more"),
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let device = self.0.take();
+        blocking::let_go(move || drop(device));
+    }
 }
 
 /// Which disk it has to be.
@@ -279,7 +304,10 @@ impl Opened {
     fn held(self, root: Root, turn: Turn) -> Result<Held, Error> {
         let Self { file, device, facts, place, disk } = self;
         match work::at_work(&root, disk.generation) {
-            Ok(false) => Ok(Held(Arc::new(Inner { root, file, device, facts, place, disk, turn }))),
+            Ok(false) => {
+                let device = Open(Some(device));
+                Ok(Held(Arc::new(Inner { root, file, device, facts, place, disk, turn })))
+            }
             Ok(true) => {
                 Err(Error::Busy { what: file, doing: "a program that was begun earlier is at work on it" })
             }

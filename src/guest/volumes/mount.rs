@@ -160,7 +160,11 @@ async fn mount_device(
             if shown { copy.check() } else { Err(another) }
         });
         // Nobody has had the time to do anything with it.
-        let is_right = is_right.inspect_err(|_| drop(machine.effects.unmount(&place.path)));
+        let is_right = is_right.inspect_err(|_| {
+            if let Err(error) = machine.effects.unmount(&place.path) {
+                tracing::warn!("{} stays mounted: {error}", place.path.display());
+            }
+        });
         drop(turn);
         is_right
     };
