@@ -23,7 +23,7 @@
 //!   answered with an error. A freeze or a thaw has a bound of its own, and is waited for.
 //! - guest-fsfreeze-thaw takes effect before its turn, so that it can end a freeze that is under way; the answer of that
 //!   comes first.
-//! - Of what was given up only so much may be under way ([`Works::left`], [`Room::may_wait`]); beyond it a command that would
+//! - Of what was given up only so much may be under way (`Works::left`, [`Room::may_wait`]); beyond it a command that would
 //!   have to wait is answered with an error.
 //!
 //! When the agent ends, no more is read, and what was asked for is answered.

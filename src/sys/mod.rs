@@ -16,7 +16,6 @@ pub mod block_device;
 pub mod block_stack;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod blocking;
-#[cfg(feature = "agent")]
 pub mod calendar;
 #[cfg(feature = "agent")]
 pub mod clock;
@@ -89,6 +88,7 @@ pub mod service;
 pub mod spawn;
 #[cfg(feature = "agent")]
 pub mod superblock;
+#[cfg(feature = "agent")]
 pub mod swaps;
 #[cfg(feature = "agent")]
 pub mod sysfs;

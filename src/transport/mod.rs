@@ -12,6 +12,7 @@ pub mod dial;
 pub mod http2;
 #[cfg(feature = "agent")]
 pub mod later;
+#[cfg(feature = "agent")]
 pub mod listen;
 #[cfg(feature = "agent")]
 pub mod serial;

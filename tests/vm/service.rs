@@ -173,7 +173,7 @@ fn it_boots_without_any_channel_and_serves_each_that_comes() {
 
     // What was stopped stays so, whatever is plugged, until it is started.
     unplug_port(&vm, "port");
-    vm.run("systemctl stop guestlet.service && ! pidof guestlet").unwrap();
+    vm.run("systemctl stop guestlet.socket guestlet.service && ! pidof guestlet").unwrap();
     plug_port(&vm);
     vm.run("udevadm settle && ! systemctl is-active guestlet.service").unwrap();
     vm.run("systemctl start guestlet.service").unwrap();
@@ -190,33 +190,7 @@ fn the_agent_brings_its_socket_back() {
     vm.run("systemctl start guestlet.service").unwrap();
     assert_eq!(active(), "active\nactive\n");
     vm.run("systemctl restart guestlet.socket").unwrap();
-    assert_eq!(active(), "active\nactive\n");
-    assert!(vm.run("guestlet status").unwrap().contains("vsock port 970, held by"));
-}
-
-/// Such a guest booted `degraded`, and the agent had to be restarted for vsock.
-#[test]
-fn a_kernel_without_vsock_is_no_fault_and_vsock_is_used_when_it_comes() {
-    let vm = real("bare");
-    let without = "install vsock /bin/false\ninstall vmw_vsock_virtio_transport /bin/false\n";
-    vm.write("/etc/modprobe.d/without.conf", without.as_bytes()).unwrap();
-    vm.run("sync").unwrap();
-    vm.reset_and_wait().unwrap();
-    vm.run("systemctl is-system-running --wait || :").unwrap();
-    vm.run("test ! -e /dev/vsock").unwrap();
-    assert_eq!(vm.run("systemctl --failed --plain --no-legend 'guestlet*'").unwrap(), "");
-    let complaints = vm.run("journalctl --boot --output cat --priority warning").unwrap();
-    assert!(!complaints.contains("vsock"), "{complaints}");
-    let id = agent_id(&vm);
-    let told = doctor(&vm);
-    assert_eq!(level(&told, "vsock"), "wrong", "{told:#}");
-    assert!(told.to_string().contains("vmw_vsock_virtio_transport is not loaded"), "{told:#}");
-
-    vm.run("rm /etc/modprobe.d/without.conf && modprobe vmw_vsock_virtio_transport").unwrap();
-    let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
-    host.wait_connected("bare", SOON).unwrap();
-    assert_eq!(agent_id(&vm), id, "one process all along");
-    vm.run("systemctl restart guestlet.service").unwrap();
+    wait_for("both", SOON, || (active() == "active\nactive\n").then_some(())).unwrap();
     assert!(vm.run("guestlet status").unwrap().contains("vsock port 970, held by"));
 }
 

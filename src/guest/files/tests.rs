@@ -66,7 +66,7 @@ async fn handles_of_an_earlier_run_are_not_given_again() {
     }
     assert!((1000..1 << 31).contains(&last), "{last}");
     // No process ends and another one begins within a millisecond.
-    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    tokio::time::sleep(Duration::from_millis(2)).await;
     let second = Files::default();
     assert!(open(&second, &path, "r").await > last);
 }

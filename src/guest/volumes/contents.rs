@@ -2,7 +2,7 @@
 //! needed for a file system that udev has found before, with the same code, and that still says the same of itself.
 //!
 //! That nothing was found is told as [`Contents::Blank`] only if the device could be read, in time, and holds zeros
-//! wherever something leaves [`evidence`] that has lost its header: a damaged file system is not blank. Who only wants
+//! wherever something leaves evidence that has lost its header: a damaged file system is not blank. Who only wants
 //! to know a signature asks for [`signed`], which is quick.
 
 use std::fs::File;

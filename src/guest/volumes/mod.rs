@@ -10,7 +10,7 @@
 //!   for swap spaces, [`usage`] tells how full something is.
 //! - [`grow`] lets everything on a disk that has grown take the new room.
 //!
-//! To add a verb that writes: it takes a [`Held`](held::Held), has its program run by `work` or [checks](held::Held::check)
+//! To add a verb that writes: it takes a [`Held`], has its program run by `work` or checks
 //! immediately before it acts, and needs no lock or key of its own.
 //!
 //! Whatever a device does, a call ends at its deadline. A thread that then still waits for the device holds it
