@@ -12,11 +12,11 @@ use crate::harness::wait_for;
 
 pub const CHECKS: &[Check] = &[
     Check("dompmsuspend disk", &["guest-suspend-disk"], refused_hibernation),
-    // Before the suspend: once a guest that had been suspended said "machine restart", with which its kernel hands over to
-    // the machine, and QEMU's did not start again. By then the agent has long done its part.
     Check("reboot --mode agent", &["guest-shutdown"], reboot),
-    Check("dompmsuspend mem", &["guest-suspend-ram"], sleep),
     Check("shutdown --mode agent", &["guest-shutdown"], shut_down),
+    // In the end, and in a boot of its own: an emulated guest that was suspended may neither restart nor power off, after
+    // its kernel has handed over to the machine. By then the agent has long done its part.
+    Check("dompmsuspend mem", &["guest-suspend-ram"], sleep),
 ];
 
 /// The guest has no swap to save its memory to.
@@ -29,6 +29,8 @@ fn refused_hibernation(domain: &Domain) -> anyhow::Result<()> {
 }
 
 fn sleep(domain: &Domain) -> anyhow::Result<()> {
+    domain.verb("start", &[])?;
+    domain.wait_agent()?;
     // A kernel that does not come back says on the console how far it got.
     domain.run("dmesg --console-level debug && echo N > /sys/module/printk/parameters/console_suspend")?;
     domain.verb("dompmsuspend", &["mem"])?;
