@@ -9,6 +9,7 @@ use guestlet::guest::volumes::held::Held;
 use guestlet::guest::volumes::mount::{Mount, Source, mount};
 
 use crate::lab::{Lab, enter, run};
+use crate::mount::plain;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -59,18 +60,7 @@ fn as_long_as_it_is_held_its_name_is_no_other_disks() {
     run(&format!("! losetup {} {} 2>&1", disk.name(), file(&lab, "other").display()));
     held.check().unwrap();
     assert!(lab.wait(format(&lab.guest, &held, &ext4())).unwrap().made);
-    let wanted = Mount {
-        source: Source::Device(&held),
-        target: &place,
-        kind: None,
-        options: &[],
-        read_only: false,
-        make_target: false,
-        over_contents: false,
-        propagation: None,
-        check: true,
-        deadline: LONG,
-    };
+    let wanted = Mount { check: true, ..plain(Source::Device(&held), &place) };
     lab.wait(mount(&lab.guest, &wanted)).unwrap();
     run(&format!("umount {}", place.display()));
     drop(held);
@@ -95,18 +85,7 @@ fn what_is_not_the_disk_any_more_is_not_written_to() {
     is_another(held.check().unwrap_err());
     is_another(lab.wait(format(&lab.guest, &held, &ext4())).unwrap_err());
     is_another(lab.wait(grow(&lab.guest, &held, LONG)).unwrap_err());
-    let wanted = Mount {
-        source: Source::Device(&held),
-        target: &place,
-        kind: None,
-        options: &[],
-        read_only: false,
-        make_target: false,
-        over_contents: false,
-        propagation: None,
-        check: true,
-        deadline: LONG,
-    };
+    let wanted = Mount { check: true, ..plain(Source::Device(&held), &place) };
     lab.wait(mount(&lab.guest, &wanted)).unwrap_err();
     let wanted = Mount { source: Source::File(&held), ..wanted };
     lab.wait(mount(&lab.guest, &wanted)).unwrap_err();

@@ -18,7 +18,7 @@ use crate::lab::{Disk, Lab, enter, run};
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn plain<'a>(source: Source<'a>, target: &'a Path) -> Mount<'a> {
+pub fn plain<'a>(source: Source<'a>, target: &'a Path) -> Mount<'a> {
     Mount {
         source,
         target,

@@ -13,23 +13,13 @@ use guestlet::guest::volumes::mount::{Mount, Mounted, Source, mount};
 use guestlet::sys::root::Root;
 
 use crate::lab::{Disk, Lab, enter, run};
+use crate::mount::plain;
 
 const LONG: Duration = Duration::from_secs(60);
 
 async fn mount_at(guest: &Guest, disk: &Disk, place: &Path, deadline: Duration) -> Result<Mounted, Error> {
     let held = Held::called(guest, &disk.device, "it is mounted").await?;
-    let wanted = Mount {
-        source: Source::Device(&held),
-        target: place,
-        kind: None,
-        options: &[],
-        read_only: false,
-        make_target: false,
-        over_contents: false,
-        propagation: None,
-        check: true,
-        deadline,
-    };
+    let wanted = Mount { check: true, deadline, ..plain(Source::Device(&held), place) };
     mount(guest, &wanted).await
 }
 
