@@ -143,7 +143,8 @@ enum Volumes {
         /// The volume's ID
         volume: String,
         /// Take it away although the guest uses it, as if its cable were cut: what is mounted from it fails, and what the
-        /// guest has not written yet is lost
+        /// guest has not written yet is lost. Where the VM cannot be asked, forget that it has the volume: you answer for it
+        /// that its QEMU has ended
         #[arg(long)]
         force: bool,
     },

@@ -41,7 +41,10 @@ pub(super) async fn attach(
         Some(attach_disk_request::Source::Size(size)) => Source::Volume(size),
         None => return Err(Status::invalid_argument("say what is behind the disk: a file, or a size")),
     };
-    let disk = NewDisk { serial: request.serial, bus, source, format, read_only: request.read_only };
+    // A file of others may be one layer of several.
+    let is_whole = matches!(source, Source::Volume(_));
+    let disk =
+        NewDisk { serial: request.serial, bus, source, format, is_whole, read_only: request.read_only };
     let guest = Agent::new(fleet, &request.name, &disk.serial);
     let attached = AttachedDisk::from(disks.attach(&request.name, disk).await?);
     let view = match guest.find().await {

@@ -46,6 +46,8 @@ pub mod folders;
 pub mod host_name;
 #[cfg(feature = "agent")]
 pub mod inotify;
+#[cfg(feature = "host")]
+pub mod lease;
 #[cfg(feature = "agent")]
 pub mod link_news;
 pub mod logging;
@@ -70,6 +72,8 @@ pub mod partition_table;
 pub mod pid_file;
 #[cfg(feature = "agent")]
 pub mod proc_stat;
+#[cfg(feature = "host")]
+pub mod process_end;
 #[cfg(feature = "agent")]
 pub mod process_group;
 #[cfg(feature = "agent")]

@@ -2,6 +2,7 @@
 //! outlives every connection.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -47,6 +48,12 @@ struct Trouble {
 #[derive(Default)]
 struct State {
     nodes: BTreeMap<String, Value>,
+    /// Their files, open as QEMU has them.
+    files: BTreeMap<String, Option<File>>,
+    /// What `query-status` says, if not that it runs.
+    status: Option<&'static str>,
+    /// Nothing is answered.
+    silent: bool,
     devices: BTreeMap<String, Value>,
     leaving: BTreeSet<String>,
     /// Nodes that their device still holds, though it is gone.
@@ -88,6 +95,20 @@ impl Hypervisor {
 
     pub fn guest_is(&self, manner: Manner) {
         self.state().manner = Some(manner);
+    }
+
+    /// Says from now on that the VM is in this state; whoever is connected is to ask again.
+    pub fn status_is(&self, status: &'static str) {
+        let mut state = self.state();
+        state.status = Some(status);
+        state.hang_up();
+    }
+
+    /// Takes clients and their commands, and answers none.
+    pub fn be_silent(&self) {
+        let mut state = self.state();
+        state.silent = true;
+        state.hang_up();
     }
 
     /// The guest lets go of everything that it was asked for.
@@ -139,6 +160,8 @@ impl Hypervisor {
 
 impl Drop for Hypervisor {
     fn drop(&mut self) {
+        // As QEMU does, first of all.
+        self.state().files.clear();
         if let Some(client) = self.state().client.take() {
             drop(client.shutdown(Shutdown::Both));
         }
@@ -170,6 +193,9 @@ fn serve(client: &UnixStream, shared: &Mutex<State>) -> bool {
         let command: Value = serde_json::from_str(&line).unwrap();
         let name = command["execute"].as_str().unwrap().to_owned();
         let mut state = shared.lock().unwrap();
+        if state.silent {
+            continue;
+        }
         let trouble = state.trouble_at(&name);
         let breaks = |moment| trouble.as_ref().is_some_and(|trouble| trouble.moment == moment);
         if breaks(Moment::Before) {
@@ -230,6 +256,12 @@ impl State {
         self.trouble.take()
     }
 
+    fn hang_up(&mut self) {
+        if let Some(client) = self.client.take() {
+            drop(client.shutdown(Shutdown::Both));
+        }
+    }
+
     fn delete(&mut self, device: &str) {
         if let Some(device) = self.devices.remove(device) {
             self.held.insert(device["drive"].as_str().unwrap().to_owned());
@@ -244,7 +276,9 @@ impl State {
         let text = |key: &str| arguments[key].as_str().unwrap().to_owned();
         let value = match name {
             "qmp_capabilities" => json!({}),
-            "query-status" => json!({"status": "running", "running": true}),
+            "query-status" => {
+                json!({"status": self.status.unwrap_or("running"), "running": self.status.is_none()})
+            }
             "query-block" => self.blocks(),
             "query-named-block-nodes" => self.nodes.keys().map(|name| self.node(name)).collect(),
             "qom-list" => return self.objects(&text("path")).map(|list| (list, None)),
@@ -270,6 +304,9 @@ impl State {
                 let file = arguments["file"]["filename"].as_str().unwrap();
                 let mut node = arguments.clone();
                 node["size"] = json!(std::fs::metadata(file).map_or(0, |found| found.len()));
+                let is_read_only = node["read-only"].as_bool().unwrap_or(false);
+                let open = File::options().read(true).write(!is_read_only).open(file);
+                self.files.insert(name.clone(), open.ok());
                 self.nodes.insert(name, node);
                 json!({})
             }
@@ -282,6 +319,7 @@ impl State {
                 if self.nodes.remove(&name).is_none() {
                     return generic("Failed to find node with node-name");
                 }
+                self.files.remove(&name);
                 json!({})
             }
             "block_resize" => {

@@ -84,6 +84,8 @@ pub struct NewDisk {
     /// How they are read. None: raw for volumes, and what a file's name ends with. Never found out from what is in
     /// the file: the guest writes that, and could make any file of the host the base of its image.
     pub format: Option<Format>,
+    /// All bytes are in this one file: a base that it may name is not opened.
+    pub is_whole: bool,
     /// The guest cannot write.
     pub read_only: bool,
 }

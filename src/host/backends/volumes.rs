@@ -1,6 +1,9 @@
 //! Volumes that a backend keeps for clusters and plugs into VMs: what is asked for, what there is, and what can go
 //! wrong.
 //!
+//! **Who holds a volume is asked of the backend** ([`Volumes::holder`]), and never concluded from what is not seen: a VM that
+//! is in no list, or does not answer, may hold it all the same.
+//!
 //! The backend is where volumes are remembered, with their owner and the VM that has each of them: what it has said is
 //! so after any crash. It decides nothing: whose volume it is, who may have it and whether there is room in a quota is
 //! asked above, in [`volumes`](crate::host::volumes), which also lets only one operation at a time begin on a volume.
@@ -48,6 +51,26 @@ pub struct Published {
     pub read_only: bool,
     /// It is being taken away.
     pub leaving: bool,
+}
+
+/// Who holds a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// This VM does, or may at any moment.
+    On(Place),
+    /// Nobody does, and that is proved.
+    Off,
+    /// It cannot be told, and so the volume must be taken for held; in words why, for the host.
+    Unknown(String),
+}
+
+/// A VM that holds a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Its UUID.
+    pub uuid: String,
+    /// Its present name.
+    pub vm: String,
 }
 
 /// A volume to be.
@@ -110,6 +133,9 @@ pub enum VolumeError {
     /// It is there and cannot be used.
     #[error("{0}")]
     Damaged(String),
+    /// Somebody has it open.
+    #[error("{0}")]
+    InUse(String),
     /// It cannot be plugged or unplugged.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -137,7 +163,10 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     /// is left.
     async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError>;
 
-    /// Removes a volume that no VM has, with its bytes.
+    /// Who holds a volume.
+    async fn holder(&self, id: &str) -> Result<Holder, VolumeError>;
+
+    /// Removes a volume that no VM has, with its bytes. [`VolumeError::InUse`] if somebody has it open all the same.
     async fn remove(&self, id: &str) -> Result<(), VolumeError>;
 
     /// Makes a volume at least so many bytes large; `vm` is the name of the running VM that has it. Returns the size.
@@ -157,7 +186,16 @@ pub trait Volumes: Send + Sync + fmt::Debug {
         guest: Box<dyn GuestSide>,
     ) -> Result<(), VolumeError>;
 
-    /// Forgets that a VM had the volume, because that is off or does not exist any more.
+    /// Takes a volume away from the VM at this place, which holds it and is not remembered to have it.
+    async fn take_back(
+        &self,
+        id: &str,
+        from: &Place,
+        patience: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Result<(), VolumeError>;
+
+    /// Forgets that a VM had the volume. The caller knows by [`Volumes::holder`] that nobody has it, or answers for it.
     async fn forget(&self, id: &str) -> Result<(), VolumeError>;
 
     /// The identifiers of the volumes that the hypervisor has plugged into the VM with that name.

@@ -202,6 +202,22 @@ pub(in crate::host) fn bounded(agent: Agent) -> Box<dyn GuestSide> {
     Box::new(Bounded { agent })
 }
 
+/// For a guest that is off, and uses no disk any more.
+pub(in crate::host) fn nobody() -> Box<dyn GuestSide> {
+    Box::new(Nobody)
+}
+
+struct Nobody;
+
+#[tonic::async_trait]
+impl GuestSide for Nobody {
+    async fn release(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    async fn stays(&self) {}
+}
+
 struct Bounded {
     agent: Agent,
 }

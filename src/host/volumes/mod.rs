@@ -8,7 +8,8 @@
 //!                           repair          what is not as it is remembered
 //! ```
 //!
-//! Nothing is remembered here but what is being done: the backend remembers volumes. An operation that was begun runs
+//! Nothing is remembered here but what is being done: the backend remembers volumes, and says who holds them ([`Holder`]).
+//! That a VM is off, or in no list, says nothing about a volume. An operation that was begun runs
 //! to its end in a task of its own, whoever waits for it; one at a time works on a volume (`turns`). What a guest may
 //! is decided by its connection, which says of which VM and cluster it is ([`Asker`]); what it names is looked for
 //! among that cluster's volumes and VMs only, and another's does not exist for it.
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, oneshot, watch};
 
-use super::backends::volumes::{Capacity, NewVolume, Plugged, Published, Volume, Volumes};
+use super::backends::volumes::{Capacity, Holder, NewVolume, Place, Plugged, Published, Volume, Volumes};
 use super::disks::release::{self, Agent};
 use super::fleet::Handle;
 use crate::supervise::Scope;
@@ -273,7 +274,8 @@ impl Keeper {
             let _turn = keeper.0.turns.take(&id)?;
             let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
             if let Some(published) = &volume.published {
-                if keeper.holder(published).await?.is_some() {
+                let is_off = keeper.ask(&volume).await?.is_none();
+                if !is_off || keeper.is_listed(published).await? {
                     return Err(Problem::new(
                         Kind::Precondition,
                         format!(
@@ -291,10 +293,29 @@ impl Keeper {
         .await
     }
 
-    /// The VM that has a volume, if it is on this host.
-    async fn holder(&self, published: &Published) -> Result<Option<VirtualMachine>, Problem> {
+    /// Where a volume is that somebody is remembered to have; none if it is proved that nobody has it.
+    ///
+    /// # Errors
+    /// If that cannot be told: then the volume must be taken for held.
+    async fn ask(&self, volume: &Volume) -> Result<Option<Place>, Problem> {
+        match self.0.volumes.holder(&volume.id).await? {
+            Holder::On(place) => Ok(Some(place)),
+            Holder::Off => Ok(None),
+            Holder::Unknown(why) => {
+                let words =
+                    "it cannot be told whether the node that had the volume still has it; repeat the call";
+                let advice =
+                    "where it is known that the VM has ended, guestctl volumes detach --force forgets it";
+                let detail = format!("{why}; the volume is taken for held ({advice})");
+                Err(Problem::with_detail(Kind::Unavailable, words, detail))
+            }
+        }
+    }
+
+    /// Whether the VM that is remembered to have a volume is in the settings.
+    async fn is_listed(&self, published: &Published) -> Result<bool, Problem> {
         let vms = self.0.fleet.list(false).await?;
-        Ok(vms.into_iter().find(|vm| vm.uuid == published.uuid))
+        Ok(vms.iter().any(|vm| vm.uuid == published.uuid))
     }
 
     /// Plugs a volume into a VM of its cluster.
@@ -353,21 +374,17 @@ impl Keeper {
             }
             return Ok(());
         }
-        let holder = vms.iter().find(|vm| vm.uuid == published.uuid);
-        match holder {
-            Some(holder) if holder.power() != PowerState::Off => {
-                let words = if holder.cluster == volume.cluster {
-                    format!("the volume is published to the node {}", published.node)
-                } else {
-                    "the volume is published to another node".to_owned()
-                };
-                Err(Problem::new(Kind::Precondition, words + "; it can be on one at a time"))
-            }
-            _ => {
-                tracing::info!(volume = volume.id, vm = published.vm, "the VM that had a volume is gone");
-                Ok(self.0.volumes.forget(&volume.id).await?)
-            }
-        }
+        let Some(place) = self.ask(volume).await? else {
+            tracing::info!(volume = volume.id, vm = published.vm, "the VM that had a volume has it no more");
+            return Ok(self.0.volumes.forget(&volume.id).await?);
+        };
+        let holder = vms.iter().find(|vm| vm.uuid == place.uuid);
+        let words = if holder.is_some_and(|holder| holder.cluster == volume.cluster) {
+            format!("the volume is published to the node {}", published.node)
+        } else {
+            "the volume is published to another node".to_owned()
+        };
+        Err(Problem::new(Kind::Precondition, words + "; it can be on one at a time"))
     }
 
     /// Takes a volume away from the VM that has it, or only if it is that `node`; success if it has none.
@@ -394,16 +411,32 @@ impl Keeper {
                     return Ok(());
                 }
             }
-            match vms.iter().find(|vm| vm.uuid == published.uuid) {
-                Some(vm) if vm.power() != PowerState::Off => {
-                    let serial = keeper.0.volumes.serial(&id).unwrap_or_default();
-                    let agent = Agent::new(&keeper.0.fleet, &vm.name, &serial);
-                    let side = if forced { release::side(agent, true).0 } else { release::bounded(agent) };
-                    let unplugged = keeper.0.volumes.unplug(&id, &vm.name, PATIENCE, side).await;
-                    unplugged.map_err(|error| logged("unplug a volume", &id, error))?;
+            let place = match keeper.ask(&volume).await {
+                Err(problem) if forced && problem.kind == Kind::Unavailable => {
+                    let why = problem.words_for_host();
+                    tracing::warn!(volume = id, vm = published.vm, by = ?by, why, "a volume is forgotten by force");
+                    None
                 }
-                _ => keeper.0.volumes.forget(&id).await?,
+                place => place?,
+            };
+            if let Some(place) = place {
+                let is_off = vms.iter().any(|vm| vm.uuid == place.uuid && vm.power() == PowerState::Off);
+                let serial = keeper.0.volumes.serial(&id).unwrap_or_default();
+                let agent = Agent::new(&keeper.0.fleet, &place.vm, &serial);
+                let side = match (is_off, forced) {
+                    (true, _) => release::nobody(),
+                    (false, true) => release::side(agent, true).0,
+                    (false, false) => release::bounded(agent),
+                };
+                let (volumes, known) = (&keeper.0.volumes, place.uuid == published.uuid);
+                let unplugged = if known {
+                    volumes.unplug(&id, &place.vm, PATIENCE, side).await
+                } else {
+                    volumes.take_back(&id, &place, PATIENCE, side).await
+                };
+                unplugged.map_err(|error| logged("unplug a volume", &id, error))?;
             }
+            keeper.0.volumes.forget(&id).await?;
             keeper.tell(VolumeAction::Detached, &volume, &by, Some(&published.vm)).await;
             Ok(())
         })
@@ -420,17 +453,16 @@ impl Keeper {
             let _turn = keeper.0.turns.take(&id)?;
             let volume = keeper.get(&by, &id).await?;
             let size = range.grow(volume.size)?;
+            let vm = match &volume.published {
+                Some(_) => keeper.ask(&volume).await?.map(|place| place.vm),
+                None => None,
+            };
             let policy = keeper.policy(&volume.cluster);
             let more = size - volume.size;
             if more > 0 {
                 let usage = Usage { volumes: 0, bytes: more };
                 keeper.reserve(&policy, &volume.cluster, &volume.name, size, usage).await?;
             }
-            let holder = match &volume.published {
-                Some(published) => keeper.holder(published).await?,
-                None => None,
-            };
-            let vm = holder.filter(|vm| vm.power() != PowerState::Off).map(|vm| vm.name);
             let grown = keeper.0.volumes.grow(&id, size, vm.as_deref()).await;
             keeper.0.reserved.lock().await.remove(&(volume.cluster.clone(), volume.name.clone()));
             let size = grown.map_err(|error| logged("make a volume larger", &id, error))?;

@@ -113,6 +113,7 @@ impl From<VolumeError> for Problem {
             VolumeError::Unavailable(_) => {
                 Self::with_detail(Kind::Unavailable, "what holds the volume cannot be used now", words)
             }
+            VolumeError::InUse(_) => Self::with_detail(Kind::Unavailable, "the volume is in use", words),
             VolumeError::Damaged(_) => Self::with_detail(Kind::Internal, "the volume is damaged", words),
             VolumeError::Disk(error) => error.into(),
             VolumeError::System(..) => fault(words),

@@ -4,11 +4,11 @@
 //!  remembered: a VM has it ──and QEMU has no such disk──▶ plugged again      (the VM was restarted, or somebody unplugged it)
 //!  remembered: leaving     ──and QEMU has no such disk──▶ its image is closed, and it is forgotten
 //!                                                                            (this program ended in between)
+//! remembered: another, or none ──and QEMU has it──▶ taken away               (it was forgotten by force, or came back late)
 //! ```
 //!
 //! A VM is looked at when it is back, when its agent is, and all are now and then.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
@@ -16,7 +16,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::{Asker, Keeper, PATIENCE};
-use crate::host::backends::volumes::Volume;
+use crate::host::backends::volumes::{Place, Volume};
 use crate::host::disks::release::{self, Agent};
 use crate::host::fleet::Watched;
 use crate::wire::proto::v1::virtual_machine_event::Kind;
@@ -59,18 +59,13 @@ impl Keeper {
                 return tracing::debug!(%error, "cannot look for volumes that are not where they should be");
             }
         };
-        let published: BTreeSet<_> = volumes
-            .iter()
-            .filter_map(|volume| volume.published.as_ref())
-            .map(|published| &published.uuid)
-            .collect();
-        if published.is_empty() {
+        if volumes.is_empty() {
             return;
         }
         let Ok(vms) = self.0.fleet.list(false).await else { return };
         let wanted = |name: Option<&str>, vm: &str| name.is_none_or(|name| name == vm);
         for vm in vms {
-            if !published.contains(&vm.uuid) || !wanted(name, &vm.name) || vm.power() == PowerState::Off {
+            if !wanted(name, &vm.name) || vm.power() == PowerState::Off {
                 continue;
             }
             let Ok(turn) = self.0.turns.take(&format!("vm {}", vm.name)) else { continue };
@@ -94,6 +89,27 @@ impl Keeper {
             // Somebody is at it.
             let Ok(_turn) = self.0.turns.take(&volume.id) else { continue };
             self.mend(&volume.id, vm, uuid).await;
+        }
+        for volume in volumes.iter().filter(|volume| !has(volume) && plugged.contains(&volume.id)) {
+            let Ok(_turn) = self.0.turns.take(&volume.id) else { continue };
+            self.take_back(&volume.id, vm, uuid).await;
+        }
+    }
+
+    /// Takes a volume away from a VM that is not to have it, if that is still so.
+    async fn take_back(&self, id: &str, vm: &str, uuid: &str) {
+        let Ok(Some(volume)) = self.0.volumes.get(id).await else { return };
+        let is_its = volume.published.as_ref().is_some_and(|published| published.uuid == uuid);
+        if is_its || !self.0.volumes.plugged(vm).await.is_ok_and(|plugged| plugged.contains(id)) {
+            return;
+        }
+        tracing::warn!(volume = id, vm, "a VM has a volume that it is not to have; it is taken away");
+        let agent = Agent::new(&self.0.fleet, vm, &self.0.volumes.serial(id).unwrap_or_default());
+        let place = Place { uuid: uuid.to_owned(), vm: vm.to_owned() };
+        let taken = self.0.volumes.take_back(id, &place, PATIENCE, release::bounded(agent)).await;
+        match taken {
+            Ok(()) => self.tell(VolumeAction::Detached, &volume, &Asker::Host, Some(vm)).await,
+            Err(error) => tracing::warn!(volume = id, vm, %error, "it cannot be taken away"),
         }
     }
 

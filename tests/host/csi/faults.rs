@@ -79,33 +79,6 @@ fn a_vm_that_comes_back_without_its_volumes_gets_them_again() {
 }
 
 #[test]
-fn a_vm_that_is_off_or_gone_has_no_volumes() {
-    let (mut vms, _, id) = published();
-    let b = vms.of("b");
-    vms.end("a");
-    b.unpublish(&id, "a").unwrap();
-    assert_eq!(b.all(), [(id.clone(), vec![])]);
-    vms.boot("a", 1);
-    b.publish(&id, "a").unwrap();
-    // Taken out of the settings, as one that was deleted.
-    let folder = vms.lab.path("");
-    let folder = folder.display();
-    let uuid = crate::lab::uuid(1);
-    let vm = format!(
-        "[[vm]]\nname = 'a'\nuuid = '{uuid}'\nunix-socket = '{folder}a.sock'\ncallback-socket = '{folder}a.sock.callback'\n\
-         qmp = '{folder}a.qmp'\ncluster = 'dev'\n"
-    );
-    vms.lab.edit(&vm, "");
-    vms.lab.until("it is not on this host", || {
-        b.publish(&id, "a").is_err_and(|status| status.message().contains("is not on this host"))
-    });
-    b.publish(&id, "b").unwrap();
-    assert_eq!(b.all(), [(id.clone(), vec!["b".to_owned()])]);
-    b.unpublish(&id, "a").unwrap();
-    assert_eq!(b.all(), [(id, vec!["b".to_owned()])], "of the node that has it not");
-}
-
-#[test]
 fn what_was_begun_goes_on_when_the_caller_has_gone() {
     let (vms, a, id) = published();
     vms.qemu("a").guest_is(Manner::Slow);

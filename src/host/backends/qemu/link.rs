@@ -8,12 +8,14 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 use tokio::net::unix::UCred;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
+use crate::sys::process_end::Process;
 use crate::wire::qmp::{self, Message};
 
 /// Commands that wait for the connection.
@@ -72,6 +74,19 @@ impl Notice {
     }
 }
 
+/// Whether QEMU can be asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// Nobody has tried yet.
+    Untried,
+    /// It answers.
+    Connected,
+    /// Nobody listens at its socket, or there is none.
+    Absent,
+    /// Somebody is there, and does not answer; in words.
+    Silent(String),
+}
+
 /// The owner that files for QEMU should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
@@ -95,6 +110,8 @@ pub struct Link {
     calls: mpsc::Sender<Call>,
     notices: broadcast::Sender<Notice>,
     owner: watch::Receiver<Option<Owner>>,
+    standing: watch::Receiver<Standing>,
+    process: watch::Receiver<Option<Arc<Process>>>,
 }
 
 /// The monitor's end.
@@ -103,6 +120,8 @@ pub struct Inbox {
     calls: mpsc::Receiver<Call>,
     notices: broadcast::Sender<Notice>,
     owner: watch::Sender<Option<Owner>>,
+    standing: watch::Sender<Standing>,
+    process: watch::Sender<Option<Arc<Process>>>,
 }
 
 /// Both ends.
@@ -110,7 +129,12 @@ pub fn new() -> (Link, Inbox) {
     let (sender, calls) = mpsc::channel(INBOX);
     let notices = broadcast::Sender::new(NOTICES);
     let (owner, followed) = watch::channel(None);
-    (Link { calls: sender, notices: notices.clone(), owner: followed }, Inbox { calls, notices, owner })
+    let (standing, seen) = watch::channel(Standing::Untried);
+    let (process, known) = watch::channel(None);
+    (
+        Link { calls: sender, notices: notices.clone(), owner: followed, standing: seen, process: known },
+        Inbox { calls, notices, owner, standing, process },
+    )
 }
 
 impl Link {
@@ -136,6 +160,18 @@ impl Link {
     pub fn owner(&self) -> Option<Owner> {
         *self.owner.borrow()
     }
+
+    /// Whether QEMU can be asked, as soon as that was tried.
+    pub async fn standing(&self) -> Standing {
+        let mut standing = self.standing.clone();
+        let tried = standing.wait_for(|standing| *standing != Standing::Untried).await;
+        tried.map_or(Standing::Untried, |standing| standing.clone())
+    }
+
+    /// Whether the process has ended for certain that answered the last time.
+    pub fn has_ended(&self) -> bool {
+        self.process.borrow().as_ref().is_some_and(|process| process.has_ended().unwrap_or(false))
+    }
 }
 
 impl Inbox {
@@ -149,14 +185,17 @@ impl Inbox {
         }
     }
 
-    /// There is a connection, to a QEMU that runs as `credentials` say.
-    pub fn connected(&self, credentials: Option<UCred>) {
+    /// There is a connection, to a QEMU that runs as `credentials` say, in that `process`, if it can be known.
+    pub fn connected(&self, credentials: Option<UCred>, process: Option<Process>) {
         self.owner.send_replace(credentials.map(|user| Owner { uid: user.uid(), gid: user.gid() }));
+        self.process.send_replace(process.map(Arc::new));
+        self.standing.send_replace(Standing::Connected);
         self.tell(Some(Notice::Connected));
     }
 
-    /// There is no connection.
-    pub fn disconnected(&self) {
+    /// There is no connection, and so it stands with QEMU.
+    pub fn disconnected(&self, standing: Standing) {
+        self.standing.send_replace(standing);
         self.tell(Some(Notice::Disconnected));
     }
 

@@ -65,7 +65,7 @@ impl Monitor {
     fn start(of: (String, String, PathBuf), changes: mpsc::Sender<Change>) -> Self {
         let scope = Scope::new();
         let (link, inbox) = link::new();
-        let vm = Arc::new(hotplug::Vm::new(of.0.clone(), link, scope.children()));
+        let vm = Arc::new(hotplug::Vm::new(of.0.clone(), of.1.clone(), link, scope.children()));
         scope.children().spawn(Arc::clone(&vm).sweep());
         scope.children().spawn(monitor::run(of.0.clone(), of.2.clone(), changes, inbox));
         Self { of, vm, _scope: scope }

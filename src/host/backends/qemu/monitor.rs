@@ -25,8 +25,9 @@ use tokio::sync::mpsc;
 
 use super::super::super::text;
 use super::super::Change;
-use super::link::{Inbox, Notice, Pending};
+use super::link::{Inbox, Notice, Pending, Standing};
 use super::power::{Meaning, of_event, of_status};
+use crate::sys::process_end::Process;
 use crate::wire::proto::v1::PowerState;
 use crate::wire::qmp::{self, Lines, Message};
 
@@ -83,6 +84,14 @@ impl Error {
         !matches!(self, Self::NeverSeen(_) | Self::Unusable(_))
     }
 
+    /// Whether somebody is at the socket who could be asked.
+    fn standing(&self) -> Standing {
+        match self {
+            Self::Absent(_) | Self::NeverSeen(_) | Self::Ended => Standing::Absent,
+            error => Standing::Silent(text::chain(error)),
+        }
+    }
+
     /// What is known of the VM after this.
     fn power(&self) -> PowerState {
         match self {
@@ -101,7 +110,7 @@ pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>, mut
     let mut problem = Problem::default();
     loop {
         let Err(error) = watch(&path, seen, &mut problem, &mut teller, &mut inbox).await;
-        inbox.disconnected();
+        inbox.disconnected(error.standing());
         if matches!(error, Error::Unwanted) {
             return;
         }
@@ -203,6 +212,9 @@ async fn watch(
         status: String,
     }
     let stream = UnixStream::connect(path).await.map_err(|error| Error::of_connect(error, seen))?;
+    let credentials = stream.peer_cred().ok();
+    // Before QEMU says something, so that it is the process that does.
+    let process = credentials.and_then(|user| user.pid()).and_then(|number| Process::of(number).ok());
     let mut socket = Socket { stream, lines: Lines::default() };
     let greeting = async {
         while socket.message().await? != Message::Greeting {}
@@ -216,7 +228,7 @@ async fn watch(
     *problem = Problem::default();
     // Those that have asked get no answer when this one is dropped, and know by it that the connection is gone.
     let mut pending = Pending::default();
-    inbox.connected(socket.stream.peer_cred().ok());
+    inbox.connected(credentials, process);
     loop {
         tokio::select! {
             message = socket.message() => match message {

@@ -22,6 +22,8 @@ struct Wanted {
     /// A device of the host, not a regular file.
     is_device: bool,
     format: Format,
+    /// See [`NewDisk::is_whole`].
+    is_whole: bool,
     read_only: bool,
 }
 
@@ -72,6 +74,7 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
         file,
         is_device,
         format,
+        is_whole: disk.is_whole,
         read_only: disk.read_only,
     };
     let missing = missing(&seen, &wanted)?;
@@ -200,7 +203,7 @@ fn missing(seen: &Seen, wanted: &Wanted) -> Result<Missing, DiskError> {
 /// What `blockdev-add` is told.
 fn node(wanted: &Wanted) -> Value {
     let driver = if wanted.is_device { "host_device" } else { "file" };
-    json!({
+    let mut node = json!({
         "driver": wanted.format.name(),
         "node-name": wanted.name,
         "read-only": wanted.read_only,
@@ -210,8 +213,14 @@ fn node(wanted: &Wanted) -> Value {
             "filename": wanted.file,
             "read-only": wanted.read_only,
             "discard": "unmap",
+            // What QEMU does by itself only where it finds that it can.
+            "locking": "on",
         },
-    })
+    });
+    if wanted.is_whole && wanted.format == Format::Qcow2 {
+        node["backing"] = Value::Null;
+    }
+    node
 }
 
 /// What `device_add` is told.
@@ -247,6 +256,7 @@ mod tests {
             file: "/images/data.raw".into(),
             is_device: false,
             format: Format::Raw,
+            is_whole: false,
             read_only: false,
         }
     }

@@ -14,7 +14,8 @@
 //! A node without a device is what an operation left that was cut short, or a guest that let go late: [`Vm::sweep`]
 //! closes it when the connection to QEMU begins, and whenever a device of ours is gone.
 //!
-//! One file for each thing that can be done: `attach`, `detach`; a resize is one command.
+//! One file for each thing that can be done: `attach`, `detach`; a resize is one command. `authority` asks who has an
+//! image.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ use super::link::{Link, Notice, Owner};
 use crate::supervise::Children;
 
 mod attach;
+mod authority;
 mod detach;
 pub mod naming;
 mod place;
@@ -37,6 +39,7 @@ pub mod qcow2;
 mod seen;
 pub(super) mod volume;
 
+pub use authority::Said;
 use seen::Seen;
 
 /// The VMs of the list; nothing for one without a QMP socket.
@@ -53,6 +56,7 @@ pub struct Hotplug {
 #[derive(Debug)]
 pub struct Vm {
     name: String,
+    uuid: String,
     link: Link,
     children: Children,
     /// Held by who makes or closes nodes, so that a node on its way to a device is never taken for a leftover.
@@ -74,9 +78,9 @@ impl Drop for Turn {
 }
 
 impl Vm {
-    /// A VM that is asked through `link`; operations run as `children`.
-    pub fn new(name: String, link: Link, children: Children) -> Self {
-        Self { name, link, children, changing: Mutex::default(), busy: Momentary::default() }
+    /// A VM of this UUID that is asked through `link`; operations run as `children`.
+    pub fn new(name: String, uuid: String, link: Link, children: Children) -> Self {
+        Self { name, uuid, link, children, changing: Mutex::default(), busy: Momentary::default() }
     }
 
     fn turn(self: &Arc<Self>, serial: &str) -> Result<Turn, DiskError> {

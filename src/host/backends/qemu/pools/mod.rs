@@ -19,10 +19,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::super::disks::{AttachedDisk, Bus, DiskError, Disks, Format, GuestSide, NewDisk, Source};
-use super::super::volumes::{Capacity, Class, NewVolume, Plugged, Published, Volume, VolumeError, Volumes};
+use super::super::volumes::{
+    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Volume, VolumeError, Volumes,
+};
 use super::hotplug::Hotplug;
 use crate::sys::blocking;
 
+mod authority;
 mod folder;
 pub mod identity;
 mod record;
@@ -120,6 +123,7 @@ impl Pools {
                 bus,
                 source: Source::File(entry.image()),
                 format: Some(entry.record.format()),
+                is_whole: true,
                 read_only,
             };
             match self.hotplug.attach(vm, disk).await {
@@ -159,6 +163,11 @@ impl Volumes for Pools {
 
     async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError> {
         self.kept(move |store| store.create(new)).await
+    }
+
+    async fn holder(&self, id: &str) -> Result<Holder, VolumeError> {
+        let entry = self.entry(id).await?;
+        self.ask(&entry).await
     }
 
     async fn remove(&self, id: &str) -> Result<(), VolumeError> {
@@ -231,6 +240,25 @@ impl Volumes for Pools {
                 Err(error.into())
             }
         }
+    }
+
+    async fn take_back(
+        &self,
+        id: &str,
+        from: &Place,
+        patience: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Result<(), VolumeError> {
+        let entry = self.entry(id).await?;
+        if entry.record.published.is_none() {
+            // As long as it is there, it is remembered.
+            let (uuid, vm, node) = (from.uuid.clone(), from.vm.clone(), from.uuid.clone());
+            let found = Published { uuid, vm, node, read_only: false, leaving: true };
+            self.publish(id, Some(found)).await?;
+            return self.unplug(id, &from.vm, patience, guest).await;
+        }
+        self.hotplug.detach(&from.vm, entry.serial().to_owned(), patience, guest).await?;
+        Ok(())
     }
 
     async fn forget(&self, id: &str) -> Result<(), VolumeError> {

@@ -76,6 +76,18 @@ pub struct Published {
     pub leaving: bool,
 }
 
+impl Published {
+    /// The VM's UUID.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Its name at that time.
+    pub fn vm(&self) -> &str {
+        &self.vm
+    }
+}
+
 impl Record {
     /// Of a volume to be.
     pub fn new(id: String, new: volumes::NewVolume, format: Format, full: bool) -> Self {

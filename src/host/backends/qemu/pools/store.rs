@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::super::super::volumes::{Capacity, NewVolume, Published, Volume, VolumeError};
 use super::folder::{Folder, Lock, is_full};
 use super::record::{Record, Stage};
-use super::{Allocation, Pool, identity};
+use super::{Allocation, Pool, authority, identity};
 use crate::sys::usage::usage;
 
 /// Where the largest volume ends: 64 TiB.
@@ -289,6 +289,8 @@ impl Store {
     pub fn remove(&self, id: &str) -> Result<(), VolumeError> {
         let mut entry = self.entry(id)?;
         let serial = entry.serial().to_owned();
+        // Held until the image is gone.
+        let _claim = authority::claim(&entry.image())?;
         entry.record.stage = Stage::Removing;
         self.keep(&entry, Folder::keep_anyhow)?;
         let failed = |error| VolumeError::System("remove", entry.image(), error);

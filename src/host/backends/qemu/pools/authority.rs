@@ -1,0 +1,207 @@
+//! Who holds a volume, and that nobody does.
+//!
+//! ```text
+//!                       the VM that is remembered to have it
+//!  says that it has ─────────────────────────────────────────▶ On
+//!  says that it has it not ──────────────────────────────────▶ Off
+//!  is there and does not say it ─────────────────────────────▶ Unknown
+//!  is not there, or is not in the settings, or nobody is remembered:
+//!       the kernel says that nobody on this machine has the image open ───────────▶ Off
+//!       somebody has: another VM says that it is that one ────────────────────────▶ On
+//!                     nobody does ────────────────────────────────────────────────▶ Unknown
+//!       the file system cannot tell: the process has ended that had it ───────────▶ Off
+//!                                    otherwise ───────────────────────────────────▶ Unknown
+//! ```
+//!
+//! What the kernel says is a [`Lease`] of the image; and for file systems where others may have it, the locks that QEMU
+//! holds on images (its file driver's `locking`).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
+
+use super::super::super::volumes::{Holder, Place, VolumeError};
+use super::super::hotplug::Said;
+use super::Pools;
+use super::store::Entry;
+use crate::sys::blocking;
+use crate::sys::lease::{Denied, Lease};
+
+/// The bytes of an image that QEMU locks to say how it uses it (`RAW_LOCK_PERM_BASE` and `RAW_LOCK_SHARED_BASE` of
+/// block/file-posix.c, with room for all permissions).
+const LOCKS: std::ops::Range<i64> = 100..300;
+/// How often, and after which time, it is looked again at an image that somebody has open.
+const AGAIN: usize = 10;
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// Whether somebody has an image open.
+#[derive(Debug)]
+pub enum Use {
+    /// Nobody has, or there is no image.
+    Nobody(Option<Claim>),
+    /// Somebody has.
+    Somebody,
+    /// It cannot be told; in words why.
+    Untold(String),
+}
+
+/// Nobody has the image open as long as this lives, but for the one who made it.
+#[derive(Debug)]
+pub struct Claim {
+    _lease: Lease,
+}
+
+/// Looks whether anybody has the image open. Blocks.
+///
+/// # Errors
+/// As open(2) and fcntl(2) give them.
+pub fn look(image: &Path) -> io::Result<Use> {
+    // Who has just let go of it, or ends, may have it for some moments more.
+    for _ in 0..AGAIN {
+        match look_once(image)? {
+            Use::Somebody => sleep(MOMENT),
+            found => return Ok(found),
+        }
+    }
+    look_once(image)
+}
+
+fn look_once(image: &Path) -> io::Result<Use> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let opened = File::options().read(true).custom_flags(flags.bits()).open(image);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Use::Nobody(None)),
+        Err(error) => return Err(error),
+    };
+    if is_locked(&file)? {
+        return Ok(Use::Somebody);
+    }
+    Ok(match Lease::take(file) {
+        Ok(lease) => Use::Nobody(Some(Claim { _lease: lease })),
+        Err(Denied::InUse) => Use::Somebody,
+        Err(denied @ Denied::Untold(_)) => Use::Untold(denied.to_string()),
+    })
+}
+
+/// Whether a QEMU, on whatever machine, says by its locks that it uses the image.
+fn is_locked(file: &File) -> io::Result<bool> {
+    let narrow = |constant: libc::c_int| libc::c_short::try_from(constant).map_err(io::Error::other);
+    let mut lock = libc::flock {
+        l_type: narrow(libc::F_WRLCK)?,
+        l_whence: narrow(libc::SEEK_SET)?,
+        l_start: LOCKS.start,
+        l_len: LOCKS.end - LOCKS.start,
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    Ok(lock.l_type != narrow(libc::F_UNLCK)?)
+}
+
+/// Claims the image of a volume that is to be removed, and that nobody is remembered to have. Blocks.
+///
+/// # Errors
+/// [`VolumeError::InUse`] if somebody has it open.
+pub fn claim(image: &Path) -> Result<Option<Claim>, VolumeError> {
+    let failed = |error| VolumeError::System("look at", image.to_owned(), error);
+    match look(image).map_err(failed)? {
+        Use::Nobody(claim) => Ok(claim),
+        Use::Somebody => Err(VolumeError::InUse(in_use(image))),
+        // Nobody is remembered to have it, which takes proof, and no QEMU says that it has.
+        Use::Untold(_) => Ok(None),
+    }
+}
+
+fn in_use(image: &Path) -> String {
+    format!(
+        "the image {} is open in another program, and no VM that can be asked says that it is its",
+        image.display()
+    )
+}
+
+impl Pools {
+    /// Who holds the volume of this entry.
+    pub(super) async fn ask(&self, entry: &Entry) -> Result<Holder, VolumeError> {
+        let (serial, image) = (entry.serial(), real(entry.image()).await);
+        let mut ended = entry.record.published.is_none();
+        if let Some(published) = &entry.record.published {
+            let uuid = published.uuid();
+            match self.hotplug.ask(uuid, serial, &image).await {
+                Said::Has(vm) => return Ok(Holder::On(Place { uuid: uuid.to_owned(), vm })),
+                Said::HasNot => return Ok(Holder::Off),
+                Said::Silent(words) => {
+                    let vm = published.vm();
+                    return Ok(Holder::Unknown(format!(
+                        "the VM {vm} may have it, and cannot be asked: {words}"
+                    )));
+                }
+                Said::Absent { ended: proved } => ended = proved,
+                Said::Unlisted => {}
+            }
+        }
+        let looked = image.clone();
+        let found = blocking::run(move || look(&looked)).await;
+        Ok(match found.map_err(|error| VolumeError::System("look at", image.clone(), error))? {
+            Use::Nobody(_) => Holder::Off,
+            Use::Somebody => match self.hotplug.who_has(serial, &image).await {
+                Some((uuid, vm)) => Holder::On(Place { uuid, vm }),
+                None => Holder::Unknown(in_use(&image)),
+            },
+            Use::Untold(_) if ended => Holder::Off,
+            Use::Untold(words) => Holder::Unknown(format!(
+                "the VM that had it cannot be asked, and of its image {} nobody can say whether it is open: {words}",
+                image.display()
+            )),
+        })
+    }
+}
+
+/// The path without links, as QEMU is told it; as it is where that cannot be found out.
+async fn real(image: PathBuf) -> PathBuf {
+    blocking::run(move || image.canonicalize().unwrap_or(image)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_somebody_has_open_is_not_claimed() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("a.raw");
+        assert!(claim(&image).unwrap().is_none(), "there is none");
+        let open = File::create(&image).unwrap();
+        assert!(matches!(claim(&image), Err(VolumeError::InUse(words)) if words.contains("a.raw")));
+        drop(open);
+        let claim = claim(&image).unwrap().unwrap();
+        std::fs::remove_file(&image).unwrap();
+        drop(claim);
+    }
+
+    #[test]
+    fn the_locks_of_qemu_are_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("a.raw");
+        let holder = File::create(&image).unwrap();
+        let other = File::open(&image).unwrap();
+        assert!(!is_locked(&other).unwrap());
+        let lock = libc::flock {
+            l_type: libc::F_RDLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: 203,
+            l_len: 1,
+            l_pid: 0,
+        };
+        let readable = File::open(&image).unwrap();
+        fcntl(&readable, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+        assert!(is_locked(&other).unwrap());
+        drop((holder, readable));
+        assert!(!is_locked(&other).unwrap());
+    }
+}

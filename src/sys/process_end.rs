@@ -1,0 +1,55 @@
+//! Whether another process has ended: a pidfd, pidfd_open(2), which stands for one process and for no later one with the
+//! same number.
+
+use std::io;
+use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// A process that ran when this was made.
+#[derive(Debug)]
+pub struct Process(OwnedFd);
+
+impl Process {
+    /// The process with this number. That it is the one that is meant, and not a later one, the caller knows by something
+    /// that the process does after this.
+    ///
+    /// # Errors
+    /// As pidfd_open(2) gives them: there is none, or the kernel is older than 5.3.
+    pub fn of(number: i32) -> io::Result<Self> {
+        // SAFETY: pidfd_open(2) takes two numbers, and no pointer.
+        let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
+        let descriptor = Errno::result(opened)?;
+        let descriptor = i32::try_from(descriptor).map_err(io::Error::other)?;
+        // SAFETY: the kernel has just given this descriptor to nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+    }
+
+    /// Whether it has ended, with all of its threads and so with all of its descriptors.
+    ///
+    /// # Errors
+    /// As poll(2) gives them.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        let mut asked = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        Ok(poll(&mut asked, PollTimeout::ZERO)? > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the test needs a process")]
+    fn the_end_of_a_process_is_seen() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Process::of(i32::try_from(child.id()).unwrap()).unwrap();
+        assert!(!process.has_ended().unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(process.has_ended().unwrap());
+        assert!(Process::of(i32::MAX).is_err());
+    }
+}
