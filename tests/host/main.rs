@@ -23,6 +23,8 @@ mod neighbour;
 mod proxy;
 mod qmp;
 mod release;
+#[path = "../soak.rs"]
+mod soak;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../fixtures/traps.rs"]
 mod traps;

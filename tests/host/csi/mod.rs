@@ -19,7 +19,9 @@ mod clusters;
 mod faults;
 mod full;
 mod life;
+mod machine;
 mod people;
+mod random;
 mod rules;
 
 /// A machine with VMs, each with an agent and a QEMU, that have volumes.

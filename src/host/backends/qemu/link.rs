@@ -24,6 +24,8 @@ const INBOX: usize = 64;
 const NOTICES: usize = 256;
 /// How long a command may take. The longest is a resize, which may have to write.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a question may take, which changes nothing.
+const QUESTION_DEADLINE: Duration = Duration::from_secs(10);
 /// The first number of a command; lower ones are the monitor's own.
 const FIRST_ID: u64 = 1000;
 
@@ -37,8 +39,8 @@ pub enum CallError {
     #[error("the connection to QEMU ended meanwhile; repeat the command")]
     Lost,
     /// QEMU took too long. Whether the command was carried out is unknown.
-    #[error("QEMU has not answered for {} s", ANSWER_DEADLINE.as_secs())]
-    Silent,
+    #[error("QEMU has not answered for {} s", .0.as_secs())]
+    Silent(Duration),
     /// QEMU did not do it.
     #[error("QEMU refused: {description}")]
     Refused {
@@ -148,7 +150,9 @@ impl Link {
             self.calls.send(Call { command, arguments, answer }).await.map_err(|_| CallError::Lost)?;
             answered.await.map_err(|_| CallError::Lost)?
         };
-        tokio::time::timeout(ANSWER_DEADLINE, asked).await.unwrap_or(Err(CallError::Silent))
+        let is_question = command.starts_with("query-") || matches!(command, "qom-list" | "qom-get");
+        let deadline = if is_question { QUESTION_DEADLINE } else { ANSWER_DEADLINE };
+        tokio::time::timeout(deadline, asked).await.unwrap_or(Err(CallError::Silent(deadline)))
     }
 
     /// What happens from now on. It says nothing any more when the monitor has ended.

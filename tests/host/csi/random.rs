@@ -1,0 +1,405 @@
+//! Random operations of two clusters on two hosts, with real QEMUs, while everything is killed, stopped, shut down and
+//! taken out of the settings. After each step it is looked from outside at what QEMU has open: never two writers,
+//! never an image without a name that is open, never a volume that is lost, never a success that is none.
+//!
+//! `GUESTLET_STEPS` says how many steps, `GUESTLET_SEED` repeats a run.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use tonic::Status;
+
+use super::machine::Machine;
+use super::{Asking, serial};
+use crate::guest::{Door, Guest, Manner, info};
+use crate::lab::{Lab, text, uuid};
+use crate::soak::steps;
+
+const MIB: i64 = 1 << 20;
+/// Steps in `make test`; many more are in `make soak`.
+const FEW: u64 = 150;
+const MANY: u64 = 2000;
+const VMS: u8 = 6;
+
+/// Numbers that look random, the same for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).unwrap() % end
+    }
+}
+
+struct Vm {
+    name: String,
+    number: u8,
+    host: usize,
+    cluster: &'static str,
+    table: String,
+    is_listed: bool,
+    is_shut_down: bool,
+    machine: Option<Machine>,
+    guest: Guest,
+}
+
+impl Vm {
+    /// Whether its agent is connected, and so may ask.
+    fn may_ask(&self) -> bool {
+        self.is_listed && self.machine.is_some() && !self.is_shut_down
+    }
+}
+
+/// A volume that was made.
+#[derive(Debug, Clone)]
+struct Made {
+    id: String,
+    host: usize,
+    cluster: &'static str,
+    bytes: i64,
+    /// Where it was published the last time.
+    node: Option<usize>,
+    /// A removal was begun and failed: whether it is there is not known.
+    is_doubtful: bool,
+}
+
+struct World {
+    hosts: Vec<Lab>,
+    vms: Vec<Vm>,
+    made: BTreeMap<String, Made>,
+    random: Random,
+    names: u32,
+    successes: BTreeMap<&'static str, u32>,
+}
+
+impl World {
+    fn start(seed: u64) -> Self {
+        let cluster = |number: u8| if number.is_multiple_of(3) { "prod" } else { "dev" };
+        let mut hosts = Vec::new();
+        let mut vms = Vec::new();
+        for host in 0..2_usize {
+            let mut lab = Lab::new();
+            for (name, rest) in [("fast", "default = true"), ("qcow", "format = 'qcow2'")] {
+                let path = text(&lab.path(&format!("pools/{name}")));
+                lab = lab.set(&format!("[[pool]]\nname = '{name}'\npath = '{path}'\n{rest}"));
+            }
+            for number in 1..=VMS {
+                if usize::from(number - 1) / 3 != host {
+                    continue;
+                }
+                let name = format!("vm{number}");
+                let folder = text(&lab.path(""));
+                let table = format!(
+                    "[[vm]]\nname = '{name}'\nuuid = '{}'\nunix-socket = '{folder}{name}.sock'\n\
+                     callback-socket = '{folder}{name}.sock.callback'\nqmp = '{folder}{name}.qmp'\n\
+                     cluster = '{}'\n",
+                    uuid(number),
+                    cluster(number)
+                );
+                lab = lab.set(&table);
+                let mut info = info(&uuid(number), "boot-1");
+                info.capabilities.push("disks".to_owned());
+                let guest = Guest::start(&lab.path(&format!("{name}.sock")), Door::Unix, Manner::Good, info);
+                let machine = Some(Machine::start(&lab.path(&format!("{name}.qmp"))));
+                let cluster = cluster(number);
+                let (is_listed, is_shut_down) = (true, false);
+                vms.push(Vm { name, number, host, cluster, table, is_listed, is_shut_down, machine, guest });
+            }
+            hosts.push(lab.start());
+        }
+        let random = Random(seed);
+        let world = Self { hosts, vms, made: BTreeMap::new(), random, names: 0, successes: BTreeMap::new() };
+        world.settle();
+        world
+    }
+
+    /// Waits until those that may ask can.
+    fn settle(&self) {
+        for vm in self.vms.iter().filter(|vm| vm.may_ask()) {
+            self.hosts[vm.host].until_vm(&vm.name, |seen| {
+                matches!(seen["power"].as_str(), Some("running" | "paused")) && seen["callback"] == "open"
+            });
+        }
+    }
+
+    fn image(&self, made: &Made) -> PathBuf {
+        let (pool, _) = made.id.split_once('.').unwrap();
+        let ending = if pool == "qcow" { "qcow2" } else { "raw" };
+        let path = self.hosts[made.host].path(&format!("pools/{pool}/{}.{ending}", serial(&made.id)));
+        path.canonicalize().unwrap_or(path)
+    }
+
+    /// One that asks, if there is any.
+    fn asker(&mut self) -> Option<usize> {
+        let may: Vec<_> = (0..self.vms.len()).filter(|vm| self.vms[*vm].may_ask()).collect();
+        (!may.is_empty()).then(|| may[self.random.below(may.len())])
+    }
+
+    /// A volume, most often one that the asker's cluster has on its host.
+    fn volume(&mut self, asker: usize) -> Option<Made> {
+        let near =
+            |made: &&Made| (made.host, made.cluster) == (self.vms[asker].host, self.vms[asker].cluster);
+        let near: Vec<_> = self.made.values().filter(near).cloned().collect();
+        let all: Vec<_> =
+            self.made.values().filter(|made| made.host == self.vms[asker].host).cloned().collect();
+        let among = if near.is_empty() || self.random.below(8) == 0 { all } else { near };
+        (!among.is_empty()).then(|| among[self.random.below(among.len())].clone())
+    }
+
+    /// A node, most often one that may have the volume.
+    fn node(&mut self, volume: &Made) -> usize {
+        let may = |vm: &&usize| {
+            (self.vms[**vm].host, self.vms[**vm].cluster) == (volume.host, volume.cluster)
+                && self.vms[**vm].may_ask()
+        };
+        let all: Vec<_> = (0..self.vms.len()).collect();
+        let near: Vec<_> = all.iter().filter(may).copied().collect();
+        let among = if near.is_empty() || self.random.below(6) == 0 { all } else { near };
+        let node = among[self.random.below(among.len())];
+        volume.node.filter(|_| self.random.below(3) > 0).unwrap_or(node)
+    }
+
+    fn asking(&self, asker: usize) -> Asking {
+        Asking(self.vms[asker].guest.client())
+    }
+
+    fn step(&mut self) -> String {
+        let what = self.random.below(40);
+        match what {
+            0..30 => {
+                let Some(asker) = self.asker() else { return self.disturb(30) };
+                self.operate(asker, what)
+            }
+            what => self.disturb(what),
+        }
+    }
+
+    fn operate(&mut self, asker: usize, what: usize) -> String {
+        let (host, cluster) = (self.vms[asker].host, self.vms[asker].cluster);
+        let asking = self.asking(asker);
+        let by = self.vms[asker].name.clone();
+        if what < 5 || self.made.is_empty() {
+            self.names += 1;
+            let class = ["fast", "qcow"][self.random.below(2)];
+            let made = asking.create_in(&format!("v{}", self.names), 12 * MIB, Some(class));
+            if let Ok(volume) = &made {
+                let (id, bytes) = (volume.volume_id.clone(), volume.capacity_bytes);
+                self.made
+                    .insert(id.clone(), Made { id, host, cluster, bytes, node: None, is_doubtful: false });
+            }
+            return self.said("create", &by, "", made.map(drop));
+        }
+        let Some(volume) = self.volume(asker) else { return "nothing".to_owned() };
+        let id = volume.id.clone();
+        let is_ours = (volume.host, volume.cluster) == (host, cluster);
+        match what {
+            5..15 => {
+                let node = self.node(&Made { node: None, ..volume.clone() });
+                let name = self.vms[node].name.clone();
+                let done = asking.publish(&id, &name).map(drop);
+                if done.is_ok() {
+                    self.made.get_mut(&id).unwrap().node = Some(node);
+                    assert!(is_ours && self.vms[node].host == host, "{by} published {id} to {name}");
+                    let machine = self.vms[node].machine.as_ref().unwrap();
+                    assert!(machine.has_node_of(&self.image(&volume)), "{name} has not {id}");
+                }
+                self.said("publish", &by, &format!("{id} {name}"), done)
+            }
+            15..24 => {
+                let node = self.node(&volume);
+                let name = self.vms[node].name.clone();
+                let done = asking.unpublish(&id, &name);
+                if done.is_ok()
+                    && let Some(machine) = &self.vms[node].machine
+                {
+                    let image = self.image(&volume);
+                    assert!(!machine.has_node_of(&image), "{name} still has {id}");
+                }
+                self.said("unpublish", &by, &format!("{id} {name}"), done)
+            }
+            24..28 => {
+                let done = asking.delete(&id);
+                match &done {
+                    Ok(()) => {
+                        assert!(is_ours, "{by} removed {id}");
+                        assert!(!self.image(&volume).exists(), "{id} is still there");
+                        self.made.remove(&id);
+                    }
+                    Err(_) if is_ours => self.made.get_mut(&id).unwrap().is_doubtful = true,
+                    Err(_) => {}
+                }
+                self.said("delete", &by, &id, done)
+            }
+            _ => {
+                let bytes = volume.bytes + 2 * MIB;
+                let done = asking.expand(&id, bytes);
+                if let Ok(bytes) = &done {
+                    assert!(is_ours, "{by} made {id} larger");
+                    self.made.get_mut(&id).unwrap().bytes = *bytes;
+                }
+                self.said("expand", &by, &id, done.map(drop))
+            }
+        }
+    }
+
+    fn said(&mut self, what: &'static str, by: &str, about: &str, outcome: Result<(), Status>) -> String {
+        let outcome = match outcome {
+            Ok(()) => {
+                *self.successes.entry(what).or_default() += 1;
+                "done".to_owned()
+            }
+            Err(status) => format!("{:?}: {}", status.code(), status.message()),
+        };
+        format!("{by}: {what} {about}: {outcome}")
+    }
+
+    fn disturb(&mut self, what: usize) -> String {
+        let off: Vec<_> = (0..self.vms.len()).filter(|vm| !self.vms[*vm].may_ask()).collect();
+        let (at, what) = if off.len() > 2 {
+            let at = off[self.random.below(off.len())];
+            (at, if self.vms[at].is_listed { 30 } else { 36 })
+        } else {
+            (self.random.below(self.vms.len()), what)
+        };
+        let host = self.vms[at].host;
+        let vm = &mut self.vms[at];
+        let name = vm.name.clone();
+        let done = match what {
+            30..33 => {
+                vm.is_shut_down = false;
+                match vm.machine.take() {
+                    Some(machine) => {
+                        drop(machine);
+                        "killed"
+                    }
+                    None => {
+                        vm.machine = Some(Machine::start(&self.hosts[host].path(&format!("{name}.qmp"))));
+                        "booted"
+                    }
+                }
+            }
+            33 | 34 => match &vm.machine {
+                Some(machine) if !vm.is_shut_down => {
+                    machine.shut_down();
+                    vm.is_shut_down = true;
+                    "shut down"
+                }
+                _ => "off already",
+            },
+            35 => match &vm.machine {
+                Some(machine) if !vm.is_shut_down => {
+                    machine.ask(["stop", "cont"][self.random.below(2)]);
+                    "stopped or continued"
+                }
+                _ => "off already",
+            },
+            36 | 37 => {
+                let absent = format!("# {name} is not there\n");
+                let (from, to) = if vm.is_listed { (&vm.table, &absent) } else { (&absent, &vm.table) };
+                self.hosts[host].edit(from, to);
+                vm.is_listed = !vm.is_listed;
+                let is_listed = vm.is_listed;
+                let lab = &self.hosts[host];
+                lab.until("the list is read", || {
+                    lab.words(&["ls", "-o", "json"]).contains(&format!("\"{name}\"")) == is_listed
+                });
+                "put in or taken out of the settings"
+            }
+            _ => {
+                self.hosts[host].kill();
+                self.hosts[host].again();
+                "host half killed"
+            }
+        };
+        self.settle();
+        format!("{name}: {done}")
+    }
+
+    /// What must be so whatever was done.
+    fn check(&self) {
+        let mut writers: BTreeMap<PathBuf, Vec<&str>> = BTreeMap::new();
+        for vm in &self.vms {
+            let Some(machine) = &vm.machine else { continue };
+            for lab in &self.hosts {
+                let pools = lab.path("pools").canonicalize().unwrap();
+                for open in machine.open_below(&pools) {
+                    assert!(!open.is_unlinked, "{} has {open:?}", vm.name);
+                    if open.is_writable {
+                        let of = writers.entry(open.path).or_default();
+                        // QEMU may have one image behind several descriptors.
+                        if of.last() != Some(&vm.name.as_str()) {
+                            of.push(&vm.name);
+                        }
+                    }
+                }
+            }
+        }
+        for (image, of) in writers {
+            assert!(of.len() == 1, "{} is written by {of:?}", image.display());
+        }
+        for made in self.made.values().filter(|made| !made.is_doubtful) {
+            let image = self.image(made);
+            let length = image.metadata().unwrap_or_else(|error| panic!("{made:?} is lost: {error}")).len();
+            assert!(length >= 12 * MIB.unsigned_abs() || made.id.starts_with("qcow"), "{made:?} is short");
+        }
+    }
+
+    /// In the end all volumes are there, can be taken away and removed.
+    fn end(&mut self) {
+        for at in 0..self.vms.len() {
+            let host = self.vms[at].host;
+            let vm = &mut self.vms[at];
+            if !vm.is_listed {
+                let absent = format!("# {} is not there\n", vm.name);
+                self.hosts[host].edit(&absent, &vm.table.clone());
+                vm.is_listed = true;
+            }
+            if vm.is_shut_down || vm.machine.is_none() {
+                vm.machine = None;
+                vm.machine = Some(Machine::start(&self.hosts[host].path(&format!("{}.qmp", vm.name))));
+                vm.is_shut_down = false;
+            }
+        }
+        self.settle();
+        for made in self.made.clone().into_values() {
+            let of = |vm: &Vm| (vm.host, vm.cluster) == (made.host, made.cluster);
+            let asker = self.vms.iter().position(of).unwrap();
+            let (vms, host) = (&self.vms, &self.hosts[made.host]);
+            host.until("a volume is taken away and removed", || {
+                let asking = Asking(vms[asker].guest.client());
+                let nodes = || vms.iter().filter(|vm| vm.host == made.host).map(|vm| vm.name.as_str());
+                let away = nodes().all(|node| asking.unpublish(&made.id, node).is_ok());
+                away && asking.delete(&made.id).is_ok()
+            });
+            assert!(!self.image(&made).exists(), "{made:?}");
+        }
+        for lab in &self.hosts {
+            for pool in ["fast", "qcow"] {
+                let Ok(entries) = std::fs::read_dir(lab.path(&format!("pools/{pool}"))) else { continue };
+                let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+                let left: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
+                assert!(left.is_empty(), "{pool}: {left:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_happens_a_volume_has_one_writer_and_none_is_lost() {
+    let number = |name: &str| std::env::var(name).ok().map(|said| said.parse::<u64>().unwrap());
+    let seed = number("GUESTLET_SEED").unwrap_or_else(|| u64::from(std::process::id()));
+    let steps = number("GUESTLET_STEPS").unwrap_or(steps(FEW, MANY));
+    println!("GUESTLET_SEED={seed} GUESTLET_STEPS={steps} repeats this run");
+    let mut world = World::start(seed);
+    for step in 0..steps {
+        let what = world.step();
+        println!("{step}: {what}");
+        world.check();
+    }
+    world.end();
+    println!("{:?}", world.successes);
+    // A run in which nothing succeeds shows nothing.
+    for what in ["create", "publish", "unpublish"] {
+        assert!(world.successes.contains_key(what), "no {what} in {steps} steps");
+    }
+}
