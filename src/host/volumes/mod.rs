@@ -18,11 +18,12 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, oneshot, watch};
 
+use super::backends::Vm;
 use super::backends::volumes::{Capacity, NewVolume, Plugged, Published, Volume, Volumes};
 use super::disks::release::{self, Agent};
-use super::fleet::Handle;
+use super::fleet::{Handle, Identity, Machine};
 use crate::supervise::Scope;
-use crate::wire::proto::v1::{PowerState, VirtualMachine, VolumeAction};
+use crate::wire::proto::v1::{PowerState, VolumeAction};
 
 mod page;
 mod people;
@@ -242,7 +243,7 @@ impl Keeper {
         let key = (cluster.clone(), name.clone());
         let made = self.0.volumes.create(NewVolume { name, cluster, class, size, claim }).await;
         self.0.reserved.lock().await.remove(&key);
-        let volume = made.map_err(|error| logged("make a volume", &key.1, error))?;
+        let volume = made.map_err(|error| self.logged(by, "make a volume", &key.1, error))?;
         self.tell(VolumeAction::Created, &volume, by, None).await;
         Ok(volume)
     }
@@ -284,7 +285,8 @@ impl Keeper {
                 }
                 keeper.0.volumes.forget(&id).await?;
             }
-            keeper.0.volumes.remove(&id).await.map_err(|error| logged("remove a volume", &id, error))?;
+            let removed = keeper.0.volumes.remove(&id).await;
+            removed.map_err(|error| keeper.logged(&by, "remove a volume", &id, error))?;
             keeper.tell(VolumeAction::Removed, &volume, &by, None).await;
             Ok(())
         })
@@ -292,9 +294,14 @@ impl Keeper {
     }
 
     /// The VM that has a volume, if it is on this host.
-    async fn holder(&self, published: &Published) -> Result<Option<VirtualMachine>, Problem> {
-        let vms = self.0.fleet.list(false).await?;
-        Ok(vms.into_iter().find(|vm| vm.uuid == published.uuid))
+    async fn holder(&self, published: &Published) -> Result<Option<Machine>, Problem> {
+        Ok(self.0.fleet.find(Identity::Uuid(published.uuid.clone())).await?)
+    }
+
+    /// The VM of a cluster that a node's identifier means.
+    async fn node(&self, cluster: &str, node: &str) -> Result<Option<Machine>, Problem> {
+        let identity = Identity::Node { cluster: cluster.to_owned(), node: node.to_owned() };
+        Ok(self.0.fleet.find(identity).await?)
     }
 
     /// Plugs a volume into a VM of its cluster.
@@ -312,17 +319,17 @@ impl Keeper {
         self.begin(asker, move |keeper| async move {
             let _turn = keeper.0.turns.take(&id)?;
             let volume = keeper.get(&by, &id).await?;
-            let vms = keeper.0.fleet.list(false).await?;
-            let vm = node_of(&vms, &volume.cluster, &node).ok_or_else(|| Problem::no_node(&node))?;
-            keeper.is_free(&volume, &vms, vm, read_only).await?;
-            if vm.power() == PowerState::Off {
+            let found = keeper.node(&volume.cluster, &node).await?;
+            let Machine { vm, power } = found.ok_or_else(|| Problem::no_node(&node))?;
+            keeper.is_free(&volume, &vm, read_only).await?;
+            if power == PowerState::Off {
                 return Err(Problem::new(Kind::Unavailable, format!("the node {node} is off")));
             }
             let published =
                 Published { uuid: vm.uuid.clone(), vm: vm.name.clone(), node, read_only, leaving: false };
             let new = volume.published.as_ref() != Some(&published);
             let plugged = keeper.0.volumes.plug(&id, published, &vm.name).await;
-            let plugged = plugged.map_err(|error| logged("plug a volume", &id, error))?;
+            let plugged = plugged.map_err(|error| keeper.logged(&by, "plug a volume", &id, error))?;
             if new {
                 keeper.tell(VolumeAction::Attached, &volume, &by, Some(&vm.name)).await;
             }
@@ -332,13 +339,7 @@ impl Keeper {
     }
 
     /// Sees to it that no other VM has the volume, nor this one otherwise than wanted.
-    async fn is_free(
-        &self,
-        volume: &Volume,
-        vms: &[VirtualMachine],
-        vm: &VirtualMachine,
-        read_only: bool,
-    ) -> Result<(), Problem> {
+    async fn is_free(&self, volume: &Volume, vm: &Vm, read_only: bool) -> Result<(), Problem> {
         let Some(published) = &volume.published else { return Ok(()) };
         if published.uuid == vm.uuid {
             if published.leaving && self.0.volumes.plugged(&vm.name).await?.contains(&volume.id) {
@@ -353,10 +354,9 @@ impl Keeper {
             }
             return Ok(());
         }
-        let holder = vms.iter().find(|vm| vm.uuid == published.uuid);
-        match holder {
-            Some(holder) if holder.power() != PowerState::Off => {
-                let words = if holder.cluster == volume.cluster {
+        match self.holder(published).await? {
+            Some(holder) if holder.power != PowerState::Off => {
+                let words = if holder.vm.cluster == volume.cluster {
                     format!("the volume is published to the node {}", published.node)
                 } else {
                     "the volume is published to another node".to_owned()
@@ -386,21 +386,21 @@ impl Keeper {
             let _turn = keeper.0.turns.take(&id)?;
             let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
             let Some(published) = &volume.published else { return Ok(()) };
-            let vms = keeper.0.fleet.list(false).await?;
             if let Some(node) = &node {
-                let named = node_of(&vms, &volume.cluster, node).is_some_and(|vm| vm.uuid == published.uuid);
+                let named = keeper.node(&volume.cluster, node).await?;
+                let named = named.is_some_and(|named| named.vm.uuid == published.uuid);
                 let same = |one: &str| one.eq_ignore_ascii_case(node);
                 if !named && !same(&published.uuid) && published.node != *node && published.vm != *node {
                     return Ok(());
                 }
             }
-            match vms.iter().find(|vm| vm.uuid == published.uuid) {
-                Some(vm) if vm.power() != PowerState::Off => {
+            match keeper.holder(published).await? {
+                Some(Machine { vm, power }) if power != PowerState::Off => {
                     let serial = keeper.0.volumes.serial(&id).unwrap_or_default();
                     let agent = Agent::new(&keeper.0.fleet, &vm.name, &serial);
                     let side = if forced { release::side(agent, true).0 } else { release::bounded(agent) };
                     let unplugged = keeper.0.volumes.unplug(&id, &vm.name, PATIENCE, side).await;
-                    unplugged.map_err(|error| logged("unplug a volume", &id, error))?;
+                    unplugged.map_err(|error| keeper.logged(&by, "unplug a volume", &id, error))?;
                 }
                 _ => keeper.0.volumes.forget(&id).await?,
             }
@@ -430,10 +430,10 @@ impl Keeper {
                 Some(published) => keeper.holder(published).await?,
                 None => None,
             };
-            let vm = holder.filter(|vm| vm.power() != PowerState::Off).map(|vm| vm.name);
+            let vm = holder.filter(|found| found.power != PowerState::Off).map(|found| found.vm.name.clone());
             let grown = keeper.0.volumes.grow(&id, size, vm.as_deref()).await;
             keeper.0.reserved.lock().await.remove(&(volume.cluster.clone(), volume.name.clone()));
-            let size = grown.map_err(|error| logged("make a volume larger", &id, error))?;
+            let size = grown.map_err(|error| keeper.logged(&by, "make a volume larger", &id, error))?;
             if more > 0 {
                 let volume = Volume { size, ..volume };
                 keeper.tell(VolumeAction::Expanded, &volume, &by, vm.as_deref()).await;
@@ -442,12 +442,6 @@ impl Keeper {
         })
         .await
     }
-}
-
-/// The VM of a cluster that a node's identifier means: its UUID, or its name.
-fn node_of<'v>(vms: &'v [VirtualMachine], cluster: &str, node: &str) -> Option<&'v VirtualMachine> {
-    let ours = || vms.iter().filter(|vm| vm.cluster == cluster);
-    ours().find(|vm| vm.uuid.eq_ignore_ascii_case(node)).or_else(|| ours().find(|vm| vm.name == node))
 }
 
 /// Whether a volume that is there is what somebody wants.
@@ -479,12 +473,4 @@ fn check_name(name: &str) -> Result<(), Problem> {
         return Ok(());
     };
     Err(Problem::new(Kind::Invalid, format!("name {problem}")))
-}
-
-/// Logs what the guest is not told.
-fn logged(what: &str, about: &str, error: impl Into<Problem>) -> Problem {
-    let problem = error.into();
-    let words = problem.words_for_host();
-    tracing::warn!(about = super::text::clean(about), "cannot {what}: {words}");
-    problem
 }
