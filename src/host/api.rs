@@ -107,7 +107,9 @@ impl Admin for Api {
         &self,
         request: Request<ListVirtualMachinesRequest>,
     ) -> Result<Response<ListVirtualMachinesResponse>, Status> {
-        let virtual_machines = self.fleet.list(request.into_inner().with_state).await?;
+        let with_state = request.into_inner().with_state;
+        let known = self.fleet.list().await?;
+        let virtual_machines = known.into_iter().map(|known| known.told(with_state)).collect();
         Ok(Response::new(ListVirtualMachinesResponse { virtual_machines }))
     }
 
@@ -116,7 +118,7 @@ impl Admin for Api {
         request: Request<GetVirtualMachineRequest>,
     ) -> Result<Response<VirtualMachine>, Status> {
         let found = self.fleet.get(request.into_inner().name).await?;
-        Ok(Response::new(found.ok_or_else(unknown)?))
+        Ok(Response::new(found.ok_or_else(unknown)?.told(true)))
     }
 
     type WatchVirtualMachinesStream = Pin<Box<dyn Stream<Item = Result<VirtualMachineEvent, Status>> + Send>>;
@@ -146,7 +148,7 @@ impl Admin for Api {
         let request = request.into_inner();
         let plan = ping::Plan::of(&request)?;
         let caller = match self.fleet.caller(request.name).await?.ok_or_else(unknown)? {
-            Reach::Session(caller) => *caller,
+            Reach::Session { caller, .. } => *caller,
             Reach::NoSession => {
                 return Err(Status::failed_precondition("there is no session with this guest now"));
             }
@@ -159,16 +161,16 @@ impl Admin for Api {
         request: Request<ListVirtualMachineDisksRequest>,
     ) -> Result<Response<ListVirtualMachineDisksResponse>, Status> {
         let vm = self.fleet.get(request.into_inner().name).await?.ok_or_else(unknown)?;
-        let session = vm.session;
-        let state = vm.state.ok_or_else(|| {
+        let (session, last_heard) = (vm.view.session, vm.view.last_heard);
+        let state = vm.state.as_ref().ok_or_else(|| {
             Status::failed_precondition(
                 "this guest has not told yet which disks it has: there was no session",
             )
         })?;
         Ok(Response::new(ListVirtualMachineDisksResponse {
-            disks: state.disks,
-            file_systems: state.file_systems,
-            last_heard: vm.last_heard,
+            disks: state.disks.clone(),
+            file_systems: state.file_systems.clone(),
+            last_heard,
             session,
         }))
     }

@@ -1,6 +1,7 @@
 //! The last known state of a guest: what its events have made of it. Pure.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::limits::Limits;
 use crate::wire::proto::v1::{self, event::Kind};
@@ -39,7 +40,7 @@ impl fmt::Display for What {
 /// # Errors
 /// If the state would become larger than allowed; it stays as it was.
 pub fn fold(
-    state: &mut Option<v1::GuestState>,
+    state: &mut Option<Arc<v1::GuestState>>,
     event: &mut v1::Event,
     limits: &Limits,
 ) -> Result<(), Excess> {
@@ -47,11 +48,15 @@ pub fn fold(
     if let Kind::AgentReady(ready) = kind {
         if let Some(whole) = ready.state.take() {
             check(&whole, limits)?;
-            *state = Some(whole);
+            *state = Some(Arc::new(whole));
         }
         return Ok(());
     }
-    let state = state.get_or_insert_default();
+    // Most events: whoever still reads the state must not make them dear.
+    if matches!(kind, Kind::Heartbeat(_)) {
+        return Ok(());
+    }
+    let state = Arc::make_mut(state.get_or_insert_default());
     match kind {
         Kind::InterfacesChanged(change) => {
             check_interfaces(&change.interfaces, limits)?;
@@ -247,7 +252,7 @@ mod tests {
         assert_eq!((freeze.end.as_str(), freeze.holder.as_str()), ("deadline", "libvirt"));
         // One whose beginning was not heard of.
         fold(&mut state, &mut thawed, &Limits::default()).unwrap();
-        let freeze = state.unwrap().freeze.unwrap();
+        let freeze = state.unwrap().freeze.clone().unwrap();
         assert_eq!((freeze.since, freeze.ended, freeze.file_systems), (None, at(220), 0));
     }
 

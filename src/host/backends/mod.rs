@@ -14,6 +14,7 @@ use super::topology::Topology;
 use crate::transport::dial::Target;
 use crate::wire::proto::v1::PowerState;
 
+pub mod authority;
 pub mod disks;
 pub mod qemu;
 pub mod volumes;

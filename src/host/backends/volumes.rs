@@ -39,7 +39,7 @@ pub struct Volume {
 }
 
 /// Which VM has a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Published {
     /// The VM's UUID.
     pub uuid: String,
@@ -54,7 +54,7 @@ pub struct Published {
 }
 
 /// Who holds a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// This VM does, or may at any moment.
     On(Place),
@@ -65,7 +65,7 @@ pub enum Holder {
 }
 
 /// A VM that holds a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Its UUID.
     pub uuid: String,

@@ -48,13 +48,12 @@ impl Agent {
     /// For calls, or why there can be none.
     async fn caller(&self) -> Result<Caller, String> {
         let stopped = |error: super::super::fleet::Stopped| error.to_string();
-        let caller = match self.fleet.caller(self.vm.clone()).await.map_err(stopped)? {
-            Some(Reach::Session(caller)) => *caller,
+        let (caller, capabilities) = match self.fleet.caller(self.vm.clone()).await.map_err(stopped)? {
+            Some(Reach::Session { caller, capabilities }) => (caller, capabilities),
             _ => return Err("there is no session with an agent in this guest".to_owned()),
         };
-        let guest = self.fleet.get(self.vm.clone()).await.map_err(stopped)?.and_then(|vm| vm.guest);
-        if guest.is_some_and(|guest| guest.capabilities.iter().any(|one| one == CAPABILITY)) {
-            Ok(caller)
+        if capabilities.iter().any(|one| one == CAPABILITY) {
+            Ok(*caller)
         } else {
             Err(format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}"))
         }
@@ -167,8 +166,20 @@ impl GuestSide for Agent {
     async fn stays(&self) {
         let (vm, serial) = (&self.vm, &self.serial);
         match self.find().await {
-            Ok(name) => tracing::info!(vm, serial, name, "a disk stays, and its guest sees it again"),
-            Err(why) => tracing::warn!(vm, serial, why, "a disk stays, and its guest does not see it"),
+            Ok(name) => {
+                self.fleet.log().info(
+                    vm,
+                    serial,
+                    &format!("a disk stays, and its guest sees it again: {name}"),
+                );
+            }
+            Err(why) => {
+                self.fleet.log().warn(
+                    vm,
+                    serial,
+                    &format!("a disk stays, and its guest does not see it: {why}"),
+                );
+            }
         }
     }
 }
@@ -230,7 +241,7 @@ impl Bounded {
             let Ok(Some(Watched { mut coming, .. })) = fleet.watch(Some(vm.clone()), None).await else {
                 return;
             };
-            while !matches!(fleet.caller(vm.clone()).await, Ok(None | Some(Reach::Session(_))) | Err(_)) {
+            while !matches!(fleet.caller(vm.clone()).await, Ok(None | Some(Reach::Session { .. })) | Err(_)) {
                 drop(coming.recv().await);
             }
         };
@@ -256,7 +267,8 @@ impl GuestSide for Bounded {
                 Err(DiskError::NotReleased(format!("the guest does not let go of the volume: {why}")))
             }
             Err(Unreleased::Unasked(why)) => {
-                tracing::warn!(vm, serial, why, "a disk is taken away although its guest was not asked");
+                let words = format!("a disk is taken away although its guest was not asked: {why}");
+                self.agent.fleet.log().warn(vm, serial, &words);
                 Ok(())
             }
         }

@@ -10,9 +10,10 @@ use tokio::time::Instant;
 use super::super::backends::Vm;
 use super::super::history::History;
 use super::super::lines::{Lines, line};
-use super::super::session::Machine;
+use super::super::session;
 use super::super::talk::Caller;
 use super::super::topology::{self, Outcome, Told};
+use super::handle::{Known, Machine, Reach};
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{self, CallbackState, SessionState, virtual_machine_event::Kind};
 
@@ -22,10 +23,15 @@ const ONE_RESET: Duration = Duration::from_secs(1);
 /// One VM, and its session, which ends when this is dropped.
 pub(super) struct Entry {
     pub vm: Arc<Vm>,
-    pub view: v1::VirtualMachine,
+    /// What is told of it, without its state; shared with those who were told.
+    pub view: Arc<v1::VirtualMachine>,
+    /// What its events have made of it; shared likewise.
+    pub state: Option<Arc<v1::GuestState>>,
     pub history: History,
     /// For calls of others while the conversation is open.
     pub caller: Option<Box<Caller>>,
+    /// What its agent said that it can.
+    capabilities: Arc<[String]>,
     pub running: Running,
     /// Where it runs, as its sessions tell its guest.
     pub topology: watch::Sender<Told>,
@@ -40,7 +46,7 @@ pub(super) struct Entry {
 /// A session's task, which ends when this is dropped.
 pub(super) struct Running {
     pub session: u64,
-    pub machine: watch::Sender<Machine>,
+    pub machine: watch::Sender<session::Machine>,
     pub _scope: Scope,
 }
 
@@ -55,9 +61,11 @@ impl Entry {
         };
         let mut entry = Self {
             vm,
-            view,
+            view: Arc::new(view),
+            state: None,
             history: History::default(),
             caller: None,
+            capabilities: Arc::default(),
             running,
             topology,
             lines: Lines::default(),
@@ -68,32 +76,55 @@ impl Entry {
         entry
     }
 
+    /// To change what is told of it: a copy, if somebody still reads what was told before.
+    pub fn view(&mut self) -> &mut v1::VirtualMachine {
+        Arc::make_mut(&mut self.view)
+    }
+
+    /// What is known, shared.
+    pub fn known(&self) -> Known {
+        Known { view: Arc::clone(&self.view), state: self.state.clone() }
+    }
+
+    /// Nothing that its guest has said.
+    pub fn machine(&self) -> Machine {
+        Machine { vm: Arc::clone(&self.vm), power: self.view.power() }
+    }
+
+    /// Whether its guest can be called.
+    pub fn reach(&self) -> Reach {
+        let Some(caller) = self.caller.clone() else { return Reach::NoSession };
+        Reach::Session { caller, capabilities: Arc::clone(&self.capabilities) }
+    }
+
     /// Says of the VM what may change while it stays the same one.
     pub fn describe(&mut self) {
-        self.vm.cluster.clone_into(&mut self.view.cluster);
-        self.view.dial = self.vm.target.to_string();
-        self.view.callback_dial = self.vm.callback.as_ref().map(ToString::to_string).unwrap_or_default();
+        let view = Arc::make_mut(&mut self.view);
+        self.vm.cluster.clone_into(&mut view.cluster);
+        view.dial = self.vm.target.to_string();
+        view.callback_dial = self.vm.callback.as_ref().map(ToString::to_string).unwrap_or_default();
     }
 
     pub fn state(&mut self, session: SessionState, reason: String) {
-        if self.view.session() != session {
-            self.view.set_session(session);
-            self.view.since = Some(now());
+        let view = Arc::make_mut(&mut self.view);
+        if view.session() != session {
+            view.set_session(session);
+            view.since = Some(now());
         }
         if session != SessionState::Connected {
-            if let Some(standing) = &mut self.view.topology {
+            if let Some(standing) = &mut view.topology {
                 standing.problem.clear();
             }
-            self.view.set_callback(CallbackState::Unspecified);
-            self.view.callback_reason.clear();
+            view.set_callback(CallbackState::Unspecified);
+            view.callback_reason.clear();
             self.caller = None;
         }
-        self.view.reason = reason;
+        view.reason = reason;
     }
 
     /// The VM runs there.
     pub fn place(&mut self, topology: Arc<topology::Topology>) {
-        let standing = self.view.topology.get_or_insert_default();
+        let standing = self.view().topology.get_or_insert_default();
         standing.wanted = Some(topology::Topology::clone(&topology));
         self.topology.send_if_modified(|told| {
             let changed = told.as_ref() != Some(&topology);
@@ -104,7 +135,7 @@ impl Entry {
 
     /// What the guest made of that.
     pub fn placed(&mut self, outcome: Outcome) {
-        let standing = self.view.topology.get_or_insert_default();
+        let standing = Arc::make_mut(&mut self.view).topology.get_or_insert_default();
         match outcome {
             Outcome::Acknowledged(topology) => {
                 standing.acknowledged = Some(topology::Topology::clone(&topology));
@@ -149,9 +180,11 @@ impl Entry {
         );
         self.state(SessionState::Connected, String::new());
         self.caller = Some(caller);
-        self.view.sessions += 1;
-        self.view.last_heard = Some(now());
-        self.view.guest = Some(info.clone());
+        self.capabilities = info.capabilities.clone().into();
+        let view = self.view();
+        view.sessions += 1;
+        view.last_heard = Some(now());
+        view.guest = Some(info.clone());
         Kind::SessionOpened(v1::SessionOpened {
             guest: Some(info),
             after_milliseconds: u64::try_from(after.as_millis()).unwrap_or(u64::MAX),
@@ -166,8 +199,9 @@ impl Entry {
         if self.view.callback() != state || self.view.callback_reason != reason {
             tracing::debug!(vm = self.vm.name, ?state, reason, "callback channel");
         }
-        self.view.set_callback(state);
-        self.view.callback_reason = reason;
+        let view = self.view();
+        view.set_callback(state);
+        view.callback_reason = reason;
     }
 }
 

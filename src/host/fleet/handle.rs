@@ -5,14 +5,18 @@ use std::sync::Arc;
 use prost_types::Timestamp;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
+use super::super::backends::Vm;
 use super::super::limits::Limits;
+use super::super::lines::Log;
 use super::super::talk::Caller;
-use crate::wire::proto::v1::{self, VirtualMachineEvent, virtual_machine_event};
+use crate::wire::proto::v1::{self, PowerState, VirtualMachineEvent, virtual_machine_event};
 
 /// What can be asked; every answer goes to its sender.
 pub(super) enum Request {
-    List(bool, oneshot::Sender<Vec<v1::VirtualMachine>>),
-    Get(String, oneshot::Sender<Option<v1::VirtualMachine>>),
+    List(oneshot::Sender<Vec<Known>>),
+    Machines(oneshot::Sender<Vec<Machine>>),
+    Get(String, oneshot::Sender<Option<Known>>),
+    Find(Identity, oneshot::Sender<Option<Machine>>),
     Watch(Option<String>, Option<Timestamp>, oneshot::Sender<Option<Watched>>),
     Caller(String, oneshot::Sender<Option<Reach>>),
     Limits(String, oneshot::Sender<Option<Arc<Limits>>>),
@@ -20,11 +24,58 @@ pub(super) enum Request {
     Note(String, Box<virtual_machine_event::Kind>),
 }
 
+/// Which VM is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Identity {
+    /// The one of this name.
+    Name(String),
+    /// The one with this UUID, in lower case.
+    Uuid(String),
+    /// The one of a cluster that a node's identifier means: its UUID, or its name.
+    Node {
+        /// Of the VM.
+        cluster: String,
+        /// The identifier.
+        node: String,
+    },
+}
+
+/// A VM, as those need it who do something to it. It costs nothing to be given one, whatever its guest has said.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// As its backend names it.
+    pub vm: Arc<Vm>,
+    /// The hypervisor's view.
+    pub power: PowerState,
+}
+
+/// All that is known of a VM, shared with the fleet: as it was when it was asked for.
+#[derive(Debug, Clone)]
+pub struct Known {
+    /// Without its state.
+    pub view: Arc<v1::VirtualMachine>,
+    /// What its events have made of it.
+    pub state: Option<Arc<v1::GuestState>>,
+}
+
+impl Known {
+    /// As it is told, with or without its state.
+    pub fn told(self, with_state: bool) -> v1::VirtualMachine {
+        let state = self.state.filter(|_| with_state).map(Arc::unwrap_or_clone);
+        v1::VirtualMachine { state, ..Arc::unwrap_or_clone(self.view) }
+    }
+}
+
 /// Whether a guest can be called.
 #[derive(Debug, Clone)]
 pub enum Reach {
     /// Through this.
-    Session(Box<Caller>),
+    Session {
+        /// For calls.
+        caller: Box<Caller>,
+        /// What its agent says that it can.
+        capabilities: Arc<[String]>,
+    },
     /// There is no session now.
     NoSession,
 }
@@ -62,7 +113,10 @@ pub struct Stopped;
 
 /// Asks the fleet.
 #[derive(Debug, Clone)]
-pub struct Handle(pub(super) mpsc::Sender<Request>);
+pub struct Handle {
+    pub(super) requests: mpsc::Sender<Request>,
+    pub(super) log: Arc<Log>,
+}
 
 impl std::fmt::Debug for Request {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -71,19 +125,40 @@ impl std::fmt::Debug for Request {
 }
 
 impl Handle {
-    /// All VMs, in the order of their names, with or without what their events have made of them.
-    ///
-    /// # Errors
-    /// When the fleet has ended.
-    pub async fn list(&self, with_state: bool) -> Result<Vec<v1::VirtualMachine>, Stopped> {
-        self.ask(|reply| Request::List(with_state, reply)).await
+    /// What may be logged of what guests do.
+    pub fn log(&self) -> &Log {
+        &self.log
     }
 
-    /// One VM, if it is known.
+    /// What is known of all VMs, in the order of their names. For people: it walks over all of them.
     ///
     /// # Errors
     /// When the fleet has ended.
-    pub async fn get(&self, name: String) -> Result<Option<v1::VirtualMachine>, Stopped> {
+    pub async fn list(&self) -> Result<Vec<Known>, Stopped> {
+        self.ask(Request::List).await
+    }
+
+    /// All VMs, in the order of their names. Not for the call of a guest, which must not walk over all of them.
+    ///
+    /// # Errors
+    /// When the fleet has ended.
+    pub async fn machines(&self) -> Result<Vec<Machine>, Stopped> {
+        self.ask(Request::Machines).await
+    }
+
+    /// One VM, if there is one: looked up, however many there are.
+    ///
+    /// # Errors
+    /// When the fleet has ended.
+    pub async fn find(&self, identity: Identity) -> Result<Option<Machine>, Stopped> {
+        self.ask(|reply| Request::Find(identity, reply)).await
+    }
+
+    /// What is known of one VM, if it is known at all.
+    ///
+    /// # Errors
+    /// When the fleet has ended.
+    pub async fn get(&self, name: String) -> Result<Option<Known>, Stopped> {
         self.ask(|reply| Request::Get(name, reply)).await
     }
 
@@ -130,12 +205,12 @@ impl Handle {
     /// # Errors
     /// When the fleet has ended.
     pub async fn note(&self, name: String, kind: virtual_machine_event::Kind) -> Result<(), Stopped> {
-        self.0.send(Request::Note(name, Box::new(kind))).await.map_err(|_| Stopped)
+        self.requests.send(Request::Note(name, Box::new(kind))).await.map_err(|_| Stopped)
     }
 
     async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Stopped> {
         let (reply, answer) = oneshot::channel();
-        self.0.send(request(reply)).await.map_err(|_| Stopped)?;
+        self.requests.send(request(reply)).await.map_err(|_| Stopped)?;
         answer.await.map_err(|_| Stopped)
     }
 }

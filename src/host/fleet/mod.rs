@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use super::backends::{Change, Vm};
 use super::contact::Contact;
 use super::half::Half;
-use super::lines::line;
-use super::session::{Machine, REFUSED_WAIT, Report, Reports, Session};
+use super::lines::{Log, line};
+use super::session::{self, REFUSED_WAIT, Report, Reports, Session};
 use super::state::fold;
 use super::topology;
 use super::volumes::Keeper;
@@ -28,7 +28,7 @@ mod handle;
 
 use entry::{Entry, Running, now};
 use handle::Request;
-pub use handle::{Handle, Reach, Stopped, Tally, Watched};
+pub use handle::{Handle, Identity, Known, Machine, Reach, Stopped, Tally, Watched};
 
 /// Events that a watcher may be behind before it loses some.
 const WATCH_BACKLOG: usize = 1024;
@@ -41,11 +41,14 @@ pub struct Fleet {
     volumes: Option<Keeper>,
     vms: BTreeMap<String, Entry>,
     names: BTreeMap<u64, String>,
+    /// Names by UUID.
+    uuids: BTreeMap<String, String>,
     next_session: u64,
     changes: mpsc::Receiver<Change>,
     requests: mpsc::Receiver<Request>,
     reports: (Reports, mpsc::Receiver<(u64, Report)>),
     events: broadcast::Sender<Arc<VirtualMachineEvent>>,
+    log: Arc<Log>,
     /// Nobody is answered before the first list.
     listed: bool,
 }
@@ -55,19 +58,22 @@ impl Fleet {
     pub fn new(half: Arc<Half>) -> (Self, mpsc::Sender<Change>, Handle) {
         let (changes, changes_inbox) = mpsc::channel(INBOX);
         let (requests, requests_inbox) = mpsc::channel(INBOX);
+        let log = Arc::new(Log::default());
         let fleet = Self {
             half,
             volumes: None,
             vms: BTreeMap::new(),
             names: BTreeMap::new(),
+            uuids: BTreeMap::new(),
             next_session: 1,
             changes: changes_inbox,
             requests: requests_inbox,
             reports: mpsc::channel(INBOX),
             events: broadcast::Sender::new(WATCH_BACKLOG),
+            log: Arc::clone(&log),
             listed: false,
         };
-        (fleet, changes, Handle(requests))
+        (fleet, changes, Handle { requests, log })
     }
 
     /// A fleet whose guests may ask for volumes.
@@ -95,20 +101,15 @@ impl Fleet {
     fn answer(&mut self, request: Request) {
         // Who asked may have gone.
         match request {
-            Request::List(with_state, reply) => {
-                let without = |view: &v1::VirtualMachine| v1::VirtualMachine { state: None, ..view.clone() };
-                let view = |entry: &Entry| if with_state { entry.view.clone() } else { without(&entry.view) };
-                drop(reply.send(self.vms.values().map(view).collect()));
-            }
-            Request::Get(name, reply) => {
-                drop(reply.send(self.vms.get(&name).map(|entry| entry.view.clone())));
-            }
+            Request::List(reply) => drop(reply.send(self.vms.values().map(Entry::known).collect())),
+            Request::Machines(reply) => drop(reply.send(self.vms.values().map(Entry::machine).collect())),
+            Request::Get(name, reply) => drop(reply.send(self.vms.get(&name).map(Entry::known))),
+            Request::Find(identity, reply) => drop(reply.send(self.find(&identity).map(Entry::machine))),
             Request::Watch(name, since, reply) => {
                 drop(reply.send(self.watch(name.as_ref(), since.as_ref())));
             }
             Request::Caller(name, reply) => {
-                let reach = |entry: &Entry| entry.caller.clone().map_or(Reach::NoSession, Reach::Session);
-                drop(reply.send(self.vms.get(&name).map(reach)));
+                drop(reply.send(self.vms.get(&name).map(Entry::reach)));
             }
             Request::Limits(name, reply) => {
                 drop(reply.send(self.vms.get(&name).map(|entry| Arc::clone(&entry.vm.limits))));
@@ -121,6 +122,20 @@ impl Fleet {
                 let event = VirtualMachineEvent { time: Some(now()), name, kind: Some(*kind) };
                 // An error means that nobody watches.
                 drop(self.events.send(Arc::new(event)));
+            }
+        }
+    }
+
+    /// Every step of this is a look-up: guests cause it as often as they may call.
+    fn find(&self, identity: &Identity) -> Option<&Entry> {
+        let by_uuid = |uuid: &str| self.vms.get(self.uuids.get(uuid)?);
+        match identity {
+            Identity::Name(name) => self.vms.get(name),
+            Identity::Uuid(uuid) => by_uuid(uuid),
+            Identity::Node { cluster, node } => {
+                let ours = |entry: &&Entry| entry.vm.cluster == *cluster;
+                let uuid = by_uuid(&node.to_ascii_lowercase()).filter(ours);
+                uuid.or_else(|| self.vms.get(node).filter(ours))
             }
         }
     }
@@ -159,7 +174,7 @@ impl Fleet {
             Change::Listed(vms) => self.list(vms),
             Change::Power { name, power, problem } => {
                 let Some(entry) = self.vms.get_mut(&name) else { return };
-                entry.view.power_problem = problem;
+                entry.view().power_problem = problem;
                 if entry.view.power() == power {
                     return;
                 }
@@ -167,7 +182,7 @@ impl Fleet {
                 if power == PowerState::Off {
                     entry.alive();
                 }
-                entry.view.set_power(power);
+                entry.view().set_power(power);
                 entry.running.machine.send_modify(|machine| machine.power = power);
                 self.tell(&name, Kind::PowerChanged(v1::PowerChanged { power: power.into() }));
             }
@@ -204,13 +219,15 @@ impl Fleet {
         }
         for (name, mut entry) in before {
             tracing::info!(vm = name, "no longer listed");
+            self.log.forget(&name);
             self.close(&mut entry, "it is no longer in the settings");
         }
         self.names = self.vms.iter().map(|(name, entry)| (entry.running.session, name.clone())).collect();
+        self.uuids = self.vms.iter().map(|(name, entry)| (entry.vm.uuid.clone(), name.clone())).collect();
     }
 
     fn enter(&mut self, vm: Arc<Vm>) -> Entry {
-        let known = Machine { power: PowerState::Unspecified, resets: 0, excess: None };
+        let known = session::Machine { power: PowerState::Unspecified, resets: 0, excess: None };
         let (topology, told) = topology::channel();
         let running = self.begin(self.contact(&vm, told), known);
         Entry::new(vm, running, topology)
@@ -235,7 +252,7 @@ impl Fleet {
     }
 
     /// Starts a session. A guest that makes it panic, by whatever fault of ours, costs only itself.
-    fn begin(&mut self, contact: Contact, known: Machine) -> Running {
+    fn begin(&mut self, contact: Contact, known: session::Machine) -> Running {
         let session = self.next_session;
         self.next_session += 1;
         let (machine, heard) = watch::channel(known);
@@ -252,7 +269,7 @@ impl Fleet {
     }
 
     fn begin_again(&mut self, entry: &mut Entry) {
-        let known = Machine { excess: None, ..*entry.running.machine.borrow() };
+        let known = session::Machine { excess: None, ..*entry.running.machine.borrow() };
         let told = entry.topology.subscribe();
         entry.running = self.begin(self.contact(&entry.vm, told), known);
         entry.state(SessionState::Connecting, String::new());
@@ -316,19 +333,20 @@ impl Fleet {
         let Some(entry) = self.vms.get_mut(name) else { return };
         let metrics = &self.half.metrics;
         metrics.events.fetch_add(1, Ordering::Relaxed);
-        entry.view.last_heard = Some(now());
+        entry.view().last_heard = Some(now());
         if let Some(event::Kind::AgentReady(ready)) = &event.kind {
-            entry.view.missed_events = entry.view.missed_events.saturating_add(ready.missed);
+            let missed = &mut entry.view().missed_events;
+            *missed = missed.saturating_add(ready.missed);
             metrics.missed_events.fetch_add(ready.missed, Ordering::Relaxed);
         }
-        let (known, before) = (entry.view.state.is_some(), last_ended(&entry.view));
-        if let Err(excess) = fold(&mut entry.view.state, &mut event, &entry.vm.limits) {
+        let (known, before) = (entry.state.is_some(), last_ended(entry));
+        if let Err(excess) = fold(&mut entry.state, &mut event, &entry.vm.limits) {
             let conversation = entry.view.sessions;
             entry.running.machine.send_modify(|machine| machine.excess = Some((conversation, excess)));
             return;
         }
         // By event or, if that was not heard, by the state; what was over before the first session is not counted.
-        if let Some(freeze) = entry.view.state.as_ref().and_then(|state| state.freeze.as_ref())
+        if let Some(freeze) = entry.state.as_ref().and_then(|state| state.freeze.as_ref())
             && known
             && freeze.ended.is_some()
             && freeze.ended != before
@@ -346,8 +364,8 @@ impl Fleet {
 }
 
 /// When the last freeze of a guest ended.
-fn last_ended(view: &v1::VirtualMachine) -> Option<Timestamp> {
-    view.state.as_ref()?.freeze.as_ref()?.ended
+fn last_ended(entry: &Entry) -> Option<Timestamp> {
+    entry.state.as_ref()?.freeze.as_ref()?.ended
 }
 
 /// Remembers what happened, and tells everybody who watches.

@@ -106,6 +106,75 @@ async fn a_state_that_is_too_large_is_told_to_the_session() {
     assert!(excess.unwrap().1.to_string().contains("more than 0 users"));
 }
 
+#[tokio::test]
+async fn a_vm_is_found_by_what_it_is_known_by() {
+    let (mut fleet, _changes, _handle) = Fleet::new(half());
+    let vm = |name: &str, uuid: &str, cluster: &str| Vm {
+        uuid: uuid.into(),
+        cluster: cluster.into(),
+        ..Vm::at(name, "/nowhere")
+    };
+    // One whose name is the UUID of another.
+    fleet.list(vec![
+        vm("a", "0a", "dev"),
+        vm("b", "0b", "dev"),
+        vm("c", "0c", "prod"),
+        vm("0b", "0d", "dev"),
+    ]);
+    let node = |cluster: &str, node: &str| Identity::Node { cluster: cluster.into(), node: node.into() };
+    let cases = [
+        (Identity::Name("a".into()), Some("a")),
+        (Identity::Name("0a".into()), None),
+        (Identity::Uuid("0c".into()), Some("c")),
+        (Identity::Uuid("c".into()), None),
+        (node("dev", "0A"), Some("a")),
+        (node("dev", "a"), Some("a")),
+        (node("dev", "0b"), Some("b")),
+        (node("dev", "0d"), Some("0b")),
+        (node("dev", "c"), None),
+        (node("dev", "0c"), None),
+        (node("prod", "c"), Some("c")),
+        (node("prod", "A"), None),
+    ];
+    for (identity, expected) in cases {
+        let found = fleet.find(&identity).map(|entry| entry.vm.name.as_str());
+        assert_eq!(found, expected, "{identity:?}");
+    }
+    fleet.list(vec![vm("a", "0e", "dev")]);
+    let found = |uuid: &str| fleet.find(&Identity::Uuid(uuid.into())).is_some();
+    assert_eq!((found("0a"), found("0b"), found("0e")), (false, false, true), "the index follows the list");
+}
+
+#[tokio::test]
+async fn what_is_known_is_shared_with_whoever_asks_and_stays_as_they_were_told() {
+    let (mut fleet, _changes, _handle) = Fleet::new(half());
+    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
+    let disk = |generation| Some(v1::Disk { generation, ..v1::Disk::default() });
+    let added = |generation| {
+        let kind = Some(event::Kind::DiskAdded(v1::DiskAdded { disk: disk(generation) }));
+        Report::Heard(Box::new(v1::Event { kind, ..v1::Event::default() }))
+    };
+    fleet.report(1, added(1));
+    let entry = &fleet.vms["a"];
+    let (known, again) = (entry.known(), entry.known());
+    assert!(Arc::ptr_eq(&known.view, &again.view), "nothing is copied for a second one who asks");
+    assert!(Arc::ptr_eq(known.state.as_ref().unwrap(), again.state.as_ref().unwrap()));
+    let machine = entry.machine();
+    assert!(Arc::ptr_eq(&machine.vm, &entry.vm));
+    let state = Arc::as_ptr(entry.state.as_ref().unwrap());
+    fleet.report(
+        1,
+        Report::Heard(Box::new(v1::Event {
+            kind: Some(event::Kind::Heartbeat(v1::Heartbeat {})),
+            ..v1::Event::default()
+        })),
+    );
+    assert_eq!(Arc::as_ptr(fleet.vms["a"].state.as_ref().unwrap()), state, "a heartbeat copies no state");
+    fleet.report(1, added(2));
+    let disks = |state: &Option<Arc<v1::GuestState>>| state.as_ref().unwrap().disks.len();
+    assert_eq!((disks(&known.state), disks(&fleet.vms["a"].state)), (1, 2));
+}
+
 struct Faulty;
 
 impl Dial for Faulty {
@@ -118,7 +187,7 @@ impl Dial for Faulty {
 async fn a_session_that_panics_is_begun_anew_after_a_while() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
     fleet.list(vec![Vm::at("a", "/nowhere/a")]);
-    let known = Machine { power: PowerState::Running, resets: 3, excess: None };
+    let known = session::Machine { power: PowerState::Running, resets: 3, excess: None };
     let running = fleet.begin(Contact::through(Arc::new(Vm::at("a", "")), half(), Box::new(Faulty)), known);
     let session = running.session;
     fleet.vms.get_mut("a").unwrap().running = running;
@@ -142,7 +211,7 @@ async fn nobody_is_answered_before_the_first_list() {
     let shutdown = CancellationToken::new();
     let running = fleet.run(shutdown.clone());
     let asking = async {
-        let mut early = std::pin::pin!(handle.list(true));
+        let mut early = std::pin::pin!(handle.list());
         let waited = tokio::time::timeout(Duration::from_millis(20), &mut early).await;
         assert!(waited.is_err());
         changes.send(Change::Listed(vec![Vm::at("a", "/nowhere/a")])).await.unwrap();

@@ -8,8 +8,9 @@
 //!                           repair          what is not as it is remembered
 //! ```
 //!
-//! Nothing is remembered here but what is being done: the backend remembers volumes, and says who holds them ([`Holder`]).
-//! That a VM is off, or in no list, says nothing about a volume. An operation that was begun runs
+//! Nothing is remembered here but what is being done: the backend remembers volumes, and says who holds them. That a VM is
+//! off, or in no list, says nothing about a volume; what is done next is decided in `protocol`.
+//! An operation that was begun runs
 //! to its end in a task of its own, whoever waits for it; one at a time works on a volume (`turns`). What a guest may
 //! is decided by its connection, which says of which VM and cluster it is ([`Asker`]); what it names is looked for
 //! among that cluster's volumes and VMs only, and another's does not exist for it.
@@ -19,16 +20,17 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, oneshot, watch};
 
-use super::backends::volumes::{Capacity, Holder, NewVolume, Place, Plugged, Published, Volume, Volumes};
-use super::disks::release::{self, Agent};
+use super::backends::volumes::{Capacity, NewVolume, Volume, Volumes};
 use super::fleet::Handle;
 use crate::supervise::Scope;
-use crate::wire::proto::v1::{PowerState, VirtualMachine, VolumeAction};
+use crate::wire::proto::v1::VolumeAction;
 
+mod hold;
 mod page;
 mod people;
 pub mod policy;
 pub mod problem;
+mod protocol;
 mod repair;
 pub mod size;
 mod tell;
@@ -243,7 +245,7 @@ impl Keeper {
         let key = (cluster.clone(), name.clone());
         let made = self.0.volumes.create(NewVolume { name, cluster, class, size, claim }).await;
         self.0.reserved.lock().await.remove(&key);
-        let volume = made.map_err(|error| logged("make a volume", &key.1, error))?;
+        let volume = made.map_err(|error| self.logged(by, "make a volume", &key.1, error))?;
         self.tell(VolumeAction::Created, &volume, by, None).await;
         Ok(volume)
     }
@@ -263,223 +265,6 @@ impl Keeper {
         reserved.insert((cluster.to_owned(), name.to_owned()), size);
         Ok(())
     }
-
-    /// Removes a volume that no VM has; success if there is none.
-    ///
-    /// # Errors
-    /// If a VM has it, or it is another cluster's.
-    pub async fn remove(&self, asker: &Asker, id: &str) -> Result<(), Problem> {
-        let (by, id) = (asker.clone(), id.to_owned());
-        self.begin(asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(&id)?;
-            let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
-            if let Some(published) = &volume.published {
-                let is_off = keeper.ask(&volume).await?.is_none();
-                if !is_off || keeper.is_listed(published).await? {
-                    return Err(Problem::new(
-                        Kind::Precondition,
-                        format!(
-                            "the volume {id} is published to the node {}; unpublish it first",
-                            published.node
-                        ),
-                    ));
-                }
-                keeper.0.volumes.forget(&id).await?;
-            }
-            keeper.0.volumes.remove(&id).await.map_err(|error| logged("remove a volume", &id, error))?;
-            keeper.tell(VolumeAction::Removed, &volume, &by, None).await;
-            Ok(())
-        })
-        .await
-    }
-
-    /// Where a volume is that somebody is remembered to have; none if it is proved that nobody has it.
-    ///
-    /// # Errors
-    /// If that cannot be told: then the volume must be taken for held.
-    async fn ask(&self, volume: &Volume) -> Result<Option<Place>, Problem> {
-        match self.0.volumes.holder(&volume.id).await? {
-            Holder::On(place) => Ok(Some(place)),
-            Holder::Off => Ok(None),
-            Holder::Unknown(why) => {
-                let words =
-                    "it cannot be told whether the node that had the volume still has it; repeat the call";
-                let advice =
-                    "where it is known that the VM has ended, guestctl volumes detach --force forgets it";
-                let detail = format!("{why}; the volume is taken for held ({advice})");
-                Err(Problem::with_detail(Kind::Unavailable, words, detail))
-            }
-        }
-    }
-
-    /// Whether the VM that is remembered to have a volume is in the settings.
-    async fn is_listed(&self, published: &Published) -> Result<bool, Problem> {
-        let vms = self.0.fleet.list(false).await?;
-        Ok(vms.iter().any(|vm| vm.uuid == published.uuid))
-    }
-
-    /// Plugs a volume into a VM of its cluster.
-    ///
-    /// # Errors
-    /// If another VM has it, or it cannot be plugged.
-    pub async fn publish(
-        &self,
-        asker: &Asker,
-        id: &str,
-        node: &str,
-        read_only: bool,
-    ) -> Result<Plugged, Problem> {
-        let (by, id, node) = (asker.clone(), id.to_owned(), node.to_owned());
-        self.begin(asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(&id)?;
-            let volume = keeper.get(&by, &id).await?;
-            let vms = keeper.0.fleet.list(false).await?;
-            let vm = node_of(&vms, &volume.cluster, &node).ok_or_else(|| Problem::no_node(&node))?;
-            keeper.is_free(&volume, &vms, vm, read_only).await?;
-            if vm.power() == PowerState::Off {
-                return Err(Problem::new(Kind::Unavailable, format!("the node {node} is off")));
-            }
-            let published =
-                Published { uuid: vm.uuid.clone(), vm: vm.name.clone(), node, read_only, leaving: false };
-            let new = volume.published.as_ref() != Some(&published);
-            let plugged = keeper.0.volumes.plug(&id, published, &vm.name).await;
-            let plugged = plugged.map_err(|error| logged("plug a volume", &id, error))?;
-            if new {
-                keeper.tell(VolumeAction::Attached, &volume, &by, Some(&vm.name)).await;
-            }
-            Ok(plugged)
-        })
-        .await
-    }
-
-    /// Sees to it that no other VM has the volume, nor this one otherwise than wanted.
-    async fn is_free(
-        &self,
-        volume: &Volume,
-        vms: &[VirtualMachine],
-        vm: &VirtualMachine,
-        read_only: bool,
-    ) -> Result<(), Problem> {
-        let Some(published) = &volume.published else { return Ok(()) };
-        if published.uuid == vm.uuid {
-            if published.leaving && self.0.volumes.plugged(&vm.name).await?.contains(&volume.id) {
-                let problem = "the volume is being taken away from this node; unpublish it first";
-                return Err(Problem::new(Kind::Aborted, problem));
-            }
-            if published.read_only != read_only {
-                let how = if published.read_only { "read-only" } else { "writable" };
-                let problem =
-                    format!("the volume is published to this node already, {how}; unpublish it first");
-                return Err(Problem::new(Kind::Exists, problem));
-            }
-            return Ok(());
-        }
-        let Some(place) = self.ask(volume).await? else {
-            tracing::info!(volume = volume.id, vm = published.vm, "the VM that had a volume has it no more");
-            return Ok(self.0.volumes.forget(&volume.id).await?);
-        };
-        let holder = vms.iter().find(|vm| vm.uuid == place.uuid);
-        let words = if holder.is_some_and(|holder| holder.cluster == volume.cluster) {
-            format!("the volume is published to the node {}", published.node)
-        } else {
-            "the volume is published to another node".to_owned()
-        };
-        Err(Problem::new(Kind::Precondition, words + "; it can be on one at a time"))
-    }
-
-    /// Takes a volume away from the VM that has it, or only if it is that `node`; success if it has none.
-    ///
-    /// # Errors
-    /// If its guest uses it, unless that is `forced`, or it is another cluster's volume.
-    pub async fn unpublish(
-        &self,
-        asker: &Asker,
-        id: &str,
-        node: Option<&str>,
-        forced: bool,
-    ) -> Result<(), Problem> {
-        let (by, id, node) = (asker.clone(), id.to_owned(), node.map(str::to_owned));
-        self.begin(asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(&id)?;
-            let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
-            let Some(published) = &volume.published else { return Ok(()) };
-            let vms = keeper.0.fleet.list(false).await?;
-            if let Some(node) = &node {
-                let named = node_of(&vms, &volume.cluster, node).is_some_and(|vm| vm.uuid == published.uuid);
-                let same = |one: &str| one.eq_ignore_ascii_case(node);
-                if !named && !same(&published.uuid) && published.node != *node && published.vm != *node {
-                    return Ok(());
-                }
-            }
-            let place = match keeper.ask(&volume).await {
-                Err(problem) if forced && problem.kind == Kind::Unavailable => {
-                    let why = problem.words_for_host();
-                    tracing::warn!(volume = id, vm = published.vm, by = ?by, why, "a volume is forgotten by force");
-                    None
-                }
-                place => place?,
-            };
-            if let Some(place) = place {
-                let is_off = vms.iter().any(|vm| vm.uuid == place.uuid && vm.power() == PowerState::Off);
-                let serial = keeper.0.volumes.serial(&id).unwrap_or_default();
-                let agent = Agent::new(&keeper.0.fleet, &place.vm, &serial);
-                let side = match (is_off, forced) {
-                    (true, _) => release::nobody(),
-                    (false, true) => release::side(agent, true).0,
-                    (false, false) => release::bounded(agent),
-                };
-                let (volumes, known) = (&keeper.0.volumes, place.uuid == published.uuid);
-                let unplugged = if known {
-                    volumes.unplug(&id, &place.vm, PATIENCE, side).await
-                } else {
-                    volumes.take_back(&id, &place, PATIENCE, side).await
-                };
-                unplugged.map_err(|error| logged("unplug a volume", &id, error))?;
-            }
-            keeper.0.volumes.forget(&id).await?;
-            keeper.tell(VolumeAction::Detached, &volume, &by, Some(&published.vm)).await;
-            Ok(())
-        })
-        .await
-    }
-
-    /// Makes a volume larger, also while a guest uses it; success if it is large enough. Returns its size.
-    ///
-    /// # Errors
-    /// If no volume has such a size, or there is no room.
-    pub async fn expand(&self, asker: &Asker, id: &str, range: Range) -> Result<u64, Problem> {
-        let (by, id) = (asker.clone(), id.to_owned());
-        self.begin(asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(&id)?;
-            let volume = keeper.get(&by, &id).await?;
-            let size = range.grow(volume.size)?;
-            let vm = match &volume.published {
-                Some(_) => keeper.ask(&volume).await?.map(|place| place.vm),
-                None => None,
-            };
-            let policy = keeper.policy(&volume.cluster);
-            let more = size - volume.size;
-            if more > 0 {
-                let usage = Usage { volumes: 0, bytes: more };
-                keeper.reserve(&policy, &volume.cluster, &volume.name, size, usage).await?;
-            }
-            let grown = keeper.0.volumes.grow(&id, size, vm.as_deref()).await;
-            keeper.0.reserved.lock().await.remove(&(volume.cluster.clone(), volume.name.clone()));
-            let size = grown.map_err(|error| logged("make a volume larger", &id, error))?;
-            if more > 0 {
-                let volume = Volume { size, ..volume };
-                keeper.tell(VolumeAction::Expanded, &volume, &by, vm.as_deref()).await;
-            }
-            Ok(size)
-        })
-        .await
-    }
-}
-
-/// The VM of a cluster that a node's identifier means: its UUID, or its name.
-fn node_of<'v>(vms: &'v [VirtualMachine], cluster: &str, node: &str) -> Option<&'v VirtualMachine> {
-    let ours = || vms.iter().filter(|vm| vm.cluster == cluster);
-    ours().find(|vm| vm.uuid.eq_ignore_ascii_case(node)).or_else(|| ours().find(|vm| vm.name == node))
 }
 
 /// Whether a volume that is there is what somebody wants.
@@ -511,12 +296,4 @@ fn check_name(name: &str) -> Result<(), Problem> {
         return Ok(());
     };
     Err(Problem::new(Kind::Invalid, format!("name {problem}")))
-}
-
-/// Logs what the guest is not told.
-fn logged(what: &str, about: &str, error: impl Into<Problem>) -> Problem {
-    let problem = error.into();
-    let words = problem.words_for_host();
-    tracing::warn!(about = super::text::clean(about), "cannot {what}: {words}");
-    problem
 }

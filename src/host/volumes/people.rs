@@ -116,7 +116,7 @@ impl Keeper {
     async fn holder_of(&self, published: Published, serial: &str) -> VolumeHolder {
         let Published { uuid, vm, read_only, leaving, .. } = published;
         let found = self.0.fleet.get(vm.clone()).await.ok().flatten();
-        let state = found.filter(|found| found.uuid == uuid).and_then(|found| found.state);
+        let state = found.filter(|found| found.view.uuid == uuid).and_then(|found| found.state);
         let (device, mount_points) = state.map(|state| place(&state, serial)).unwrap_or_default();
         let mut pods: Vec<_> = mount_points.iter().filter_map(|path| pod(path)).map(str::to_owned).collect();
         pods.dedup();

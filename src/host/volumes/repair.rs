@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Asker, Keeper, PATIENCE};
 use crate::host::backends::volumes::{Place, Volume};
 use crate::host::disks::release::{self, Agent};
-use crate::host::fleet::Watched;
+use crate::host::fleet::{Identity, Machine, Watched};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{PowerState, VirtualMachineEvent, VolumeAction};
 
@@ -62,10 +62,13 @@ impl Keeper {
         if volumes.is_empty() {
             return;
         }
-        let Ok(vms) = self.0.fleet.list(false).await else { return };
-        let wanted = |name: Option<&str>, vm: &str| name.is_none_or(|name| name == vm);
-        for vm in vms {
-            if !wanted(name, &vm.name) || vm.power() == PowerState::Off {
+        let vms = match name {
+            // A guest causes this as often as it comes back.
+            Some(name) => self.0.fleet.find(Identity::Name(name.to_owned())).await.map(Vec::from_iter),
+            None => self.0.fleet.machines().await,
+        };
+        for Machine { vm, power } in vms.unwrap_or_default() {
+            if power == PowerState::Off {
                 continue;
             }
             let Ok(turn) = self.0.turns.take(&format!("vm {}", vm.name)) else { continue };

@@ -2,11 +2,23 @@
 
 use super::super::backends::volumes::Volume;
 use super::super::text;
+use super::problem::Problem;
 use super::{Asker, Keeper};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{VolumeAction, VolumeChanged};
 
 impl Keeper {
+    /// Logs what a guest is not told of why something failed. A guest that repeats it does not fill the log.
+    pub(super) fn logged(&self, by: &Asker, what: &str, about: &str, error: impl Into<Problem>) -> Problem {
+        let problem = error.into();
+        let (about, words) = (text::clean(about), format!("cannot {what}: {}", problem.words_for_host()));
+        match by {
+            Asker::Guest { vm, .. } => self.0.fleet.log().warn(vm, &about, &words),
+            Asker::Host => tracing::warn!(about, "{words}"),
+        }
+        problem
+    }
+
     /// Tells what was done to a volume, by whom, and which VM has or had it.
     pub(super) async fn tell(&self, action: VolumeAction, volume: &Volume, by: &Asker, vm: Option<&str>) {
         let (asker, by) = match by {

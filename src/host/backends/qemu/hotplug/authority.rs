@@ -3,28 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::super::super::authority::Said;
 use super::super::super::disks::DiskError;
+use super::super::super::volumes::Place;
 use super::super::link::Standing;
 use super::seen::Seen;
 use super::{Hotplug, Vm, naming};
-
-/// What a VM's QEMU says of an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Said {
-    /// It has it, in the VM of this name.
-    Has(String),
-    /// It has it not.
-    HasNot,
-    /// Nobody listens at its socket; the words say which.
-    Absent {
-        /// The process has ended for certain that listened there before.
-        ended: bool,
-    },
-    /// It is there, and does not say it; in words why.
-    Silent(String),
-    /// There is no VM of this UUID in the settings, or none whose QEMU can be asked.
-    Unlisted,
-}
 
 impl Hotplug {
     /// Asks the QEMU of the VM with this UUID whether it has the disk, or the image, which has no links in its path.
@@ -36,12 +20,12 @@ impl Hotplug {
         }
     }
 
-    /// A VM that says that it has the image: its UUID and its name.
-    pub async fn who_has(&self, serial: &str, image: &Path) -> Option<(String, String)> {
+    /// A VM that says that it has the image.
+    pub async fn who_has(&self, serial: &str, image: &Path) -> Option<Place> {
         let vms: Vec<Arc<Vm>> = self.vms.borrow().values().flatten().cloned().collect();
         for vm in vms {
             if matches!(vm.has(serial, image).await, Said::Has(_)) {
-                return Some((vm.uuid.clone(), vm.name.clone()));
+                return Some(Place { uuid: vm.uuid.clone(), vm: vm.name.clone() });
             }
         }
         None

@@ -39,7 +39,6 @@ pub mod qcow2;
 mod seen;
 pub(super) mod volume;
 
-pub use authority::Said;
 use seen::Seen;
 
 /// The VMs of the list; nothing for one without a QMP socket.

@@ -1,19 +1,7 @@
-//! Who holds a volume, and that nobody does.
+//! Who holds a volume of a pool: its QEMU is asked, and its image looked at. What follows from that is decided in
+//! [`authority`](super::super::super::authority).
 //!
-//! ```text
-//!                       the VM that is remembered to have it
-//!  says that it has ─────────────────────────────────────────▶ On
-//!  says that it has it not ──────────────────────────────────▶ Off
-//!  is there and does not say it ─────────────────────────────▶ Unknown
-//!  is not there, or is not in the settings, or nobody is remembered:
-//!       the kernel says that nobody on this machine has the image open ───────────▶ Off
-//!       somebody has: another VM says that it is that one ────────────────────────▶ On
-//!                     nobody does ────────────────────────────────────────────────▶ Unknown
-//!       the file system cannot tell: the process has ended that had it ───────────▶ Off
-//!                                    otherwise ───────────────────────────────────▶ Unknown
-//! ```
-//!
-//! What the kernel says is a [`Lease`] of the image; and for file systems where others may have it, the locks that QEMU
+//! What the kernel says of an image is a [`Lease`]; and, for file systems where others may have it, the locks that QEMU
 //! holds on images (its file driver's `locking`).
 
 use std::fs::File;
@@ -26,8 +14,8 @@ use std::time::Duration;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 
+use super::super::super::authority::{Open, Verdict, judge};
 use super::super::super::volumes::{Holder, Place, VolumeError};
-use super::super::hotplug::Said;
 use super::Pools;
 use super::store::Entry;
 use crate::sys::blocking;
@@ -129,36 +117,31 @@ impl Pools {
     /// Who holds the volume of this entry.
     pub(super) async fn ask(&self, entry: &Entry) -> Result<Holder, VolumeError> {
         let (serial, image) = (entry.serial(), real(entry.image()).await);
-        let mut ended = entry.record.published.is_none();
-        if let Some(published) = &entry.record.published {
-            let uuid = published.uuid();
-            match self.hotplug.ask(uuid, serial, &image).await {
-                Said::Has(vm) => return Ok(Holder::On(Place { uuid: uuid.to_owned(), vm })),
-                Said::HasNot => return Ok(Holder::Off),
-                Said::Silent(words) => {
-                    let vm = published.vm();
-                    return Ok(Holder::Unknown(format!(
-                        "the VM {vm} may have it, and cannot be asked: {words}"
-                    )));
-                }
-                Said::Absent { ended: proved } => ended = proved,
-                Said::Unlisted => {}
+        let remembered = match &entry.record.published {
+            Some(published) => {
+                let said = self.hotplug.ask(published.uuid(), serial, &image).await;
+                Some((Place { uuid: published.uuid().to_owned(), vm: published.vm().to_owned() }, said))
             }
+            None => None,
+        };
+        let remembered = remembered.as_ref().map(|(place, said)| (place, said));
+        if let Verdict::Is(holder) = judge(remembered, None) {
+            return Ok(holder);
         }
         let looked = image.clone();
         let found = blocking::run(move || look(&looked)).await;
-        Ok(match found.map_err(|error| VolumeError::System("look at", image.clone(), error))? {
-            Use::Nobody(_) => Holder::Off,
+        let open = match found.map_err(|error| VolumeError::System("look at", image.clone(), error))? {
+            Use::Nobody(_) => Open::Nobody,
             Use::Somebody => match self.hotplug.who_has(serial, &image).await {
-                Some((uuid, vm)) => Holder::On(Place { uuid, vm }),
-                None => Holder::Unknown(in_use(&image)),
+                Some(place) => Open::By(place),
+                None => Open::BySomebody(format!("its image {}", image.display())),
             },
-            Use::Untold(_) if ended => Holder::Off,
-            Use::Untold(words) => Holder::Unknown(format!(
-                "the VM that had it cannot be asked, and of its image {} nobody can say whether it is open: {words}",
-                image.display()
-            )),
-        })
+            Use::Untold(why) => Open::Untold(format!("{}: {why}", image.display())),
+        };
+        match judge(remembered, Some(open)) {
+            Verdict::Is(holder) => Ok(holder),
+            Verdict::Look => Ok(Holder::Unknown("the image was looked at in vain".to_owned())),
+        }
     }
 }
 

@@ -1,0 +1,261 @@
+//! Who has a volume: it is published, unpublished, removed and made larger, one step after the other as `protocol`
+//! decides them.
+
+use super::super::backends::volumes::{Place, Plugged, Published, Volume};
+use super::super::disks::release::{self, Agent};
+use super::super::fleet::{Identity, Machine};
+use super::policy::Usage;
+use super::problem::{Kind, Problem};
+use super::protocol::{Next, Refusal, Request, next};
+use super::size::Range;
+use super::{Asker, Keeper, PATIENCE};
+use crate::wire::proto::v1::{PowerState, VolumeAction};
+
+/// More steps than any request needs, unless somebody undoes each of them.
+const MOST_STEPS: usize = 16;
+
+/// Where the steps of a request have led.
+enum End {
+    /// There is nothing more to do.
+    Done,
+    /// There is no such volume.
+    Gone,
+    /// The last step is to be done, to this volume.
+    Last(Volume, Next),
+}
+
+impl Keeper {
+    /// Removes a volume that no VM has; success if there is none.
+    ///
+    /// # Errors
+    /// If a VM has it or may have it, or it is another cluster's.
+    pub async fn remove(&self, asker: &Asker, id: &str) -> Result<(), Problem> {
+        let (by, id) = (asker.clone(), id.to_owned());
+        self.begin(asker, move |keeper| async move {
+            let _turn = keeper.0.turns.take(&id)?;
+            let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
+            let is_listed = match &volume.published {
+                Some(published) => keeper.vm_of(published).await?.is_some(),
+                None => false,
+            };
+            let End::Last(volume, _) = keeper.advance(&by, &id, Request::Remove { is_listed }).await? else {
+                return Ok(());
+            };
+            let removed = keeper.0.volumes.remove(&id).await;
+            removed.map_err(|error| keeper.logged(&by, "remove a volume", &id, error))?;
+            keeper.tell(VolumeAction::Removed, &volume, &by, None).await;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Plugs a volume into a VM of its cluster.
+    ///
+    /// # Errors
+    /// If another VM has it or may have it, or it cannot be plugged.
+    pub async fn publish(
+        &self,
+        asker: &Asker,
+        id: &str,
+        node: &str,
+        read_only: bool,
+    ) -> Result<Plugged, Problem> {
+        let (by, id, node) = (asker.clone(), id.to_owned(), node.to_owned());
+        self.begin(asker, move |keeper| async move {
+            let _turn = keeper.0.turns.take(&id)?;
+            let volume = keeper.get(&by, &id).await?;
+            let found = keeper.node(&volume.cluster, &node).await?;
+            let Machine { vm, power } = found.ok_or_else(|| Problem::no_node(&node))?;
+            let request = Request::Publish { uuid: &vm.uuid, read_only };
+            let End::Last(volume, _) = keeper.advance(&by, &id, request).await? else {
+                return Err(Problem::no_volume(&id));
+            };
+            if power == PowerState::Off {
+                return Err(Problem::new(Kind::Unavailable, format!("the node {node} is off")));
+            }
+            let published =
+                Published { uuid: vm.uuid.clone(), vm: vm.name.clone(), node, read_only, leaving: false };
+            let new = volume.published.as_ref() != Some(&published);
+            let plugged = keeper.0.volumes.plug(&id, published, &vm.name).await;
+            let plugged = plugged.map_err(|error| keeper.logged(&by, "plug a volume", &id, error))?;
+            if new {
+                keeper.tell(VolumeAction::Attached, &volume, &by, Some(&vm.name)).await;
+            }
+            Ok(plugged)
+        })
+        .await
+    }
+
+    /// Takes a volume away from the VM that has it, or only if it is that `node`; success if it has none.
+    ///
+    /// # Errors
+    /// If its guest uses it, or it cannot be told whether a VM has it, unless that is `forced`; or it is another cluster's
+    /// volume.
+    pub async fn unpublish(
+        &self,
+        asker: &Asker,
+        id: &str,
+        node: Option<&str>,
+        forced: bool,
+    ) -> Result<(), Problem> {
+        let (by, id, node) = (asker.clone(), id.to_owned(), node.map(str::to_owned));
+        self.begin(asker, move |keeper| async move {
+            let _turn = keeper.0.turns.take(&id)?;
+            let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
+            let Some(published) = &volume.published else { return Ok(()) };
+            if let Some(node) = &node {
+                let named = keeper.node(&volume.cluster, node).await?;
+                let named = named.is_some_and(|named| named.vm.uuid == published.uuid);
+                let same = |one: &str| one.eq_ignore_ascii_case(node);
+                if !named && !same(&published.uuid) && published.node != *node && published.vm != *node {
+                    return Ok(());
+                }
+            }
+            keeper.advance(&by, &id, Request::Unpublish { by_force: forced }).await?;
+            keeper.tell(VolumeAction::Detached, &volume, &by, Some(&published.vm)).await;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Makes a volume larger, also while a guest uses it; success if it is large enough. Returns its size.
+    ///
+    /// # Errors
+    /// If no volume has such a size, or there is no room, or it cannot be told which VM has it.
+    pub async fn expand(&self, asker: &Asker, id: &str, range: Range) -> Result<u64, Problem> {
+        let (by, id) = (asker.clone(), id.to_owned());
+        self.begin(asker, move |keeper| async move {
+            let _turn = keeper.0.turns.take(&id)?;
+            keeper.get(&by, &id).await?;
+            let End::Last(volume, Next::Resize(place)) = keeper.advance(&by, &id, Request::Resize).await?
+            else {
+                return Err(Problem::no_volume(&id));
+            };
+            let size = range.grow(volume.size)?;
+            let policy = keeper.policy(&volume.cluster);
+            let more = size - volume.size;
+            if more > 0 {
+                let usage = Usage { volumes: 0, bytes: more };
+                keeper.reserve(&policy, &volume.cluster, &volume.name, size, usage).await?;
+            }
+            let vm = place.map(|place| place.vm);
+            let grown = keeper.0.volumes.grow(&id, size, vm.as_deref()).await;
+            keeper.0.reserved.lock().await.remove(&(volume.cluster.clone(), volume.name.clone()));
+            let size = grown.map_err(|error| keeper.logged(&by, "make a volume larger", &id, error))?;
+            if more > 0 {
+                let volume = Volume { size, ..volume };
+                keeper.tell(VolumeAction::Expanded, &volume, &by, vm.as_deref()).await;
+            }
+            Ok(size)
+        })
+        .await
+    }
+
+    /// Does one step after the other, to where nothing is left to do or the last step is the caller's.
+    async fn advance(&self, by: &Asker, id: &str, request: Request<'_>) -> Result<End, Problem> {
+        let volumes = &self.0.volumes;
+        let mut holder = None;
+        for _ in 0..MOST_STEPS {
+            let Some(volume) = self.find(by, id).await? else { return Ok(End::Gone) };
+            let record = volume.published.as_ref();
+            let step = next(request, record, holder.take().as_ref());
+            match step {
+                Next::Ask => holder = Some(volumes.holder(id).await?),
+                Next::Plug | Next::Remove | Next::Resize(_) => return Ok(End::Last(volume, step)),
+                Next::Done => return Ok(End::Done),
+                Next::Refuse(refusal) => return Err(self.refused(&volume, refusal).await?),
+                Next::Forget => {
+                    let vm = record.map_or("", |record| &record.vm);
+                    if request == (Request::Unpublish { by_force: true }) {
+                        tracing::warn!(volume = id, vm, ?by, "a volume is forgotten by force");
+                    } else {
+                        tracing::info!(volume = id, vm, "the VM that had a volume has it no more");
+                    }
+                    volumes.forget(id).await?;
+                }
+                Next::Unplug(place) => {
+                    let side = self.side(id, &place, request).await?;
+                    let unplugged = volumes.unplug(id, &place.vm, PATIENCE, side).await;
+                    unplugged.map_err(|error| self.logged(by, "unplug a volume", id, error))?;
+                }
+                Next::TakeBack(place) => {
+                    let side = self.side(id, &place, request).await?;
+                    let taken = volumes.take_back(id, &place, PATIENCE, side).await;
+                    taken.map_err(|error| self.logged(by, "take a volume back", id, error))?;
+                }
+            }
+        }
+        Err(Problem::new(Kind::Aborted, "somebody undoes what is done to this volume; repeat the call"))
+    }
+
+    /// What the guest of a VM is told of a volume that is taken away.
+    async fn side(
+        &self,
+        id: &str,
+        place: &Place,
+        request: Request<'_>,
+    ) -> Result<Box<dyn super::super::backends::disks::GuestSide>, Problem> {
+        let vm = self.0.fleet.find(Identity::Uuid(place.uuid.clone())).await?;
+        if vm.is_some_and(|vm| vm.power == PowerState::Off) {
+            return Ok(release::nobody());
+        }
+        let serial = self.0.volumes.serial(id).unwrap_or_default();
+        let agent = Agent::new(&self.0.fleet, &place.vm, &serial);
+        Ok(match request {
+            Request::Unpublish { by_force: true } => release::side(agent, true).0,
+            _ => release::bounded(agent),
+        })
+    }
+
+    async fn refused(&self, volume: &Volume, refusal: Refusal) -> Result<Problem, Problem> {
+        let id = &volume.id;
+        Ok(match refusal {
+            Refusal::Held(place) => {
+                let holder = self.0.fleet.find(Identity::Uuid(place.uuid)).await?;
+                let node = volume.published.as_ref().map_or(place.vm.as_str(), |published| &published.node);
+                let is_near = holder.is_some_and(|holder| holder.vm.cluster == volume.cluster);
+                let which = if is_near { format!("the node {node}") } else { "another node".to_owned() };
+                let words = format!(
+                    "the volume {id} is published to {which}, and can be on one at a time; unpublish it first"
+                );
+                Problem::new(Kind::Precondition, words)
+            }
+            Refusal::Published => {
+                let node = volume.published.as_ref().map_or("", |published| &published.node);
+                let words = format!("the volume {id} is published to the node {node}; unpublish it first");
+                Problem::new(Kind::Precondition, words)
+            }
+            Refusal::Leaving => Problem::new(
+                Kind::Aborted,
+                "the volume is being taken away from this node; unpublish it first",
+            ),
+            Refusal::Access { read_only } => {
+                let how = if read_only { "read-only" } else { "writable" };
+                let words =
+                    format!("the volume is published to this node already, {how}; unpublish it first");
+                Problem::new(Kind::Exists, words)
+            }
+            Refusal::Untold(why) => {
+                let words =
+                    "it cannot be told whether the node that had the volume still has it; repeat the call";
+                let advice = "if you know that the VM has ended, guestctl volumes detach --force forgets that it has it";
+                Problem::with_detail(
+                    Kind::Unavailable,
+                    words,
+                    format!("{why}; the volume is taken for held. {advice}"),
+                )
+            }
+        })
+    }
+
+    /// The VM that a volume is published to, if it is known.
+    async fn vm_of(&self, published: &Published) -> Result<Option<Machine>, Problem> {
+        Ok(self.0.fleet.find(Identity::Uuid(published.uuid.clone())).await?)
+    }
+
+    /// The VM of a cluster that a node's identifier means.
+    async fn node(&self, cluster: &str, node: &str) -> Result<Option<Machine>, Problem> {
+        let identity = Identity::Node { cluster: cluster.to_owned(), node: node.to_owned() };
+        Ok(self.0.fleet.find(identity).await?)
+    }
+}
