@@ -93,8 +93,8 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let (reloader, followed) = Reloader::new(options, settings)?;
     let (topology, pools) = (followed.topology.clone(), followed.pools);
     let kind = backends::Kind::Qemu { machines: followed.machines, topology, volumes, pools };
-    let backends::Built { backend, disks, volumes } = kind.build();
-    let keeper = Keeper::new(volumes, handle.clone(), followed.policies);
+    let backends::Built { backend, disks, volumes } = kind.build(&half);
+    let keeper = Keeper::new(volumes, handle.clone(), followed.policies, Arc::clone(&half));
     let fleet = fleet.with_volumes(keeper.clone());
 
     let mut supervisor = Supervisor::new();

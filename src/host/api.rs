@@ -273,8 +273,9 @@ mod tests {
             let (machines, pools) = (watch::channel(Vec::new()).1, watch::channel(Vec::new()).1);
             let topology = watch::channel(Arc::default()).1;
             let place = topology.clone();
-            let built = Kind::Qemu { machines, topology, volumes: "/nowhere".into(), pools }.build();
-            let volumes = Keeper::new(built.volumes, handle.clone(), watch::channel(Policies::new()).1);
+            let built = Kind::Qemu { machines, topology, volumes: "/nowhere".into(), pools }.build(&half);
+            let policies = watch::channel(Policies::new()).1;
+            let volumes = Keeper::new(built.volumes, handle.clone(), policies, Arc::clone(&half));
             let (fleet, disks) = (handle.clone(), built.disks);
             let api = Api { fleet, disks, volumes, half, topology: place, settings };
             let request = WatchVirtualMachinesRequest::default();

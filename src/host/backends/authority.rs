@@ -3,14 +3,14 @@
 //! ```text
 //!                       the VM that is remembered to have it
 //!  says that it has ─────────────────────────────────────────▶ On
-//!  says that it has it not ──────────────────────────────────▶ Off
 //!  is there and does not say it ─────────────────────────────▶ Unknown
-//!  is not there, or is not in the settings, or nobody is remembered:
+//!  says that it has it not, or is not there, or is not in the settings, or nobody is remembered:
 //!       nobody on this machine has the image open ────────────────────────────────▶ Off
 //!       somebody has: another VM says that it is that one ────────────────────────▶ On
 //!                     no VM does ─────────────────────────────────────────────────▶ Unknown
-//!       it cannot be told: the process has ended that had it, or nobody had it ───▶ Off
-//!                          otherwise ─────────────────────────────────────────────▶ Unknown
+//!       it cannot be told: the VM is not there or in no settings, and its process is
+//!                          not known to have ended ───────────────────────────────▶ Unknown
+//!                          otherwise ─────────────────────────────────────────────▶ Off
 //! ```
 
 use super::volumes::{Holder, Place};
@@ -58,12 +58,11 @@ pub enum Verdict {
 /// Who holds a volume, as said by the VM that is remembered to have it, if one is, with its UUID and name; and by the image,
 /// as far as it was looked at.
 pub fn judge(remembered: Option<(&Place, &Said)>, open: Option<Open>) -> Verdict {
-    let has_ended = match remembered {
-        None | Some((_, Said::Absent { ended: true })) => true,
+    let has_let_go = match remembered {
+        None | Some((_, Said::HasNot | Said::Absent { ended: true })) => true,
         Some((place, Said::Has(vm))) => {
             return Verdict::Is(Holder::On(Place { vm: vm.clone(), ..place.clone() }));
         }
-        Some((_, Said::HasNot)) => return Verdict::Is(Holder::Off),
         Some((Place { vm, .. }, Said::Silent(words))) => {
             let why = format!("the VM {vm} may have it, and cannot be asked: {words}");
             return Verdict::Is(Holder::Unknown(why));
@@ -75,9 +74,9 @@ pub fn judge(remembered: Option<(&Place, &Said)>, open: Option<Open>) -> Verdict
         Some(Open::Nobody) => Holder::Off,
         Some(Open::By(place)) => Holder::On(place),
         Some(Open::BySomebody(what)) => Holder::Unknown(format!(
-            "{what} is open in a program, and no VM that can be asked says that it is the one"
+            "{what} is open in another program, and no VM that can be asked says that it is the one"
         )),
-        Some(Open::Untold(_)) if has_ended => Holder::Off,
+        Some(Open::Untold(_)) if has_let_go => Holder::Off,
         Some(Open::Untold(why)) => {
             Holder::Unknown(format!("the VM that had it cannot be asked, and nobody else can say it: {why}"))
         }
@@ -100,13 +99,13 @@ mod tests {
                 is(&Said::Has("b".into())),
                 Verdict::Is(Holder::On(Place { vm: "b".into(), ..place.clone() }))
             );
-            assert_eq!(is(&Said::HasNot), Verdict::Is(Holder::Off));
             assert!(matches!(is(&Said::Silent("x".into())), Verdict::Is(Holder::Unknown(_))));
-            for absent in [Said::Absent { ended: false }, Said::Absent { ended: true }, Said::Unlisted] {
-                let ended = absent == Said::Absent { ended: true };
+            let gone = [Said::HasNot, Said::Absent { ended: true }];
+            for absent in gone.iter().chain(&[Said::Absent { ended: false }, Said::Unlisted]) {
+                let ended = gone.contains(absent);
                 let expected_off = open == Open::Nobody || ended && open == untold();
-                assert_eq!(is(&absent) == Verdict::Is(Holder::Off), expected_off, "{absent:?} {open:?}");
-                assert_eq!(judge(Some((&place, &absent)), None), Verdict::Look);
+                assert_eq!(is(absent) == Verdict::Is(Holder::Off), expected_off, "{absent:?} {open:?}");
+                assert_eq!(judge(Some((&place, absent)), None), Verdict::Look);
             }
         }
         assert_eq!(judge(None, None), Verdict::Look);

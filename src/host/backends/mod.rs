@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
+use super::half::Half;
 use super::limits::Limits;
 use super::topology::Topology;
 use crate::transport::dial::Target;
@@ -115,11 +116,11 @@ pub struct Built {
 }
 
 impl Kind {
-    /// Makes the backend.
-    pub fn build(self) -> Built {
+    /// Makes the backend; what it asks of hypervisors is counted by `half`.
+    pub fn build(self, half: &Arc<Half>) -> Built {
         match self {
             Self::Qemu { machines, topology, volumes, pools } => {
-                let backend = qemu::Qemu::new(machines, topology);
+                let backend = qemu::Qemu::new(machines, topology, Arc::clone(half));
                 let hotplug = backend.hotplug(volumes);
                 let volumes = Arc::new(qemu::pools::Pools::new(pools, hotplug.clone()));
                 Built { backend: Box::new(backend), disks: Arc::new(hotplug), volumes }

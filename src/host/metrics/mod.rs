@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::fleet::Tally;
 
+pub mod operations;
 pub mod serve;
 
 /// Counters since the host half started. Sessions count; nobody waits for anybody.
@@ -35,6 +36,10 @@ pub struct Metrics {
     pub freezes: Freezes,
     /// From the dial to the open session.
     pub connect: Histogram,
+    /// Operations on volumes.
+    pub volumes: operations::Volumes,
+    /// Calls of hypervisors.
+    pub hypervisors: operations::Hypervisors,
 }
 
 /// What may have ended a freeze, as guests say it; anything else counts as the last one.
@@ -79,14 +84,21 @@ impl Histogram {
     }
 
     fn render(&self, text: &mut String, name: &str) {
+        self.render_with(text, name, "");
+    }
+
+    /// With a label, as `name="value"`.
+    fn render_with(&self, text: &mut String, name: &str, label: &str) {
         let mut sum = 0;
+        let comma = if label.is_empty() { "" } else { "," };
         for (place, bucket) in self.buckets.iter().enumerate() {
             sum += bucket.load(Ordering::Relaxed);
             let bound = BUCKETS.get(place).map_or("+Inf".to_owned(), f64::to_string);
-            let _ = writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {sum}");
+            let _ = writeln!(text, "{name}_bucket{{{label}{comma}le=\"{bound}\"}} {sum}");
         }
         let seconds = Duration::from_micros(self.microseconds.load(Ordering::Relaxed)).as_secs_f64();
-        let _ = writeln!(text, "{name}_sum {seconds}\n{name}_count {sum}");
+        let labels = if label.is_empty() { String::new() } else { format!("{{{label}}}") };
+        let _ = writeln!(text, "{name}_sum{labels} {seconds}\n{name}_count{labels} {sum}");
     }
 }
 
@@ -133,6 +145,8 @@ pub fn render(metrics: &Metrics, tally: Tally, uptime: Duration) -> String {
     let name = "guestlet_host_connect_seconds";
     head(&mut text, name, "histogram", "From the dial to the open session.");
     metrics.connect.render(&mut text, name);
+    metrics.volumes.render(&mut text);
+    metrics.hypervisors.render(&mut text);
     text
 }
 

@@ -4,6 +4,7 @@
 use super::super::backends::volumes::{Place, Plugged, Published, Volume};
 use super::super::disks::release::{self, Agent};
 use super::super::fleet::{Identity, Machine};
+use super::super::metrics::operations::Operation;
 use super::policy::Usage;
 use super::problem::{Kind, Problem};
 use super::protocol::{Next, Refusal, Request, next};
@@ -31,7 +32,7 @@ impl Keeper {
     /// If a VM has it or may have it, or it is another cluster's.
     pub async fn remove(&self, asker: &Asker, id: &str) -> Result<(), Problem> {
         let (by, id) = (asker.clone(), id.to_owned());
-        self.begin(asker, move |keeper| async move {
+        self.begin(Operation::Remove, asker, move |keeper| async move {
             let _turn = keeper.0.turns.take(&id)?;
             let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
             let is_listed = match &volume.published {
@@ -61,7 +62,7 @@ impl Keeper {
         read_only: bool,
     ) -> Result<Plugged, Problem> {
         let (by, id, node) = (asker.clone(), id.to_owned(), node.to_owned());
-        self.begin(asker, move |keeper| async move {
+        self.begin(Operation::Publish, asker, move |keeper| async move {
             let _turn = keeper.0.turns.take(&id)?;
             let volume = keeper.get(&by, &id).await?;
             let found = keeper.node(&volume.cluster, &node).await?;
@@ -99,11 +100,11 @@ impl Keeper {
         forced: bool,
     ) -> Result<(), Problem> {
         let (by, id, node) = (asker.clone(), id.to_owned(), node.map(str::to_owned));
-        self.begin(asker, move |keeper| async move {
+        self.begin(Operation::Unpublish, asker, move |keeper| async move {
             let _turn = keeper.0.turns.take(&id)?;
             let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
-            let Some(published) = &volume.published else { return Ok(()) };
-            if let Some(node) = &node {
+            let published = volume.published.as_ref();
+            if let (Some(node), Some(published)) = (&node, published) {
                 let named = keeper.node(&volume.cluster, node).await?;
                 let named = named.is_some_and(|named| named.vm.uuid == published.uuid);
                 let same = |one: &str| one.eq_ignore_ascii_case(node);
@@ -112,7 +113,9 @@ impl Keeper {
                 }
             }
             keeper.advance(&by, &id, Request::Unpublish { by_force: forced }).await?;
-            keeper.tell(VolumeAction::Detached, &volume, &by, Some(&published.vm)).await;
+            if let Some(published) = published {
+                keeper.tell(VolumeAction::Detached, &volume, &by, Some(&published.vm)).await;
+            }
             Ok(())
         })
         .await
@@ -124,7 +127,7 @@ impl Keeper {
     /// If no volume has such a size, or there is no room, or it cannot be told which VM has it.
     pub async fn expand(&self, asker: &Asker, id: &str, range: Range) -> Result<u64, Problem> {
         let (by, id) = (asker.clone(), id.to_owned());
-        self.begin(asker, move |keeper| async move {
+        self.begin(Operation::Expand, asker, move |keeper| async move {
             let _turn = keeper.0.turns.take(&id)?;
             keeper.get(&by, &id).await?;
             let End::Last(volume, Next::Resize(place)) = keeper.advance(&by, &id, Request::Resize).await?
@@ -163,7 +166,7 @@ impl Keeper {
                 Next::Ask => holder = Some(volumes.holder(id).await?),
                 Next::Plug | Next::Remove | Next::Resize(_) => return Ok(End::Last(volume, step)),
                 Next::Done => return Ok(End::Done),
-                Next::Refuse(refusal) => return Err(self.refused(&volume, refusal).await?),
+                Next::Refuse(refusal) => return Err(self.refused(&volume, request, refusal).await?),
                 Next::Forget => {
                     let vm = record.map_or("", |record| &record.vm);
                     if request == (Request::Unpublish { by_force: true }) {
@@ -177,6 +180,7 @@ impl Keeper {
                     let side = self.side(id, &place, request).await?;
                     let unplugged = volumes.unplug(id, &place.vm, PATIENCE, side).await;
                     unplugged.map_err(|error| self.logged(by, "unplug a volume", id, error))?;
+                    return Ok(End::Done);
                 }
                 Next::TakeBack(place) => {
                     let side = self.side(id, &place, request).await?;
@@ -207,7 +211,12 @@ impl Keeper {
         })
     }
 
-    async fn refused(&self, volume: &Volume, refusal: Refusal) -> Result<Problem, Problem> {
+    async fn refused(
+        &self,
+        volume: &Volume,
+        request: Request<'_>,
+        refusal: Refusal,
+    ) -> Result<Problem, Problem> {
         let id = &volume.id;
         Ok(match refusal {
             Refusal::Held(place) => {
@@ -215,10 +224,11 @@ impl Keeper {
                 let node = volume.published.as_ref().map_or(place.vm.as_str(), |published| &published.node);
                 let is_near = holder.is_some_and(|holder| holder.vm.cluster == volume.cluster);
                 let which = if is_near { format!("the node {node}") } else { "another node".to_owned() };
-                let words = format!(
-                    "the volume {id} is published to {which}, and can be on one at a time; unpublish it first"
-                );
-                Problem::new(Kind::Precondition, words)
+                let advice = match request {
+                    Request::Publish { .. } => "it can be on one at a time",
+                    _ => "unpublish it first",
+                };
+                Problem::new(Kind::Precondition, format!("the volume {id} is published to {which}; {advice}"))
             }
             Refusal::Published => {
                 let node = volume.published.as_ref().map_or("", |published| &published.node);

@@ -16,16 +16,20 @@
 //! among that cluster's volumes and VMs only, and another's does not exist for it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, oneshot, watch};
 
 use super::backends::volumes::{Capacity, NewVolume, Volume, Volumes};
 use super::fleet::Handle;
+use super::half::Half;
+use super::metrics::operations::Operation;
 use crate::supervise::Scope;
 use crate::wire::proto::v1::VolumeAction;
 
 mod hold;
+#[cfg(test)]
+mod model;
 mod page;
 mod people;
 pub mod policy;
@@ -82,6 +86,7 @@ struct Inner {
     volumes: Arc<dyn Volumes>,
     fleet: Handle,
     policies: watch::Receiver<Policies>,
+    half: Arc<Half>,
     turns: Turns,
     /// Held while it is decided whether there is room in a quota.
     reserved: Mutex<Reserved>,
@@ -89,15 +94,21 @@ struct Inner {
 }
 
 impl Keeper {
-    /// Does it with these volumes, for these VMs, within these policies.
-    pub fn new(volumes: Arc<dyn Volumes>, fleet: Handle, policies: watch::Receiver<Policies>) -> Self {
+    /// Does it with these volumes, for these VMs, within these policies; what it does is counted by `half`.
+    pub fn new(
+        volumes: Arc<dyn Volumes>,
+        fleet: Handle,
+        policies: watch::Receiver<Policies>,
+        half: Arc<Half>,
+    ) -> Self {
         let (turns, reserved, tasks) = (Turns::default(), Mutex::default(), Scope::new());
-        Self(Arc::new(Inner { volumes, fleet, policies, turns, reserved, tasks }))
+        Self(Arc::new(Inner { volumes, fleet, policies, half, turns, reserved, tasks }))
     }
 
     /// Runs an operation that goes on when nobody waits for it any more.
     async fn begin<T: Send + 'static, F>(
         &self,
+        what: Operation,
         asker: &Asker,
         operation: impl FnOnce(Self) -> F,
     ) -> Result<T, Problem>
@@ -111,8 +122,12 @@ impl Keeper {
         };
         let (answer, answered) = oneshot::channel();
         let operation = operation(self.clone());
+        let half = Arc::clone(&self.0.half);
         self.0.tasks.children().spawn(async move {
+            let begun = Instant::now();
             let outcome = operation.await;
+            let code = outcome.as_ref().err().map_or(tonic::Code::Ok, Problem::code);
+            half.metrics.volumes.ended(what, code, begun.elapsed());
             drop(place);
             // Who asked may have gone.
             drop(answer.send(outcome));
@@ -217,7 +232,7 @@ impl Keeper {
     pub async fn create(&self, asker: &Asker, cluster: &str, wanted: Wanted) -> Result<Volume, Problem> {
         check_name(&wanted.name)?;
         let (by, cluster) = (asker.clone(), cluster.to_owned());
-        self.begin(asker, move |keeper| async move {
+        self.begin(Operation::Create, asker, move |keeper| async move {
             let _turn = keeper.0.turns.take(&format!("name {cluster} {}", wanted.name))?;
             match keeper.named(&cluster, &wanted.name).await? {
                 Some(volume) => {

@@ -65,7 +65,8 @@ impl Problem {
         Self::new(Kind::NotFound, format!("the node {node:?} is not on this host"))
     }
 
-    fn code(&self) -> Code {
+    /// As gRPC names it.
+    pub fn code(&self) -> Code {
         match self.kind {
             Kind::Invalid => Code::InvalidArgument,
             Kind::NotFound => Code::NotFound,

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Nothing else is remembered between two steps, so it does not matter where this program or another one ended in
-//! between. A test explores all that can happen to two VMs on each of two hosts (`model`).
+//! between. A test explores all that can happen (`model`).
 
 use super::super::backends::volumes::{Holder, Place, Published};
 
@@ -44,7 +44,7 @@ pub enum Next {
     Ask,
     /// It is plugged into the wanted VM; then the request is done.
     Plug,
-    /// It is unplugged from this VM, and the record says so.
+    /// It is unplugged from this VM, and the record says so; then the request is done.
     Unplug(Place),
     /// It is taken away from this VM, which is not the one of the record.
     TakeBack(Place),
@@ -81,11 +81,18 @@ pub enum Refusal {
 /// What is done next for `request`, as the record says who has the volume, and as far as it was asked who holds it.
 pub fn next(request: Request<'_>, record: Option<&Published>, holder: Option<&Holder>) -> Next {
     let Some(record) = record else {
-        return match request {
-            Request::Publish { .. } => Next::Plug,
-            Request::Unpublish { .. } => Next::Done,
-            Request::Remove { .. } => Next::Remove,
-            Request::Resize => Next::Resize(None),
+        return match (request, holder) {
+            // QEMU opens an image only if nobody else uses it, and an image that is open is not removed.
+            (Request::Publish { .. }, _) => Next::Plug,
+            (Request::Remove { .. }, _) => Next::Remove,
+            (Request::Resize, _) => Next::Resize(None),
+            // It may have come back: a command to plug it may have been carried out late.
+            (Request::Unpublish { .. }, None) => Next::Ask,
+            (Request::Unpublish { .. }, Some(Holder::On(place))) => Next::TakeBack(place.clone()),
+            (Request::Unpublish { by_force: false }, Some(Holder::Unknown(why))) => {
+                Next::Refuse(Refusal::Untold(why.clone()))
+            }
+            (Request::Unpublish { .. }, Some(Holder::Off | Holder::Unknown(_))) => Next::Done,
         };
     };
     if let Request::Publish { uuid, read_only } = request

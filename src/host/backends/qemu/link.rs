@@ -9,12 +9,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::net::unix::UCred;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
+use super::super::super::half::Half;
+use super::super::super::metrics::operations::Outcome;
 use crate::sys::process_end::Process;
 use crate::wire::qmp::{self, Message};
 
@@ -114,6 +116,7 @@ pub struct Link {
     owner: watch::Receiver<Option<Owner>>,
     standing: watch::Receiver<Standing>,
     process: watch::Receiver<Option<Arc<Process>>>,
+    half: Arc<Half>,
 }
 
 /// The monitor's end.
@@ -126,15 +129,22 @@ pub struct Inbox {
     process: watch::Sender<Option<Arc<Process>>>,
 }
 
-/// Both ends.
-pub fn new() -> (Link, Inbox) {
+/// Both ends; what is asked is counted by `half`.
+pub fn new(half: Arc<Half>) -> (Link, Inbox) {
     let (sender, calls) = mpsc::channel(INBOX);
     let notices = broadcast::Sender::new(NOTICES);
     let (owner, followed) = watch::channel(None);
     let (standing, seen) = watch::channel(Standing::Untried);
     let (process, known) = watch::channel(None);
     (
-        Link { calls: sender, notices: notices.clone(), owner: followed, standing: seen, process: known },
+        Link {
+            calls: sender,
+            notices: notices.clone(),
+            owner: followed,
+            standing: seen,
+            process: known,
+            half,
+        },
         Inbox { calls, notices, owner, standing, process },
     )
 }
@@ -152,7 +162,16 @@ impl Link {
         };
         let is_question = command.starts_with("query-") || matches!(command, "qom-list" | "qom-get");
         let deadline = if is_question { QUESTION_DEADLINE } else { ANSWER_DEADLINE };
-        tokio::time::timeout(deadline, asked).await.unwrap_or(Err(CallError::Silent(deadline)))
+        let begun = Instant::now();
+        let answer = tokio::time::timeout(deadline, asked).await.unwrap_or(Err(CallError::Silent(deadline)));
+        let outcome = match &answer {
+            Ok(_) => Outcome::Done,
+            Err(CallError::Refused { .. }) => Outcome::Refused,
+            Err(CallError::Silent(_)) => Outcome::Silent,
+            Err(CallError::Unreachable(_) | CallError::Lost) => Outcome::Unreachable,
+        };
+        self.half.metrics.hypervisors.ended(outcome, begun.elapsed());
+        answer
     }
 
     /// What happens from now on. It says nothing any more when the monitor has ended.
@@ -265,7 +284,7 @@ mod tests {
 
     #[tokio::test]
     async fn answers_find_who_has_asked_and_a_lost_connection_is_told() {
-        let (link, mut inbox) = new();
+        let (link, mut inbox) = new(Arc::new(Half::new("host".into())));
         let mut pending = Pending::default();
         let serve = async {
             let first = inbox.next().await.unwrap();
@@ -295,7 +314,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_connection_commands_are_refused() {
-        let (link, mut inbox) = new();
+        let (link, mut inbox) = new(Arc::new(Half::new("host".into())));
         let refuse = inbox.refuse_for(Duration::from_secs(3600), "it is off");
         let answer = tokio::select! {
             () = refuse => unreachable!(),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
+use super::super::half::Half;
 use super::super::topology::Topology;
 use super::{Backend, Change, Vm};
 use crate::supervise::Scope;
@@ -38,12 +39,17 @@ pub struct Qemu {
     machines: watch::Receiver<Vec<Machine>>,
     topology: watch::Receiver<Arc<Topology>>,
     vms: watch::Sender<Vms>,
+    half: Arc<Half>,
 }
 
 impl Qemu {
     /// A backend for these VMs, on a machine that is there.
-    pub fn new(machines: watch::Receiver<Vec<Machine>>, topology: watch::Receiver<Arc<Topology>>) -> Self {
-        Self { machines, topology, vms: watch::Sender::default() }
+    pub fn new(
+        machines: watch::Receiver<Vec<Machine>>,
+        topology: watch::Receiver<Arc<Topology>>,
+        half: Arc<Half>,
+    ) -> Self {
+        Self { machines, topology, vms: watch::Sender::default(), half }
     }
 
     /// What plugs disks into them while this watches them; keeps volumes in that folder.
@@ -62,9 +68,9 @@ struct Monitor {
 }
 
 impl Monitor {
-    fn start(of: (String, String, PathBuf), changes: mpsc::Sender<Change>) -> Self {
+    fn start(of: (String, String, PathBuf), changes: mpsc::Sender<Change>, half: &Arc<Half>) -> Self {
         let scope = Scope::new();
-        let (link, inbox) = link::new();
+        let (link, inbox) = link::new(Arc::clone(half));
         let vm = Arc::new(hotplug::Vm::new(of.0.clone(), of.1.clone(), link, scope.children()));
         scope.children().spawn(Arc::clone(&vm).sweep());
         scope.children().spawn(monitor::run(of.0.clone(), of.2.clone(), changes, inbox));
@@ -79,7 +85,7 @@ impl Backend for Qemu {
             loop {
                 let machines = self.machines.borrow_and_update().clone();
                 let names: Vec<_> = machines.iter().map(|machine| machine.vm.name.clone()).collect();
-                if list(machines, &mut monitors, &changes).await.is_err() {
+                if list(machines, &mut monitors, &changes, &self.half).await.is_err() {
                     return;
                 }
                 let topology = Arc::clone(&self.topology.borrow_and_update());
@@ -121,6 +127,7 @@ async fn list(
     machines: Vec<Machine>,
     monitors: &mut BTreeMap<String, Monitor>,
     changes: &mpsc::Sender<Change>,
+    half: &Arc<Half>,
 ) -> Result<(), mpsc::error::SendError<Change>> {
     let vms = machines.iter().map(|machine| machine.vm.clone()).collect();
     let mut before = std::mem::take(monitors);
@@ -138,7 +145,7 @@ async fn list(
                     changes.send(Change::Power { name: vm.name.clone(), power, problem }).await?;
                 }
                 let Some(wanted) = wanted else { continue };
-                Monitor::start(wanted, changes.clone())
+                Monitor::start(wanted, changes.clone(), half)
             }
         };
         monitors.insert(vm.name, monitor);
@@ -167,7 +174,9 @@ mod tests {
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
         let (move_to, topology) = watch::channel(Arc::default());
-        scope.children().spawn(Box::new(Qemu::new(machines, topology)).watch(changes));
+        scope.children().spawn(
+            Box::new(Qemu::new(machines, topology, Arc::new(Half::new("host".into())))).watch(changes),
+        );
         let power = |name: &str, power| Change::Power { name: name.into(), power, problem: String::new() };
         let off = |name: &str| power(name, PowerState::Off);
         let unknown = |name: &str| power(name, PowerState::Unspecified);

@@ -302,8 +302,10 @@ mod tests {
     use tokio::io::{AsyncBufReadExt as _, BufReader};
     use tokio::net::UnixListener;
 
+    use super::super::super::super::half::Half;
     use super::super::link;
     use crate::supervise::Scope;
+    use std::sync::Arc;
 
     const GREETING: &[u8] = b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
 
@@ -345,7 +347,12 @@ mod tests {
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
         let listener = UnixListener::bind(&path).unwrap();
-        scope.children().spawn(run("a".into(), path.clone(), changes, link::new().1));
+        scope.children().spawn(run(
+            "a".into(),
+            path.clone(),
+            changes,
+            link::new(Arc::new(Half::new("host".into()))).1,
+        ));
         let mut client = qemu(&listener, "running").await;
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
         for event in ["POWERDOWN", "RESUME", "STOP", "STOP", "RESUME", "RESET", "RESET", "SHUTDOWN"] {
@@ -404,7 +411,12 @@ mod tests {
         let path = folder.path().join("qmp");
         let (changes, mut told) = mpsc::channel(16);
         let scope = Scope::new();
-        scope.children().spawn(run("a".into(), path.clone(), changes, link::new().1));
+        scope.children().spawn(run(
+            "a".into(),
+            path.clone(),
+            changes,
+            link::new(Arc::new(Half::new("host".into()))).1,
+        ));
         let quiet = Duration::from_millis(300);
         assert!(problem(&mut told).await.contains("has not been there yet"));
         assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "it is told once");
