@@ -30,7 +30,7 @@ pub async fn start(settings: TopologySettings, folder: &Path, guest: &Guest, sup
     let frozen = guest.freezer.restricts();
     let off = if frozen { Vec::new() } else { off };
     let root = guest.root.clone();
-    for outcome in blocking::run(move || drop_ins::remove(&root, &off)).await {
+    for outcome in blocking::run(move || drop_ins::clean(&root, &off)).await {
         if let Some(problem) = &outcome.problem {
             tracing::warn!("{}: {problem}", outcome.path.display());
         }

@@ -213,7 +213,7 @@ fn a_disk_that_left_after_it_was_staged_and_is_back_is_published() {
     }
     let machine = Machine::new();
     wait(async {
-        let lab = Lab::new().await;
+        let mut lab = Lab::new().await;
         for access in [mount("ext4", &["nosuid"]), block()] {
             let is_block = access == block();
             let mut disk = machine.plugged(&format!("back-{is_block}"), 64);
@@ -264,8 +264,11 @@ fn a_disk_that_left_after_it_was_staged_and_is_back_is_published() {
         is(volume.publish(&pod, &access, false).await, Code::FailedPrecondition, "it holds nothing");
         let blank = std::fs::read(&other.file).unwrap();
         assert!(blank.iter().all(|byte| *byte == 0), "it was written to");
-        // The one that is meant comes after all, to where nothing is mounted any more.
+        // The one that is meant comes after all, to where nothing is mounted any more, and to another run of the agent.
         other.unplug();
+        lab.kill();
+        lab.start();
+        until("it serves again", || std::os::unix::net::UnixStream::connect(lab.socket()).is_ok());
         disk.plug();
         until("it is told again", || lab.disks().contains(&disk.name));
         volume.publish(&pod, &access, false).await.unwrap();

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt as _, symlink};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -87,6 +87,15 @@ fn a_serial_line_that_is_not_there_yet_is_waited_for() {
     answers(line_at(&path));
 }
 
+/// Waits until somebody listens: the socket's file is there a moment earlier.
+fn wait_for_listener(socket: &Path) {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = UnixStream::connect(socket) {
+        assert!(Instant::now() < deadline, "nobody listens on {}: {error}", socket.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Ends with the test.
 struct Running(Child);
 
@@ -135,7 +144,7 @@ fn a_socket_that_is_passed_wins_over_the_method_and_is_left_in_its_place() {
 #[test]
 fn a_socket_that_cannot_be_used_is_refused_and_one_of_the_api_is_never_qga() {
     let folder = tempfile::tempdir().unwrap();
-    let (connected, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (connected, _other) = UnixStream::pair().unwrap();
     let mut agent = activated(folder.path(), connected.into(), "qga.socket", &[]);
     assert_eq!(agent.0.wait().unwrap().code(), Some(1));
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
@@ -153,11 +162,7 @@ fn a_socket_that_cannot_be_used_is_refused_and_one_of_the_api_is_never_qga() {
         "guestlet.socket",
         &["-m", "unix-listen", "-p", socket.to_str().unwrap()],
     );
-    let deadline = Instant::now() + PATIENCE;
-    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
-        assert!(Instant::now() < deadline);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_listener(&socket);
     Client::connect(&socket).call("guest-ping");
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert!(log.contains("a socket that guestlet.socket passed is not used"), "{log}");
@@ -171,10 +176,6 @@ fn with_retry_path_a_socket_is_listened_on_as_soon_as_it_can_be() {
     let agent = Agent::start_with(&["-r", "-p", socket.to_str().unwrap()]);
     assert!(agent.log().contains("trying again every 5 s"), "{}", agent.log());
     std::fs::create_dir(&later).unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while !socket.exists() {
-        assert!(Instant::now() < deadline, "{}", agent.log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for_listener(&socket);
     Client::connect(&socket).call("guest-ping");
 }

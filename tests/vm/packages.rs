@@ -187,7 +187,7 @@ fn it_replaces_the_real_agent_is_upgraded_and_goes_without_a_trace() {
 
 /// dpkg ran in the agent's unit, and was killed when its last script restarted the agent.
 #[test]
-fn an_upgrade_that_guest_exec_runs_ends_well_and_the_agent_is_restarted_after_it() {
+fn an_upgrade_and_a_removal_that_guest_exec_runs_end_well_and_the_agent_ends_after_them() {
     let package = tools::package().unwrap();
     let mut packages = Repository::new(std::slice::from_ref(&package)).unwrap();
     let next = packages.add_version(&package, "9.0").unwrap();
@@ -212,6 +212,24 @@ fn an_upgrade_that_guest_exec_runs_ends_well_and_the_agent_is_restarted_after_it
     drop(client);
     wait_for("the restart", LONG, || (main_process(&vm) != before).then_some(())).unwrap();
     wait_for("the new agent", SOON, || vm.qga().ok()?.execute("guest-ping", json!({})).ok()).unwrap();
+
+    // So was a removal, by the end of the agent.
+    let mut client = vm.qga().unwrap();
+    let command = json!({
+        "path": "/bin/sh", "arg": ["-c", "dpkg -r guestlet && echo whole"], "capture-output": "merged",
+    });
+    let started = client.execute("guest-exec", command).unwrap();
+    let ended = wait_for("the end of the removal", LONG, || {
+        let told = client.execute("guest-exec-status", started.clone()).unwrap();
+        (told["exited"] == true).then_some(told)
+    });
+    let ended = ended.unwrap();
+    assert_eq!(ended["exitcode"], 0, "{ended}");
+    drop(client);
+    assert!(run(&vm, "dpkg-query -W -f '${Status}' guestlet").contains("config-files"));
+    let stopped = "! pidof guestlet && ! systemctl is-active --quiet guestlet.service guestlet.socket";
+    wait_for("the agent's end", LONG, || vm.run(stopped).ok()).unwrap();
+    run(&vm, "test ! -e /usr/bin/guestlet && test ! -e /usr/lib/guestlet/restart");
 }
 
 /// Runs what the example for a deb at a URL has cloud-init run. A file with another checksum is refused.

@@ -7,13 +7,15 @@
 //!   └────unstage─────┘ ◀─────────────────unpublish──────────────────────┘
 //! ```
 //! What is staged and published is what the kernel's list of mounts says, never what is remembered: every verb may be
-//! repeated, also after the agent, kubelet or the machine has ended in the middle of it. One thing at a time is done to a
+//! repeated, also after the agent, kubelet or the machine has ended in the middle of it. (Only what that list cannot tell
+//! is written down, in `awaited`.) One thing at a time is done to a
 //! volume, and a bounded number in all. A disk is chosen once more after it is held, and stays held until all is done.
 //!
 //! - [`disk`] finds the disk of a volume, [`place`] is about kubelet's folder and what is mounted there.
 //! - [`stage`], [`publish`] and [`remove`] mount and unmount; `group` gives a volume to a pod's group.
 //! - [`expand`] takes the room that a disk has gained, [`stats`] tells how full and how well a volume is.
 
+mod awaited;
 pub mod disk;
 mod error;
 pub mod expand;
@@ -24,9 +26,8 @@ pub mod remove;
 pub mod stage;
 pub mod stats;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -60,15 +61,13 @@ pub struct PodVolumes {
     busy: Busy,
     places: Arc<Semaphore>,
     root: OnceLock<PathBuf>,
-    /// Places that kubelet has staged, and where a publish took away what was dead without anything new being there yet.
-    /// The list of mounts does not tell them from places that were never staged.
-    awaited: Mutex<BTreeSet<PathBuf>>,
+    awaited: awaited::Awaited,
 }
 
 impl Default for PodVolumes {
     fn default() -> Self {
         let places = Arc::new(Semaphore::new(AT_ONCE as usize));
-        Self { busy: Busy::default(), places, root: OnceLock::new(), awaited: Mutex::default() }
+        Self { busy: Busy::default(), places, root: OnceLock::new(), awaited: awaited::Awaited::default() }
     }
 }
 
@@ -93,20 +92,6 @@ impl PodVolumes {
     /// Whether a place is in kubelet's folder, as far as that can be told without looking at it.
     pub fn is_kubelets(&self, place: &str) -> bool {
         self.root.get().is_some_and(|root| Path::new(place).starts_with(root))
-    }
-
-    /// Says whether a place is one that a publish is to stage again.
-    fn set_awaited(&self, place: &Path, awaited: bool) {
-        let mut all = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
-        if awaited {
-            all.insert(place.to_owned());
-        } else {
-            all.remove(place);
-        }
-    }
-
-    fn is_awaited(&self, place: &Path) -> bool {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner).contains(place)
     }
 
     /// Completes when nothing is being done.
@@ -134,10 +119,22 @@ fn unfrozen(guest: &Guest) -> Result<(), Error> {
     }
 }
 
+/// Looks at files that are under way at a time. Those that hang hold their places, and so no more threads than these hang.
+static LOOKS: Semaphore = Semaphore::const_new(32);
+
 /// Does what should take a moment only, beside the event loop.
 async fn look<T: Send + 'static>(what: &Path, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    let done = tokio::time::timeout(PATIENCE, crate::sys::blocking::run(work)).await;
-    done.map_err(|_| Error::Silent { what: what.to_owned(), seconds: PATIENCE.as_secs() })
+    let done = tokio::time::timeout(PATIENCE, async {
+        // Never closed.
+        let place = LOOKS.acquire().await;
+        let look = move || {
+            let done = work();
+            drop(place);
+            done
+        };
+        crate::sys::blocking::run(look).await
+    });
+    done.await.map_err(|_| Error::Silent { what: what.to_owned(), seconds: PATIENCE.as_secs() })
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::pod_volumes::place::{self, DEVICE, Shown};
-use crate::guest::pod_volumes::{Access, Error, begin, disk, group, remove, stage};
+use crate::guest::pod_volumes::{Access, Error, awaited, begin, disk, group, remove, stage};
 use crate::guest::volumes::mount::Source;
 use crate::guest::volumes::options::Options;
 use crate::sys::mountinfo::Mount;
@@ -53,8 +53,10 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
         return Err(Error::Path { path: wanted.target.clone(), problem });
     }
     let (mut staged, mut list) = place::look_at(guest, &staging).await?;
-    let has_left =
-        staged.as_ref().map_or_else(|| guest.pod_volumes.is_awaited(&staging), |staged| staged.gone);
+    let has_left = match &staged {
+        Some(staged) => staged.gone,
+        None => awaited::is(guest, &staging).await?,
+    };
     if has_left {
         stage_again(guest, wanted, &staging).await?;
         (staged, list) = place::look_at(guest, &staging).await?;
@@ -119,7 +121,7 @@ async fn stage_again(guest: &Guest, wanted: &Publish, staging: &Path) -> Result<
         read_only: wanted.staged_read_only,
         again: true,
     };
-    guest.pod_volumes.set_awaited(staging, true);
+    awaited::set(guest, staging, true).await?;
     stage::from_disk(guest, &stage, staging, found).await
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::pod_volumes::place::{self, DEVICE};
-use crate::guest::pod_volumes::{Error, begin, look};
+use crate::guest::pod_volumes::{Error, awaited, begin, look};
 use crate::guest::volumes;
 use crate::guest::volumes::unmount::{detach, unmount};
 
@@ -35,7 +35,7 @@ pub async fn unstage(guest: &Guest, volume: &str, staging: &str) -> Result<(), E
         done += take_away(guest, &place).await?;
     }
     remove_file(&device).await?;
-    guest.pod_volumes.set_awaited(&place, false);
+    awaited::set(guest, &place, false).await?;
     if done > 0 {
         tracing::info!("volume {volume}: not staged at {} any more", place.display());
     }

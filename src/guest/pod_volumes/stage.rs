@@ -10,7 +10,7 @@ use crate::guest::disks::identity::{KnownDisk, Serial};
 use crate::guest::disks::lookup;
 use crate::guest::disks::uses::{self, Use};
 use crate::guest::pod_volumes::place::{self, DEVICE};
-use crate::guest::pod_volumes::{Access, Error, begin, disk, expand, group, look, publish, remove};
+use crate::guest::pod_volumes::{Access, Error, awaited, begin, disk, expand, group, look, publish, remove};
 use crate::guest::volumes::format::{Format, Kind, format};
 use crate::guest::volumes::held::Held;
 use crate::guest::volumes::mount::{Mount, Source, mount};
@@ -76,7 +76,7 @@ pub(super) async fn from_disk(
             staged => break staged?,
         }
     };
-    guest.pod_volumes.set_awaited(place, false);
+    awaited::set(guest, place, false).await?;
     if new {
         tracing::info!("volume {volume}: {} is staged at {}", found.disk.name, place.display());
     }

@@ -4,6 +4,9 @@
 //! What an earlier boot left is taken away until the topology of this one is known, as the guest may run on another
 //! host: a Node without a label gets it later, one with a wrong label may have pods placed by it.
 //!
+//! kubelet's own settings are somebody else's file: that there may be labels of ours in it is noted, and where it is not,
+//! nobody opens it to take some out.
+//!
 //! To add a kind: its variant and its lines in [`Kind`]; text that it reads is made and merged by pure functions.
 
 mod kubelet_arguments;
@@ -28,6 +31,9 @@ pub enum Kind {
     /// kubelet as kubeadm runs it, in the variable `KUBELET_EXTRA_ARGS`.
     Kubeadm,
 }
+
+/// Says that there may be labels of ours in kubelet's own settings.
+const NOTE: &str = "/var/lib/guestlet/kubelet-labels";
 
 /// What became of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -107,7 +113,11 @@ pub fn keep(root: &Root, kind: Kind, node_labels: Option<&Labels>, zone_change: 
     };
     let present = before.as_deref().map(|text| kind.ours(text)).unwrap_or_default();
     let wanted = wanted(node_labels, &present, zone_change);
-    match put(kind, &path, before.as_deref(), &wanted) {
+    let noted = |done: io::Result<()>| done.map_err(|error| format!("cannot be noted: {error}"));
+    let put = (if wanted.is_empty() { Ok(()) } else { noted(note(root, kind)) })
+        .and_then(|()| put(kind, &path, before.as_deref(), &wanted))
+        .and_then(|()| if wanted.is_empty() { noted(forget(root, kind)) } else { Ok(()) });
+    match put {
         Ok(()) => outcome(wanted, None),
         Err(problem) => outcome(present, Some(problem)),
     }
@@ -126,6 +136,27 @@ fn put(kind: Kind, path: &std::path::Path, before: Option<&str>, wanted: &Labels
             files::replace_like(path, text.as_bytes()).map_err(written)
         }
     }
+}
+
+fn note(root: &Root, kind: Kind) -> io::Result<()> {
+    let path = root.path(NOTE);
+    if kind != Kind::Kubeadm || path.try_exists()? {
+        return Ok(());
+    }
+    path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    files::replace_synced(&path, b"")
+}
+
+fn forget(root: &Root, kind: Kind) -> io::Result<()> {
+    let path = root.path(NOTE);
+    if kind == Kind::Kubeadm && path.try_exists()? { files::remove_synced(&path) } else { Ok(()) }
+}
+
+/// Takes what earlier settings have left out of the files of `kinds`, which are not kept any more. Blocks.
+pub fn clean(root: &Root, kinds: &[Kind]) -> Vec<Outcome> {
+    // What cannot be found out counts as noted.
+    let may_have = |kind: &Kind| *kind != Kind::Kubeadm || root.path(NOTE).try_exists().unwrap_or(true);
+    remove(root, &kinds.iter().copied().filter(may_have).collect::<Vec<_>>())
 }
 
 /// Takes all that is ours out of the files of `kinds`. Blocks.
@@ -173,6 +204,26 @@ mod tests {
         let removed = remove(&root, &Kind::ALL);
         assert!(removed.iter().all(|outcome| outcome.problem.is_none() && outcome.labels.is_empty()));
         assert!(Kind::ALL.iter().all(|kind| !kind.path(&root).exists()));
+    }
+
+    #[test]
+    fn settings_of_kubelet_that_never_had_labels_of_ours_are_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let path = root.path("/etc/default/kubelet");
+        // It cannot be read.
+        std::fs::create_dir_all(&path).unwrap();
+        let problems = |outcomes: Vec<Outcome>| outcomes.iter().filter(|it| it.problem.is_some()).count();
+        assert_eq!(problems(clean(&root, &Kind::ALL)), 0);
+        assert_eq!(problems(remove(&root, &Kind::ALL)), 1);
+        // Ours are taken out, also by who does not know the settings that put them there.
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::write(&path, "KUBELET_EXTRA_ARGS=--v=2\n").unwrap();
+        assert_eq!(keep(&root, Kind::Kubeadm, Some(&zone("a")), ZoneChange::Update).problem, None);
+        assert!(root.path(NOTE).exists());
+        assert_eq!(problems(clean(&root, &Kind::ALL)), 0);
+        assert_eq!(read(&path).unwrap(), "KUBELET_EXTRA_ARGS=\"--v=2\"\n");
+        assert!(!root.path(NOTE).exists());
     }
 
     #[test]

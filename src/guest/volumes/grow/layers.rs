@@ -2,9 +2,13 @@
 //! devices by name, and are run while those are held.
 //!
 //! A volume group may have room that its owner keeps for something: a logical volume gets what the disk brought, and no
-//! more. How large the physical volume was is noted before it grows, so that what was interrupted is finished later.
+//! more. How large the physical volume was is noted before it grows, and how large the logical volume was before that one
+//! does: what was interrupted is finished later, and what was done is not done twice.
 
+use std::io;
 use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use super::{Climb, Next};
 use crate::guest::volumes::contents::contents;
@@ -13,8 +17,10 @@ use crate::guest::volumes::{Error, PATIENCE, holding, programs};
 use crate::sys::program::Ended;
 use crate::sys::{block, files};
 
-/// Where it is noted how large physical volumes were.
+/// Where it is noted how large physical and logical volumes were.
 const FOLDER: &str = "/var/lib/guestlet/growths";
+/// Bytes of a note, at most.
+const MOST: u64 = 4096;
 
 impl Climb<'_> {
     /// An encrypted device grows once it is open.
@@ -55,11 +61,8 @@ impl Climb<'_> {
         let (Ok(before), Ok(extents)) = (size.parse::<u64>(), extents.parse::<u64>()) else {
             return Ok(self.refuse(what, "LVM does not say how large it is"));
         };
-        let note = (!group.is_empty()).then(|| Note { uuid: uuid.clone() });
-        let extents = match &note {
-            Some(note) => note.begin(self, device, extents).await?,
-            None => extents,
-        };
+        let mut note =
+            if group.is_empty() { None } else { Some(Note::begin(self, device, uuid, extents).await?) };
         if let Err(error) = self.run(device, "pvresize", &["--quiet", "--yes", path]).await {
             return Ok(self.failed(what, &error));
         }
@@ -76,9 +79,9 @@ impl Climb<'_> {
             return Ok(self.refuse(what, "LVM does not say how large it is"));
         };
         self.note(what, before, after);
-        let Some(note) = note else { return Ok(Next::End) };
-        let brought = extents_now.saturating_sub(extents);
-        let next = match self.logical_volume(group, path, brought).await? {
+        let Some(note) = &mut note else { return Ok(Next::End) };
+        let brought = extents_now.saturating_sub(note.growth.physical);
+        let next = match self.logical_volume(device, group, path, brought, note).await? {
             Ok(next) => next,
             // Tried again the next time.
             Err(Failed { what, error }) => return Ok(self.failed(what, &error)),
@@ -90,31 +93,37 @@ impl Climb<'_> {
     /// The one logical volume of a group that can take what a physical volume has `brought`, in extents.
     async fn logical_volume(
         &mut self,
+        disk: &Held,
         group: &str,
         physical: &str,
         brought: u64,
+        note: &mut Note,
     ) -> Result<Result<Next, Failed>, Error> {
         let what = format!("the volume group {group}");
-        let told = match self.report("lvs", "lv_name,lv_dm_path,segtype", group).await {
+        let told = match self.report("lvs", "lv_name,lv_dm_path,lv_uuid,segtype,seg_size_pe", group).await {
             Ok(told) => told,
             Err(error) => return Ok(Err(Failed { what, error })),
         };
+        let Some(volumes) = logical_volumes(&told) else {
+            return Ok(Ok(self.refuse(what, "LVM does not say how large its logical volumes are")));
+        };
+        let several = volumes.len() > 1;
         let mut candidates = Vec::new();
-        for volume in &told {
-            let [name, path, kind] = volume.as_slice() else { continue };
+        for volume in volumes {
             // Swap space is made in the size that it shall have.
-            let swaps = told.len() > 1
-                && contents(self.guest, path.as_ref()).await.is_ok_and(|it| it.kind() == Some("swap"));
+            let swaps =
+                several && contents(self.guest, &volume.path).await.is_ok_and(|it| it.kind() == Some("swap"));
             if !swaps {
-                candidates.push((name, PathBuf::from(path), kind));
+                candidates.push(volume);
             }
         }
-        let [(name, path, kind)] = candidates.as_slice() else {
+        let [volume] = candidates.as_slice() else {
             let why = format!("it has {} logical volumes that could take the room", candidates.len());
             return Ok(Ok(self.refuse(what, why)));
         };
-        let what = format!("the logical volume {group}/{name}");
-        if *kind != "linear" {
+        let name = format!("{group}/{}", volume.name);
+        let what = format!("the logical volume {name}");
+        if let Some(kind) = volume.kinds.iter().find(|kind| *kind != "linear") {
             return Ok(Ok(self.refuse(what, format!("it is {kind}, and only linear ones grow"))));
         }
         let free = match self.report("vgs", "vg_free_count", group).await {
@@ -124,14 +133,14 @@ impl Climb<'_> {
         let Some(free) = free else {
             return Ok(Ok(self.refuse(what, "LVM does not say how much room its group has")));
         };
-        let device = match self.hold(path).await {
+        let device = match self.hold(&volume.path).await {
             Ok(device) => device,
             Err(error) => return Ok(Err(Failed { what, error })),
         };
         let before = device.bytes()?;
-        if let Some(extents) = extension(brought, free) {
-            let volume = format!("{group}/{name}");
-            let arguments = ["--quiet", "-l", &extents, &volume, physical];
+        let extents_before = note.extents_of(self, disk, volume).await?;
+        if let Some(extents) = target(extents_before, brought, volume.extents, free) {
+            let arguments = ["--quiet", "-l", &extents.to_string(), &name, physical];
             if let Err(error) = self.run(&device, "lvextend", &arguments).await {
                 return Ok(Err(Failed { what, error }));
             }
@@ -175,46 +184,116 @@ struct Failed {
     error: Error,
 }
 
-/// By how much a logical volume is extended, in the words of lvextend(8), where a disk has brought so many extents and so
-/// many are free; nothing if by none.
-fn extension(brought: u64, free: u64) -> Option<String> {
-    let extents = brought.min(free);
-    (extents > 0).then(|| format!("+{extents}"))
+/// A logical volume, as LVM tells of it.
+#[derive(Debug, PartialEq, Eq)]
+struct LogicalVolume {
+    name: String,
+    path: PathBuf,
+    uuid: String,
+    /// Of each of its segments.
+    kinds: Vec<String>,
+    extents: u64,
 }
 
-/// How large a physical volume was, in extents, before it grew: there until the room has gone where it belongs.
+/// The logical volumes of a report that has a line for each segment; nothing if it is none.
+fn logical_volumes(told: &[Vec<String>]) -> Option<Vec<LogicalVolume>> {
+    let mut all: Vec<LogicalVolume> = Vec::new();
+    for line in told {
+        let [name, path, uuid, kind, extents] = line.as_slice() else { return None };
+        let extents: u64 = extents.parse().ok()?;
+        if let Some(known) = all.iter_mut().find(|known| known.uuid == *uuid) {
+            known.kinds.push(kind.clone());
+            known.extents = known.extents.checked_add(extents)?;
+        } else {
+            all.push(LogicalVolume {
+                name: name.clone(),
+                path: path.into(),
+                uuid: uuid.clone(),
+                kinds: vec![kind.clone()],
+                extents,
+            });
+        }
+    }
+    Some(all)
+}
+
+/// To how many extents a logical volume is extended that had `before` of them when the disk had not brought its part yet,
+/// and has `now`; nothing if it stays as it is. Both may differ, where it was extended and that was not noted any more.
+fn target(before: u64, brought: u64, now: u64, free: u64) -> Option<u64> {
+    let extents = before.saturating_add(brought).min(now.saturating_add(free));
+    (extents > now).then_some(extents)
+}
+
+/// How large volumes were before they grew, in extents: there until the room has gone where it belongs.
 struct Note {
+    /// The physical volume.
     uuid: String,
+    growth: Growth,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Growth {
+    /// The physical volume's.
+    physical: u64,
+    /// The name that LVM gave the logical volume, and its extents.
+    logical: Option<(String, u64)>,
 }
 
 impl Note {
-    /// Notes that it has so many extents, unless that was noted before; how many it had then.
-    async fn begin(&self, climb: &Climb<'_>, device: &Held, extents: u64) -> Result<u64, Error> {
-        let file = self.file(climb)?;
+    /// Notes that a physical volume has so many extents, unless how many it had was noted before.
+    async fn begin(climb: &Climb<'_>, device: &Held, uuid: &str, extents: u64) -> Result<Self, Error> {
+        let file = file(climb, uuid)?;
         let noted = holding(device, PATIENCE, move || {
-            if let Some(before) = files::read(&file).and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
-                return Ok(before);
+            if let Some(bytes) = files::read_at_most(&file, MOST)? {
+                return serde_json::from_slice(&bytes).map_err(io::Error::from);
             }
-            file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-            files::replace_synced(&file, extents.to_string().as_bytes())?;
-            Ok(extents)
+            let growth = Growth { physical: extents, logical: None };
+            write(&file, &growth)?;
+            Ok(growth)
         });
-        noted.await?.map_err(|source| Error::Note { device: device.file().to_owned(), source })
+        let growth =
+            noted.await?.map_err(|source| Error::Note { device: device.file().to_owned(), source })?;
+        Ok(Self { uuid: uuid.to_owned(), growth })
+    }
+
+    /// How many extents a logical volume had before it was extended, which is noted before that is done.
+    async fn extents_of(
+        &mut self,
+        climb: &Climb<'_>,
+        device: &Held,
+        volume: &LogicalVolume,
+    ) -> Result<u64, Error> {
+        if let Some((uuid, extents)) = &self.growth.logical
+            && *uuid == volume.uuid
+        {
+            return Ok(*extents);
+        }
+        self.growth.logical = Some((volume.uuid.clone(), volume.extents));
+        let (file, growth) = (file(climb, &self.uuid)?, self.growth.clone());
+        let written = holding(device, PATIENCE, move || write(&file, &growth)).await?;
+        written.map_err(|source| Error::Note { device: device.file().to_owned(), source })?;
+        Ok(volume.extents)
     }
 
     async fn end(&self, climb: &Climb<'_>, device: &Held) -> Result<(), Error> {
-        let file = self.file(climb)?;
+        let file = file(climb, &self.uuid)?;
         let removed = holding(device, PATIENCE, move || files::remove_synced(&file)).await?;
         removed.map_err(|source| Error::Note { device: device.file().to_owned(), source })
     }
+}
 
-    fn file(&self, climb: &Climb<'_>) -> Result<PathBuf, Error> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        if self.uuid.is_empty() || !self.uuid.bytes().all(plain) {
-            return Err(Error::wrong("the name that LVM gave the physical volume", "cannot be"));
-        }
-        Ok(climb.guest.root.path(FOLDER).join(Path::new(&self.uuid).with_extension("json")))
+/// Where the note about a physical volume is.
+fn file(climb: &Climb<'_>, uuid: &str) -> Result<PathBuf, Error> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    if uuid.is_empty() || !uuid.bytes().all(plain) {
+        return Err(Error::wrong("the name that LVM gave the physical volume", "cannot be"));
     }
+    Ok(climb.guest.root.path(FOLDER).join(Path::new(uuid).with_extension("json")))
+}
+
+fn write(file: &Path, growth: &Growth) -> io::Result<()> {
+    file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+    files::replace_synced(file, &serde_json::to_vec(growth)?)
 }
 
 fn parse(report: &str) -> Vec<Vec<String>> {
@@ -226,25 +305,33 @@ fn parse(report: &str) -> Vec<Vec<String>> {
 mod tests {
     #[test]
     fn a_volume_gets_what_the_disk_brought() {
-        for (brought, free, by) in [
-            (25, 40, Some("+25")),
-            (25, 25, Some("+25")),
-            (25, 10, Some("+10")),
-            (0, 40, None),
-            (25, 0, None),
+        for (before, brought, now, free, to) in [
+            (10, 25, 10, 40, Some(35)),
+            (10, 25, 10, 25, Some(35)),
+            (10, 25, 10, 10, Some(20)),
+            (10, 0, 10, 40, None),
+            (10, 25, 10, 0, None),
+            // It was done, or half of it, or somebody did more.
+            (10, 25, 35, 15, None),
+            (10, 25, 20, 15, Some(35)),
+            (10, 25, 40, 15, None),
         ] {
-            assert_eq!(super::extension(brought, free).as_deref(), by, "{brought} of {free}");
+            assert_eq!(super::target(before, brought, now, free), to, "{before} + {brought}, {now}, {free}");
         }
     }
 
     #[test]
     fn reports_of_lvm() {
-        let told =
-            super::parse("  root|/dev/mapper/vg-root|linear\n  swap_1|/dev/mapper/vg-swap_1|linear\n\n");
-        assert_eq!(
-            told,
-            [["root", "/dev/mapper/vg-root", "linear"], ["swap_1", "/dev/mapper/vg-swap_1", "linear"]]
+        let told = super::parse(
+            "  root|/dev/mapper/vg-root|a-1|linear|5\n  swap_1|/dev/mapper/vg-swap_1|b-2|linear|7\n\n  \
+             root|/dev/mapper/vg-root|a-1|striped|4\n",
         );
+        let volumes = super::logical_volumes(&told).unwrap();
+        assert_eq!(volumes.len(), 2, "{volumes:?}");
+        assert_eq!((volumes[0].name.as_str(), volumes[0].extents), ("root", 9));
+        assert_eq!((volumes[0].path.to_str(), volumes[1].extents), (Some("/dev/mapper/vg-root"), 7));
+        assert_eq!(volumes[0].kinds, ["linear", "striped"]);
+        assert_eq!(super::logical_volumes(&super::parse("root|/dev/mapper/vg-root|a-1|linear|\n")), None);
         assert_eq!(super::parse("  1073741824|\n"), [["1073741824", ""]]);
     }
 }
