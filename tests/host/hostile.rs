@@ -111,23 +111,23 @@ fn garbage() {
 #[test]
 fn an_oversized_answer() {
     let large = GuestInfo { host_name: "x".repeat(300_000), ..info(&uuid(1), "boot-1") };
-    beside_a_good_one(Manner::Good, large, "connecting", "message length too large");
+    beside_a_good_one(Manner::Good, large, "refused", "message length too large");
 }
 
 #[test]
 fn words_that_steer_a_terminal() {
-    let lab = Lab::new().vm("bad", 1, "unix-socket = '@bad.sock'").start();
+    let rest = |name: &str| format!("unix-socket = '@{name}.sock'");
+    let lab = Lab::new().vm("bad", 1, &rest("bad")).vm("large", 2, &rest("large")).start();
     let evil = "a\u{1b}]0;title\u{7}\u{1b}[2J\nroot  running\u{202e}";
     let words = GuestInfo {
         host_name: evil.into(),
         kernel_release: "y".repeat(10_000),
         capabilities: vec![evil.repeat(10); 3000],
-        ..info(&uuid(1), "boot-1")
+        ..info(&uuid(2), "boot-1")
     };
-    let guest = Guest::start(&lab.path("bad.sock"), Door::Unix, Manner::Good, words);
+    let _large = Guest::start(&lab.path("large.sock"), Door::Unix, Manner::Good, words);
     // 3000 long capabilities are more than one message may have; a session with fewer is taken.
-    lab.until_vm("bad", |vm| vm["reason"].as_str().unwrap().contains("message length too large"));
-    drop(guest);
+    lab.until_vm("large", |vm| vm["reason"].as_str().unwrap().contains("message length too large"));
     let words =
         GuestInfo { host_name: evil.into(), kernel_release: "y".repeat(10_000), ..info(&uuid(1), "boot-1") };
     let _guest = Guest::start(&lab.path("bad.sock"), Door::Unix, Manner::Good, words);
@@ -138,7 +138,7 @@ fn words_that_steer_a_terminal() {
         assert!(!shown.chars().any(|one| one.is_control() && one != '\n'), "{shown:?}");
         assert!(!shown.contains('\u{202e}') && !shown.contains("\\u001b"), "{shown:?}");
     }
-    assert_eq!(lab.words(&["ls"]).lines().count(), 2);
+    assert_eq!(lab.words(&["ls"]).lines().count(), 3);
     assert!(!lab.log().contains('\u{1b}'), "{:?}", lab.log());
 }
 

@@ -15,7 +15,7 @@ use super::super::talk::Caller;
 use super::super::topology::{self, Outcome, Told};
 use super::handle::{Known, Machine, Reach};
 use crate::supervise::Scope;
-use crate::wire::proto::v1::{self, CallbackState, SessionState, virtual_machine_event::Kind};
+use crate::wire::proto::v1::{self, CallbackState, PowerState, SessionState, virtual_machine_event::Kind};
 
 /// QEMU tells one reset twice, some 50 ms apart.
 const ONE_RESET: Duration = Duration::from_secs(1);
@@ -93,6 +93,9 @@ impl Entry {
 
     /// Whether its guest can be called.
     pub fn reach(&self) -> Reach {
+        if self.view.power() == PowerState::Paused {
+            return Reach::Paused;
+        }
         let Some(caller) = self.caller.clone() else { return Reach::NoSession };
         Reach::Session { caller, capabilities: Arc::clone(&self.capabilities) }
     }

@@ -14,6 +14,7 @@ use crate::guest::{Door, Guest, Manner, info};
 use crate::hypervisor::Hypervisor;
 use crate::lab::{DEADLINE, Lab, text, uuid};
 
+mod busy;
 mod clusters;
 mod faults;
 mod full;
