@@ -1,6 +1,7 @@
 //! Guests that do what no guest should: each costs itself its session, and nobody else anything.
 
-use guestlet::wire::proto::v1::{GuestInfo, GuestState, UserSession};
+use guestlet::wire::proto::v1::event::Kind;
+use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskHolder, GuestInfo, GuestState, UserSession};
 
 use crate::frames::Trick;
 use crate::guest::{Channel, Door, Guest, Manner, info};
@@ -158,4 +159,28 @@ fn a_state_beyond_its_bounds() {
     let vm = lab.until_session("bad", "refused");
     assert_eq!(vm["reason"], "the guest has more than 2 users; limits.users in the settings allows more");
     lab.until("the streams are closed", || guest.open() == 0);
+}
+
+#[test]
+fn a_state_of_too_many_bytes_is_cut_and_info_says_what_is_left_out() {
+    let lab = Lab::new().set("limits.state-bytes = 65536").guest("bad", 1).start();
+    // 64 holders are some 100 bytes each on the wire, and twice as many in memory.
+    let disk = |generation| {
+        let holder = DiskHolder { name: "x".repeat(100), ..DiskHolder::default() };
+        Disk { generation, name: format!("vd{generation}"), holders: vec![holder; 64], ..Disk::default() }
+    };
+    let state = GuestState { disks: (1..=10).map(disk).collect(), ..GuestState::default() };
+    let guest =
+        Guest::start_in(&lab.path("bad.sock"), Door::Unix, Manner::Good, info(&uuid(1), "boot-1"), state);
+    let vm = lab.until_session("bad", "connected");
+    let kept = vm["state"]["disks"].as_array().unwrap().len();
+    assert!((1..10).contains(&kept), "{kept}");
+    assert_eq!(vm["state_cut"]["disks"], 10 - kept);
+    guest.happen(Kind::DiskAdded(DiskAdded { disk: Some(disk(11)) }));
+    let vm = lab.until_vm("bad", |vm| vm["state_cut"]["disks"] == 11 - kept);
+    assert_eq!((&vm["session"], &vm["sessions"]), (&"connected".into(), &1.into()));
+    let words =
+        format!("Left out:       {} disks; limits.state-bytes in the settings allows more", 11 - kept);
+    let shown = lab.words(&["info", "bad"]);
+    assert!(shown.contains(&words), "{shown}");
 }

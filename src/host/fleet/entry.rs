@@ -11,6 +11,7 @@ use super::super::backends::Vm;
 use super::super::history::History;
 use super::super::lines::{Lines, line};
 use super::super::session;
+use super::super::state::Kept;
 use super::super::talk::Caller;
 use super::super::topology::{self, Outcome, Told};
 use super::handle::{Known, Machine, Reach};
@@ -26,7 +27,7 @@ pub(super) struct Entry {
     /// What is told of it, without its state; shared with those who were told.
     pub view: Arc<v1::VirtualMachine>,
     /// What its events have made of it; shared likewise.
-    pub state: Option<Arc<v1::GuestState>>,
+    pub kept: Kept,
     pub history: History,
     /// For calls of others while the conversation is open.
     pub caller: Option<Box<Caller>>,
@@ -62,7 +63,7 @@ impl Entry {
         let mut entry = Self {
             vm,
             view: Arc::new(view),
-            state: None,
+            kept: Kept::default(),
             history: History::default(),
             caller: None,
             capabilities: Arc::default(),
@@ -83,7 +84,7 @@ impl Entry {
 
     /// What is known, shared.
     pub fn known(&self) -> Known {
-        Known { view: Arc::clone(&self.view), state: self.state.clone() }
+        Known { view: Arc::clone(&self.view), state: self.kept.state.clone() }
     }
 
     /// Nothing that its guest has said.
