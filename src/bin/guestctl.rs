@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
-use clap::{Parser, Subcommand, ValueEnum, value_parser};
+use clap::{ArgGroup, Parser, Subcommand, ValueEnum, value_parser};
 use guestlet::ctl::disk::{self, Action};
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
@@ -186,11 +186,12 @@ enum Disk {
         name: String,
     },
     /// Attach a disk; success if it is attached already
+    #[command(group = ArgGroup::new("source").required(true).args(["file", "size"]))]
     Attach {
         /// The VM's name
         name: String,
         /// An image file, or a block device of the host
-        #[arg(long, required_unless_present = "size", conflicts_with = "size")]
+        #[arg(long)]
         file: Option<PathBuf>,
         /// The VM's volume of this serial number; made with this size if it is not there, such as 10G
         #[arg(long, value_parser = parse_size)]

@@ -188,12 +188,21 @@ const HOST: &[Row] = &[
     ("limits.event-burst", "`1024`", "events of a guest at once"),
     ("limits.events-kept", "`128`", "events of each VM that `watch --since` can show"),
     ("limits.history-bytes", "`65536`", "bytes that these may take"),
+    (
+        "limits.state-bytes",
+        "`1048576`",
+        "bytes of memory that the known state of a guest may take; what would be more is left out, and `guestctl info` says what",
+    ),
     ("limits.interfaces", "`256`", "network interfaces of a guest"),
     ("limits.addresses", "`64`", "addresses of each"),
     ("limits.file-systems", "`1024`", "mounted file systems of a guest"),
     ("limits.users", "`256`", "user sessions of a guest"),
     ("limits.disks", "`1024`", "disks of a guest"),
-    ("limits.calls-per-second", "`50`", "calls of a guest in the long run; four times as many at once"),
+    (
+        "limits.calls-per-second",
+        "`50`",
+        "calls of a guest in the long run; four times as many at once. Those about volumes are counted by themselves, and wait",
+    ),
     ("limits.open-calls", "`16`", "calls of a guest at a time"),
     (
         "limits.unread-seconds",

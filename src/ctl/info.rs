@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use super::client::{Client, answer};
 use super::print::Printer;
 use super::{Error, freezes, json, places, words};
-use crate::wire::proto::v1::{GetVirtualMachineRequest, VirtualMachine};
+use crate::wire::proto::v1::{GetVirtualMachineRequest, StateCut, VirtualMachine};
 
 /// Shows one VM.
 ///
@@ -81,12 +81,32 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
         if let Some(freeze) = &state.freeze {
             lines.push(("Last freeze", freezes::words(freeze, now)));
         }
+        if let Some(cut) = &vm.state_cut {
+            lines.push(("Left out", left_out(cut)));
+        }
         if vm.missed_events > 0 {
             lines.push(("Missed events", vm.missed_events.to_string()));
         }
     }
     let colon = |key: &str| if key.is_empty() { String::new() } else { format!("{key}:") };
     text::table(&lines.into_iter().map(|(key, value)| [colon(key), value]).collect::<Vec<_>>())
+}
+
+/// What of the state is not known, because it would take too many bytes.
+fn left_out(cut: &StateCut) -> String {
+    let several = |count: u32, words: &str| (count > 0).then(|| format!("{count} {words}"));
+    let one = |is: bool, word: &str| is.then(|| word.to_owned());
+    let parts = [
+        several(cut.interfaces, "interfaces"),
+        several(cut.file_systems, "file systems"),
+        several(cut.users, "users"),
+        several(cut.disks, "disks"),
+        one(cut.topology, "where it runs"),
+        one(cut.node, "the Node"),
+        one(cut.health, "the health"),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    format!("{}; limits.state-bytes in the settings allows more", parts.join(", "))
 }
 
 fn power(vm: &VirtualMachine) -> String {

@@ -27,6 +27,20 @@ pub struct Vm {
     missed_events: u64,
     topology: Option<places::Standing>,
     state: Option<State>,
+    /// What is left out of the state.
+    state_cut: Option<StateCut>,
+}
+
+/// How many entries of a state are left out, and which of its other parts.
+#[derive(Debug, Serialize)]
+struct StateCut {
+    interfaces: u32,
+    file_systems: u32,
+    users: u32,
+    disks: u32,
+    topology: bool,
+    node: bool,
+    health: bool,
 }
 
 /// What a guest's events have made of it.
@@ -221,7 +235,15 @@ impl From<v1::VirtualMachine> for Vm {
             missed_events: vm.missed_events,
             topology: vm.topology.map(places::Standing::from),
             state: vm.state.map(State::from),
+            state_cut: vm.state_cut.map(StateCut::from),
         }
+    }
+}
+
+impl From<v1::StateCut> for StateCut {
+    fn from(cut: v1::StateCut) -> Self {
+        let v1::StateCut { interfaces, file_systems, users, disks, topology, node, health } = cut;
+        Self { interfaces, file_systems, users, disks, topology, node, health }
     }
 }
 

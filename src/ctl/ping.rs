@@ -5,7 +5,7 @@ use super::print::Printer;
 use super::{Error, json, words};
 use crate::wire::proto::v1::{PingVirtualMachineRequest, Pong, pong::Outcome};
 
-/// Pings `count` times, once a second, and sums up for people.
+/// Pings `count` times, once a second, or until it is interrupted, and sums up for people.
 ///
 /// # Errors
 /// If the VM is unknown or has no session, a ping fails, or standard output cannot be written.
@@ -13,7 +13,13 @@ pub async fn run(mut client: Client, printer: &mut Printer, name: String, count:
     let request = PingVirtualMachineRequest { name: name.clone(), count, interval_milliseconds: 0 };
     let mut pongs = answer(client.ping_virtual_machine(request), &name).await?;
     let mut sum = Sum::default();
-    while let Some(pong) = pongs.message().await.map_err(|status| Error::of_call(status, &name))? {
+    let mut interrupted = std::pin::pin!(interrupted());
+    loop {
+        let pong = tokio::select! {
+            pong = pongs.message() => pong.map_err(|status| Error::of_call(status, &name))?,
+            () = &mut interrupted => break,
+        };
+        let Some(pong) = pong else { break };
         printer.line(&json::Pong::from(&pong), || line(&name, &pong))?;
         match pong.outcome {
             Some(Outcome::Nanoseconds(nanoseconds)) => sum.add(nanoseconds),
@@ -25,6 +31,14 @@ pub async fn run(mut client: Client, printer: &mut Printer, name: String, count:
         printer.remark(&words)?;
     }
     Ok(())
+}
+
+/// Completes at SIGINT, which Ctrl-C sends.
+async fn interrupted() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        // Then it ends the process, as it does by itself.
+        std::future::pending::<()>().await;
+    }
 }
 
 fn line(name: &str, pong: &Pong) -> String {

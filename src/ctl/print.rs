@@ -1,8 +1,11 @@
 //! The one place that writes to standard output, and warnings to standard error.
 
 use std::io::{self, Write as _};
+use std::os::fd::AsFd as _;
 
 use serde::Serialize;
+use tokio::io::Interest;
+use tokio::net::unix::pipe;
 
 /// For whom the output is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +62,17 @@ impl Printer {
     /// As write(2) gives them.
     pub fn text(&mut self, text: &str) -> io::Result<()> {
         write(text)
+    }
+
+    /// Completes when nobody reads what is written any more, as when `head` has seen enough: who waits for something to
+    /// write would not notice. Never completes where that cannot be, as with a file.
+    pub async fn unread() {
+        let out = io::stdout().as_fd().try_clone_to_owned();
+        // Nothing is written through this, so that it may be a pipe that blocks.
+        let gone = async { pipe::Sender::from_owned_fd_unchecked(out?)?.ready(Interest::ERROR).await };
+        if gone.await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Warns people, whatever programs read.

@@ -33,7 +33,7 @@ impl Filter {
     }
 }
 
-/// Shows events until the daemon ends.
+/// Shows events until the daemon ends, or nobody reads them any more.
 ///
 /// # Errors
 /// If the VM is unknown, the daemon ends, events were lost, or standard output cannot be written.
@@ -43,8 +43,12 @@ pub async fn run(mut client: Client, printer: &mut Printer, filter: Filter) -> R
         filter.since.map(|span| SystemTime::now().checked_sub(span).unwrap_or(SystemTime::UNIX_EPOCH));
     let request = WatchVirtualMachinesRequest { name: name.clone(), since: since.map(Into::into) };
     let mut events = answer(client.watch_virtual_machines(request), &name).await?;
+    let mut unread = std::pin::pin!(Printer::unread());
     loop {
-        let event = events.message().await.map_err(|status| Error::of_call(status, &name))?;
+        let event = tokio::select! {
+            event = events.message() => event.map_err(|status| Error::of_call(status, &name))?,
+            () = &mut unread => return Ok(()),
+        };
         let event = event.ok_or(Error::Closed)?;
         if filter.wants(kinds::name(&event)) {
             printer.line(&json::Event::from(event.clone()), || line(&event))?;

@@ -149,6 +149,9 @@ impl Admin for Api {
         let plan = ping::Plan::of(&request)?;
         let caller = match self.fleet.caller(request.name).await?.ok_or_else(unknown)? {
             Reach::Session { caller, .. } => *caller,
+            Reach::Paused => {
+                return Err(Status::failed_precondition("the VM is paused: its guest cannot answer"));
+            }
             Reach::NoSession => {
                 return Err(Status::failed_precondition("there is no session with this guest now"));
             }

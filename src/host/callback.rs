@@ -163,7 +163,9 @@ impl Host for Service {
 #[derive(Debug)]
 struct Guard {
     allowance: Mutex<Allowance>,
-    /// Calls that were held back and given up.
+    /// Calls about volumes: many of a cluster's must not cost its VM the session.
+    volumes: Mutex<Allowance>,
+    /// Those of them that were held back and given up.
     given_up: Mutex<Allowance>,
     flooded: Notify,
     unread: Arc<Unread>,
@@ -175,6 +177,7 @@ impl Guard {
         let per_second = f64::from(contact.vm.limits.calls_per_second);
         let allowance = Allowance::new(Instant::now(), per_second * 4.0, per_second);
         Arc::new(Self {
+            volumes: Mutex::new(allowance.clone()),
             given_up: Mutex::new(allowance.clone()),
             allowance: Mutex::new(allowance),
             flooded: Notify::new(),
@@ -198,7 +201,7 @@ impl Guard {
     async fn admit_in_time(self: Arc<Self>) {
         self.half.metrics.callback_calls.fetch_add(1, Ordering::Relaxed);
         let mut waiting = Waiting { guard: &self, admitted: false };
-        while !take(&self.allowance) {
+        while !take(&self.volumes) {
             tokio::time::sleep(CALL_AGAIN).await;
         }
         waiting.admitted = true;

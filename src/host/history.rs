@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use prost::Message as _;
 use prost_types::Timestamp;
 
 use super::limits::Limits;
+use super::weight::Heap as _;
 use crate::wire::proto::v1::VirtualMachineEvent;
 
-/// What one event takes beside its own bytes.
+/// What one event takes beside its words.
 const OVERHEAD: usize = 256;
 
 /// The newest events, in the order in which they happened.
@@ -22,7 +22,7 @@ pub struct History {
 impl History {
     /// Remembers one more, and forgets the oldest ones if need be.
     pub fn push(&mut self, event: Arc<VirtualMachineEvent>, limits: &Limits) {
-        let size = event.encoded_len() + OVERHEAD;
+        let size = event.heap() + OVERHEAD;
         self.bytes += size;
         self.events.push_back((size, event));
         while self.events.len() > limits.events_kept || self.bytes > limits.history_bytes {

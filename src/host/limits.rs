@@ -20,6 +20,8 @@ pub struct Limits {
     pub events_kept: usize,
     /// Bytes that the remembered events may take.
     pub history_bytes: usize,
+    /// Bytes of memory that its state may take; what would be more is left out of it.
+    pub state_bytes: usize,
     /// Network interfaces of its state.
     pub interfaces: usize,
     /// Addresses of one interface.
@@ -49,6 +51,7 @@ impl Default for Limits {
             event_burst: 1024,
             events_kept: 128,
             history_bytes: 64 * 1024,
+            state_bytes: 1024 * 1024,
             interfaces: 256,
             addresses: 64,
             file_systems: 1024,

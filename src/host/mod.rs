@@ -41,3 +41,4 @@ pub mod text;
 pub mod topology;
 mod unread;
 pub mod volumes;
+mod weight;

@@ -24,7 +24,7 @@ use super::backoff::Backoff;
 use super::contact::Contact;
 use super::order::Order;
 use super::state::Excess;
-use super::talk::{Caller, End, Loss, Refusal, talk};
+use super::talk::{Caller, End, Refusal, talk};
 use super::text;
 use super::topology;
 use crate::wire::proto::v1::{self, CallbackState, PowerState};
@@ -246,7 +246,7 @@ impl Session {
         let reason = text::chain(&end);
         let lasted = self.notes.closed(&reason).await;
         let now = Instant::now();
-        if matches!(end, End::Lost(Loss::Disorder(_)) | End::Refused(Refusal::Excess(_))) {
+        if matches!(&end, End::Refused(refusal) if refusal.spoils_the_order()) {
             self.order.forget();
         }
         match end {

@@ -1,9 +1,13 @@
-//! The last known state of a guest: what its events have made of it. Pure.
+//! The last known state of a guest: what its events have made of it, as far as it is not too much. Pure.
+//!
+//! More entries than allowed cost a guest its session; entries that together take more bytes than allowed are left out,
+//! and it is told what was.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::limits::Limits;
+use super::weight::{self, Heap};
 use crate::wire::proto::v1::{self, event::Kind};
 
 /// A state that is larger than allowed.
@@ -35,95 +39,201 @@ impl fmt::Display for What {
     }
 }
 
-/// Makes of `state` what `event` says, and takes the state out of `AgentReady`.
-///
-/// # Errors
-/// If the state would become larger than allowed; it stays as it was.
-pub fn fold(
-    state: &mut Option<Arc<v1::GuestState>>,
-    event: &mut v1::Event,
-    limits: &Limits,
-) -> Result<(), Excess> {
-    let Some(kind) = &mut event.kind else { return Ok(()) };
-    if let Kind::AgentReady(ready) = kind {
-        if let Some(whole) = ready.state.take() {
-            check(&whole, limits)?;
-            *state = Some(Arc::new(whole));
+/// What is kept of a guest's state.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// What its events have made of it; shared with those who read it. None before the first one.
+    pub state: Option<Arc<v1::GuestState>>,
+    /// What of that is left out because it would take too many bytes.
+    pub cut: v1::StateCut,
+    /// What the state takes, of the bytes that it may.
+    room: Room,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Room {
+    used: usize,
+    most: usize,
+}
+
+impl Room {
+    /// Takes room for something, if there is enough.
+    fn take(&mut self, bytes: usize) -> bool {
+        let fits = self.used.saturating_add(bytes) <= self.most;
+        if fits {
+            self.used += bytes;
         }
-        return Ok(());
+        fits
     }
-    // Most events: whoever still reads the state must not make them dear.
-    if matches!(kind, Kind::Heartbeat(_)) {
-        return Ok(());
+
+    fn give_back(&mut self, bytes: usize) {
+        self.used = self.used.saturating_sub(bytes);
     }
-    let state = Arc::make_mut(state.get_or_insert_default());
-    match kind {
-        Kind::InterfacesChanged(change) => {
-            check_interfaces(&change.interfaces, limits)?;
-            state.interfaces.clone_from(&change.interfaces);
+
+    /// Keeps of a list what there is room for, and counts the rest.
+    fn keep<T: Heap>(&mut self, list: &mut Vec<T>) -> u32 {
+        let before = list.len();
+        list.retain(|one| self.take(weight::entry(one)));
+        let cut = before - list.len();
+        if cut > 0 {
+            list.shrink_to_fit();
         }
-        Kind::FileSystemMounted(v1::FileSystemMounted { file_system: Some(mounted) }) => {
-            within(What::FileSystems, state.file_systems.len() + 1, limits.file_systems)?;
-            state.file_systems.push(mounted.clone());
+        u32::try_from(cut).unwrap_or(u32::MAX)
+    }
+
+    /// Adds to a list if there is room, and counts it otherwise.
+    fn add<T: Heap + Clone>(&mut self, list: &mut Vec<T>, one: &T, cut: &mut u32) {
+        if self.take(weight::entry(one)) {
+            list.push(one.clone());
+        } else {
+            *cut = cut.saturating_add(1);
         }
-        Kind::FileSystemUnmounted(v1::FileSystemUnmounted { file_system: Some(unmounted) }) => {
-            // The one mounted last goes first, as umount(2) has it.
-            if let Some(place) = state.file_systems.iter().rposition(|known| known == unmounted) {
-                state.file_systems.remove(place);
+    }
+
+    /// Removes from a list what is gone. What is not there may be one of those that were left out.
+    fn remove<T: Heap>(&mut self, list: &mut Vec<T>, gone: impl Fn(&T) -> bool, cut: &mut u32) {
+        let before = list.len();
+        list.retain(|one| {
+            let gone = gone(one);
+            if gone {
+                self.give_back(weight::entry(one));
             }
+            !gone
+        });
+        if list.len() == before {
+            *cut = cut.saturating_sub(1);
         }
-        Kind::UserLoggedIn(v1::UserLoggedIn { session: Some(session) }) => {
-            within(What::Users, state.users.len() + 1, limits.users)?;
-            state.users.push(session.clone());
-        }
-        Kind::UserLoggedOut(v1::UserLoggedOut { session: Some(session) }) => {
-            state.users.retain(|known| known.id != session.id);
-        }
-        Kind::DiskAdded(v1::DiskAdded { disk: Some(disk) }) => {
-            within(What::Disks, state.disks.len() + 1, limits.disks)?;
-            state.disks.push(disk.clone());
-        }
-        Kind::DiskRemoved(v1::DiskRemoved { disk: Some(disk), .. }) => {
-            state.disks.retain(|known| known.generation != disk.generation);
-        }
-        Kind::DiskResized(v1::DiskResized { disk: Some(disk), .. })
-        | Kind::DiskChanged(v1::DiskChanged { disk: Some(disk) }) => {
-            let known = state.disks.iter_mut().find(|known| known.generation == disk.generation);
-            if let Some(known) = known {
-                known.clone_from(disk);
+    }
+
+    /// Puts something in the place of what was there; says whether it was left out.
+    fn replace<T: Heap + Clone>(&mut self, place: &mut Option<T>, new: Option<&T>) -> bool {
+        self.give_back(place.heap());
+        *place = new.filter(|new| self.take(new.heap())).cloned();
+        place.is_none() && new.is_some()
+    }
+}
+
+impl Kept {
+    /// Makes of the state what `event` says, and takes the state out of `AgentReady`.
+    ///
+    /// # Errors
+    /// If the state would have more entries than allowed; it stays as it was.
+    pub fn fold(&mut self, event: &mut v1::Event, limits: &Limits) -> Result<(), Excess> {
+        let Some(kind) = &mut event.kind else { return Ok(()) };
+        self.room.most = limits.state_bytes;
+        if let Kind::AgentReady(ready) = kind {
+            if let Some(whole) = ready.state.take() {
+                check(&whole, limits)?;
+                self.begin(whole);
             }
+            return Ok(());
         }
-        Kind::TopologyChanged(changed) => state.topology.clone_from(&changed.topology),
-        Kind::NodeChanged(changed) => state.node.clone_from(&changed.node),
-        Kind::HealthChanged(changed) => state.health.clone_from(&changed.health),
-        Kind::Frozen(frozen) => {
-            state.freeze = Some(v1::LastFreeze {
-                holder: frozen.holder.clone(),
-                file_systems: frozen.file_systems,
-                since: event.time,
-                ..v1::LastFreeze::default()
-            });
+        // Most events: whoever still reads the state must not make them dear.
+        if matches!(kind, Kind::Heartbeat(_)) {
+            return Ok(());
         }
-        Kind::Thawed(thawed) => {
-            let begun = state.freeze.take().filter(|freeze| freeze.ended.is_none()).unwrap_or_default();
-            state.freeze = Some(v1::LastFreeze {
-                holder: thawed.holder.clone(),
-                // A guest's event may be without a time.
-                ended: Some(event.time.unwrap_or_default()),
-                end: match thawed.end.as_str() {
-                    // An agent that does not say more.
-                    "" if thawed.by_itself => "deadline",
-                    "" => "asked",
-                    end => end,
+        let Self { state, cut, room } = self;
+        let state = Arc::make_mut(state.get_or_insert_default());
+        match kind {
+            Kind::InterfacesChanged(change) => {
+                check_interfaces(&change.interfaces, limits)?;
+                room.give_back(state.interfaces.iter().map(weight::entry).sum());
+                state.interfaces.clone_from(&change.interfaces);
+                cut.interfaces = room.keep(&mut state.interfaces);
+            }
+            Kind::FileSystemMounted(v1::FileSystemMounted { file_system: Some(mounted) }) => {
+                within(What::FileSystems, state.file_systems.len() + 1, limits.file_systems)?;
+                room.add(&mut state.file_systems, mounted, &mut cut.file_systems);
+            }
+            Kind::FileSystemUnmounted(v1::FileSystemUnmounted { file_system: Some(unmounted) }) => {
+                // The one mounted last goes first, as umount(2) has it.
+                match state.file_systems.iter().rposition(|known| known == unmounted) {
+                    Some(place) => room.give_back(weight::entry(&state.file_systems.remove(place))),
+                    None => cut.file_systems = cut.file_systems.saturating_sub(1),
                 }
-                .to_owned(),
-                problem: thawed.problem.clone(),
-                ..begun
-            });
+            }
+            Kind::UserLoggedIn(v1::UserLoggedIn { session: Some(session) }) => {
+                within(What::Users, state.users.len() + 1, limits.users)?;
+                room.add(&mut state.users, session, &mut cut.users);
+            }
+            Kind::UserLoggedOut(v1::UserLoggedOut { session: Some(session) }) => {
+                room.remove(&mut state.users, |known| known.id == session.id, &mut cut.users);
+            }
+            Kind::DiskAdded(v1::DiskAdded { disk: Some(disk) }) => {
+                within(What::Disks, state.disks.len() + 1, limits.disks)?;
+                room.add(&mut state.disks, disk, &mut cut.disks);
+            }
+            Kind::DiskRemoved(v1::DiskRemoved { disk: Some(disk), .. }) => {
+                room.remove(&mut state.disks, |known| known.generation == disk.generation, &mut cut.disks);
+            }
+            Kind::DiskResized(v1::DiskResized { disk: Some(disk), .. })
+            | Kind::DiskChanged(v1::DiskChanged { disk: Some(disk) }) => {
+                let place = state.disks.iter().position(|known| known.generation == disk.generation);
+                if let Some(place) = place {
+                    room.give_back(weight::entry(&state.disks[place]));
+                    if room.take(weight::entry(disk)) {
+                        state.disks[place].clone_from(disk);
+                    } else {
+                        // As it was would be wrong.
+                        state.disks.remove(place);
+                        cut.disks = cut.disks.saturating_add(1);
+                    }
+                }
+            }
+            Kind::TopologyChanged(changed) => {
+                cut.topology = room.replace(&mut state.topology, changed.topology.as_ref());
+            }
+            Kind::NodeChanged(changed) => {
+                cut.node = room.replace(&mut state.node, changed.node.as_ref());
+            }
+            Kind::HealthChanged(changed) => {
+                cut.health = room.replace(&mut state.health, changed.health.as_ref());
+            }
+            Kind::Frozen(frozen) => {
+                state.freeze = Some(v1::LastFreeze {
+                    holder: frozen.holder.clone(),
+                    file_systems: frozen.file_systems,
+                    since: event.time,
+                    ..v1::LastFreeze::default()
+                });
+            }
+            Kind::Thawed(thawed) => {
+                let begun = state.freeze.take().filter(|freeze| freeze.ended.is_none()).unwrap_or_default();
+                state.freeze = Some(v1::LastFreeze {
+                    holder: thawed.holder.clone(),
+                    // A guest's event may be without a time.
+                    ended: Some(event.time.unwrap_or_default()),
+                    end: match thawed.end.as_str() {
+                        // An agent that does not say more.
+                        "" if thawed.by_itself => "deadline",
+                        "" => "asked",
+                        end => end,
+                    }
+                    .to_owned(),
+                    problem: thawed.problem.clone(),
+                    ..begun
+                });
+            }
+            _ => {}
         }
-        _ => {}
+        Ok(())
     }
-    Ok(())
+
+    /// Takes a whole state in the place of the one before. What says most in few bytes comes first; the last freeze always
+    /// has room, for it is small.
+    fn begin(&mut self, mut whole: v1::GuestState) {
+        let mut room = Room { used: 0, ..self.room };
+        let cut = v1::StateCut {
+            node: whole.node.take_if(|node| !room.take(node.heap())).is_some(),
+            health: whole.health.take_if(|health| !room.take(health.heap())).is_some(),
+            topology: whole.topology.take_if(|topology| !room.take(topology.heap())).is_some(),
+            disks: room.keep(&mut whole.disks),
+            file_systems: room.keep(&mut whole.file_systems),
+            interfaces: room.keep(&mut whole.interfaces),
+            users: room.keep(&mut whole.users),
+        };
+        *self = Self { state: Some(Arc::new(whole)), cut, room };
+    }
 }
 
 fn check(state: &v1::GuestState, limits: &Limits) -> Result<(), Excess> {
@@ -199,8 +309,8 @@ mod tests {
 
     #[test]
     fn events_make_the_state() {
-        let mut state = None;
-        let mut apply = |mut event| fold(&mut state, &mut event, &Limits::default()).unwrap();
+        let mut kept = Kept::default();
+        let mut apply = |mut event| kept.fold(&mut event, &Limits::default()).unwrap();
         apply(ready(Some(v1::GuestState {
             file_systems: vec![file_system("/")],
             ..v1::GuestState::default()
@@ -219,7 +329,8 @@ mod tests {
         apply(event(Kind::DiskResized(v1::DiskResized { disk: Some(disk(2, 5)), bytes_before: 1 })));
         apply(event(Kind::DiskChanged(v1::DiskChanged { disk: Some(disk(3, 1)) })));
         apply(ready(None));
-        let state = state.unwrap();
+        assert_eq!(kept.cut, v1::StateCut::default());
+        let state = kept.state.unwrap();
         assert_eq!(state.file_systems, [file_system("/"), file_system("/a")]);
         assert_eq!(state.users.iter().map(|user| user.id.as_str()).collect::<Vec<_>>(), ["2"]);
         assert_eq!(state.interfaces.len(), 2);
@@ -228,7 +339,7 @@ mod tests {
 
     #[test]
     fn the_last_freeze_and_its_end_are_part_of_the_state() {
-        let mut state = None;
+        let mut kept = Kept::default();
         let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
         let mut frozen = event(Kind::Frozen(v1::Frozen {
             file_systems: 3,
@@ -236,8 +347,8 @@ mod tests {
             deadline_seconds: 120,
         }));
         frozen.time = at(100);
-        fold(&mut state, &mut frozen, &Limits::default()).unwrap();
-        let freeze = state.as_ref().unwrap().freeze.clone().unwrap();
+        kept.fold(&mut frozen, &Limits::default()).unwrap();
+        let freeze = kept.state.as_ref().unwrap().freeze.clone().unwrap();
         assert_eq!((freeze.since, freeze.ended, freeze.file_systems), (at(100), None, 3));
         let mut thawed = event(Kind::Thawed(v1::Thawed {
             by_itself: true,
@@ -246,13 +357,13 @@ mod tests {
             problem: "the freeze ended by itself after 120 s".into(),
         }));
         thawed.time = at(220);
-        fold(&mut state, &mut thawed, &Limits::default()).unwrap();
-        let freeze = state.as_ref().unwrap().freeze.clone().unwrap();
+        kept.fold(&mut thawed, &Limits::default()).unwrap();
+        let freeze = kept.state.as_ref().unwrap().freeze.clone().unwrap();
         assert_eq!((freeze.since, freeze.ended, freeze.file_systems), (at(100), at(220), 3));
         assert_eq!((freeze.end.as_str(), freeze.holder.as_str()), ("deadline", "libvirt"));
         // One whose beginning was not heard of.
-        fold(&mut state, &mut thawed, &Limits::default()).unwrap();
-        let freeze = state.unwrap().freeze.clone().unwrap();
+        kept.fold(&mut thawed, &Limits::default()).unwrap();
+        let freeze = kept.state.unwrap().freeze.clone().unwrap();
         assert_eq!((freeze.since, freeze.ended, freeze.file_systems), (None, at(220), 0));
     }
 
@@ -275,14 +386,89 @@ mod tests {
             ),
         ];
         for (mut event, expected) in cases {
-            let mut state = None;
+            let mut kept = Kept::default();
             for mut allowed in [mounted("/a"), login("a", false), added(1), interfaces(2, 3)] {
-                fold(&mut state, &mut allowed, &limits).unwrap();
+                kept.fold(&mut allowed, &limits).unwrap();
             }
-            let before = state.clone();
-            let error = fold(&mut state, &mut event, &limits).unwrap_err().to_string();
+            let before = kept.state.clone();
+            let error = kept.fold(&mut event, &limits).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
-            assert_eq!(state, before);
+            assert_eq!(kept.state, before);
         }
+    }
+
+    fn large(generation: u64) -> v1::Disk {
+        let holder = v1::DiskHolder { name: "x".repeat(256), ..v1::DiskHolder::default() };
+        v1::Disk { generation, holders: vec![holder; 64], ..v1::Disk::default() }
+    }
+
+    /// What the parts of the state take, counted anew.
+    fn counted(state: &v1::GuestState) -> usize {
+        let lists = state.disks.iter().map(weight::entry).sum::<usize>()
+            + state.file_systems.iter().map(weight::entry).sum::<usize>()
+            + state.interfaces.iter().map(weight::entry).sum::<usize>()
+            + state.users.iter().map(weight::entry).sum::<usize>();
+        lists + state.topology.heap() + state.node.heap() + state.health.heap()
+    }
+
+    #[test]
+    fn what_takes_too_many_bytes_is_left_out_and_counted() {
+        let limits = Limits { state_bytes: 3 * weight::entry(&large(1)), ..Limits::default() };
+        let mut kept = Kept::default();
+        let add = |disk| event(Kind::DiskAdded(v1::DiskAdded { disk: Some(disk) }));
+        let remove = |disk| event(Kind::DiskRemoved(v1::DiskRemoved { disk: Some(disk), in_use: vec![] }));
+        let change = |disk| event(Kind::DiskChanged(v1::DiskChanged { disk: Some(disk) }));
+        let disks = |kept: &Kept| {
+            let state = kept.state.as_ref().unwrap();
+            assert_eq!(kept.room.used, counted(state), "it is counted as it comes and goes");
+            assert!(kept.room.used <= limits.state_bytes);
+            (state.disks.iter().map(|disk| disk.generation).collect::<Vec<_>>(), kept.cut.disks)
+        };
+        for generation in 1..=5 {
+            kept.fold(&mut add(large(generation)), &limits).unwrap();
+        }
+        assert_eq!(disks(&kept), (vec![1, 2, 3], 2));
+        kept.fold(&mut remove(large(2)), &limits).unwrap();
+        assert_eq!(disks(&kept), (vec![1, 3], 2), "there is room again");
+        kept.fold(&mut remove(large(5)), &limits).unwrap();
+        assert_eq!(disks(&kept), (vec![1, 3], 1), "one of those that were left out is gone");
+        kept.fold(&mut add(large(6)), &limits).unwrap();
+        kept.fold(&mut change(disk(6, 1)), &limits).unwrap();
+        kept.fold(&mut add(disk(7, 1)), &limits).unwrap();
+        kept.fold(&mut change(large(7)), &limits).unwrap();
+        assert_eq!(disks(&kept), (vec![1, 3, 6], 2), "one that has grown too large");
+        // The whole state anew, in which each disk is as light as it can be on the wire.
+        let whole = v1::GuestState {
+            disks: (1..=10).map(large).collect(),
+            node: Some(v1::Node { name: "n".into(), ..v1::Node::default() }),
+            users: vec![v1::UserSession::default()],
+            ..v1::GuestState::default()
+        };
+        kept.fold(&mut ready(Some(whole)), &limits).unwrap();
+        assert_eq!(disks(&kept), (vec![1, 2], 8));
+        assert_eq!((kept.cut.users, kept.cut.node), (0, false), "what is small still has room");
+        let labels = (0..2000).map(|number| (number.to_string(), "x".repeat(256))).collect();
+        let topology = Some(v1::Topology { labels, ..v1::Topology::default() });
+        kept.fold(&mut event(Kind::TopologyChanged(v1::TopologyChanged { topology })), &limits).unwrap();
+        assert_eq!((kept.cut.topology, disks(&kept).1), (true, 8));
+        let none = Kind::TopologyChanged(v1::TopologyChanged { topology: None });
+        kept.fold(&mut event(none), &limits).unwrap();
+        assert!(!kept.cut.topology);
+        kept.fold(&mut ready(Some(v1::GuestState::default())), &limits).unwrap();
+        assert_eq!((disks(&kept), kept.cut), ((vec![], 0), v1::StateCut::default()));
+    }
+
+    #[test]
+    fn no_state_within_the_other_limits_takes_more_than_it_may() {
+        let limits = Limits::default();
+        let mut kept = Kept::default();
+        for generation in 0..1024 {
+            let mut added = event(Kind::DiskAdded(v1::DiskAdded { disk: Some(large(generation)) }));
+            kept.fold(&mut added, &limits).unwrap();
+        }
+        let state = kept.state.as_ref().unwrap();
+        assert!(state.heap() <= limits.state_bytes, "{}", state.heap());
+        assert_eq!(state.disks.len() + usize::try_from(kept.cut.disks).unwrap(), 1024);
+        assert!(kept.cut.disks > 0);
     }
 }

@@ -37,6 +37,8 @@ const CALL_DEADLINE: Duration = Duration::from_secs(5);
 const USUAL_HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long an answer that was received before the stream's end may take to be read.
 const LEFTOVERS: Duration = Duration::from_secs(1);
+/// What tonic says of a message that is larger than allowed.
+const TOO_LARGE: &str = "message length too large";
 
 /// How a conversation ended.
 #[derive(Debug, thiserror::Error)]
@@ -75,9 +77,6 @@ pub enum Loss {
         /// The agent's words, cleaned.
         message: String,
     },
-    /// An event is missing, or at the wrong place.
-    #[error(transparent)]
-    Disorder(#[from] Disorder),
     /// No event for too long.
     #[error("no word from the agent for {} s", .0.as_secs_f32())]
     Silent(Duration),
@@ -97,6 +96,12 @@ pub enum Refusal {
     /// It sends more events than allowed.
     #[error("the guest sends too many events")]
     Flood,
+    /// A message is larger than allowed.
+    #[error("the guest's message is too large: {0}; limits.message-bytes in the settings allows more")]
+    Message(String),
+    /// An event is missing, or at the wrong place.
+    #[error(transparent)]
+    Disorder(#[from] Disorder),
     /// It sends more than allowed, whatever it is.
     #[error(transparent)]
     Sent(#[from] metered::Excess),
@@ -118,6 +123,11 @@ impl Refusal {
     /// It may be over soon, and asking costs little.
     pub fn passes(&self) -> bool {
         matches!(self, Self::Held(_))
+    }
+
+    /// Where its events stand says nothing any more: the next conversation begins with its whole state.
+    pub fn spoils_the_order(&self) -> bool {
+        matches!(self, Self::Disorder(_) | Self::Excess(_) | Self::Message(_))
     }
 }
 
@@ -169,7 +179,7 @@ async fn calls(
     // Boxed, because the session lives for long, and its beginning does not.
     let (info, mut events, first) = Box::pin(begin(&mut client, contact, order)).await?;
     let first = text::clean_event(first);
-    order.take(&first).map_err(Loss::from)?;
+    order.take(&first).map_err(Refusal::from)?;
     contact.half.metrics.connect.observe(began.elapsed());
     let patience = patience(info.heartbeat_interval_seconds);
     let capabilities = info.capabilities.clone();
@@ -223,7 +233,7 @@ async fn listen(
         if !allowance.take(Instant::now(), 1.0) {
             return Err(Refusal::Flood.into());
         }
-        order.take(&event).map_err(Loss::from)?;
+        order.take(&event).map_err(Refusal::from)?;
         notes.send(Report::Heard(Box::new(event))).await;
     }
 }
@@ -267,6 +277,8 @@ impl From<Status> for End {
         }
         let message = text::clean(status.message());
         match status.code() {
+            // Of tonic's decoder, which has read the length of a message and none of the rest.
+            Code::OutOfRange if message.contains(TOO_LARGE) => Refusal::Message(message).into(),
             Code::FailedPrecondition | Code::Aborted => Refusal::Held(message).into(),
             code => Loss::Call { code, message }.into(),
         }

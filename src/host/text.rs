@@ -41,6 +41,8 @@ fn clean_to(text: &str, most: usize) -> String {
     if text.chars().nth(most).is_some() {
         cleaned.push('…');
     }
+    // It may be kept for long.
+    cleaned.shrink_to_fit();
     cleaned
 }
 

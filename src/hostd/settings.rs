@@ -291,6 +291,7 @@ fn limits(set: &LimitSettings) -> Limits {
         event_burst: set.event_burst.unwrap_or(usual.event_burst),
         events_kept: size(set.events_kept, usual.events_kept),
         history_bytes: size(set.history_bytes, usual.history_bytes),
+        state_bytes: size(set.state_bytes, usual.state_bytes),
         interfaces: size(set.interfaces, usual.interfaces),
         addresses: size(set.addresses, usual.addresses),
         file_systems: size(set.file_systems, usual.file_systems),

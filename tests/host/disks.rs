@@ -124,6 +124,7 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
     let long = "x".repeat(65);
     let folder = text(&lab.path("."));
     let nothing = text(&lab.path("nothing.raw"));
+    let strange = text(&lab.path("nothing"));
     let new = |rest: &[&'static str]| [&["attach", "a", "--size", "1M", "--serial"], rest].concat();
     let cases: Vec<(Vec<&str>, i32, &str)> = vec![
         (new(&["data"]), 1, "the disk \"data\" is attached already with another file: /"),
@@ -160,6 +161,8 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
             "neither a regular file",
         ),
         (vec!["attach", "a", "--file", &nothing, "--serial", "s"], 1, "No such file"),
+        (vec!["attach", "a", "--file", &strange, "--serial", "s"], 1, "No such file"),
+        (new(&["bad"]), 1, "QEMU refused: it does not like it"),
         (vec!["attach", "a", "--file", &other, "--serial", "bad"], 1, "QEMU refused: it does not like it"),
         (
             vec!["attach", "a", "--file", &other, "--serial", "locked"],
@@ -168,7 +171,7 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
         ),
         (vec!["attach", "x", "--file", &other, "--serial", "s"], 4, "knows no VM named \"x\""),
         (vec!["attach", "b", "--file", &other, "--serial", "s"], 1, "has no QMP socket in the settings"),
-        (vec!["attach", "a", "--serial", "s"], 2, "--file"),
+        (vec!["attach", "a", "--serial", "s"], 2, "<--file <FILE>|--size <SIZE>>"),
         (vec!["attach", "a", "--file", &other, "--size", "1M", "--serial", "s"], 2, "cannot be used with"),
         (vec!["resize", "a", "--serial", "data", "--size", "512"], 1, "never becomes smaller"),
         (vec!["resize", "a", "--serial", "nobody", "--size", "1G"], 1, "has no disk with serial \"nobody\""),
@@ -184,9 +187,16 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
         assert_fails(&lab.ctl(&[&["disk"], &arguments[..]].concat()), code, words);
     }
     assert_eq!((qemu.devices(), qemu.nodes()), before);
-    // Only the disk that is there with another file was going to have a volume.
+    // Those that were made for what was refused then are gone again.
     let volumes = std::fs::read_dir(lab.path("volumes/a")).unwrap().map(|entry| entry.unwrap().file_name());
-    assert_eq!(volumes.collect::<Vec<_>>(), ["data.raw"]);
+    assert_eq!(volumes.collect::<Vec<_>>(), [""; 0]);
+    // One that was there before stays.
+    lab.words(&["disk", "attach", "a", "--size", "1M", "--serial", "kept"]);
+    lab.words(&["disk", "detach", "a", "--force", "--serial", "kept"]);
+    let kept = ["disk", "attach", "a", "--file", &other, "--serial", "kept"];
+    lab.words(&kept);
+    assert_fails(&lab.ctl(&["disk", "attach", "a", "--size", "1M", "--serial", "kept"]), 1, "another file");
+    assert!(lab.path("volumes/a/kept.raw").exists());
     drop(qemu);
     lab.until_vm("a", |vm| vm["power"] == "off");
     assert_fails(&lab.ctl(&["disk", "ls", "a"]), 1, "QEMU cannot be asked: the VM is off");

@@ -1,6 +1,7 @@
 //! Guests that do what no guest should: each costs itself its session, and nobody else anything.
 
-use guestlet::wire::proto::v1::{GuestInfo, GuestState, UserSession};
+use guestlet::wire::proto::v1::event::Kind;
+use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskHolder, GuestInfo, GuestState, UserSession};
 
 use crate::frames::Trick;
 use crate::guest::{Channel, Door, Guest, Manner, info};
@@ -111,23 +112,23 @@ fn garbage() {
 #[test]
 fn an_oversized_answer() {
     let large = GuestInfo { host_name: "x".repeat(300_000), ..info(&uuid(1), "boot-1") };
-    beside_a_good_one(Manner::Good, large, "connecting", "message length too large");
+    beside_a_good_one(Manner::Good, large, "refused", "message length too large");
 }
 
 #[test]
 fn words_that_steer_a_terminal() {
-    let lab = Lab::new().vm("bad", 1, "unix-socket = '@bad.sock'").start();
+    let rest = |name: &str| format!("unix-socket = '@{name}.sock'");
+    let lab = Lab::new().vm("bad", 1, &rest("bad")).vm("large", 2, &rest("large")).start();
     let evil = "a\u{1b}]0;title\u{7}\u{1b}[2J\nroot  running\u{202e}";
     let words = GuestInfo {
         host_name: evil.into(),
         kernel_release: "y".repeat(10_000),
         capabilities: vec![evil.repeat(10); 3000],
-        ..info(&uuid(1), "boot-1")
+        ..info(&uuid(2), "boot-1")
     };
-    let guest = Guest::start(&lab.path("bad.sock"), Door::Unix, Manner::Good, words);
+    let _large = Guest::start(&lab.path("large.sock"), Door::Unix, Manner::Good, words);
     // 3000 long capabilities are more than one message may have; a session with fewer is taken.
-    lab.until_vm("bad", |vm| vm["reason"].as_str().unwrap().contains("message length too large"));
-    drop(guest);
+    lab.until_vm("large", |vm| vm["reason"].as_str().unwrap().contains("message length too large"));
     let words =
         GuestInfo { host_name: evil.into(), kernel_release: "y".repeat(10_000), ..info(&uuid(1), "boot-1") };
     let _guest = Guest::start(&lab.path("bad.sock"), Door::Unix, Manner::Good, words);
@@ -138,7 +139,7 @@ fn words_that_steer_a_terminal() {
         assert!(!shown.chars().any(|one| one.is_control() && one != '\n'), "{shown:?}");
         assert!(!shown.contains('\u{202e}') && !shown.contains("\\u001b"), "{shown:?}");
     }
-    assert_eq!(lab.words(&["ls"]).lines().count(), 2);
+    assert_eq!(lab.words(&["ls"]).lines().count(), 3);
     assert!(!lab.log().contains('\u{1b}'), "{:?}", lab.log());
 }
 
@@ -158,4 +159,28 @@ fn a_state_beyond_its_bounds() {
     let vm = lab.until_session("bad", "refused");
     assert_eq!(vm["reason"], "the guest has more than 2 users; limits.users in the settings allows more");
     lab.until("the streams are closed", || guest.open() == 0);
+}
+
+#[test]
+fn a_state_of_too_many_bytes_is_cut_and_info_says_what_is_left_out() {
+    let lab = Lab::new().set("limits.state-bytes = 65536").guest("bad", 1).start();
+    // 64 holders are some 100 bytes each on the wire, and twice as many in memory.
+    let disk = |generation| {
+        let holder = DiskHolder { name: "x".repeat(100), ..DiskHolder::default() };
+        Disk { generation, name: format!("vd{generation}"), holders: vec![holder; 64], ..Disk::default() }
+    };
+    let state = GuestState { disks: (1..=10).map(disk).collect(), ..GuestState::default() };
+    let guest =
+        Guest::start_in(&lab.path("bad.sock"), Door::Unix, Manner::Good, info(&uuid(1), "boot-1"), state);
+    let vm = lab.until_session("bad", "connected");
+    let kept = vm["state"]["disks"].as_array().unwrap().len();
+    assert!((1..10).contains(&kept), "{kept}");
+    assert_eq!(vm["state_cut"]["disks"], 10 - kept);
+    guest.happen(Kind::DiskAdded(DiskAdded { disk: Some(disk(11)) }));
+    let vm = lab.until_vm("bad", |vm| vm["state_cut"]["disks"] == 11 - kept);
+    assert_eq!((&vm["session"], &vm["sessions"]), (&"connected".into(), &1.into()));
+    let words =
+        format!("Left out:       {} disks; limits.state-bytes in the settings allows more", 11 - kept);
+    let shown = lab.words(&["info", "bad"]);
+    assert!(shown.contains(&words), "{shown}");
 }

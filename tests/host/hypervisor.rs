@@ -143,6 +143,14 @@ impl Hypervisor {
         self.state().nodes.insert(name.into(), json!({"driver": "raw", "file": {"filename": "/left"}}));
     }
 
+    /// Tells the client something that happened to the VM, such as STOP.
+    pub fn event(&self, name: &str) {
+        let event = json!({"timestamp": {"seconds": 1, "microseconds": 2}, "event": name});
+        let state = self.state();
+        let mut client = state.client.as_ref().unwrap();
+        client.write_all(format!("{event}\r\n").as_bytes()).unwrap();
+    }
+
     /// What `device_add` was told of all devices, in the order of their names.
     pub fn devices(&self) -> Vec<Value> {
         self.state().devices.values().cloned().collect()

@@ -1,13 +1,16 @@
 //! What people and programs read, and what they are told when something is wrong.
 
+use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::{AgentStopping, ShutdownRequested};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::guest::{Door, Guest, Manner, info};
-use crate::lab::{Lab, Watch, assert_fails, text, uuid};
+use crate::lab::{Lab, Watch, assert_fails, text, uuid, wait};
 
 #[test]
 fn vms_are_listed_and_described_for_people_and_programs() {
@@ -64,6 +67,7 @@ fn vms_are_listed_and_described_for_people_and_programs() {
             "interfaces": [], "file_systems": [], "users": [], "disks": [],
             "topology": null, "node": null, "health": null, "freeze": null,
         },
+        "state_cut": null,
     });
     let topology = web.as_object_mut().unwrap().remove("topology").unwrap();
     assert_eq!((&topology["wanted"]["zone"], &topology["acknowledged"]), (&json!(""), &Value::Null));
@@ -153,4 +157,30 @@ fn unknown_vms_and_wrong_usage_have_their_own_exit_codes() {
     assert_fails(&lab.ctl(&["info"]), 2, "Usage");
     assert!(lab.words(&["--help"]).contains(guestlet::config::host::DEFAULT_SOCKET));
     assert_fails(&lab.ctl(&["-o", "yaml", "ls"]), 2, "possible values: table, wide, json");
+}
+
+#[test]
+fn a_watch_ends_when_nobody_reads_it_any_more() {
+    let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").start();
+    // Nothing happens that it could fail to write.
+    let mut watch =
+        lab.ctl_command(&["watch", "--kind", "guest-reset"]).stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(watch.try_wait().unwrap(), None, "it waits");
+    drop(watch.stdout.take());
+    assert!(wait(&mut watch).success());
+}
+
+#[test]
+fn pings_that_are_interrupted_are_summed_up() {
+    let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").start();
+    let _guest = Guest::start(&lab.path("a.sock"), Door::Unix, Manner::Good, info(&uuid(1), "boot-1"));
+    lab.until_session("a", "connected");
+    let mut ping = lab.ctl_command(&["ping", "a", "-c", "10000"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(ping.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().starts_with("a: 1 in "));
+    kill(Pid::from_raw(i32::try_from(ping.id()).unwrap()), Signal::SIGINT).unwrap();
+    let last = lines.last().unwrap();
+    assert!(last.contains(" pings, min/avg/max = "), "{last}");
+    assert!(wait(&mut ping).success());
 }

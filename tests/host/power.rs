@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::guest::{Door, Guest, Manner, info};
-use crate::lab::{Lab, Watch, text, uuid};
+use crate::lab::{Lab, Watch, assert_fails, text, uuid};
 use crate::qmp::Qmp;
 
 fn lab() -> Lab {
@@ -90,6 +90,21 @@ fn the_silence_of_a_paused_guest_means_nothing() {
     qmp.event("RESUME");
     let vm = lab.until_vm("a", |vm| vm["reason"] != "");
     assert_eq!(vm["reason"], "no word from the agent for 2.5 s");
+}
+
+#[test]
+fn a_call_to_a_paused_guest_is_refused_at_once() {
+    let lab = lab();
+    let qmp = Qmp::start(&lab.path("a.qmp"), "running");
+    let _guest = guest(&lab, Manner::Good, "boot-1");
+    lab.until_vm("a", |vm| vm["session"] == "connected" && vm["power"] == "running");
+    lab.words(&["ping", "a", "-c", "1"]);
+    qmp.event("STOP");
+    lab.until_vm("a", |vm| vm["power"] == "paused");
+    assert_fails(&lab.ctl(&["ping", "a", "-c", "1"]), 1, "the VM is paused: its guest cannot answer");
+    qmp.event("RESUME");
+    lab.until_vm("a", |vm| vm["power"] == "running");
+    lab.words(&["ping", "a", "-c", "1"]);
 }
 
 #[test]

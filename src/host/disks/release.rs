@@ -46,16 +46,25 @@ impl Agent {
     }
 
     /// For calls, or why there can be none.
-    async fn caller(&self) -> Result<Caller, String> {
-        let stopped = |error: super::super::fleet::Stopped| error.to_string();
+    async fn caller(&self) -> Result<Caller, Unreleased> {
+        let stopped = |error: super::super::fleet::Stopped| Unreleased::Unasked(error.to_string());
         let (caller, capabilities) = match self.fleet.caller(self.vm.clone()).await.map_err(stopped)? {
             Some(Reach::Session { caller, capabilities }) => (caller, capabilities),
-            _ => return Err("there is no session with an agent in this guest".to_owned()),
+            // It is not that it cannot answer: it has the disk until it runs again.
+            Some(Reach::Paused) => {
+                let words = "the VM is paused, so its guest cannot be asked; resume it first";
+                return Err(Unreleased::Kept(words.to_owned()));
+            }
+            _ => {
+                let words = "there is no session with an agent in this guest";
+                return Err(Unreleased::Unasked(words.to_owned()));
+            }
         };
         if capabilities.iter().any(|one| one == CAPABILITY) {
             Ok(*caller)
         } else {
-            Err(format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}"))
+            let words = format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}");
+            Err(Unreleased::Unasked(words))
         }
     }
 
@@ -65,7 +74,7 @@ impl Agent {
 
     /// The guest's name for the disk, as soon as the guest has it; or why there is none.
     pub(super) async fn find(&self) -> Result<String, String> {
-        let mut caller = self.caller().await?;
+        let mut caller = self.caller().await.map_err(Unreleased::words)?;
         let wait_milliseconds = u32::try_from(SEEN.as_millis()).unwrap_or(u32::MAX);
         let request = FindDiskRequest { disk: Some(self.selector()), wait_milliseconds };
         let answer = within(SEEN + ANSWER, caller.find_disk(request)).await.map_err(Unreleased::words)?;
@@ -84,7 +93,7 @@ impl Agent {
         let limits = limits.map_err(|error| Unreleased::Unasked(error.to_string()))?.unwrap_or_default();
         let busy_end = end.min(begun + limits.busy);
         let answer = loop {
-            let mut caller = self.caller().await.map_err(Unreleased::Unasked)?;
+            let mut caller = self.caller().await?;
             let request = ReleaseDiskRequest { disk: Some(self.selector()) };
             let left = end.saturating_duration_since(Instant::now());
             match within(left, caller.release_disk(request)).await {
@@ -241,7 +250,10 @@ impl Bounded {
             let Ok(Some(Watched { mut coming, .. })) = fleet.watch(Some(vm.clone()), None).await else {
                 return;
             };
-            while !matches!(fleet.caller(vm.clone()).await, Ok(None | Some(Reach::Session { .. })) | Err(_)) {
+            while !matches!(
+                fleet.caller(vm.clone()).await,
+                Ok(None | Some(Reach::Session { .. } | Reach::Paused)) | Err(_)
+            ) {
                 drop(coming.recv().await);
             }
         };

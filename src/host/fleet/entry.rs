@@ -11,11 +11,12 @@ use super::super::backends::Vm;
 use super::super::history::History;
 use super::super::lines::{Lines, line};
 use super::super::session;
+use super::super::state::Kept;
 use super::super::talk::Caller;
 use super::super::topology::{self, Outcome, Told};
 use super::handle::{Known, Machine, Reach};
 use crate::supervise::Scope;
-use crate::wire::proto::v1::{self, CallbackState, SessionState, virtual_machine_event::Kind};
+use crate::wire::proto::v1::{self, CallbackState, PowerState, SessionState, virtual_machine_event::Kind};
 
 /// QEMU tells one reset twice, some 50 ms apart.
 const ONE_RESET: Duration = Duration::from_secs(1);
@@ -26,7 +27,7 @@ pub(super) struct Entry {
     /// What is told of it, without its state; shared with those who were told.
     pub view: Arc<v1::VirtualMachine>,
     /// What its events have made of it; shared likewise.
-    pub state: Option<Arc<v1::GuestState>>,
+    pub kept: Kept,
     pub history: History,
     /// For calls of others while the conversation is open.
     pub caller: Option<Box<Caller>>,
@@ -62,7 +63,7 @@ impl Entry {
         let mut entry = Self {
             vm,
             view: Arc::new(view),
-            state: None,
+            kept: Kept::default(),
             history: History::default(),
             caller: None,
             capabilities: Arc::default(),
@@ -83,7 +84,7 @@ impl Entry {
 
     /// What is known, shared.
     pub fn known(&self) -> Known {
-        Known { view: Arc::clone(&self.view), state: self.state.clone() }
+        Known { view: Arc::clone(&self.view), state: self.kept.state.clone() }
     }
 
     /// Nothing that its guest has said.
@@ -93,6 +94,9 @@ impl Entry {
 
     /// Whether its guest can be called.
     pub fn reach(&self) -> Reach {
+        if self.view.power() == PowerState::Paused {
+            return Reach::Paused;
+        }
         let Some(caller) = self.caller.clone() else { return Reach::NoSession };
         Reach::Session { caller, capabilities: Arc::clone(&self.capabilities) }
     }

@@ -76,6 +76,8 @@ pub enum Reach {
         /// What its agent says that it can.
         capabilities: Arc<[String]>,
     },
+    /// The VM is paused: a call would wait until it runs again.
+    Paused,
     /// There is no session now.
     NoSession,
 }

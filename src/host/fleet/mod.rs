@@ -15,9 +15,9 @@ use super::contact::Contact;
 use super::half::Half;
 use super::lines::{Log, line};
 use super::session::{self, REFUSED_WAIT, Report, Reports, Session};
-use super::state::fold;
 use super::topology;
 use super::volumes::Keeper;
+use super::weight;
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{
     self, CallbackState, PowerState, SessionState, VirtualMachineEvent, event, virtual_machine_event::Kind,
@@ -339,20 +339,26 @@ impl Fleet {
             *missed = missed.saturating_add(ready.missed);
             metrics.missed_events.fetch_add(ready.missed, Ordering::Relaxed);
         }
-        let (known, before) = (entry.state.is_some(), last_ended(entry));
-        if let Err(excess) = fold(&mut entry.state, &mut event, &entry.vm.limits) {
+        let (known, before) = (entry.kept.state.is_some(), last_ended(entry));
+        let folded = entry.kept.fold(&mut event, &entry.vm.limits);
+        let cut = Some(entry.kept.cut).filter(|cut| *cut != v1::StateCut::default());
+        if entry.view.state_cut != cut {
+            entry.view().state_cut = cut;
+        }
+        if let Err(excess) = folded {
             let conversation = entry.view.sessions;
             entry.running.machine.send_modify(|machine| machine.excess = Some((conversation, excess)));
             return;
         }
         // By event or, if that was not heard, by the state; what was over before the first session is not counted.
-        if let Some(freeze) = entry.state.as_ref().and_then(|state| state.freeze.as_ref())
+        if let Some(freeze) = entry.kept.state.as_ref().and_then(|state| state.freeze.as_ref())
             && known
             && freeze.ended.is_some()
             && freeze.ended != before
         {
             metrics.freezes.ended(&freeze.end);
         }
+        weight::slim(&mut event);
         self.tell(name, Kind::GuestEvent(event));
     }
 
@@ -365,7 +371,7 @@ impl Fleet {
 
 /// When the last freeze of a guest ended.
 fn last_ended(entry: &Entry) -> Option<Timestamp> {
-    entry.state.as_ref()?.freeze.as_ref()?.ended
+    entry.kept.state.as_ref()?.freeze.as_ref()?.ended
 }
 
 /// Remembers what happened, and tells everybody who watches.

@@ -161,7 +161,7 @@ async fn what_is_known_is_shared_with_whoever_asks_and_stays_as_they_were_told()
     assert!(Arc::ptr_eq(known.state.as_ref().unwrap(), again.state.as_ref().unwrap()));
     let machine = entry.machine();
     assert!(Arc::ptr_eq(&machine.vm, &entry.vm));
-    let state = Arc::as_ptr(entry.state.as_ref().unwrap());
+    let state = Arc::as_ptr(entry.kept.state.as_ref().unwrap());
     fleet.report(
         1,
         Report::Heard(Box::new(v1::Event {
@@ -169,10 +169,14 @@ async fn what_is_known_is_shared_with_whoever_asks_and_stays_as_they_were_told()
             ..v1::Event::default()
         })),
     );
-    assert_eq!(Arc::as_ptr(fleet.vms["a"].state.as_ref().unwrap()), state, "a heartbeat copies no state");
+    assert_eq!(
+        Arc::as_ptr(fleet.vms["a"].kept.state.as_ref().unwrap()),
+        state,
+        "a heartbeat copies no state"
+    );
     fleet.report(1, added(2));
     let disks = |state: &Option<Arc<v1::GuestState>>| state.as_ref().unwrap().disks.len();
-    assert_eq!((disks(&known.state), disks(&fleet.vms["a"].state)), (1, 2));
+    assert_eq!((disks(&known.state), disks(&fleet.vms["a"].kept.state)), (1, 2));
 }
 
 struct Faulty;

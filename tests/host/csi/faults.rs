@@ -31,6 +31,24 @@ fn a_volume_that_is_in_use_stays() {
 }
 
 #[test]
+fn a_paused_guest_keeps_its_volume_and_nobody_waits_for_it() {
+    let (vms, a, id) = published();
+    vms.qemu("a").event("STOP");
+    vms.lab.until_vm("a", |vm| vm["power"] == "paused");
+    // Asked by another VM of the cluster; its own could not.
+    let b = vms.of("b");
+    let begun = std::time::Instant::now();
+    refused(b.unpublish(&id, "a"), Code::FailedPrecondition, "the VM is paused");
+    assert!(begun.elapsed() < Duration::from_secs(8), "it waited for a session: {:?}", begun.elapsed());
+    assert_eq!((vms.qemu("a").devices().len(), b.all()[0].1.len()), (1, 1));
+    assert!(vms.guest("a").disks().asked.iter().all(|asked| !asked.starts_with("release")));
+    vms.qemu("a").event("RESUME");
+    vms.lab.until_vm("a", |vm| vm["power"] == "running");
+    a.unpublish(&id, "a").unwrap();
+    assert!(vms.qemu("a").devices().is_empty());
+}
+
+#[test]
 fn a_guest_that_cannot_answer_loses_a_volume_that_is_taken_away() {
     let (vms, a, id) = published();
     vms.guest("a").disks().refusal = Some((Code::Unimplemented, "no such call".to_owned()));

@@ -15,6 +15,7 @@ use crate::hypervisor::Hypervisor;
 use crate::lab::{DEADLINE, Lab, text, uuid};
 
 mod authority;
+mod busy;
 mod clusters;
 mod faults;
 mod full;

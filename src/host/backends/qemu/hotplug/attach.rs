@@ -66,7 +66,7 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
         Some(_) => None,
         None => Some(place::find(&vm.link, disk.bus).await?),
     };
-    let (file, is_device, format) = provide(vm, disk, volumes).await?;
+    let Provided { file, is_device, format, made } = provide(vm, disk, volumes).await?;
     let wanted = Wanted {
         name: naming::name(&disk.serial),
         serial: disk.serial.clone(),
@@ -77,24 +77,21 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
         is_whole: disk.is_whole,
         read_only: disk.read_only,
     };
-    let missing = missing(&seen, &wanted)?;
-    let Some(bus) = place.filter(|_| missing != Missing::Nothing) else {
-        return Ok(seen.describe(seen.ours(&wanted.serial)?));
+    let plugged = match missing(&seen, &wanted) {
+        Ok(missing) => plug(vm, &wanted, missing, place).await,
+        Err(error) => Err(Failure { error, is_closed: true }),
     };
-    if missing == Missing::OtherNodeAndDevice {
-        detach::close_node(&vm.link, &wanted.name).await?;
-    }
-    if missing != Missing::Device {
-        vm.link.call("blockdev-add", node(&wanted)).await.map_err(|error| wanted.refused(error))?;
-    }
-    if let Err(error) = vm.link.call("device_add", device(&wanted, &bus)).await {
-        // After a lost connection the device may be there.
-        if matches!(error, CallError::Refused { .. })
-            && let Err(left) = detach::close_node(&vm.link, &wanted.name).await
-        {
-            tracing::debug!(vm = vm.name, error = %left, "the node of a disk that could not be attached is left");
+    let is_new = match plugged {
+        Ok(is_new) => is_new,
+        Err(Failure { error, is_closed }) => {
+            if let Some(volume) = made.filter(|_| is_closed) {
+                blocking::run(move || volume.unmake()).await;
+            }
+            return Err(error);
         }
-        return Err(wanted.refused(error));
+    };
+    if !is_new {
+        return Ok(seen.describe(seen.ours(&wanted.serial)?));
     }
     let file = wanted.file.display();
     tracing::info!(vm = vm.name, serial = wanted.serial, %file, bus = %wanted.bus, "attached a disk");
@@ -102,8 +99,52 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
     Ok(seen.describe(seen.ours(&wanted.serial)?))
 }
 
-/// The file to be used, whether it is a device of the host, and how it is read.
-async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<(PathBuf, bool, Format), DiskError> {
+/// Why a disk was not plugged.
+struct Failure {
+    error: DiskError,
+    /// QEMU has said that it does not have the file open.
+    is_closed: bool,
+}
+
+/// Does what is missing; says whether anything was.
+async fn plug(vm: &Vm, wanted: &Wanted, missing: Missing, place: Option<String>) -> Result<bool, Failure> {
+    let Some(bus) = place.filter(|_| missing != Missing::Nothing) else { return Ok(false) };
+    // What it has after a lost connection is not known.
+    let refused = |error: &CallError| matches!(error, CallError::Refused { .. });
+    if missing == Missing::OtherNodeAndDevice {
+        let closed = detach::close_node(&vm.link, &wanted.name).await;
+        closed.map_err(|error| Failure { error, is_closed: false })?;
+    }
+    if missing != Missing::Device {
+        let added = vm.link.call("blockdev-add", node(wanted)).await;
+        added.map_err(|error| Failure { is_closed: refused(&error), error: wanted.refused(error) })?;
+    }
+    if let Err(error) = vm.link.call("device_add", device(wanted, &bus)).await {
+        let mut is_closed = false;
+        if refused(&error) {
+            match detach::close_node(&vm.link, &wanted.name).await {
+                Ok(()) => is_closed = true,
+                Err(left) => {
+                    tracing::debug!(vm = vm.name, error = %left, "the node of a disk that could not be attached is left");
+                }
+            }
+        }
+        return Err(Failure { error: wanted.refused(error), is_closed });
+    }
+    Ok(true)
+}
+
+/// What is to be behind a disk.
+struct Provided {
+    file: PathBuf,
+    is_device: bool,
+    format: Format,
+    /// The volume, if it was made just now and there is nothing in it.
+    made: Option<Volume>,
+}
+
+/// Makes or finds what is to be behind a disk.
+async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<Provided, DiskError> {
     match &disk.source {
         Source::Volume(size) => {
             let volume = Volume {
@@ -115,8 +156,17 @@ async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<(PathBuf, 
                 owner: vm.link.owner(),
             };
             let format = volume.format;
-            let path = blocking::run(move || volume.provide().and_then(|path| real(&path))).await?;
-            Ok((path.0, path.1, format))
+            blocking::run(move || {
+                let is_new = volume.provide()?;
+                let found = real(&volume.path()).inspect_err(|_| {
+                    if is_new {
+                        volume.unmake();
+                    }
+                });
+                let (file, is_device) = found?;
+                Ok(Provided { file, is_device, format, made: is_new.then_some(volume) })
+            })
+            .await
         }
         Source::File(path) => {
             if !path.is_absolute() {
@@ -125,11 +175,11 @@ async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<(PathBuf, 
                     "is a relative path; give one that starts with /".into(),
                 ));
             }
+            let given = path.clone();
+            let (file, is_device) = blocking::run(move || real(&given)).await?;
             let format =
                 disk.format.or_else(|| ending(path)).ok_or_else(|| DiskError::NoFormat(path.clone()))?;
-            let path = path.clone();
-            let (path, is_device) = blocking::run(move || real(&path)).await?;
-            Ok((path, is_device, format))
+            Ok(Provided { file, is_device, format, made: None })
         }
     }
 }

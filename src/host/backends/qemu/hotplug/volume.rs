@@ -57,23 +57,27 @@ pub fn check_size(size: u64) -> Result<(), DiskError> {
 
 impl Volume {
     /// Where it is.
-    fn path(&self, format: Format) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
+        self.path_as(self.format)
+    }
+
+    fn path_as(&self, format: Format) -> PathBuf {
         self.root.join(&self.vm).join(naming::file_name(&self.serial, format.name()))
     }
 
     /// Makes it, if it is not there. A file appears under its name whole or not at all: a run that was killed leaves
-    /// at most a file that ends with `.new`, which the next run replaces. Blocks.
+    /// at most a file that ends with `.new`, which the next run replaces. Says whether it was made. Blocks.
     ///
     /// # Errors
     /// If it is there with another size or format, or the system refuses.
-    pub fn provide(&self) -> Result<PathBuf, DiskError> {
-        let other = self.path(if self.format == Format::Raw { Format::Qcow2 } else { Format::Raw });
+    pub fn provide(&self) -> Result<bool, DiskError> {
+        let other = self.path_as(if self.format == Format::Raw { Format::Qcow2 } else { Format::Raw });
         if exists(&other)? {
             let problem =
                 format!("is this volume in another format than {}; attach it as a file", self.format);
             return Err(DiskError::File(other, problem));
         }
-        let path = self.path(self.format);
+        let path = self.path();
         if exists(&path)? {
             let found =
                 self.size_of(&path).map_err(|error| DiskError::System("read", path.clone(), error))?;
@@ -81,7 +85,7 @@ impl Volume {
                 let problem = format!("is this volume with {found} bytes; attach it with that size");
                 return Err(DiskError::File(path, problem));
             }
-            return Ok(path);
+            return Ok(false);
         }
         let folder = self.root.join(&self.vm);
         for folder in [&self.root, &folder] {
@@ -89,7 +93,7 @@ impl Volume {
                 .map_err(|error| DiskError::System("make the folder", folder.clone(), error))?;
         }
         self.make(&path).map_err(|error| DiskError::System("make", path.clone(), error))?;
-        Ok(path)
+        Ok(true)
     }
 
     fn size_of(&self, path: &Path) -> io::Result<u64> {
@@ -101,6 +105,13 @@ impl Volume {
                 file.read_exact(&mut header)?;
                 qcow2::size(&header).ok_or_else(|| io::Error::other("it is no qcow2 image"))
             }
+        }
+    }
+
+    /// Takes away what was just made, because nothing came to use it. Blocks.
+    pub fn unmake(&self) {
+        if let Err(error) = std::fs::remove_file(self.path()) {
+            tracing::warn!(path = %self.path().display(), %error, "an empty volume is left");
         }
     }
 
@@ -166,14 +177,15 @@ mod tests {
     fn a_volume_is_made_once() {
         let folder = tempfile::tempdir().unwrap();
         let raw = volume(folder.path(), Format::Raw, 1 << 30);
-        let path = raw.provide().unwrap();
+        assert!(raw.provide().unwrap());
+        let path = raw.path();
         assert_eq!(path, folder.path().join("volumes/a/data%201.raw"));
         let made = path.metadata().unwrap();
         assert_eq!((made.len(), made.mode() & 0o777), (1 << 30, 0o600));
         assert!(made.blocks() < 64, "it is sparse");
         assert_eq!(path.parent().unwrap().metadata().unwrap().mode() & 0o777, FOLDER);
         OpenOptions::new().write(true).open(&path).unwrap().write_all(b"bytes of the guest").unwrap();
-        assert_eq!(raw.provide().unwrap(), path);
+        assert!(!raw.provide().unwrap());
         let mut start = [0; 18];
         File::open(&path).unwrap().read_exact(&mut start).unwrap();
         assert_eq!(&start, b"bytes of the guest", "what is there stays");
@@ -191,10 +203,13 @@ mod tests {
         std::fs::create_dir_all(folder.path().join("volumes/a")).unwrap();
         let left = folder.path().join("volumes/a/data%201.qcow2.new");
         File::create(&left).unwrap().set_len(1 << 20).unwrap();
-        let path = qcow2.provide().unwrap();
+        assert!(qcow2.provide().unwrap());
+        let path = qcow2.path();
         assert!(!left.exists());
         assert_eq!(qcow2.size_of(&path).unwrap(), 5 << 30);
-        assert_eq!(qcow2.provide().unwrap(), path);
+        assert!(!qcow2.provide().unwrap());
+        qcow2.unmake();
+        assert!(!path.exists());
     }
 
     #[test]

@@ -1,0 +1,91 @@
+//! Guests that ask much: what they ask of volumes costs neither their own session nor their host's log.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use guestlet::wire::proto::csi::ControllerGetCapabilitiesRequest;
+use guestlet::wire::proto::v1::event::Kind;
+use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskHolder};
+use tonic::Code;
+
+use super::{USUAL, started};
+use crate::neighbour::Pings;
+
+const MIB: i64 = 1 << 20;
+
+#[test]
+fn many_calls_about_volumes_leave_the_channel_its_own_budget() {
+    // Its agent pings 20 times a second.
+    let vms = started(&USUAL[..1], "[limits]\ncalls-per-second = 40");
+    let a = vms.of("a");
+    let answers = vms.guest("a").answers();
+    // 160 of them may come at once; for more than a second the others use up whatever there is to use.
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..30 {
+                    a.controller_get_capabilities(ControllerGetCapabilitiesRequest {}).unwrap();
+                }
+            });
+        }
+    });
+    let vm = vms.lab.info("a");
+    assert_eq!((&vm["session"], &vm["sessions"]), (&"connected".into(), &1.into()), "{vm}");
+    assert!(vms.guest("a").answers() > answers, "its pings were answered meanwhile");
+}
+
+#[test]
+fn what_a_guest_repeats_in_vain_fills_no_log() {
+    let vms = started(&USUAL, "");
+    let a = vms.of("a");
+    let id = a.create("v", 20 * MIB).unwrap().volume_id;
+    std::fs::remove_file(vms.file("fast", &id, "raw")).unwrap();
+    for _ in 0..40 {
+        assert_ne!(a.publish(&id, "a").unwrap_err().code(), Code::Ok);
+    }
+    let log = vms.lab.log();
+    let lines = |level: &str| {
+        log.lines().filter(|line| line.contains(level) && line.contains("cannot plug a volume")).count()
+    };
+    assert_eq!((lines("WARN"), lines("DEBUG")), (1, 39), "{log}");
+}
+
+#[test]
+fn a_guest_with_many_disks_that_asks_all_the_time_does_not_slow_its_neighbour() {
+    let limits = "[limits]\ncalls-per-second = 100000\nevent-burst = 10000\nstate-bytes = 67108864";
+    let vms = started(&USUAL, limits);
+    for generation in 0..1024 {
+        let words = || "x".repeat(8);
+        let holder = DiskHolder { name: words(), alias: words(), of: words() };
+        let disk = Disk { generation, holders: vec![holder; 24], ..Disk::default() };
+        vms.guest("a").happen(Kind::DiskAdded(DiskAdded { disk: Some(disk) }));
+    }
+    vms.lab.until_vm("a", |vm| vm["state"]["disks"].as_array().is_some_and(|disks| disks.len() == 1024));
+    // What another node has is not taken from it: so the call only looks up which VMs are meant.
+    let ids: Vec<_> =
+        (0..8).map(|number| vms.of("a").create(&format!("v{number}"), MIB).unwrap().volume_id).collect();
+    for id in &ids {
+        let published = vms.of("a").publish(id, "b");
+        assert!(published.is_ok(), "{published:?}\n{}", vms.lab.log());
+    }
+    let pings = Pings::start(&vms.lab, "c");
+    let quiet = pings.median(50);
+    let (enough, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let busy = std::thread::scope(|scope| {
+        for id in &ids {
+            let (a, enough, calls) = (vms.of("a"), &enough, &calls);
+            scope.spawn(move || {
+                while !enough.load(Ordering::SeqCst) {
+                    a.unpublish(id, "a").unwrap();
+                    calls.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        let busy = pings.median(50);
+        enough.store(true, Ordering::SeqCst);
+        busy
+    });
+    // Generous, for the machine has two processors and other work; each call used to cost 30 ms of everybody's.
+    assert!(busy < quiet * 2 + Duration::from_millis(60), "{quiet:?} quiet, {busy:?} busy");
+    assert!(calls.load(Ordering::SeqCst) > 50);
+}
