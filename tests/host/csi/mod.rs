@@ -19,6 +19,7 @@ mod faults;
 mod full;
 mod life;
 mod people;
+mod places;
 mod rules;
 
 /// A machine with VMs, each with an agent and a QEMU, that have volumes.
