@@ -19,6 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
+use std::ops::Deref;
 use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
 
@@ -31,8 +32,8 @@ use super::identity;
 use super::marker::Marker;
 use super::record::{Damaged, Record, Stage};
 use super::steps::Steps;
-use crate::sys::allocation;
 use crate::sys::directory::{Directory, Entry};
+use crate::sys::{allocation, blocking};
 
 /// Bytes of the largest record: a name and what else is in it are bounded, but each byte may be escaped.
 const LONGEST_RECORD: u64 = 64 * 1024;
@@ -54,11 +55,30 @@ const FORMATS: [Format; 2] = [Format::Raw, Format::Qcow2];
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    directory: Directory,
+    directory: Held,
     uuid: String,
     steps: Steps,
-    /// Nobody else uses the directory meanwhile.
-    _lock: Flock<File>,
+}
+
+/// A directory that nobody else uses meanwhile. Where its file system hangs, so may closing it: that is nobody's time who
+/// lets go of it.
+#[derive(Debug)]
+struct Held(Option<(Directory, Flock<File>)>);
+
+impl Deref for Held {
+    type Target = Directory;
+
+    fn deref(&self) -> &Directory {
+        let Some((directory, _)) = &self.0 else { unreachable!("it is there until it is dropped") };
+        directory
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let held = self.0.take();
+        blocking::let_go(move || drop(held));
+    }
 }
 
 /// What a directory holds.
@@ -94,7 +114,8 @@ impl Folder {
             }
             Err((_, error)) => return Err(error.into()),
         };
-        let mut folder = Self { path: path.to_owned(), directory, uuid: String::new(), steps, _lock: lock };
+        let directory = Held(Some((directory, lock)));
+        let mut folder = Self { path: path.to_owned(), directory, uuid: String::new(), steps };
         folder.uuid = folder.identify()?;
         folder.set_aside();
         Ok(folder)
@@ -171,7 +192,7 @@ impl Folder {
                     None => {}
                 },
                 "json.new" | "raw.new" | "qcow2.new" => {
-                    unfinished.push((serial.to_owned(), ending.to_owned()))
+                    unfinished.push((serial.to_owned(), ending.to_owned()));
                 }
                 _ => {}
             }

@@ -73,6 +73,8 @@ pub struct Open {
     pub damaged: BTreeMap<String, Damaged>,
     /// Serial numbers of volumes that were removed, and whose identifiers do not name the pool.
     pub removed: BTreeSet<String>,
+    /// Its file system has no room left.
+    pub is_full: bool,
 }
 
 /// What is known of a volume.
@@ -90,7 +92,7 @@ impl Open {
         let known =
             |record: Record| Known { entry: Entry { record, folder: Arc::clone(&folder) }, problem: None };
         let volumes = loaded.records.into_iter().map(|(serial, record)| (serial, known(record))).collect();
-        Self { volumes, damaged: loaded.damaged, removed: loaded.removed, folder }
+        Self { volumes, damaged: loaded.damaged, removed: loaded.removed, folder, is_full: false }
     }
 }
 
@@ -267,18 +269,8 @@ impl Index {
         for slot in &self.slots {
             let Some(open) = slot.open() else { continue };
             let name = &slot.pool.name;
-            // Guests read it, so it names no path.
-            let twin =
-                self.twin(slot, open.folder.uuid()).map(|_| "another pool has the same UUID".to_owned());
-            let trouble = twin
-                .or_else(|| slot.worker.silent().map(|late| late.to_string()))
-                .map(|problem| format!("the pool {name} cannot be used: {problem}"));
             let ready = open.volumes.values().filter(|known| known.entry.record.stage == Stage::Ready);
-            all.extend(
-                ready.map(|known| {
-                    known.entry.record.volume(trouble.clone().or_else(|| known.problem.clone()))
-                }),
-            );
+            all.extend(ready.map(|known| self.show(slot, open, known)));
             all.extend(open.damaged.iter().map(|(serial, damaged)| {
                 let own = |id: &&String| {
                     identity::parse(id).is_some_and(|parts| {
@@ -291,6 +283,21 @@ impl Index {
         }
         all.sort_by(|one, other| one.id.cmp(&other.id));
         all
+    }
+
+    /// As others are told of a volume.
+    pub fn show(&self, slot: &Slot, open: &Open, known: &Known) -> Volume {
+        let name = &slot.pool.name;
+        // Guests read it, so it names no path.
+        let twin =
+            || self.twin(slot, open.folder.uuid()).map(|_| "another pool has the same UUID".to_owned());
+        let late = || slot.worker.silent().map(|late| late.to_string());
+        let pools = twin().or_else(late).map(|problem| format!("the pool {name} cannot be used: {problem}"));
+        // What is reserved of a full one can be written.
+        let is_full = open.is_full && !known.entry.record.full;
+        let full =
+            is_full.then(|| format!("the pool {name} is full: what the guest has not written before fails"));
+        known.entry.record.volume(pools.or_else(|| known.problem.clone()).or(full))
     }
 
     /// Whether a volume of this name may be made in a pool.

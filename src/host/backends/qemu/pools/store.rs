@@ -23,6 +23,8 @@ use crate::sys::host_name::host_name;
 
 /// Where the largest volume ends: 64 TiB.
 pub const LARGEST: u64 = 64 << 40;
+/// A pool that has fewer bytes free is full: QEMU writes clusters, and the file system has metadata of its own.
+const FULL: u64 = 1 << 20;
 /// Images that are looked at in one turn of the worker.
 const CHECKED: usize = 64;
 
@@ -170,6 +172,7 @@ impl Store {
                 return None;
             }
             self.look_again(&folder);
+            self.measure(&folder);
         }
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
         let entries: Vec<_> = {
@@ -191,6 +194,18 @@ impl Store {
         }
         let last = entries.last().map(|entry| entry.serial().to_owned());
         last.filter(|_| entries.len() == CHECKED)
+    }
+
+    /// Notes whether a pool is full. Blocks.
+    fn measure(&self, folder: &Folder) {
+        let Ok(free) = folder.free() else { return };
+        let mut index = self.index();
+        let Some(open) = index.open_at(folder.path()) else { return };
+        let is_full = free < FULL;
+        if is_full && !open.is_full {
+            tracing::warn!(path = %folder.path().display(), free, "a pool is full");
+        }
+        open.is_full = is_full;
     }
 
     /// That a directory is not that of its pool any more.
@@ -270,11 +285,8 @@ impl Store {
     pub fn volume(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
         let index = self.index();
         let found = index.find(id, &self.host)?;
-        Ok(found.filter(|(_, known)| known.entry.record.stage != Stage::Making).map(|(slot, known)| {
-            let late = slot.worker.silent();
-            let late = late.map(|late| format!("the pool {} cannot be used: {late}", slot.pool.name));
-            known.entry.record.volume(late.or_else(|| known.problem.clone()))
-        }))
+        let found = found.filter(|(_, known)| known.entry.record.stage != Stage::Making);
+        Ok(found.and_then(|(slot, known)| Some(index.show(slot, slot.open()?, known))))
     }
 
     /// As [`Store::get`], where there has to be one.

@@ -61,14 +61,14 @@ async fn a_pool_that_hangs_stops_only_itself() {
     let access = access(folder.path(), &hangs);
     let id = create(&access, "v", "fast").await.unwrap();
     let (holds, held) = std::sync::mpsc::channel::<()>();
-    let (begins, begun) = std::sync::mpsc::channel();
+    let (tells, told) = std::sync::mpsc::channel();
     let holder = Arc::clone(&hangs);
     let hanging = tokio::task::spawn_blocking(move || {
         let _held = holder.lock().unwrap();
-        begins.send(()).unwrap();
+        tells.send(()).unwrap();
         held.recv().unwrap_err();
     });
-    begun.recv().unwrap();
+    told.recv().unwrap();
     others_go_on(&access).await;
     let words = ["the pool fast (", "its file system has not answered for"];
     says(create(&access, "w", "fast").await, VolumeError::Unavailable, &words);
@@ -103,14 +103,14 @@ async fn a_pool_that_hangs_from_the_beginning_is_there_when_it_answers() {
     let hangs = Arc::default();
     let id = create(&access(folder.path(), &hangs), "v", "fast").await.unwrap();
     let (holds, held) = std::sync::mpsc::channel::<()>();
-    let (begins, begun) = std::sync::mpsc::channel();
+    let (tells, told) = std::sync::mpsc::channel();
     let holder = Arc::clone(&hangs);
     let hanging = tokio::task::spawn_blocking(move || {
         let _held = holder.lock().unwrap();
-        begins.send(()).unwrap();
+        tells.send(()).unwrap();
         held.recv().unwrap_err();
     });
-    begun.recv().unwrap();
+    told.recv().unwrap();
     let access = access(folder.path(), &hangs);
     // The first one waits for a moment, in case it is only slow.
     assert_eq!(access.list().await, []);

@@ -1,5 +1,7 @@
 //! Directories that are not what they seem, or are somewhere else.
 
+#![allow(clippy::disallowed_methods, reason = "a test lays out what is there")]
+
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
