@@ -24,6 +24,9 @@ use settings::Reloader;
 
 /// How long the tasks may take to end.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// How long the end waits for calls to the system that have not come back, as those of a pool that hangs. What they leave
+/// is taken up at the next start.
+const LEFT_BEHIND: Duration = Duration::from_secs(5);
 /// How often systemd is told how many sessions there are.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -70,11 +73,13 @@ pub fn pause_under_systemd() {
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let settings = check(options)?;
     logging::init("guestlet-host", options.verbose, None)?;
-    tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("cannot start the runtime")?
-        .block_on(serve(options.clone(), settings))
+        .context("cannot start the runtime")?;
+    let outcome = runtime.block_on(serve(options.clone(), settings));
+    runtime.shutdown_timeout(LEFT_BEHIND);
+    outcome
 }
 
 async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {

@@ -161,7 +161,7 @@ const HOST: &[Row] = &[
         "",
         "a storage class for the volumes of clusters; each is a table `[[pool]]`. See [csi.md](csi.md)",
     ),
-    ("pool.path", "", "its folder, which QEMU's user must be able to reach"),
+    ("pool.path", "", "its directory, which QEMU's user must be able to reach, and only root may write to"),
     ("pool.format", "`\"raw\"`", "how images are kept: `raw` or `qcow2`"),
     ("pool.allocation", "`\"thin\"`", "whether room for all of them is reserved: `thin` or `full`"),
     ("pool.bus", "by the VM", "what guests see its volumes on: `scsi` or `virtio`"),

@@ -238,10 +238,12 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
 
 /// The pools as the backend knows them.
 fn pools_of(settings: &HostSettings) -> Vec<pools::Pool> {
-    settings.pools.iter().map(pool).collect()
+    // Where none is said to be it, the first one is for volumes that name no class.
+    let none = !settings.pools.iter().any(|pool| pool.default);
+    settings.pools.iter().enumerate().map(|(at, settings)| pool(settings, none && at == 0)).collect()
 }
 
-fn pool(settings: &PoolSettings) -> pools::Pool {
+fn pool(settings: &PoolSettings, is_default: bool) -> pools::Pool {
     pools::Pool {
         name: settings.name.clone(),
         path: settings.path.clone(),
@@ -257,7 +259,7 @@ fn pool(settings: &PoolSettings) -> pools::Pool {
             Bus::Scsi => disks::Bus::Scsi,
             Bus::Virtio => disks::Bus::VirtioBlk,
         }),
-        is_default: settings.default,
+        is_default: settings.default || is_default,
     }
 }
 
@@ -308,6 +310,23 @@ fn limits(set: &LimitSettings) -> Limits {
 mod tests {
     use super::*;
     use notify::event::{AccessKind, ModifyKind};
+
+    #[test]
+    #[allow(clippy::disallowed_methods)]
+    fn volumes_that_name_no_class_are_of_the_first_pool_unless_another_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("host.toml");
+        for (rest, expected) in [("", "a"), ("default = false", "a"), ("default = true", "b")] {
+            let pools = format!(
+                "[[pool]]\nname = 'a'\npath = '/a'\n[[pool]]\nname = 'b'\npath = '/b'\n{rest}\n[[pool]]\nname = 'c'\npath = '/c'\n"
+            );
+            std::fs::write(&file, pools).unwrap();
+            let pools = pools_of(&HostSettings::load(&file, true).unwrap());
+            let names: Vec<_> =
+                pools.iter().filter(|pool| pool.is_default).map(|pool| pool.name.as_str()).collect();
+            assert_eq!(names, [expected], "{rest}");
+        }
+    }
 
     #[test]
     fn only_changes_of_the_settings_concern_them() {

@@ -25,6 +25,8 @@ pub mod crc32;
 pub mod daemon;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod descriptor;
+#[cfg(feature = "host")]
+pub mod directory;
 #[cfg(feature = "agent")]
 pub mod disk_serial;
 #[cfg(feature = "agent")]

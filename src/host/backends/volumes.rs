@@ -130,6 +130,9 @@ pub enum VolumeError {
     /// What holds the volume cannot be looked at now.
     #[error("{0}")]
     Unavailable(String),
+    /// It is kept by another host, or in a pool that is not in the settings: nobody here can tell whether it is there.
+    #[error("{0}")]
+    Elsewhere(String),
     /// It is there and cannot be used.
     #[error("{0}")]
     Damaged(String),

@@ -33,6 +33,10 @@ pub enum Kind {
     Internal,
 }
 
+/// What to do about a volume of another host.
+const ELSEWHERE: &str = "ask the host that has this pool, or put its directory back into the settings of this one; if the \
+                         volume is lost, its PersistentVolume can only be deleted by hand (docs/csi.md, \"Where a volume is\")";
+
 /// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{words}")]
@@ -115,6 +119,8 @@ impl From<VolumeError> for Problem {
                 Self::with_detail(Kind::Unavailable, "what holds the volume cannot be used now", words)
             }
             VolumeError::InUse(_) => Self::with_detail(Kind::Unavailable, "the volume is in use", words),
+            // All that it says stands in the identifier, but for the host's name, which guests are told anyway.
+            VolumeError::Elsewhere(_) => Self::new(Kind::Unavailable, format!("{words}; {ELSEWHERE}")),
             VolumeError::Damaged(_) => Self::with_detail(Kind::Internal, "the volume is damaged", words),
             VolumeError::Disk(error) => error.into(),
             VolumeError::System(..) => fault(words),

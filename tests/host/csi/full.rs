@@ -1,5 +1,6 @@
 //! Pools whose file system has no room left.
 
+use guestlet::wire::proto::csi;
 use tonic::Code;
 
 use super::{USUAL, refused, started};
@@ -41,6 +42,13 @@ fn a_full_file_system_is_told_leaves_nothing_behind_and_can_be_emptied() {
 
     // Guests write until nothing is left, to the last page.
     run(&format!("cat /dev/zero > {small}/data 2> /dev/null || true; [ $(stat -f -c %a {small}) = 0 ]"));
+    // What is reserved can still be written.
+    let problem = |id: &str| {
+        let request = csi::ControllerGetVolumeRequest { volume_id: id.into() };
+        a.controller_get_volume(request).unwrap().status.unwrap().volume_condition.unwrap().message
+    };
+    vms.lab.until("it is told", || problem(&thin).contains("the pool s-thin is full"));
+    assert!(!problem(&kept).contains("is full"), "{}", problem(&kept));
     for class in ["s-thin", "s-full", "s-qcow"] {
         refused(a.create_in("pvc-new", MIB, Some(class)), full, class);
     }

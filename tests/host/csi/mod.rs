@@ -22,6 +22,7 @@ mod full;
 mod life;
 mod machine;
 mod people;
+mod places;
 mod random;
 mod rules;
 

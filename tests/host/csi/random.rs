@@ -140,8 +140,7 @@ impl World {
         let near =
             |made: &&Made| (made.host, made.cluster) == (self.vms[asker].host, self.vms[asker].cluster);
         let near: Vec<_> = self.made.values().filter(near).cloned().collect();
-        let all: Vec<_> =
-            self.made.values().filter(|made| made.host == self.vms[asker].host).cloned().collect();
+        let all: Vec<_> = self.made.values().cloned().collect();
         let among = if near.is_empty() || self.random.below(8) == 0 { all } else { near };
         (!among.is_empty()).then(|| among[self.random.below(among.len())].clone())
     }
@@ -209,6 +208,7 @@ impl World {
                 let node = self.node(&volume);
                 let name = self.vms[node].name.clone();
                 let done = asking.unpublish(&id, &name);
+                assert!(done.is_err() || is_ours, "{by} unpublished {id}");
                 if done.is_ok()
                     && let Some(machine) = &self.vms[node].machine
                 {

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -18,7 +18,6 @@ use super::super::super::authority::{Open, Verdict, judge};
 use super::super::super::volumes::{Holder, Place, VolumeError};
 use super::Pools;
 use super::store::Entry;
-use crate::sys::blocking;
 use crate::sys::lease::{Denied, Lease};
 
 /// The bytes of an image that QEMU locks to say how it uses it (`RAW_LOCK_PERM_BASE` and `RAW_LOCK_SHARED_BASE` of
@@ -116,7 +115,9 @@ fn in_use(image: &Path) -> String {
 impl Pools {
     /// Who holds the volume of this entry.
     pub(super) async fn ask(&self, entry: &Entry) -> Result<Holder, VolumeError> {
-        let (serial, image) = (entry.serial(), real(entry.image()).await);
+        let (id, serial, image) = (&entry.record.id, entry.serial(), entry.image());
+        // Without links, as QEMU is told it; as it is where that cannot be found out.
+        let image = self.access.in_pool_of(id, move |_| Ok(image.canonicalize().unwrap_or(image))).await?;
         let remembered = match &entry.record.published {
             Some(published) => {
                 let said = self.hotplug.ask(published.uuid(), serial, &image).await;
@@ -129,8 +130,10 @@ impl Pools {
             return Ok(holder);
         }
         let looked = image.clone();
-        let found = blocking::run(move || look(&looked)).await;
-        let open = match found.map_err(|error| VolumeError::System("look at", image.clone(), error))? {
+        let found = self.access.in_pool_of(id, move |_| {
+            look(&looked).map_err(|error| VolumeError::System("look at", looked, error))
+        });
+        let open = match found.await? {
             Use::Nobody(_) => Open::Nobody,
             Use::Somebody => match self.hotplug.who_has(serial, &image).await {
                 Some(place) => Open::By(place),
@@ -143,11 +146,6 @@ impl Pools {
             Verdict::Look => Ok(Holder::Unknown("the image was looked at in vain".to_owned())),
         }
     }
-}
-
-/// The path without links, as QEMU is told it; as it is where that cannot be found out.
-async fn real(image: PathBuf) -> PathBuf {
-    blocking::run(move || image.canonicalize().unwrap_or(image)).await
 }
 
 #[cfg(test)]

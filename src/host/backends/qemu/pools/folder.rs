@@ -1,19 +1,26 @@
-//! A pool's folder: one record and one image for each volume. Blocks.
+//! A pool's directory: one record and one image for each volume. Blocks.
 //!
 //! ```text
+//! <path>/.pool               the pool's UUID, see `marker`
 //! <path>/.lock               held while a host half has the pool
 //! <path>/.spare              room for records that have to be kept when there is none
-//! <path>/<serial>.json       the record; `.json.new` is one that was not finished
+//! <path>/.removed            serial numbers of volumes that were removed, and whose identifiers do not name the pool
+//! <path>/<serial>.json       the record
 //! <path>/<serial>.raw        the image, or .qcow2
+//! <path>/….new               what was not finished
 //! ```
 //!
 //! A record is replaced as a whole, synced, before anything follows from it: so whatever a run that was killed left is
-//! either a volume as it was, or one that [`Folder::load`] finishes removing. Files of others are left alone.
+//! either a volume as it was, or one that [`Folder::load`] finishes making or removing. Files of others are left alone.
+//!
+//! The directory is opened once, and everything in it is reached through its descriptor (see
+//! [`Directory`]). Only QEMU is given a path: [`Folder::check`] sees to it that it leads to the same file.
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::ops::Deref;
+use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -22,77 +29,156 @@ use super::super::super::disks::Format;
 use super::super::hotplug::{qcow2, volume::make_folder};
 use super::super::link::Owner;
 use super::identity;
-use super::record::{Record, Stage};
-use crate::sys::{allocation, files};
+use super::marker::Marker;
+use super::record::{Damaged, Record, Stage};
+use super::steps::Steps;
+use crate::sys::directory::{Directory, Entry};
+use crate::sys::{allocation, blocking};
 
 /// Bytes of the largest record: a name and what else is in it are bounded, but each byte may be escaped.
 const LONGEST_RECORD: u64 = 64 * 1024;
-
 /// Bytes that are set aside for records.
 const SPARE: u64 = 2 * LONGEST_RECORD;
+/// How many volumes without the pool's UUID are remembered to be removed: their list fits what is set aside.
+const MOST_REMOVED: usize = 4096;
 
-/// A pool's folder.
+/// The problem of a volume without an image.
+pub(super) const GONE: &str = "its image is gone";
+
+const MARKER: &str = ".pool";
+const LOCK: &str = ".lock";
+const SPARE_FILE: &str = ".spare";
+const REMOVED: &str = ".removed";
+const FORMATS: [Format; 2] = [Format::Raw, Format::Qcow2];
+
+/// A pool's directory, which this process has taken for itself.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
+    directory: Held,
+    uuid: String,
     steps: Steps,
 }
 
-/// What a folder holds.
+/// A directory that nobody else uses meanwhile. Where its file system hangs, so may closing it: that is nobody's time who
+/// lets go of it.
+#[derive(Debug)]
+struct Held(Option<(Directory, Flock<File>)>);
+
+impl Deref for Held {
+    type Target = Directory;
+
+    fn deref(&self) -> &Directory {
+        let Some((directory, _)) = &self.0 else { unreachable!("it is there until it is dropped") };
+        directory
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let held = self.0.take();
+        blocking::let_go(move || drop(held));
+    }
+}
+
+/// What a directory holds.
 #[derive(Debug, Default)]
 pub struct Loaded {
     /// By serial number.
     pub records: BTreeMap<String, Record>,
-    /// Serial numbers of volumes whose records cannot be read, and why.
-    pub damaged: BTreeMap<String, String>,
-}
-
-/// Held while nobody else may use the folder.
-#[derive(Debug)]
-pub struct Lock {
-    _file: Flock<File>,
+    /// Volumes whose records cannot be used, by serial number.
+    pub damaged: BTreeMap<String, Damaged>,
+    /// Serial numbers of volumes that were removed, and whose identifiers do not name the pool.
+    pub removed: BTreeSet<String>,
 }
 
 impl Folder {
-    /// The folder at `path`.
-    #[cfg(not(test))]
-    pub fn new(path: PathBuf) -> Self {
-        Self { path, steps: Steps::default() }
+    /// Opens the directory at `path` for this process, and makes it if need be and that is wanted.
+    ///
+    /// # Errors
+    /// If it cannot be made, another process has it, or others may write to it.
+    pub fn open(path: &Path, make: bool, steps: Steps) -> io::Result<Self> {
+        steps.wait();
+        if make {
+            make_folder(path)?;
+        }
+        let directory = Directory::open(path)?;
+        if let Some(problem) = directory.distrust()? {
+            return Err(io::Error::other(problem));
+        }
+        let file = directory.file_or_new(LOCK)?;
+        let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => lock,
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
+                return Err(io::Error::other("another guestlet-host uses this directory"));
+            }
+            Err((_, error)) => return Err(error.into()),
+        };
+        let directory = Held(Some((directory, lock)));
+        let mut folder = Self { path: path.to_owned(), directory, uuid: String::new(), steps };
+        folder.uuid = folder.identify()?;
+        folder.set_aside();
+        Ok(folder)
     }
 
-    /// Where it is.
+    /// Where it was when it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the folder if need be, and takes it for this process.
-    ///
-    /// # Errors
-    /// If it cannot be made, or another process has it.
-    pub fn lock(&self) -> io::Result<Lock> {
-        make_folder(&self.path)?;
-        let path = self.path.join(".lock");
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(file) => {
-                self.set_aside();
-                Ok(Lock { _file: file })
-            }
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
-                Err(io::Error::other("another guestlet-host uses this folder"))
-            }
-            Err((_, error)) => Err(error.into()),
-        }
+    /// The pool's UUID.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
     }
 
-    /// Reads all records, and removes what runs before have not finished.
+    /// The UUID that the directory has, or gets now.
+    fn identify(&self) -> io::Result<String> {
+        let wrong = |problem: String| io::Error::other(format!("{MARKER} in it cannot be used: {problem}"));
+        if let Some(bytes) =
+            self.directory.read(MARKER, LONGEST_RECORD).map_err(|error| wrong(error.to_string()))?
+        {
+            return Ok(Marker::decode(&bytes).map_err(wrong)?.uuid);
+        }
+        if let Some(uuid) = self.uuid_of_volumes()? {
+            let line = Marker::new(uuid).encode()?;
+            return Err(io::Error::other(format!(
+                "{MARKER} in it is gone, but it has volumes of a pool that had one; if this is that pool and no copy \
+                 of it, write {line} to {}",
+                self.path.join(MARKER).display()
+            )));
+        }
+        let mut bytes = [0; 16];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        let marker = Marker::new(format!("{:032x}", u128::from_be_bytes(bytes)));
+        self.steps.step(|| {})?;
+        self.replace(MARKER, format!("{}\n", marker.encode()?).as_bytes())?;
+        self.directory.sync()?;
+        self.steps.step(|| {})?;
+        Ok(marker.uuid)
+    }
+
+    /// A UUID that identifiers of volumes in the directory have.
+    fn uuid_of_volumes(&self) -> io::Result<Option<String>> {
+        for name in self.directory.names()? {
+            let Some((serial, "json")) = name.to_str().and_then(|name| name.split_once('.')) else {
+                continue;
+            };
+            let Ok(record) = self.read(serial) else { continue };
+            if let Some(uuid) = identity::parse(&record.id).and_then(|parts| parts.uuid) {
+                return Ok(Some(uuid.to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads all records, and finishes what runs before have not finished.
     ///
     /// # Errors
-    /// If the folder cannot be read. What is wrong with a single record is told in its place.
+    /// If the directory cannot be read. What is wrong with a single record is told in its place.
     pub fn load(&self) -> io::Result<Loaded> {
-        let mut loaded = Loaded::default();
-        for entry in std::fs::read_dir(&self.path)? {
-            let name = entry?.file_name();
+        let mut loaded = Loaded { removed: self.removed()?, ..Loaded::default() };
+        let mut unfinished = Vec::new();
+        for name in self.directory.names()? {
             let Some((serial, ending)) = name.to_str().and_then(|name| name.split_once('.')) else {
                 continue;
             };
@@ -100,22 +186,28 @@ impl Folder {
                 continue;
             }
             match ending {
-                "json" => match self.read(serial) {
-                    Ok(record) => drop(loaded.records.insert(serial.to_owned(), record)),
-                    Err(problem) => drop(loaded.damaged.insert(serial.to_owned(), problem)),
+                "json" => match self.look(serial) {
+                    Some(Ok(record)) => drop(loaded.records.insert(serial.to_owned(), record)),
+                    Some(Err(damaged)) => drop(loaded.damaged.insert(serial.to_owned(), damaged)),
+                    None => {}
                 },
-                "json.new" => files::remove(&self.path.join(&name)),
+                "json.new" | "raw.new" | "qcow2.new" => {
+                    unfinished.push((serial.to_owned(), ending.to_owned()));
+                }
                 _ => {}
             }
+        }
+        for (serial, ending) in unfinished {
+            self.finish(&loaded, &serial, &ending)?;
         }
         let unfinished: Vec<_> = loaded
             .records
             .iter()
             .filter(|(_, record)| record.stage != Stage::Ready)
-            .map(|(serial, _)| serial.clone())
+            .map(|(serial, record)| (serial.clone(), record.clone()))
             .collect();
-        for serial in unfinished {
-            match self.clear(&serial) {
+        for (serial, record) in unfinished {
+            match self.bury(&mut loaded.removed, &record).and_then(|()| self.clear(&serial)) {
                 Ok(()) => drop(loaded.records.remove(&serial)),
                 Err(error) => {
                     tracing::warn!(pool = %self.path.display(), serial, %error, "cannot remove what is left of a volume");
@@ -125,75 +217,146 @@ impl Folder {
         Ok(loaded)
     }
 
-    fn read(&self, serial: &str) -> Result<Record, String> {
-        let path = self.record(serial);
-        let length = path.metadata().map_err(|error| error.to_string())?.len();
-        if length > LONGEST_RECORD {
-            return Err(format!("it has {length} bytes"));
+    /// Sees to a file that was not finished. Of a volume whose record is there the image is whole, and only its name is
+    /// missing; nobody was told of any other.
+    fn finish(&self, loaded: &Loaded, serial: &str, ending: &str) -> io::Result<()> {
+        let name = format!("{serial}.{ending}");
+        let format = FORMATS.into_iter().find(|format| format!("{}.new", format.name()) == ending);
+        if let Some(format) = format {
+            if loaded.damaged.contains_key(serial) {
+                return Ok(());
+            }
+            let image = image_name(serial, format);
+            if let Some(record) = loaded.records.get(serial)
+                && (record.stage, record.format()) == (Stage::Ready, format)
+                && self.directory.entry(&image)? == Entry::Nothing
+            {
+                self.directory.rename(&name, &image)?;
+                return self.directory.sync();
+            }
         }
-        let bytes = files::read(&path).ok_or("it cannot be read")?;
-        let record = Record::decode(&bytes)?;
-        match identity::parse(&record.id) {
-            Some((_, found)) if found == serial => Ok(record),
-            _ => Err(format!("it is of another volume, {:?}", record.id)),
+        self.directory.remove(&name).map(drop)
+    }
+
+    /// The record of a volume; nothing if there is none.
+    pub fn look(&self, serial: &str) -> Option<Result<Record, Damaged>> {
+        let name = format!("{serial}.json");
+        match self.directory.read(&name, LONGEST_RECORD) {
+            Ok(None) => None,
+            Ok(Some(bytes)) => {
+                Some(self.decode(serial, &bytes).map_err(|problem| Damaged::read(&bytes, problem)))
+            }
+            Err(error) => Some(Err(Damaged::read(&[], error.to_string()))),
         }
     }
 
-    fn record(&self, serial: &str) -> PathBuf {
+    fn read(&self, serial: &str) -> Result<Record, String> {
+        let bytes = self.directory.read(&format!("{serial}.json"), LONGEST_RECORD);
+        let bytes = bytes.map_err(|error| error.to_string())?.ok_or("it is gone")?;
+        Record::decode(&bytes)
+    }
+
+    fn decode(&self, serial: &str, bytes: &[u8]) -> Result<Record, String> {
+        let record = Record::decode(bytes)?;
+        match identity::parse(&record.id) {
+            Some(parts) if parts.serial != serial => Err(format!("it is of another volume, {:?}", record.id)),
+            Some(parts) if parts.uuid.is_none_or(|uuid| uuid == self.uuid) => Ok(record),
+            Some(_) => Err(format!("it is of another pool's volume, {:?}", record.id)),
+            None => Err(format!("it is of another volume, {:?}", record.id)),
+        }
+    }
+
+    /// Where the record of a volume is, for people.
+    pub fn record(&self, serial: &str) -> PathBuf {
         self.path.join(format!("{serial}.json"))
     }
 
-    /// Where the image of a volume is.
+    /// Where the image of a volume is, for QEMU and people.
     pub fn image(&self, serial: &str, format: Format) -> PathBuf {
-        self.path.join(format!("{serial}.{}", format.name()))
+        self.path.join(image_name(serial, format))
     }
 
-    /// Keeps a record.
+    /// Whether its path leads to another directory by now.
+    ///
+    /// # Errors
+    /// As stat(2) gives them.
+    pub fn has_moved(&self) -> io::Result<bool> {
+        self.steps.wait();
+        match self.path.metadata() {
+            Ok(found) => Ok((found.dev(), found.ino()) != self.directory.itself()?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Bytes that are free.
+    ///
+    /// # Errors
+    /// As fstatvfs(3) gives them.
+    pub fn free(&self) -> io::Result<u64> {
+        self.steps.wait();
+        self.directory.free()
+    }
+
+    /// Keeps a record, whatever happens from now on.
     ///
     /// # Errors
     /// If the system refuses: then what was kept before is kept.
     pub fn keep(&self, serial: &str, record: &Record) -> io::Result<()> {
-        let bytes = record.encode()?;
-        self.steps.step(|| drop(File::create(self.path.join(format!("{serial}.json.new")))))?;
-        files::replace_synced(&self.record(serial), &bytes)?;
-        self.steps.step(|| {})
+        self.keep_until_power_loss(serial, record)?;
+        self.directory.sync()
     }
 
-    /// As [`Folder::keep`], also where the file system is full: of a volume that is taken away something has to be noted
-    /// before its room is free again.
+    /// Keeps a record whatever becomes of this program; after a loss of power it is this one or the one before.
     ///
     /// # Errors
     /// If the system refuses: then what was kept before is kept.
-    pub fn keep_anyhow(&self, serial: &str, record: &Record) -> io::Result<()> {
-        let kept = self.keep(serial, record);
+    pub fn keep_until_power_loss(&self, serial: &str, record: &Record) -> io::Result<()> {
+        let name = format!("{serial}.json");
+        self.steps.step(|| drop(self.directory.file_or_new(&format!("{name}.new"))))?;
+        self.replace(&name, &record.encode()?)?;
+        self.steps.step(|| {})
+    }
+
+    fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let new = format!("{name}.new");
+        self.directory.prepare(&new, bytes)?;
+        self.directory.rename(&new, name)
+    }
+
+    /// Does `keep`, also where the file system is full: of a volume that is taken away something has to be noted before
+    /// its room is free again.
+    ///
+    /// # Errors
+    /// As `keep` gives them.
+    pub fn anyhow(&self, keep: impl Fn(&Self) -> io::Result<()>) -> io::Result<()> {
+        let kept = keep(self);
         if !kept.as_ref().is_err_and(is_full) {
             return kept;
         }
-        files::remove(&self.spare());
-        let kept = self.keep(serial, record);
+        self.directory.remove(SPARE_FILE)?;
+        let kept = keep(self);
         self.set_aside();
         kept
     }
 
-    fn spare(&self) -> PathBuf {
-        self.path.join(".spare")
-    }
-
-    /// Sets room aside for [`Folder::keep_anyhow`]. A full file system has it later.
+    /// Sets room aside for [`Folder::anyhow`]. A full file system has it later.
     fn set_aside(&self) {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.spare());
+        let file = self.directory.file_or_new(SPARE_FILE);
         if let Err(error) = file.and_then(|file| allocation::reserve(&file, 0, SPARE)) {
             tracing::warn!(pool = %self.path.display(), %error, "cannot set room aside for records");
         }
     }
 
-    /// Makes the image of a record that is kept, and room for all of it if it is to be full.
+    /// Makes the image of a volume, with room for all of it if it is to be full, and then its record. Both are kept when
+    /// this returns.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the system refuses; what is there by then is for [`Folder::clear`].
     pub fn make(&self, serial: &str, record: &Record) -> io::Result<()> {
-        let path = self.image(serial, record.format());
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let (image, kept) = (image_name(serial, record.format()), format!("{serial}.json"));
+        let (new, new_record) = (format!("{image}.new"), format!("{kept}.new"));
+        let mut file = self.directory.new_file(&new)?;
         self.steps.step(|| {})?;
         let start = match record.format() {
             Format::Raw => {
@@ -211,9 +374,26 @@ impl Folder {
         if record.full {
             allocation::reserve(&file, start, record.size)?;
         }
-        file.sync_all()?;
-        File::open(&self.path)?.sync_all()?;
+        self.directory.sync_file(&file)?;
+        self.steps.step(|| {})?;
+        self.directory.prepare(&new_record, &record.encode()?)?;
+        self.steps.step(|| {})?;
+        // In this order: an image without a record would be nobody's.
+        self.directory.rename(&new_record, &kept)?;
+        self.steps.step(|| {})?;
+        self.directory.rename(&new, &image)?;
+        self.steps.step(|| {})?;
+        self.directory.sync()?;
         self.steps.step(|| {})
+    }
+
+    /// Opens an image that is a regular file with one name.
+    fn open_image(&self, serial: &str, format: Format, write: bool) -> io::Result<File> {
+        let file = self.directory.file(&image_name(serial, format), write)?;
+        match file.metadata()?.nlink() {
+            1 => Ok(file),
+            links => Err(io::Error::other(linked(links))),
+        }
     }
 
     /// Reserves room for a volume that is to have `size` bytes, and is in full. After an error nothing more is taken.
@@ -221,7 +401,7 @@ impl Folder {
     /// # Errors
     /// If there is no room.
     pub fn reserve(&self, serial: &str, record: &Record, size: u64) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).open(self.image(serial, record.format()))?;
+        let file = self.open_image(serial, record.format(), true)?;
         // Of a qcow2 image the metadata comes first, and what it says of its clusters grows with it.
         let margin = match record.format() {
             Format::Raw => 0,
@@ -241,34 +421,44 @@ impl Folder {
     /// If the system refuses.
     pub fn lengthen(&self, serial: &str, record: &Record) -> io::Result<()> {
         if record.format() == Format::Raw {
-            let file = OpenOptions::new().write(true).open(self.image(serial, Format::Raw))?;
+            let file = self.open_image(serial, Format::Raw, true)?;
             if file.metadata()?.len() < record.size {
                 file.set_len(record.size)?;
-                file.sync_all()?;
+                self.directory.sync_file(&file)?;
             }
         }
         Ok(())
     }
 
-    /// Gives the image to the user that QEMU runs as.
+    /// Sees to it that the path that QEMU gets leads to the image, and gives that to the user that QEMU runs as.
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn give(&self, serial: &str, record: &Record, owner: Owner) -> io::Result<()> {
-        let file = File::open(self.image(serial, record.format()))?;
+    pub fn give(&self, serial: &str, record: &Record, owner: Option<Owner>) -> io::Result<()> {
+        self.steps.wait();
+        let file = self.open_image(serial, record.format(), false)?;
         let found = file.metadata()?;
-        if (found.uid(), found.gid()) == (owner.uid, owner.gid) {
-            return Ok(());
+        let named = self.image(serial, record.format()).symlink_metadata()?;
+        if (named.dev(), named.ino()) != (found.dev(), found.ino()) {
+            return Err(io::Error::other("another directory is at the path of its pool by now"));
         }
-        fchown(&file, Some(owner.uid), Some(owner.gid))
+        match owner {
+            Some(owner) if (found.uid(), found.gid()) != (owner.uid, owner.gid) => {
+                fchown(&file, Some(owner.uid), Some(owner.gid))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Why the image cannot be used, if it cannot.
     pub fn problem(&self, serial: &str, record: &Record) -> Option<String> {
-        match self.image(serial, record.format()).metadata() {
-            Ok(found) if found.is_file() => None,
-            Ok(_) => Some("its image is no regular file".to_owned()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Some("its image is gone".to_owned()),
+        self.steps.wait();
+        match self.directory.entry(&image_name(serial, record.format())) {
+            Ok(Entry::File { links: 1, .. }) => None,
+            Ok(Entry::File { links, .. }) => Some(linked(links)),
+            Ok(Entry::Nothing) => Some(GONE.to_owned()),
+            Ok(Entry::Link) => Some("its image is a symbolic link".to_owned()),
+            Ok(Entry::Other) => Some("its image is no regular file".to_owned()),
             Err(error) => Some(format!("its image cannot be looked at: {error}")),
         }
     }
@@ -276,54 +466,91 @@ impl Folder {
     /// Removes the image, and then the record, whatever is there of them.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the system refuses, or what is under the image's name is not an image.
     pub fn clear(&self, serial: &str) -> io::Result<()> {
-        for format in [Format::Raw, Format::Qcow2] {
+        let mut removed = false;
+        for format in FORMATS {
             self.steps.step(|| {})?;
-            files::remove_synced(&self.image(serial, format))?;
+            match self.open_image(serial, format, false) {
+                Ok(image) => removed |= self.unlink(serial, format, &image)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            self.directory.remove(&format!("{}.new", image_name(serial, format)))?;
+        }
+        // The record is gone only after the image is; if it comes back, it is one of a volume to be removed.
+        if removed {
+            self.directory.sync()?;
         }
         self.steps.step(|| {})?;
-        files::remove_synced(&self.record(serial))?;
+        self.directory.remove(&format!("{serial}.json.new"))?;
+        self.directory.remove(&format!("{serial}.json"))?;
         self.steps.step(|| {})
     }
+
+    /// Takes an image's only name away, by which its bytes are gone. It is open here, so that it can be asked before
+    /// who else has it open.
+    fn unlink(&self, serial: &str, format: Format, _image: &File) -> io::Result<bool> {
+        self.directory.remove(&image_name(serial, format))
+    }
+
+    /// Remembers that a volume was removed whose identifier does not say that it was in this pool. The oldest ones are
+    /// forgotten where there are too many.
+    ///
+    /// # Errors
+    /// If the system refuses for another reason than that it has no room.
+    pub fn bury(&self, removed: &mut BTreeSet<String>, record: &Record) -> io::Result<()> {
+        let Some(identity::Parts { uuid: None, serial, .. }) = identity::parse(&record.id) else {
+            return Ok(());
+        };
+        if record.stage == Stage::Making || removed.contains(serial) {
+            return Ok(());
+        }
+        let known = self.directory.read(REMOVED, LONGEST_REMOVED)?.unwrap_or_default();
+        let mut known: Vec<_> = String::from_utf8_lossy(&known).lines().map(str::to_owned).collect();
+        known.push(serial.to_owned());
+        known.drain(..known.len().saturating_sub(MOST_REMOVED));
+        let text = known.join("\n") + "\n";
+        let kept = self.anyhow(|folder| folder.replace(REMOVED, text.as_bytes()));
+        match kept {
+            // That there is room again matters more than that a call which is repeated is told the best answer.
+            Err(error) if is_full(&error) => {
+                tracing::warn!(pool = %self.path.display(), serial, %error, "cannot remember that a volume was removed");
+            }
+            kept => kept?,
+        }
+        removed.insert(serial.to_owned());
+        Ok(())
+    }
+
+    fn removed(&self) -> io::Result<BTreeSet<String>> {
+        let bytes = self.directory.read(REMOVED, LONGEST_REMOVED)?.unwrap_or_default();
+        Ok(String::from_utf8_lossy(&bytes)
+            .lines()
+            .filter(|line| identity::is_serial(line))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    /// How often something was synced.
+    #[cfg(test)]
+    pub fn syncs(&self) -> usize {
+        self.directory.syncs()
+    }
+}
+
+/// Bytes of the longest list of removed volumes.
+const LONGEST_REMOVED: u64 = 128 * 1024;
+
+fn image_name(serial: &str, format: Format) -> String {
+    format!("{serial}.{}", format.name())
+}
+
+fn linked(links: u64) -> String {
+    format!("its image has {links} names, and so may be another's; remove the hard links")
 }
 
 /// Whether there was no room for it.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// The moments at which a test kills the program.
-#[derive(Debug)]
-#[cfg_attr(not(test), derive(Default))]
-struct Steps {
-    /// So many are done before.
-    #[cfg(test)]
-    left: std::sync::atomic::AtomicUsize,
-}
-
-impl Steps {
-    #[cfg(not(test))]
-    #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "only a test's program is killed")]
-    fn step(&self, _: impl FnOnce()) -> io::Result<()> {
-        Ok(())
-    }
-
-    #[cfg(test)]
-    fn step(&self, last: impl FnOnce()) -> io::Result<()> {
-        use std::sync::atomic::Ordering::SeqCst;
-        if self.left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
-            return Ok(());
-        }
-        last();
-        Err(io::Error::other("killed"))
-    }
-}
-
-#[cfg(test)]
-impl Folder {
-    /// One whose program is killed after so many steps.
-    pub fn killed_after(path: PathBuf, steps: usize) -> Self {
-        Self { path, steps: Steps { left: steps.into() } }
-    }
 }

@@ -1,19 +1,34 @@
 //! What volumes are called. Pure.
 //!
 //! ```text
-//! <pool>.<serial>      fast.k3m9xq7r2v8w5t1c6h4n
+//! <pool>.<pool's UUID>.<serial>    fast.0f1e2d3c4b5a69788796a5b4c3d2e1f0.k3m9xq7r2v8w5t5c6h4n
+//! <pool>.<serial>                  fast.k3m9xq7r2v8w5t5c6h4n, from before pools had UUIDs
 //! ```
 //!
 //! The last twenty characters are what the guest reads as the disk's serial number, and the name of the volume's files;
-//! they are drawn at random and compared with those of all volumes, so that no two disks are alike. The pool before
-//! them is for people, and tells where to look; what is true stands in the volume's record.
+//! they are drawn at random and compared with those of all volumes, so that no two disks are alike. The UUID, in 32
+//! hexadecimal digits, says in which pool's directory the volume is, on whichever host. The pool's name before it is for
+//! people; what is true stands in the volume's record.
 
 /// Characters of a serial number: all that virtio-blk shows.
 pub const SERIAL: usize = 20;
 /// Bytes of the longest name of a pool.
 pub const LONGEST_POOL: usize = 63;
+/// Hexadecimal digits of a UUID.
+const UUID: usize = 32;
 /// Without those that look alike.
 const DIGITS: &[u8; 32] = b"abcdefghjkmnpqrstuvwxyz023456789";
+
+/// An identifier, taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parts<'i> {
+    /// What the pool was called when the volume was made.
+    pub pool: &'i str,
+    /// The pool's UUID, where the identifier has one.
+    pub uuid: Option<&'i str>,
+    /// The volume's serial number.
+    pub serial: &'i str,
+}
 
 /// A serial number drawn at random; it begins with a letter, and so is never all zeros.
 pub fn draw() -> String {
@@ -23,8 +38,8 @@ pub fn draw() -> String {
 }
 
 /// The identifier of a volume.
-pub fn id(pool: &str, serial: &str) -> String {
-    format!("{pool}.{serial}")
+pub fn id(pool: &str, uuid: &str, serial: &str) -> String {
+    format!("{pool}.{uuid}.{serial}")
 }
 
 /// Whether it could be a serial number that was drawn.
@@ -32,12 +47,21 @@ pub fn is_serial(text: &str) -> bool {
     text.len() == SERIAL && text.bytes().all(|byte| DIGITS.contains(&byte))
 }
 
-/// The pool and the serial number that an identifier says.
-pub fn parse(id: &str) -> Option<(&str, &str)> {
-    let (pool, serial) = id.rsplit_once('.')?;
+/// Whether it could be the UUID of a pool.
+pub fn is_uuid(text: &str) -> bool {
+    text.len() == UUID && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// What an identifier says; nothing if it is none of ours.
+pub fn parse(id: &str) -> Option<Parts<'_>> {
+    let (before, serial) = id.rsplit_once('.')?;
+    let (pool, uuid) = match before.rsplit_once('.') {
+        Some((pool, uuid)) if is_uuid(uuid) => (pool, Some(uuid)),
+        _ => (before, None),
+    };
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
     let good = !pool.is_empty() && pool.len() <= LONGEST_POOL && pool.bytes().all(plain) && is_serial(serial);
-    good.then_some((pool, serial))
+    good.then_some(Parts { pool, uuid, serial })
 }
 
 #[cfg(test)]
@@ -45,14 +69,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const NUMBER: &str = "0f1e2d3c4b5a69788796a5b4c3d2e1f0";
+
     #[test]
     fn what_is_drawn_is_a_serial_number() {
         for _ in 0..1000 {
             let serial = draw();
             assert!(is_serial(&serial) && serial.as_bytes()[0].is_ascii_lowercase(), "{serial}");
-            assert_eq!(parse(&id("fast.ssd", &serial)), Some(("fast.ssd", serial.as_str())));
+            let parts = Parts { pool: "fast.ssd", uuid: Some(NUMBER), serial: &serial };
+            assert_eq!(parse(&id("fast.ssd", NUMBER, &serial)), Some(parts));
+            assert_eq!(parse(&format!("fast.ssd.{serial}")), Some(Parts { uuid: None, ..parts }));
         }
         assert_ne!(draw(), draw());
+        assert!(id(&"a".repeat(LONGEST_POOL), NUMBER, &draw()).len() <= 128);
     }
 
     #[test]
@@ -68,16 +97,18 @@ mod tests {
             ("fast", "aaaaaaaaaaaaaaaaaaa1"),
             ("fast", "aaaaaaaaaaaaaaaaaa/a"),
         ] {
-            assert_eq!(parse(&id(pool, serial)), None, "{pool} {serial}");
+            assert_eq!(parse(&format!("{pool}.{serial}")), None, "{pool} {serial}");
+            assert_eq!(parse(&id(pool, NUMBER, serial)), None, "{pool} {serial}");
         }
         assert_eq!(parse("pvc-11111111-2222-3333-4444-555555555555"), None);
     }
 
     proptest! {
         #[test]
-        fn what_is_parsed_is_safe_in_a_path(text in "\\PC{0,100}|[a-z./]{0,20}[.][a-z0-9]{18,22}") {
-            if let Some((pool, serial)) = parse(&text) {
-                prop_assert_eq!(id(pool, serial), text.clone());
+        fn what_is_parsed_is_safe_in_a_path(text in "\\PC{0,100}|[a-z./]{0,20}([.][0-9a-f]{32})?[.][a-z0-9]{18,22}") {
+            if let Some(Parts { pool, uuid, serial }) = parse(&text) {
+                let again = uuid.map_or_else(|| format!("{pool}.{serial}"), |uuid| id(pool, uuid, serial));
+                prop_assert_eq!(again, text.clone());
                 prop_assert!(!text.contains('/') && text.len() <= 128);
             }
         }

@@ -1,4 +1,4 @@
-//! Pools: folders of this machine in which volumes are kept as images, one pool for each storage class.
+//! Pools: directories of this machine in which volumes are kept as images, one pool for each storage class.
 //!
 //! ```text
 //!            create                       plug (record, then disk)
@@ -8,12 +8,13 @@
 //!            remove                 unplug (record: leaving, disk gone, record)
 //! ```
 //!
-//! `store` keeps what is on disk; the disks themselves come and go through [`hotplug`](super::hotplug), which reads
-//! back what QEMU has. To add something that is kept of a volume: a field in `record`.
+//! `index` is what is known of all volumes, `store` does what is done on disk, in a `folder` for each pool, and `access`
+//! sees to it that a pool that hangs stops nobody else: each has one `worker`. The disks themselves come and go through
+//! [`hotplug`](super::hotplug), which reads back what QEMU has. To add something that is kept of a volume: a field in
+//! `record`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -23,17 +24,22 @@ use super::super::volumes::{
     Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Volume, VolumeError, Volumes,
 };
 use super::hotplug::Hotplug;
-use crate::sys::blocking;
 
+mod access;
 mod authority;
 mod folder;
 pub mod identity;
+mod index;
+mod marker;
 mod record;
+mod steps;
 mod store;
 #[cfg(test)]
 mod tests;
+mod worker;
 
-use store::{Entry, Store};
+use access::Access;
+use store::Entry;
 
 /// How much of an image is there from its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,33 +71,19 @@ pub struct Pool {
 #[derive(Debug)]
 pub struct Pools {
     settings: watch::Receiver<Vec<Pool>>,
-    store: Arc<Store>,
+    access: Access,
     hotplug: Hotplug,
 }
 
 impl Pools {
     /// The pools of these settings, whose volumes are plugged by `hotplug`.
     pub fn new(settings: watch::Receiver<Vec<Pool>>, hotplug: Hotplug) -> Self {
-        Self { store: Arc::new(Store::new(settings.clone())), settings, hotplug }
-    }
-
-    /// Does `work` with the store on a thread for that.
-    async fn kept<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Store) -> Result<T, VolumeError> + Send + 'static,
-    ) -> Result<T, VolumeError> {
-        let store = Arc::clone(&self.store);
-        blocking::run(move || work(&store)).await
-    }
-
-    async fn entry(&self, id: &str) -> Result<Entry, VolumeError> {
-        let id = id.to_owned();
-        self.kept(move |store| store.entry(&id)).await
+        Self { access: Access::new(settings.clone()), settings, hotplug }
     }
 
     async fn publish(&self, id: &str, published: Option<Published>) -> Result<(), VolumeError> {
-        let id = id.to_owned();
-        self.kept(move |store| store.publish(&id, published)).await
+        let wanted = id.to_owned();
+        self.access.in_pool_of(id, move |store| store.publish(&wanted, published)).await
     }
 
     /// On which bus a volume that is not plugged yet is tried, one after the other.
@@ -108,13 +100,8 @@ impl Pools {
         read_only: bool,
         there: Option<Bus>,
     ) -> Result<AttachedDisk, VolumeError> {
-        if let Some(owner) = self.hotplug.owner(vm) {
-            let (given, image) = (entry.clone(), entry.image());
-            let give = move || given.folder.give(given.serial(), &given.record, owner);
-            blocking::run(give)
-                .await
-                .map_err(|error| VolumeError::System("give to QEMU's user", image, error))?;
-        }
+        let (id, owner) = (entry.record.id.clone(), self.hotplug.owner(vm));
+        self.access.in_pool_of(&entry.record.id, move |store| store.give(&id, owner)).await?;
         let mut buses =
             there.map_or_else(|| self.buses(&entry.record.class), |bus| vec![bus]).into_iter().peekable();
         while let Some(bus) = buses.next() {
@@ -148,36 +135,36 @@ impl Volumes for Pools {
     }
 
     async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
-        let class = class.to_owned();
-        self.kept(move |store| store.capacity(&class)).await
+        let wanted = class.to_owned();
+        self.access.in_class(class, move |store| store.capacity(&wanted)).await
     }
 
     async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
-        self.kept(|store| Ok(store.list())).await
+        Ok(self.access.list().await)
     }
 
     async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
-        let id = id.to_owned();
-        self.kept(move |store| Ok(store.get(&id)?.map(|entry| entry.volume()))).await
+        self.access.get(id).await
     }
 
     async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError> {
-        self.kept(move |store| store.create(new)).await
+        let class = new.class.clone();
+        self.access.in_class(&class, move |store| store.create(new)).await
     }
 
     async fn holder(&self, id: &str) -> Result<Holder, VolumeError> {
-        let entry = self.entry(id).await?;
+        let entry = self.access.entry(id).await?;
         self.ask(&entry).await
     }
 
     async fn remove(&self, id: &str) -> Result<(), VolumeError> {
-        let id = id.to_owned();
-        self.kept(move |store| store.remove(&id)).await
+        let wanted = id.to_owned();
+        self.access.in_pool_of(id, move |store| store.remove(&wanted)).await
     }
 
     async fn grow(&self, id: &str, size: u64, vm: Option<&str>) -> Result<u64, VolumeError> {
         let wanted = id.to_owned();
-        let entry = self.kept(move |store| store.grow(&wanted, size)).await?;
+        let entry = self.access.in_pool_of(id, move |store| store.grow(&wanted, size)).await?;
         let serial = entry.serial().to_owned();
         if let Some(vm) = vm {
             match self.hotplug.resize(vm, serial, entry.record.size).await {
@@ -187,16 +174,17 @@ impl Volumes for Pools {
                 Err(error) => return Err(error.into()),
             }
         }
-        let (grown, image) = (entry.clone(), entry.image());
-        let lengthen = move || grown.folder.lengthen(grown.serial(), &grown.record);
-        blocking::run(lengthen).await.map_err(|error| VolumeError::System("make longer", image, error))?;
+        let wanted = id.to_owned();
+        self.access.in_pool_of(id, move |store| store.lengthen(&wanted)).await?;
         Ok(entry.record.size)
     }
 
     async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError> {
-        let entry = self.entry(id).await?;
+        let entry = self.access.entry(id).await?;
         let (before, read_only) = (entry.record.published.clone(), published.read_only);
         // What can fail does so before anything is remembered.
+        let wanted = id.to_owned();
+        self.access.in_pool_of(id, move |store| store.sound(&wanted)).await?;
         let disks = self.hotplug.list(vm).await?;
         let there = find(&disks, entry.serial()).and_then(|disk| disk.bus);
         self.publish(id, Some(published)).await?;
@@ -225,7 +213,7 @@ impl Volumes for Pools {
         patience: Duration,
         guest: Box<dyn GuestSide>,
     ) -> Result<(), VolumeError> {
-        let entry = self.entry(id).await?;
+        let entry = self.access.entry(id).await?;
         let Some(mut published) = entry.record.published.clone().map(Published::from) else { return Ok(()) };
         published.leaving = true;
         self.publish(id, Some(published.clone())).await?;
@@ -249,7 +237,7 @@ impl Volumes for Pools {
         patience: Duration,
         guest: Box<dyn GuestSide>,
     ) -> Result<(), VolumeError> {
-        let entry = self.entry(id).await?;
+        let entry = self.access.entry(id).await?;
         if entry.record.published.is_none() {
             // As long as it is there, it is remembered.
             let (uuid, vm, node) = (from.uuid.clone(), from.vm.clone(), from.uuid.clone());
@@ -267,16 +255,13 @@ impl Volumes for Pools {
 
     async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError> {
         let disks = self.hotplug.list(vm).await?;
-        self.kept(move |store| {
-            let ours = |volume: &Volume| {
-                identity::parse(&volume.id).is_some_and(|(_, serial)| find(&disks, serial).is_some())
-            };
-            Ok(store.list().into_iter().filter(ours).map(|volume| volume.id).collect())
-        })
-        .await
+        let ours = |volume: &Volume| {
+            identity::parse(&volume.id).is_some_and(|parts| find(&disks, parts.serial).is_some())
+        };
+        Ok(self.access.list().await.into_iter().filter(ours).map(|volume| volume.id).collect())
     }
 
     fn serial(&self, id: &str) -> Option<String> {
-        identity::parse(id).map(|(_, serial)| serial.to_owned())
+        identity::parse(id).map(|parts| parts.serial.to_owned())
     }
 }

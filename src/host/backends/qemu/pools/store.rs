@@ -1,51 +1,45 @@
-//! All volumes of all pools: read when a pool is first seen, kept on disk before anybody is told. Blocks.
+//! What is done in the pools' directories: kept on disk before anybody is told, and then in the [`index`](super::index).
+//! What says so blocks; it is for the pool's worker (see [`access`](super::access)).
 //!
 //! The index is behind a lock that is held for moments only; whatever takes long is done between. Who calls sees to it
 //! that one operation at a time is at work on a volume.
 
-use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use super::super::super::volumes::{Capacity, NewVolume, Published, Volume, VolumeError};
-use super::folder::{Folder, Lock, is_full};
+use super::super::link::Owner;
+use super::folder::{Folder, GONE, is_full};
+use super::index::{Index, Known, Open, State};
 use super::record::{Record, Stage};
+use super::steps::Steps;
 use super::{Allocation, Pool, authority, identity};
-use crate::sys::usage::usage;
+use crate::sys::host_name::host_name;
 
 /// Where the largest volume ends: 64 TiB.
 pub const LARGEST: u64 = 64 << 40;
+/// A pool that has fewer bytes free is full: QEMU writes clusters, and the file system has metadata of its own.
+const FULL: u64 = 1 << 20;
+/// Images that are looked at in one turn of the worker.
+const CHECKED: usize = 64;
 
 /// All volumes.
 #[derive(Debug)]
 pub struct Store {
     settings: watch::Receiver<Vec<Pool>>,
-    /// Held while pools are opened.
-    opening: Mutex<()>,
     index: Mutex<Index>,
-    /// After so many steps a test's program is killed.
+    /// How long a pool may take for a call.
+    patience: Duration,
+    /// The name of this machine.
+    host: String,
+    /// What happens to the program in which directory.
     #[cfg(test)]
-    steps: usize,
-}
-
-#[derive(Debug, Default)]
-struct Index {
-    /// The settings that it was made of.
-    pools: Vec<Arc<Open>>,
-    volumes: BTreeMap<String, Entry>,
-    /// By serial number.
-    damaged: BTreeMap<String, String>,
-}
-
-/// A pool as the settings have it, with its folder.
-#[derive(Debug)]
-struct Open {
-    pool: Pool,
-    folder: Arc<Folder>,
-    lock: Result<Arc<Lock>, String>,
+    pub steps: Vec<(PathBuf, Steps)>,
 }
 
 /// A volume, and where it is.
@@ -55,14 +49,12 @@ pub struct Entry {
     pub record: Record,
     /// Where that and its image are.
     pub folder: Arc<Folder>,
-    /// Nobody else has the folder meanwhile.
-    _lock: Arc<Lock>,
 }
 
 impl Entry {
     /// The disk's serial number.
     pub fn serial(&self) -> &str {
-        identity::parse(&self.record.id).map_or("", |(_, serial)| serial)
+        identity::parse(&self.record.id).map_or("", |parts| parts.serial)
     }
 
     /// Its image.
@@ -70,162 +62,231 @@ impl Entry {
         self.folder.image(self.serial(), self.record.format())
     }
 
-    /// As others are told of it.
-    pub fn volume(&self) -> Volume {
-        self.record.volume(self.folder.problem(self.serial(), &self.record))
+    /// Why its image cannot be used, if it cannot. Blocks.
+    fn problem(&self) -> Option<String> {
+        self.folder.problem(self.serial(), &self.record)
+    }
+
+    /// That its image cannot be used.
+    fn damaged(&self, problem: &str) -> VolumeError {
+        VolumeError::Damaged(format!("the volume {} ({}): {problem}", self.record.id, self.image().display()))
+    }
+
+    /// Sees to it that its image can be used. Blocks.
+    fn check(&self) -> Result<(), VolumeError> {
+        self.problem().map_or(Ok(()), |problem| Err(self.damaged(&problem)))
     }
 }
 
 impl Store {
-    /// The pools of these settings. Nothing is read yet.
-    pub fn new(settings: watch::Receiver<Vec<Pool>>) -> Self {
+    /// The pools of these settings, of which each may take so long for a call. Nothing is read yet.
+    pub fn new(settings: watch::Receiver<Vec<Pool>>, patience: Duration) -> Self {
         Self {
             settings,
-            opening: Mutex::default(),
             index: Mutex::default(),
+            patience,
+            host: host_name(),
             #[cfg(test)]
-            steps: usize::MAX,
+            steps: Vec::new(),
         }
     }
 
     #[cfg(not(test))]
     #[allow(clippy::unused_self, reason = "only a test's program is killed")]
-    fn folder(&self, path: PathBuf) -> Folder {
-        Folder::new(path)
+    fn steps(&self, _: &Path) -> Steps {
+        Steps::default()
     }
 
     #[cfg(test)]
-    fn folder(&self, path: PathBuf) -> Folder {
-        Folder::killed_after(path, self.steps)
+    fn steps(&self, path: &Path) -> Steps {
+        let found = self.steps.iter().find(|(folder, _)| path.starts_with(folder));
+        found.map(|(_, steps)| steps.clone()).unwrap_or_default()
     }
 
-    /// A store whose program is killed after so many steps.
-    #[cfg(test)]
-    pub fn killed_after(self, steps: usize) -> Self {
-        Self { steps, ..self }
-    }
-
-    fn index(&self) -> MutexGuard<'_, Index> {
+    /// What is known, with the pools of the present settings.
+    pub fn index(&self) -> MutexGuard<'_, Index> {
         // Nothing that is done under the lock leaves it half changed.
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        index.follow(&self.settings.borrow(), self.patience);
+        index
     }
 
-    /// Opens the pools that are new in the settings, and those that could not be opened before.
-    fn refresh(&self) {
-        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
-        let settings = self.settings.borrow().clone();
-        let before = {
-            let index = self.index();
-            let same = index.pools.iter().map(|open| &open.pool).eq(&settings);
-            if same && index.pools.iter().all(|open| open.lock.is_ok()) {
-                return;
-            }
-            index.pools.clone()
+    /// Opens the pool at a path and reads its volumes, if that is yet to be done. Blocks.
+    pub fn open(&self, path: &Path) {
+        let was_open = match self.index().at(path) {
+            Some(slot) if slot.open().is_none() => slot.was_open,
+            _ => return,
         };
-        let mut pools = Vec::new();
-        let mut found = Vec::new();
-        for pool in settings {
-            let known = before.iter().find(|open| open.pool.path == pool.path && open.lock.is_ok());
-            if let Some(known) = known {
-                let (folder, lock) = (Arc::clone(&known.folder), known.lock.clone());
-                pools.push(Arc::new(Open { pool, folder, lock }));
-                continue;
-            }
-            let folder = Arc::new(self.folder(pool.path.clone()));
-            let loaded = folder.lock().and_then(|lock| Ok((Arc::new(lock), folder.load()?)));
-            let lock = match loaded {
-                Ok((lock, loaded)) => {
-                    found.push((Arc::clone(&folder), Arc::clone(&lock), loaded));
-                    Ok(lock)
-                }
-                Err(error) => {
-                    let problem = error.to_string();
-                    let told = before.iter().any(|open| {
-                        open.pool.path == pool.path && open.lock.as_ref().err() == Some(&problem)
-                    });
-                    if !told {
-                        tracing::error!(pool = pool.name, path = %pool.path.display(), problem, "a pool cannot be used");
-                    }
-                    Err(problem)
-                }
-            };
-            pools.push(Arc::new(Open { pool, folder, lock }));
-        }
+        let outcome = self.read(path, was_open);
         let mut index = self.index();
-        index.volumes.retain(|_, entry| pools.iter().any(|open| open.pool.path == entry.folder.path()));
-        for (folder, lock, loaded) in found {
-            tracing::info!(path = %folder.path().display(), volumes = loaded.records.len(), "a pool is open");
-            for record in loaded.records.into_values() {
-                let entry = Entry { record, folder: Arc::clone(&folder), _lock: Arc::clone(&lock) };
-                index.volumes.insert(entry.record.id.clone(), entry);
+        let Some(slot) = index.at(path) else { return };
+        slot.tried = Some(Instant::now());
+        slot.checked = None;
+        match outcome {
+            Ok(open) => {
+                tracing::info!(path = %path.display(), volumes = open.volumes.len(), "a pool is open");
+                for (serial, damaged) in &open.damaged {
+                    let problem = &damaged.problem;
+                    tracing::error!(path = %path.display(), serial, problem, "the record of a volume cannot be used");
+                }
+                slot.was_open = true;
+                slot.state = State::Open(open);
             }
-            for (serial, problem) in loaded.damaged {
-                tracing::error!(path = %folder.path().display(), serial, problem, "the record of a volume cannot be read");
-                index.damaged.insert(serial, problem);
+            Err((problem, uuid)) => {
+                if !matches!(&slot.state, State::Closed { problem: known, .. } if *known == problem) {
+                    tracing::error!(pool = slot.pool.name, path = %path.display(), problem, "a pool cannot be used");
+                }
+                slot.state = State::Closed { problem, uuid };
             }
-        }
-        index.pools = pools;
-    }
-
-    /// The pool of a class, ready to be used.
-    fn pool(&self, class: &str) -> Result<(Arc<Open>, Arc<Lock>), VolumeError> {
-        self.refresh();
-        let open = self.index().pools.iter().find(|open| open.pool.name == class).cloned();
-        let open = open.ok_or_else(|| VolumeError::NoClass(class.to_owned()))?;
-        match open.lock.clone() {
-            Ok(lock) => Ok((open, lock)),
-            Err(problem) => Err(VolumeError::Unavailable(format!(
-                "the pool {class} ({}) cannot be used: {problem}",
-                open.pool.path.display()
-            ))),
         }
     }
 
-    /// How much room a class has.
+    fn read(&self, path: &Path, was_open: bool) -> Result<Open, (String, Option<String>)> {
+        let words = |error: io::Error| (error.to_string(), None);
+        let folder = Folder::open(path, !was_open, self.steps(path)).map_err(words)?;
+        let uuid = folder.uuid().to_owned();
+        {
+            // Nothing is read of a copy, nor removed from it.
+            let mut index = self.index();
+            if let Some(slot) = index.at(path)
+                && let State::Closed { uuid: known, .. } = &mut slot.state
+            {
+                *known = Some(uuid.clone());
+            }
+            let twin = index.slots.iter().find(|slot| slot.pool.path == path);
+            if let Some(problem) = twin.and_then(|slot| index.twin(slot, &uuid)) {
+                return Err((problem, Some(uuid)));
+            }
+        }
+        let loaded = folder.load().map_err(|error| (error.to_string(), Some(uuid)))?;
+        Ok(Open::new(Arc::new(folder), loaded))
+    }
+
+    /// Looks at some of the images of a pool, those after that serial number; the one after which to go on. Blocks.
+    pub fn check(&self, path: &Path, after: Option<String>) -> Option<String> {
+        let folder = Arc::clone(&self.index().open_at(path)?.folder);
+        if after.is_none() {
+            // If that cannot be told, each image says what is wrong.
+            if folder.has_moved().unwrap_or(false) {
+                self.close(&folder, "another directory is at its path, or none is");
+                return None;
+            }
+            self.look_again(&folder);
+            self.measure(&folder);
+        }
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let entries: Vec<_> = {
+            let mut index = self.index();
+            let next =
+                index.open_at(path)?.volumes.range::<String, _>((after, Bound::Unbounded)).take(CHECKED);
+            next.map(|(_, known)| known.entry.clone()).collect()
+        };
+        for entry in entries.iter().filter(|entry| entry.record.stage == Stage::Ready) {
+            let problem = entry.problem();
+            let mut index = self.index();
+            let Some(known) = index.open_at(path)?.volumes.get_mut(entry.serial()) else { continue };
+            if known.problem.is_none()
+                && let Some(problem) = &problem
+            {
+                tracing::warn!(volume = entry.record.id, problem, "a volume cannot be used");
+            }
+            known.problem = problem;
+        }
+        let last = entries.last().map(|entry| entry.serial().to_owned());
+        last.filter(|_| entries.len() == CHECKED)
+    }
+
+    /// Notes whether a pool is full. Blocks.
+    fn measure(&self, folder: &Folder) {
+        let Ok(free) = folder.free() else { return };
+        let mut index = self.index();
+        let Some(open) = index.open_at(folder.path()) else { return };
+        let is_full = free < FULL;
+        if is_full && !open.is_full {
+            tracing::warn!(path = %folder.path().display(), free, "a pool is full");
+        }
+        open.is_full = is_full;
+    }
+
+    /// That a directory is not that of its pool any more.
+    fn close(&self, folder: &Arc<Folder>, problem: &str) {
+        let mut index = self.index();
+        let Some(slot) = index.at(folder.path()) else { return };
+        if slot.open().is_some_and(|open| Arc::ptr_eq(&open.folder, folder)) {
+            tracing::error!(pool = slot.pool.name, path = %folder.path().display(), problem, "a pool cannot be used");
+            let uuid = Some(folder.uuid().to_owned());
+            slot.state = State::Closed { problem: problem.to_owned(), uuid };
+            slot.tried = None;
+        }
+    }
+
+    /// Looks whether records that cannot be used are gone or repaired. Blocks.
+    fn look_again(&self, folder: &Arc<Folder>) {
+        let serials: Vec<_> = match self.index().open_at(folder.path()) {
+            Some(open) => open.damaged.keys().cloned().collect(),
+            None => return,
+        };
+        for serial in serials {
+            let found = folder.look(&serial);
+            let mut index = self.index();
+            let Some(open) = index.open_at(folder.path()) else { return };
+            match found {
+                Some(Err(damaged)) => drop(open.damaged.insert(serial, damaged)),
+                found => {
+                    open.damaged.remove(&serial);
+                    let Some(Ok(record)) = found else { continue };
+                    tracing::info!(volume = record.id, "the record of a volume can be used again");
+                    let entry = Entry { record, folder: Arc::clone(folder) };
+                    open.volumes.insert(serial, Known { entry, problem: None });
+                }
+            }
+        }
+    }
+
+    /// How much room a class has. Blocks.
     ///
     /// # Errors
     /// If it is unknown, or cannot be used now.
     pub fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
-        let (open, _lock) = self.pool(class)?;
-        let free = free(&open)?;
-        let largest = match open.pool.allocation {
+        let (folder, pool) = self.class(class)?;
+        let free = free(&folder)?;
+        let largest = match pool.allocation {
             Allocation::Thin => LARGEST,
             Allocation::Full => free.min(LARGEST),
         };
         Ok(Capacity { free, largest })
     }
 
-    /// All volumes.
+    fn class(&self, class: &str) -> Result<(Arc<Folder>, Pool), VolumeError> {
+        let index = self.index();
+        let slot = index.class(class)?;
+        Ok((Arc::clone(&index.usable(slot)?.folder), slot.pool.clone()))
+    }
+
+    /// All volumes of the pools that were opened.
     pub fn list(&self) -> Vec<Volume> {
-        self.refresh();
-        let ready = |entry: &&Entry| entry.record.stage == Stage::Ready;
-        let entries: Vec<_> = self.index().volumes.values().filter(ready).cloned().collect();
-        entries.iter().map(Entry::volume).collect()
+        self.index().list()
     }
 
     /// One volume; none if there is none.
     ///
     /// # Errors
-    /// If its record cannot be read, or its pool cannot be used now.
+    /// If it may be somewhere: its record or its pool cannot be used, or it is of another host.
     pub fn get(&self, id: &str) -> Result<Option<Entry>, VolumeError> {
-        self.refresh();
         let index = self.index();
-        if let Some(entry) = index.volumes.get(id) {
-            return Ok(Some(entry.clone()).filter(|entry| entry.record.stage != Stage::Making));
-        }
-        let Some((pool, serial)) = identity::parse(id) else { return Ok(None) };
-        if let Some(problem) = index.damaged.get(serial) {
-            return Err(VolumeError::Damaged(format!(
-                "the record of the volume {id} cannot be read: {problem}"
-            )));
-        }
-        match index.pools.iter().find(|open| open.pool.name == pool).map(|open| &open.lock) {
-            Some(Ok(_)) => Ok(None),
-            Some(Err(problem)) => {
-                Err(VolumeError::Unavailable(format!("the pool {pool} cannot be used: {problem}")))
-            }
-            None => Err(VolumeError::Unavailable(format!("the pool {pool} is not in the settings"))),
-        }
+        let known = index.find(id, &self.host)?.map(|(_, known)| &known.entry);
+        Ok(known.filter(|entry| entry.record.stage != Stage::Making).cloned())
+    }
+
+    /// As others are told of a volume; none if there is none.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    pub fn volume(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
+        let index = self.index();
+        let found = index.find(id, &self.host)?;
+        let found = found.filter(|(_, known)| known.entry.record.stage != Stage::Making);
+        Ok(found.and_then(|(slot, known)| Some(index.show(slot, slot.open()?, known))))
     }
 
     /// As [`Store::get`], where there has to be one.
@@ -236,90 +297,131 @@ impl Store {
         self.get(id)?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))
     }
 
-    /// Makes a volume.
+    /// Makes a volume. Blocks.
     ///
     /// # Errors
-    /// If there is no room, or the system refuses; nothing of it is left then.
+    /// If there is no room, or the system refuses; nothing of it is left then. And if there may be one of its name.
     pub fn create(&self, new: NewVolume) -> Result<Volume, VolumeError> {
-        let (open, lock) = self.pool(&new.class)?;
-        let full = open.pool.allocation == Allocation::Full;
-        if full && free(&open)? < new.size {
-            return Err(no_room(&open.pool.name, new.size));
+        let (folder, pool) = self.class(&new.class)?;
+        self.look_again(&folder);
+        let full = pool.allocation == Allocation::Full;
+        if full && free(&folder)? < new.size {
+            return Err(no_room(&pool.name, new.size));
         }
-        let (name, size) = (open.pool.name.clone(), new.size);
-        let mut entry = {
+        let size = new.size;
+        let entry = {
             let mut index = self.index();
-            let serial = loop {
-                let serial = identity::draw();
-                let taken = |id: &String| id.ends_with(&serial);
-                if !index.damaged.contains_key(&serial) && !index.volumes.keys().any(taken) {
-                    break serial;
-                }
-            };
-            let record = Record::new(identity::id(&name, &serial), new, open.pool.format, full);
-            let entry = Entry { record, folder: Arc::clone(&open.folder), _lock: lock };
-            index.volumes.insert(entry.record.id.clone(), entry.clone());
+            let slot = index.class(&new.class)?;
+            index.check_name(index.usable(slot)?, &new)?;
+            let serial = index.draw();
+            let id = identity::id(&pool.name, folder.uuid(), &serial);
+            let entry = Entry { record: Record::new(id, new, pool.format, full), folder };
+            let mut known = Known { entry: entry.clone(), problem: None };
+            known.entry.record.stage = Stage::Making;
+            let open = index.open_at(&pool.path).ok_or_else(|| gone(&pool.name))?;
+            open.volumes.insert(serial, known);
             entry
         };
-        let serial = entry.serial().to_owned();
-        let made = entry.folder.keep(&serial, &entry.record).and_then(|()| {
-            entry.folder.make(&serial, &entry.record)?;
-            entry.record.stage = Stage::Ready;
-            entry.folder.keep(&serial, &entry.record)
-        });
-        match made {
+        let serial = entry.serial();
+        match entry.folder.make(serial, &entry.record) {
             Ok(()) => {
                 self.remember(&entry);
-                Ok(entry.volume())
+                Ok(entry.record.volume(None))
             }
             Err(error) => {
-                if let Err(left) = entry.folder.clear(&serial) {
+                if let Err(left) = entry.folder.clear(serial) {
                     tracing::warn!(volume = entry.record.id, error = %left, "cannot remove what is left of a volume");
                 }
-                self.index().volumes.remove(&entry.record.id);
-                Err(system(&name, size, "make", entry.image(), error))
+                self.drop(&entry);
+                Err(system(&pool.name, size, "make", entry.image(), error))
             }
         }
     }
 
-    /// Removes a volume.
+    /// Removes a volume. Blocks.
     ///
     /// # Errors
-    /// If the system refuses; then it is removed when it is asked for again, or at the next start.
+    /// If the system refuses; then it is removed when it is asked for again, or at the next start. And if what is under
+    /// the image's name is not an image.
     pub fn remove(&self, id: &str) -> Result<(), VolumeError> {
         let mut entry = self.entry(id)?;
+        if let Some(problem) = entry.problem().filter(|problem| problem != GONE) {
+            return Err(entry.damaged(&problem));
+        }
         let serial = entry.serial().to_owned();
         // Held until the image is gone.
         let _claim = authority::claim(&entry.image())?;
         entry.record.stage = Stage::Removing;
-        self.keep(&entry, Folder::keep_anyhow)?;
+        self.keep(&entry, |folder, serial, record| folder.anyhow(|folder| folder.keep(serial, record)))?;
         let failed = |error| VolumeError::System("remove", entry.image(), error);
+        let mut removed = match self.index().open_at(entry.folder.path()) {
+            Some(open) => open.removed.clone(),
+            None => return Err(gone(&entry.record.class)),
+        };
+        entry.folder.bury(&mut removed, &entry.record).map_err(failed)?;
         entry.folder.clear(&serial).map_err(failed)?;
-        self.index().volumes.remove(id);
+        if let Some(open) = self.index().open_at(entry.folder.path()) {
+            open.removed = removed;
+        }
+        self.drop(&entry);
         Ok(())
     }
 
-    /// Remembers which VM has a volume.
+    /// Sees to it that a volume's image can be used. Blocks.
+    ///
+    /// # Errors
+    /// If it cannot.
+    pub fn sound(&self, id: &str) -> Result<(), VolumeError> {
+        self.entry(id)?.check()
+    }
+
+    /// Remembers which VM has a volume. Blocks.
     ///
     /// # Errors
     /// If the system refuses; then what was remembered before is.
     pub fn publish(&self, id: &str, published: Option<Published>) -> Result<(), VolumeError> {
         let mut entry = self.entry(id)?;
-        let published = published.map(Into::into);
-        if entry.record.published != published {
-            entry.record.published = published;
-            self.keep(&entry, Folder::keep_anyhow)?;
+        let before = entry.record.published.clone().map(Published::from);
+        if before == published {
+            return Ok(());
         }
-        Ok(())
+        // Whether it is being taken away matters to the program that comes after this one, but to none that comes after
+        // a loss of power: that takes the VM as well.
+        let same = |one: &Published, other: &Published| {
+            Published { leaving: other.leaving, ..one.clone() } == *other
+        };
+        let lasting = !matches!((&before, &published), (Some(one), Some(other)) if same(one, other));
+        entry.record.publish(published);
+        self.keep(&entry, |folder, serial, record| {
+            folder.anyhow(|folder| {
+                if lasting {
+                    folder.keep(serial, record)
+                } else {
+                    folder.keep_until_power_loss(serial, record)
+                }
+            })
+        })
+    }
+
+    /// Gives a volume's image to QEMU's user, if that is known, and sees to it that QEMU finds it. Blocks.
+    ///
+    /// # Errors
+    /// If it is not there as it has to be, or the system refuses.
+    pub fn give(&self, id: &str, owner: Option<Owner>) -> Result<(), VolumeError> {
+        let entry = self.entry(id)?;
+        entry.check()?;
+        let given = entry.folder.give(entry.serial(), &entry.record, owner);
+        given.map_err(|error| VolumeError::System("give to QEMU's user", entry.image(), error))
     }
 
     /// Makes room for a volume that is to have at least so many bytes, and remembers its size. Where no VM has it,
-    /// that is all.
+    /// [`Store::lengthen`] does the rest. Blocks.
     ///
     /// # Errors
     /// If there is no room, or the system refuses; the volume has the size that it had then.
     pub fn grow(&self, id: &str, size: u64) -> Result<Entry, VolumeError> {
         let mut entry = self.entry(id)?;
+        entry.check()?;
         let (serial, pool) = (entry.serial().to_owned(), entry.record.class.clone());
         if size > entry.record.size {
             if entry.record.full {
@@ -330,6 +432,16 @@ impl Store {
             self.keep(&entry, Folder::keep)?;
         }
         Ok(entry)
+    }
+
+    /// Gives the image of a volume that no VM has the size that is remembered. Blocks.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn lengthen(&self, id: &str) -> Result<(), VolumeError> {
+        let entry = self.entry(id)?;
+        let lengthened = entry.folder.lengthen(entry.serial(), &entry.record);
+        lengthened.map_err(|error| VolumeError::System("make longer", entry.image(), error))
     }
 
     fn keep(
@@ -343,17 +455,31 @@ impl Store {
         Ok(())
     }
 
+    /// The index has what the disk has.
     fn remember(&self, entry: &Entry) {
-        if let Some(known) = self.index().volumes.get_mut(&entry.record.id) {
-            *known = entry.clone();
+        let mut index = self.index();
+        let open = index.open_at(entry.folder.path()).filter(|open| Arc::ptr_eq(&open.folder, &entry.folder));
+        if let Some(known) = open.and_then(|open| open.volumes.get_mut(entry.serial())) {
+            known.entry = entry.clone();
+        }
+    }
+
+    fn drop(&self, entry: &Entry) {
+        let mut index = self.index();
+        let open = index.open_at(entry.folder.path()).filter(|open| Arc::ptr_eq(&open.folder, &entry.folder));
+        if let Some(open) = open {
+            open.volumes.remove(entry.serial());
         }
     }
 }
 
-fn free(open: &Open) -> Result<u64, VolumeError> {
-    let path = &open.pool.path;
-    let failed = |error| VolumeError::System("look at", path.clone(), error);
-    Ok(usage(path).map_err(failed)?.available)
+fn free(folder: &Folder) -> Result<u64, VolumeError> {
+    folder.free().map_err(|error| VolumeError::System("look at", folder.path().to_owned(), error))
+}
+
+/// That a pool has left the settings meanwhile.
+fn gone(pool: &str) -> VolumeError {
+    VolumeError::Unavailable(format!("the pool {pool} has left the settings"))
 }
 
 fn no_room(pool: &str, size: u64) -> VolumeError {

@@ -1,0 +1,230 @@
+//! The way to the pools for everybody else: what is known is answered at once, and what has to be done is done by the
+//! worker of the pool that it is about, within its patience.
+//!
+//! Pools are opened, and their images looked at, when something is asked of any of them and it is due, beside whoever
+//! asks. Only a pool that is just being opened is waited for, for a moment: its volumes are not known yet.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout_at;
+
+use super::super::super::volumes::{Volume, VolumeError};
+use super::Pool;
+use super::store::{Entry, Store};
+use super::worker::{Late, Worker};
+use crate::supervise::Scope;
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// A call, until its caller is told that the pool does not answer.
+    pub call: Duration,
+    /// Opening a pool, while everybody waits.
+    pub opening: Duration,
+    /// Between two attempts to open it.
+    pub again: Duration,
+    /// Between two looks at its images.
+    pub check: Duration,
+}
+
+/// Longer than a disk that is busy takes; kubelet and the sidecars have repeated their calls by then.
+const USUAL: Patience = Patience {
+    call: Duration::from_secs(30),
+    opening: Duration::from_secs(5),
+    again: Duration::from_secs(1),
+    check: Duration::from_secs(5),
+};
+
+/// The pools of the settings.
+#[derive(Debug)]
+pub struct Access {
+    store: Arc<Store>,
+    patience: Patience,
+    /// A pool was opened or was not.
+    opened: Arc<Notify>,
+    scope: Scope,
+}
+
+/// A pool is being opened, until this is dropped.
+struct Opening {
+    store: Arc<Store>,
+    path: PathBuf,
+    opened: Arc<Notify>,
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some(slot) = self.store.index().at(&self.path) {
+            slot.opening = None;
+            slot.tried = Some(Instant::now());
+        }
+        self.opened.notify_waiters();
+    }
+}
+
+/// A pool's images are being looked at, until this is dropped.
+struct Checking {
+    store: Arc<Store>,
+    path: PathBuf,
+}
+
+impl Drop for Checking {
+    fn drop(&mut self) {
+        if let Some(slot) = self.store.index().at(&self.path) {
+            slot.checking = false;
+            slot.checked = Some(Instant::now());
+        }
+    }
+}
+
+impl Access {
+    /// The pools of these settings.
+    pub fn new(settings: watch::Receiver<Vec<Pool>>) -> Self {
+        Self::with(Store::new(settings, USUAL.call), USUAL)
+    }
+
+    /// With patience of one's own.
+    pub fn with(store: Store, patience: Patience) -> Self {
+        Self { store: Arc::new(store), patience, opened: Arc::default(), scope: Scope::new() }
+    }
+
+    /// Begins what is due in each pool, and waits for those that are just being opened.
+    async fn settle(&self) {
+        let (mut to_open, mut to_check) = (Vec::new(), Vec::new());
+        let is_due = |last: Option<Instant>, every| last.is_none_or(|last| last.elapsed() >= every);
+        for slot in &mut self.store.index().slots {
+            let job = (slot.pool.path.clone(), Arc::clone(&slot.worker));
+            if slot.open().is_some() {
+                if !slot.checking && is_due(slot.checked, self.patience.check) {
+                    slot.checking = true;
+                    to_check.push(job);
+                }
+            } else if slot.opening.is_none() && is_due(slot.tried, self.patience.again) {
+                slot.opening = Some(Instant::now());
+                to_open.push(job);
+            }
+        }
+        for (path, worker) in to_open {
+            self.open(path, worker);
+        }
+        for (path, worker) in to_check {
+            self.check(path, worker);
+        }
+        loop {
+            // Before it is looked, so that no news falls between.
+            let news = self.opened.notified();
+            let since = self.store.index().slots.iter().filter_map(|slot| slot.opening).max();
+            let Some(until) = since.map(|since| since + self.patience.opening) else { return };
+            if timeout_at(until.into(), news).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn open(&self, path: PathBuf, worker: Arc<Worker>) {
+        let store = Arc::clone(&self.store);
+        let opening = Opening { store, path, opened: Arc::clone(&self.opened) };
+        self.scope.children().spawn(async move {
+            // If it is late, it goes on, and what is kept by it says so.
+            if let Err(late) = worker.run(move || opening.store.open(&opening.path)).await {
+                tracing::warn!("cannot open a pool: {late}");
+            }
+        });
+    }
+
+    fn check(&self, path: PathBuf, worker: Arc<Worker>) {
+        let store = Arc::clone(&self.store);
+        let checking = Checking { store: Arc::clone(&self.store), path: path.clone() };
+        self.scope.children().spawn(async move {
+            let _checking = checking;
+            let mut after = None;
+            loop {
+                let (store, path) = (Arc::clone(&store), path.clone());
+                // Others have their turn in between.
+                match worker.run(move || store.check(&path, after)).await {
+                    Ok(Some(last)) => after = Some(last),
+                    Ok(None) | Err(_) => return,
+                }
+            }
+        });
+    }
+
+    /// All volumes of the pools that were opened, whatever they do now.
+    pub async fn list(&self) -> Vec<Volume> {
+        self.settle().await;
+        self.store.list()
+    }
+
+    /// See [`Store::get`].
+    ///
+    /// # Errors
+    /// As that.
+    pub async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
+        self.settle().await;
+        self.store.volume(id)
+    }
+
+    /// See [`Store::entry`].
+    ///
+    /// # Errors
+    /// As that.
+    pub async fn entry(&self, id: &str) -> Result<Entry, VolumeError> {
+        self.settle().await;
+        self.store.entry(id)
+    }
+
+    /// Does `work` in the pool of a class.
+    ///
+    /// # Errors
+    /// As `work` gives them; and if the pool does not answer, in which case it may have begun.
+    pub async fn in_class<T: Send + 'static>(
+        &self,
+        class: &str,
+        work: impl FnOnce(&Store) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<T, VolumeError> {
+        self.settle().await;
+        let path = self.store.index().class(class)?.pool.path.clone();
+        self.at(path, work).await
+    }
+
+    /// Does `work` in the pool of a volume.
+    ///
+    /// # Errors
+    /// As `work` gives them; and if there is no such volume, or the pool does not answer, in which case it may have
+    /// begun.
+    pub async fn in_pool_of<T: Send + 'static>(
+        &self,
+        id: &str,
+        work: impl FnOnce(&Store) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<T, VolumeError> {
+        let path = self.entry(id).await?.folder.path().to_owned();
+        self.at(path, work).await
+    }
+
+    async fn at<T: Send + 'static>(
+        &self,
+        path: PathBuf,
+        work: impl FnOnce(&Store) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<T, VolumeError> {
+        let worker = match self.store.index().at(&path) {
+            None => return Err(VolumeError::Unavailable("its pool has left the settings".to_owned())),
+            Some(slot) => match slot.opening.map(|since| since.elapsed()) {
+                Some(late) if late >= self.patience.opening => {
+                    return Err(slot.unavailable(Late::Silent(late)));
+                }
+                _ => Arc::clone(&slot.worker),
+            },
+        };
+        let store = Arc::clone(&self.store);
+        match worker.run(move || work(&store)).await {
+            Ok(done) => done,
+            Err(late) => Err(match self.store.index().at(&path) {
+                Some(slot) => slot.unavailable(late),
+                None => VolumeError::Unavailable(late.to_string()),
+            }),
+        }
+    }
+}

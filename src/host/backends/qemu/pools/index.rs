@@ -1,0 +1,344 @@
+//! All volumes of all pools, in memory: what is asked of them is answered from here, whatever their file systems do.
+//!
+//! ```text
+//!            opened, read                        another directory is at its path
+//!  closed ─────────────────▶ open ──────────────────────────────────────────────────▶ closed
+//!    └─ with why: not tried yet, refused, or the same UUID as another's
+//! ```
+//!
+//! Pools are in the order of the settings. One that was open, and hangs, keeps what is known of its volumes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::super::volumes::{NewVolume, Volume, VolumeError};
+use super::Pool;
+use super::folder::{Folder, Loaded};
+use super::identity::{self, Parts};
+use super::record::{Damaged, Record, Stage};
+use super::store::Entry;
+use super::worker::Worker;
+
+/// All pools.
+#[derive(Debug, Default)]
+pub struct Index {
+    pub slots: Vec<Slot>,
+}
+
+/// A pool of the settings.
+#[derive(Debug)]
+pub struct Slot {
+    /// As the settings have it.
+    pub pool: Pool,
+    /// Does all that is to be done in its directory.
+    pub worker: Arc<Worker>,
+    /// What is known of its directory.
+    pub state: State,
+    /// It was open since it is in the settings.
+    pub was_open: bool,
+    /// Since when it is being opened.
+    pub opening: Option<Instant>,
+    /// When opening it ended the last time.
+    pub tried: Option<Instant>,
+    /// Its images are being looked at.
+    pub checking: bool,
+    /// When they were the last time.
+    pub checked: Option<Instant>,
+}
+
+/// What is known of a pool's directory.
+#[derive(Debug)]
+pub enum State {
+    /// Nothing can be done with it.
+    Closed {
+        /// Why.
+        problem: String,
+        /// Its UUID, if that was read.
+        uuid: Option<String>,
+    },
+    /// Its volumes are known.
+    Open(Open),
+}
+
+/// A directory whose volumes are known.
+#[derive(Debug)]
+pub struct Open {
+    /// It.
+    pub folder: Arc<Folder>,
+    /// By serial number.
+    pub volumes: BTreeMap<String, Known>,
+    /// By serial number.
+    pub damaged: BTreeMap<String, Damaged>,
+    /// Serial numbers of volumes that were removed, and whose identifiers do not name the pool.
+    pub removed: BTreeSet<String>,
+    /// Its file system has no room left.
+    pub is_full: bool,
+}
+
+/// What is known of a volume.
+#[derive(Debug)]
+pub struct Known {
+    /// As it is kept.
+    pub entry: Entry,
+    /// Why its image cannot be used, when that was looked at the last time.
+    pub problem: Option<String>,
+}
+
+impl Open {
+    /// What was found in a directory.
+    pub fn new(folder: Arc<Folder>, loaded: Loaded) -> Self {
+        let known =
+            |record: Record| Known { entry: Entry { record, folder: Arc::clone(&folder) }, problem: None };
+        let volumes = loaded.records.into_iter().map(|(serial, record)| (serial, known(record))).collect();
+        Self { volumes, damaged: loaded.damaged, removed: loaded.removed, folder, is_full: false }
+    }
+}
+
+impl Slot {
+    fn new(pool: Pool, worker: Arc<Worker>) -> Self {
+        Self {
+            pool,
+            worker,
+            state: State::Closed { problem: "it is being opened".to_owned(), uuid: None },
+            was_open: false,
+            opening: None,
+            tried: None,
+            checking: false,
+            checked: None,
+        }
+    }
+
+    /// Its UUID, if that is known.
+    pub fn uuid(&self) -> Option<&str> {
+        match &self.state {
+            State::Closed { uuid, .. } => uuid.as_deref(),
+            State::Open(open) => Some(open.folder.uuid()),
+        }
+    }
+
+    /// What is known of its volumes.
+    pub fn open(&self) -> Option<&Open> {
+        match &self.state {
+            State::Open(open) => Some(open),
+            State::Closed { .. } => None,
+        }
+    }
+
+    /// Why it is closed, if it is.
+    fn closed(&self) -> Option<String> {
+        let State::Closed { problem, .. } = &self.state else { return None };
+        Some(self.worker.silent().map_or_else(|| problem.clone(), |late| late.to_string()))
+    }
+
+    /// That it cannot be used now, in words for people.
+    pub fn unavailable(&self, problem: impl std::fmt::Display) -> VolumeError {
+        let Pool { name, path, .. } = &self.pool;
+        VolumeError::Unavailable(format!("the pool {name} ({}) cannot be used: {problem}", path.display()))
+    }
+}
+
+impl Index {
+    /// Has the pools of these settings; those whose directories are the same are as they were.
+    pub fn follow(&mut self, settings: &[Pool], patience: Duration) {
+        if self.slots.iter().map(|slot| &slot.pool).eq(settings) {
+            return;
+        }
+        let mut before = std::mem::take(&mut self.slots);
+        for pool in settings {
+            let at = before.iter().position(|slot| slot.pool.path == pool.path);
+            self.slots.push(match at.map(|at| before.swap_remove(at)) {
+                Some(slot) => Slot { pool: pool.clone(), ..slot },
+                None => Slot::new(pool.clone(), Arc::new(Worker::new(patience))),
+            });
+        }
+    }
+
+    /// The pool at this path.
+    pub fn at(&mut self, path: &Path) -> Option<&mut Slot> {
+        self.slots.iter_mut().find(|slot| slot.pool.path == path)
+    }
+
+    /// The pool at this path, if its volumes are known.
+    pub fn open_at(&mut self, path: &Path) -> Option<&mut Open> {
+        match &mut self.at(path)?.state {
+            State::Open(open) => Some(open),
+            State::Closed { .. } => None,
+        }
+    }
+
+    /// That there is another pool with the same UUID, if there is one.
+    pub fn twin(&self, slot: &Slot, uuid: &str) -> Option<String> {
+        let same = |other: &&Slot| other.pool.path != slot.pool.path && other.uuid() == Some(uuid);
+        self.slots.iter().find(same).map(|other| {
+            format!(
+                "its directory and {} have the same UUID, so one is a copy of the other; take one of them out of the \
+                 settings",
+                other.pool.path.display()
+            )
+        })
+    }
+
+    /// A pool whose volumes are known and may be used.
+    ///
+    /// # Errors
+    /// With why not.
+    pub fn usable<'i>(&'i self, slot: &'i Slot) -> Result<&'i Open, VolumeError> {
+        let problem = match slot.uuid().and_then(|uuid| self.twin(slot, uuid)) {
+            Some(problem) => Some(problem),
+            None => slot.closed(),
+        };
+        match (problem, slot.open()) {
+            (None, Some(open)) => Ok(open),
+            (problem, _) => Err(slot.unavailable(problem.unwrap_or_default())),
+        }
+    }
+
+    /// The pool of a class.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn class(&self, class: &str) -> Result<&Slot, VolumeError> {
+        let found = self.slots.iter().find(|slot| slot.pool.name == class);
+        found.ok_or_else(|| VolumeError::NoClass(class.to_owned()))
+    }
+
+    /// A volume and its pool; none if it was removed, or never was one.
+    ///
+    /// # Errors
+    /// If it may be somewhere: its record or its pool cannot be used, or it is of another host.
+    pub fn find(&self, id: &str, host: &str) -> Result<Option<(&Slot, &Known)>, VolumeError> {
+        let Some(parts) = identity::parse(id) else { return Ok(None) };
+        let mut found = None;
+        for slot in &self.slots {
+            let Some(open) = slot.open() else { continue };
+            if let Some(known) = open.volumes.get(parts.serial).filter(|known| known.entry.record.id == id) {
+                self.usable(slot)?;
+                if found.replace((slot, known)).is_some() {
+                    return Err(VolumeError::Unavailable(format!(
+                        "the volume {id} is in more than one pool; one directory is a copy of another"
+                    )));
+                }
+            } else if let Some(damaged) = open.damaged.get(parts.serial)
+                && parts.uuid.is_none_or(|uuid| uuid == open.folder.uuid())
+            {
+                let (file, problem) = (open.folder.record(parts.serial), &damaged.problem);
+                return Err(VolumeError::Damaged(format!(
+                    "the record of the volume {id}, {}, cannot be used: {problem}",
+                    file.display()
+                )));
+            }
+        }
+        match found {
+            Some(found) => Ok(Some(found)),
+            None => self.missing(id, parts, host).map(|()| None),
+        }
+    }
+
+    /// Whether a volume that has no record is gone for certain.
+    fn missing(&self, id: &str, parts: Parts<'_>, host: &str) -> Result<(), VolumeError> {
+        let Parts { pool, uuid, serial } = parts;
+        if let Some(slot) = self.slots.iter().find(|slot| uuid.is_some() && slot.uuid() == uuid) {
+            return self.usable(slot).map(drop);
+        }
+        let is_buried = |open: &Open| open.removed.contains(serial);
+        if uuid.is_none() && self.slots.iter().filter_map(Slot::open).any(is_buried) {
+            return Ok(());
+        }
+        // Whose UUID is not known may be the one.
+        let unknown = || self.slots.iter().filter(|slot| slot.open().is_none());
+        let closed = unknown().find(|slot| slot.pool.name == pool).or_else(|| unknown().next());
+        if let Some((slot, problem)) = closed.and_then(|slot| Some((slot, slot.closed()?))) {
+            return Err(slot.unavailable(format!("{problem}; the volume {id} may be in it")));
+        }
+        Err(VolumeError::Elsewhere(match uuid {
+            Some(uuid) => {
+                format!("the volume {id} is of the pool {pool} ({uuid}), which is not on the host {host}")
+            }
+            None => format!(
+                "the host {host} has no record of the volume {id}, whose identifier does not say on which host its \
+                 pool {pool} is"
+            ),
+        }))
+    }
+
+    /// All volumes, in the order of their identifiers, with what is wrong with them.
+    pub fn list(&self) -> Vec<Volume> {
+        let mut all = Vec::new();
+        for slot in &self.slots {
+            let Some(open) = slot.open() else { continue };
+            let name = &slot.pool.name;
+            let ready = open.volumes.values().filter(|known| known.entry.record.stage == Stage::Ready);
+            all.extend(ready.map(|known| self.show(slot, open, known)));
+            all.extend(open.damaged.iter().map(|(serial, damaged)| {
+                let own = |id: &&String| {
+                    identity::parse(id).is_some_and(|parts| {
+                        parts.serial == serial && parts.uuid.is_none_or(|uuid| uuid == open.folder.uuid())
+                    })
+                };
+                let id = damaged.id.as_ref().filter(own).cloned();
+                damaged.volume(id.unwrap_or_else(|| identity::id(name, open.folder.uuid(), serial)))
+            }));
+        }
+        all.sort_by(|one, other| one.id.cmp(&other.id));
+        all
+    }
+
+    /// As others are told of a volume.
+    pub fn show(&self, slot: &Slot, open: &Open, known: &Known) -> Volume {
+        let name = &slot.pool.name;
+        // Guests read it, so it names no path.
+        let twin =
+            || self.twin(slot, open.folder.uuid()).map(|_| "another pool has the same UUID".to_owned());
+        let late = || slot.worker.silent().map(|late| late.to_string());
+        let pools = twin().or_else(late).map(|problem| format!("the pool {name} cannot be used: {problem}"));
+        // What is reserved of a full one can be written.
+        let is_full = open.is_full && !known.entry.record.full;
+        let full =
+            is_full.then(|| format!("the pool {name} is full: what the guest has not written before fails"));
+        known.entry.record.volume(pools.or_else(|| known.problem.clone()).or(full))
+    }
+
+    /// Whether a volume of this name may be made in a pool.
+    ///
+    /// # Errors
+    /// If there is one, or may be one there whose record cannot be used.
+    pub fn check_name(&self, open: &Open, new: &NewVolume) -> Result<(), VolumeError> {
+        let (cluster, name) = (&new.cluster, &new.name);
+        let known = self.slots.iter().filter_map(Slot::open).flat_map(|open| open.volumes.values());
+        let mut records = known.map(|known| &known.entry.record);
+        if records.any(|record| record.cluster == *cluster && record.name == *name) {
+            // Whoever asked had seen none.
+            return Err(VolumeError::Unavailable(format!(
+                "a volume {name:?} of the cluster {cluster} is being made or removed, or was found just now; repeat \
+                 the call"
+            )));
+        }
+        match open.damaged.iter().find(|(_, damaged)| damaged.may_be(cluster, name)) {
+            Some((serial, damaged)) => Err(VolumeError::Unavailable(format!(
+                "the record {} cannot be used: {}; it may be that of the volume {name:?}, so none is made in this \
+                 pool; restore it from a copy, or, if nobody needs what is in the image beside it, move both files \
+                 out of the directory",
+                open.folder.record(serial).display(),
+                damaged.problem
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// A serial number that no volume has.
+    pub fn draw(&self) -> String {
+        loop {
+            let serial = identity::draw();
+            let has = |open: &Open| {
+                open.volumes.contains_key(&serial)
+                    || open.damaged.contains_key(&serial)
+                    || open.removed.contains(&serial)
+            };
+            if !self.slots.iter().filter_map(Slot::open).any(has) {
+                return serial;
+            }
+        }
+    }
+}

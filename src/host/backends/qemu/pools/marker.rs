@@ -1,0 +1,73 @@
+//! What a pool's directory is known by: the file `.pool` in it. Pure.
+
+use serde::{Deserialize, Serialize};
+
+use super::identity;
+
+/// Which form it has that this program writes, and the newest that it knows.
+const VERSION: u32 = 1;
+
+/// The file.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Marker {
+    version: u32,
+    /// The first version whose programs may use the pool.
+    readers: u32,
+    /// In 32 hexadecimal digits; part of the identifiers of its volumes.
+    pub uuid: String,
+}
+
+impl Marker {
+    /// Of a pool with this UUID.
+    pub fn new(uuid: String) -> Self {
+        Self { version: VERSION, readers: VERSION, uuid }
+    }
+
+    /// As it is kept, in one line.
+    ///
+    /// # Errors
+    /// Never in fact: all of it can be written as JSON.
+    pub fn encode(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self)
+    }
+
+    /// One that was kept.
+    ///
+    /// # Errors
+    /// With what is wrong, if it is none, or one that only newer programs may use.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let marker: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if marker.readers > VERSION {
+            return Err(format!(
+                "it is for programs that know version {}, and this one knows {VERSION}; run a newer guestlet-host",
+                marker.readers
+            ));
+        }
+        if !identity::is_uuid(&marker.uuid) {
+            return Err(format!("{:?} is no UUID of 32 hexadecimal digits", marker.uuid));
+        }
+        Ok(marker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_stays_readable() {
+        let kept = r#"{"version":1,"readers":1,"uuid":"0f1e2d3c4b5a69788796a5b4c3d2e1f0"}"#;
+        let marker = Marker::decode(kept.as_bytes()).unwrap();
+        assert_eq!(marker.encode().unwrap(), kept);
+        for (wrong, words) in [
+            (kept.replace("\"readers\":1", "\"readers\":2"), "for programs that know version 2"),
+            (kept.replace("0f1e", ""), "is no UUID of 32 hexadecimal digits"),
+            ("{".to_owned(), "EOF"),
+        ] {
+            let problem = Marker::decode(wrong.as_bytes()).unwrap_err();
+            assert!(problem.contains(words), "{problem}");
+        }
+        // A newer one that says that this program may use it.
+        Marker::decode(kept.replace("\"version\":1", "\"version\":2,\"more\":0").as_bytes()).unwrap();
+    }
+}

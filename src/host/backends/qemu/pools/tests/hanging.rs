@@ -1,0 +1,136 @@
+//! A pool whose file system hangs, beside others.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::super::access::{Access, Patience};
+use super::*;
+
+const PATIENCE: Patience = Patience {
+    call: Duration::from_millis(400),
+    opening: Duration::from_millis(200),
+    again: Duration::from_millis(10),
+    check: Duration::from_millis(10),
+};
+
+/// Pools of which `fast` hangs while somebody holds this.
+fn access(path: &Path, hangs: &Arc<Mutex<()>>) -> Access {
+    let mut store = Store::new(watch::channel(pools(path)).1, PATIENCE.call);
+    store.steps = vec![(path.join("fast"), Steps::hanging(Arc::clone(hangs)))];
+    Access::with(store, PATIENCE)
+}
+
+async fn create(access: &Access, name: &str, class: &str) -> Result<String, VolumeError> {
+    let wanted = new(name, class, 512);
+    Ok(access.in_class(class, move |store| store.create(wanted)).await?.id)
+}
+
+async fn remove(access: &Access, id: &str) -> Result<(), VolumeError> {
+    let wanted = id.to_owned();
+    access.in_pool_of(id, move |store| store.remove(&wanted)).await
+}
+
+/// Others than the one that hangs do everything, at once.
+async fn others_go_on(access: &Access) {
+    let began = Instant::now();
+    let id = create(access, "other", "full").await.unwrap();
+    assert!(access.get(&id).await.unwrap().is_some());
+    assert!(access.list().await.iter().any(|volume| volume.id == id && volume.problem.is_none()));
+    access.in_class("full", |store| store.capacity("full")).await.unwrap();
+    remove(access, &id).await.unwrap();
+    assert!(access.get(&id).await.unwrap().is_none());
+    assert!(began.elapsed() < PATIENCE.call, "{:?}", began.elapsed());
+}
+
+/// Waits until a call succeeds.
+async fn until<T>(mut call: impl AsyncFnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(done) = call().await {
+            return done;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_hangs_stops_only_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let hangs = Arc::default();
+    let access = access(folder.path(), &hangs);
+    let id = create(&access, "v", "fast").await.unwrap();
+    let (holds, held) = std::sync::mpsc::channel::<()>();
+    let (tells, told) = std::sync::mpsc::channel();
+    let holder = Arc::clone(&hangs);
+    let hanging = tokio::task::spawn_blocking(move || {
+        let _held = holder.lock().unwrap();
+        tells.send(()).unwrap();
+        held.recv().unwrap_err();
+    });
+    told.recv().unwrap();
+    others_go_on(&access).await;
+    let words = ["the pool fast (", "its file system has not answered for"];
+    says(create(&access, "w", "fast").await, VolumeError::Unavailable, &words);
+    let began = Instant::now();
+    for _ in 0..100 {
+        says(create(&access, "w", "fast").await, VolumeError::Unavailable, &words);
+        says(remove(&access, &id).await, VolumeError::Unavailable, &words);
+    }
+    assert!(began.elapsed() < PATIENCE.call, "nobody waits for it any more");
+    assert!(blocking_threads() < 32, "{}", blocking_threads());
+    others_go_on(&access).await;
+    // What is known of it stays known.
+    let found = access.get(&id).await.unwrap().unwrap();
+    assert_eq!(found.name, "v");
+    assert!(found.problem.unwrap().contains("has not answered for"));
+    assert!(access.list().await.iter().any(|volume| volume.id == id && volume.problem.is_some()));
+    drop(holds);
+    hanging.await.unwrap();
+    until(async || remove(&access, &id).await.ok()).await;
+    // A call that was given up may have been done after all, and then it is so.
+    until(async || match access.list().await.into_iter().find(|volume| volume.name == "w") {
+        Some(volume) => Some(volume.id),
+        None => create(&access, "w", "fast").await.ok(),
+    })
+    .await;
+    assert_eq!(access.list().await.iter().filter(|volume| volume.name == "w").count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_hangs_from_the_beginning_is_there_when_it_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let hangs = Arc::default();
+    let id = create(&access(folder.path(), &hangs), "v", "fast").await.unwrap();
+    let (holds, held) = std::sync::mpsc::channel::<()>();
+    let (tells, told) = std::sync::mpsc::channel();
+    let holder = Arc::clone(&hangs);
+    let hanging = tokio::task::spawn_blocking(move || {
+        let _held = holder.lock().unwrap();
+        tells.send(()).unwrap();
+        held.recv().unwrap_err();
+    });
+    told.recv().unwrap();
+    let access = access(folder.path(), &hangs);
+    // The first one waits for a moment, in case it is only slow.
+    assert_eq!(access.list().await, []);
+    others_go_on(&access).await;
+    let unavailable = |outcome| says(outcome, VolumeError::Unavailable, &["the pool fast ("]);
+    unavailable(access.get(&id).await.map(drop));
+    unavailable(create(&access, "v", "fast").await.map(drop));
+    others_go_on(&access).await;
+    drop(holds);
+    hanging.await.unwrap();
+    let found = until(async || access.get(&id).await.ok().flatten()).await;
+    assert_eq!((found.name.as_str(), found.problem), ("v", None));
+    says(
+        create(&access, "v", "fast").await,
+        VolumeError::Unavailable,
+        &["was found just now; repeat the call"],
+    );
+}
+
+/// The threads of this process: those of the test program, and those for work that blocks.
+fn blocking_threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}

@@ -1,0 +1,143 @@
+//! Directories that are not what they seem, or are somewhere else.
+
+#![allow(clippy::disallowed_methods, reason = "a test lays out what is there")]
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::*;
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn an_identifier_says_in_which_pool_a_volume_is() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (here, there) = (store(one.path()), store(two.path()));
+    let id = there.create(new("v", "fast", 512)).unwrap().id;
+    let parts = super::super::identity::parse(&id).unwrap();
+    let marker = std::fs::read_to_string(two.path().join("fast/.pool")).unwrap();
+    assert!(marker.contains(parts.uuid.unwrap()), "{marker}");
+    // Of another host: never a success.
+    let words = [&*id, "is of the pool fast (", "), which is not on the host"];
+    says(here.get(&id), VolumeError::Elsewhere, &words);
+    says(here.remove(&id), VolumeError::Elsewhere, &words);
+    says(here.publish(&id, None), VolumeError::Elsewhere, &words);
+    // Of a pool that is here: one that has no record is gone.
+    there.remove(&id).unwrap();
+    assert!(there.get(&id).unwrap().is_none());
+    // What never was an identifier is none of anybody's.
+    assert!(here.get("pvc-1").unwrap().is_none());
+    // A directory that has moved to another host keeps what is its own.
+    let id = there.create(new("v", "full", 512)).unwrap().id;
+    drop((here, there));
+    std::fs::remove_dir_all(one.path().join("full")).unwrap();
+    std::fs::rename(two.path().join("full"), one.path().join("full")).unwrap();
+    assert!(store(one.path()).get(&id).unwrap().is_some());
+    says(store(two.path()).get(&id), VolumeError::Elsewhere, &["which is not on the host"]);
+}
+
+#[test]
+fn a_copy_of_a_pool_and_what_it_was_copied_from_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let [original, other]: [Pool; 2] =
+        ["fast", "copy"].map(|name| pool(folder.path(), name, Format::Raw, Allocation::Thin));
+    let (settings, followed) = watch::channel(vec![original.clone()]);
+    let store = opened(Store::new(followed, Duration::from_secs(30)));
+    let id = store.create(new("v", "fast", 512)).unwrap().id;
+    copy(&original.path, &other.path);
+    for both in [vec![original.clone(), other.clone()], vec![other.clone(), original.clone()]] {
+        settings.send_replace(both);
+        open(&store);
+        let words =
+            ["have the same UUID, so one is a copy of the other; take one of them out of the settings"];
+        says(store.get(&id), VolumeError::Unavailable, &words);
+        says(store.remove(&id), VolumeError::Unavailable, &words);
+        says(store.create(new("w", "fast", 512)), VolumeError::Unavailable, &words);
+        says(store.create(new("w", "copy", 512)), VolumeError::Unavailable, &words);
+        let problem = only(&store).problem.unwrap();
+        assert!(problem.contains("another pool has the same UUID") && !problem.contains('/'), "{problem}");
+    }
+    settings.send_replace(vec![original.clone()]);
+    assert_eq!(only(&store).problem, None);
+    assert!(store.get(&id).unwrap().is_some());
+    settings.send_replace(vec![other]);
+    open(&store);
+    assert!(store.get(&id).unwrap().unwrap().image().starts_with(folder.path().join("copy")));
+    // Both at once, from the beginning.
+    let both = vec![original, pool(folder.path(), "copy", Format::Raw, Allocation::Thin)];
+    drop(store);
+    let store = opened(of(both));
+    says(store.get(&id), VolumeError::Unavailable, &["have the same UUID"]);
+    says(store.create(new("w", "copy", 512)), VolumeError::Unavailable, &["have the same UUID"]);
+}
+
+#[test]
+fn a_pool_that_has_lost_its_uuid_gets_no_other_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let id = store(folder.path()).create(new("v", "fast", 512)).unwrap().id;
+    let marker = folder.path().join("fast/.pool");
+    std::fs::remove_file(&marker).unwrap();
+    let store = store(folder.path());
+    let error = store.get(&id).unwrap_err().to_string();
+    assert!(error.contains(".pool in it is gone, but it has volumes"), "{error}");
+    let line = &error[error.find('{').unwrap()..=error.find('}').unwrap()];
+    std::fs::write(&marker, line).unwrap();
+    open(&store);
+    assert!(store.get(&id).unwrap().is_some());
+    drop(store);
+    std::fs::write(&marker, "{}").unwrap();
+    let store = self::store(folder.path());
+    says(store.get(&id), VolumeError::Unavailable, &[".pool in it cannot be used: missing field"]);
+}
+
+#[test]
+fn a_directory_that_others_may_write_to_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fast");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let store = store(folder.path());
+    let words = [path.to_str().unwrap(), "it has mode 0777, so everybody may write to it; chmod o-w"];
+    says(store.create(new("v", "fast", 512)), VolumeError::Unavailable, &words);
+    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing is written there");
+    store.create(new("v", "full", 512)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o711)).unwrap();
+    open(&store);
+    store.create(new("w", "fast", 512)).unwrap();
+}
+
+#[test]
+fn what_is_at_the_path_later_is_another_pool() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let id = store.create(new("v", "fast", 512)).unwrap().id;
+    let path = folder.path().join("fast");
+    let moved = folder.path().join("moved");
+    std::fs::rename(&path, &moved).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    // Before it is noticed: what is done is done in the directory that was opened, and QEMU gets nothing else.
+    assert!(store.give(&id, None).is_err());
+    store.publish(&id, Some(published(1))).unwrap();
+    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+    open(&store);
+    says(store.get(&id), VolumeError::Unavailable, &["another directory is at its path, or none is"]);
+    open(&store);
+    assert_eq!(store.list(), []);
+    says(store.get(&id), VolumeError::Elsewhere, &["which is not on the host"]);
+    // Nothing is made where a pool has gone.
+    std::fs::remove_dir_all(&path).unwrap();
+    open(&store);
+    open(&store);
+    says(store.get(&id), VolumeError::Unavailable, &["No such file or directory"]);
+    assert!(!path.exists());
+    std::fs::rename(&moved, &path).unwrap();
+    open(&store);
+    let found = store.get(&id).unwrap().unwrap();
+    assert_eq!(found.record.volume(None).published, Some(published(1)));
+    store.give(&id, None).unwrap();
+}

@@ -1,0 +1,171 @@
+//! Records and images that are not as this program makes them.
+
+#![allow(clippy::disallowed_methods, reason = "a test lays out what is there")]
+
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+/// The record of a volume, as JSON.
+fn kept(path: &Path, pool: &str, id: &str) -> (PathBuf, serde_json::Value) {
+    let path = path.join(pool).join(format!("{}.json", serial(id)));
+    let kept = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    (path, kept)
+}
+
+#[test]
+fn a_record_of_a_newer_program_keeps_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let id = store(folder.path()).create(new("v", "fast", 512)).unwrap().id;
+    let (path, before) = kept(folder.path(), "fast", &id);
+    let mut newer = before.clone();
+    newer["version"] = 2.into();
+    newer["readers"] = 2.into();
+    std::fs::write(&path, newer.to_string()).unwrap();
+
+    let store = store(folder.path());
+    let volume = only(&store);
+    assert_eq!(
+        (volume.id.as_str(), volume.name.as_str(), volume.cluster.as_str()),
+        (id.as_str(), "v", "dev")
+    );
+    assert!(volume.problem.unwrap().contains("for programs that know version 2"));
+    let words = [path.to_str().unwrap(), "run a newer guestlet-host"];
+    says(store.get(&id), VolumeError::Damaged, &words);
+    says(store.remove(&id), VolumeError::Damaged, &words);
+    says(store.publish(&id, Some(published(1))), VolumeError::Damaged, &words);
+    says(store.create(new("v", "fast", 512)), VolumeError::Unavailable, &words);
+    assert_eq!(files(folder.path()).len(), 2);
+    // Another name is another volume.
+    let other = store.create(new("w", "fast", 512)).unwrap().id;
+    store.remove(&other).unwrap();
+
+    // One that says that this program may use it is used, and keeps what this program does not know.
+    newer["readers"] = 1.into();
+    newer["labels"] = serde_json::json!({ "of": "a newer one" });
+    std::fs::write(&path, newer.to_string()).unwrap();
+    open(&store);
+    store.publish(&id, Some(published(1))).unwrap();
+    let (_, mut now) = kept(folder.path(), "fast", &id);
+    assert_eq!(now["published"].take()["vm"], "vm-1");
+    now.as_object_mut().unwrap().remove("published");
+    assert_eq!(now, newer);
+}
+
+#[test]
+fn a_record_that_is_garbage_stops_its_pool_and_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let id = store.create(new("v", "fast", 512)).unwrap().id;
+    drop(store);
+    let (path, _) = kept(folder.path(), "fast", &id);
+    std::fs::write(&path, "{\"name\": \"v").unwrap();
+    let store = self::store(folder.path());
+    assert!(only(&store).problem.unwrap().contains("EOF"));
+    says(store.get(&id), VolumeError::Damaged, &["EOF"]);
+    let words = [path.to_str().unwrap(), "none is made in this pool", "move both files out of the directory"];
+    says(store.create(new("w", "fast", 512)), VolumeError::Unavailable, &words);
+    // Others go on.
+    let other = store.create(new("w", "full", 512)).unwrap().id;
+    store.remove(&other).unwrap();
+    for ending in ["json", "raw"] {
+        let file = format!("{}.{ending}", serial(&id));
+        std::fs::rename(folder.path().join("fast").join(&file), folder.path().join(&file)).unwrap();
+    }
+    store.create(new("w", "fast", 512)).unwrap();
+    assert_eq!(only(&store).name, "w");
+}
+
+#[test]
+fn a_record_that_is_of_another_volume_is_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let id = store.create(new("v", "fast", 512)).unwrap().id;
+    drop(store);
+    let (path, mut kept) = kept(folder.path(), "fast", &id);
+    let of_another_pool = id.replace(id.split('.').nth(1).unwrap(), &"f".repeat(32));
+    kept["id"] = of_another_pool.clone().into();
+    std::fs::write(&path, kept.to_string()).unwrap();
+    let store = self::store(folder.path());
+    says(store.get(&id), VolumeError::Damaged, &["it is of another pool's volume"]);
+    says(store.get(&of_another_pool), VolumeError::Elsewhere, &["is of the pool fast (ffff"]);
+    drop(store);
+
+    kept["id"] = id.clone().into();
+    std::fs::write(&path, kept.to_string()).unwrap();
+    let other = "aaaaaaaaaaaaaaaaaaaa";
+    std::fs::rename(&path, path.with_file_name(format!("{other}.json"))).unwrap();
+    let store = self::store(folder.path());
+    let found = only(&store);
+    assert_eq!((found.name.as_str(), serial(&found.id)), ("v", other));
+    assert!(found.problem.unwrap().contains("it is of another volume"));
+    says(store.get(&format!("fast.{other}")), VolumeError::Damaged, &["it is of another volume"]);
+    assert_eq!(files(folder.path()).len(), 2, "nothing is thrown away");
+}
+
+#[test]
+fn what_is_no_image_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let id = store.create(new("v", "fast", 512)).unwrap().id;
+    let image = store.entry(&id).unwrap().image();
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, "of somebody else").unwrap();
+    let put: [(&str, &dyn Fn()); 3] = [
+        ("its image is a symbolic link", &|| symlink(&secret, &image).unwrap()),
+        ("its image has 2 names", &|| std::fs::hard_link(&secret, &image).unwrap()),
+        ("its image is no regular file", &|| std::fs::create_dir(&image).unwrap()),
+    ];
+    std::fs::remove_file(&image).unwrap();
+    for (words, put) in put {
+        put();
+        open(&store);
+        assert!(only(&store).problem.unwrap().contains(words));
+        says(store.sound(&id), VolumeError::Damaged, &[words]);
+        says(store.grow(&id, 1024).map(drop), VolumeError::Damaged, &[words]);
+        says(store.give(&id, None), VolumeError::Damaged, &[words]);
+        says(store.remove(&id), VolumeError::Damaged, &[words]);
+        assert!(image.symlink_metadata().is_ok(), "{words}");
+        if image.is_dir() && !image.is_symlink() {
+            std::fs::remove_dir(&image).unwrap();
+        } else {
+            std::fs::remove_file(&image).unwrap();
+        }
+    }
+    assert_eq!(std::fs::read(&secret).unwrap(), b"of somebody else");
+    // One that is gone can be removed, and nothing else be done with it.
+    says(store.sound(&id), VolumeError::Damaged, &["its image is gone"]);
+    store.remove(&id).unwrap();
+    assert_eq!(files(folder.path()), [""; 0]);
+}
+
+#[test]
+fn what_programs_before_this_one_left_is_taken_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let ids = ["a", "b", "c"].map(|name| store.create(new(name, "fast", 512)).unwrap().id);
+    drop(store);
+    for (id, stage) in ids.iter().zip(["ready", "making", "removing"]) {
+        let (path, mut kept) = kept(folder.path(), "fast", id);
+        kept["id"] = format!("fast.{}", serial(id)).into();
+        kept["stage"] = stage.into();
+        std::fs::write(&path, kept.to_string()).unwrap();
+    }
+    std::fs::remove_file(folder.path().join("fast/.pool")).unwrap();
+    let store = self::store(folder.path());
+    let [ready, making, removing] = ids.map(|id| format!("fast.{}", serial(&id)));
+    assert_eq!(only(&store).id, ready);
+    assert_eq!(files(folder.path()).len(), 2);
+    // What was removed is known to be; of what was not finished nobody was told.
+    assert!(store.get(&removing).unwrap().is_none());
+    says(store.get(&making), VolumeError::Elsewhere, &["has no record of the volume", &making]);
+    store.publish(&ready, Some(published(1))).unwrap();
+    store.publish(&ready, None).unwrap();
+    store.grow(&ready, 1024).unwrap();
+    store.remove(&ready).unwrap();
+    drop(store);
+    let store = self::store(folder.path());
+    assert!(store.get(&ready).unwrap().is_none());
+    assert!(store.get(&removing).unwrap().is_none());
+    says(store.get("fast.aaaaaaaaaaaaaaaaaaaa"), VolumeError::Elsewhere, &["does not say on which host"]);
+}

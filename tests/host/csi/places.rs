@@ -1,0 +1,146 @@
+//! Where volumes are: on which host and in which pool, and what becomes of them where that cannot be told.
+
+use std::time::{Duration, Instant};
+
+use guestlet::wire::proto::csi;
+use serde_json::Value;
+use tonic::Code;
+
+use super::{Asking, USUAL, refused, serial, started};
+use crate::fuse::Hanging;
+use crate::namespace::is_outside;
+
+const MIB: i64 = 1 << 20;
+
+/// Nothing that a cluster asks of this volume is a success.
+fn never_a_success(asking: &Asking, id: &str, code: Code, words: &str) {
+    refused(asking.delete(id), code, words);
+    refused(asking.unpublish(id, "a"), code, words);
+    refused(asking.publish(id, "a"), code, words);
+    refused(asking.expand(id, MIB), code, words);
+    let request = csi::ControllerGetVolumeRequest { volume_id: id.into() };
+    refused(asking.controller_get_volume(request), code, words);
+}
+
+#[test]
+fn a_volume_of_another_host_is_never_said_to_be_gone() {
+    let (here, there) = (started(&USUAL[..1], ""), started(&USUAL[..1], ""));
+    let (a, other) = (here.of("a"), there.of("a"));
+    let id = other.create("v", 20 * MIB).unwrap().volume_id;
+    other.publish(&id, "a").unwrap();
+    let uuid = id.split('.').nth(1).unwrap();
+    let marker = std::fs::read(there.lab.path("pools/fast/.pool")).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&marker).unwrap()["uuid"], uuid);
+
+    let words = format!("the volume {id} is of the pool fast ({uuid}), which is not on the host");
+    never_a_success(&a, &id, Code::Unavailable, &words);
+    refused(a.delete(&id), Code::Unavailable, "ask the host that has this pool");
+    // One from before identifiers said so.
+    let old = format!("fast.{}", serial(&id));
+    never_a_success(&a, &old, Code::Unavailable, "does not say on which host");
+    let words = here.lab.ctl(&["volumes", "rm", &id]);
+    assert!(!words.status.success());
+
+    assert_eq!(other.all(), [(id.clone(), vec!["a".to_owned()])]);
+    assert_eq!((there.qemu("a").devices().len(), there.files("fast").len()), (1, 2));
+    other.unpublish(&id, "a").unwrap();
+    other.delete(&id).unwrap();
+    // It was here, so it is gone.
+    other.delete(&id).unwrap();
+}
+
+#[test]
+fn volumes_from_before_pools_had_uuids_stay_what_they_are() {
+    let mut vms = started(&USUAL, "");
+    let made = vms.of("a").create("v", 20 * MIB).unwrap().volume_id;
+    vms.lab.kill();
+    let old = format!("fast.{}", serial(&made));
+    let file = vms.file("fast", &made, "json");
+    let record = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, record.replace(&made, &old)).unwrap();
+    std::fs::remove_file(vms.lab.path("pools/fast/.pool")).unwrap();
+    vms.lab.again();
+    vms.lab.until_vm("a", |vm| vm["callback"] == "open");
+    let a = vms.of("a");
+    assert_eq!(a.create("v", 20 * MIB).unwrap().volume_id, old);
+    a.publish(&old, "a").unwrap();
+    a.expand(&old, 30 * MIB).unwrap();
+    refused(a.delete(&old), Code::FailedPrecondition, "is published to the node");
+    a.unpublish(&old, "a").unwrap();
+    a.delete(&old).unwrap();
+    // Asked again, by a sidecar that was not told: it was removed here, which is known after a restart, too.
+    a.delete(&old).unwrap();
+    vms.lab.kill();
+    vms.lab.again();
+    vms.lab.until_vm("a", |vm| vm["callback"] == "open");
+    vms.of("a").delete(&old).unwrap();
+    assert_eq!(vms.files("fast"), [""; 0]);
+}
+
+#[test]
+fn a_volume_that_a_newer_program_keeps_is_not_made_again() {
+    let mut vms = started(&USUAL, "");
+    let id = vms.of("a").create("v", 20 * MIB).unwrap().volume_id;
+    vms.lab.kill();
+    let file = vms.file("fast", &id, "json");
+    let record = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, record.replace("\"version\": 1", "\"version\": 2, \"readers\": 2, \"more\": {}"))
+        .unwrap();
+    vms.lab.again();
+    vms.lab.until_vm("a", |vm| vm["callback"] == "open");
+    let a = vms.of("a");
+    refused(a.create("v", 20 * MIB), Code::Internal, "the volume is damaged");
+    never_a_success(&a, &id, Code::Internal, "the volume is damaged");
+    assert_eq!(vms.files("fast").len(), 2);
+    let listed: Vec<Value> = serde_json::from_str::<Value>(&vms.lab.words(&["-o", "json", "volumes", "ls"]))
+        .map(|found| found.as_array().cloned().unwrap_or_else(|| vec![found]))
+        .unwrap();
+    let text = Value::from(listed).to_string();
+    assert!(text.contains(&id) && text.contains("for programs that know version 2"), "{text}");
+    // The upgrade brings it back.
+    std::fs::write(&file, record).unwrap();
+    vms.lab.until("it can be used", || a.create("v", 20 * MIB).is_ok_and(|found| found.volume_id == id));
+    a.delete(&id).unwrap();
+}
+
+#[test]
+fn a_pool_that_hangs_stops_no_other_one() {
+    if is_outside() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file_system = Hanging::mount(folder.path());
+    file_system.hang();
+    let hung = format!("[[pool]]\nname = 'hung'\npath = '{}/pool'\n", folder.path().display());
+    let mut vms = started(&USUAL, &hung);
+    let (a, b) = (vms.of("a"), vms.of("b"));
+    // The first call waits for a moment.
+    let id = a.create("v", 20 * MIB).unwrap().volume_id;
+    assert!(file_system.unanswered() > 0);
+    std::thread::scope(|scope| {
+        for number in 0..20 {
+            let asking = b.clone();
+            scope.spawn(move || {
+                asking.create_in(&format!("hung-{number}"), 20 * MIB, Some("hung")).unwrap_err()
+            });
+        }
+        let began = Instant::now();
+        a.publish(&id, "a").unwrap();
+        assert_eq!(a.all(), [(id.clone(), vec!["a".to_owned()])]);
+        a.expand(&id, 30 * MIB).unwrap();
+        a.unpublish(&id, "a").unwrap();
+        a.delete(&id).unwrap();
+        a.delete(&id).unwrap();
+        a.create("w", 20 * MIB).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    });
+    let began = Instant::now();
+    refused(b.create_in("x", 20 * MIB, Some("hung")), Code::Unavailable, "cannot be used now");
+    assert!(began.elapsed() < Duration::from_secs(15), "nobody waits for it any more");
+    let words =
+        vms.lab.ctl(&["volumes", "create", "x", "--cluster", "dev", "--size", "20M", "--class", "hung"]);
+    let words = String::from_utf8(words.stderr).unwrap();
+    assert!(words.contains("the pool hung (") && words.contains("has not answered for"), "{words}");
+    // Nor the end of the program.
+    assert!(vms.lab.stop().success());
+}
