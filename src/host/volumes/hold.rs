@@ -9,6 +9,7 @@ use super::policy::Usage;
 use super::problem::{Kind, Problem};
 use super::protocol::{Next, Refusal, Request, next};
 use super::size::Range;
+use super::turns::Thing;
 use super::{Asker, Keeper, PATIENCE};
 use crate::wire::proto::v1::{PowerState, VolumeAction};
 
@@ -33,7 +34,11 @@ impl Keeper {
     pub async fn remove(&self, asker: &Asker, id: &str) -> Result<(), Problem> {
         let (by, id) = (asker.clone(), id.to_owned());
         self.begin(Operation::Remove, asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(&id)?;
+            // Before a turn is taken: nobody keeps others from a volume that is none of his.
+            if keeper.find(&by, &id).await?.is_none() {
+                return Ok(());
+            }
+            let _turn = keeper.0.turns.take(Thing::volume(&id))?;
             let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
             let is_listed = match &volume.published {
                 Some(published) => keeper.vm_of(published).await?.is_some(),
@@ -63,8 +68,8 @@ impl Keeper {
     ) -> Result<Plugged, Problem> {
         let (by, id, node) = (asker.clone(), id.to_owned(), node.to_owned());
         self.begin(Operation::Publish, asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(&id)?;
             let volume = keeper.get(&by, &id).await?;
+            let _turn = keeper.0.turns.take(Thing::volume(&id))?;
             let found = keeper.node(&volume.cluster, &node).await?;
             let Machine { vm, power } = found.ok_or_else(|| Problem::no_node(&node))?;
             let request = Request::Publish { uuid: &vm.uuid, read_only };
@@ -101,7 +106,10 @@ impl Keeper {
     ) -> Result<(), Problem> {
         let (by, id, node) = (asker.clone(), id.to_owned(), node.map(str::to_owned));
         self.begin(Operation::Unpublish, asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(&id)?;
+            if keeper.find(&by, &id).await?.is_none() {
+                return Ok(());
+            }
+            let _turn = keeper.0.turns.take(Thing::volume(&id))?;
             let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
             let published = volume.published.as_ref();
             if let (Some(node), Some(published)) = (&node, published) {
@@ -128,8 +136,8 @@ impl Keeper {
     pub async fn expand(&self, asker: &Asker, id: &str, range: Range) -> Result<u64, Problem> {
         let (by, id) = (asker.clone(), id.to_owned());
         self.begin(Operation::Expand, asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(&id)?;
             keeper.get(&by, &id).await?;
+            let _turn = keeper.0.turns.take(Thing::volume(&id))?;
             let End::Last(volume, Next::Resize(place)) = keeper.advance(&by, &id, Request::Resize).await?
             else {
                 return Err(Problem::no_volume(&id));

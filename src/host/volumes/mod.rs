@@ -43,7 +43,7 @@ mod turns;
 use policy::{Policies, Policy, Reserved, Usage};
 use problem::{Kind, Problem};
 use size::Range;
-use turns::Turns;
+use turns::{Thing, Turns};
 
 /// Bytes of the longest name, as CSI has it.
 const LONGEST_NAME: usize = 128;
@@ -233,11 +233,11 @@ impl Keeper {
         check_name(&wanted.name)?;
         let (by, cluster) = (asker.clone(), cluster.to_owned());
         self.begin(Operation::Create, asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(&format!("name {cluster} {}", wanted.name))?;
+            let _turn = keeper.0.turns.take(Thing::Name { cluster: cluster.clone(), name: wanted.name.clone() })?;
             match keeper.named(&cluster, &wanted.name).await? {
                 Some(volume) => {
                     // It may be about to be removed.
-                    let _turn = keeper.0.turns.take(&volume.id)?;
+                    let _turn = keeper.0.turns.take(Thing::volume(&volume.id))?;
                     keeper.get(&Asker::Host, &volume.id).await.and_then(|volume| will_do(volume, &wanted))
                 }
                 None => keeper.make(&by, cluster, wanted).await,

@@ -15,6 +15,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use super::turns::Thing;
 use super::{Asker, Keeper, PATIENCE};
 use crate::host::backends::volumes::{Place, Volume};
 use crate::host::disks::release::{self, Agent};
@@ -71,7 +72,7 @@ impl Keeper {
             if power == PowerState::Off {
                 continue;
             }
-            let Ok(turn) = self.0.turns.take(&format!("vm {}", vm.name)) else { continue };
+            let Ok(turn) = self.0.turns.take(Thing::Vm(vm.name.clone())) else { continue };
             let keeper = self.clone();
             self.0.tasks.children().spawn(async move {
                 keeper.compare(&vm.name, &vm.uuid).await;
@@ -90,11 +91,11 @@ impl Keeper {
         let has = |volume: &Volume| volume.published.as_ref().is_some_and(|published| published.uuid == uuid);
         for volume in volumes.iter().filter(|volume| has(volume) && !plugged.contains(&volume.id)) {
             // Somebody is at it.
-            let Ok(_turn) = self.0.turns.take(&volume.id) else { continue };
+            let Ok(_turn) = self.0.turns.take(Thing::volume(&volume.id)) else { continue };
             self.mend(&volume.id, vm, uuid).await;
         }
         for volume in volumes.iter().filter(|volume| !has(volume) && plugged.contains(&volume.id)) {
-            let Ok(_turn) = self.0.turns.take(&volume.id) else { continue };
+            let Ok(_turn) = self.0.turns.take(Thing::volume(&volume.id)) else { continue };
             self.take_back(&volume.id, vm, uuid).await;
         }
     }

@@ -8,13 +8,36 @@ use super::problem::{Kind, Problem};
 /// Operations that a guest may have begun and not ended.
 const MOST: usize = 16;
 
+/// What only one may work on. A guest chooses identifiers and names, and with them none of another kind.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Thing {
+    /// A volume, by its identifier.
+    Volume(String),
+    /// What a cluster calls a volume, whether there is one or not.
+    Name {
+        /// The cluster.
+        cluster: String,
+        /// The name.
+        name: String,
+    },
+    /// All volumes of a VM, by its name.
+    Vm(String),
+}
+
+impl Thing {
+    /// The volume with this identifier.
+    pub fn volume(id: &str) -> Self {
+        Self::Volume(id.to_owned())
+    }
+}
+
 /// What is being done.
 #[derive(Debug, Clone, Default)]
 pub struct Turns(Arc<Mutex<Doing>>);
 
 #[derive(Debug, Default)]
 struct Doing {
-    things: BTreeSet<String>,
+    things: BTreeSet<Thing>,
     /// By the name of the VM.
     operations: BTreeMap<String, usize>,
 }
@@ -23,7 +46,7 @@ struct Doing {
 #[derive(Debug)]
 pub struct Turn {
     turns: Turns,
-    thing: String,
+    thing: Thing,
 }
 
 /// One operation of a guest, until it is dropped.
@@ -39,15 +62,15 @@ impl Turns {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The right to work on a volume, or on a name of one.
+    /// The right to work on something.
     ///
     /// # Errors
     /// If somebody has it.
-    pub fn take(&self, thing: &str) -> Result<Turn, Problem> {
-        if !self.doing().things.insert(thing.to_owned()) {
+    pub fn take(&self, thing: Thing) -> Result<Turn, Problem> {
+        if !self.doing().things.insert(thing.clone()) {
             return Err(Problem::new(Kind::Aborted, "another operation on this volume is under way"));
         }
-        Ok(Turn { turns: self.clone(), thing: thing.to_owned() })
+        Ok(Turn { turns: self.clone(), thing })
     }
 
     /// Begins an operation of a guest.
@@ -93,11 +116,13 @@ mod tests {
     #[test]
     fn one_at_a_time_and_not_too_many() {
         let turns = Turns::default();
-        let turn = turns.take("a").unwrap();
-        assert_eq!(turns.take("a").unwrap_err().kind, Kind::Aborted);
-        turns.take("b").unwrap();
+        let take = |id: &str| turns.take(Thing::volume(id));
+        let turn = take("a").unwrap();
+        assert_eq!(take("a").unwrap_err().kind, Kind::Aborted);
+        take("b").unwrap();
+        turns.take(Thing::Vm("a".into())).unwrap();
         drop(turn);
-        turns.take("a").unwrap();
+        take("a").unwrap();
         let mut places: Vec<_> = (0..MOST).map(|_| turns.enter("vm").unwrap()).collect();
         assert_eq!(turns.enter("vm").unwrap_err().kind, Kind::Aborted);
         turns.enter("other").unwrap();
