@@ -163,7 +163,7 @@ fn a_connection_that_breaks_loses_no_event() {
     lab.until_vm("a", |vm| vm["sessions"].as_u64().unwrap() > 0);
     for milliseconds in 1..=20 {
         guest.happen(Kind::ClockJumped(ClockJumped { milliseconds }));
-        std::thread::sleep(std::time::Duration::from_millis(60));
+        std::thread::sleep(Duration::from_millis(60));
     }
     let watch = Watch::quiet(&lab, &["a", "--since", "1h", "--kind", "clock-jumped", "-o", "json"]);
     for milliseconds in 1..=20 {
