@@ -1,7 +1,7 @@
 //! Guests that ask much: what they ask of volumes costs neither their own session nor their host's log.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guestlet::wire::proto::csi::ControllerGetCapabilitiesRequest;
 use guestlet::wire::proto::v1::event::Kind;
@@ -9,6 +9,7 @@ use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskHolder};
 use tonic::Code;
 
 use super::{USUAL, started};
+use crate::lab::DEADLINE;
 use crate::neighbour::Pings;
 
 const MIB: i64 = 1 << 20;
@@ -52,12 +53,13 @@ fn what_a_guest_repeats_in_vain_fills_no_log() {
 
 #[test]
 fn a_guest_with_many_disks_that_asks_all_the_time_does_not_slow_its_neighbour() {
-    let limits = "[limits]\ncalls-per-second = 100000\nevent-burst = 10000\nstate-bytes = 67108864";
+    let limits = "[limits]\ncalls-per-second = 100000\nevent-burst = 10000\nstate-bytes = 67108864\n\
+                  bytes-per-second = 16777216";
     let vms = started(&USUAL, limits);
     for generation in 0..1024 {
-        let words = || "x".repeat(8);
+        let words = || "x".repeat(4);
         let holder = DiskHolder { name: words(), alias: words(), of: words() };
-        let disk = Disk { generation, holders: vec![holder; 24], ..Disk::default() };
+        let disk = Disk { generation, holders: vec![holder; 64], ..Disk::default() };
         vms.guest("a").happen(Kind::DiskAdded(DiskAdded { disk: Some(disk) }));
     }
     vms.lab.until_vm("a", |vm| vm["state"]["disks"].as_array().is_some_and(|disks| disks.len() == 1024));
@@ -71,11 +73,13 @@ fn a_guest_with_many_disks_that_asks_all_the_time_does_not_slow_its_neighbour() 
     let pings = Pings::start(&vms.lab, "c");
     let quiet = pings.median(50);
     let (enough, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let begun = Instant::now();
     let busy = std::thread::scope(|scope| {
         for id in &ids {
             let (a, enough, calls) = (vms.of("a"), &enough, &calls);
             scope.spawn(move || {
-                while !enough.load(Ordering::SeqCst) {
+                // Its end is sure, whatever becomes of the pings.
+                while !enough.load(Ordering::SeqCst) && begun.elapsed() < 2 * DEADLINE {
                     a.unpublish(id, "a").unwrap();
                     calls.fetch_add(1, Ordering::SeqCst);
                 }
@@ -85,7 +89,7 @@ fn a_guest_with_many_disks_that_asks_all_the_time_does_not_slow_its_neighbour() 
         enough.store(true, Ordering::SeqCst);
         busy
     });
-    // Generous, for the machine has two processors and other work; each call used to cost 30 ms of everybody's.
-    assert!(busy < quiet * 2 + Duration::from_millis(60), "{quiet:?} quiet, {busy:?} busy");
+    // Generous, for the machine has two processors and other work; copies for each call made it 114 ms.
+    assert!(busy < quiet * 2 + Duration::from_millis(50), "{quiet:?} quiet, {busy:?} busy");
     assert!(calls.load(Ordering::SeqCst) > 50);
 }
