@@ -6,9 +6,10 @@
 //!       │                                         ├── a socket is gone ────┤ its folder was wiped, or something
 //!       │                                         │                        │ is mounted over it
 //!       │                                         ├── who this is changes ─┤ kubelet has to ask again
-//!       └── the folder is gone ───────────────────┴── every 30 s after a failure
+//!       └── the folder is gone ───────────────────┴── after a failure: with every change, and every 30 s
 //! ```
-//! Everything is watched before it is looked at, so that no change falls between.
+//! Everything is watched before it is looked at, so that no change falls between. What is in kubelet's folder may be on a file
+//! system that hangs: nothing of it is asked on the event loop, and what is served already is served on.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_all;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::csi::registration;
@@ -36,9 +37,15 @@ const QUIET: Duration = Duration::from_millis(50);
 /// When something that could not be put up is tried again, if nothing changes before.
 const RETRY: Duration = Duration::from_secs(30);
 
+/// How long kubelet's file system may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Why the sockets are not there.
 #[derive(Debug, thiserror::Error)]
 enum Error {
+    /// What they are on does not answer; it is waited for.
+    #[error("the file system of {} does not answer", .0.display())]
+    Silent(PathBuf),
     /// kubelet's folder is gone.
     #[error("{} is gone", .0.display())]
     NoRoot(PathBuf),
@@ -79,6 +86,7 @@ pub async fn run(
         services,
         clients,
         ending: shutdown.clone(),
+        turn: Arc::new(Semaphore::new(1)),
     };
     let ended = shutdown.run_until_cancelled(desk.keep(known)).await;
     node.finish().await;
@@ -91,9 +99,9 @@ pub async fn run(
 /// What listens.
 #[derive(Default)]
 struct Listeners {
-    node: Option<unix::Listener>,
-    controller: Option<unix::Listener>,
-    registration: Option<unix::Listener>,
+    node: Option<Socket>,
+    controller: Option<Socket>,
+    registration: Option<Socket>,
     /// Whom the registration is about.
     about: Option<Identity>,
 }
@@ -112,6 +120,8 @@ struct Desk<N, C, R> {
     services: Services<N, C, R>,
     clients: Scope,
     ending: CancellationToken,
+    /// Of what may wait for kubelet's file system one thing is done at a time: no more threads hang there than one.
+    turn: Arc<Semaphore>,
 }
 
 impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
@@ -119,15 +129,12 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         let mut listeners = Listeners::default();
         let mut complaint = String::new();
         loop {
-            if !self.settings.make_root {
-                appears(&self.settings.kubelet_root).await?;
-            }
-            if let Err(error) = self.make_folders().await {
-                tracing::debug!("{}", error_chain::words(&error));
-            }
-            let mut news = News::begin(&self.folders())?;
+            let there = if self.settings.make_root { Ok(()) } else { self.appears().await? };
             let identity = known.borrow_and_update().clone();
-            let put_up = self.put_up(&mut listeners, identity).await;
+            let (news, put_up) = match there {
+                Ok(()) => self.prepare(&mut listeners, identity).await?,
+                Err(silent) => (None, Err(silent)),
+            };
             if let Err(error) = &put_up {
                 let words = error_chain::words(error);
                 if words != complaint {
@@ -141,30 +148,117 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
                 listeners = Listeners::default();
                 continue;
             }
-            let something = async {
-                loop {
-                    tokio::select! {
-                        changed = news.changed() => break changed,
-                        changed = self.mounts.changed() => changed?,
-                    }
-                    tokio::time::sleep(QUIET).await;
-                    if !listeners.are_there() {
-                        break Ok(());
-                    }
-                }
-            };
             tokio::select! {
                 () = self.serve(&listeners) => {}
-                changed = something => changed?,
+                lost = self.lost(&listeners, news, put_up.is_ok()) => lost?,
                 () = changed(&mut known) => continue,
                 () = tokio::time::sleep(RETRY), if put_up.is_err() => continue,
             }
             // Nobody is accepted for that long.
             tokio::time::sleep(QUIET).await;
-            if !listeners.are_there() {
+            if self.are_there(&listeners).await.is_ok_and(|there| !there) {
                 tracing::info!("the sockets for kubelet are gone; making them again");
             }
         }
+    }
+
+    /// Makes what is missing, and watches it.
+    async fn prepare(
+        &self,
+        listeners: &mut Listeners,
+        identity: Option<Identity>,
+    ) -> io::Result<(Option<News>, Result<(), Error>)> {
+        let begun = tokio::time::timeout(PATIENCE, async {
+            if let Err(error) = self.make_folders().await {
+                tracing::debug!("{}", error_chain::words(&error));
+            }
+            let folders = self.folders();
+            self.beside(move || News::begin(&folders)).await
+        });
+        let news = match begun.await.unwrap_or_else(|_| Err(self.silent())) {
+            Ok(begun) => begun?,
+            Err(error) => return Ok((None, Err(error))),
+        };
+        let put_up = tokio::time::timeout(PATIENCE, self.put_up(listeners, identity)).await;
+        Ok((Some(news), put_up.unwrap_or_else(|_| Err(self.silent()))))
+    }
+
+    /// Completes when one of them cannot be found any more, or, if not `all` could be put up, when anything has changed.
+    async fn lost(&self, listeners: &Listeners, mut news: Option<News>, all: bool) -> io::Result<()> {
+        loop {
+            let something = async {
+                match &mut news {
+                    Some(news) => news.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                changed = something => changed?,
+                changed = self.mounts.changed() => changed?,
+            }
+            tokio::time::sleep(QUIET).await;
+            // What does not answer may be there.
+            if !all || self.are_there(listeners).await.is_ok_and(|there| !there) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Does what may wait for kubelet's file system, beside the event loop, and after whatever still waits for it.
+    async fn beside<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+        let turn = Arc::clone(&self.turn);
+        let done = tokio::time::timeout(PATIENCE, async move {
+            // Never closed.
+            let turn = turn.acquire_owned().await;
+            blocking::run(move || {
+                let done = work();
+                drop(turn);
+                done
+            })
+            .await
+        });
+        done.await.map_err(|_| self.silent())
+    }
+
+    fn silent(&self) -> Error {
+        Error::Silent(self.settings.kubelet_root.clone())
+    }
+
+    /// Completes when there is kubelet's folder, or when that cannot be found out in time.
+    async fn appears(&self) -> io::Result<Result<(), Error>> {
+        loop {
+            let root = self.settings.kubelet_root.clone();
+            match self.beside(move || missing(&root)).await {
+                Ok(None) => return Ok(Ok(())),
+                Ok(Some(news)) => news?.changed().await?,
+                Err(silent) => return Ok(Err(silent)),
+            }
+        }
+    }
+
+    /// Whether each can be found at its place.
+    async fn are_there(&self, listeners: &Listeners) -> Result<bool, Error> {
+        let Listeners { node, controller, registration, .. } = listeners;
+        let all = [node, controller, registration].into_iter().flatten();
+        let all: Vec<_> = all.filter_map(Socket::listener).collect();
+        self.beside(move || all.iter().all(|listener| listener.is_there())).await
+    }
+
+    /// Takes down a socket that cannot be found at its place, or that is not `wanted` any more.
+    async fn check(&self, socket: &mut Option<Socket>, wanted: bool) -> Result<(), Error> {
+        let Some(listener) = socket.as_ref().and_then(Socket::listener) else { return Ok(()) };
+        if !self.beside(move || wanted && listener.is_there()).await? {
+            let taken = socket.take();
+            self.beside(move || taken.map(Socket::close)).await?;
+        }
+        Ok(())
+    }
+
+    /// Listens at `path`.
+    async fn bind(&self, path: &Path) -> Result<Socket, Error> {
+        let path = path.to_owned();
+        let listener = self.beside(move || unix::Listener::bind(&path)).await??;
+        Ok(Socket(Some(Arc::new(listener))))
     }
 
     /// The folders that are watched, but for those above them: kubelet's, then those of the sockets.
@@ -182,7 +276,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         let Settings { kubelet_root, make_root, .. } = &self.settings;
         let (root, must_be) = (kubelet_root.clone(), !make_root);
         let folders = self.folders().split_off(1);
-        blocking::run(move || {
+        let made = self.beside(move || {
             if must_be && !root.is_dir() {
                 return Err(Error::NoRoot(root));
             }
@@ -191,30 +285,30 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
                 made.map_err(|error| Error::Folder(folder, error))?;
             }
             Ok(())
-        })
-        .await
+        });
+        made.await?
     }
 
     async fn put_up(&self, listeners: &mut Listeners, identity: Option<Identity>) -> Result<(), Error> {
         self.make_folders().await?;
-        listeners.node.take_if(|listener| !listener.is_there());
+        self.check(&mut listeners.node, true).await?;
         if listeners.node.is_none() {
-            listeners.node = Some(bind(&self.settings.node_socket).await?);
+            listeners.node = Some(self.bind(&self.settings.node_socket).await?);
         }
         if let Some(path) = &self.settings.controller_socket {
-            listeners.controller.take_if(|listener| !listener.is_there());
+            self.check(&mut listeners.controller, true).await?;
             if listeners.controller.is_none() {
-                listeners.controller = Some(bind(path).await?);
+                listeners.controller = Some(self.bind(path).await?);
             }
         }
         // kubelet asks who this is when the socket appears, and never again.
         let same = listeners.about == identity;
-        listeners.registration.take_if(|listener| !same || !listener.is_there());
+        self.check(&mut listeners.registration, same).await?;
         listeners.about.clone_from(&identity);
         if let Some(identity) = &identity
             && listeners.registration.is_none()
         {
-            listeners.registration = Some(bind(&self.registration).await?);
+            listeners.registration = Some(self.bind(&self.registration).await?);
             let Settings { driver, .. } = &self.settings;
             tracing::info!("kubelet is offered the driver {driver} for the node {}", identity.node_id);
         }
@@ -229,27 +323,37 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         );
     }
 
-    async fn serve_on(&self, listener: Option<&unix::Listener>, service: &impl http2::Service) {
-        match listener {
+    async fn serve_on(&self, socket: Option<&Socket>, service: &impl http2::Service) {
+        match socket.and_then(Socket::listener) {
             Some(listener) => {
-                serve::clients(listener, service.clone(), self.clients.children(), self.ending.clone()).await;
+                serve::clients(&listener, service.clone(), self.clients.children(), self.ending.clone())
+                    .await;
             }
             None => std::future::pending().await,
         }
     }
 }
 
-impl Listeners {
-    /// Whether each can be found at its place.
-    fn are_there(&self) -> bool {
-        [&self.node, &self.controller, &self.registration].into_iter().flatten().all(unix::Listener::is_there)
+/// A socket that is listened on. Its file is removed beside the event loop.
+struct Socket(Option<Arc<unix::Listener>>);
+
+impl Socket {
+    fn listener(&self) -> Option<Arc<unix::Listener>> {
+        self.0.clone()
+    }
+
+    /// Listens no more. Blocks.
+    fn close(mut self) {
+        self.0 = None;
     }
 }
 
-/// Listens at `path`.
-async fn bind(path: &Path) -> Result<unix::Listener, unix::Error> {
-    let path = path.to_owned();
-    blocking::run(move || unix::Listener::bind(&path)).await
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Some(listener) = self.0.take() {
+            blocking::let_go(move || drop(listener));
+        }
+    }
 }
 
 /// What happens in the folders of the sockets.
@@ -273,38 +377,31 @@ async fn changed(known: &mut watch::Receiver<Option<Identity>>) {
     }
 }
 
-/// Completes when there is such a folder.
-async fn appears(folder: &Path) -> io::Result<()> {
-    while let Some(missing) = first_missing(folder) {
-        let mut news = FolderNews::begin(missing)?;
-        if !missing.is_dir() {
-            news.changed().await?;
+/// What tells when the uppermost of a folder and those above it that is not there comes; nothing if all are. Blocks.
+fn missing(folder: &Path) -> Option<io::Result<FolderNews>> {
+    loop {
+        let missing = folder.ancestors().take_while(|above| !above.is_dir()).last()?;
+        let news = FolderNews::begin(missing);
+        // It may have come before it was watched.
+        if news.is_err() || !missing.is_dir() {
+            return Some(news);
         }
     }
-    Ok(())
-}
-
-/// The uppermost of a folder and those above it that is not there.
-fn first_missing(folder: &Path) -> Option<&Path> {
-    folder.ancestors().take_while(|above| !above.is_dir()).last()
 }
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt as _;
-
     use super::*;
 
     #[tokio::test]
     async fn a_folder_that_comes_step_by_step() {
         let above = tempfile::tempdir().unwrap();
         let folder = above.path().join("a/b/c");
-        let mut waits = Box::pin(appears(&folder));
         for part in ["a", "a/b", "a/b/c"] {
-            assert!(waits.as_mut().now_or_never().is_none(), "{part}");
+            let mut news = missing(&folder).expect(part).unwrap();
             std::fs::create_dir(above.path().join(part)).unwrap();
+            tokio::time::timeout(Duration::from_secs(10), news.changed()).await.unwrap().unwrap();
         }
-        tokio::time::timeout(Duration::from_secs(10), waits).await.unwrap().unwrap();
-        appears(&folder).now_or_never().unwrap().unwrap();
+        assert!(missing(&folder).is_none());
     }
 }

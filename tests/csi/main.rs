@@ -16,9 +16,12 @@ mod churn;
 mod controller;
 mod disk;
 mod faults;
+#[path = "../qga/fuse.rs"]
+mod fuse;
 #[allow(dead_code, reason = "shared with the tests of the API")]
 #[path = "../api/host.rs"]
 mod host;
+mod hung;
 mod kubelet;
 mod lab;
 #[allow(dead_code, reason = "each test program uses a part of it")]

@@ -119,10 +119,22 @@ fn unfrozen(guest: &Guest) -> Result<(), Error> {
     }
 }
 
+/// Looks at files that are under way at a time. Those that hang hold their places, and so no more threads than these hang.
+static LOOKS: Semaphore = Semaphore::const_new(32);
+
 /// Does what should take a moment only, beside the event loop.
 async fn look<T: Send + 'static>(what: &Path, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    let done = tokio::time::timeout(PATIENCE, crate::sys::blocking::run(work)).await;
-    done.map_err(|_| Error::Silent { what: what.to_owned(), seconds: PATIENCE.as_secs() })
+    let done = tokio::time::timeout(PATIENCE, async {
+        // Never closed.
+        let place = LOOKS.acquire().await;
+        let look = move || {
+            let done = work();
+            drop(place);
+            done
+        };
+        crate::sys::blocking::run(look).await
+    });
+    done.await.map_err(|_| Error::Silent { what: what.to_owned(), seconds: PATIENCE.as_secs() })
 }
