@@ -48,6 +48,9 @@ use end::Spoiled;
 pub use error::Error;
 use marker::{Found, Marker};
 
+/// How long the answer to a thaw waits until it is written down that it was given.
+const TO_FORGET: Duration = Duration::from_secs(2);
+
 /// What the settings say about freezes.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -322,7 +325,9 @@ pub async fn thaw(guest: &Guest, by: By) -> Result<u64, Error> {
     };
     if let Some(spoiled) = spoiled {
         let marker = Marker::new(&guest.freezer.0.settings.folder, &guest.root);
-        drop(blocking::attempt(move || marker.forget_spoiled()).await);
+        // It may be on a disk that somebody else has frozen. Whoever is told once more is not misled.
+        let forget = blocking::attempt(move || marker.forget_spoiled());
+        drop(tokio::time::timeout(TO_FORGET, forget).await);
         return Err(Error::Spoiled(spoiled.reason));
     }
     // Of an agent that is gone by now, with hooks that are to be told.

@@ -59,7 +59,7 @@ pub fn recover(
     let (targets, problems) = marked(guest, &found)?;
     let mut done = Recovered { thawed: Vec::new(), problems };
     let mut thaws = Thaws::begin(&guest.effects, &targets);
-    thaws.finish(LONGEST);
+    thaws.finish_again(&guest.effects, &targets, LONGEST);
     let name = |device| {
         let target = targets.iter().find(|target| target.device == device);
         target.map(|target| target.mount_point.clone()).unwrap_or_default()
@@ -98,7 +98,7 @@ pub fn thaw_left(guest: &Guest, folder: &Path, process: u32) -> Result<(), Error
         return Ok(());
     }
     let (targets, _) = marked(guest, &found)?;
-    Thaws::begin(&guest.effects, &targets).finish(LONGEST);
+    Thaws::begin(&guest.effects, &targets).finish_again(&guest.effects, &targets, LONGEST);
     Ok(())
 }
 

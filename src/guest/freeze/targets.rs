@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -19,6 +19,8 @@ use crate::sys::root::Root;
 
 /// How long one thaw may hold up the next one.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// When what does not wait is thawed again, as long as another thaw waits.
+const AGAIN: Duration = Duration::from_millis(500);
 /// Freezes that one file system may have on top of each other.
 const NESTED: u32 = 1000;
 /// The boolean by which the policy of `SELinux` lets qemu-ga open what is mounted.
@@ -194,6 +196,7 @@ pub fn open_marked(
 /// Thaws that were begun.
 #[derive(Debug)]
 pub struct Thaws {
+    sender: Sender<(Device, io::Result<u32>)>,
     results: Receiver<(Device, io::Result<u32>)>,
     /// Those that have ended: how often each was thawed, or why it was not.
     pub ended: Vec<(Device, io::Result<u32>)>,
@@ -204,27 +207,48 @@ pub struct Thaws {
 impl Thaws {
     /// Thaws the last one first. One that takes long holds up the others for a moment only.
     pub fn begin(effects: &Arc<dyn Effects>, targets: &[Arc<Target>]) -> Self {
-        let (send, results) = channel();
-        let mut thaws = Self { results, ended: Vec::new(), left: Vec::new() };
+        let (sender, results) = channel();
+        let mut thaws = Self { sender, results, ended: Vec::new(), left: Vec::new() };
+        thaws.thaw(effects, targets);
+        thaws
+    }
+
+    fn thaw(&mut self, effects: &Arc<dyn Effects>, targets: &[Arc<Target>]) {
         for target in targets.iter().rev() {
-            thaws.left.push(target.device);
-            let (work, on_thread, sender) = (Arc::clone(target), Arc::clone(effects), send.clone());
+            if self.left.contains(&target.device) {
+                continue;
+            }
+            self.left.push(target.device);
+            let (work, on_thread, sender) = (Arc::clone(target), Arc::clone(effects), self.sender.clone());
             let begun = thread("thaw", move || {
                 // Who waited may have gone.
                 let _ = sender.send((work.device, work.thaw(&*on_thread)));
             });
             match begun {
-                Ok(()) => thaws.wait_for(|thaws| !thaws.left.contains(&target.device), PATIENCE),
+                Ok(()) => self.wait_for(|thaws| !thaws.left.contains(&target.device), PATIENCE),
                 // Without a thread it is done here, however long that takes.
-                Err(_) => thaws.note(target.device, target.thaw(&**effects)),
+                Err(_) => self.note(target.device, target.thaw(&**effects)),
             }
         }
-        thaws
     }
 
     /// Waits until all have ended, or for the time that is given.
     pub fn finish(&mut self, longest: Duration) {
         self.wait_for(|thaws| thaws.left.is_empty(), longest);
+    }
+
+    /// The same in place of an agent that was killed, or hangs, while it froze. What it had not quite frozen is frozen only
+    /// now, and keeps waiting the thaw of what is on it: it is thawed again.
+    pub fn finish_again(&mut self, effects: &Arc<dyn Effects>, targets: &[Arc<Target>], longest: Duration) {
+        let deadline = Instant::now() + longest;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.finish(AGAIN.min(left));
+            if self.left.is_empty() || left.is_zero() {
+                return;
+            }
+            self.thaw(effects, targets);
+        }
     }
 
     fn wait_for(&mut self, done: impl Fn(&Self) -> bool, longest: Duration) {

@@ -42,6 +42,7 @@ impl Cycle {
             self.stage(&format!("hook {} thaw", hook.display()));
             self.problems.extend(tell_thaw(hook, self.settings.hook_deadline).err());
         }
+        self.finish_claim();
         self.marker.remove();
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
@@ -82,12 +83,17 @@ impl Cycle {
                 let left = thaws.left.iter().map(|device| self.name(*device)).collect::<Vec<_>>().join(" ");
                 let left = if self.freezing { self.not_frozen_yet() } else { left };
                 self.take_requests();
-                for answer in self.waiting.drain(..) {
-                    let _ = answer.send(Err(Error::Stuck(left.clone())));
-                }
+                self.answer_stuck(&left);
             }
         }
         self.judge(&thaws)
+    }
+
+    /// Those who asked for the thaw are told what it still waits for.
+    pub(super) fn answer_stuck(&mut self, left: &str) {
+        for answer in self.waiting.drain(..) {
+            let _ = answer.send(Err(Error::Stuck(left.to_owned())));
+        }
     }
 
     /// How many were frozen, and what is to be said of the others.

@@ -1,6 +1,7 @@
 //! The keeper: one freeze from its beginning to its end. See the state machine of [`crate::guest::freeze`].
 
 mod ending;
+mod taking_over;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -17,8 +18,7 @@ use tokio::sync::oneshot;
 use crate::guest::Guest;
 use crate::guest::events::Event;
 use crate::guest::freeze::error::{Error, Failure, denial_hint, last_words};
-use crate::guest::freeze::marker::{Found, Freeze, Marker};
-use crate::guest::freeze::recover::marked;
+use crate::guest::freeze::marker::{Freeze, Marker};
 use crate::guest::freeze::targets::{OPEN_BOOLEAN, Target, open, selected};
 use crate::guest::freeze::{By, Settings, hook};
 use crate::sys::process_group::{Ended, Group, Guardian, thread};
@@ -85,6 +85,8 @@ pub(super) struct Cycle {
     /// Which file systems were frozen is known.
     sure: bool,
     guardian: Option<Guardian>,
+    /// The marker is being written beside this thread; says when it was.
+    claimed: Option<Receiver<()>>,
     /// What is wrong after the thaw.
     problems: Vec<String>,
 }
@@ -124,6 +126,7 @@ impl Cycle {
             anew: false,
             sure: true,
             guardian: None,
+            claimed: None,
             problems: Vec::new(),
         };
         (cycle, outbox)
@@ -165,65 +168,6 @@ impl Cycle {
         }
     }
 
-    /// A freeze that another agent has begun goes first. One that is gone leaves it to this one to end it.
-    fn give_way(self, found: &Found, answer: Answer) {
-        let path = self.marker.path();
-        let other = match found {
-            Found::Freeze(freeze) if self.marker.is_alive(freeze) => Some(freeze.process.0),
-            _ => None,
-        };
-        let whose =
-            other.map_or("an agent that is gone".to_owned(), |id| format!("the agent with process {id}"));
-        let words = format!("{whose} has begun a freeze that is not over ({}); thaw first", path.display());
-        tracing::warn!("not frozen: {words}");
-        let refused = Err(Error::Busy(words));
-        if other.is_some() {
-            self.leave(None, false);
-            let _ = answer.send(refused);
-        } else {
-            self.guest.freezer.0.restricted.store(true, Ordering::SeqCst);
-            if let Some(running) = &mut self.guest.freezer.0.state().running {
-                found.holder().clone_into(&mut running.holder);
-            }
-            let _ = answer.send(refused);
-            self.resume(found);
-        }
-    }
-
-    /// A freeze that an earlier run of the agent has left.
-    pub(super) fn resume(mut self, found: &Found) {
-        let _end = EndOnPanic;
-        self.deadline = Some(Instant::now() + self.settings.deadline);
-        self.anew = true;
-        self.marker.forget_spoiled();
-        found.holder().clone_into(&mut self.marked.holder);
-        self.sure = *found != Found::Unknown;
-        if let Found::Freeze(freeze) = found {
-            self.hooks.clone_from(&freeze.hooks);
-            self.marked.hooks.clone_from(&freeze.hooks);
-            self.marked.file_systems.clone_from(&freeze.file_systems);
-        }
-        match marked(&self.guest, found) {
-            Ok((targets, problems)) => {
-                self.targets = targets;
-                self.problems = problems;
-            }
-            Err(error) => self.problems.push(error.to_string()),
-        }
-        // From now on it is this process's.
-        if let Err(error) = self.marker.write(&self.marked) {
-            tracing::warn!("cannot write {}: {error}", self.marker.path().display());
-        }
-        logging::pause();
-        self.frozen = (0..self.targets.len()).collect();
-        self.guard();
-        if let Some(guardian) = &mut self.guardian {
-            guardian.alert();
-        }
-        self.settle();
-        self.keep();
-    }
-
     fn freeze(&mut self, which: Option<&[String]>) -> Result<(), Stop> {
         // What is wrong with the arguments is said before anything is done.
         let failed = Stop::Failed;
@@ -237,8 +181,8 @@ impl Cycle {
         self.tell_hooks()?;
         self.open(which)?;
         self.marked.file_systems = self.targets.iter().map(|target| target.marked()).collect();
-        self.mark()?;
         self.guard();
+        self.mark()?;
         self.freeze_all()
     }
 
@@ -251,8 +195,9 @@ impl Cycle {
         for hook in self.hooks.clone() {
             self.stage(&format!("hook {}", hook.display()));
             self.marked.hooks.push(hook.clone());
-            self.mark()?;
+            // In this order: no marker is without a guardian.
             self.guard();
+            self.mark()?;
             self.tell_hook(&hook)?;
         }
         Ok(())

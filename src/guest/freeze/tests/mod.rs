@@ -2,6 +2,8 @@
 
 #![allow(clippy::disallowed_methods)]
 
+mod left;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
@@ -11,12 +13,11 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::{By, Error, Freezer, Settings, Status, begin, freeze, thaw};
+use super::{By, Error, Freezer, Settings, Status, freeze, thaw};
 use crate::guest::Guest;
 use crate::guest::events::{Event, News};
 use crate::guest::freeze::end::End;
 use crate::guest::freeze::marker::{Found, Marker};
-use crate::guest::freeze::recover::{Whose, recover};
 use crate::sys::effects::Effects;
 use crate::sys::error_chain;
 use crate::sys::mountinfo::Mount;
@@ -47,6 +48,8 @@ struct Disks {
     /// Those that hang have been asked.
     hanging: usize,
     released: bool,
+    /// The freeze of the first one comes to its end when the second, which is on it, is being thawed.
+    late: Option<(String, String)>,
 }
 
 impl Machine {
@@ -105,9 +108,16 @@ impl Effects for Machine {
     fn thaw(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
         let name = self.at(mount);
         let mut state = self.state.lock().unwrap();
+        if let Some((below, _)) = state.late.take_if(|(_, above)| *above == name) {
+            state.frozen.push(below.clone());
+            while state.frozen.contains(&below) {
+                state = self.changed.wait(state).unwrap();
+            }
+        }
         let place = state.frozen.iter().position(|known| *known == name).ok_or(Errno::EINVAL)?;
         state.frozen.remove(place);
         state.log.push(format!("thaw {name}"));
+        self.changed.notify_all();
         Ok(())
     }
 }
@@ -363,82 +373,6 @@ async fn without_a_marker_nothing_is_frozen() {
 }
 
 #[tokio::test]
-async fn an_agent_that_finds_a_marker_starts_frozen() {
-    for of_qemu_ga in [false, true] {
-        let lab = Lab::new(&[]);
-        let marker = Marker::new(lab.folder.path(), &lab.guest.root);
-        if of_qemu_ga {
-            std::fs::write(marker.path(), "").unwrap();
-        } else {
-            let mut freeze = marker.begin("libvirt");
-            freeze.process = (1, 1);
-            freeze.file_systems.push(crate::guest::freeze::marker::Frozen {
-                device: (254, 2),
-                mount_point: "/b".to_owned(),
-            });
-            marker.write(&freeze).unwrap();
-        }
-        lab.machine.state.lock().unwrap().frozen.push("/b".to_owned());
-        begin(&lab.guest).unwrap();
-        assert!(lab.guest.freezer.restricts());
-        assert_eq!(lab.thaw().await.unwrap(), 1);
-        lab.is_clean();
-    }
-}
-
-impl Lab {
-    /// What an agent that had frozen `/b` for libvirt leaves behind.
-    fn leave_marker(&self, process: (u32, u64)) {
-        let marker = Marker::new(self.folder.path(), &self.guest.root);
-        let mut freeze = marker.begin("libvirt");
-        freeze.process = process;
-        freeze
-            .file_systems
-            .push(crate::guest::freeze::marker::Frozen { device: (254, 2), mount_point: "/b".to_owned() });
-        marker.write(&freeze).unwrap();
-        self.machine.state.lock().unwrap().frozen.push("/b".to_owned());
-    }
-}
-
-#[tokio::test]
-async fn no_new_freeze_overtakes_one_that_was_left() {
-    let lab = Lab::new(&[]);
-    begin(&lab.guest).unwrap();
-    // As by another agent, after this one has begun.
-    lab.leave_marker((1, 1));
-    let error = words(&lab.freeze().await.unwrap_err());
-    assert!(
-        error.starts_with("an agent that is gone has begun a freeze") && error.ends_with("thaw first"),
-        "{error}"
-    );
-    assert!(lab.guest.freezer.restricts(), "it is this one's now");
-    assert!(lab.guest.freezer.held().starts_with("libvirt has asked"), "{}", lab.guest.freezer.held());
-    assert_eq!(lab.thaw().await.unwrap(), 1);
-    lab.is_clean();
-    // A thaw looks, too.
-    lab.leave_marker((1, 1));
-    assert_eq!(lab.thaw().await.unwrap(), 1);
-    lab.is_clean();
-    assert_eq!(lab.freeze().await.unwrap(), 3);
-    assert_eq!(lab.thaw().await.unwrap(), 3);
-}
-
-#[tokio::test]
-async fn the_freeze_of_another_agent_that_runs_is_left_alone() {
-    let lab = Lab::new(&[]);
-    let stat = lab.guest.root.path("/proc/77/stat");
-    std::fs::create_dir_all(stat.parent().unwrap()).unwrap();
-    std::fs::write(&stat, format!("77 (qemu-ga) S {} 5 0", ["0"; 18].join(" "))).unwrap();
-    lab.leave_marker((77, 5));
-    begin(&lab.guest).unwrap();
-    let error = words(&lab.freeze().await.unwrap_err());
-    assert!(error.starts_with("the agent with process 77 has begun a freeze"), "{error}");
-    assert!(!lab.guest.freezer.restricts());
-    assert_eq!(lab.machine.frozen(), ["/b"]);
-    assert!(matches!(lab.marker(), Found::Freeze(freeze) if freeze.process == (77, 5)));
-}
-
-#[tokio::test]
 async fn a_freeze_that_is_refused_hides_no_earlier_one_that_was_spoiled() {
     let lab = Lab::with(&[], |settings, _| settings.deadline = Duration::from_millis(50));
     lab.freeze().await.unwrap();
@@ -446,29 +380,6 @@ async fn a_freeze_that_is_refused_hides_no_earlier_one_that_was_spoiled() {
     freeze(&lab.guest, Some(vec!["/nowhere".to_owned()]), "the test").await.unwrap_err();
     let late = words(&lab.thaw().await.unwrap_err());
     assert!(late.contains("ended by itself"), "{late}");
-    lab.is_clean();
-}
-
-#[tokio::test]
-async fn a_freeze_that_ended_with_the_agent_is_an_event_of_the_next_run_once() {
-    let lab = Lab::new(&[]);
-    lab.leave_marker((1, 1));
-    let recover =
-        |whose| recover(&lab.guest, lab.folder.path(), whose, Duration::from_secs(1), End::Crash).unwrap();
-    assert!(recover(Whose::Of(2)).is_none(), "another run has taken it over");
-    assert_eq!(recover(Whose::Of(1)).unwrap().thawed, ["/b"]);
-    for told in [true, false] {
-        let events = Arc::default();
-        let guest = Guest { events: Arc::clone(&events), ..lab.guest.clone() };
-        begin(&guest).unwrap();
-        let freeze = events.state().1.freeze;
-        assert_eq!(freeze.is_some(), told);
-        if let Some(freeze) = freeze {
-            assert_eq!((freeze.holder.as_str(), freeze.ended.unwrap().end), ("libvirt", End::Crash));
-        }
-        assert!(matches!(guest.freezer.status(), Status::Thawed { spoiled: Some(_) }));
-    }
-    assert!(words(&lab.thaw().await.unwrap_err()).contains("the agent crashed"));
     lab.is_clean();
 }
 

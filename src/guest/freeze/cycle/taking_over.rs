@@ -1,0 +1,101 @@
+//! How a freeze is taken over that another agent, or an earlier run of this one, has left.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use crate::guest::freeze::cycle::{ANSWER, Answer, Cycle, EndOnPanic};
+use crate::guest::freeze::error::Error;
+use crate::guest::freeze::marker::Found;
+use crate::guest::freeze::recover::marked;
+use crate::sys::logging;
+use crate::sys::process_group::thread;
+
+impl Cycle {
+    /// A freeze that another agent has begun goes first. One that is gone leaves it to this one to end it.
+    pub(super) fn give_way(self, found: &Found, answer: Answer) {
+        let path = self.marker.path();
+        let other = match found {
+            Found::Freeze(freeze) if self.marker.is_alive(freeze) => Some(freeze.process.0),
+            _ => None,
+        };
+        let whose =
+            other.map_or("an agent that is gone".to_owned(), |id| format!("the agent with process {id}"));
+        let words = format!("{whose} has begun a freeze that is not over ({}); thaw first", path.display());
+        tracing::warn!("not frozen: {words}");
+        let refused = Err(Error::Busy(words));
+        if other.is_some() {
+            self.leave(None, false);
+            let _ = answer.send(refused);
+        } else {
+            self.guest.freezer.0.restricted.store(true, Ordering::SeqCst);
+            if let Some(running) = &mut self.guest.freezer.0.state().running {
+                found.holder().clone_into(&mut running.holder);
+            }
+            let _ = answer.send(refused);
+            self.resume(found);
+        }
+    }
+
+    /// A freeze that an earlier run of the agent has left.
+    pub(in crate::guest::freeze) fn resume(mut self, found: &Found) {
+        let _end = EndOnPanic;
+        self.deadline = Some(Instant::now() + self.settings.deadline);
+        self.anew = true;
+        found.holder().clone_into(&mut self.marked.holder);
+        self.sure = *found != Found::Unknown;
+        if let Found::Freeze(freeze) = found {
+            self.hooks.clone_from(&freeze.hooks);
+            self.marked.hooks.clone_from(&freeze.hooks);
+            self.marked.file_systems.clone_from(&freeze.file_systems);
+        }
+        match marked(&self.guest, found) {
+            Ok((targets, problems)) => {
+                self.targets = targets;
+                self.problems = problems;
+            }
+            Err(error) => self.problems.push(error.to_string()),
+        }
+        self.claim();
+        logging::pause();
+        self.frozen = (0..self.targets.len()).collect();
+        self.guard();
+        if let Some(guardian) = &mut self.guardian {
+            guardian.alert();
+        }
+        self.settle();
+        self.keep();
+    }
+
+    /// From now on the freeze is this process's. Its marker may be on a disk that is frozen: it is written beside this
+    /// thread, and nobody waits for it before the thaw. Until then the marker of the agent that is gone says the same.
+    fn claim(&mut self) {
+        let (marker, freeze) = (self.marker.clone(), self.marked.clone());
+        let (done, claimed) = channel();
+        let begun = thread("marker", move || {
+            marker.forget_spoiled();
+            if let Err(error) = marker.write(&freeze) {
+                tracing::warn!("cannot write {}: {error}", marker.path().display());
+            }
+            // Who waited may have gone.
+            let _ = done.send(());
+        });
+        match begun {
+            Ok(()) => self.claimed = Some(claimed),
+            Err(error) => tracing::warn!("cannot write {}: {error}", self.marker.path().display()),
+        }
+    }
+
+    /// Waits, after the thaw, until the marker is written: none that is written late may be left behind. Only somebody
+    /// else's freeze can keep it waiting then, and those who asked for the thaw are told so.
+    pub(super) fn finish_claim(&mut self) {
+        let Some(claimed) = self.claimed.take() else { return };
+        let begun = Instant::now();
+        while let Err(RecvTimeoutError::Timeout) = claimed.recv_timeout(Duration::from_millis(200)) {
+            if begun.elapsed() > ANSWER {
+                self.take_requests();
+                self.answer_stuck(&self.marker.path().display().to_string());
+            }
+        }
+    }
+}
