@@ -240,7 +240,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
     async fn are_there(&self, listeners: &Listeners) -> Result<bool, Error> {
         let Listeners { node, controller, registration, .. } = listeners;
         let all = [node, controller, registration].into_iter().flatten();
-        let all: Vec<_> = all.flat_map(Socket::listener).collect();
+        let all: Vec<_> = all.filter_map(Socket::listener).collect();
         self.beside(move || all.iter().all(|listener| listener.is_there())).await
     }
 

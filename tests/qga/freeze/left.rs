@@ -177,8 +177,6 @@ fn an_agent_killed_while_it_hangs_in_a_frozen_write_is_thawed_for_at_once() {
     assert!(description(&late).contains("the agent crashed"), "{late}");
 }
 
-/// A freeze that cannot go on because somebody else holds the disk below.
-
 /// The next run wrote to that disk before it looked after the freeze, and neither a thaw nor the deadline ended it.
 #[test]
 fn a_next_run_that_keeps_its_state_on_a_frozen_disk_thaws_it() {

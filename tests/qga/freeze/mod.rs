@@ -222,6 +222,7 @@ fn a_mount_point_that_is_no_text_is_frozen_like_any_other() {
     }
 }
 
+/// A freeze that cannot go on because somebody else holds the disk below.
 #[test]
 fn a_freeze_that_hangs_holds_up_nobody_and_is_ended_by_a_thaw() {
     if is_outside() {

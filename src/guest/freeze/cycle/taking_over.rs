@@ -70,11 +70,11 @@ impl Cycle {
     /// From now on the freeze is this process's. Its marker may be on a disk that is frozen: it is written beside this
     /// thread, and nobody waits for it before the thaw. Until then the marker of the agent that is gone says the same.
     fn claim(&mut self) {
-        let (marker, marked) = (self.marker.clone(), self.marked.clone());
+        let (marker, freeze) = (self.marker.clone(), self.marked.clone());
         let (done, claimed) = channel();
         let begun = thread("marker", move || {
             marker.forget_spoiled();
-            if let Err(error) = marker.write(&marked) {
+            if let Err(error) = marker.write(&freeze) {
                 tracing::warn!("cannot write {}: {error}", marker.path().display());
             }
             // Who waited may have gone.
