@@ -14,7 +14,7 @@
 //! either a volume as it was, or one that [`Folder::load`] finishes making or removing. Files of others are left alone.
 //!
 //! The directory is opened once, and everything in it is reached through its descriptor (see
-//! [`Directory`]). Only QEMU is given a path: [`Folder::check`] sees to it that it leads to the same file.
+//! [`Directory`]). Only QEMU is given a path: [`Folder::give`] sees to it that it leads to the same file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
