@@ -14,7 +14,7 @@
 //! either a volume as it was, or one that [`Folder::load`] finishes making or removing. Files of others are left alone.
 //!
 //! The directory is opened once, and everything in it is reached through its descriptor (see
-//! [`Directory`]). Only QEMU is given a path: [`Folder::check`] sees to it that it leads to the same file.
+//! [`Directory`]). Only QEMU is given a path: [`Folder::give`] sees to it that it leads to the same file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -34,6 +34,8 @@ use super::record::{Damaged, Record, Stage};
 use super::steps::Steps;
 use crate::sys::directory::{Directory, Entry};
 use crate::sys::{allocation, blocking};
+
+mod load;
 
 /// Bytes of the largest record: a name and what else is in it are bounded, but each byte may be escaped.
 const LONGEST_RECORD: u64 = 64 * 1024;
@@ -163,107 +165,16 @@ impl Folder {
             let Some((serial, "json")) = name.to_str().and_then(|name| name.split_once('.')) else {
                 continue;
             };
-            let Ok(record) = self.read(serial) else { continue };
-            if let Some(uuid) = identity::parse(&record.id).and_then(|parts| parts.uuid) {
+            let id = match self.look(serial) {
+                Some(Ok(record)) => Some(record.id),
+                Some(Err(damaged)) => damaged.id,
+                None => None,
+            };
+            if let Some(uuid) = id.as_deref().and_then(identity::parse).and_then(|parts| parts.uuid) {
                 return Ok(Some(uuid.to_owned()));
             }
         }
         Ok(None)
-    }
-
-    /// Reads all records, and finishes what runs before have not finished.
-    ///
-    /// # Errors
-    /// If the directory cannot be read. What is wrong with a single record is told in its place.
-    pub fn load(&self) -> io::Result<Loaded> {
-        let mut loaded = Loaded { removed: self.removed()?, ..Loaded::default() };
-        let mut unfinished = Vec::new();
-        for name in self.directory.names()? {
-            let Some((serial, ending)) = name.to_str().and_then(|name| name.split_once('.')) else {
-                continue;
-            };
-            if !identity::is_serial(serial) {
-                continue;
-            }
-            match ending {
-                "json" => match self.look(serial) {
-                    Some(Ok(record)) => drop(loaded.records.insert(serial.to_owned(), record)),
-                    Some(Err(damaged)) => drop(loaded.damaged.insert(serial.to_owned(), damaged)),
-                    None => {}
-                },
-                "json.new" | "raw.new" | "qcow2.new" => {
-                    unfinished.push((serial.to_owned(), ending.to_owned()));
-                }
-                _ => {}
-            }
-        }
-        for (serial, ending) in unfinished {
-            self.finish(&loaded, &serial, &ending)?;
-        }
-        let unfinished: Vec<_> = loaded
-            .records
-            .iter()
-            .filter(|(_, record)| record.stage != Stage::Ready)
-            .map(|(serial, record)| (serial.clone(), record.clone()))
-            .collect();
-        for (serial, record) in unfinished {
-            match self.bury(&mut loaded.removed, &record).and_then(|()| self.clear(&serial)) {
-                Ok(()) => drop(loaded.records.remove(&serial)),
-                Err(error) => {
-                    tracing::warn!(pool = %self.path.display(), serial, %error, "cannot remove what is left of a volume");
-                }
-            }
-        }
-        Ok(loaded)
-    }
-
-    /// Sees to a file that was not finished. Of a volume whose record is there the image is whole, and only its name is
-    /// missing; nobody was told of any other.
-    fn finish(&self, loaded: &Loaded, serial: &str, ending: &str) -> io::Result<()> {
-        let name = format!("{serial}.{ending}");
-        let format = FORMATS.into_iter().find(|format| format!("{}.new", format.name()) == ending);
-        if let Some(format) = format {
-            if loaded.damaged.contains_key(serial) {
-                return Ok(());
-            }
-            let image = image_name(serial, format);
-            if let Some(record) = loaded.records.get(serial)
-                && (record.stage, record.format()) == (Stage::Ready, format)
-                && self.directory.entry(&image)? == Entry::Nothing
-            {
-                self.directory.rename(&name, &image)?;
-                return self.directory.sync();
-            }
-        }
-        self.directory.remove(&name).map(drop)
-    }
-
-    /// The record of a volume; nothing if there is none.
-    pub fn look(&self, serial: &str) -> Option<Result<Record, Damaged>> {
-        let name = format!("{serial}.json");
-        match self.directory.read(&name, LONGEST_RECORD) {
-            Ok(None) => None,
-            Ok(Some(bytes)) => {
-                Some(self.decode(serial, &bytes).map_err(|problem| Damaged::read(&bytes, problem)))
-            }
-            Err(error) => Some(Err(Damaged::read(&[], error.to_string()))),
-        }
-    }
-
-    fn read(&self, serial: &str) -> Result<Record, String> {
-        let bytes = self.directory.read(&format!("{serial}.json"), LONGEST_RECORD);
-        let bytes = bytes.map_err(|error| error.to_string())?.ok_or("it is gone")?;
-        Record::decode(&bytes)
-    }
-
-    fn decode(&self, serial: &str, bytes: &[u8]) -> Result<Record, String> {
-        let record = Record::decode(bytes)?;
-        match identity::parse(&record.id) {
-            Some(parts) if parts.serial != serial => Err(format!("it is of another volume, {:?}", record.id)),
-            Some(parts) if parts.uuid.is_none_or(|uuid| uuid == self.uuid) => Ok(record),
-            Some(_) => Err(format!("it is of another pool's volume, {:?}", record.id)),
-            None => Err(format!("it is of another volume, {:?}", record.id)),
-        }
     }
 
     /// Where the record of a volume is, for people.

@@ -90,6 +90,13 @@ fn a_pool_that_has_lost_its_uuid_gets_no_other_one() {
     open(&store);
     assert!(store.get(&id).unwrap().is_some());
     drop(store);
+    // That holds for volumes as well whose records cannot be used.
+    let record = folder.path().join(format!("fast/{}.json", serial(&id)));
+    let kept = std::fs::read_to_string(&record).unwrap();
+    std::fs::write(&record, kept.replace("\"version\": 1", "\"version\": 2")).unwrap();
+    std::fs::remove_file(&marker).unwrap();
+    says(self::store(folder.path()).get(&id), VolumeError::Unavailable, &[".pool in it is gone"]);
+    assert!(!marker.exists());
     std::fs::write(&marker, "{}").unwrap();
     let store = self::store(folder.path());
     says(store.get(&id), VolumeError::Unavailable, &[".pool in it cannot be used: missing field"]);
