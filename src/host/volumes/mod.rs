@@ -233,7 +233,8 @@ impl Keeper {
         check_name(&wanted.name)?;
         let (by, cluster) = (asker.clone(), cluster.to_owned());
         self.begin(Operation::Create, asker, move |keeper| async move {
-            let _turn = keeper.0.turns.take(Thing::Name { cluster: cluster.clone(), name: wanted.name.clone() })?;
+            let _turn =
+                keeper.0.turns.take(Thing::Name { cluster: cluster.clone(), name: wanted.name.clone() })?;
             match keeper.named(&cluster, &wanted.name).await? {
                 Some(volume) => {
                     // It may be about to be removed.

@@ -33,7 +33,6 @@ impl Random {
 
 struct Vm {
     name: String,
-    number: u8,
     host: usize,
     cluster: &'static str,
     table: String,
@@ -103,7 +102,7 @@ impl World {
                 let machine = Some(Machine::start(&lab.path(&format!("{name}.qmp"))));
                 let cluster = cluster(number);
                 let (is_listed, is_shut_down) = (true, false);
-                vms.push(Vm { name, number, host, cluster, table, is_listed, is_shut_down, machine, guest });
+                vms.push(Vm { name, host, cluster, table, is_listed, is_shut_down, machine, guest });
             }
             hosts.push(lab.start());
         }

@@ -6,12 +6,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
 use super::super::super::authority::{Open, Verdict, judge};
@@ -30,48 +28,41 @@ const MOMENT: Duration = Duration::from_millis(20);
 /// Whether somebody has an image open.
 #[derive(Debug)]
 pub enum Use {
-    /// Nobody has, or there is no image.
-    Nobody(Option<Claim>),
+    /// Nobody has, and nobody opens it as long as this lives.
+    Nobody(Claim),
     /// Somebody has.
     Somebody,
     /// It cannot be told; in words why.
     Untold(String),
 }
 
-/// Nobody has the image open as long as this lives, but for the one who made it.
+/// An image that nobody else has open, or of which nobody can say it: then it is only open here.
 #[derive(Debug)]
 pub struct Claim {
-    _lease: Lease,
+    _held: Option<Lease>,
 }
 
-/// Looks whether anybody has the image open. Blocks.
+/// Looks whether anybody else has the image open. Blocks.
 ///
 /// # Errors
-/// As open(2) and fcntl(2) give them.
-pub fn look(image: &Path) -> io::Result<Use> {
+/// As `open` gives them, which opens the image anew, and as fcntl(2) does.
+pub fn look(open: impl Fn() -> io::Result<File>) -> io::Result<Use> {
     // Who has just let go of it, or ends, may have it for some moments more.
     for _ in 0..AGAIN {
-        match look_once(image)? {
+        match look_once(open()?)? {
             Use::Somebody => sleep(MOMENT),
             found => return Ok(found),
         }
     }
-    look_once(image)
+    look_once(open()?)
 }
 
-fn look_once(image: &Path) -> io::Result<Use> {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let opened = File::options().read(true).custom_flags(flags.bits()).open(image);
-    let file = match opened {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Use::Nobody(None)),
-        Err(error) => return Err(error),
-    };
-    if is_locked(&file)? {
+fn look_once(image: File) -> io::Result<Use> {
+    if is_locked(&image)? {
         return Ok(Use::Somebody);
     }
-    Ok(match Lease::take(file) {
-        Ok(lease) => Use::Nobody(Some(Claim { _lease: lease })),
+    Ok(match Lease::take(image) {
+        Ok(lease) => Use::Nobody(Claim { _held: Some(lease) }),
         Err(Denied::InUse) => Use::Somebody,
         Err(denied @ Denied::Untold(_)) => Use::Untold(denied.to_string()),
     })
@@ -94,22 +85,14 @@ fn is_locked(file: &File) -> io::Result<bool> {
 /// Claims the image of a volume that is to be removed, and that nobody is remembered to have. Blocks.
 ///
 /// # Errors
-/// [`VolumeError::InUse`] if somebody has it open.
-pub fn claim(image: &Path) -> Result<Option<Claim>, VolumeError> {
-    let failed = |error| VolumeError::System("look at", image.to_owned(), error);
-    match look(image).map_err(failed)? {
+/// As [`look`]; and [`io::ErrorKind::ResourceBusy`] if somebody has it open.
+pub fn claim(open: impl Fn() -> io::Result<File>) -> io::Result<Claim> {
+    match look(open)? {
         Use::Nobody(claim) => Ok(claim),
-        Use::Somebody => Err(VolumeError::InUse(in_use(image))),
+        Use::Somebody => Err(io::Error::new(io::ErrorKind::ResourceBusy, "it is open in another program")),
         // Nobody is remembered to have it, which takes proof, and no QEMU says that it has.
-        Use::Untold(_) => Ok(None),
+        Use::Untold(_) => Ok(Claim { _held: None }),
     }
-}
-
-fn in_use(image: &Path) -> String {
-    format!(
-        "the image {} is open in another program, and no VM that can be asked says that it is its",
-        image.display()
-    )
 }
 
 impl Pools {
@@ -129,17 +112,14 @@ impl Pools {
         if let Verdict::Is(holder) = judge(remembered, None) {
             return Ok(holder);
         }
-        let looked = image.clone();
-        let found = self.access.in_pool_of(id, move |_| {
-            look(&looked).map_err(|error| VolumeError::System("look at", looked, error))
-        });
-        let open = match found.await? {
-            Use::Nobody(_) => Open::Nobody,
-            Use::Somebody => match self.hotplug.who_has(serial, &image).await {
+        let wanted = id.clone();
+        let open = match self.access.in_pool_of(id, move |store| store.look(&wanted)).await? {
+            None | Some(Use::Nobody(_)) => Open::Nobody,
+            Some(Use::Somebody) => match self.hotplug.who_has(serial, &image).await {
                 Some(place) => Open::By(place),
                 None => Open::BySomebody(format!("its image {}", image.display())),
             },
-            Use::Untold(why) => Open::Untold(format!("{}: {why}", image.display())),
+            Some(Use::Untold(why)) => Open::Untold(format!("{}: {why}", image.display())),
         };
         match judge(remembered, Some(open)) {
             Verdict::Is(holder) => Ok(holder),
@@ -156,11 +136,12 @@ mod tests {
     fn an_image_that_somebody_has_open_is_not_claimed() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("a.raw");
-        assert!(claim(&image).unwrap().is_none(), "there is none");
-        let open = File::create(&image).unwrap();
-        assert!(matches!(claim(&image), Err(VolumeError::InUse(words)) if words.contains("a.raw")));
-        drop(open);
-        let claim = claim(&image).unwrap().unwrap();
+        let open = || File::open(&image);
+        assert_eq!(claim(open).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let other = File::create(&image).unwrap();
+        assert_eq!(claim(open).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        drop(other);
+        let claim = claim(open).unwrap();
         std::fs::remove_file(&image).unwrap();
         drop(claim);
     }

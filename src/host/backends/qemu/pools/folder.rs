@@ -28,6 +28,7 @@ use nix::fcntl::{Flock, FlockArg};
 use super::super::super::disks::Format;
 use super::super::hotplug::{qcow2, volume::make_folder};
 use super::super::link::Owner;
+use super::authority::{self, Claim, Use};
 use super::identity;
 use super::marker::Marker;
 use super::record::{Damaged, Record, Stage};
@@ -374,19 +375,44 @@ impl Folder {
         }
     }
 
-    /// Removes the image, and then the record, whatever is there of them.
+    /// Looks whether anybody has the image open; nothing if there is none.
     ///
     /// # Errors
     /// If the system refuses, or what is under the image's name is not an image.
-    pub fn clear(&self, serial: &str) -> io::Result<()> {
-        let mut removed = false;
+    pub fn used(&self, serial: &str, record: &Record) -> io::Result<Option<Use>> {
+        match authority::look(|| self.open_image(serial, record.format(), false)) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Claims whatever there is of a volume's images, so that they can be removed.
+    ///
+    /// # Errors
+    /// If the system refuses, what is under an image's name is not an image, or somebody has it open
+    /// ([`io::ErrorKind::ResourceBusy`]).
+    pub fn claim(&self, serial: &str) -> io::Result<Vec<Claim>> {
+        let mut claims = Vec::new();
         for format in FORMATS {
-            self.steps.step(|| {})?;
-            match self.open_image(serial, format, false) {
-                Ok(image) => removed |= self.unlink(serial, format, &image)?,
+            match authority::claim(|| self.open_image(serial, format, false)) {
+                Ok(claim) => claims.push(claim),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
+        }
+        Ok(claims)
+    }
+
+    /// Removes the images that are claimed, and then the record, whatever is there of them.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn clear(&self, serial: &str, _claims: Vec<Claim>) -> io::Result<()> {
+        let mut removed = false;
+        for format in FORMATS {
+            self.steps.step(|| {})?;
+            removed |= self.directory.remove(&image_name(serial, format))?;
             self.directory.remove(&format!("{}.new", image_name(serial, format)))?;
         }
         // The record is gone only after the image is; if it comes back, it is one of a volume to be removed.
@@ -397,12 +423,6 @@ impl Folder {
         self.directory.remove(&format!("{serial}.json.new"))?;
         self.directory.remove(&format!("{serial}.json"))?;
         self.steps.step(|| {})
-    }
-
-    /// Takes an image's only name away, by which its bytes are gone. It is open here, so that it can be asked before
-    /// who else has it open.
-    fn unlink(&self, serial: &str, format: Format, _image: &File) -> io::Result<bool> {
-        self.directory.remove(&image_name(serial, format))
     }
 
     /// Remembers that a volume was removed whose identifier does not say that it was in this pool. The oldest ones are

@@ -14,11 +14,12 @@ use tokio::sync::watch;
 
 use super::super::super::volumes::{Capacity, NewVolume, Published, Volume, VolumeError};
 use super::super::link::Owner;
+use super::authority::Use;
 use super::folder::{Folder, GONE, is_full};
 use super::index::{Index, Known, Open, State};
 use super::record::{Record, Stage};
 use super::steps::Steps;
-use super::{Allocation, Pool, authority, identity};
+use super::{Allocation, Pool, identity};
 use crate::sys::host_name::host_name;
 
 /// Where the largest volume ends: 64 TiB.
@@ -329,7 +330,8 @@ impl Store {
                 Ok(entry.record.volume(None))
             }
             Err(error) => {
-                if let Err(left) = entry.folder.clear(serial) {
+                let clear = |claims| entry.folder.clear(serial, claims);
+                if let Err(left) = entry.folder.claim(serial).and_then(clear) {
                     tracing::warn!(volume = entry.record.id, error = %left, "cannot remove what is left of a volume");
                 }
                 self.drop(&entry);
@@ -349,8 +351,15 @@ impl Store {
             return Err(entry.damaged(&problem));
         }
         let serial = entry.serial().to_owned();
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::ResourceBusy => VolumeError::InUse(format!(
+                "the image {} is open in another program",
+                entry.image().display()
+            )),
+            _ => VolumeError::System("remove", entry.image(), error),
+        };
         // Held until the image is gone.
-        let _claim = authority::claim(&entry.image())?;
+        let claims = entry.folder.claim(&serial).map_err(failed)?;
         entry.record.stage = Stage::Removing;
         self.keep(&entry, |folder, serial, record| folder.anyhow(|folder| folder.keep(serial, record)))?;
         let failed = |error| VolumeError::System("remove", entry.image(), error);
@@ -359,12 +368,22 @@ impl Store {
             None => return Err(gone(&entry.record.class)),
         };
         entry.folder.bury(&mut removed, &entry.record).map_err(failed)?;
-        entry.folder.clear(&serial).map_err(failed)?;
+        entry.folder.clear(&serial, claims).map_err(failed)?;
         if let Some(open) = self.index().open_at(entry.folder.path()) {
             open.removed = removed;
         }
         self.drop(&entry);
         Ok(())
+    }
+
+    /// Whether anybody has a volume's image open; nothing if there is none. Blocks.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn look(&self, id: &str) -> Result<Option<Use>, VolumeError> {
+        let entry = self.entry(id)?;
+        let failed = |error| VolumeError::System("look at", entry.image(), error);
+        entry.folder.used(entry.serial(), &entry.record).map_err(failed)
     }
 
     /// Sees to it that a volume's image can be used. Blocks.

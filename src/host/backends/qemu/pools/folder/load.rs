@@ -43,7 +43,11 @@ impl Folder {
             .map(|(serial, record)| (serial.clone(), record.clone()))
             .collect();
         for (serial, record) in unfinished {
-            match self.bury(&mut loaded.removed, &record).and_then(|()| self.clear(&serial)) {
+            match self
+                .bury(&mut loaded.removed, &record)
+                .and_then(|()| self.claim(&serial))
+                .and_then(|claims| self.clear(&serial, claims))
+            {
                 Ok(()) => drop(loaded.records.remove(&serial)),
                 Err(error) => {
                     tracing::warn!(pool = %self.path.display(), serial, %error, "cannot remove what is left of a volume");
