@@ -112,9 +112,11 @@ impl World {
         world
     }
 
-    /// Waits until those that may ask can.
+    /// Waits until those that may ask can, which takes a list that was read.
     fn settle(&self) {
         for vm in self.vms.iter().filter(|vm| vm.may_ask()) {
+            let is_known = || self.hosts[vm.host].ctl(&["info", &vm.name]).status.success();
+            self.hosts[vm.host].until("the list is read", is_known);
             self.hosts[vm.host].until_vm(&vm.name, |seen| {
                 matches!(seen["power"].as_str(), Some("running" | "paused")) && seen["callback"] == "open"
             });
