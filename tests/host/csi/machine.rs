@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::lab::DEADLINE;
@@ -65,6 +67,12 @@ impl Machine {
                 return message["return"].clone();
             }
         }
+    }
+
+    /// It does nothing any more, or goes on.
+    pub fn hang(&self, hangs: bool) {
+        let process = Pid::from_raw(i32::try_from(self.process.id()).unwrap());
+        kill(process, if hangs { Signal::SIGSTOP } else { Signal::SIGCONT }).unwrap();
     }
 
     /// Its guest shuts down, and QEMU stays.

@@ -38,6 +38,7 @@ struct Vm {
     table: String,
     is_listed: bool,
     is_shut_down: bool,
+    hangs: bool,
     machine: Option<Machine>,
     guest: Guest,
 }
@@ -45,7 +46,12 @@ struct Vm {
 impl Vm {
     /// Whether its agent is connected, and so may ask.
     fn may_ask(&self) -> bool {
-        self.is_listed && self.machine.is_some() && !self.is_shut_down
+        self.is_listed && self.machine.is_some() && !self.is_shut_down && !self.hangs
+    }
+
+    /// Its QEMU, if that can be asked.
+    fn asked(&self) -> Option<&Machine> {
+        self.machine.as_ref().filter(|_| !self.hangs)
     }
 }
 
@@ -101,8 +107,8 @@ impl World {
                 let guest = Guest::start(&lab.path(&format!("{name}.sock")), Door::Unix, Manner::Good, info);
                 let machine = Some(Machine::start(&lab.path(&format!("{name}.qmp"))));
                 let cluster = cluster(number);
-                let (is_listed, is_shut_down) = (true, false);
-                vms.push(Vm { name, host, cluster, table, is_listed, is_shut_down, machine, guest });
+                let (is_listed, is_shut_down, hangs) = (true, false, false);
+                vms.push(Vm { name, host, cluster, table, is_listed, is_shut_down, hangs, machine, guest });
             }
             hosts.push(lab.start());
         }
@@ -200,7 +206,7 @@ impl World {
                 if done.is_ok() {
                     self.made.get_mut(&id).unwrap().node = Some(node);
                     assert!(is_ours && self.vms[node].host == host, "{by} published {id} to {name}");
-                    let machine = self.vms[node].machine.as_ref().unwrap();
+                    let machine = self.vms[node].asked().expect("QEMU has answered");
                     assert!(machine.has_node_of(&self.image(&volume)), "{name} has not {id}");
                 }
                 self.said("publish", &by, &format!("{id} {name}"), done)
@@ -213,8 +219,10 @@ impl World {
                 if done.is_ok()
                     && let Some(machine) = &self.vms[node].machine
                 {
+                    // The kernel says it of one that hangs, too.
                     let image = self.image(&volume);
-                    assert!(!machine.has_node_of(&image), "{name} still has {id}");
+                    let open = machine.open_below(image.parent().unwrap());
+                    assert!(open.iter().all(|open| open.path != image), "{name} still has {id}");
                 }
                 self.said("unpublish", &by, &format!("{id} {name}"), done)
             }
@@ -255,6 +263,13 @@ impl World {
     }
 
     fn disturb(&mut self, what: usize) -> String {
+        if let Some(vm) = self.vms.iter_mut().find(|vm| vm.hangs) {
+            vm.machine.as_ref().unwrap().hang(false);
+            vm.hangs = false;
+            let name = vm.name.clone();
+            self.settle();
+            return format!("{name}: goes on");
+        }
         let off: Vec<_> = (0..self.vms.len()).filter(|vm| !self.vms[*vm].may_ask()).collect();
         let (at, what) = if off.len() > 2 {
             let at = off[self.random.below(off.len())];
@@ -289,8 +304,14 @@ impl World {
             },
             35 => match &vm.machine {
                 Some(machine) if !vm.is_shut_down => {
-                    machine.ask(["stop", "cont"][self.random.below(2)]);
-                    "stopped or continued"
+                    if self.random.below(3) == 0 {
+                        machine.hang(true);
+                        vm.hangs = true;
+                        "hangs"
+                    } else {
+                        machine.ask(["stop", "cont"][self.random.below(2)]);
+                        "stopped or continued"
+                    }
                 }
                 _ => "off already",
             },
@@ -354,6 +375,10 @@ impl World {
                 let absent = format!("# {} is not there\n", vm.name);
                 self.hosts[host].edit(&absent, &vm.table.clone());
                 vm.is_listed = true;
+            }
+            if vm.hangs {
+                vm.machine.as_ref().unwrap().hang(false);
+                vm.hangs = false;
             }
             if vm.is_shut_down || vm.machine.is_none() {
                 vm.machine = None;
