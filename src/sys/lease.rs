@@ -16,7 +16,7 @@ use nix::sys::statfs::{
 
 /// Which signal tells that somebody else opens the file (asm-generic/fcntl.h); the crate libc lacks it.
 const F_SETSIG: libc::c_int = 10;
-/// `ZFS_SUPER_MAGIC` of OpenZFS.
+/// The magic number of ZFS (`ZFS_SUPER_MAGIC`).
 const ZFS: i64 = 0x2fc1_2fc1;
 /// `BCACHEFS_STATFS_MAGIC` of linux/magic.h.
 const BCACHEFS: i64 = 0xca45_1a4e;

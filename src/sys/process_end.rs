@@ -1,4 +1,4 @@
-//! Whether another process has ended: a pidfd, pidfd_open(2), which stands for one process and for no later one with the
+//! Whether another process has ended: a pidfd, `pidfd_open(2)`, which stands for one process and for no later one with the
 //! same number.
 
 use std::io;
@@ -17,7 +17,7 @@ impl Process {
     /// that the process does after this.
     ///
     /// # Errors
-    /// As pidfd_open(2) gives them: there is none, or the kernel is older than 5.3.
+    /// As `pidfd_open(2)` gives them: there is none, or the kernel is older than 5.3.
     pub fn of(number: i32) -> io::Result<Self> {
         // SAFETY: pidfd_open(2) takes two numbers, and no pointer.
         let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };

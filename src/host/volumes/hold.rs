@@ -23,7 +23,7 @@ enum End {
     /// There is no such volume.
     Gone,
     /// The last step is to be done, to this volume.
-    Last(Volume, Next),
+    Last(Box<Volume>, Next),
 }
 
 impl Keeper {
@@ -154,7 +154,7 @@ impl Keeper {
             keeper.0.reserved.lock().await.remove(&(volume.cluster.clone(), volume.name.clone()));
             let size = grown.map_err(|error| keeper.logged(&by, "make a volume larger", &id, error))?;
             if more > 0 {
-                let volume = Volume { size, ..volume };
+                let volume = Volume { size, ..*volume };
                 keeper.tell(VolumeAction::Expanded, &volume, &by, vm.as_deref()).await;
             }
             Ok(size)
@@ -172,7 +172,7 @@ impl Keeper {
             let step = next(request, record, holder.take().as_ref());
             match step {
                 Next::Ask => holder = Some(volumes.holder(id).await?),
-                Next::Plug | Next::Remove | Next::Resize(_) => return Ok(End::Last(volume, step)),
+                Next::Plug | Next::Remove | Next::Resize(_) => return Ok(End::Last(Box::new(volume), step)),
                 Next::Done => return Ok(End::Done),
                 Next::Refuse(refusal) => return Err(self.refused(&volume, request, refusal).await?),
                 Next::Forget => {

@@ -4,6 +4,8 @@
 //!
 //! `GUESTLET_STEPS` says how many steps, `GUESTLET_SEED` repeats a run.
 
+#![allow(clippy::print_stdout, reason = "a run that fails is read step by step")]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -283,15 +285,12 @@ impl World {
         let done = match what {
             30..33 => {
                 vm.is_shut_down = false;
-                match vm.machine.take() {
-                    Some(machine) => {
-                        drop(machine);
-                        "killed"
-                    }
-                    None => {
-                        vm.machine = Some(Machine::start(&self.hosts[host].path(&format!("{name}.qmp"))));
-                        "booted"
-                    }
+                if let Some(machine) = vm.machine.take() {
+                    drop(machine);
+                    "killed"
+                } else {
+                    vm.machine = Some(Machine::start(&self.hosts[host].path(&format!("{name}.qmp"))));
+                    "booted"
                 }
             }
             33 | 34 => match &vm.machine {

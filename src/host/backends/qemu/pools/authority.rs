@@ -154,8 +154,8 @@ mod tests {
         let other = File::open(&image).unwrap();
         assert!(!is_locked(&other).unwrap());
         let lock = libc::flock {
-            l_type: libc::F_RDLCK as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
+            l_type: libc::c_short::try_from(libc::F_RDLCK).unwrap(),
+            l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap(),
             l_start: 203,
             l_len: 1,
             l_pid: 0,
