@@ -86,9 +86,9 @@ impl Contact {
             host: Some(self.half.host.clone()),
             vm_name: self.vm.name.clone(),
             namespace: String::new(),
-            vm_uid: self.vm.uuid.clone(),
+            vm_uid: self.vm.ids.lasting.clone(),
             cluster: self.vm.cluster.clone(),
-            provider_id: format!("guestlet://{}", self.vm.uuid),
+            provider_id: self.vm.ids.provider.clone(),
             max_volumes: self.vm.max_volumes,
         }
     }

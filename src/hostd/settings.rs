@@ -22,7 +22,7 @@ use crate::config::host::{
     TopologySettings, VmSettings,
 };
 use crate::host::backends::qemu::pools;
-use crate::host::backends::{Vm, disks, qemu};
+use crate::host::backends::{Ids, Vm, disks, qemu};
 use crate::host::limits::Limits;
 use crate::host::settings::Standing;
 use crate::host::topology::Topology;
@@ -226,7 +226,11 @@ fn machines(settings: &HostSettings) -> Vec<qemu::Machine> {
 fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
     let vm = Vm {
         name: settings.name.clone(),
-        uuid: settings.uuid.clone(),
+        ids: Ids {
+            lasting: settings.uuid.clone(),
+            dmi: settings.dmi_uuid.clone(),
+            provider: format!("guestlet://{}", settings.uuid),
+        },
         cluster: settings.cluster.clone(),
         target: target(&settings.dial),
         callback: settings.callback.as_ref().map(target),

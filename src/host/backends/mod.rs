@@ -20,13 +20,24 @@ pub mod disks;
 pub mod qemu;
 pub mod volumes;
 
+/// What a VM is known by, each to somebody else.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ids {
+    /// To volumes and their records, and to the VM's cluster: stays as long as the VM does. In lower case.
+    pub lasting: String,
+    /// To its guest, by DMI; in lower case. Empty for a VM that has none: its guest must read none.
+    pub dmi: String,
+    /// To the cloud provider of its cluster; empty if there is no such name.
+    pub provider: String,
+}
+
 /// A VM, as its backend names it. Two that are equal may share a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vm {
     /// Unique on this host.
     pub name: String,
-    /// What the guest must read from DMI, in lower case.
-    pub uuid: String,
+    /// What it is known by besides.
+    pub ids: Ids,
     /// Name of its cluster; may be empty.
     pub cluster: String,
     /// Where its agent is.
@@ -45,7 +56,7 @@ impl Vm {
     pub fn at(name: &str, socket: &str) -> Self {
         Self {
             name: name.into(),
-            uuid: String::new(),
+            ids: Ids::default(),
             cluster: String::new(),
             target: Target::Unix { path: socket.into() },
             callback: None,

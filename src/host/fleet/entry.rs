@@ -55,7 +55,7 @@ impl Entry {
     pub fn new(vm: Arc<Vm>, running: Running, topology: watch::Sender<Told>) -> Self {
         let view = v1::VirtualMachine {
             name: vm.name.clone(),
-            uuid: vm.uuid.clone(),
+            uuid: vm.ids.lasting.clone(),
             session: SessionState::Connecting.into(),
             since: Some(now()),
             ..v1::VirtualMachine::default()

@@ -212,7 +212,7 @@ impl Fleet {
             let name = vm.name.clone();
             let entry = match before.remove(&name) {
                 Some(entry) if *entry.vm == vm => entry,
-                Some(entry) if entry.vm.uuid == vm.uuid => self.alter(entry, Arc::new(vm)),
+                Some(entry) if entry.vm.ids.lasting == vm.ids.lasting => self.alter(entry, Arc::new(vm)),
                 _ => self.enter(Arc::new(vm)),
             };
             self.vms.insert(name, entry);
@@ -223,7 +223,8 @@ impl Fleet {
             self.close(&mut entry, "it is no longer in the settings");
         }
         self.names = self.vms.iter().map(|(name, entry)| (entry.running.session, name.clone())).collect();
-        self.uuids = self.vms.iter().map(|(name, entry)| (entry.vm.uuid.clone(), name.clone())).collect();
+        self.uuids =
+            self.vms.iter().map(|(name, entry)| (entry.vm.ids.lasting.clone(), name.clone())).collect();
     }
 
     fn enter(&mut self, vm: Arc<Vm>) -> Entry {

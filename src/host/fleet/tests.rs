@@ -1,4 +1,5 @@
 use super::*;
+use crate::host::backends::Ids;
 use crate::host::limits::Limits;
 use crate::host::talk::Caller;
 use crate::transport::dial::Dial;
@@ -6,6 +7,10 @@ use std::time::Duration;
 
 fn half() -> Arc<Half> {
     Arc::new(Half::new("host".into()))
+}
+
+fn ids(lasting: &str) -> Ids {
+    Ids { lasting: lasting.into(), ..Ids::default() }
 }
 
 /// For calls that nobody makes.
@@ -89,7 +94,7 @@ async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
     let past = |name: &str| fleet.watch(Some(&name.to_owned()), since.as_ref()).unwrap().past.len();
     assert_eq!(past("a"), 1, "the change of power is remembered");
     assert!(fleet.watch(Some(&"b".to_owned()), None).is_none());
-    let other = Vm { uuid: "other".into(), ..Vm::at("a", "/other") };
+    let other = Vm { ids: ids("other"), ..Vm::at("a", "/other") };
     fleet.list(vec![other]);
     assert_eq!(fleet.vms["a"].view.power(), PowerState::Unspecified, "another VM of the same name");
 }
@@ -110,7 +115,7 @@ async fn a_state_that_is_too_large_is_told_to_the_session() {
 async fn a_vm_is_found_by_what_it_is_known_by() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
     let vm = |name: &str, uuid: &str, cluster: &str| Vm {
-        uuid: uuid.into(),
+        ids: ids(uuid),
         cluster: cluster.into(),
         ..Vm::at(name, "/nowhere")
     };

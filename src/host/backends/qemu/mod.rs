@@ -60,7 +60,7 @@ impl Qemu {
 
 /// Watches one QMP socket of one VM, until it is dropped.
 struct Monitor {
-    /// The VM's name and UUID, and its socket: with another of them it is another monitor.
+    /// The VM's name and lasting identifier, and its socket: with another of them it is another monitor.
     of: (String, String, PathBuf),
     /// Plugs disks through it.
     vm: Arc<hotplug::Vm>,
@@ -134,7 +134,7 @@ async fn list(
     changes.send(Change::Listed(vms)).await?;
     for Machine { vm, qmp } in machines {
         let known = before.remove(&vm.name);
-        let wanted = qmp.map(|path| (vm.name.clone(), vm.uuid, path));
+        let wanted = qmp.map(|path| (vm.name.clone(), vm.ids.lasting, path));
         let monitor = match (known, wanted) {
             (Some(known), Some(wanted)) if known.of == wanted => known,
             (known, wanted) => {
