@@ -162,6 +162,26 @@ fn the_reader_of_imports_sees_every_form() {
     );
 }
 
+/// What users of a backend read is in its own words; what all backends share speaks of none of them.
+#[test]
+fn what_backends_share_speaks_of_none_of_them() {
+    let mut found = Vec::new();
+    files(&source().join("host"), &mut found);
+    found.retain(|path| !path.starts_with(source().join("host/backends/qemu")));
+    assert!(found.len() > 20, "the sources were not found");
+    for path in found {
+        // These are all tests.
+        if path.ends_with("volumes/model.rs") || path.ends_with("fleet/tests.rs") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let code = code(text.split("#[cfg(test)]\nmod tests {").next().unwrap());
+        for name in ["QEMU", "QMP", "libvirt", "KubeVirt"] {
+            assert!(!code.contains(name), "{}: {name}", path.display());
+        }
+    }
+}
+
 /// Issue 16: agents of tests served the kubelet of the machine. What starts one has to get it where its settings keep it
 /// away from the machine.
 #[test]
