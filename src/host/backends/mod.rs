@@ -12,6 +12,8 @@ use tokio::sync::{mpsc, watch};
 use super::half::Half;
 use super::limits::Limits;
 use super::topology::Topology;
+use crate::transport::dial::Dialer;
+#[cfg(test)]
 use crate::transport::dial::Target;
 use crate::wire::proto::v1::PowerState;
 
@@ -40,10 +42,10 @@ pub struct Vm {
     pub ids: Ids,
     /// Name of its cluster; may be empty.
     pub cluster: String,
-    /// Where its agent is.
-    pub target: Target,
-    /// Where its agent awaits the callback channel, if it does.
-    pub callback: Option<Target>,
+    /// Reaches its agent.
+    pub dial: Dialer,
+    /// Reaches its agent's callback channel, if it awaits one.
+    pub callback: Option<Dialer>,
     /// How many volumes may be plugged into it.
     pub max_volumes: u32,
     /// What its guest may cost.
@@ -58,7 +60,7 @@ impl Vm {
             name: name.into(),
             ids: Ids::default(),
             cluster: String::new(),
-            target: Target::Unix { path: socket.into() },
+            dial: Target::Unix { path: socket.into() }.into(),
             callback: None,
             max_volumes: 0,
             limits: Arc::default(),

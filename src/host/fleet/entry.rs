@@ -105,7 +105,7 @@ impl Entry {
     pub fn describe(&mut self) {
         let view = Arc::make_mut(&mut self.view);
         self.vm.cluster.clone_into(&mut view.cluster);
-        view.dial = self.vm.target.to_string();
+        view.dial = self.vm.dial.to_string();
         view.callback_dial = self.vm.callback.as_ref().map(ToString::to_string).unwrap_or_default();
     }
 

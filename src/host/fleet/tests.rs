@@ -184,11 +184,22 @@ async fn what_is_known_is_shared_with_whoever_asks_and_stays_as_they_were_told()
     assert_eq!((disks(&known.state), disks(&fleet.vms["a"].kept.state)), (1, 2));
 }
 
+#[derive(Debug)]
 struct Faulty;
+
+impl std::fmt::Display for Faulty {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("faulty")
+    }
+}
 
 impl Dial for Faulty {
     fn dial(&self) -> crate::transport::dial::Dialing<'_> {
         panic!("a fault that this test makes")
+    }
+
+    fn is_same(&self, _: &dyn Dial) -> bool {
+        false
     }
 }
 
@@ -197,7 +208,8 @@ async fn a_session_that_panics_is_begun_anew_after_a_while() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
     fleet.list(vec![Vm::at("a", "/nowhere/a")]);
     let known = session::Machine { power: PowerState::Running, resets: 3, excess: None };
-    let running = fleet.begin(Contact::through(Arc::new(Vm::at("a", "")), half(), Box::new(Faulty)), known);
+    let faulty = Arc::new(Vm { dial: Faulty.into(), ..Vm::at("a", "") });
+    let running = fleet.begin(fleet.contact(&faulty, topology::channel().1), known);
     let session = running.session;
     fleet.vms.get_mut("a").unwrap().running = running;
     fleet.names = [(session, "a".to_owned())].into();
