@@ -71,8 +71,15 @@ impl Vm {
 /// What a backend tells.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// These are all VMs. Comes first, and again whenever the set changes.
-    Listed(Vec<Vm>),
+    /// There is this VM: it is new, or something of it has changed. What of it stays as it was is kept.
+    Present(Vm),
+    /// This VM is in no list any more. Whether it runs, and what it holds, this does not say.
+    Removed {
+        /// Which VM.
+        name: String,
+    },
+    /// All VMs were told that there are now. Comes once.
+    Synced,
     /// The hypervisor's view of a VM is another one.
     Power {
         /// Which VM.
@@ -82,7 +89,7 @@ pub enum Change {
         /// Why the hypervisor does not say it, in words for people; empty where it does, or nobody asks it.
         problem: String,
     },
-    /// Where a VM runs; again whenever that changes. Comes for each VM of a list.
+    /// Where a VM runs; again whenever that changes. Comes for each VM.
     Topology {
         /// Which VM.
         name: String,
@@ -98,7 +105,7 @@ pub enum Change {
 
 /// Lists VMs and watches them.
 pub trait Backend: Send {
-    /// Sends changes until the future is dropped or nobody receives them; starts with [`Change::Listed`].
+    /// Sends changes until the future is dropped or nobody receives them; starts with all VMs, and [`Change::Synced`].
     fn watch(self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
