@@ -11,11 +11,10 @@ use tokio::sync::{mpsc, watch};
 
 use super::half::Half;
 use super::limits::Limits;
-use super::topology::Topology;
 use crate::transport::dial::Dialer;
 #[cfg(test)]
 use crate::transport::dial::Target;
-use crate::wire::proto::v1::PowerState;
+use crate::wire::proto::v1::{PowerState, Topology};
 
 pub mod authority;
 pub mod disks;

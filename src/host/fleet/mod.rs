@@ -14,6 +14,7 @@ use super::backends::{Change, Vm};
 use super::contact::Contact;
 use super::half::Half;
 use super::lines::{Log, line};
+use super::metrics::Tally;
 use super::session::{self, REFUSED_WAIT, Report, Reports, Session};
 use super::topology;
 use super::volumes::Keeper;
@@ -28,7 +29,7 @@ mod handle;
 
 use entry::{Entry, Running, now};
 use handle::Request;
-pub use handle::{Handle, Identity, Known, Machine, Reach, Stopped, Tally, Watched};
+pub use handle::{Handle, Identity, Known, Machine, Reach, Stopped, Watched};
 
 /// Events that a watcher may be behind before it loses some.
 const WATCH_BACKLOG: usize = 1024;

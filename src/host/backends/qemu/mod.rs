@@ -11,10 +11,9 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use super::super::half::Half;
-use super::super::topology::Topology;
 use super::{Backend, Change, Vm};
 use crate::supervise::Scope;
-use crate::wire::proto::v1::PowerState;
+use crate::wire::proto::v1::{PowerState, Topology};
 
 pub mod hotplug;
 pub mod link;
