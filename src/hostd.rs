@@ -12,7 +12,7 @@ use crate::host::api::{self, Api};
 use crate::host::backends;
 use crate::host::fleet::{Fleet, Handle};
 use crate::host::half::Half;
-use crate::host::metrics::serve as metrics;
+use crate::host::scrape;
 use crate::host::volumes::Keeper;
 use crate::supervise::{Supervisor, termination};
 use crate::sys::{host_name::host_name, logging, service};
@@ -86,11 +86,11 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let stop = termination()?;
     let path = settings.socket.clone();
     let socket = listen(&path)?;
-    let mut metrics = vec![metrics::Listener::Unix(listen(&settings.metrics_socket)?)];
+    let mut metrics = vec![scrape::Listener::Unix(listen(&settings.metrics_socket)?)];
     if let Some(address) = settings.metrics {
         let listener = tokio::net::TcpListener::bind(address).await;
         let listener = listener.with_context(|| format!("cannot serve the metrics at {address}"))?;
-        metrics.push(metrics::Listener::Tcp(listener));
+        metrics.push(scrape::Listener::Tcp(listener));
     }
     let half = Arc::new(Half::new(host_name()));
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
@@ -134,7 +134,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     for listener in metrics {
         let (asked, half, token) = (handle.clone(), Arc::clone(&half), shutdown.clone());
         supervisor.spawn("metrics", async move {
-            metrics::run(listener, asked, half, token).await;
+            scrape::run(listener, asked, half, token).await;
             Ok(())
         });
     }

@@ -162,6 +162,109 @@ fn the_reader_of_imports_sees_every_form() {
     );
 }
 
+/// Arrows inside the host half that close a circle of its modules, with the reason for each. The list may only shrink: what
+/// closes no circle any more has to leave it.
+const CIRCLES: &[(&str, &str, &str)] = &[
+    (
+        "volumes",
+        "fleet",
+        "what may be done to a volume depends on which VMs there are; the fleet gives sessions the volumes",
+    ),
+    ("disks", "fleet", "a guest is asked through its session before a disk is taken away"),
+    ("disks", "talk", "for the type of what calls a guest"),
+    ("talk", "session", "a conversation tells the session what happened, in its words"),
+    ("callback", "session", "the callback channel does likewise"),
+    ("callback", "talk", "what ends it ends the conversation, in its words"),
+    (
+        "topology",
+        "contact",
+        "for the conversation's part that tells a guest where it runs; the contact holds what is told",
+    ),
+    ("topology", "session", "that part tells the session what came of it"),
+    ("topology", "talk", "for the type of what calls a guest"),
+];
+
+/// The modules below this one that a file of it names by `super::` or from the crate's root, without its tests.
+fn neighbours(path: &Path, room: &Path, root: &str) -> BTreeSet<String> {
+    let relative = path.strip_prefix(room).unwrap();
+    let depth = relative.components().count() - usize::from(relative.ends_with("mod.rs"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let code = code(text.split("#[cfg(test)]\nmod tests").next().unwrap());
+    let up = vec!["super"; depth].join("::");
+    let mut found = imports(&code, &[&up, root]);
+    found.remove("super");
+    found
+}
+
+/// Whether there is a way from one to the other.
+fn leads(arrows: &BTreeSet<(String, String)>, from: &str, to: &str) -> bool {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(at) = next.pop() {
+        for (_, there) in arrows.iter().filter(|(from, _)| from == at) {
+            if there == to {
+                return true;
+            }
+            if seen.insert(there.as_str()) {
+                next.push(there);
+            }
+        }
+    }
+    false
+}
+
+#[test]
+fn modules_of_the_host_half_form_no_circle_but_those_that_are_known() {
+    let room = source().join("host");
+    let mut found = Vec::new();
+    files(&room, &mut found);
+    // These are tests alone.
+    found.retain(|path| !path.ends_with("model.rs") && !path.ends_with("tests.rs"));
+    found.retain(|path| !path.components().any(|part| part.as_os_str() == "tests"));
+    let module = |path: &Path| {
+        let first = path.strip_prefix(&room).unwrap().components().next().unwrap();
+        first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
+    };
+    let modules: BTreeSet<_> = found.iter().map(|path| module(path)).collect();
+    assert!(modules.len() > 20, "the sources were not found");
+    let mut arrows = BTreeSet::new();
+    for path in found.iter().filter(|path| **path != room.join("mod.rs")) {
+        let from = module(path);
+        let others = neighbours(path, &room, "crate::host").into_iter();
+        arrows.extend(others.filter(|to| *to != from && modules.contains(to)).map(|to| (from.clone(), to)));
+    }
+    for (from, to, reason) in CIRCLES {
+        assert!(!reason.is_empty(), "{from} → {to}: say why");
+        let arrow = (from.to_string(), to.to_string());
+        assert!(arrows.remove(&arrow), "{from} → {to} is no more: take it from the list");
+    }
+    let closes = |(from, to): &&(String, String)| leads(&arrows, to, from);
+    let wrong: Vec<_> = arrows.iter().filter(closes).map(|(from, to)| format!("{from} → {to}")).collect();
+    assert!(wrong.is_empty(), "these are in circles:\n{}", wrong.join("\n"));
+    for (from, to, _) in CIRCLES {
+        assert!(leads(&arrows, to, from), "{from} → {to} closes no circle any more: take it from the list");
+    }
+}
+
+/// What users of a backend read is in its own words; what all backends share speaks of none of them.
+#[test]
+fn what_backends_share_speaks_of_none_of_them() {
+    let mut found = Vec::new();
+    files(&source().join("host"), &mut found);
+    found.retain(|path| !path.starts_with(source().join("host/backends/qemu")));
+    assert!(found.len() > 20, "the sources were not found");
+    for path in found {
+        // These are all tests.
+        if path.ends_with("volumes/model.rs") || path.ends_with("fleet/tests.rs") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let code = code(text.split("#[cfg(test)]\nmod tests {").next().unwrap());
+        for name in ["QEMU", "QMP", "libvirt", "KubeVirt"] {
+            assert!(!code.contains(name), "{}: {name}", path.display());
+        }
+    }
+}
+
 /// Issue 16: agents of tests served the kubelet of the machine. What starts one has to get it where its settings keep it
 /// away from the machine.
 #[test]

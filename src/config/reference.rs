@@ -146,7 +146,12 @@ const HOST: &[Row] = &[
         "where `guestctl disk attach --size` makes volumes; QEMU's user must be able to reach it",
     ),
     ("vm.name", "", "unique on this host, a DNS name"),
-    ("vm.uuid", "", "must be the one that the guest reads from DMI"),
+    ("vm.uuid", "", "lasting: volumes and clusters know the VM by it"),
+    (
+        "vm.dmi-uuid",
+        "`vm.uuid`",
+        "what the guest must read from DMI; `\"none\"` for a VM without DMI, such as QEMU's microvm",
+    ),
     ("vm.cluster", "none", "the cluster that the guest belongs to"),
     ("vm.vsock-cid", "", "how the agent is reached: the guest's address on kernel vhost-vsock"),
     ("vm.vsock-socket", "", "or hybrid vsock: the hypervisor's unix socket"),

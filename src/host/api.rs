@@ -271,7 +271,8 @@ mod tests {
         let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
         let shutdown = CancellationToken::new();
         let watching = async {
-            changes.send(Change::Listed(vec![Vm::at("a", "/nowhere/a")])).await.unwrap();
+            changes.send(Change::Present(Vm::at("a", "/nowhere/a"))).await.unwrap();
+            changes.send(Change::Synced).await.unwrap();
             let (_standing, settings) = watch::channel(Standing::new("/nowhere".into()));
             let (machines, pools) = (watch::channel(Vec::new()).1, watch::channel(Vec::new()).1);
             let topology = watch::channel(Arc::default()).1;

@@ -12,7 +12,7 @@ use super::metered::{Gate, Metered};
 use super::topology::Told;
 use super::volumes::Keeper;
 use crate::transport::BoxStream;
-use crate::transport::dial::{self, Dial, Target};
+use crate::transport::dial::{self, Dial};
 use crate::wire::proto::v1::WhoAmIResponse;
 
 /// How long a stream may take to come about. The guest's kernel answers, not its agent; while a guest boots, a
@@ -29,8 +29,6 @@ pub struct Contact {
     pub volumes: Option<Keeper>,
     /// Where the VM runs.
     pub topology: watch::Receiver<Told>,
-    control: Box<dyn Dial>,
-    callback: Option<Box<dyn Dial>>,
 }
 
 impl Contact {
@@ -41,14 +39,7 @@ impl Contact {
         volumes: Option<Keeper>,
         topology: watch::Receiver<Told>,
     ) -> Self {
-        let (control, callback) = (vm.target.dialer(), vm.callback.as_ref().map(Target::dialer));
-        Self { vm, half, volumes, topology, control, callback }
-    }
-
-    /// Reaches it through `control` instead.
-    #[cfg(test)]
-    pub fn through(vm: Arc<Vm>, half: Arc<Half>, control: Box<dyn Dial>) -> Self {
-        Self { control, ..Self::new(vm, half, None, super::topology::channel().1) }
+        Self { vm, half, volumes, topology }
     }
 
     /// Dials the stream on which the host asks.
@@ -56,7 +47,7 @@ impl Contact {
     /// # Errors
     /// If there is none within the deadline.
     pub async fn control(&self) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
-        self.dial(&*self.control).await
+        self.dial(&*self.vm.dial).await
     }
 
     /// Dials the stream on which the guest asks; none where there is no such channel.
@@ -64,8 +55,8 @@ impl Contact {
     /// # Errors
     /// If there is none within the deadline.
     pub async fn callback(&self) -> Option<Result<(Metered<BoxStream>, Gate), dial::Error>> {
-        match &self.callback {
-            Some(dialer) => Some(self.dial(&**dialer).await),
+        match &self.vm.callback {
+            Some(dial) => Some(self.dial(&**dial).await),
             None => None,
         }
     }
@@ -86,9 +77,9 @@ impl Contact {
             host: Some(self.half.host.clone()),
             vm_name: self.vm.name.clone(),
             namespace: String::new(),
-            vm_uid: self.vm.uuid.clone(),
+            vm_uid: self.vm.ids.lasting.clone(),
             cluster: self.vm.cluster.clone(),
-            provider_id: format!("guestlet://{}", self.vm.uuid),
+            provider_id: self.vm.ids.provider.clone(),
             max_volumes: self.vm.max_volumes,
         }
     }

@@ -122,9 +122,9 @@ impl From<DiskError> for Status {
             DiskError::SerialInUse { .. } | DiskError::FileInUse { .. } | DiskError::Different { .. } => {
                 Code::AlreadyExists
             }
-            DiskError::ControllersFull | DiskError::NoPort => Code::ResourceExhausted,
-            DiskError::NoQmp
-            | DiskError::NoController
+            DiskError::ControllersFull | DiskError::NoPort(_) => Code::ResourceExhausted,
+            DiskError::NoHypervisor(_)
+            | DiskError::NoController(_)
             | DiskError::NotAttached(_)
             | DiskError::NotOurs { .. }
             | DiskError::NotReleased(_)

@@ -33,6 +33,7 @@ pub mod metrics;
 pub mod order;
 pub mod ping;
 pub mod rate;
+pub mod scrape;
 pub mod session;
 pub mod settings;
 pub mod state;

@@ -1,10 +1,10 @@
 //! One conversation with an agent, from the dial to its end.
 //!
 //! ```text
-//!  dial ──stream──▶ GetInfo ──▶ UUID ──same, or none──▶ WatchEvents ──AgentReady──▶ open ──event──▶ open
-//!    │                 │          │                       │    │                     │ ╲
-//!    └─────────────────┴──lost────│───────────────────────│────┴─────────────────────┴──╲──▶ lost
-//!                                 └──another──▶ refused ◀─┴─held by another host half─────┘ more than allowed
+//!  dial ──stream──▶ GetInfo ──▶ UUID ──as expected──▶ WatchEvents ──AgentReady──▶ open ──event──▶ open
+//!    │                 │          │                     │    │                     │ ╲
+//!    └─────────────────┴──lost────│─────────────────────│────┴─────────────────────┴──╲──▶ lost
+//!                                 └─another──▶ refused ◀┴─held by another host half─────┘ more than allowed
 //! ```
 //!
 //! Every step has a deadline, every message a bound. The future owns the connection, and beside it that of the
@@ -93,6 +93,14 @@ pub enum Refusal {
         /// What the backend says.
         expected: String,
     },
+    /// Whose guest it is cannot be told.
+    #[error(
+        "the guest tells no DMI UUID, expected {0:?}; if its VM has no DMI, say so in the settings: dmi-uuid = \"none\""
+    )]
+    NoDmi(String),
+    /// It has what its VM has not.
+    #[error("the guest's DMI UUID is {0:?}, and its VM has none; is the way to dial it right?")]
+    HasDmi(String),
     /// It sends more events than allowed.
     #[error("the guest sends too many events")]
     Flood,
@@ -201,10 +209,7 @@ async fn begin(
 ) -> Result<(v1::GuestInfo, Streaming<v1::Event>, v1::Event), End> {
     let info = soon(async { Ok(client.get_info(v1::GetInfoRequest {}).await?.into_inner()) }).await?;
     let info = text::clean_info(info);
-    if !info.dmi_uuid.is_empty() && info.dmi_uuid != contact.vm.uuid {
-        let expected = contact.vm.uuid.clone();
-        return Err(Refusal::OtherGuest { found: info.dmi_uuid, expected }.into());
-    }
+    check_dmi(&info.dmi_uuid, &contact.vm.ids.dmi)?;
     let request = v1::WatchEventsRequest { host: Some(contact.half.host.clone()), after: order.begin() };
     let (events, first) = soon(async {
         let mut events = client.watch_events(request).await?.into_inner();
@@ -213,6 +218,18 @@ async fn begin(
     })
     .await?;
     Ok((info, events, first))
+}
+
+/// Whether this is the guest that is expected: what is not told proves nothing.
+fn check_dmi(found: &str, expected: &str) -> Result<(), Refusal> {
+    match (found, expected) {
+        (found, expected) if found == expected => Ok(()),
+        ("", expected) => Err(Refusal::NoDmi(expected.to_owned())),
+        (found, "") => Err(Refusal::HasDmi(found.to_owned())),
+        (found, expected) => {
+            Err(Refusal::OtherGuest { found: found.to_owned(), expected: expected.to_owned() })
+        }
+    }
 }
 
 async fn listen(

@@ -22,13 +22,13 @@ use crate::config::host::{
     TopologySettings, VmSettings,
 };
 use crate::host::backends::qemu::pools;
-use crate::host::backends::{Vm, disks, qemu};
+use crate::host::backends::{Ids, Vm, disks, qemu};
 use crate::host::limits::Limits;
 use crate::host::settings::Standing;
 use crate::host::topology::Topology;
 use crate::host::volumes::policy::{Policies, Policy};
 use crate::sys::host_name::host_name;
-use crate::transport::dial::Target;
+use crate::transport::dial::{Dialer, Target};
 
 /// Editors write a file in several steps: it is read when nothing has happened for this long.
 const QUIET: Duration = Duration::from_millis(100);
@@ -226,10 +226,14 @@ fn machines(settings: &HostSettings) -> Vec<qemu::Machine> {
 fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
     let vm = Vm {
         name: settings.name.clone(),
-        uuid: settings.uuid.clone(),
+        ids: Ids {
+            lasting: settings.uuid.clone(),
+            dmi: settings.dmi_uuid.clone(),
+            provider: format!("guestlet://{}", settings.uuid),
+        },
         cluster: settings.cluster.clone(),
-        target: target(&settings.dial),
-        callback: settings.callback.as_ref().map(target),
+        dial: dial(&settings.dial),
+        callback: settings.callback.as_ref().map(dial),
         max_volumes: settings.max_volumes,
         limits: Arc::clone(limits),
     };
@@ -274,12 +278,12 @@ fn policies_of(settings: &HostSettings) -> Policies {
     settings.clusters.iter().map(|(name, settings)| (name.clone(), policy(settings))).collect()
 }
 
-fn target(dial: &DialSettings) -> Target {
-    match dial.clone() {
+fn dial(settings: &DialSettings) -> Dialer {
+    Dialer::from(match settings.clone() {
         DialSettings::Vsock { cid, port } => Target::Vsock { cid, port },
         DialSettings::Hybrid { path, port } => Target::Hybrid { path, port },
         DialSettings::Unix { path } => Target::Unix { path },
-    }
+    })
 }
 
 fn limits(set: &LimitSettings) -> Limits {

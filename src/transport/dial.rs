@@ -1,13 +1,17 @@
 //! Dialers: how the host half reaches an agent.
 //!
-//! Each kind is a [`Dial`] that gives a [`BoxStream`]; [`Target`] says which kind, and is what people see. To
-//! add a kind: a variant of [`Target`], its `Display`, its dialer, and its arm in [`Target::dialer`].
+//! A [`Dial`] gives a [`BoxStream`] and is what people see. [`Target`] is the one for agents that this host reaches by itself;
+//! to add a kind of these: a variant of it, its `Display`, and its arm where it is dialled. Whoever reaches agents otherwise
+//! has a [`Dial`] of its own.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -62,14 +66,17 @@ impl fmt::Display for Target {
     }
 }
 
-impl Target {
-    /// What dials this target.
-    pub fn dialer(&self) -> Box<dyn Dial> {
-        match self.clone() {
-            Self::Vsock { cid, port } => Box::new(Vsock { cid, port }),
-            Self::Hybrid { path, port } => Box::new(Hybrid { path, port }),
-            Self::Unix { path } => Box::new(Unix { path }),
+impl Dial for Target {
+    fn dial(&self) -> Dialing<'_> {
+        match self {
+            Self::Vsock { cid, port } => Box::pin(vsock(*cid, *port)),
+            Self::Hybrid { path, port } => Box::pin(hybrid(path, *port)),
+            Self::Unix { path } => Box::pin(async { Ok(Box::new(unix(path).await?) as BoxStream) }),
         }
+    }
+
+    fn is_same(&self, other: &dyn Dial) -> bool {
+        (other as &dyn Any).downcast_ref() == Some(self)
     }
 }
 
@@ -108,10 +115,46 @@ pub enum Error {
 /// The future of [`Dial::dial`].
 pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<BoxStream, Error>> + Send + 'a>>;
 
-/// Makes streams to one agent.
-pub trait Dial: Send + Sync {
+/// Makes streams to one agent: all to its control channel, or all to its callback channel. Its words say where that is, to
+/// people.
+pub trait Dial: Any + fmt::Debug + fmt::Display + Send + Sync {
     /// Makes one more stream. Dropping the future gives up. There is no deadline: see [`within`].
     fn dial(&self) -> Dialing<'_>;
+
+    /// Whether the other one reaches the same in the same way, so that what came about through it may stay.
+    fn is_same(&self, other: &dyn Dial) -> bool;
+}
+
+/// A [`Dial`] of some kind, which is shared and compared.
+#[derive(Debug, Clone)]
+pub struct Dialer(Arc<dyn Dial>);
+
+impl<D: Dial> From<D> for Dialer {
+    fn from(dial: D) -> Self {
+        Self(Arc::new(dial))
+    }
+}
+
+impl Deref for Dialer {
+    type Target = dyn Dial;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl PartialEq for Dialer {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_same(&**other)
+    }
+}
+
+impl Eq for Dialer {}
+
+impl fmt::Display for Dialer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
 }
 
 /// Dials with a deadline.
@@ -122,34 +165,15 @@ pub async fn within(dialer: &dyn Dial, deadline: Duration) -> Result<BoxStream, 
     tokio::time::timeout(deadline, dialer.dial()).await.unwrap_or(Err(Error::Timeout(deadline)))
 }
 
-struct Unix {
-    path: PathBuf,
-}
-
-impl Dial for Unix {
-    fn dial(&self) -> Dialing<'_> {
-        Box::pin(async { Ok(Box::new(unix(&self.path).await?) as BoxStream) })
-    }
-}
-
-struct Hybrid {
-    path: PathBuf,
-    port: u32,
-}
-
-impl Dial for Hybrid {
-    fn dial(&self) -> Dialing<'_> {
-        Box::pin(async {
-            let mut stream = unix(&self.path).await?;
-            stream.write_all(hybrid::request(self.port).as_bytes()).await.map_err(closed)?;
-            let mut answer = hybrid::Answer::default();
-            loop {
-                let byte = stream.read_u8().await.map_err(closed)?;
-                if answer.push(byte)?.is_some() {
-                    return Ok(Box::new(stream) as BoxStream);
-                }
-            }
-        })
+async fn hybrid(path: &Path, port: u32) -> Result<BoxStream, Error> {
+    let mut stream = unix(path).await?;
+    stream.write_all(hybrid::request(port).as_bytes()).await.map_err(closed)?;
+    let mut answer = hybrid::Answer::default();
+    loop {
+        let byte = stream.read_u8().await.map_err(closed)?;
+        if answer.push(byte)?.is_some() {
+            return Ok(Box::new(stream) as BoxStream);
+        }
     }
 }
 
@@ -163,48 +187,34 @@ fn closed(error: io::Error) -> Error {
     }
 }
 
-async fn unix(path: &PathBuf) -> Result<UnixStream, Error> {
+async fn unix(path: &Path) -> Result<UnixStream, Error> {
     UnixStream::connect(path).await.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::Missing(path.clone()),
-        io::ErrorKind::ConnectionRefused => Error::Refused(path.clone()),
+        io::ErrorKind::NotFound => Error::Missing(path.to_owned()),
+        io::ErrorKind::ConnectionRefused => Error::Refused(path.to_owned()),
         _ => Error::Io(error),
     })
 }
 
-struct Vsock {
-    cid: u32,
-    port: u32,
-}
-
-impl Dial for Vsock {
-    fn dial(&self) -> Dialing<'_> {
-        Box::pin(async {
-            let socket = privileged_socket()?;
-            match connect(socket.as_raw_fd(), &VsockAddr::new(self.cid, self.port)) {
-                Ok(()) => Ok(Box::new(VsockStream::new(socket.into())?) as BoxStream),
-                Err(Errno::EINPROGRESS | Errno::EAGAIN) => {
-                    let waiting = watch_writable(socket)?;
-                    drop(waiting.writable().await?);
-                    let socket = waiting.into_inner();
-                    let error = getsockopt(&socket, sockopt::SocketError).map_err(io::Error::from)?;
-                    if error != 0 {
-                        return Err(self.explain(Errno::from_raw(error)));
-                    }
-                    Ok(Box::new(VsockStream::new(socket.into())?) as BoxStream)
-                }
-                Err(error) => Err(self.explain(error)),
+async fn vsock(cid: u32, port: u32) -> Result<BoxStream, Error> {
+    let explain = |error| match error {
+        Errno::ENODEV | Errno::ENETUNREACH | Errno::EHOSTUNREACH => Error::NoSuchCid(cid),
+        Errno::ECONNRESET | Errno::ECONNREFUSED => Error::NobodyListens,
+        error => Error::Io(error.into()),
+    };
+    let socket = privileged_socket()?;
+    match connect(socket.as_raw_fd(), &VsockAddr::new(cid, port)) {
+        Ok(()) => Ok(Box::new(VsockStream::new(socket.into())?) as BoxStream),
+        Err(Errno::EINPROGRESS | Errno::EAGAIN) => {
+            let waiting = watch_writable(socket)?;
+            drop(waiting.writable().await?);
+            let socket = waiting.into_inner();
+            let error = getsockopt(&socket, sockopt::SocketError).map_err(io::Error::from)?;
+            if error != 0 {
+                return Err(explain(Errno::from_raw(error)));
             }
-        })
-    }
-}
-
-impl Vsock {
-    fn explain(&self, error: Errno) -> Error {
-        match error {
-            Errno::ENODEV | Errno::ENETUNREACH | Errno::EHOSTUNREACH => Error::NoSuchCid(self.cid),
-            Errno::ECONNRESET | Errno::ECONNREFUSED => Error::NobodyListens,
-            error => Error::Io(error.into()),
+            Ok(Box::new(VsockStream::new(socket.into())?) as BoxStream)
         }
+        Err(error) => Err(explain(error)),
     }
 }
 
@@ -245,6 +255,13 @@ mod tests {
     }
 
     #[test]
+    fn only_what_reaches_the_same_is_the_same() {
+        let dial = |port| Dialer::from(Target::Vsock { cid: 3, port });
+        assert_eq!(dial(970), dial(970));
+        assert_ne!(dial(970), dial(971));
+    }
+
+    #[test]
     fn source_ports_are_privileged_and_leave_out_those_of_agents() {
         let ports: Vec<_> = source_ports().collect();
         assert_eq!((ports.len(), ports[0], ports.last()), (1021, 1023, Some(&1)));
@@ -256,7 +273,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vsock");
         let listener = UnixListener::bind(&path).unwrap();
-        let dialer = Target::Hybrid { path, port: 970 }.dialer();
+        let dialer = Target::Hybrid { path, port: 970 };
         let serving = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut asked = vec![0; b"CONNECT 970\n".len()];
@@ -264,7 +281,7 @@ mod tests {
             stream.write_all(answer).await.unwrap();
             asked
         };
-        tokio::join!(within(&*dialer, SOON), serving)
+        tokio::join!(within(&dialer, SOON), serving)
     }
 
     #[tokio::test]
@@ -285,10 +302,10 @@ mod tests {
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let dialer = Target::Unix { path: path.clone() }.dialer();
-        assert!(matches!(within(&*dialer, SOON).await.err(), Some(Error::Missing(_))));
+        let dialer = Target::Unix { path: path.clone() };
+        assert!(matches!(within(&dialer, SOON).await.err(), Some(Error::Missing(_))));
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        assert!(matches!(within(&*dialer, SOON).await.err(), Some(Error::Refused(_))));
+        assert!(matches!(within(&dialer, SOON).await.err(), Some(Error::Refused(_))));
     }
 
     #[tokio::test]
@@ -296,8 +313,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vsock");
         let _listener = UnixListener::bind(&path).unwrap();
-        let dialer = Target::Hybrid { path, port: 970 }.dialer();
-        let error = within(&*dialer, Duration::from_millis(20)).await.err().unwrap();
+        let dialer = Target::Hybrid { path, port: 970 };
+        let error = within(&dialer, Duration::from_millis(20)).await.err().unwrap();
         assert_eq!(error.to_string(), "no answer within 0.02 s");
     }
 }

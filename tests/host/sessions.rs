@@ -44,9 +44,37 @@ fn nobody_listening_in_the_guest_is_a_reason() {
     let door = Guest::start(&lab.path("a.vsock"), Door::HybridClosed, Manner::Good, info("", ""));
     lab.until_vm("a", |vm| vm["reason"] == "nobody listens in the guest");
     drop(door);
-    let _guest = Guest::start(&lab.path("a.vsock"), Door::Hybrid, Manner::Good, info("", "boot-1"));
-    let vm = lab.until_session("a", "connected");
-    assert_eq!(vm["guest"]["dmi_uuid"], "", "a guest without a DMI UUID is taken");
+    let _guest = Guest::start(&lab.path("a.vsock"), Door::Hybrid, Manner::Good, info(&uuid(1), "boot-1"));
+    lab.until_session("a", "connected");
+}
+
+/// What is not told proves nothing, and each side of "none" has to be expected.
+#[test]
+fn a_guest_without_a_dmi_uuid_is_taken_only_where_none_is_expected() {
+    let lab = Lab::new()
+        .vm("a", 1, "unix-socket = '@a.sock'")
+        .vm("none", 2, "unix-socket = '@none.sock'\ndmi-uuid = 'none'")
+        .vm("wrong", 3, "unix-socket = '@wrong.sock'\ndmi-uuid = 'none'")
+        .vm("another", 4, &format!("unix-socket = '@another.sock'\ndmi-uuid = '{}'", uuid(5)))
+        .start();
+    let start = |name: &str, dmi: &str| {
+        let path = lab.path(&format!("{name}.sock"));
+        Guest::start(&path, Door::Unix, Manner::Good, info(dmi, "boot-1"))
+    };
+    let guest = start("a", "");
+    let _others = [start("none", ""), start("wrong", &uuid(3)), start("another", &uuid(5))];
+    let reason = |name: &str| lab.until_session(name, "refused")["reason"].as_str().unwrap().to_owned();
+    let refused = reason("a");
+    assert!(refused.starts_with("the guest tells no DMI UUID, expected"), "{refused}");
+    assert!(refused.contains(&uuid(1)) && refused.contains("dmi-uuid = \"none\""), "{refused}");
+    lab.until("the stream is closed", || guest.open() == 0);
+    assert!(lab.info("a")["guest"].is_null());
+    assert!(lab.words(&["ls"]).contains("the guest tells no DMI UUID"));
+    assert_eq!(lab.until_session("none", "connected")["guest"]["dmi_uuid"], "");
+    let refused = reason("wrong");
+    assert!(refused.contains(&uuid(3)) && refused.contains("its VM has none"), "{refused}");
+    let vm = lab.until_session("another", "connected");
+    assert_eq!((&vm["uuid"], &vm["guest"]["dmi_uuid"]), (&uuid(4).into(), &uuid(5).into()));
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn fragments_add_up() {
         ONE.to_uppercase()
     );
     let second = format!(
-        "topology = {{ zone = 'b', labels = {{ rack = '2' }} }}\nsocket = '/run/x.sock'\nvolumes-dir = '/srv/v'\nmetrics = '127.0.0.1:9970'\nlimits.users = 6\n[[vm]]\nname = 'db.dev'\ncluster = 'dev'\nuuid = '{TWO}'\n\
+        "topology = {{ zone = 'b', labels = {{ rack = '2' }} }}\nsocket = '/run/x.sock'\nvolumes-dir = '/srv/v'\nmetrics = '127.0.0.1:9970'\nlimits.users = 6\n[[vm]]\nname = 'db.dev'\ncluster = 'dev'\nuuid = '{TWO}'\ndmi-uuid = 'none'\n\
          vsock-socket = '/run/db.vsock'\nport = 1970\nqmp = '/run/db.qmp'\n"
     );
     let settings = check(&[&first, &second]).unwrap();
@@ -50,6 +50,7 @@ fn fragments_add_up() {
             VmSettings {
                 name: "db.dev".into(),
                 uuid: TWO.into(),
+                dmi_uuid: String::new(),
                 cluster: "dev".into(),
                 dial: DialSettings::Hybrid { path: "/run/db.vsock".into(), port: 1970 },
                 callback: Some(DialSettings::Hybrid { path: "/run/db.vsock".into(), port: 971 }),
@@ -59,6 +60,7 @@ fn fragments_add_up() {
             VmSettings {
                 name: "web-1".into(),
                 uuid: ONE.into(),
+                dmi_uuid: ONE.into(),
                 cluster: String::new(),
                 dial: DialSettings::Vsock { cid: 3, port: 970 },
                 callback: Some(DialSettings::Vsock { cid: 3, port: 971 }),
@@ -88,6 +90,11 @@ fn what_is_wrong_is_named_with_file_and_line() {
         ("name", vec![good.replace("'a'", "'A_b'")], "0.toml:3: name \"A_b\" is no DNS name"),
         ("empty name", vec![good.replace("'a'", "''")], "0.toml:3: name \"\" is no DNS name"),
         ("uuid", vec![good.replace(ONE, "6f1c")], "0.toml:4: uuid \"6f1c\" is no UUID"),
+        (
+            "dmi-uuid",
+            vec![vm("vsock-cid = 3\ndmi-uuid = ''")],
+            "0.toml:6: dmi-uuid \"\" is no UUID; write it like 6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d, as QEMU's -uuid has it; or \"none\"",
+        ),
         ("no dial", vec![vm("")], "0.toml:2: [[vm]] says no way to reach"),
         ("two dials", vec![vm("vsock-cid = 3\nvsock-socket = '/a'")], "0.toml:2: [[vm]] says more than one"),
         ("cid", vec![vm("vsock-cid = 2")], "0.toml:5: vsock-cid = 2: guests have CIDs from 3"),

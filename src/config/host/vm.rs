@@ -22,6 +22,9 @@ const MAX_PORT: u32 = u32::MAX - 1;
 const USUAL_VOLUMES: u32 = 240;
 /// The most that they may say.
 const MOST_VOLUMES: u32 = 4096;
+/// `dmi-uuid` of a VM without DMI.
+const NO_DMI: &str = "none";
+
 /// One VM, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSettings {
@@ -29,6 +32,8 @@ pub struct VmSettings {
     pub name: String,
     /// Unique on this host, in lower case with hyphens.
     pub uuid: String,
+    /// What its guest reads from DMI, likewise; empty for a VM without DMI.
+    pub dmi_uuid: String,
     /// Name of the cluster that the VM belongs to; may be empty.
     pub cluster: String,
     /// How its agent is reached.
@@ -71,6 +76,7 @@ pub enum DialSettings {
 pub(super) struct VmFragment {
     name: Option<Spanned<String>>,
     uuid: Option<Spanned<String>>,
+    dmi_uuid: Option<Spanned<String>>,
     cluster: Option<Spanned<String>>,
     vsock_cid: Option<Spanned<u32>>,
     vsock_socket: Option<Spanned<PathBuf>>,
@@ -101,6 +107,12 @@ impl Checker<'_, '_> {
         let uuid =
             canonical_uuid(spelled.get_ref()).map_err(|problem| self.source.wrong(spelled, problem))?;
         self.unique("uuid", spelled, &uuid)?;
+        let dmi_uuid = match &vm.dmi_uuid {
+            None => uuid.clone(),
+            Some(spelled) if spelled.get_ref() == NO_DMI => String::new(),
+            Some(spelled) => canonical_uuid(spelled.get_ref())
+                .map_err(|problem| self.source.wrong(spelled, format!("dmi-{problem}; or \"{NO_DMI}\"")))?,
+        };
         let (dial, callback) = self.dial()?;
         let qmp = vm.qmp.as_ref().map(|path| self.socket("qmp", path)).transpose()?;
         if let Some(cluster) = &vm.cluster
@@ -118,7 +130,8 @@ impl Checker<'_, '_> {
             Some(count) => *count.get_ref(),
             None => USUAL_VOLUMES,
         };
-        Ok(VmSettings { name: name.get_ref().clone(), uuid, cluster, dial, callback, qmp, max_volumes })
+        let name = name.get_ref().clone();
+        Ok(VmSettings { name, uuid, dmi_uuid, cluster, dial, callback, qmp, max_volumes })
     }
 
     fn dial(&mut self) -> Result<(DialSettings, Option<DialSettings>), Error> {

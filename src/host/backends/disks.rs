@@ -43,12 +43,12 @@ impl fmt::Display for Bus {
 pub enum Format {
     /// Its bytes are the disk's.
     Raw,
-    /// QEMU's own.
+    /// It has a table of where they are.
     Qcow2,
 }
 
 impl Format {
-    /// As QEMU and the endings of files name it.
+    /// As the endings of files name it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -126,18 +126,18 @@ pub enum DiskError {
     /// The VM is in no list.
     #[error("no VM of this name is known")]
     UnknownVm,
-    /// Nobody can be asked to plug.
-    #[error("the VM has no QMP socket in the settings of guestlet-host; set qmp")]
-    NoQmp,
+    /// Nobody can be asked to plug; in the backend's words, which say what to do about it.
+    #[error("{0}")]
+    NoHypervisor(String),
     /// The hypervisor cannot be asked.
     #[error("{0}")]
     Unreachable(String),
     /// The hypervisor said no.
     #[error("{0}")]
     Refused(String),
-    /// The hypervisor said what cannot be understood.
-    #[error("QEMU's answer to {0} is not understood")]
-    Strange(&'static str),
+    /// The hypervisor said what cannot be understood; in the backend's words.
+    #[error("{0}")]
+    Strange(String),
     /// The serial number cannot be one.
     #[error("serial {0}")]
     Serial(String),
@@ -179,17 +179,15 @@ pub enum DiskError {
         /// How it is.
         found: String,
     },
-    /// Nothing to plug it into, and never was.
-    #[error("the VM has no virtio-scsi controller; give QEMU -device virtio-scsi-pci, or use the virtio bus")]
-    NoController,
+    /// Nothing to plug it into, and never was; in the backend's words, which say what to do about it.
+    #[error("{0}")]
+    NoController(String),
     /// All controllers are full.
     #[error("all virtio-scsi controllers of the VM are full")]
     ControllersFull,
-    /// All ports are taken.
-    #[error(
-        "the VM has no free PCI Express root port; give QEMU more -device pcie-root-port, or use the scsi bus"
-    )]
-    NoPort,
+    /// All ports are taken; in the backend's words, likewise.
+    #[error("{0}")]
+    NoPort(String),
     /// There is no such disk.
     #[error("the VM has no disk with serial {0:?}")]
     NotAttached(String),

@@ -11,28 +11,40 @@ use tokio::sync::{mpsc, watch};
 
 use super::half::Half;
 use super::limits::Limits;
-use super::topology::Topology;
+use crate::transport::dial::Dialer;
+#[cfg(test)]
 use crate::transport::dial::Target;
-use crate::wire::proto::v1::PowerState;
+use crate::wire::proto::v1::{PowerState, Topology};
 
 pub mod authority;
 pub mod disks;
 pub mod qemu;
 pub mod volumes;
 
+/// What a VM is known by, each to somebody else.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ids {
+    /// To volumes and their records, and to the VM's cluster: stays as long as the VM does. In lower case.
+    pub lasting: String,
+    /// To its guest, by DMI; in lower case. Empty for a VM that has none: its guest must read none.
+    pub dmi: String,
+    /// To the cloud provider of its cluster; empty if there is no such name.
+    pub provider: String,
+}
+
 /// A VM, as its backend names it. Two that are equal may share a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vm {
     /// Unique on this host.
     pub name: String,
-    /// What the guest must read from DMI, in lower case.
-    pub uuid: String,
+    /// What it is known by besides.
+    pub ids: Ids,
     /// Name of its cluster; may be empty.
     pub cluster: String,
-    /// Where its agent is.
-    pub target: Target,
-    /// Where its agent awaits the callback channel, if it does.
-    pub callback: Option<Target>,
+    /// Reaches its agent.
+    pub dial: Dialer,
+    /// Reaches its agent's callback channel, if it awaits one.
+    pub callback: Option<Dialer>,
     /// How many volumes may be plugged into it.
     pub max_volumes: u32,
     /// What its guest may cost.
@@ -45,9 +57,9 @@ impl Vm {
     pub fn at(name: &str, socket: &str) -> Self {
         Self {
             name: name.into(),
-            uuid: String::new(),
+            ids: Ids::default(),
             cluster: String::new(),
-            target: Target::Unix { path: socket.into() },
+            dial: Target::Unix { path: socket.into() }.into(),
             callback: None,
             max_volumes: 0,
             limits: Arc::default(),
@@ -58,8 +70,15 @@ impl Vm {
 /// What a backend tells.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// These are all VMs. Comes first, and again whenever the set changes.
-    Listed(Vec<Vm>),
+    /// There is this VM: it is new, or something of it has changed. What of it stays as it was is kept.
+    Present(Vm),
+    /// This VM is in no list any more. Whether it runs, and what it holds, this does not say.
+    Removed {
+        /// Which VM.
+        name: String,
+    },
+    /// All VMs were told that there are now. Comes once.
+    Synced,
     /// The hypervisor's view of a VM is another one.
     Power {
         /// Which VM.
@@ -69,7 +88,7 @@ pub enum Change {
         /// Why the hypervisor does not say it, in words for people; empty where it does, or nobody asks it.
         problem: String,
     },
-    /// Where a VM runs; again whenever that changes. Comes for each VM of a list.
+    /// Where a VM runs; again whenever that changes. Comes for each VM.
     Topology {
         /// Which VM.
         name: String,
@@ -85,7 +104,7 @@ pub enum Change {
 
 /// Lists VMs and watches them.
 pub trait Backend: Send {
-    /// Sends changes until the future is dropped or nobody receives them; starts with [`Change::Listed`].
+    /// Sends changes until the future is dropped or nobody receives them; starts with all VMs, and [`Change::Synced`].
     fn watch(self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 

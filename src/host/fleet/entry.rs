@@ -55,7 +55,7 @@ impl Entry {
     pub fn new(vm: Arc<Vm>, running: Running, topology: watch::Sender<Told>) -> Self {
         let view = v1::VirtualMachine {
             name: vm.name.clone(),
-            uuid: vm.uuid.clone(),
+            uuid: vm.ids.lasting.clone(),
             session: SessionState::Connecting.into(),
             since: Some(now()),
             ..v1::VirtualMachine::default()
@@ -105,7 +105,7 @@ impl Entry {
     pub fn describe(&mut self) {
         let view = Arc::make_mut(&mut self.view);
         self.vm.cluster.clone_into(&mut view.cluster);
-        view.dial = self.vm.target.to_string();
+        view.dial = self.vm.dial.to_string();
         view.callback_dial = self.vm.callback.as_ref().map(ToString::to_string).unwrap_or_default();
     }
 

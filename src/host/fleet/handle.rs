@@ -8,6 +8,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::super::backends::Vm;
 use super::super::limits::Limits;
 use super::super::lines::Log;
+use super::super::metrics::Tally;
 use super::super::talk::Caller;
 use crate::wire::proto::v1::{self, PowerState, VirtualMachineEvent, virtual_machine_event};
 
@@ -89,23 +90,6 @@ pub struct Watched {
     pub past: Vec<Arc<VirtualMachineEvent>>,
     /// None is missing in between.
     pub coming: broadcast::Receiver<Arc<VirtualMachineEvent>>,
-}
-
-/// How many there are.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// VMs.
-    pub vms: usize,
-    /// Open sessions.
-    pub connected: usize,
-    /// Sessions to be.
-    pub connecting: usize,
-    /// Refused guests.
-    pub refused: usize,
-    /// VMs that are off.
-    pub gone: usize,
-    /// Callback channels that guests use.
-    pub callbacks: usize,
 }
 
 /// The fleet's task has ended.

@@ -14,6 +14,7 @@ use super::backends::{Change, Vm};
 use super::contact::Contact;
 use super::half::Half;
 use super::lines::{Log, line};
+use super::metrics::Tally;
 use super::session::{self, REFUSED_WAIT, Report, Reports, Session};
 use super::topology;
 use super::volumes::Keeper;
@@ -28,7 +29,7 @@ mod handle;
 
 use entry::{Entry, Running, now};
 use handle::Request;
-pub use handle::{Handle, Identity, Known, Machine, Reach, Stopped, Tally, Watched};
+pub use handle::{Handle, Identity, Known, Machine, Reach, Stopped, Watched};
 
 /// Events that a watcher may be behind before it loses some.
 const WATCH_BACKLOG: usize = 1024;
@@ -49,8 +50,8 @@ pub struct Fleet {
     reports: (Reports, mpsc::Receiver<(u64, Report)>),
     events: broadcast::Sender<Arc<VirtualMachineEvent>>,
     log: Arc<Log>,
-    /// Nobody is answered before the first list.
-    listed: bool,
+    /// Nobody is answered before all VMs were told once.
+    synced: bool,
 }
 
 impl Fleet {
@@ -71,7 +72,7 @@ impl Fleet {
             reports: mpsc::channel(INBOX),
             events: broadcast::Sender::new(WATCH_BACKLOG),
             log: Arc::clone(&log),
-            listed: false,
+            synced: false,
         };
         (fleet, changes, Handle { requests, log })
     }
@@ -93,7 +94,7 @@ impl Fleet {
                 () = shutdown.cancelled() => return,
                 Some(change) = self.changes.recv() => self.change(change),
                 Some((session, report)) = self.reports.1.recv() => self.report(session, report),
-                Some(request) = self.requests.recv(), if self.listed => self.answer(request),
+                Some(request) = self.requests.recv(), if self.synced => self.answer(request),
             }
         }
     }
@@ -171,7 +172,9 @@ impl Fleet {
 
     fn change(&mut self, change: Change) {
         match change {
-            Change::Listed(vms) => self.list(vms),
+            Change::Present(vm) => self.present(vm),
+            Change::Removed { name } => self.remove(&name),
+            Change::Synced => self.synced = true,
             Change::Power { name, power, problem } => {
                 let Some(entry) = self.vms.get_mut(&name) else { return };
                 entry.view().power_problem = problem;
@@ -204,26 +207,36 @@ impl Fleet {
         }
     }
 
-    /// Takes the set of VMs for what there is: the session of one that is the same goes on.
-    fn list(&mut self, vms: Vec<Vm>) {
-        self.listed = true;
-        let mut before = std::mem::take(&mut self.vms);
-        for vm in vms {
-            let name = vm.name.clone();
-            let entry = match before.remove(&name) {
-                Some(entry) if *entry.vm == vm => entry,
-                Some(entry) if entry.vm.uuid == vm.uuid => self.alter(entry, Arc::new(vm)),
-                _ => self.enter(Arc::new(vm)),
-            };
-            self.vms.insert(name, entry);
+    /// There is this VM: the session of one that is the same goes on.
+    fn present(&mut self, vm: Vm) {
+        let name = vm.name.clone();
+        if self.vms.get(&name).is_some_and(|entry| *entry.vm == vm) {
+            return;
         }
-        for (name, mut entry) in before {
-            tracing::info!(vm = name, "no longer listed");
-            self.log.forget(&name);
-            self.close(&mut entry, "it is no longer in the settings");
+        let entry = match self.take(&name) {
+            Some(entry) if entry.vm.ids.lasting == vm.ids.lasting => self.alter(entry, Arc::new(vm)),
+            _ => self.enter(Arc::new(vm)),
+        };
+        self.names.insert(entry.running.session, name.clone());
+        self.uuids.insert(entry.vm.ids.lasting.clone(), name.clone());
+        self.vms.insert(name, entry);
+    }
+
+    fn remove(&mut self, name: &str) {
+        let Some(mut entry) = self.take(name) else { return };
+        tracing::info!(vm = name, "no longer listed");
+        self.log.forget(name);
+        self.close(&mut entry, "it is no longer in the settings");
+    }
+
+    /// Takes a VM out, and out of the indexes; another one may have its identifier already.
+    fn take(&mut self, name: &str) -> Option<Entry> {
+        let entry = self.vms.remove(name)?;
+        self.names.remove(&entry.running.session);
+        if self.uuids.get(&entry.vm.ids.lasting).is_some_and(|owner| owner == name) {
+            self.uuids.remove(&entry.vm.ids.lasting);
         }
-        self.names = self.vms.iter().map(|(name, entry)| (entry.running.session, name.clone())).collect();
-        self.uuids = self.vms.iter().map(|(name, entry)| (entry.vm.uuid.clone(), name.clone())).collect();
+        Some(entry)
     }
 
     fn enter(&mut self, vm: Arc<Vm>) -> Entry {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::host::backends::Ids;
 use crate::host::limits::Limits;
 use crate::host::talk::Caller;
 use crate::transport::dial::Dial;
@@ -6,6 +7,21 @@ use std::time::Duration;
 
 fn half() -> Arc<Half> {
     Arc::new(Half::new("host".into()))
+}
+
+/// Tells that these are all VMs, as a backend does.
+fn list(fleet: &mut Fleet, vms: Vec<Vm>) {
+    let gone = |name: &&String| vms.iter().all(|vm| vm.name != **name);
+    for name in fleet.vms.keys().filter(gone).cloned().collect::<Vec<_>>() {
+        fleet.change(Change::Removed { name });
+    }
+    for vm in vms {
+        fleet.change(Change::Present(vm));
+    }
+}
+
+fn ids(lasting: &str) -> Ids {
+    Ids { lasting: lasting.into(), ..Ids::default() }
 }
 
 /// For calls that nobody makes.
@@ -22,9 +38,9 @@ fn sessions(fleet: &Fleet) -> Vec<(&str, u64)> {
 #[tokio::test]
 async fn a_new_list_keeps_what_is_the_same_and_ends_the_rest() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![Vm::at("b", "/nowhere/b"), Vm::at("a", "/nowhere/a"), Vm::at("c", "/nowhere/c")]);
+    list(&mut fleet, vec![Vm::at("b", "/nowhere/b"), Vm::at("a", "/nowhere/a"), Vm::at("c", "/nowhere/c")]);
     assert_eq!(sessions(&fleet), [("a", 2), ("b", 1), ("c", 3)]);
-    fleet.list(vec![Vm::at("a", "/nowhere/a"), Vm::at("b", "/nowhere/other")]);
+    list(&mut fleet, vec![Vm::at("a", "/nowhere/a"), Vm::at("b", "/nowhere/other")]);
     assert_eq!(sessions(&fleet), [("a", 2), ("b", 4)]);
     fleet.report(1, Report::Refused("from the session that has ended".into()));
     assert_eq!(fleet.vms["b"].view.session(), SessionState::Connecting);
@@ -35,7 +51,7 @@ async fn a_new_list_keeps_what_is_the_same_and_ends_the_rest() {
 #[tokio::test]
 async fn a_boot_id_that_changed_is_a_reboot_and_the_first_is_not() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
+    list(&mut fleet, vec![Vm::at("a", "/nowhere/a")]);
     let mut events = fleet.events.subscribe();
     for (boot_id, expected) in [("one", false), ("one", false), ("two", true)] {
         let info = Box::new(v1::GuestInfo { boot_id: boot_id.into(), ..v1::GuestInfo::default() });
@@ -50,7 +66,7 @@ async fn a_boot_id_that_changed_is_a_reboot_and_the_first_is_not() {
 #[tokio::test(start_paused = true)]
 async fn resets_that_are_one_are_told_once() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
+    list(&mut fleet, vec![Vm::at("a", "/nowhere/a")]);
     let reset = || Change::Reset { name: "a".into() };
     let heard = || Report::Heard(Box::default());
     let resets = |fleet: &Fleet| fleet.vms["a"].running.machine.borrow().resets;
@@ -75,12 +91,12 @@ async fn resets_that_are_one_are_told_once() {
 #[tokio::test]
 async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
+    list(&mut fleet, vec![Vm::at("a", "/nowhere/a")]);
     let (power, problem) = (PowerState::Paused, String::new());
     fleet.change(Change::Power { name: "a".into(), power, problem });
     fleet.report(1, Report::Refused("why".into()));
     let changed = Vm { limits: Arc::new(Limits { users: 1, ..Limits::default() }), ..Vm::at("a", "/other") };
-    fleet.list(vec![changed]);
+    list(&mut fleet, vec![changed]);
     let entry = &fleet.vms["a"];
     assert_eq!((entry.running.session, entry.view.power()), (2, PowerState::Paused));
     assert_eq!(entry.running.machine.borrow().power, PowerState::Paused);
@@ -89,8 +105,8 @@ async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
     let past = |name: &str| fleet.watch(Some(&name.to_owned()), since.as_ref()).unwrap().past.len();
     assert_eq!(past("a"), 1, "the change of power is remembered");
     assert!(fleet.watch(Some(&"b".to_owned()), None).is_none());
-    let other = Vm { uuid: "other".into(), ..Vm::at("a", "/other") };
-    fleet.list(vec![other]);
+    let other = Vm { ids: ids("other"), ..Vm::at("a", "/other") };
+    list(&mut fleet, vec![other]);
     assert_eq!(fleet.vms["a"].view.power(), PowerState::Unspecified, "another VM of the same name");
 }
 
@@ -98,7 +114,7 @@ async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
 async fn a_state_that_is_too_large_is_told_to_the_session() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
     let limits = Arc::new(Limits { users: 0, ..Limits::default() });
-    fleet.list(vec![Vm { limits, ..Vm::at("a", "/nowhere/a") }]);
+    list(&mut fleet, vec![Vm { limits, ..Vm::at("a", "/nowhere/a") }]);
     let session = Some(v1::UserSession::default());
     let kind = Some(event::Kind::UserLoggedIn(v1::UserLoggedIn { session }));
     fleet.report(1, Report::Heard(Box::new(v1::Event { kind, ..v1::Event::default() })));
@@ -110,17 +126,15 @@ async fn a_state_that_is_too_large_is_told_to_the_session() {
 async fn a_vm_is_found_by_what_it_is_known_by() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
     let vm = |name: &str, uuid: &str, cluster: &str| Vm {
-        uuid: uuid.into(),
+        ids: ids(uuid),
         cluster: cluster.into(),
         ..Vm::at(name, "/nowhere")
     };
     // One whose name is the UUID of another.
-    fleet.list(vec![
-        vm("a", "0a", "dev"),
-        vm("b", "0b", "dev"),
-        vm("c", "0c", "prod"),
-        vm("0b", "0d", "dev"),
-    ]);
+    list(
+        &mut fleet,
+        vec![vm("a", "0a", "dev"), vm("b", "0b", "dev"), vm("c", "0c", "prod"), vm("0b", "0d", "dev")],
+    );
     let node = |cluster: &str, node: &str| Identity::Node { cluster: cluster.into(), node: node.into() };
     let cases = [
         (Identity::Name("a".into()), Some("a")),
@@ -140,15 +154,27 @@ async fn a_vm_is_found_by_what_it_is_known_by() {
         let found = fleet.find(&identity).map(|entry| entry.vm.name.as_str());
         assert_eq!(found, expected, "{identity:?}");
     }
-    fleet.list(vec![vm("a", "0e", "dev")]);
-    let found = |uuid: &str| fleet.find(&Identity::Uuid(uuid.into())).is_some();
-    assert_eq!((found("0a"), found("0b"), found("0e")), (false, false, true), "the index follows the list");
+    list(&mut fleet, vec![vm("a", "0e", "dev")]);
+    let found = |fleet: &Fleet, uuid: &str| {
+        fleet.find(&Identity::Uuid(uuid.into())).map(|entry| entry.vm.name.clone()).unwrap_or_default()
+    };
+    let all = |fleet: &Fleet| ["0a", "0b", "0e"].map(|uuid| found(fleet, uuid));
+    assert_eq!(all(&fleet), ["", "", "a"], "the index follows the list");
+    // Another name for the same one, and the old name is gone late; then two that change theirs.
+    fleet.change(Change::Present(vm("z", "0e", "dev")));
+    fleet.change(Change::Removed { name: "a".into() });
+    assert_eq!(all(&fleet), ["", "", "z"]);
+    fleet.change(Change::Present(vm("y", "0a", "dev")));
+    fleet.change(Change::Present(vm("y", "0e", "dev")));
+    fleet.change(Change::Present(vm("z", "0a", "dev")));
+    assert_eq!(all(&fleet), ["z", "", "y"]);
+    assert_eq!((fleet.names.len(), fleet.uuids.len()), (2, 2));
 }
 
 #[tokio::test]
 async fn what_is_known_is_shared_with_whoever_asks_and_stays_as_they_were_told() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
+    list(&mut fleet, vec![Vm::at("a", "/nowhere/a")]);
     let disk = |generation| Some(v1::Disk { generation, ..v1::Disk::default() });
     let added = |generation| {
         let kind = Some(event::Kind::DiskAdded(v1::DiskAdded { disk: disk(generation) }));
@@ -179,20 +205,32 @@ async fn what_is_known_is_shared_with_whoever_asks_and_stays_as_they_were_told()
     assert_eq!((disks(&known.state), disks(&fleet.vms["a"].kept.state)), (1, 2));
 }
 
+#[derive(Debug)]
 struct Faulty;
+
+impl std::fmt::Display for Faulty {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("faulty")
+    }
+}
 
 impl Dial for Faulty {
     fn dial(&self) -> crate::transport::dial::Dialing<'_> {
         panic!("a fault that this test makes")
+    }
+
+    fn is_same(&self, _: &dyn Dial) -> bool {
+        false
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_panics_is_begun_anew_after_a_while() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
-    fleet.list(vec![Vm::at("a", "/nowhere/a")]);
+    list(&mut fleet, vec![Vm::at("a", "/nowhere/a")]);
     let known = session::Machine { power: PowerState::Running, resets: 3, excess: None };
-    let running = fleet.begin(Contact::through(Arc::new(Vm::at("a", "")), half(), Box::new(Faulty)), known);
+    let faulty = Arc::new(Vm { dial: Faulty.into(), ..Vm::at("a", "") });
+    let running = fleet.begin(fleet.contact(&faulty, topology::channel().1), known);
     let session = running.session;
     fleet.vms.get_mut("a").unwrap().running = running;
     fleet.names = [(session, "a".to_owned())].into();
@@ -210,15 +248,17 @@ async fn a_session_that_panics_is_begun_anew_after_a_while() {
 }
 
 #[tokio::test]
-async fn nobody_is_answered_before_the_first_list() {
+async fn nobody_is_answered_before_all_vms_were_told() {
     let (fleet, changes, handle) = Fleet::new(half());
     let shutdown = CancellationToken::new();
     let running = fleet.run(shutdown.clone());
     let asking = async {
         let mut early = std::pin::pin!(handle.list());
-        let waited = tokio::time::timeout(Duration::from_millis(20), &mut early).await;
-        assert!(waited.is_err());
-        changes.send(Change::Listed(vec![Vm::at("a", "/nowhere/a")])).await.unwrap();
+        let mut waits = async || tokio::time::timeout(Duration::from_millis(20), &mut early).await.is_err();
+        assert!(waits().await);
+        changes.send(Change::Present(Vm::at("a", "/nowhere/a"))).await.unwrap();
+        assert!(waits().await);
+        changes.send(Change::Synced).await.unwrap();
         assert_eq!(early.await.unwrap().len(), 1);
         shutdown.cancel();
     };

@@ -1,4 +1,5 @@
-//! What the host half counts, and its form for Prometheus (text format 0.0.4). Who serves it is [`serve`].
+//! What the host half counts, and its form for Prometheus (text format 0.0.4). Who serves it is
+//! [`scrape`](super::scrape).
 //!
 //! To add a counter: a field, where it counts, and its line in [`render`].
 
@@ -6,10 +7,24 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::fleet::Tally;
-
 pub mod operations;
-pub mod serve;
+
+/// How many VMs and sessions there are, as they stand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// VMs.
+    pub vms: usize,
+    /// Open sessions.
+    pub connected: usize,
+    /// Sessions to be.
+    pub connecting: usize,
+    /// Refused guests.
+    pub refused: usize,
+    /// VMs that are off.
+    pub gone: usize,
+    /// Callback channels that guests use.
+    pub callbacks: usize,
+}
 
 /// Counters since the host half started. Sessions count; nobody waits for anybody.
 #[derive(Debug, Default)]

@@ -128,7 +128,7 @@ impl Hypervisors {
 
     pub(super) fn render(&self, text: &mut String) {
         let name = "guestlet_host_hypervisor_calls_total";
-        super::head(text, name, "counter", "Calls of hypervisors (QMP commands), by how they ended.");
+        super::head(text, name, "counter", "Calls of hypervisors, by how they ended.");
         for (outcome, count) in OUTCOMES.iter().zip(&self.0.counts) {
             let _ = writeln!(text, "{name}{{outcome=\"{outcome}\"}} {}", count.load(Ordering::Relaxed));
         }

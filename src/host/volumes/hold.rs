@@ -72,15 +72,20 @@ impl Keeper {
             let _turn = keeper.0.turns.take(Thing::volume(&id))?;
             let found = keeper.node(&volume.cluster, &node).await?;
             let Machine { vm, power } = found.ok_or_else(|| Problem::no_node(&node))?;
-            let request = Request::Publish { uuid: &vm.uuid, read_only };
+            let request = Request::Publish { uuid: &vm.ids.lasting, read_only };
             let End::Last(volume, _) = keeper.advance(&by, &id, request).await? else {
                 return Err(Problem::no_volume(&id));
             };
             if power == PowerState::Off {
                 return Err(Problem::new(Kind::Unavailable, format!("the node {node} is off")));
             }
-            let published =
-                Published { uuid: vm.uuid.clone(), vm: vm.name.clone(), node, read_only, leaving: false };
+            let published = Published {
+                uuid: vm.ids.lasting.clone(),
+                vm: vm.name.clone(),
+                node,
+                read_only,
+                leaving: false,
+            };
             let new = volume.published.as_ref() != Some(&published);
             let plugged = keeper.0.volumes.plug(&id, published, &vm.name).await;
             let plugged = plugged.map_err(|error| keeper.logged(&by, "plug a volume", &id, error))?;
@@ -114,7 +119,7 @@ impl Keeper {
             let published = volume.published.as_ref();
             if let (Some(node), Some(published)) = (&node, published) {
                 let named = keeper.node(&volume.cluster, node).await?;
-                let named = named.is_some_and(|named| named.vm.uuid == published.uuid);
+                let named = named.is_some_and(|named| named.vm.ids.lasting == published.uuid);
                 let same = |one: &str| one.eq_ignore_ascii_case(node);
                 if !named && !same(&published.uuid) && published.node != *node && published.vm != *node {
                     return Ok(());

@@ -144,11 +144,11 @@ impl From<DiskError> for Problem {
             DiskError::FileInUse { .. } => {
                 Self::with_detail(Kind::Precondition, "the volume is in use elsewhere", words)
             }
-            DiskError::NoQmp
-            | DiskError::NoController
+            DiskError::NoHypervisor(_)
+            | DiskError::NoController(_)
             | DiskError::NotReleased(_)
             | DiskError::GuestRefuses(_) => Self::new(Kind::Precondition, words),
-            DiskError::ControllersFull | DiskError::NoPort => Self::new(Kind::Exhausted, words),
+            DiskError::ControllersFull | DiskError::NoPort(_) => Self::new(Kind::Exhausted, words),
             DiskError::Kept { .. } => Self::new(Kind::Late, words),
             DiskError::Unreachable(_) => {
                 Self::with_detail(Kind::Unavailable, "the hypervisor of the VM cannot be asked now", words)

@@ -75,7 +75,7 @@ impl Keeper {
             let Ok(turn) = self.0.turns.take(Thing::Vm(vm.name.clone())) else { continue };
             let keeper = self.clone();
             self.0.tasks.children().spawn(async move {
-                keeper.compare(&vm.name, &vm.uuid).await;
+                keeper.compare(&vm.name, &vm.ids.lasting).await;
                 drop(turn);
             });
         }

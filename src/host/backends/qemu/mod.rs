@@ -11,10 +11,9 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use super::super::half::Half;
-use super::super::topology::Topology;
 use super::{Backend, Change, Vm};
 use crate::supervise::Scope;
-use crate::wire::proto::v1::PowerState;
+use crate::wire::proto::v1::{PowerState, Topology};
 
 pub mod hotplug;
 pub mod link;
@@ -60,7 +59,7 @@ impl Qemu {
 
 /// Watches one QMP socket of one VM, until it is dropped.
 struct Monitor {
-    /// The VM's name and UUID, and its socket: with another of them it is another monitor.
+    /// The VM's name and lasting identifier, and its socket: with another of them it is another monitor.
     of: (String, String, PathBuf),
     /// Plugs disks through it.
     vm: Arc<hotplug::Vm>,
@@ -81,11 +80,13 @@ impl Monitor {
 impl Backend for Qemu {
     fn watch(mut self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
-            let mut monitors = BTreeMap::new();
+            let (mut told, mut monitors) = (None, BTreeMap::new());
             loop {
                 let machines = self.machines.borrow_and_update().clone();
                 let names: Vec<_> = machines.iter().map(|machine| machine.vm.name.clone()).collect();
-                if list(machines, &mut monitors, &changes, &self.half).await.is_err() {
+                if list(&machines, &mut told, &changes).await.is_err()
+                    || monitor_all(machines, &mut monitors, &changes, &self.half).await.is_err()
+                {
                     return;
                 }
                 let topology = Arc::clone(&self.topology.borrow_and_update());
@@ -122,19 +123,47 @@ async fn tell(
     Ok(())
 }
 
-/// Tells the list, and has every QMP socket of it watched.
+/// Tells what of the list is another than was told; nothing was before the first one.
 async fn list(
+    machines: &[Machine],
+    told: &mut Option<BTreeMap<String, Vm>>,
+    changes: &mpsc::Sender<Change>,
+) -> Result<(), mpsc::error::SendError<Change>> {
+    let is_first = told.is_none();
+    let mut before = told.take().unwrap_or_default();
+    let mut now = BTreeMap::new();
+    let mut present = Vec::new();
+    for Machine { vm, .. } in machines {
+        if before.remove(&vm.name).as_ref() != Some(vm) {
+            present.push(vm.clone());
+        }
+        now.insert(vm.name.clone(), vm.clone());
+    }
+    // First what is gone: what it was known by may be another's.
+    for name in before.into_keys() {
+        changes.send(Change::Removed { name }).await?;
+    }
+    for vm in present {
+        changes.send(Change::Present(vm)).await?;
+    }
+    if is_first {
+        changes.send(Change::Synced).await?;
+    }
+    *told = Some(now);
+    Ok(())
+}
+
+/// Has every QMP socket of the list watched.
+async fn monitor_all(
     machines: Vec<Machine>,
     monitors: &mut BTreeMap<String, Monitor>,
     changes: &mpsc::Sender<Change>,
     half: &Arc<Half>,
 ) -> Result<(), mpsc::error::SendError<Change>> {
-    let vms = machines.iter().map(|machine| machine.vm.clone()).collect();
     let mut before = std::mem::take(monitors);
-    changes.send(Change::Listed(vms)).await?;
     for Machine { vm, qmp } in machines {
         let known = before.remove(&vm.name);
-        let wanted = qmp.map(|path| (vm.name.clone(), vm.uuid, path));
+        let wanted = qmp.map(|path| (vm.name.clone(), vm.ids.lasting, path));
         let monitor = match (known, wanted) {
             (Some(known), Some(wanted)) if known.of == wanted => known,
             (known, wanted) => {
@@ -188,18 +217,26 @@ mod tests {
                 change => return change,
             }
         };
-        assert!(matches!(next().await, Change::Listed(vms) if vms.len() == 2));
+        assert_eq!(next().await, Change::Present(machine("a", None).vm));
+        assert_eq!(next().await, Change::Present(machine("b", None).vm));
+        assert_eq!(next().await, Change::Synced);
         assert_eq!(next().await, off("a"));
 
         list.send_replace(vec![machine("a", Some(&a)), machine("b", Some(&b))]);
-        assert!(matches!(next().await, Change::Listed(_)));
         assert_eq!(next().await, off("b"), "a's has told already");
 
         list.send_replace(vec![machine("a", None), machine("b", Some(&other))]);
-        assert!(matches!(next().await, Change::Listed(_)));
         assert_eq!(next().await, unknown("a"));
         assert_eq!(next().await, unknown("b"));
         assert_eq!(next().await, off("b"));
+
+        let moved = Machine { vm: Vm::at("c", "/elsewhere"), qmp: None };
+        list.send_replace(vec![machine("a", None), machine("b", Some(&other)), moved.clone()]);
+        assert_eq!(next().await, Change::Present(moved.vm), "the others were told");
+        let altered = Machine { vm: Vm::at("a", "/elsewhere"), qmp: None };
+        list.send_replace(vec![machine("b", Some(&other)), altered.clone()]);
+        assert_eq!(next().await, Change::Removed { name: "c".into() });
+        assert_eq!(next().await, Change::Present(altered.vm));
 
         let elsewhere = Arc::new(Topology { zone: "b".into(), ..Topology::default() });
         move_to.send_replace(Arc::clone(&elsewhere));

@@ -34,7 +34,7 @@ mod attach;
 mod authority;
 mod detach;
 pub mod naming;
-mod place;
+pub(super) mod place;
 pub mod qcow2;
 mod seen;
 pub(super) mod volume;
@@ -157,7 +157,11 @@ impl Hotplug {
     }
 
     fn vm(&self, name: &str) -> Result<Arc<Vm>, DiskError> {
-        self.vms.borrow().get(name).ok_or(DiskError::UnknownVm)?.clone().ok_or(DiskError::NoQmp)
+        let no_socket = || {
+            let words = "the VM has no QMP socket in the settings of guestlet-host; set qmp";
+            DiskError::NoHypervisor(words.to_owned())
+        };
+        self.vms.borrow().get(name).ok_or(DiskError::UnknownVm)?.clone().ok_or_else(no_socket)
     }
 
     /// Who runs the VM's QEMU, if that is known.

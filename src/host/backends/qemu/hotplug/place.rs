@@ -36,10 +36,17 @@ async fn controller(link: &Link) -> Result<String, DiskError> {
         }
     }
     match best {
-        None => Err(DiskError::NoController),
+        None => Err(no_controller()),
         Some((TARGETS.., _)) => Err(DiskError::ControllersFull),
         Some((_, bus)) => Ok(bus),
     }
+}
+
+/// The VM has none for the scsi bus.
+pub fn no_controller() -> DiskError {
+    let words =
+        "the VM has no virtio-scsi controller; give QEMU -device virtio-scsi-pci, or use the virtio bus";
+    DiskError::NoController(words.to_owned())
 }
 
 /// A port with nothing in it.
@@ -56,7 +63,8 @@ async fn port(link: &Link) -> Result<String, DiskError> {
             return Ok(bus);
         }
     }
-    Err(DiskError::NoPort)
+    let words = "the VM has no free PCI Express root port; give QEMU more -device pcie-root-port, or use the scsi bus";
+    Err(DiskError::NoPort(words.to_owned()))
 }
 
 /// The paths of all devices whose type is wanted.

@@ -103,13 +103,17 @@ pub async fn ask<T: DeserializeOwned>(
     arguments: Value,
 ) -> Result<T, DiskError> {
     let answer = link.call(command, arguments).await?;
-    serde_json::from_value(answer).map_err(|_| DiskError::Strange(command))
+    serde_json::from_value(answer).map_err(|_| strange(command))
+}
+
+fn strange(command: &str) -> DiskError {
+    DiskError::Strange(format!("QEMU's answer to {command} is not understood"))
 }
 
 /// The properties of an object; none if there is no such object.
 pub async fn properties(link: &Link, path: &str) -> Result<Vec<Property>, DiskError> {
     match link.call("qom-list", json!({ "path": path })).await {
-        Ok(list) => serde_json::from_value(list).map_err(|_| DiskError::Strange("qom-list")),
+        Ok(list) => serde_json::from_value(list).map_err(|_| strange("qom-list")),
         Err(CallError::Refused { class, .. }) if class == "DeviceNotFound" => Ok(Vec::new()),
         Err(error) => Err(error.into()),
     }

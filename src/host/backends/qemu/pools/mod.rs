@@ -23,7 +23,7 @@ use super::super::disks::{AttachedDisk, Bus, DiskError, Disks, Format, GuestSide
 use super::super::volumes::{
     Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Volume, VolumeError, Volumes,
 };
-use super::hotplug::Hotplug;
+use super::hotplug::{Hotplug, place};
 
 mod access;
 mod authority;
@@ -114,11 +114,11 @@ impl Pools {
                 read_only,
             };
             match self.hotplug.attach(vm, disk).await {
-                Err(DiskError::NoController) if buses.peek().is_some() => {}
+                Err(DiskError::NoController(_)) if buses.peek().is_some() => {}
                 outcome => return Ok(outcome?),
             }
         }
-        Err(DiskError::NoController.into())
+        Err(place::no_controller().into())
     }
 }
 

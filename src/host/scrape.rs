@@ -12,8 +12,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::super::fleet::Handle;
-use super::super::half::Half;
+use super::fleet::Handle;
+use super::half::Half;
+use super::metrics;
 use crate::supervise::Scope;
 use crate::transport::{BoxStream, unix};
 
@@ -93,7 +94,7 @@ async fn answer(request: &Request<Incoming>, fleet: &Handle, half: &Half) -> Res
         (&Method::GET, "/metrics" | "/") => match fleet.tally().await {
             Ok(tally) => {
                 let uptime = half.started.elapsed().unwrap_or_default();
-                (StatusCode::OK, super::render(&half.metrics, tally, uptime))
+                (StatusCode::OK, metrics::render(&half.metrics, tally, uptime))
             }
             Err(stopped) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
         },
