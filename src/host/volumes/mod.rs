@@ -38,6 +38,8 @@ mod protocol;
 mod repair;
 pub mod size;
 mod tell;
+#[cfg(test)]
+mod tests;
 mod turns;
 
 use policy::{Policies, Policy, Reserved, Usage};

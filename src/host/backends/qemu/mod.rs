@@ -16,6 +16,8 @@ use super::{Backend, Change, Vm};
 use crate::supervise::Scope;
 use crate::wire::proto::v1::PowerState;
 
+#[cfg(test)]
+mod conformance;
 pub mod hotplug;
 pub mod link;
 pub mod monitor;

@@ -1,0 +1,130 @@
+//! What is decided here needs no QEMU and no file: it is the same over a backend in memory.
+
+use tokio_util::sync::CancellationToken;
+
+use super::super::backends::memory::Memory;
+use super::super::backends::volumes::Place;
+use super::super::backends::{Change, Vm};
+use super::super::fleet::Fleet;
+use super::*;
+
+const MIB: i64 = 1 << 20;
+
+struct Bench {
+    keeper: Keeper,
+    memory: Memory,
+    _scope: Scope,
+}
+
+fn place(name: &str) -> Place {
+    Place { uuid: format!("uuid-of-{name}"), vm: name.to_owned() }
+}
+
+fn vm(name: &str) -> Vm {
+    Vm { uuid: place(name).uuid, cluster: "dev".into(), max_volumes: 2, ..Vm::at(name, "/nowhere") }
+}
+
+impl Bench {
+    /// The VMs `a` and `b`.
+    async fn new() -> Self {
+        let (memory, scope) = (Memory::default(), Scope::new());
+        ["a", "b"].iter().for_each(|name| memory.start(&place(name)));
+        let half = Arc::new(Half::new("host".into()));
+        let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
+        changes.send(Change::Listed(["a", "b"].map(vm).to_vec())).await.unwrap();
+        scope.children().spawn(async move {
+            let _changes = changes;
+            fleet.run(CancellationToken::new()).await;
+        });
+        let policies = watch::channel(Policies::default()).1;
+        let keeper = Keeper::new(Arc::new(memory.clone()), handle, policies, half);
+        Self { keeper, memory, _scope: scope }
+    }
+
+    async fn create(&self, name: &str) -> Result<Volume, Problem> {
+        let range = Range::new(20 * MIB, 0).unwrap();
+        let wanted = Wanted { name: name.into(), class: None, range, claim: String::new() };
+        self.keeper.create(&Asker::Host, "dev", wanted).await
+    }
+
+    async fn publish(&self, id: &str, node: &str) -> Result<(), Problem> {
+        self.keeper.publish(&Asker::Host, id, node, false).await.map(drop)
+    }
+
+    async fn unpublish(&self, id: &str, forced: bool) -> Result<(), Problem> {
+        self.keeper.unpublish(&Asker::Host, id, None, forced).await
+    }
+
+    async fn remove(&self, id: &str) -> Result<(), Problem> {
+        self.keeper.remove(&Asker::Host, id).await
+    }
+
+    #[track_caller]
+    fn plugged(&self, expected: &[(&str, &str)]) {
+        let truth = self.memory.truth();
+        let truth: Vec<_> = truth.iter().map(|(vm, id)| (vm.as_str(), id.as_str())).collect();
+        assert_eq!(truth, expected);
+    }
+}
+
+#[track_caller]
+fn is(outcome: Result<(), Problem>, kind: Kind) {
+    let problem = outcome.unwrap_err();
+    assert_eq!(problem.kind, kind, "{problem}");
+}
+
+// The agents of these VMs never come; the time that is waited for them passes at once.
+#[tokio::test(start_paused = true)]
+async fn a_volume_goes_from_one_vm_to_another() {
+    let bench = Bench::new().await;
+    let id = bench.create("v").await.unwrap().id;
+    assert_eq!(bench.create("v").await.unwrap().id, id, "a name is one volume");
+    for _ in 0..2 {
+        bench.publish(&id, "a").await.unwrap();
+        bench.plugged(&[("a", &id)]);
+    }
+    is(bench.publish(&id, "b").await, Kind::Precondition);
+    is(bench.publish(&id, "c").await, Kind::NotFound);
+    is(bench.remove(&id).await, Kind::Precondition);
+    let larger = Range::new(40 * MIB, 0).unwrap();
+    assert_eq!(bench.keeper.expand(&Asker::Host, &id, larger).await.unwrap(), 40 << 20);
+    bench.plugged(&[("a", &id)]);
+    for _ in 0..2 {
+        bench.unpublish(&id, false).await.unwrap();
+        bench.plugged(&[]);
+    }
+    bench.publish(&id, &place("b").uuid).await.unwrap();
+    bench.plugged(&[("b", &id)]);
+    // The VM ends without having been asked for the volume.
+    bench.memory.end("b");
+    bench.memory.start(&place("b"));
+    bench.publish(&id, "a").await.unwrap();
+    bench.plugged(&[("a", &id)]);
+    bench.unpublish(&id, false).await.unwrap();
+    for _ in 0..2 {
+        bench.remove(&id).await.unwrap();
+    }
+    assert_eq!(bench.keeper.list(&Asker::Host, "", 0).await.unwrap().0, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_free_while_nobody_can_say_so() {
+    let bench = Bench::new().await;
+    let id = bench.create("v").await.unwrap().id;
+    bench.publish(&id, "a").await.unwrap();
+    bench.memory.be_silent("a");
+    is(bench.publish(&id, "b").await, Kind::Unavailable);
+    is(bench.unpublish(&id, false).await, Kind::Unavailable);
+    is(bench.remove(&id).await, Kind::Unavailable);
+    let larger = Range::new(40 * MIB, 0).unwrap();
+    is(bench.keeper.expand(&Asker::Host, &id, larger).await.map(drop), Kind::Unavailable);
+    bench.plugged(&[("a", &id)]);
+    // Somebody answers for it, and is wrong.
+    bench.unpublish(&id, true).await.unwrap();
+    is(bench.publish(&id, "b").await, Kind::Unavailable);
+    is(bench.remove(&id).await, Kind::Unavailable);
+    bench.plugged(&[("a", &id)]);
+    bench.memory.end("a");
+    bench.publish(&id, "b").await.unwrap();
+    bench.plugged(&[("b", &id)]);
+}
