@@ -78,6 +78,11 @@ async fn it_is_made_and_removed(bench: &dyn Bench) -> String {
     assert_eq!(volumes.holder(&made.id).await.unwrap(), Holder::Off);
     assert!(volumes.capacity(&made.class).await.unwrap().free > 0);
 
+    let classes: Vec<_> = volumes.classes().into_iter().map(|class| class.name).collect();
+    // What is known may be from before anything was looked at.
+    for room in volumes.rooms() {
+        assert!(classes.contains(&room.class) && room.size >= room.free, "{room:?}");
+    }
     let unknown = volumes.capacity("no-such-class").await;
     assert!(matches!(unknown, Err(VolumeError::NoClass(_))), "{unknown:?}");
     let new = NewVolume {

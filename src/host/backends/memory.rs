@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::authority::{Open, Said, Verdict, judge};
 use super::disks::{Bus, DiskError, GuestSide};
 use super::volumes::{
-    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Volume, VolumeError, Volumes,
+    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
 };
 
 /// The only storage class.
@@ -119,6 +119,10 @@ impl Memory {
 impl Volumes for Memory {
     fn classes(&self) -> Vec<Class> {
         vec![Class { name: CLASS.to_owned(), is_default: true }]
+    }
+
+    fn rooms(&self) -> Vec<Room> {
+        vec![Room { class: CLASS.to_owned(), size: SIZE, free: self.world().free() }]
     }
 
     async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {

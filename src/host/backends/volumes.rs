@@ -106,6 +106,17 @@ pub struct Capacity {
     pub largest: u64,
 }
 
+/// What there is for the volumes of a class, as it was when it was looked at the last time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Room {
+    /// The name of the class.
+    pub class: String,
+    /// Bytes in all.
+    pub size: u64,
+    /// Those of them that are free.
+    pub free: u64,
+}
+
 /// How the guest knows a volume that is plugged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plugged {
@@ -155,6 +166,10 @@ pub trait Volumes: Send + Sync + fmt::Debug {
 
     /// How much room a class has.
     async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError>;
+
+    /// The room of each class of which it is known. Nothing is looked at for it, so it is there at once; a class that does
+    /// not answer now is left out.
+    fn rooms(&self) -> Vec<Room>;
 
     /// All volumes, in the order of their identifiers.
     async fn list(&self) -> Result<Vec<Volume>, VolumeError>;

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::backends::volumes::Room;
 use super::fleet::Tally;
 
 pub mod operations;
@@ -103,7 +104,7 @@ impl Histogram {
 }
 
 /// Everything as Prometheus reads it.
-pub fn render(metrics: &Metrics, tally: Tally, uptime: Duration) -> String {
+pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration) -> String {
     let mut text = String::new();
     head(&mut text, "guestlet_host_info", "gauge", "The version that runs.");
     let _ = writeln!(text, "guestlet_host_info{{version=\"{}\"}} 1", crate::VERSION);
@@ -147,6 +148,13 @@ pub fn render(metrics: &Metrics, tally: Tally, uptime: Duration) -> String {
     metrics.connect.render(&mut text, name);
     metrics.volumes.render(&mut text);
     metrics.hypervisors.render(&mut text);
+    let name = "guestlet_host_pool_bytes";
+    head(&mut text, name, "gauge", "Bytes of pools' file systems; none of a pool that does not answer.");
+    for Room { class, size, free } in rooms {
+        for (kind, bytes) in [("size", size), ("free", free)] {
+            let _ = writeln!(text, "{name}{{class=\"{class}\",kind=\"{kind}\"}} {bytes}");
+        }
+    }
     text
 }
 
@@ -170,7 +178,8 @@ mod tests {
             metrics.freezes.ended(end);
         }
         let tally = Tally { vms: 3, connected: 2, refused: 1, ..Tally::default() };
-        let text = render(&metrics, tally, Duration::from_millis(1500));
+        let rooms = [Room { class: "fast".into(), size: 1 << 40, free: 7 }];
+        let text = render(&metrics, tally, &rooms, Duration::from_millis(1500));
         for line in [
             "guestlet_host_uptime_seconds 1.5",
             "guestlet_host_virtual_machines{session=\"connected\"} 2",
@@ -187,6 +196,8 @@ mod tests {
             "guestlet_host_connect_seconds_bucket{le=\"+Inf\"} 3",
             "guestlet_host_connect_seconds_sum 30.004",
             "guestlet_host_connect_seconds_count 3",
+            "guestlet_host_pool_bytes{class=\"fast\",kind=\"size\"} 1099511627776",
+            "guestlet_host_pool_bytes{class=\"fast\",kind=\"free\"} 7",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }

@@ -197,9 +197,9 @@ impl Store {
         last.filter(|_| entries.len() == CHECKED)
     }
 
-    /// Notes whether a pool is full. Blocks.
+    /// Notes what room a pool has. Blocks.
     fn measure(&self, folder: &Folder) {
-        let Ok(free) = folder.free() else { return };
+        let Ok((size, free)) = folder.room() else { return };
         let mut index = self.index();
         let Some(open) = index.open_at(folder.path()) else { return };
         let is_full = free < FULL;
@@ -207,6 +207,7 @@ impl Store {
             tracing::warn!(path = %folder.path().display(), free, "a pool is full");
         }
         open.is_full = is_full;
+        open.room = Some((size, free));
     }
 
     /// That a directory is not that of its pool any more.
@@ -493,7 +494,8 @@ impl Store {
 }
 
 fn free(folder: &Folder) -> Result<u64, VolumeError> {
-    folder.free().map_err(|error| VolumeError::System("look at", folder.path().to_owned(), error))
+    let room = folder.room().map(|(_, free)| free);
+    room.map_err(|error| VolumeError::System("look at", folder.path().to_owned(), error))
 }
 
 /// That a pool has left the settings meanwhile.
