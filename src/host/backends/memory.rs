@@ -27,6 +27,8 @@ struct World {
     vms: BTreeMap<String, Machine>,
     /// Volumes that were ever made.
     made: u64,
+    /// Volumes take no room until they are written to, which nobody does.
+    is_thin: bool,
 }
 
 #[derive(Debug)]
@@ -54,7 +56,8 @@ impl World {
     }
 
     fn free(&self) -> u64 {
-        SIZE.saturating_sub(self.volumes.values().map(|volume| volume.size).sum())
+        let all = self.volumes.values().map(|volume| volume.size).sum();
+        if self.is_thin { SIZE } else { SIZE.saturating_sub(all) }
     }
 
     fn said(&self, id: &str, uuid: &str) -> Said {
@@ -84,6 +87,11 @@ impl Memory {
     pub fn start(&self, place: &Place) {
         let vm = Machine { uuid: place.uuid.clone(), answers: true, disks: BTreeSet::new() };
         self.world().vms.insert(place.vm.clone(), vm);
+    }
+
+    /// From now on volumes take no room until they are written to.
+    pub fn is_thin(&self) {
+        self.world().is_thin = true;
     }
 
     /// A VM ends, and has no volumes any more.
@@ -130,7 +138,7 @@ impl Volumes for Memory {
             return Err(VolumeError::NoClass(class.to_owned()));
         }
         let free = self.world().free();
-        Ok(Capacity { free, largest: free })
+        Ok(Capacity { size: SIZE, free, largest: free })
     }
 
     async fn list(&self) -> Result<Vec<Volume>, VolumeError> {

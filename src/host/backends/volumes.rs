@@ -100,6 +100,8 @@ pub struct Class {
 /// How much room a class has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
+    /// Bytes in all; 0 if that is not said, as some file systems do not.
+    pub size: u64,
     /// Bytes that are free.
     pub free: u64,
     /// Bytes of the largest volume that could be made.

@@ -128,3 +128,51 @@ async fn nothing_is_free_while_nobody_can_say_so() {
     bench.publish(&id, "b").await.unwrap();
     bench.plugged(&[("b", &id)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_has_no_more_volumes_than_it_may() {
+    let bench = Bench::new().await;
+    let mut ids = Vec::new();
+    for name in ["u", "v", "w"] {
+        ids.push(bench.create(name).await.unwrap().id);
+    }
+    // At the same time they are no more, either.
+    let (u, v, w) =
+        tokio::join!(bench.publish(&ids[0], "a"), bench.publish(&ids[1], "a"), bench.publish(&ids[2], "a"));
+    let outcomes = [u, v, w];
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 2, "{outcomes:?}");
+    let refused = outcomes.iter().position(Result::is_err).unwrap();
+    let problem = outcomes[refused].clone().unwrap_err();
+    assert!(problem.to_string().contains("has 2 volumes, and may have 2; see max-volumes"), "{problem}");
+    is(bench.publish(&ids[refused], "a").await, Kind::Exhausted);
+    // What it has it may be given again, and what is refused goes elsewhere.
+    let has = ids.iter().enumerate().find(|(at, _)| *at != refused).unwrap().1;
+    bench.publish(has, "a").await.unwrap();
+    bench.publish(&ids[refused], "b").await.unwrap();
+    bench.unpublish(&ids[refused], false).await.unwrap();
+    bench.unpublish(has, false).await.unwrap();
+    bench.publish(&ids[refused], "a").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_has_no_more_bytes_than_there_are() {
+    let bench = Bench::new().await;
+    let create = |name: &str, size: i64| {
+        let range = Range::new(size, 0).unwrap();
+        let wanted = Wanted { name: name.into(), class: None, range, claim: String::new() };
+        bench.keeper.create(&Asker::Host, "dev", wanted)
+    };
+    // Less than half of it is written, for all that the backend knows; it is the cluster that has too much.
+    bench.memory.is_thin();
+    let id = create("v", 1000 * MIB).await.unwrap().id;
+    let problem = create("w", 100 * MIB).await.unwrap_err();
+    assert_eq!(problem.kind, Kind::Exhausted);
+    assert!(problem.to_string().contains("without max-bytes they may have as many"), "{problem}");
+    let larger = Range::new(1100 * MIB, 0).unwrap();
+    is(bench.keeper.expand(&Asker::Host, &id, larger).await.map(drop), Kind::Exhausted);
+    create("w", 20 * MIB).await.unwrap();
+    let room = bench.keeper.capacity(&Asker::Host, "dev", None).await.unwrap();
+    assert_eq!(room.free, 4 << 20);
+    // It is for each cluster.
+    assert_eq!(bench.keeper.capacity(&Asker::Host, "prod", None).await.unwrap().free, 1 << 30);
+}

@@ -251,12 +251,12 @@ impl Store {
     /// If it is unknown, or cannot be used now.
     pub fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
         let (folder, pool) = self.class(class)?;
-        let free = free(&folder)?;
+        let (size, free) = room(&folder)?;
         let largest = match pool.allocation {
             Allocation::Thin => LARGEST,
             Allocation::Full => free.min(LARGEST),
         };
-        Ok(Capacity { free, largest })
+        Ok(Capacity { size, free, largest })
     }
 
     fn class(&self, class: &str) -> Result<(Arc<Folder>, Pool), VolumeError> {
@@ -307,7 +307,7 @@ impl Store {
         let (folder, pool) = self.class(&new.class)?;
         self.look_again(&folder);
         let full = pool.allocation == Allocation::Full;
-        if full && free(&folder)? < new.size {
+        if full && room(&folder)?.1 < new.size {
             return Err(no_room(&pool.name, new.size));
         }
         let size = new.size;
@@ -493,9 +493,9 @@ impl Store {
     }
 }
 
-fn free(folder: &Folder) -> Result<u64, VolumeError> {
-    let room = folder.room().map(|(_, free)| free);
-    room.map_err(|error| VolumeError::System("look at", folder.path().to_owned(), error))
+/// Bytes of a pool's file system, and those of them that are free.
+fn room(folder: &Folder) -> Result<(u64, u64), VolumeError> {
+    folder.room().map_err(|error| VolumeError::System("look at", folder.path().to_owned(), error))
 }
 
 /// That a pool has left the settings meanwhile.
