@@ -99,7 +99,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let (topology, pools) = (followed.topology.clone(), followed.pools);
     let kind = backends::Kind::Qemu { machines: followed.machines, topology, volumes, pools };
     let backends::Built { backend, disks, volumes } = kind.build(&half);
-    let keeper = Keeper::new(volumes, handle.clone(), followed.policies, Arc::clone(&half));
+    let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
     let fleet = fleet.with_volumes(keeper.clone());
 
     let mut supervisor = Supervisor::new();
@@ -132,9 +132,10 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         Ok(())
     });
     for listener in metrics {
-        let (asked, half, token) = (handle.clone(), Arc::clone(&half), shutdown.clone());
+        let (fleet, volumes, half) = (handle.clone(), Arc::clone(&volumes), Arc::clone(&half));
+        let (subject, token) = (scrape::Subject { fleet, volumes, half }, shutdown.clone());
         supervisor.spawn("metrics", async move {
-            scrape::run(listener, asked, half, token).await;
+            scrape::run(listener, subject, token).await;
             Ok(())
         });
     }

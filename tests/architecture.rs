@@ -185,13 +185,13 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 ];
 
 /// The modules below this one that a file of it names by `super::` or from the crate's root, without its tests.
-fn neighbours(path: &Path, room: &Path, root: &str) -> BTreeSet<String> {
+fn neighbours(path: &Path, room: &Path, top: &str) -> BTreeSet<String> {
     let relative = path.strip_prefix(room).unwrap();
     let depth = relative.components().count() - usize::from(relative.ends_with("mod.rs"));
     let text = std::fs::read_to_string(path).unwrap();
     let code = code(text.split("#[cfg(test)]\nmod tests").next().unwrap());
     let up = vec!["super"; depth].join("::");
-    let mut found = imports(&code, &[&up, root]);
+    let mut found = imports(&code, &[&up, top]);
     found.remove("super");
     found
 }
@@ -234,7 +234,7 @@ fn modules_of_the_host_half_form_no_circle_but_those_that_are_known() {
     }
     for (from, to, reason) in CIRCLES {
         assert!(!reason.is_empty(), "{from} → {to}: say why");
-        let arrow = (from.to_string(), to.to_string());
+        let arrow = ((*from).to_owned(), (*to).to_owned());
         assert!(arrows.remove(&arrow), "{from} → {to} is no more: take it from the list");
     }
     let closes = |(from, to): &&(String, String)| leads(&arrows, to, from);

@@ -12,6 +12,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use super::backends::volumes::Volumes;
 use super::fleet::Handle;
 use super::half::Half;
 use super::metrics;
@@ -47,8 +48,19 @@ impl Listener {
     }
 }
 
+/// What is told of.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    /// Which VMs there are, and how.
+    pub fleet: Handle,
+    /// What room they have.
+    pub volumes: Arc<dyn Volumes>,
+    /// What was counted.
+    pub half: Arc<Half>,
+}
+
 /// Serves until `shutdown`.
-pub async fn run(listener: Listener, fleet: Handle, half: Arc<Half>, shutdown: CancellationToken) {
+pub async fn run(listener: Listener, subject: Subject, shutdown: CancellationToken) {
     let places = Arc::new(Semaphore::new(MAX_CLIENTS));
     let clients = Scope::new();
     loop {
@@ -65,18 +77,18 @@ pub async fn run(listener: Listener, fleet: Handle, half: Arc<Half>, shutdown: C
             }
         };
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-        let (fleet, half) = (fleet.clone(), Arc::clone(&half));
+        let subject = subject.clone();
         clients.children().spawn(async move {
-            drop(tokio::time::timeout(LIFETIME, client(stream, fleet, half)).await);
+            drop(tokio::time::timeout(LIFETIME, client(stream, subject)).await);
             drop(place);
         });
     }
 }
 
-async fn client(stream: BoxStream, fleet: Handle, half: Arc<Half>) {
+async fn client(stream: BoxStream, subject: Subject) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (fleet, half) = (fleet.clone(), Arc::clone(&half));
-        async move { Ok::<_, Infallible>(answer(&request, &fleet, &half).await) }
+        let subject = subject.clone();
+        async move { Ok::<_, Infallible>(answer(&request, &subject).await) }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -89,12 +101,13 @@ async fn client(stream: BoxStream, fleet: Handle, half: Arc<Half>) {
     }
 }
 
-async fn answer(request: &Request<Incoming>, fleet: &Handle, half: &Half) -> Response<String> {
+async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<String> {
+    let Subject { fleet, volumes, half } = subject;
     let (status, text) = match (request.method(), request.uri().path()) {
         (&Method::GET, "/metrics" | "/") => match fleet.tally().await {
             Ok(tally) => {
                 let uptime = half.started.elapsed().unwrap_or_default();
-                (StatusCode::OK, metrics::render(&half.metrics, tally, uptime))
+                (StatusCode::OK, metrics::render(&half.metrics, tally, &volumes.rooms(), uptime))
             }
             Err(stopped) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
         },

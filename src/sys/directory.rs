@@ -91,13 +91,14 @@ impl Directory {
         Ok((found.dev(), found.ino()))
     }
 
-    /// Bytes that its file system has free for everybody.
+    /// Bytes of its file system, and those of them that are free for everybody.
     ///
     /// # Errors
     /// As fstatvfs(3) gives them.
-    pub fn free(&self) -> io::Result<u64> {
+    pub fn room(&self) -> io::Result<(u64, u64)> {
         let found = fstatvfs(&self.file)?;
-        Ok(found.blocks_available().saturating_mul(found.fragment_size()))
+        let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
+        Ok((bytes(found.blocks()), bytes(found.blocks_available())))
     }
 
     /// The names of all that is in it.

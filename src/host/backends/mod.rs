@@ -1,7 +1,8 @@
 //! Backends: who says which VMs there are, and whether they run, and plugs disks into them.
 //!
 //! One folder for each. To add one: implement [`Backend`], [`disks::Disks`] and [`volumes::Volumes`], give it its settings as a variant of
-//! [`Kind`], and its arm in [`Kind::build`], the one place that chooses.
+//! [`Kind`], and its arm in [`Kind::build`], the one place that chooses; and put it through the tests of `conformance`, as
+//! `memory`, which is for tests alone, is put through them.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -17,7 +18,11 @@ use crate::transport::dial::Target;
 use crate::wire::proto::v1::{PowerState, Topology};
 
 pub mod authority;
+#[cfg(test)]
+pub mod conformance;
 pub mod disks;
+#[cfg(test)]
+pub mod memory;
 pub mod qemu;
 pub mod volumes;
 

@@ -15,6 +15,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use super::super::metrics::Room;
 use super::disks::{Bus, DiskError, GuestSide};
 
 /// A volume.
@@ -100,6 +101,8 @@ pub struct Class {
 /// How much room a class has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
+    /// Bytes in all; 0 if that is not said, as some file systems do not.
+    pub size: u64,
     /// Bytes that are free.
     pub free: u64,
     /// Bytes of the largest volume that could be made.
@@ -155,6 +158,10 @@ pub trait Volumes: Send + Sync + fmt::Debug {
 
     /// How much room a class has.
     async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError>;
+
+    /// The room of each class of which it is known. Nothing is looked at for it, so it is there at once; a class that does
+    /// not answer now is left out.
+    fn rooms(&self) -> Vec<Room>;
 
     /// All volumes, in the order of their identifiers.
     async fn list(&self) -> Result<Vec<Volume>, VolumeError>;

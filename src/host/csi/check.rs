@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::super::volumes::problem::{Kind, Problem};
-use crate::wire::proto::csi::VolumeCapability;
 use crate::wire::proto::csi::volume_capability::access_mode::Mode;
 use crate::wire::proto::csi::volume_capability::{AccessType, MountVolume};
+use crate::wire::proto::csi::{Topology, TopologyRequirement, VolumeCapability};
 
 /// Bytes of the longest identifier, as CSI has it.
 const LONGEST: usize = 128;
@@ -20,6 +20,10 @@ const CAPABILITIES: usize = 64;
 const CLASS: &str = "hostStorageClass";
 /// What the provisioner adds to the parameters.
 const PROVISIONER: &str = "csi.storage.k8s.io/";
+
+/// The key by which agents tell kubelet on which host they are, and the cluster which hosts reach a volume. Agents take the
+/// value from `WhoAmI`, so it is the name of the host half's host, whatever `topology.host` is.
+const HOST: &str = "guestlet.io/host";
 
 /// What the parameters of a volume to be say.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -123,6 +127,34 @@ pub fn is_block(capability: &VolumeCapability) -> bool {
     matches!(capability.access_type, Some(AccessType::Block(_)))
 }
 
+/// From where a volume that is made here can be reached, as the cluster is told: nowhere in particular where it does not
+/// ask, as it does not if its nodes have said nothing of where they are.
+///
+/// # Errors
+/// If it is to be reached from other hosts only.
+pub fn placed(requirement: Option<&TopologyRequirement>, host: &str) -> Result<Vec<Topology>, Problem> {
+    let Some(TopologyRequirement { requisite, preferred }) = requirement else { return Ok(Vec::new()) };
+    // What is preferred is a part of what is requisite, if anything is.
+    let wanted = if requisite.is_empty() { preferred } else { requisite };
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    if !wanted.iter().any(|topology| is_here(topology, host)) {
+        let words = format!(
+            "the volume is wanted on other hosts, and volumes of this host can be used on {HOST}={host} only: let a \
+             provisioner make it whose agent is on one of those hosts, or let pods run here, and bind volumes when the \
+             first pod comes (WaitForFirstConsumer)"
+        );
+        return Err(Problem::new(Kind::Exhausted, words));
+    }
+    Ok(vec![Topology { segments: [(HOST.to_owned(), host.to_owned())].into() }])
+}
+
+/// Whether nodes at that place are VMs of this host.
+pub fn is_here(topology: &Topology, host: &str) -> bool {
+    topology.segments.get(HOST).is_some_and(|named| named == host)
+}
+
 /// What the parameters of a volume to be say.
 ///
 /// # Errors
@@ -187,6 +219,35 @@ mod tests {
         ] {
             let problem = capabilities(&wrong).unwrap_err();
             assert!(problem.kind == Kind::Invalid && problem.to_string().contains(words), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_volume_is_reached_from_its_host_alone() {
+        let at = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            Topology { segments: pairs.collect() }
+        };
+        let (here, there) = (at(&[(HOST, "one")]), at(&[(HOST, "two")]));
+        let zoned = at(&[(HOST, "one"), ("topology.kubernetes.io/zone", "a")]);
+        let zone = at(&[("topology.kubernetes.io/zone", "a")]);
+        for (requisite, preferred, is_placed) in [
+            (vec![there.clone(), here.clone()], vec![there.clone()], true),
+            (vec![zoned], vec![], true),
+            (vec![], vec![there.clone(), here.clone()], true),
+            (vec![there.clone()], vec![here.clone()], false),
+            (vec![], vec![there], false),
+            (vec![zone], vec![], false),
+            (vec![Topology::default()], vec![], false),
+        ] {
+            let requirement = TopologyRequirement { requisite, preferred };
+            match placed(Some(&requirement), "one") {
+                Ok(places) => assert!(is_placed && places == [here.clone()], "{requirement:?}: {places:?}"),
+                Err(problem) => assert!(!is_placed && problem.kind == Kind::Exhausted, "{requirement:?}"),
+            }
+        }
+        for nothing in [None, Some(&TopologyRequirement::default())] {
+            assert_eq!(placed(nothing, "one"), Ok(vec![]));
         }
     }
 

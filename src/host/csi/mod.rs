@@ -29,15 +29,17 @@ pub struct Service {
     keeper: Keeper,
     asker: Asker,
     cluster: String,
+    /// As guests know it.
+    host: String,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Service {
-    /// Answers the guest of this VM, which acts for that cluster.
-    pub fn new(keeper: Keeper, vm: &str, cluster: &str) -> Self {
+    /// Answers the guest of this VM, which acts for that cluster and knows this host by the name `host`.
+    pub fn new(keeper: Keeper, vm: &str, cluster: &str, host: &str) -> Self {
         let asker = Asker::Guest { vm: vm.to_owned(), cluster: cluster.to_owned() };
-        Self { keeper, asker, cluster: cluster.to_owned() }
+        Self { keeper, asker, cluster: cluster.to_owned(), host: host.to_owned() }
     }
 
     /// Who may not ask learns nothing, not even what is wrong with a request.
@@ -107,11 +109,12 @@ impl Controller for Service {
             let Parameters { class, claim } = check::parameters(&request.parameters)?;
             let range = request.capacity_range.unwrap_or_default();
             let range = Range::new(range.required_bytes, range.limit_bytes)?;
+            let places = check::placed(request.accessibility_requirements.as_ref(), &self.host)?;
             let wanted = Wanted { name: request.name, class, range, claim };
-            self.keeper.create(&self.asker, &self.cluster, wanted).await
+            let made = self.keeper.create(&self.asker, &self.cluster, wanted).await?;
+            Ok(csi::Volume { accessible_topology: places, ..volume(made) })
         };
-        let made = created.await.map(|made| csi::CreateVolumeResponse { volume: Some(volume(made)) });
-        answer(made)
+        answer(created.await.map(|made| csi::CreateVolumeResponse { volume: Some(made) }))
     }
 
     async fn delete_volume(
@@ -233,6 +236,9 @@ impl Controller for Service {
             if !request.volume_capabilities.is_empty()
                 && check::capabilities(&request.volume_capabilities).is_err()
             {
+                return Ok(csi::GetCapacityResponse::default());
+            }
+            if request.accessible_topology.is_some_and(|place| !check::is_here(&place, &self.host)) {
                 return Ok(csi::GetCapacityResponse::default());
             }
             let found = self.keeper.capacity(&self.asker, &self.cluster, class.as_deref()).await?;

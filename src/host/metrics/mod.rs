@@ -26,6 +26,17 @@ pub struct Tally {
     pub callbacks: usize,
 }
 
+/// What there is for the volumes of a class, as it was when it was looked at the last time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Room {
+    /// The name of the class.
+    pub class: String,
+    /// Bytes in all.
+    pub size: u64,
+    /// Those of them that are free.
+    pub free: u64,
+}
+
 /// Counters since the host half started. Sessions count; nobody waits for anybody.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -118,7 +129,7 @@ impl Histogram {
 }
 
 /// Everything as Prometheus reads it.
-pub fn render(metrics: &Metrics, tally: Tally, uptime: Duration) -> String {
+pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration) -> String {
     let mut text = String::new();
     head(&mut text, "guestlet_host_info", "gauge", "The version that runs.");
     let _ = writeln!(text, "guestlet_host_info{{version=\"{}\"}} 1", crate::VERSION);
@@ -162,6 +173,13 @@ pub fn render(metrics: &Metrics, tally: Tally, uptime: Duration) -> String {
     metrics.connect.render(&mut text, name);
     metrics.volumes.render(&mut text);
     metrics.hypervisors.render(&mut text);
+    let name = "guestlet_host_pool_bytes";
+    head(&mut text, name, "gauge", "Bytes of pools' file systems; none of a pool that does not answer.");
+    for Room { class, size, free } in rooms {
+        for (kind, bytes) in [("size", size), ("free", free)] {
+            let _ = writeln!(text, "{name}{{class=\"{class}\",kind=\"{kind}\"}} {bytes}");
+        }
+    }
     text
 }
 
@@ -185,7 +203,8 @@ mod tests {
             metrics.freezes.ended(end);
         }
         let tally = Tally { vms: 3, connected: 2, refused: 1, ..Tally::default() };
-        let text = render(&metrics, tally, Duration::from_millis(1500));
+        let rooms = [Room { class: "fast".into(), size: 1 << 40, free: 7 }];
+        let text = render(&metrics, tally, &rooms, Duration::from_millis(1500));
         for line in [
             "guestlet_host_uptime_seconds 1.5",
             "guestlet_host_virtual_machines{session=\"connected\"} 2",
@@ -202,6 +221,8 @@ mod tests {
             "guestlet_host_connect_seconds_bucket{le=\"+Inf\"} 3",
             "guestlet_host_connect_seconds_sum 30.004",
             "guestlet_host_connect_seconds_count 3",
+            "guestlet_host_pool_bytes{class=\"fast\",kind=\"size\"} 1099511627776",
+            "guestlet_host_pool_bytes{class=\"fast\",kind=\"free\"} 7",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }

@@ -1,6 +1,9 @@
 //! Who has a volume: it is published, unpublished, removed and made larger, one step after the other as `protocol`
 //! decides them.
 
+use std::collections::BTreeSet;
+
+use super::super::backends::Vm;
 use super::super::backends::volumes::{Place, Plugged, Published, Volume};
 use super::super::disks::release::{self, Agent};
 use super::super::fleet::{Identity, Machine};
@@ -87,7 +90,10 @@ impl Keeper {
                 leaving: false,
             };
             let new = volume.published.as_ref() != Some(&published);
+            let arrival = (vm.ids.lasting.clone(), id.clone());
+            keeper.admit(&vm, &arrival).await?;
             let plugged = keeper.0.volumes.plug(&id, published, &vm.name).await;
+            keeper.0.arriving.lock().await.remove(&arrival);
             let plugged = plugged.map_err(|error| keeper.logged(&by, "plug a volume", &id, error))?;
             if new {
                 keeper.tell(VolumeAction::Attached, &volume, &by, Some(&vm.name)).await;
@@ -150,13 +156,14 @@ impl Keeper {
             let size = range.grow(volume.size)?;
             let policy = keeper.policy(&volume.cluster);
             let more = size - volume.size;
+            let key = (volume.cluster.clone(), volume.name.clone());
             if more > 0 {
                 let usage = Usage { volumes: 0, bytes: more };
-                keeper.reserve(&policy, &volume.cluster, &volume.name, size, usage).await?;
+                keeper.reserve(&policy, &key, &volume.class, size, usage).await?;
             }
             let vm = place.map(|place| place.vm);
             let grown = keeper.0.volumes.grow(&id, size, vm.as_deref()).await;
-            keeper.0.reserved.lock().await.remove(&(volume.cluster.clone(), volume.name.clone()));
+            keeper.0.reserved.lock().await.remove(&key);
             let size = grown.map_err(|error| keeper.logged(&by, "make a volume larger", &id, error))?;
             if more > 0 {
                 let volume = Volume { size, ..*volume };
@@ -165,6 +172,31 @@ impl Keeper {
             Ok(size)
         })
         .await
+    }
+
+    /// Sees to it that a VM may have this volume beside those that it has. It counts from now on, until it is no longer
+    /// among those that arrive.
+    async fn admit(&self, vm: &Vm, arrival: &(String, String)) -> Result<(), Problem> {
+        let mut arriving = self.0.arriving.lock().await;
+        let volumes = self.0.volumes.list().await?;
+        let is_of = |uuid: &str| uuid == vm.ids.lasting;
+        let there =
+            volumes.iter().filter(|one| one.published.as_ref().is_some_and(|place| is_of(&place.uuid)));
+        let coming = arriving.iter().filter(|(uuid, _)| is_of(uuid)).map(|(_, id)| id);
+        let has: BTreeSet<&String> = there.map(|one| &one.id).chain(coming).collect();
+        let most = usize::try_from(vm.max_volumes).unwrap_or(usize::MAX);
+        // As kubelet understands it, 0 is no limit. What it has already it may have again.
+        if most > 0 && has.len() >= most && !has.contains(&arrival.1) {
+            let words = format!(
+                "the node {} has {} volumes, and may have {most}; see max-volumes of its [[vm]] in the settings of \
+                 guestlet-host",
+                vm.name,
+                has.len()
+            );
+            return Err(Problem::new(Kind::Exhausted, words));
+        }
+        arriving.insert(arrival.clone());
+        Ok(())
     }
 
     /// Does one step after the other, to where nothing is left to do or the last step is the caller's.

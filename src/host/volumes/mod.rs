@@ -15,6 +15,7 @@
 //! is decided by its connection, which says of which VM and cluster it is ([`Asker`]); what it names is looked for
 //! among that cluster's volumes and VMs only, and another's does not exist for it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,9 +39,11 @@ mod protocol;
 mod repair;
 pub mod size;
 mod tell;
+#[cfg(test)]
+mod tests;
 mod turns;
 
-use policy::{Policies, Policy, Reserved, Usage};
+use policy::{Bound, Policies, Policy, Reserved, Usage};
 use problem::{Kind, Problem};
 use size::Range;
 use turns::{Thing, Turns};
@@ -90,6 +93,8 @@ struct Inner {
     turns: Turns,
     /// Held while it is decided whether there is room in a quota.
     reserved: Mutex<Reserved>,
+    /// Volumes that are being plugged, by the UUID of the VM. Held while it is decided whether it may have one more.
+    arriving: Mutex<BTreeSet<(String, String)>>,
     tasks: Scope,
 }
 
@@ -101,8 +106,9 @@ impl Keeper {
         policies: watch::Receiver<Policies>,
         half: Arc<Half>,
     ) -> Self {
-        let (turns, reserved, tasks) = (Turns::default(), Mutex::default(), Scope::new());
-        Self(Arc::new(Inner { volumes, fleet, policies, half, turns, reserved, tasks }))
+        let (turns, reserved, arriving, tasks) =
+            (Turns::default(), Mutex::default(), Mutex::default(), Scope::new());
+        Self(Arc::new(Inner { volumes, fleet, policies, half, turns, reserved, arriving, tasks }))
     }
 
     /// Runs an operation that goes on when nobody waits for it any more.
@@ -214,15 +220,12 @@ impl Keeper {
         self.authorise(asker)?;
         let policy = self.policy(cluster);
         let class = policy.class(&self.0.volumes.classes(), class)?;
-        let Capacity { free, largest } = self.0.volumes.capacity(&class).await?;
+        let Capacity { size, free, largest } = self.0.volumes.capacity(&class).await?;
         let reserved = self.0.reserved.lock().await;
-        let has = policy::usage(&self.0.volumes.list().await?, &reserved, cluster, "");
-        let left = if has.volumes >= policy.most_volumes() {
-            0
-        } else {
-            policy.bytes.map_or(u64::MAX, |most| most.saturating_sub(has.bytes))
-        };
-        Ok(Capacity { free: free.min(left), largest: largest.min(left) })
+        let volumes = self.0.volumes.list().await?;
+        let has = |class| policy::usage(&volumes, &reserved, cluster, class);
+        let left = policy.left(has(None), Bound { has: has(Some(&class)).bytes, size });
+        Ok(Capacity { size, free: free.min(left), largest: largest.min(left) })
     }
 
     /// Makes a volume of a cluster; success if there is one of this name that will do.
@@ -256,9 +259,9 @@ impl Keeper {
         let policy = self.policy(&cluster);
         let class = policy.class(&self.0.volumes.classes(), wanted.class.as_deref())?;
         let size = wanted.range.choose()?;
-        self.reserve(&policy, &cluster, &wanted.name, size, Usage { volumes: 1, bytes: size }).await?;
         let Wanted { name, claim, .. } = wanted;
         let key = (cluster.clone(), name.clone());
+        self.reserve(&policy, &key, &class, size, Usage { volumes: 1, bytes: size }).await?;
         let made = self.0.volumes.create(NewVolume { name, cluster, class, size, claim }).await;
         self.0.reserved.lock().await.remove(&key);
         let volume = made.map_err(|error| self.logged(by, "make a volume", &key.1, error))?;
@@ -266,19 +269,28 @@ impl Keeper {
         Ok(volume)
     }
 
-    /// Sets room in the cluster's quota aside for a volume that is to have `size` bytes, `more` than now.
+    /// Sets room in the cluster's quota aside for a volume, by its cluster and name, that is to have `size` bytes, `more`
+    /// than now.
     async fn reserve(
         &self,
         policy: &Policy,
-        cluster: &str,
-        name: &str,
+        key: &(String, String),
+        class: &str,
         size: u64,
         more: Usage,
     ) -> Result<(), Problem> {
+        // It is asked of the pool only where it counts.
+        let there_is = match policy.bytes {
+            Some(_) => 0,
+            None => self.0.volumes.capacity(class).await?.size,
+        };
+        let cluster = key.0.as_str();
         let mut reserved = self.0.reserved.lock().await;
-        let has = policy::usage(&self.0.volumes.list().await?, &reserved, cluster, "");
-        policy.admit(cluster, has, more)?;
-        reserved.insert((cluster.to_owned(), name.to_owned()), size);
+        let volumes = self.0.volumes.list().await?;
+        let has = |class| policy::usage(&volumes, &reserved, cluster, class);
+        let in_class = Bound { has: has(Some(class)).bytes, size: there_is };
+        policy.admit(cluster, has(None), in_class, more)?;
+        reserved.insert(key.clone(), (class.to_owned(), size));
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ pub type Policies = BTreeMap<String, Policy>;
 /// Volumes of a cluster for which nothing is said: no guest fills a host with empty ones.
 const USUAL_VOLUMES: u64 = 4096;
 
-/// What one cluster may.
+/// What one cluster may. For which no bytes are said has at most as many in each class as there are of it in all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Most volumes, if that is said.
@@ -79,11 +79,12 @@ impl Policy {
         })
     }
 
-    /// Whether a cluster that has so much may have a volume of `size` bytes more, or a volume so many bytes larger.
+    /// Whether a cluster that has so much, and so many bytes `in_class` with so many in all, may have a volume of `size`
+    /// bytes more in it, or a volume so many bytes larger.
     ///
     /// # Errors
     /// If not, in words.
-    pub fn admit(&self, cluster: &str, has: Usage, more: Usage) -> Result<(), Problem> {
+    pub fn admit(&self, cluster: &str, has: Usage, in_class: Bound, more: Usage) -> Result<(), Problem> {
         let most = self.most_volumes();
         if more.volumes > 0 && has.volumes.saturating_add(more.volumes) > most {
             let has = has.volumes;
@@ -92,9 +93,8 @@ impl Policy {
                 format!("quota: the cluster {cluster} has {has} volumes, and may have {most}"),
             ));
         }
-        if let Some(most) = self.bytes
-            && has.bytes.saturating_add(more.bytes) > most
-        {
+        let Some(most) = self.bytes else { return in_class.admit(cluster, more.bytes) };
+        if has.bytes.saturating_add(more.bytes) > most {
             let (has, more) = (has.bytes, more.bytes);
             return Err(Problem::new(
                 Kind::Exhausted,
@@ -106,24 +106,61 @@ impl Policy {
         }
         Ok(())
     }
+
+    /// How many bytes a cluster that has so much may have more.
+    pub fn left(&self, has: Usage, in_class: Bound) -> u64 {
+        if has.volumes >= self.most_volumes() {
+            return 0;
+        }
+        self.bytes.map_or_else(|| in_class.left(), |most| most.saturating_sub(has.bytes))
+    }
 }
 
-/// Volumes that are being made or made larger: their cluster and name, and the size that they are to have.
-pub type Reserved = BTreeMap<(String, String), u64>;
+/// What a cluster may have in a class if nothing is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bound {
+    /// Bytes of its volumes there.
+    pub has: u64,
+    /// Bytes that there are in all; 0 if that is not known.
+    pub size: u64,
+}
 
-/// What a cluster has, with what it is about to have, but for the volume of that name.
-pub fn usage(volumes: &[Volume], reserved: &Reserved, cluster: &str, but: &str) -> Usage {
+impl Bound {
+    fn left(self) -> u64 {
+        if self.size == 0 { u64::MAX } else { self.size.saturating_sub(self.has) }
+    }
+
+    fn admit(self, cluster: &str, more: u64) -> Result<(), Problem> {
+        if more <= self.left() {
+            return Ok(());
+        }
+        let Self { has, size } = self;
+        Err(Problem::new(
+            Kind::Exhausted,
+            format!(
+                "quota: the volumes of the cluster {cluster} in this storage class have {has} bytes, {more} more are asked \
+                 for, and without max-bytes they may have as many as its file system, {size}"
+            ),
+        ))
+    }
+}
+
+/// Volumes that are being made or made larger: their cluster and name, their class, and the size that they are to have.
+pub type Reserved = BTreeMap<(String, String), (String, u64)>;
+
+/// What a cluster has, with what it is about to have; of one class, or of all.
+pub fn usage(volumes: &[Volume], reserved: &Reserved, cluster: &str, class: Option<&str>) -> Usage {
+    let counts = |of: &str| class.is_none_or(|class| class == of);
     let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
-    for volume in volumes.iter().filter(|volume| volume.cluster == cluster) {
+    for volume in volumes.iter().filter(|volume| volume.cluster == cluster && counts(&volume.class)) {
         sizes.insert(&volume.name, volume.size);
     }
-    for ((owner, name), size) in reserved {
-        if owner == cluster {
+    for ((owner, name), (of, size)) in reserved {
+        if owner == cluster && counts(of) {
             let known = sizes.entry(name).or_default();
             *known = (*known).max(*size);
         }
     }
-    sizes.remove(but);
     let volumes = u64::try_from(sizes.len()).unwrap_or(u64::MAX);
     Usage { volumes, bytes: sizes.values().fold(0, |sum, size| sum.saturating_add(*size)) }
 }
@@ -175,22 +212,35 @@ mod tests {
             id: String::new(),
             name: name.into(),
             cluster: "dev".into(),
-            class: String::new(),
+            class: if name == "b" { "slow" } else { "fast" }.into(),
             size,
             claim: String::new(),
             published: None,
             problem: None,
         };
         let key = |cluster: &str, name: &str| (cluster.to_owned(), name.to_owned());
-        let reserved = [(key("dev", "a"), 5), (key("dev", "c"), 7), (key("prod", "d"), 100)].into();
+        let to_be = |size| ("fast".to_owned(), size);
+        let reserved =
+            [(key("dev", "a"), to_be(5)), (key("dev", "c"), to_be(7)), (key("prod", "d"), to_be(100))].into();
         let volumes = [volume("a", 3), volume("b", 2)];
-        assert_eq!(usage(&volumes, &reserved, "dev", ""), Usage { volumes: 3, bytes: 14 });
-        assert_eq!(usage(&volumes, &reserved, "dev", "a"), Usage { volumes: 2, bytes: 9 });
+        assert_eq!(usage(&volumes, &reserved, "dev", None), Usage { volumes: 3, bytes: 14 });
+        assert_eq!(usage(&volumes, &reserved, "dev", Some("slow")), Usage { volumes: 1, bytes: 2 });
+        assert_eq!(usage(&volumes, &reserved, "dev", Some("fast")), Usage { volumes: 2, bytes: 12 });
         let policy = Policy { volumes: Some(3), bytes: Some(10), ..Policy::default() };
         let has = Usage { volumes: 2, bytes: 9 };
-        policy.admit("dev", has, Usage { volumes: 1, bytes: 1 }).unwrap();
+        let none = Bound { has: 9, size: 9 };
+        policy.admit("dev", has, none, Usage { volumes: 1, bytes: 1 }).unwrap();
         for more in [Usage { volumes: 2, bytes: 0 }, Usage { volumes: 0, bytes: 2 }] {
-            assert_eq!(policy.admit("dev", has, more).unwrap_err().kind, Kind::Exhausted);
+            assert_eq!(policy.admit("dev", has, none, more).unwrap_err().kind, Kind::Exhausted);
         }
+        assert_eq!(policy.left(has, none), 1);
+        // Nothing is said.
+        let policy = Policy::default();
+        let more = |bytes| Usage { volumes: 1, bytes };
+        let some = Bound { has: 9, size: 12 };
+        policy.admit("dev", has, some, more(3)).unwrap();
+        assert_eq!(policy.admit("dev", has, some, more(4)).unwrap_err().kind, Kind::Exhausted);
+        assert_eq!((policy.left(has, some), policy.left(has, none)), (3, 0));
+        policy.admit("dev", has, Bound { has: 9, size: 0 }, more(1 << 40)).unwrap();
     }
 }

@@ -21,6 +21,8 @@ fn a_full_file_system_is_told_leaves_nothing_behind_and_can_be_emptied() {
         |name: &str, rest: &str| format!("[[pool]]\nname = '{name}'\npath = '{small}/{name}'\n{rest}\n");
     let pools =
         pool("s-thin", "") + &pool("s-full", "allocation = 'full'") + &pool("s-qcow", "format = 'qcow2'");
+    // More than the file system has is for those that say so.
+    let pools = pools + "[cluster.dev]\nmax-bytes = '1G'\n";
     let mut vms = started(&USUAL, &pools);
     let names = |name: &str| {
         let names = std::fs::read_dir(folder.path().join(name)).unwrap();
@@ -32,6 +34,12 @@ fn a_full_file_system_is_told_leaves_nothing_behind_and_can_be_emptied() {
     let a = vms.of("a");
     let full = Code::ResourceExhausted;
     // More than there is.
+    let c = vms.of("c");
+    refused(
+        c.create_in("pvc-large", 96 * MIB, Some("s-thin")),
+        full,
+        "without max-bytes they may have as many",
+    );
     refused(a.create_in("pvc-large", 96 * MIB, Some("s-full")), full, "s-full has no room");
     let thin = a.create_in("pvc-thin", 64 * MIB, Some("s-thin")).unwrap().volume_id;
     let other = a.create_in("pvc-other", 64 * MIB, Some("s-thin")).unwrap().volume_id;

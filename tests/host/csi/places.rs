@@ -6,7 +6,7 @@ use guestlet::wire::proto::csi;
 use serde_json::Value;
 use tonic::Code;
 
-use super::{Asking, USUAL, refused, serial, started};
+use super::{Asking, USUAL, refused, serial, started, wanted};
 use crate::fuse::Hanging;
 use crate::namespace::is_outside;
 
@@ -47,6 +47,43 @@ fn a_volume_of_another_host_is_never_said_to_be_gone() {
     other.delete(&id).unwrap();
     // It was here, so it is gone.
     other.delete(&id).unwrap();
+}
+
+#[test]
+fn a_volume_is_where_the_cluster_is_told_that_it_is() {
+    let vms = started(&USUAL[..1], "[topology]\nhost = 'another-name'");
+    let a = vms.of("a");
+    // What the agent tells kubelet.
+    let here = vms.guest("a").identity().unwrap().host.unwrap().host_name;
+    let place = |host: &str| csi::Topology { segments: [("guestlet.io/host".into(), host.into())].into() };
+    let create = |name: &str, requisite: &[&str], preferred: &[&str]| {
+        let of = |hosts: &[&str]| hosts.iter().map(|host| place(host)).collect();
+        let requirement = csi::TopologyRequirement { requisite: of(requisite), preferred: of(preferred) };
+        let request = csi::CreateVolumeRequest {
+            accessibility_requirements: Some(requirement),
+            ..wanted(name, 20 * MIB)
+        };
+        a.create_volume(request).map(|answer| answer.volume.unwrap())
+    };
+    let exhausted = Code::ResourceExhausted;
+    refused(create("v", &["two"], &[]), exhausted, "WaitForFirstConsumer");
+    refused(create("v", &["two", "three"], &["two"]), exhausted, "wanted on other hosts");
+    refused(create("v", &[], &["two"]), exhausted, &format!("on guestlet.io/host={here} only"));
+    refused(create("v", &["another-name"], &[]), exhausted, "wanted on other hosts");
+    assert_eq!((a.all(), vms.files("fast")), (vec![], vec![]));
+
+    let made = create("v", &["two", &here], &["two"]).unwrap();
+    assert_eq!(made.accessible_topology, [place(&here)]);
+    assert_eq!(create("v", &[], &[&here]).unwrap(), made, "again, it is the same one");
+    // A cluster that says nothing of places is told of none.
+    assert_eq!(a.create("w", 20 * MIB).unwrap().accessible_topology, []);
+
+    let room = |host: Option<&str>| {
+        let request = csi::GetCapacityRequest { accessible_topology: host.map(place), ..Default::default() };
+        a.get_capacity(request).unwrap().available_capacity
+    };
+    assert!(room(None) > 0 && room(Some(&here)) > 0);
+    assert_eq!(room(Some("two")), 0);
 }
 
 #[test]

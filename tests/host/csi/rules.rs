@@ -9,6 +9,7 @@ use tonic::{Code, Status};
 
 use super::{Asking, USUAL, block, mount, publishing, refused, serial, started, wanted};
 use crate::lab::uuid;
+use crate::metrics::ask;
 
 const MIB: i64 = 1 << 20;
 
@@ -298,6 +299,23 @@ fn a_volume_tells_how_it_is() {
     vms.lab.until("it is told", || get().status.unwrap().volume_condition.unwrap().abnormal);
     let condition = get().status.unwrap().volume_condition.unwrap();
     assert_eq!(condition.message, "its image is gone");
+}
+
+#[test]
+fn the_room_in_pools_is_told_to_prometheus() {
+    let vms = started(&USUAL[..1], "");
+    let bytes = |class: &str, kind: &str| {
+        let name = format!("guestlet_host_pool_bytes{{class=\"{class}\",kind=\"{kind}\"}} ");
+        let answer = ask(&vms.lab, "GET /metrics HTTP/1.1");
+        answer.lines().find_map(|line| line.strip_prefix(&name)?.parse::<u64>().ok())
+    };
+    // Pools are looked at when something is asked of them.
+    vms.of("a").create("v", 20 * MIB).unwrap();
+    for class in ["fast", "full", "qcow"] {
+        vms.lab.until("it is known", || bytes(class, "size").is_some());
+        let (size, free) = (bytes(class, "size").unwrap(), bytes(class, "free").unwrap());
+        assert!(size > 0 && free <= size, "{free} of {size}");
+    }
 }
 
 #[test]

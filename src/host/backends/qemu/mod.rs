@@ -15,6 +15,8 @@ use super::{Backend, Change, Vm};
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{PowerState, Topology};
 
+#[cfg(test)]
+mod conformance;
 pub mod hotplug;
 pub mod link;
 pub mod monitor;

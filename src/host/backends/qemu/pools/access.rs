@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout_at;
 
-use super::super::super::volumes::{Volume, VolumeError};
+use super::super::super::volumes::{Room, Volume, VolumeError};
 use super::Pool;
 use super::store::{Entry, Store};
 use super::worker::{Late, Worker};
@@ -156,6 +156,11 @@ impl Access {
     pub async fn list(&self) -> Vec<Volume> {
         self.settle().await;
         self.store.list()
+    }
+
+    /// What is known of the room in each pool, at once.
+    pub fn rooms(&self) -> Vec<Room> {
+        self.store.index().rooms()
     }
 
     /// See [`Store::get`].

@@ -201,13 +201,13 @@ impl Folder {
         }
     }
 
-    /// Bytes that are free.
+    /// Bytes of its file system, and those of them that are free.
     ///
     /// # Errors
     /// As fstatvfs(3) gives them.
-    pub fn free(&self) -> io::Result<u64> {
+    pub fn room(&self) -> io::Result<(u64, u64)> {
         self.steps.wait();
-        self.directory.free()
+        self.directory.room()
     }
 
     /// Keeps a record, whatever happens from now on.

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::super::volumes::{NewVolume, Volume, VolumeError};
+use super::super::super::volumes::{NewVolume, Room, Volume, VolumeError};
 use super::Pool;
 use super::folder::{Folder, Loaded};
 use super::identity::{self, Parts};
@@ -75,6 +75,8 @@ pub struct Open {
     pub removed: BTreeSet<String>,
     /// Its file system has no room left.
     pub is_full: bool,
+    /// Bytes of its file system, and those of them that are free, when that was looked at the last time.
+    pub room: Option<(u64, u64)>,
 }
 
 /// What is known of a volume.
@@ -92,7 +94,7 @@ impl Open {
         let known =
             |record: Record| Known { entry: Entry { record, folder: Arc::clone(&folder) }, problem: None };
         let volumes = loaded.records.into_iter().map(|(serial, record)| (serial, known(record))).collect();
-        Self { volumes, damaged: loaded.damaged, removed: loaded.removed, folder, is_full: false }
+        Self { volumes, damaged: loaded.damaged, removed: loaded.removed, folder, is_full: false, room: None }
     }
 }
 
@@ -166,6 +168,15 @@ impl Index {
             State::Open(open) => Some(open),
             State::Closed { .. } => None,
         }
+    }
+
+    /// What is known of the room in each pool that can be used.
+    pub fn rooms(&self) -> Vec<Room> {
+        let room = |slot: &Slot| {
+            let (size, free) = slot.open()?.room.filter(|_| slot.worker.silent().is_none())?;
+            Some(Room { class: slot.pool.name.clone(), size, free })
+        };
+        self.slots.iter().filter_map(room).collect()
     }
 
     /// That there is another pool with the same UUID, if there is one.

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use super::super::disks::{AttachedDisk, Bus, DiskError, Disks, Format, GuestSide, NewDisk, Source};
 use super::super::volumes::{
-    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Volume, VolumeError, Volumes,
+    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
 };
 use super::hotplug::{Hotplug, place};
 
@@ -137,6 +137,10 @@ impl Volumes for Pools {
     async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
         let wanted = class.to_owned();
         self.access.in_class(class, move |store| store.capacity(&wanted)).await
+    }
+
+    fn rooms(&self) -> Vec<Room> {
+        self.access.rooms()
     }
 
     async fn list(&self) -> Result<Vec<Volume>, VolumeError> {

@@ -197,9 +197,9 @@ impl Store {
         last.filter(|_| entries.len() == CHECKED)
     }
 
-    /// Notes whether a pool is full. Blocks.
+    /// Notes what room a pool has. Blocks.
     fn measure(&self, folder: &Folder) {
-        let Ok(free) = folder.free() else { return };
+        let Ok((size, free)) = folder.room() else { return };
         let mut index = self.index();
         let Some(open) = index.open_at(folder.path()) else { return };
         let is_full = free < FULL;
@@ -207,6 +207,7 @@ impl Store {
             tracing::warn!(path = %folder.path().display(), free, "a pool is full");
         }
         open.is_full = is_full;
+        open.room = Some((size, free));
     }
 
     /// That a directory is not that of its pool any more.
@@ -250,12 +251,12 @@ impl Store {
     /// If it is unknown, or cannot be used now.
     pub fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
         let (folder, pool) = self.class(class)?;
-        let free = free(&folder)?;
+        let (size, free) = room(&folder)?;
         let largest = match pool.allocation {
             Allocation::Thin => LARGEST,
             Allocation::Full => free.min(LARGEST),
         };
-        Ok(Capacity { free, largest })
+        Ok(Capacity { size, free, largest })
     }
 
     fn class(&self, class: &str) -> Result<(Arc<Folder>, Pool), VolumeError> {
@@ -306,7 +307,7 @@ impl Store {
         let (folder, pool) = self.class(&new.class)?;
         self.look_again(&folder);
         let full = pool.allocation == Allocation::Full;
-        if full && free(&folder)? < new.size {
+        if full && room(&folder)?.1 < new.size {
             return Err(no_room(&pool.name, new.size));
         }
         let size = new.size;
@@ -492,8 +493,9 @@ impl Store {
     }
 }
 
-fn free(folder: &Folder) -> Result<u64, VolumeError> {
-    folder.free().map_err(|error| VolumeError::System("look at", folder.path().to_owned(), error))
+/// Bytes of a pool's file system, and those of them that are free.
+fn room(folder: &Folder) -> Result<(u64, u64), VolumeError> {
+    folder.room().map_err(|error| VolumeError::System("look at", folder.path().to_owned(), error))
 }
 
 /// That a pool has left the settings meanwhile.

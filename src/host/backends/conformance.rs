@@ -1,0 +1,222 @@
+//! What every backend promises of volumes ([`Volumes`]), as tests that each is put through. To put one through them:
+//! a [`Bench`] of it, and [`check`].
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::disks::{DiskError, GuestSide};
+use super::volumes::{Holder, NewVolume, Place, Published, Volume, VolumeError, Volumes};
+
+const SIZE: u64 = 16 << 20;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A backend, and what the tests can do to it from outside.
+pub trait Bench {
+    /// It.
+    fn volumes(&self) -> &dyn Volumes;
+    /// Two VMs that run, and have no volumes.
+    fn vms(&self) -> [Place; 2];
+    /// How many volumes a VM has in truth.
+    fn plugged(&self, vm: &str) -> usize;
+    /// From now on the hypervisor of a VM does not answer.
+    fn be_silent(&self, vm: &str);
+}
+
+/// A guest that releases everything, or nothing.
+struct Guest(bool);
+
+#[tonic::async_trait]
+impl GuestSide for Guest {
+    async fn release(&self) -> Result<(), DiskError> {
+        if self.0 { Ok(()) } else { Err(DiskError::NotReleased("it is in use".to_owned())) }
+    }
+
+    async fn stays(&self) {}
+}
+
+fn willing() -> Box<dyn GuestSide> {
+    Box::new(Guest(true))
+}
+
+fn published(place: &Place) -> Published {
+    let Place { uuid, vm } = place.clone();
+    Published { node: vm.clone(), uuid, vm, read_only: false, leaving: false }
+}
+
+async fn make(volumes: &dyn Volumes, name: &str) -> Volume {
+    let class = volumes.classes()[0].name.clone();
+    let (name, cluster, claim) = (name.to_owned(), "dev".to_owned(), "shop/data".to_owned());
+    volumes.create(NewVolume { name, cluster, class, size: SIZE, claim }).await.unwrap()
+}
+
+async fn kept(volumes: &dyn Volumes, id: &str) -> Volume {
+    let kept = volumes.get(id).await.unwrap().unwrap();
+    let listed = volumes.list().await.unwrap();
+    assert!(listed.contains(&kept), "{listed:?}");
+    assert!(listed.is_sorted_by_key(|volume| volume.id.clone()), "{listed:?}");
+    kept
+}
+
+/// Everything that is promised. The last of it takes the bench's first VM away.
+pub async fn check(bench: &dyn Bench) {
+    let mut seen = BTreeSet::new();
+    seen.insert(it_is_made_and_removed(bench).await);
+    seen.insert(it_is_with_one_vm_until_that_has_let_go(bench).await);
+    seen.insert(what_is_forgotten_is_held_all_the_same(bench).await);
+    seen.insert(who_is_silent_keeps_its_volume(bench).await);
+    assert_eq!(seen.len(), 4, "no identifier is used twice: {seen:?}");
+}
+
+async fn it_is_made_and_removed(bench: &dyn Bench) -> String {
+    let volumes = bench.volumes();
+    let made = make(volumes, "v").await;
+    assert!(made.id.len() <= 128 && made.size >= SIZE && made.published.is_none(), "{made:?}");
+    let may_be_in_it = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
+    assert!(made.id.chars().all(may_be_in_it), "{made:?}");
+    assert_eq!((made.name.as_str(), made.cluster.as_str(), made.claim.as_str()), ("v", "dev", "shop/data"));
+    assert_eq!(kept(volumes, &made.id).await, made);
+    assert_eq!(volumes.holder(&made.id).await.unwrap(), Holder::Off);
+    assert!(volumes.capacity(&made.class).await.unwrap().free > 0);
+
+    let classes: Vec<_> = volumes.classes().into_iter().map(|class| class.name).collect();
+    // What is known may be from before anything was looked at.
+    for room in volumes.rooms() {
+        assert!(classes.contains(&room.class) && room.size >= room.free, "{room:?}");
+    }
+    let unknown = volumes.capacity("no-such-class").await;
+    assert!(matches!(unknown, Err(VolumeError::NoClass(_))), "{unknown:?}");
+    let new = NewVolume {
+        name: "w".into(),
+        cluster: "dev".into(),
+        class: "no-such-class".into(),
+        size: SIZE,
+        claim: String::new(),
+    };
+    let unknown = volumes.create(new).await;
+    assert!(matches!(unknown, Err(VolumeError::NoClass(_))), "{unknown:?}");
+    assert_eq!(volumes.list().await.unwrap(), [made.clone()], "a failure leaves nothing");
+
+    let larger = volumes.grow(&made.id, SIZE * 2, None).await.unwrap();
+    assert!(larger >= SIZE * 2);
+    assert_eq!(volumes.grow(&made.id, SIZE, None).await.unwrap(), larger, "nothing shrinks");
+    assert_eq!(kept(volumes, &made.id).await.size, larger);
+
+    volumes.remove(&made.id).await.unwrap();
+    assert_eq!(volumes.get(&made.id).await.unwrap(), None);
+    assert_eq!(volumes.list().await.unwrap(), []);
+    // Once more it is gone, or was never there.
+    let again = volumes.remove(&made.id).await;
+    assert!(matches!(again, Ok(()) | Err(VolumeError::Unknown(_))), "{again:?}");
+    let [a, _] = bench.vms();
+    let plugged = volumes.plug(&made.id, published(&a), &a.vm).await;
+    assert!(matches!(plugged, Err(VolumeError::Unknown(_))), "{plugged:?}");
+    assert!(volumes.holder(&made.id).await.is_err() && volumes.grow(&made.id, SIZE, None).await.is_err());
+    assert_eq!(bench.plugged(&a.vm), 0);
+    made.id
+}
+
+async fn it_is_with_one_vm_until_that_has_let_go(bench: &dyn Bench) -> String {
+    let (volumes, [a, b]) = (bench.volumes(), bench.vms());
+    let id = make(volumes, "v").await.id;
+    let plugged = volumes.plug(&id, published(&a), &a.vm).await.unwrap();
+    assert_eq!(Some(&plugged.serial), volumes.serial(&id).as_ref());
+    assert_eq!(volumes.plug(&id, published(&a), &a.vm).await.unwrap(), plugged, "it is there already");
+    let is_with_a = async || {
+        assert_eq!(kept(volumes, &id).await.published, Some(published(&a)));
+        assert_eq!(volumes.holder(&id).await.unwrap(), Holder::On(a.clone()));
+        assert_eq!(volumes.plugged(&a.vm).await.unwrap(), BTreeSet::from([id.clone()]));
+        assert_eq!(volumes.plugged(&b.vm).await.unwrap(), BTreeSet::new());
+        assert_eq!((bench.plugged(&a.vm), bench.plugged(&b.vm)), (1, 0));
+    };
+    is_with_a().await;
+    let removed = volumes.remove(&id).await;
+    assert!(matches!(removed, Err(VolumeError::InUse(_))), "{removed:?}");
+    is_with_a().await;
+    let larger = volumes.grow(&id, SIZE * 2, Some(&a.vm)).await.unwrap();
+    assert_eq!(volumes.grow(&id, SIZE, Some(&a.vm)).await.unwrap(), larger, "nothing shrinks");
+    let refused = volumes.unplug(&id, &a.vm, PATIENCE, Box::new(Guest(false))).await;
+    assert!(matches!(refused, Err(VolumeError::Disk(DiskError::NotReleased(_)))), "{refused:?}");
+    is_with_a().await;
+
+    for _ in 0..2 {
+        volumes.unplug(&id, &a.vm, PATIENCE, willing()).await.unwrap();
+        assert_eq!(kept(volumes, &id).await.published, None);
+        assert_eq!(volumes.holder(&id).await.unwrap(), Holder::Off);
+        assert_eq!(bench.plugged(&a.vm), 0);
+    }
+    volumes.plug(&id, published(&b), &b.vm).await.unwrap();
+    assert_eq!(volumes.holder(&id).await.unwrap(), Holder::On(b.clone()));
+    volumes.unplug(&id, &b.vm, PATIENCE, willing()).await.unwrap();
+    volumes.remove(&id).await.unwrap();
+    id
+}
+
+async fn what_is_forgotten_is_held_all_the_same(bench: &dyn Bench) -> String {
+    let (volumes, [a, _]) = (bench.volumes(), bench.vms());
+    let id = make(volumes, "v").await.id;
+    volumes.plug(&id, published(&a), &a.vm).await.unwrap();
+    for _ in 0..2 {
+        volumes.forget(&id).await.unwrap();
+        assert_eq!(kept(volumes, &id).await.published, None);
+    }
+    assert_eq!(volumes.holder(&id).await.unwrap(), Holder::On(a.clone()));
+    assert_eq!(volumes.plugged(&a.vm).await.unwrap(), BTreeSet::from([id.clone()]));
+    let removed = volumes.remove(&id).await;
+    assert!(matches!(removed, Err(VolumeError::InUse(_))), "{removed:?}");
+    volumes.take_back(&id, &a, PATIENCE, willing()).await.unwrap();
+    assert_eq!(kept(volumes, &id).await.published, None);
+    assert_eq!(volumes.holder(&id).await.unwrap(), Holder::Off);
+    assert_eq!(bench.plugged(&a.vm), 0);
+    volumes.remove(&id).await.unwrap();
+    id
+}
+
+async fn who_is_silent_keeps_its_volume(bench: &dyn Bench) -> String {
+    let (volumes, [a, _]) = (bench.volumes(), bench.vms());
+    let id = make(volumes, "v").await.id;
+    volumes.plug(&id, published(&a), &a.vm).await.unwrap();
+    bench.be_silent(&a.vm);
+    let holder = volumes.holder(&id).await.unwrap();
+    assert!(matches!(&holder, Holder::Unknown(why) if !why.is_empty()), "{holder:?}");
+    let unplugged = volumes.unplug(&id, &a.vm, PATIENCE, willing()).await;
+    assert!(unplugged.is_err(), "nobody has said that it is gone");
+    let removed = volumes.remove(&id).await;
+    assert!(matches!(removed, Err(VolumeError::InUse(_))), "{removed:?}");
+    assert!(volumes.plugged(&a.vm).await.is_err());
+    let record = kept(volumes, &id).await.published.unwrap();
+    assert_eq!((record.uuid, bench.plugged(&a.vm)), (a.uuid, 1));
+    id
+}
+
+mod of_memory {
+    use super::super::memory::Memory;
+    use super::*;
+
+    struct InMemory(Memory, [Place; 2]);
+
+    impl Bench for InMemory {
+        fn volumes(&self) -> &dyn Volumes {
+            &self.0
+        }
+
+        fn vms(&self) -> [Place; 2] {
+            self.1.clone()
+        }
+
+        fn plugged(&self, vm: &str) -> usize {
+            self.0.truth().iter().filter(|(of, _)| of == vm).count()
+        }
+
+        fn be_silent(&self, vm: &str) {
+            self.0.be_silent(vm);
+        }
+    }
+
+    #[tokio::test]
+    async fn it_keeps_its_promises() {
+        let vms = ["a", "b"].map(|name| Place { uuid: format!("uuid-of-{name}"), vm: name.to_owned() });
+        let memory = Memory::default();
+        vms.iter().for_each(|place| memory.start(place));
+        check(&InMemory(memory, vms)).await;
+    }
+}

@@ -1,0 +1,251 @@
+//! A backend without hypervisors and files, for tests: VMs and volumes are what the test says, and last as long as it does.
+//!
+//! It keeps what [`Volumes`] promises, and so shows which part of the host half needs no more than that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::authority::{Open, Said, Verdict, judge};
+use super::disks::{Bus, DiskError, GuestSide};
+use super::volumes::{
+    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
+};
+
+/// The only storage class.
+pub const CLASS: &str = "memory";
+/// Bytes of it.
+pub const SIZE: u64 = 1 << 30;
+
+/// Keeps volumes; a clone is the same one.
+#[derive(Debug, Clone, Default)]
+pub struct Memory(Arc<Mutex<World>>);
+
+#[derive(Debug, Default)]
+struct World {
+    volumes: BTreeMap<String, Volume>,
+    vms: BTreeMap<String, Machine>,
+    /// Volumes that were ever made.
+    made: u64,
+    /// Volumes take no room until they are written to, which nobody does.
+    is_thin: bool,
+}
+
+#[derive(Debug)]
+struct Machine {
+    uuid: String,
+    answers: bool,
+    /// The volumes that it has.
+    disks: BTreeSet<String>,
+}
+
+impl World {
+    fn volume(&mut self, id: &str) -> Result<&mut Volume, VolumeError> {
+        self.volumes.get_mut(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))
+    }
+
+    /// A VM that can be asked.
+    fn vm(&mut self, name: &str) -> Result<&mut Machine, DiskError> {
+        let vm = self.vms.get_mut(name).ok_or(DiskError::UnknownVm)?;
+        if vm.answers { Ok(vm) } else { Err(DiskError::Unreachable(format!("{name} is silent"))) }
+    }
+
+    /// The VM that has a volume, whether it says so or not.
+    fn has(&self, id: &str) -> Option<(&String, &Machine)> {
+        self.vms.iter().find(|(_, vm)| vm.disks.contains(id))
+    }
+
+    fn free(&self) -> u64 {
+        let all = self.volumes.values().map(|volume| volume.size).sum();
+        if self.is_thin { SIZE } else { SIZE.saturating_sub(all) }
+    }
+
+    fn said(&self, id: &str, uuid: &str) -> Said {
+        match self.vms.iter().find(|(_, vm)| vm.uuid == uuid) {
+            None => Said::Unlisted,
+            Some((_, vm)) if !vm.answers => Said::Silent("it is silent".to_owned()),
+            Some((name, vm)) if vm.disks.contains(id) => Said::Has(name.clone()),
+            Some(_) => Said::HasNot,
+        }
+    }
+
+    fn open(&self, id: &str) -> Open {
+        match self.has(id) {
+            None => Open::Nobody,
+            Some((name, vm)) if vm.answers => Open::By(Place { uuid: vm.uuid.clone(), vm: name.clone() }),
+            Some(_) => Open::BySomebody(id.to_owned()),
+        }
+    }
+}
+
+impl Memory {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap()
+    }
+
+    /// A VM starts, without volumes.
+    pub fn start(&self, place: &Place) {
+        let vm = Machine { uuid: place.uuid.clone(), answers: true, disks: BTreeSet::new() };
+        self.world().vms.insert(place.vm.clone(), vm);
+    }
+
+    /// From now on volumes take no room until they are written to.
+    pub fn is_thin(&self) {
+        self.world().is_thin = true;
+    }
+
+    /// A VM ends, and has no volumes any more.
+    pub fn end(&self, vm: &str) {
+        self.world().vms.remove(vm);
+    }
+
+    /// A VM goes on, and says nothing any more.
+    pub fn be_silent(&self, vm: &str) {
+        self.world().vms.get_mut(vm).unwrap().answers = false;
+    }
+
+    /// The volumes that VMs have, with their names: the truth.
+    pub fn truth(&self) -> Vec<(String, String)> {
+        let world = self.world();
+        let of = |(name, vm): (&String, &Machine)| {
+            vm.disks.iter().map(|id| (name.clone(), id.clone())).collect::<Vec<_>>()
+        };
+        world.vms.iter().flat_map(of).collect()
+    }
+
+    /// Takes a disk from a VM that can be asked, once its guest has released it.
+    async fn detach(&self, id: &str, vm: &str, guest: &dyn GuestSide) -> Result<(), DiskError> {
+        if self.world().vm(vm)?.disks.contains(id) {
+            guest.release().await?;
+            self.world().vm(vm)?.disks.remove(id);
+        }
+        Ok(())
+    }
+}
+
+#[tonic::async_trait]
+impl Volumes for Memory {
+    fn classes(&self) -> Vec<Class> {
+        vec![Class { name: CLASS.to_owned(), is_default: true }]
+    }
+
+    fn rooms(&self) -> Vec<Room> {
+        vec![Room { class: CLASS.to_owned(), size: SIZE, free: self.world().free() }]
+    }
+
+    async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
+        if class != CLASS {
+            return Err(VolumeError::NoClass(class.to_owned()));
+        }
+        let free = self.world().free();
+        Ok(Capacity { size: SIZE, free, largest: free })
+    }
+
+    async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
+        Ok(self.world().volumes.values().cloned().collect())
+    }
+
+    async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
+        Ok(self.world().volumes.get(id).cloned())
+    }
+
+    async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError> {
+        let mut world = self.world();
+        let NewVolume { name, cluster, class, size, claim } = new;
+        if class != CLASS {
+            return Err(VolumeError::NoClass(class));
+        }
+        if size > world.free() {
+            return Err(VolumeError::Full(format!("there is no room for {size} bytes")));
+        }
+        world.made += 1;
+        let id = format!("{CLASS}.{}", world.made);
+        let volume = Volume { id, name, cluster, class, size, claim, published: None, problem: None };
+        world.volumes.insert(volume.id.clone(), volume.clone());
+        Ok(volume)
+    }
+
+    async fn holder(&self, id: &str) -> Result<Holder, VolumeError> {
+        let mut world = self.world();
+        let record = world.volume(id)?.published.clone();
+        let place = record.map(|record| Place { uuid: record.uuid, vm: record.vm });
+        let said = place.as_ref().map(|place| world.said(id, &place.uuid));
+        match judge(place.as_ref().zip(said.as_ref()), Some(world.open(id))) {
+            Verdict::Is(holder) => Ok(holder),
+            Verdict::Look => unreachable!("it was looked"),
+        }
+    }
+
+    async fn remove(&self, id: &str) -> Result<(), VolumeError> {
+        let mut world = self.world();
+        world.volume(id)?;
+        if let Some((vm, _)) = world.has(id) {
+            return Err(VolumeError::InUse(format!("{vm} has it")));
+        }
+        world.volumes.remove(id);
+        Ok(())
+    }
+
+    async fn grow(&self, id: &str, size: u64, vm: Option<&str>) -> Result<u64, VolumeError> {
+        let mut world = self.world();
+        if let Some(vm) = vm {
+            world.vm(vm)?;
+        }
+        let (free, volume) = (world.free(), world.volume(id)?);
+        if size.saturating_sub(volume.size) > free {
+            return Err(VolumeError::Full(format!("there is no room for {size} bytes")));
+        }
+        volume.size = volume.size.max(size);
+        Ok(volume.size)
+    }
+
+    async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError> {
+        let mut world = self.world();
+        world.volume(id)?;
+        world.vm(vm)?;
+        if let Some((other, _)) = world.has(id).filter(|(other, _)| *other != vm) {
+            return Err(VolumeError::InUse(format!("{other} has it")));
+        }
+        world.volume(id)?.published = Some(published);
+        world.vm(vm)?.disks.insert(id.to_owned());
+        Ok(Plugged { serial: id.to_owned(), bus: Bus::Scsi })
+    }
+
+    async fn unplug(
+        &self,
+        id: &str,
+        vm: &str,
+        _: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Result<(), VolumeError> {
+        if self.world().volume(id)?.published.is_none() {
+            return Ok(());
+        }
+        self.detach(id, vm, &*guest).await?;
+        self.world().volume(id)?.published = None;
+        Ok(())
+    }
+
+    async fn take_back(
+        &self,
+        id: &str,
+        from: &Place,
+        _: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Result<(), VolumeError> {
+        Ok(self.detach(id, &from.vm, &*guest).await?)
+    }
+
+    async fn forget(&self, id: &str) -> Result<(), VolumeError> {
+        self.world().volume(id)?.published = None;
+        Ok(())
+    }
+
+    async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError> {
+        Ok(self.world().vm(vm)?.disks.clone())
+    }
+
+    fn serial(&self, id: &str) -> Option<String> {
+        Some(id.to_owned())
+    }
+}

@@ -1,0 +1,182 @@
+//! What is decided here needs no QEMU and no file: it is the same over a backend in memory.
+
+use tokio_util::sync::CancellationToken;
+
+use super::super::backends::memory::Memory;
+use super::super::backends::volumes::Place;
+use super::super::backends::{Change, Ids, Vm};
+use super::super::fleet::Fleet;
+use super::*;
+
+const MIB: i64 = 1 << 20;
+
+struct Bench {
+    keeper: Keeper,
+    memory: Memory,
+    _scope: Scope,
+}
+
+fn place(name: &str) -> Place {
+    Place { uuid: format!("uuid-of-{name}"), vm: name.to_owned() }
+}
+
+fn vm(name: &str) -> Vm {
+    let ids = Ids { lasting: place(name).uuid, ..Ids::default() };
+    Vm { ids, cluster: "dev".into(), max_volumes: 2, ..Vm::at(name, "/nowhere") }
+}
+
+impl Bench {
+    /// The VMs `a` and `b`.
+    async fn new() -> Self {
+        let (memory, scope) = (Memory::default(), Scope::new());
+        ["a", "b"].iter().for_each(|name| memory.start(&place(name)));
+        let half = Arc::new(Half::new("host".into()));
+        let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
+        for name in ["a", "b"] {
+            changes.send(Change::Present(vm(name))).await.unwrap();
+        }
+        changes.send(Change::Synced).await.unwrap();
+        scope.children().spawn(async move {
+            let _changes = changes;
+            fleet.run(CancellationToken::new()).await;
+        });
+        let policies = watch::channel(Policies::default()).1;
+        let keeper = Keeper::new(Arc::new(memory.clone()), handle, policies, half);
+        Self { keeper, memory, _scope: scope }
+    }
+
+    async fn create(&self, name: &str) -> Result<Volume, Problem> {
+        let range = Range::new(20 * MIB, 0).unwrap();
+        let wanted = Wanted { name: name.into(), class: None, range, claim: String::new() };
+        self.keeper.create(&Asker::Host, "dev", wanted).await
+    }
+
+    async fn publish(&self, id: &str, node: &str) -> Result<(), Problem> {
+        self.keeper.publish(&Asker::Host, id, node, false).await.map(drop)
+    }
+
+    async fn unpublish(&self, id: &str, forced: bool) -> Result<(), Problem> {
+        self.keeper.unpublish(&Asker::Host, id, None, forced).await
+    }
+
+    async fn remove(&self, id: &str) -> Result<(), Problem> {
+        self.keeper.remove(&Asker::Host, id).await
+    }
+
+    #[track_caller]
+    fn plugged(&self, expected: &[(&str, &str)]) {
+        let truth = self.memory.truth();
+        let truth: Vec<_> = truth.iter().map(|(vm, id)| (vm.as_str(), id.as_str())).collect();
+        assert_eq!(truth, expected);
+    }
+}
+
+#[track_caller]
+fn is(outcome: Result<(), Problem>, kind: Kind) {
+    let problem = outcome.unwrap_err();
+    assert_eq!(problem.kind, kind, "{problem}");
+}
+
+// The agents of these VMs never come; the time that is waited for them passes at once.
+#[tokio::test(start_paused = true)]
+async fn a_volume_goes_from_one_vm_to_another() {
+    let bench = Bench::new().await;
+    let id = bench.create("v").await.unwrap().id;
+    assert_eq!(bench.create("v").await.unwrap().id, id, "a name is one volume");
+    for _ in 0..2 {
+        bench.publish(&id, "a").await.unwrap();
+        bench.plugged(&[("a", &id)]);
+    }
+    is(bench.publish(&id, "b").await, Kind::Precondition);
+    is(bench.publish(&id, "c").await, Kind::NotFound);
+    is(bench.remove(&id).await, Kind::Precondition);
+    let larger = Range::new(40 * MIB, 0).unwrap();
+    assert_eq!(bench.keeper.expand(&Asker::Host, &id, larger).await.unwrap(), 40 << 20);
+    bench.plugged(&[("a", &id)]);
+    for _ in 0..2 {
+        bench.unpublish(&id, false).await.unwrap();
+        bench.plugged(&[]);
+    }
+    bench.publish(&id, &place("b").uuid).await.unwrap();
+    bench.plugged(&[("b", &id)]);
+    // The VM ends without having been asked for the volume.
+    bench.memory.end("b");
+    bench.memory.start(&place("b"));
+    bench.publish(&id, "a").await.unwrap();
+    bench.plugged(&[("a", &id)]);
+    bench.unpublish(&id, false).await.unwrap();
+    for _ in 0..2 {
+        bench.remove(&id).await.unwrap();
+    }
+    assert_eq!(bench.keeper.list(&Asker::Host, "", 0).await.unwrap().0, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_free_while_nobody_can_say_so() {
+    let bench = Bench::new().await;
+    let id = bench.create("v").await.unwrap().id;
+    bench.publish(&id, "a").await.unwrap();
+    bench.memory.be_silent("a");
+    is(bench.publish(&id, "b").await, Kind::Unavailable);
+    is(bench.unpublish(&id, false).await, Kind::Unavailable);
+    is(bench.remove(&id).await, Kind::Unavailable);
+    let larger = Range::new(40 * MIB, 0).unwrap();
+    is(bench.keeper.expand(&Asker::Host, &id, larger).await.map(drop), Kind::Unavailable);
+    bench.plugged(&[("a", &id)]);
+    // Somebody answers for it, and is wrong.
+    bench.unpublish(&id, true).await.unwrap();
+    is(bench.publish(&id, "b").await, Kind::Unavailable);
+    is(bench.remove(&id).await, Kind::Unavailable);
+    bench.plugged(&[("a", &id)]);
+    bench.memory.end("a");
+    bench.publish(&id, "b").await.unwrap();
+    bench.plugged(&[("b", &id)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_has_no_more_volumes_than_it_may() {
+    let bench = Bench::new().await;
+    let mut ids = Vec::new();
+    for name in ["u", "v", "w"] {
+        ids.push(bench.create(name).await.unwrap().id);
+    }
+    // At the same time they are no more, either.
+    let (u, v, w) =
+        tokio::join!(bench.publish(&ids[0], "a"), bench.publish(&ids[1], "a"), bench.publish(&ids[2], "a"));
+    let outcomes = [u, v, w];
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 2, "{outcomes:?}");
+    let refused = outcomes.iter().position(Result::is_err).unwrap();
+    let problem = outcomes[refused].clone().unwrap_err();
+    assert!(problem.to_string().contains("has 2 volumes, and may have 2; see max-volumes"), "{problem}");
+    is(bench.publish(&ids[refused], "a").await, Kind::Exhausted);
+    // What it has it may be given again, and what is refused goes elsewhere.
+    let has = ids.iter().enumerate().find(|(at, _)| *at != refused).unwrap().1;
+    bench.publish(has, "a").await.unwrap();
+    bench.publish(&ids[refused], "b").await.unwrap();
+    bench.unpublish(&ids[refused], false).await.unwrap();
+    bench.unpublish(has, false).await.unwrap();
+    bench.publish(&ids[refused], "a").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_has_no_more_bytes_than_there_are() {
+    let bench = Bench::new().await;
+    let create = |name: &str, size: i64| {
+        let range = Range::new(size, 0).unwrap();
+        let wanted = Wanted { name: name.into(), class: None, range, claim: String::new() };
+        bench.keeper.create(&Asker::Host, "dev", wanted)
+    };
+    // Less than half of it is written, for all that the backend knows; it is the cluster that has too much.
+    bench.memory.is_thin();
+    let id = create("v", 1000 * MIB).await.unwrap().id;
+    let problem = create("w", 100 * MIB).await.unwrap_err();
+    assert_eq!(problem.kind, Kind::Exhausted);
+    assert!(problem.to_string().contains("without max-bytes they may have as many"), "{problem}");
+    let larger = Range::new(1100 * MIB, 0).unwrap();
+    is(bench.keeper.expand(&Asker::Host, &id, larger).await.map(drop), Kind::Exhausted);
+    create("w", 20 * MIB).await.unwrap();
+    let room = bench.keeper.capacity(&Asker::Host, "dev", None).await.unwrap();
+    assert_eq!(room.free, 4 << 20);
+    // It is for each cluster.
+    assert_eq!(bench.keeper.capacity(&Asker::Host, "prod", None).await.unwrap().free, 1 << 30);
+}
