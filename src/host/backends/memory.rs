@@ -100,6 +100,9 @@ impl Memory {
     }
 
     /// A VM goes on, and says nothing any more.
+    ///
+    /// # Panics
+    /// If there is none of this name.
     pub fn be_silent(&self, vm: &str) {
         self.world().vms.get_mut(vm).unwrap().answers = false;
     }

@@ -29,7 +29,9 @@ impl Bench {
     /// The VMs `a` and `b`.
     async fn new() -> Self {
         let (memory, scope) = (Memory::default(), Scope::new());
-        ["a", "b"].iter().for_each(|name| memory.start(&place(name)));
+        for name in ["a", "b"] {
+            memory.start(&place(name));
+        }
         let half = Arc::new(Half::new("host".into()));
         let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
         for name in ["a", "b"] {
