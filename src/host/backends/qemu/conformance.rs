@@ -1,9 +1,9 @@
 //! Pools and QEMU's QMP keep what every backend promises, over a QEMU that is made up.
 
+use super::super::Ids;
 use super::super::conformance::{Bench, check};
 use super::super::disks::Format;
 use super::super::volumes::{Place, Volumes};
-use super::super::Ids;
 use super::*;
 use pools::{Allocation, Pool, Pools};
 
