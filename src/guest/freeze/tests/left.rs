@@ -121,8 +121,10 @@ async fn what_is_frozen_late_does_not_keep_waiting_what_is_on_it() {
     let done = tokio::task::spawn_blocking(move || {
         recover(&guest, &folder, Whose::Gone, Duration::from_secs(1), End::Hang).unwrap().unwrap()
     });
-    let done = done.await.unwrap();
+    let mut done = done.await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    // Both end at one moment, and either may be the first to say so.
+    done.thawed.sort();
     assert_eq!((done.thawed, done.problems), (vec!["/a".to_owned(), "/c".to_owned()], Vec::new()));
     assert_eq!(lab.machine.frozen(), [""; 0]);
     assert_eq!(lab.marker(), Found::Nothing);
