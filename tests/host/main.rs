@@ -25,6 +25,8 @@ mod namespace;
 mod neighbour;
 mod proxy;
 mod qmp;
+#[path = "../random.rs"]
+mod random;
 mod release;
 #[path = "../soak.rs"]
 mod soak;

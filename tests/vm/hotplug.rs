@@ -10,6 +10,7 @@ use crate::disk_calls::find;
 use crate::harness::host::{HostHalf, Listed, Watch};
 use crate::harness::vm::{BOOT, FAST_READY, SOON, Vm};
 use crate::harness::wait_for;
+use crate::random::{Random, seed};
 use crate::soak::steps;
 use crate::{fast, fast_with_all_processors, real, udev_words};
 
@@ -188,10 +189,9 @@ fn of_many_disks_none_is_lost_and_none_is_wrong() {
         .run("for disk in /dev/sd?; do (dd if=$disk of=/dev/null bs=64k & ) > /dev/null 2>&1; done")
         .unwrap();
     let mut order: Vec<u32> = (0..MANY).collect();
-    let mut seed = seed();
-    for place in (1..order.len()).rev() {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(place, usize::try_from(seed >> 33).unwrap() % (place + 1));
+    let mut random = Random(seed());
+    for place in (1..MANY).rev() {
+        order.swap(place as usize, random.below(place + 1) as usize);
     }
     for (turn, number) in order.iter().take(10).enumerate() {
         lab.unplug(&serial_of(*number));
@@ -245,24 +245,6 @@ fn after_a_reset_the_disks_are_those_of_the_new_boot() {
     let listed = lab.listed();
     assert!(listed.len() == DISKS as usize && listed.contains_key("late"), "{listed:?}");
     assert!(!listed.contains_key("disk-3"), "{listed:?}");
-}
-
-/// Where the numbers of a run begin: somewhere else in each, and where `GUESTLET_SEED` says to repeat one.
-pub fn seed() -> u64 {
-    let said = std::env::var("GUESTLET_SEED").ok().map(|said| said.parse().unwrap());
-    let seed = said.unwrap_or_else(|| u64::from(std::process::id()));
-    println!("GUESTLET_SEED={seed} repeats this run");
-    seed
-}
-
-/// Numbers that look random, the same for the same seed.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, end: u32) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        u32::try_from(self.0 >> 33).unwrap() % end
-    }
 }
 
 #[test]

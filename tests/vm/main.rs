@@ -21,6 +21,8 @@ mod harness;
 #[path = "../topology/api_server.rs"]
 mod api_server;
 
+#[path = "../random.rs"]
+mod random;
 #[path = "../soak.rs"]
 mod soak;
 

@@ -14,7 +14,7 @@ use crate::harness::process::RunFolder;
 use crate::harness::turns;
 use crate::harness::vm::{BOOT, SOON, Vm};
 use crate::harness::wait_for;
-use crate::hotplug::{Random, seed};
+use crate::random::{Random, seed};
 use crate::soak::steps;
 use crate::{images, real};
 

@@ -15,6 +15,7 @@ use super::machine::Machine;
 use super::{Asking, serial};
 use crate::guest::{Door, Guest, Manner, info};
 use crate::lab::{Lab, text, uuid};
+use crate::random::{Random, seed};
 use crate::soak::steps;
 
 const MIB: i64 = 1 << 20;
@@ -22,16 +23,6 @@ const MIB: i64 = 1 << 20;
 const FEW: u64 = 150;
 const MANY: u64 = 2000;
 const VMS: u8 = 6;
-
-/// Numbers that look random, the same for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.0 >> 33).unwrap() % end
-    }
-}
 
 struct Vm {
     name: String,
@@ -138,10 +129,14 @@ impl World {
         path.canonicalize().unwrap_or(path)
     }
 
+    fn below(&mut self, end: usize) -> usize {
+        self.random.below(u32::try_from(end).unwrap()) as usize
+    }
+
     /// One that asks, if there is any.
     fn asker(&mut self) -> Option<usize> {
         let may: Vec<_> = (0..self.vms.len()).filter(|vm| self.vms[*vm].may_ask()).collect();
-        (!may.is_empty()).then(|| may[self.random.below(may.len())])
+        (!may.is_empty()).then(|| may[self.below(may.len())])
     }
 
     /// A volume, most often one that the asker's cluster has on its host.
@@ -150,8 +145,8 @@ impl World {
             |made: &&Made| (made.host, made.cluster) == (self.vms[asker].host, self.vms[asker].cluster);
         let near: Vec<_> = self.made.values().filter(near).cloned().collect();
         let all: Vec<_> = self.made.values().cloned().collect();
-        let among = if near.is_empty() || self.random.below(8) == 0 { all } else { near };
-        (!among.is_empty()).then(|| among[self.random.below(among.len())].clone())
+        let among = if near.is_empty() || self.below(8) == 0 { all } else { near };
+        (!among.is_empty()).then(|| among[self.below(among.len())].clone())
     }
 
     /// A node, most often one that may have the volume.
@@ -162,9 +157,9 @@ impl World {
         };
         let all: Vec<_> = (0..self.vms.len()).collect();
         let near: Vec<_> = all.iter().filter(may).copied().collect();
-        let among = if near.is_empty() || self.random.below(6) == 0 { all } else { near };
-        let node = among[self.random.below(among.len())];
-        volume.node.filter(|_| self.random.below(3) > 0).unwrap_or(node)
+        let among = if near.is_empty() || self.below(6) == 0 { all } else { near };
+        let node = among[self.below(among.len())];
+        volume.node.filter(|_| self.below(3) > 0).unwrap_or(node)
     }
 
     fn asking(&self, asker: usize) -> Asking {
@@ -172,7 +167,7 @@ impl World {
     }
 
     fn step(&mut self) -> String {
-        let what = self.random.below(40);
+        let what = self.below(40);
         match what {
             0..30 => {
                 let Some(asker) = self.asker() else { return self.disturb(30) };
@@ -188,7 +183,7 @@ impl World {
         let by = self.vms[asker].name.clone();
         if what < 5 || self.made.is_empty() {
             self.names += 1;
-            let class = ["fast", "qcow"][self.random.below(2)];
+            let class = ["fast", "qcow"][self.below(2)];
             let made = asking.create_in(&format!("v{}", self.names), 12 * MIB, Some(class));
             if let Ok(volume) = &made {
                 let (id, bytes) = (volume.volume_id.clone(), volume.capacity_bytes);
@@ -274,10 +269,10 @@ impl World {
         }
         let off: Vec<_> = (0..self.vms.len()).filter(|vm| !self.vms[*vm].may_ask()).collect();
         let (at, what) = if off.len() > 2 {
-            let at = off[self.random.below(off.len())];
+            let at = off[self.below(off.len())];
             (at, if self.vms[at].is_listed { 30 } else { 36 })
         } else {
-            (self.random.below(self.vms.len()), what)
+            (self.below(self.vms.len()), what)
         };
         let host = self.vms[at].host;
         let vm = &mut self.vms[at];
@@ -308,7 +303,7 @@ impl World {
                         vm.hangs = true;
                         "hangs"
                     } else {
-                        machine.ask(["stop", "cont"][self.random.below(2)]);
+                        machine.ask(["stop", "cont"][self.random.below(2) as usize]);
                         "stopped or continued"
                     }
                 }
@@ -411,11 +406,10 @@ impl World {
 
 #[test]
 fn whatever_happens_a_volume_has_one_writer_and_none_is_lost() {
-    let number = |name: &str| std::env::var(name).ok().map(|said| said.parse::<u64>().unwrap());
-    let seed = number("GUESTLET_SEED").unwrap_or_else(|| u64::from(std::process::id()));
-    let steps = number("GUESTLET_STEPS").unwrap_or(steps(FEW, MANY));
-    println!("GUESTLET_SEED={seed} GUESTLET_STEPS={steps} repeats this run");
-    let mut world = World::start(seed);
+    let said = std::env::var("GUESTLET_STEPS").ok().map(|said| said.parse().unwrap());
+    let steps = said.unwrap_or(steps(FEW, MANY));
+    println!("GUESTLET_STEPS={steps}");
+    let mut world = World::start(seed());
     for step in 0..steps {
         let what = world.step();
         println!("{step}: {what}");
