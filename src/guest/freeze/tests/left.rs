@@ -9,16 +9,10 @@ use crate::guest::freeze::recover::{Whose, recover};
 async fn an_agent_that_finds_a_marker_starts_frozen() {
     for of_qemu_ga in [false, true] {
         let lab = Lab::new(&[]);
-        let marker = Marker::new(lab.folder.path(), &lab.guest.root);
+        lab.leave_marker((1, 1));
         if of_qemu_ga {
-            std::fs::write(marker.path(), "").unwrap();
-        } else {
-            let mut freeze = marker.begin("libvirt");
-            freeze.process = (1, 1);
-            freeze.file_systems.push(Frozen { device: (254, 2), mount_point: "/b".to_owned() });
-            marker.write(&freeze).unwrap();
+            std::fs::write(Marker::new(lab.folder.path(), &lab.guest.root).path(), "").unwrap();
         }
-        lab.machine.state.lock().unwrap().frozen.push("/b".to_owned());
         begin(&lab.guest).unwrap();
         assert!(lab.guest.freezer.restricts());
         assert_eq!(lab.thaw().await.unwrap(), 1);

@@ -20,6 +20,32 @@ fn access(path: &Path, hangs: &Arc<Mutex<()>>) -> Access {
     Access::with(store, PATIENCE)
 }
 
+/// Somebody who holds it.
+struct Hanging {
+    holds: std::sync::mpsc::Sender<()>,
+    holder: tokio::task::JoinHandle<()>,
+}
+
+impl Hanging {
+    fn begin(hangs: &Arc<Mutex<()>>) -> Self {
+        let (holds, held) = std::sync::mpsc::channel();
+        let (tells, told) = std::sync::mpsc::channel();
+        let hangs = Arc::clone(hangs);
+        let holder = tokio::task::spawn_blocking(move || {
+            let _held = hangs.lock().unwrap();
+            tells.send(()).unwrap();
+            held.recv().unwrap_err();
+        });
+        told.recv().unwrap();
+        Self { holds, holder }
+    }
+
+    async fn end(self) {
+        drop(self.holds);
+        self.holder.await.unwrap();
+    }
+}
+
 async fn create(access: &Access, name: &str, class: &str) -> Result<String, VolumeError> {
     let wanted = new(name, class, 512);
     Ok(access.in_class(class, move |store| store.create(wanted)).await?.id)
@@ -60,15 +86,7 @@ async fn a_pool_that_hangs_stops_only_itself() {
     let hangs = Arc::default();
     let access = access(folder.path(), &hangs);
     let id = create(&access, "v", "fast").await.unwrap();
-    let (holds, held) = std::sync::mpsc::channel::<()>();
-    let (tells, told) = std::sync::mpsc::channel();
-    let holder = Arc::clone(&hangs);
-    let hanging = tokio::task::spawn_blocking(move || {
-        let _held = holder.lock().unwrap();
-        tells.send(()).unwrap();
-        held.recv().unwrap_err();
-    });
-    told.recv().unwrap();
+    let hanging = Hanging::begin(&hangs);
     others_go_on(&access).await;
     let words = ["the pool fast (", "its file system has not answered for"];
     says(create(&access, "w", "fast").await, VolumeError::Unavailable, &words);
@@ -85,8 +103,7 @@ async fn a_pool_that_hangs_stops_only_itself() {
     assert_eq!(found.name, "v");
     assert!(found.problem.unwrap().contains("has not answered for"));
     assert!(access.list().await.iter().any(|volume| volume.id == id && volume.problem.is_some()));
-    drop(holds);
-    hanging.await.unwrap();
+    hanging.end().await;
     until(async || remove(&access, &id).await.ok()).await;
     // A call that was given up may have been done after all, and then it is so.
     until(async || match access.list().await.into_iter().find(|volume| volume.name == "w") {
@@ -102,15 +119,7 @@ async fn a_pool_that_hangs_from_the_beginning_is_there_when_it_answers() {
     let folder = tempfile::tempdir().unwrap();
     let hangs = Arc::default();
     let id = create(&access(folder.path(), &hangs), "v", "fast").await.unwrap();
-    let (holds, held) = std::sync::mpsc::channel::<()>();
-    let (tells, told) = std::sync::mpsc::channel();
-    let holder = Arc::clone(&hangs);
-    let hanging = tokio::task::spawn_blocking(move || {
-        let _held = holder.lock().unwrap();
-        tells.send(()).unwrap();
-        held.recv().unwrap_err();
-    });
-    told.recv().unwrap();
+    let hanging = Hanging::begin(&hangs);
     let access = access(folder.path(), &hangs);
     // The first one waits for a moment, in case it is only slow.
     assert_eq!(access.list().await, []);
@@ -119,8 +128,7 @@ async fn a_pool_that_hangs_from_the_beginning_is_there_when_it_answers() {
     unavailable(access.get(&id).await.map(drop));
     unavailable(create(&access, "v", "fast").await.map(drop));
     others_go_on(&access).await;
-    drop(holds);
-    hanging.await.unwrap();
+    hanging.end().await;
     let found = until(async || access.get(&id).await.ok().flatten()).await;
     assert_eq!((found.name.as_str(), found.problem), ("v", None));
     says(
