@@ -28,6 +28,7 @@ use super::hotplug::{Hotplug, place};
 mod access;
 mod authority;
 mod folder;
+mod health;
 pub mod identity;
 mod index;
 mod marker;

@@ -5,7 +5,6 @@
 //! that one operation at a time is at work on a volume.
 
 use std::io;
-use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,10 +23,6 @@ use crate::sys::host_name::host_name;
 
 /// Where the largest volume ends: 64 TiB.
 pub const LARGEST: u64 = 64 << 40;
-/// A pool that has fewer bytes free is full: QEMU writes clusters, and the file system has metadata of its own.
-const FULL: u64 = 1 << 20;
-/// Images that are looked at in one turn of the worker.
-const CHECKED: usize = 64;
 
 /// All volumes.
 #[derive(Debug)]
@@ -64,13 +59,18 @@ impl Entry {
     }
 
     /// Why its image cannot be used, if it cannot. Blocks.
-    fn problem(&self) -> Option<String> {
+    pub(super) fn problem(&self) -> Option<String> {
         self.folder.problem(self.serial(), &self.record)
     }
 
     /// That its image cannot be used.
     fn damaged(&self, problem: &str) -> VolumeError {
         VolumeError::Damaged(format!("the volume {} ({}): {problem}", self.record.id, self.image().display()))
+    }
+
+    /// That the system refused something about its image.
+    fn refused(&self, what: &'static str) -> impl Fn(io::Error) -> VolumeError {
+        move |error| VolumeError::System(what, self.image(), error)
     }
 
     /// Sees to it that its image can be used. Blocks.
@@ -161,88 +161,6 @@ impl Store {
         }
         let loaded = folder.load().map_err(|error| (error.to_string(), Some(uuid)))?;
         Ok(Open::new(Arc::new(folder), loaded))
-    }
-
-    /// Looks at some of the images of a pool, those after that serial number; the one after which to go on. Blocks.
-    pub fn check(&self, path: &Path, after: Option<String>) -> Option<String> {
-        let folder = Arc::clone(&self.index().open_at(path)?.folder);
-        if after.is_none() {
-            // If that cannot be told, each image says what is wrong.
-            if folder.has_moved().unwrap_or(false) {
-                self.close(&folder, "another directory is at its path, or none is");
-                return None;
-            }
-            self.look_again(&folder);
-            self.measure(&folder);
-        }
-        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let entries: Vec<_> = {
-            let mut index = self.index();
-            let next =
-                index.open_at(path)?.volumes.range::<String, _>((after, Bound::Unbounded)).take(CHECKED);
-            next.map(|(_, known)| known.entry.clone()).collect()
-        };
-        for entry in entries.iter().filter(|entry| entry.record.stage == Stage::Ready) {
-            let problem = entry.problem();
-            let mut index = self.index();
-            let Some(known) = index.open_at(path)?.volumes.get_mut(entry.serial()) else { continue };
-            if known.problem.is_none()
-                && let Some(problem) = &problem
-            {
-                tracing::warn!(volume = entry.record.id, problem, "a volume cannot be used");
-            }
-            known.problem = problem;
-        }
-        let last = entries.last().map(|entry| entry.serial().to_owned());
-        last.filter(|_| entries.len() == CHECKED)
-    }
-
-    /// Notes what room a pool has. Blocks.
-    fn measure(&self, folder: &Folder) {
-        let Ok((size, free)) = folder.room() else { return };
-        let mut index = self.index();
-        let Some(open) = index.open_at(folder.path()) else { return };
-        let is_full = free < FULL;
-        if is_full && !open.is_full {
-            tracing::warn!(path = %folder.path().display(), free, "a pool is full");
-        }
-        open.is_full = is_full;
-        open.room = Some((size, free));
-    }
-
-    /// That a directory is not that of its pool any more.
-    fn close(&self, folder: &Arc<Folder>, problem: &str) {
-        let mut index = self.index();
-        let Some(slot) = index.at(folder.path()) else { return };
-        if slot.open().is_some_and(|open| Arc::ptr_eq(&open.folder, folder)) {
-            tracing::error!(pool = slot.pool.name, path = %folder.path().display(), problem, "a pool cannot be used");
-            let uuid = Some(folder.uuid().to_owned());
-            slot.state = State::Closed { problem: problem.to_owned(), uuid };
-            slot.tried = None;
-        }
-    }
-
-    /// Looks whether records that cannot be used are gone or repaired. Blocks.
-    fn look_again(&self, folder: &Arc<Folder>) {
-        let serials: Vec<_> = match self.index().open_at(folder.path()) {
-            Some(open) => open.damaged.keys().cloned().collect(),
-            None => return,
-        };
-        for serial in serials {
-            let found = folder.look(&serial);
-            let mut index = self.index();
-            let Some(open) = index.open_at(folder.path()) else { return };
-            match found {
-                Some(Err(damaged)) => drop(open.damaged.insert(serial, damaged)),
-                found => {
-                    open.damaged.remove(&serial);
-                    let Some(Ok(record)) = found else { continue };
-                    tracing::info!(volume = record.id, "the record of a volume can be used again");
-                    let entry = Entry { record, folder: Arc::clone(folder) };
-                    open.volumes.insert(serial, Known { entry, problem: None });
-                }
-            }
-        }
     }
 
     /// How much room a class has. Blocks.
@@ -352,24 +270,22 @@ impl Store {
             return Err(entry.damaged(&problem));
         }
         let serial = entry.serial().to_owned();
-        let failed = |error: io::Error| match error.kind() {
+        // Held until the image is gone.
+        let claims = entry.folder.claim(&serial).map_err(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => VolumeError::InUse(format!(
                 "the image {} is open in another program",
                 entry.image().display()
             )),
-            _ => VolumeError::System("remove", entry.image(), error),
-        };
-        // Held until the image is gone.
-        let claims = entry.folder.claim(&serial).map_err(failed)?;
+            _ => entry.refused("remove")(error),
+        })?;
         entry.record.stage = Stage::Removing;
         self.keep(&entry, |folder, serial, record| folder.anyhow(|folder| folder.keep(serial, record)))?;
-        let failed = |error| VolumeError::System("remove", entry.image(), error);
         let mut removed = match self.index().open_at(entry.folder.path()) {
             Some(open) => open.removed.clone(),
             None => return Err(gone(&entry.record.class)),
         };
-        entry.folder.bury(&mut removed, &entry.record).map_err(failed)?;
-        entry.folder.clear(&serial, claims).map_err(failed)?;
+        entry.folder.bury(&mut removed, &entry.record).map_err(entry.refused("remove"))?;
+        entry.folder.clear(&serial, claims).map_err(entry.refused("remove"))?;
         if let Some(open) = self.index().open_at(entry.folder.path()) {
             open.removed = removed;
         }
@@ -383,8 +299,7 @@ impl Store {
     /// If the system refuses.
     pub fn look(&self, id: &str) -> Result<Option<Use>, VolumeError> {
         let entry = self.entry(id)?;
-        let failed = |error| VolumeError::System("look at", entry.image(), error);
-        entry.folder.used(entry.serial(), &entry.record).map_err(failed)
+        entry.folder.used(entry.serial(), &entry.record).map_err(entry.refused("look at"))
     }
 
     /// Sees to it that a volume's image can be used. Blocks.
@@ -431,7 +346,7 @@ impl Store {
         let entry = self.entry(id)?;
         entry.check()?;
         let given = entry.folder.give(entry.serial(), &entry.record, owner);
-        given.map_err(|error| VolumeError::System("give to QEMU's user", entry.image(), error))
+        given.map_err(entry.refused("give to QEMU's user"))
     }
 
     /// Makes room for a volume that is to have at least so many bytes, and remembers its size. Where no VM has it,
@@ -461,7 +376,7 @@ impl Store {
     pub fn lengthen(&self, id: &str) -> Result<(), VolumeError> {
         let entry = self.entry(id)?;
         let lengthened = entry.folder.lengthen(entry.serial(), &entry.record);
-        lengthened.map_err(|error| VolumeError::System("make longer", entry.image(), error))
+        lengthened.map_err(entry.refused("make longer"))
     }
 
     fn keep(
