@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::super::backends::Vm;
+use super::super::backends::disks::GuestSide;
 use super::super::backends::volumes::{Place, Plugged, Published, Volume};
 use super::super::disks::release::{self, Agent};
 use super::super::fleet::{Identity, Machine};
@@ -44,7 +45,7 @@ impl Keeper {
             let _turn = keeper.0.turns.take(Thing::volume(&id))?;
             let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
             let is_listed = match &volume.published {
-                Some(published) => keeper.vm_of(published).await?.is_some(),
+                Some(published) => keeper.vm(&published.uuid).await?.is_some(),
                 None => false,
             };
             let End::Last(volume, _) = keeper.advance(&by, &id, Request::Remove { is_listed }).await? else {
@@ -243,13 +244,11 @@ impl Keeper {
         id: &str,
         place: &Place,
         request: Request<'_>,
-    ) -> Result<Box<dyn super::super::backends::disks::GuestSide>, Problem> {
-        let vm = self.0.fleet.find(Identity::Uuid(place.uuid.clone())).await?;
-        if vm.is_some_and(|vm| vm.power == PowerState::Off) {
+    ) -> Result<Box<dyn GuestSide>, Problem> {
+        if self.vm(&place.uuid).await?.is_some_and(|vm| vm.power == PowerState::Off) {
             return Ok(release::nobody());
         }
-        let serial = self.0.volumes.serial(id).unwrap_or_default();
-        let agent = Agent::new(&self.0.fleet, &place.vm, &serial);
+        let agent = self.agent(id, &place.vm);
         Ok(match request {
             Request::Unpublish { by_force: true } => release::side(agent, true).0,
             _ => release::bounded(agent),
@@ -265,7 +264,7 @@ impl Keeper {
         let id = &volume.id;
         Ok(match refusal {
             Refusal::Held(place) => {
-                let holder = self.0.fleet.find(Identity::Uuid(place.uuid)).await?;
+                let holder = self.vm(&place.uuid).await?;
                 let node = volume.published.as_ref().map_or(place.vm.as_str(), |published| &published.node);
                 let is_near = holder.is_some_and(|holder| holder.vm.cluster == volume.cluster);
                 let which = if is_near { format!("the node {node}") } else { "another node".to_owned() };
@@ -303,9 +302,14 @@ impl Keeper {
         })
     }
 
-    /// The VM that a volume is published to, if it is known.
-    async fn vm_of(&self, published: &Published) -> Result<Option<Machine>, Problem> {
-        Ok(self.0.fleet.find(Identity::Uuid(published.uuid.clone())).await?)
+    /// The agent of the VM with this name, about a volume.
+    pub(super) fn agent(&self, id: &str, vm: &str) -> Agent {
+        Agent::new(&self.0.fleet, vm, &self.0.volumes.serial(id).unwrap_or_default())
+    }
+
+    /// The VM with this UUID, if it is known.
+    async fn vm(&self, uuid: &str) -> Result<Option<Machine>, Problem> {
+        Ok(self.0.fleet.find(Identity::Uuid(uuid.to_owned())).await?)
     }
 
     /// The VM of a cluster that a node's identifier means.

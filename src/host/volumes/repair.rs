@@ -9,6 +9,7 @@
 //!
 //! A VM is looked at when it is back, when its agent is, and all are now and then.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::turns::Thing;
 use super::{Asker, Keeper, PATIENCE};
 use crate::host::backends::volumes::{Place, Volume};
-use crate::host::disks::release::{self, Agent};
+use crate::host::disks::release;
 use crate::host::fleet::{Identity, Machine, Watched};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{PowerState, VirtualMachineEvent, VolumeAction};
@@ -55,7 +56,7 @@ impl Keeper {
     /// Looks at one VM, or at all, each beside the others.
     async fn look(&self, name: Option<&str>) {
         let volumes = match self.0.volumes.list().await {
-            Ok(volumes) => volumes,
+            Ok(volumes) => Arc::new(volumes),
             Err(error) => {
                 return tracing::debug!(%error, "cannot look for volumes that are not where they should be");
             }
@@ -73,21 +74,20 @@ impl Keeper {
                 continue;
             }
             let Ok(turn) = self.0.turns.take(Thing::Vm(vm.name.clone())) else { continue };
-            let keeper = self.clone();
+            let (keeper, volumes) = (self.clone(), Arc::clone(&volumes));
             self.0.tasks.children().spawn(async move {
-                keeper.compare(&vm.name, &vm.ids.lasting).await;
+                keeper.compare(&vm.name, &vm.ids.lasting, &volumes).await;
                 drop(turn);
             });
         }
     }
 
-    /// Compares what one VM has with what it is to have.
-    async fn compare(&self, vm: &str, uuid: &str) {
+    /// Compares what one VM has with what it is to have, as far as these volumes tell: what differs is looked at again.
+    async fn compare(&self, vm: &str, uuid: &str, volumes: &[Volume]) {
         let plugged = match self.0.volumes.plugged(vm).await {
             Ok(plugged) => plugged,
             Err(error) => return tracing::debug!(vm, %error, "cannot see which volumes a VM has"),
         };
-        let Ok(volumes) = self.0.volumes.list().await else { return };
         let has = |volume: &Volume| volume.published.as_ref().is_some_and(|published| published.uuid == uuid);
         for volume in volumes.iter().filter(|volume| has(volume) && !plugged.contains(&volume.id)) {
             // Somebody is at it.
@@ -108,7 +108,7 @@ impl Keeper {
             return;
         }
         tracing::warn!(volume = id, vm, "a VM has a volume that it is not to have; it is taken away");
-        let agent = Agent::new(&self.0.fleet, vm, &self.0.volumes.serial(id).unwrap_or_default());
+        let agent = self.agent(id, vm);
         let place = Place { uuid: uuid.to_owned(), vm: vm.to_owned() };
         let taken = self.0.volumes.take_back(id, &place, PATIENCE, release::bounded(agent)).await;
         match taken {
@@ -128,8 +128,8 @@ impl Keeper {
         }
         let (leaving, outcome) = if published.leaving {
             // The disk is gone, but not all of what was behind it may be.
-            let agent = Agent::new(&self.0.fleet, vm, &self.0.volumes.serial(id).unwrap_or_default());
-            (true, self.0.volumes.unplug(id, vm, PATIENCE, release::bounded(agent)).await)
+            let side = release::bounded(self.agent(id, vm));
+            (true, self.0.volumes.unplug(id, vm, PATIENCE, side).await)
         } else {
             (false, self.0.volumes.plug(id, published, vm).await.map(drop))
         };
