@@ -40,17 +40,25 @@ fn parsers() {
     run("parsers", checks::parsers);
 }
 
-/// What was found, and all of it again with one bit of each of its bytes changed.
 #[test]
 fn disk() {
     run("disk", checks::disk);
-    run("disk", |bytes| {
-        for at in 0..bytes.len() {
-            let mut changed = bytes.to_vec();
-            changed[at] ^= 1 << (at % 8);
-            checks::disk(&changed);
-        }
-    });
+    run("disk", |bytes| with_one_bit_changed(bytes, checks::disk));
+}
+
+#[test]
+fn http2() {
+    run("http2", checks::http2);
+    run("http2", |bytes| with_one_bit_changed(bytes, checks::http2));
+}
+
+/// All of it again, with one bit of each of its bytes changed.
+fn with_one_bit_changed(bytes: &[u8], check: fn(&[u8])) {
+    for at in 0..bytes.len() {
+        let mut changed = bytes.to_vec();
+        changed[at] ^= 1 << (at % 8);
+        check(&changed);
+    }
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! Clients of one socket, each served in a task of its own, a bounded number at a time.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::supervise::Children;
+use crate::transport::http2::foreign::Foreign;
 use crate::transport::{http2, unix};
 
 /// Clients of one socket at a time. kubelet dials for each call; further clients wait.
@@ -22,13 +25,15 @@ pub async fn clients<S: http2::Service>(
     shutdown: CancellationToken,
 ) {
     let places = Arc::new(Semaphore::new(MOST));
+    let refusals = Refusals::new(listener.path());
     loop {
         // Never closed.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok(stream) => {
-                let (service, shutdown) = (service.clone(), shutdown.clone());
+                let (service, shutdown, refusals) = (service.clone(), shutdown.clone(), refusals.clone());
                 let path = listener.path().to_owned();
+                let stream = Foreign::new(stream, move |why| refusals.tell(why));
                 children.spawn(async move {
                     if let Err(error) = http2::serve(stream, service, shutdown).await {
                         tracing::debug!("{}: {error}", path.display());
@@ -40,6 +45,27 @@ pub async fn clients<S: http2::Service>(
                 tracing::warn!("cannot accept a connection on {}: {error}", listener.path().display());
                 tokio::time::sleep(PAUSE).await;
             }
+        }
+    }
+}
+
+/// Why clients of a socket were refused before any service heard of their calls: each reason is logged once, since who
+/// is refused dials again and again.
+#[derive(Clone)]
+struct Refusals {
+    path: Arc<Path>,
+    told: Arc<Mutex<BTreeSet<&'static str>>>,
+}
+
+impl Refusals {
+    fn new(path: &Path) -> Self {
+        Self { path: path.into(), told: Arc::default() }
+    }
+
+    fn tell(&self, why: &'static str) {
+        if self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(why) {
+            let path = self.path.display();
+            tracing::warn!("a client of {path} is refused: {why} (gRPC over plain HTTP/2 is served there)");
         }
     }
 }

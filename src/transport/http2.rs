@@ -22,7 +22,11 @@ use tonic::body::Body;
 use crate::supervise::{Children, Scope};
 use crate::transport::Stream;
 
+#[cfg(feature = "agent")]
+mod authority;
 mod client;
+#[cfg(feature = "agent")]
+pub mod foreign;
 
 pub use client::{Answer, Client, Connection, connect};
 pub use h2::Error as ClientError;

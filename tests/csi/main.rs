@@ -16,6 +16,7 @@ mod churn;
 mod controller;
 mod disk;
 mod faults;
+mod foreign;
 #[path = "../qga/fuse.rs"]
 mod fuse;
 #[allow(dead_code, reason = "shared with the tests of the API")]

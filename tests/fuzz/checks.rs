@@ -15,6 +15,7 @@ use guestlet::sys::{
     block, disk_serial, diskstats, mountinfo, os_release, partition_table, superblock, udev, uevents,
     vital_product_data,
 };
+use guestlet::transport::http2::foreign::Requests;
 use guestlet::wire::hybrid::{Answer, MAX_ANSWER};
 use guestlet::wire::qga::{Decoder, Frame};
 use guestlet::wire::qmp::{Lines, Message};
@@ -52,6 +53,30 @@ fn frames(bytes: &[u8], step: usize) -> Vec<Option<Vec<u8>>> {
         }
     }
     frames
+}
+
+/// What a gRPC client sends: the frames of HTTP/2 and the header blocks in them.
+pub fn http2(bytes: &[u8]) {
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let passed = |bytes: &[u8], step: usize| {
+        let mut requests = Requests::default();
+        let mut out = Vec::new();
+        for piece in bytes.chunks(step) {
+            requests.take(piece, &mut out);
+        }
+        out
+    };
+    let connection = [preface, bytes].concat();
+    let whole = passed(&connection, connection.len());
+    assert_eq!(whole, passed(&connection, 1), "how bytes are cut into reads must not matter");
+    assert!(whole.starts_with(preface));
+    // An authority that was replaced is one that is left as it is.
+    assert_eq!(whole, passed(&whole, 7));
+    // One byte names that of the static table, which becomes three.
+    assert!(whole.len() <= preface.len() + 3 * bytes.len(), "{} from {}", whole.len(), bytes.len());
+    if !preface.starts_with(bytes) && !bytes.starts_with(preface) {
+        assert_eq!(passed(bytes, 3), bytes, "what is not HTTP/2 passes");
+    }
 }
 
 /// The answer of a hybrid vsock's socket.

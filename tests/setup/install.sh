@@ -26,6 +26,8 @@ case $purpose in
 demo) ;;
 test | packages)
     packages="$packages btrfs-progs cryptsetup-bin dbus dmsetup dosfstools fdisk iproute2 lvm2 socat xfsprogs"
+    # A gRPC client that is not ours.
+    packages="$packages python3 python3-grpcio"
     # What Debian's qemu-ga loads.
     packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"
     # What libvirt loads.

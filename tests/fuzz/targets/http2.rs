@@ -1,0 +1,8 @@
+//! Any bytes from a gRPC client.
+#![no_main]
+
+#[allow(dead_code)]
+#[path = "../checks.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| checks::http2(bytes));
