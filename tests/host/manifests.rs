@@ -4,9 +4,10 @@ use std::process::{Command, Output};
 
 use k8s_openapi::Resource;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -74,11 +75,24 @@ fn the_manifests_fit_the_api_and_each_other() {
         assert_eq!(confined.allow_privilege_escalation, Some(false));
         assert_eq!(container.liveness_probe.is_some(), container.name != "liveness");
     }
+    probes_reach_the_one_that_answers(&pod.containers);
     // Nothing in a cluster needs its secrets for this.
     for rule in cluster_role.rules.unwrap().into_iter().chain(role.rules.unwrap()) {
         let resources = rule.resources.unwrap();
         assert!(!resources.iter().any(|name| name == "secrets" || name == "*"), "{resources:?}");
         assert!(!rule.verbs.iter().any(|verb| verb == "*"), "{resources:?}");
+    }
+}
+
+/// A probe's port is a number: a name would be looked for in the container of the probe, which serves none.
+#[track_caller]
+fn probes_reach_the_one_that_answers(containers: &[Container]) {
+    let liveness = containers.iter().find(|container| container.name == "liveness").unwrap();
+    let port = liveness.ports.as_ref().unwrap()[0].container_port;
+    assert!(liveness.args.as_ref().unwrap().contains(&format!("--http-endpoint=:{port}")));
+    for container in containers.iter().filter(|container| container.name != "liveness") {
+        let probe = container.liveness_probe.as_ref().unwrap().http_get.as_ref().unwrap();
+        assert_eq!(probe.port, IntOrString::Int(port), "{}", container.name);
     }
 }
 
