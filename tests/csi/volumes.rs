@@ -244,6 +244,11 @@ fn what_is_not_there_or_is_there_in_another_way_is_told_apart() {
         is(volume.stats(&pod).await, Code::NotFound, "no volume is at");
         is(volume.expand(&pod, 0, 0).await, Code::NotFound, "no volume is at");
         is(volume.stats(&lab.root().join("pods/none/at/all")).await, Code::NotFound, "no volume is at");
+        // As csi-sanity asks.
+        for nowhere in ["some/path", "/etc", "/"] {
+            is(volume.stats(nowhere.as_ref()).await, Code::NotFound, "no volume is at");
+            is(volume.expand(nowhere.as_ref(), 0, 0).await, Code::NotFound, "no volume is at");
+        }
         volume.unpublish(&lab.root().join("pods/none/at/all")).await.unwrap();
         is(volume.unpublish(&PathBuf::from("/etc")).await, Code::InvalidArgument, "not below");
 

@@ -39,7 +39,7 @@ pub struct Expand {
 pub async fn expand(guest: &Guest, wanted: &Expand) -> Result<u64, Error> {
     let _operation = begin(guest, &wanted.volume, "it is being expanded").await?;
     let missing = || Error::NotThere(wanted.path.clone().into());
-    let place = place::resolve(guest, &wanted.path).await?.ok_or_else(missing)?;
+    let place = place::of_volume(guest, &wanted.path).await?;
     let (shown, _) = place::look_at(guest, &place).await?;
     let shown = shown.ok_or_else(missing)?;
     let Some(number) = shown.number.filter(|_| !shown.gone) else { return Err(Error::Gone(place)) };

@@ -12,15 +12,13 @@ use crate::guest::Guest;
 use crate::guest::pod_volumes::{Error, look};
 use crate::sys::block::{self, Number};
 use crate::sys::block_device;
-use crate::sys::mountinfo::{Mount, MountList};
+use crate::sys::mountinfo::{Mount, MountList, REMOVED};
 use crate::sys::root::Root;
 
 /// Bytes of a path.
 const LONGEST: usize = 4000;
 /// The file, in the folder where a block volume is staged, that its device is bound to.
 pub const DEVICE: &str = "device";
-/// What the kernel adds to the name of what was removed while it was bound elsewhere.
-const REMOVED: &str = "//deleted";
 
 /// What a path says by itself, without a look at the file system.
 fn lexical(path: &str) -> Result<PathBuf, Error> {
@@ -62,6 +60,18 @@ pub async fn resolve(guest: &Guest, path: &str) -> Result<Option<PathBuf>, Error
         Ok(Found::Outside) => Err(wrong("is not below kubelet's folder")),
         Ok(Found::Link) => Err(wrong("is a symbolic link")),
         Err(error) => Err(Error::system("look for", wanted)(error)),
+    }
+}
+
+/// As [`resolve`], of a volume that is asked for: at no other path is one.
+///
+/// # Errors
+/// If no volume can be there.
+pub async fn of_volume(guest: &Guest, path: &str) -> Result<PathBuf, Error> {
+    match resolve(guest, path).await {
+        Ok(Some(place)) => Ok(place),
+        Ok(None) | Err(Error::Path { .. }) => Err(Error::NotThere(path.into())),
+        Err(error) => Err(error),
     }
 }
 

@@ -40,7 +40,7 @@ pub enum Fill {
 /// If it is not there. What is wrong with it is no error.
 pub async fn stats(guest: &Guest, path: &str) -> Result<Stats, Error> {
     let missing = || Error::NotThere(path.into());
-    let place = place::resolve(guest, path).await?.ok_or_else(missing)?;
+    let place = place::of_volume(guest, path).await?;
     let (shown, list) = place::look_at(guest, &place).await?;
     let shown = shown.ok_or_else(missing)?;
     let silent = || {
