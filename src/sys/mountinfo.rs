@@ -17,6 +17,9 @@ use crate::sys::root::Root;
 /// How often the list is read again because it changed meanwhile.
 const TRIES: usize = 3;
 
+/// What the kernel adds to the root of a mount whose file or folder was removed.
+pub const REMOVED: &str = "//deleted";
+
 /// One mount; a line of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {

@@ -2,8 +2,8 @@
 //!
 //! Each is one entry, wherever else it shows: of mounts that show the same files, or a folder of them, the
 //! first in the kernel's list counts. So the bind mounts of containers and pods (kubelet's subpaths) are left out, and a
-//! subvolume of btrfs beside another one is not. What kubelet gives to a pod as a volume of CSI counts, too: it says which
-//! pod has it.
+//! subvolume of btrfs beside another one is not. What kubelet gives to a pod as a volume of CSI counts, too, be it a file
+//! system or a device: it says which pod has it.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -13,7 +13,8 @@ use crate::guest::Guest;
 use crate::guest::events::Event;
 use crate::guest::monitor::{Source, follow};
 use crate::guest::state::FileSystem;
-use crate::sys::mountinfo::{Mount, MountList};
+use crate::sys::block;
+use crate::sys::mountinfo::{Mount, MountList, REMOVED};
 
 /// File systems of other machines. Of FUSE's only those that are known: most others are programs' own.
 const NETWORK: &[&str] = &[
@@ -70,7 +71,14 @@ pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
 fn select(mounts: Vec<Mount>) -> Vec<FileSystem> {
     let mut shown = HashSet::new();
     let mut selected = Vec::new();
-    for mount in mounts.into_iter().filter(counts) {
+    for mount in mounts {
+        if let Some(source) = device_of_a_pod(&mount) {
+            selected.push(FileSystem { mount_point: mount.mount_point, source, kind: mount.kind });
+            continue;
+        }
+        if !counts(&mount) {
+            continue;
+        }
         let covered =
             folders_up(&mount.root).any(|folder| shown.contains(&(mount.device, folder.to_owned())));
         if !covered || is_volume_of_a_pod(&mount.mount_point) {
@@ -95,6 +103,16 @@ fn counts(mount: &Mount) -> bool {
 fn is_volume_of_a_pod(mount_point: &str) -> bool {
     let end: Vec<_> = mount_point.rsplit('/').take(6).collect();
     matches!(end[..], ["mount", _, "kubernetes.io~csi", "volumes", _, "pods"])
+}
+
+/// The device that is bound to kubelet's place for a raw block volume of CSI,
+/// `<root>/plugins/kubernetes.io/csi/volumeDevices/publish/<volume>/<pod>`.
+fn device_of_a_pod(mount: &Mount) -> Option<String> {
+    let end: Vec<_> = mount.mount_point.rsplit('/').take(4).collect();
+    let is_place = matches!(end[..], [_, _, "publish", "volumeDevices"]);
+    // One whose disk is gone has no name any more.
+    (is_place && mount.kind == "devtmpfs" && !mount.root.ends_with(REMOVED))
+        .then(|| block::file(mount.root.trim_start_matches('/')))
 }
 
 /// The folder, the one that it is in, and so on up to `/`.
@@ -167,7 +185,9 @@ mod tests {
 42 27 0:73 / /mnt/ssh rw - fuse.sshfs me@server:/ rw\n\
 43 27 8:1 / /mnt/windows rw - fuseblk /dev/sda1 rw\n\
 44 28 0:74 / /run/rpc_pipefs rw - rpc_pipefs sunrpc rw\n\
-45 27 0:75 / /tank rw - zfs tank rw\n";
+45 27 0:75 / /tank rw - zfs tank rw\n\
+46 27 0:6 /vdd /var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv-raw/2 rw - devtmpfs udev rw\n\
+47 27 0:6 /vde//deleted /var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv-raw/3 rw - devtmpfs udev rw\n";
 
     #[test]
     fn file_systems_of_a_node() {
@@ -186,8 +206,10 @@ mod tests {
                 "fuse.sshfs /mnt/ssh",
                 "fuseblk /mnt/windows",
                 "zfs /tank",
+                "devtmpfs /var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv-raw/2",
             ]
         );
+        assert_eq!(selected.last().unwrap().source, "/dev/vdd");
     }
 
     #[test]

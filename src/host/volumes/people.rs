@@ -139,8 +139,12 @@ fn place(state: &GuestState, serial: &str) -> (String, Vec<String>) {
 }
 
 /// The UID of the pod to which kubelet gives what is mounted there:
-/// `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`.
+/// `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`, and of a raw block volume
+/// `<root>/plugins/kubernetes.io/csi/volumeDevices/publish/<volume>/<uid>`.
 fn pod(mount_point: &str) -> Option<&str> {
+    if let Some((_, rest)) = mount_point.split_once("/volumeDevices/publish/") {
+        return rest.split_once('/').map(|(_, uid)| uid).filter(|uid| !uid.is_empty() && !uid.contains('/'));
+    }
     let (_, rest) = mount_point.split_once("/pods/")?;
     let (uid, rest) = rest.split_once('/')?;
     (!uid.is_empty() && rest.starts_with("volumes/kubernetes.io~csi/")).then_some(uid)
@@ -179,5 +183,8 @@ mod tests {
         assert_eq!(points.iter().filter_map(|point| super::pod(point)).collect::<Vec<_>>(), ["0a1b"]);
         assert_eq!(place(&state, "none"), Default::default());
         assert_eq!(super::pod("/pods/x/etc-hosts"), None);
+        let device = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/0a1b";
+        assert_eq!(super::pod(device), Some("0a1b"));
+        assert_eq!(super::pod("/x/volumeDevices/publish/pvc-1"), None);
     }
 }
