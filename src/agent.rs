@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::agent::AgentSettings;
 use crate::guest::events::{Event, TICK};
 use crate::guest::{Guest, freeze, identity, monitor};
+use crate::labels;
 use crate::qga;
 use crate::qga::complaints::Complaints;
 use crate::qga::policy::{Limits, Policy};
@@ -88,13 +89,16 @@ pub async fn run(
         *callback_words.borrow()
     );
     let mut api = None;
+    let mut kubelet_knows_host = false;
     if settings.local {
         let channels = local::Channels { qga: qga_words, control: control_words, callback: callback_words };
         let folder = settings.runtime_folder;
         guest.releases.keep_in(&folder);
         disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor)?;
         let holder = Holder::default();
-        let teller = csi::start(settings.csi, &folder, &guest, holder.clone(), &mut supervisor);
+        let has_node = !settings.topology.no_node_labels;
+        kubelet_knows_host = settings.csi.topology.iter().any(|key| key == labels::HOST);
+        let teller = csi::start(settings.csi, has_node, &folder, &guest, holder.clone(), &mut supervisor);
         let people = people(&guest, &folder)?;
         api = Some(Api { control, callback, people, channels, folder, holder, teller });
     }
@@ -107,7 +111,7 @@ pub async fn run(
     if let Some(api) = api {
         let folder = api.folder.clone();
         api.start(&guest, &mut supervisor);
-        topology::start(settings.topology, &folder, &guest, &mut supervisor).await;
+        topology::start(settings.topology, kubelet_knows_host, &folder, &guest, &mut supervisor).await;
     }
     let processes = Arc::clone(&guest.processes);
     let ending = shutdown.clone();

@@ -7,6 +7,8 @@
 pub const REGION: &str = "topology.kubernetes.io/region";
 /// The label of a Node's zone.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
+/// The label of a Node's host, and the key by which kubelet is told of it: volumes of a host are for its Nodes.
+pub const HOST: &str = "guestlet.io/host";
 
 /// Longest name of a key, and longest value, in bytes.
 const MAX_NAME: usize = 63;

@@ -14,7 +14,22 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["agent", "config", "ctl", "doctor", "hostd", "privileges", "qga", "status", "sys", "text", "thaw"],
     ),
     // Assemblies: the only readers of settings.
-    ("agent", &["config", "csi", "guest", "qga", "rpc", "supervise", "sys", "topology", "transport", "wire"]),
+    (
+        "agent",
+        &[
+            "config",
+            "csi",
+            "guest",
+            "labels",
+            "qga",
+            "rpc",
+            "supervise",
+            "sys",
+            "topology",
+            "transport",
+            "wire",
+        ],
+    ),
     ("hostd", &["config", "host", "supervise", "sys", "transport"]),
     ("ctl", &["labels", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
@@ -32,7 +47,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // What of a guest is a node of a cluster.
     ("topology", &["guest", "labels", "sys"]),
     // The host half owns its sessions and so the streams under them.
-    ("host", &["supervise", "sys", "transport", "wire"]),
+    ("host", &["labels", "supervise", "sys", "transport", "wire"]),
     ("transport", &["supervise", "sys", "wire"]),
     ("config", &["labels", "text"]),
     ("labels", &[]),

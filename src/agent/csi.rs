@@ -1,20 +1,29 @@
 //! Makes CSI's part of the agent: from the settings, and from what the host half says of this guest.
+//!
+//! Where kubelet is to be told on which host this guest is, it is offered the driver only with that, and again when the
+//! guest runs on another host: then not before its Node says so, too ([`crate::topology`] sees to it), since kubelet
+//! drops a driver that contradicts a label of its Node.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::config::agent::{CsiMode, CsiSettings};
 use crate::csi::{self, Identity};
 use crate::guest::Guest;
+use crate::guest::topology::Standing;
+use crate::labels;
 use crate::rpc::holder::Holder;
 use crate::rpc::local;
 use crate::supervise::Supervisor;
 use crate::wire::proto::v1::WhoAmIResponse;
 
-/// By this key kubelet is told on which host this guest is.
-const HOST_KEY: &str = "guestlet.io/host";
+/// How long it is waited at the start for what the labels of the Node are.
+const FIRST_LOOK: Duration = Duration::from_secs(3);
 
 /// Tells CSI's part who this guest is.
 #[derive(Debug, Clone)]
@@ -35,9 +44,10 @@ impl Teller {
 }
 
 /// Starts serving kubelet, and the sidecars over the callback stream of `holder`. Who this guest is was kept in `folder`
-/// by an earlier run, or is told.
+/// by an earlier run, or is told. `has_node`: the labels of the Node are kept, so what they are is known in a moment.
 pub fn start(
     settings: CsiSettings,
+    has_node: bool,
     folder: &Path,
     guest: &Guest,
     holder: Holder,
@@ -53,13 +63,27 @@ pub fn start(
         CsiMode::On => true,
     };
     let CsiSettings { driver, kubelet_root, node_socket, controller_socket, topology, .. } = settings;
-    if let Some(key) = topology.iter().find(|key| *key != HOST_KEY) {
-        tracing::warn!("csi.topology: no host half tells {key:?}; known is {HOST_KEY:?}");
+    if let Some(key) = topology.iter().find(|key| *key != labels::HOST) {
+        tracing::warn!("csi.topology: no host half tells {key:?}; known is {:?}", labels::HOST);
     }
+    let known = if topology.iter().any(|key| key == labels::HOST) {
+        let (offered, known) = watch::channel(None);
+        let first_look = if has_node { FIRST_LOOK } else { Duration::ZERO };
+        let work = offer(teller.0.subscribe(), guest.topology.changes(), offered, first_look);
+        let shutdown = supervisor.shutdown();
+        supervisor.spawn("csi topology", async move {
+            shutdown.run_until_cancelled(work).await;
+            shutdown.cancelled().await;
+            Ok(())
+        });
+        known
+    } else {
+        teller.0.subscribe()
+    };
     let kubelet_root = plain(&kubelet_root);
     let settings =
         csi::Settings { driver, kubelet_root, make_root, node_socket, controller_socket, topology };
-    let (known, shutdown) = (teller.0.subscribe(), supervisor.shutdown());
+    let shutdown = supervisor.shutdown();
     let channel = Arc::new(move || holder.channel());
     let work = csi::sockets::run(guest.clone(), settings, known, channel, shutdown.clone());
     supervisor.spawn("csi", async move {
@@ -80,11 +104,120 @@ fn plain(path: &Path) -> PathBuf {
 /// Nothing if it is not said which machine this is.
 fn identity(told: &WhoAmIResponse) -> Option<Identity> {
     let node_id = Some(&told.vm_uid).filter(|uid| !uid.is_empty())?.clone();
-    let host = told.host.as_ref().map(|host| host.host_name.clone()).filter(|name| !name.is_empty());
-    Some(Identity {
-        node_id,
-        vm_name: told.vm_name.clone(),
-        max_volumes: told.max_volumes,
-        topology: host.map(|name| (HOST_KEY.to_owned(), name)).into_iter().collect(),
-    })
+    let (vm_name, max_volumes) = (told.vm_name.clone(), told.max_volumes);
+    Some(Identity { node_id, vm_name, max_volumes, topology: BTreeMap::new() })
+}
+
+/// Offers kubelet who this guest is together with where it is.
+async fn offer(
+    mut told: watch::Receiver<Option<Identity>>,
+    mut standings: watch::Receiver<Standing>,
+    offered: watch::Sender<Option<Identity>>,
+    first_look: Duration,
+) {
+    let looked = Instant::now() + first_look;
+    let mut complaint = None;
+    loop {
+        let identity = told.borrow_and_update().clone();
+        let standing = standings.borrow_and_update().clone();
+        let is_early = standing.node.is_none() && Instant::now() < looked;
+        if let Some(identity) = identity.filter(|_| !is_early) {
+            match placed(identity, &standing) {
+                Ok(Some(identity)) => {
+                    complaint = None;
+                    offered.send_if_modified(|known| {
+                        let differs = known.as_ref() != Some(&identity);
+                        if differs {
+                            *known = Some(identity);
+                        }
+                        differs
+                    });
+                }
+                Ok(None) => {}
+                Err(why) => {
+                    if complaint.as_ref() != Some(&why) {
+                        tracing::warn!("kubelet is not told on which host this guest is: {why}");
+                    }
+                    complaint = Some(why);
+                }
+            }
+        }
+        // The senders live as long as the agent.
+        tokio::select! {
+            Ok(()) = told.changed() => {}
+            Ok(()) = standings.changed() => {}
+            () = tokio::time::sleep_until(looked), if is_early => {}
+            else => return,
+        }
+    }
+}
+
+/// Who this guest is, with where it is; nothing as long as that is not known.
+///
+/// # Errors
+/// If kubelet would not take it; why, in words.
+fn placed(identity: Identity, standing: &Standing) -> Result<Option<Identity>, String> {
+    let Some(known) = &standing.known else { return Ok(None) };
+    let host = &known.topology.host;
+    labels::check_value(host).map_err(|why| format!("the host half calls the host {host:?}: {why}"))?;
+    let label = standing.node.as_ref().and_then(|node| node.labels.get(labels::HOST));
+    if let Some(label) = label.filter(|label| *label != host) {
+        return Err(format!("it is {host}, and the Node's label {} still says {label}", labels::HOST));
+    }
+    let topology = [(labels::HOST.to_owned(), host.clone())].into();
+    Ok(Some(Identity { topology, ..identity }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::guest::topology::{Known, Node, Topology};
+
+    fn standing(host: &str, label: Option<&str>) -> Standing {
+        let topology = Topology { host: host.into(), ..Topology::default() };
+        let known = Known { topology, host_half: "h".into(), since: SystemTime::UNIX_EPOCH };
+        let labels = label.map(|value| (labels::HOST.to_owned(), value.to_owned())).into_iter().collect();
+        let node = Some(Arc::new(Node { labels, ..Node::default() }));
+        Standing { known: Some(Arc::new(known)), node, ..Standing::default() }
+    }
+
+    #[test]
+    fn kubelet_is_told_of_a_host_that_its_node_does_not_contradict() {
+        let identity = || Identity { node_id: "id".into(), ..Identity::default() };
+        let host = |standing| {
+            placed(identity(), &standing).map(|one| one.map(|one| one.topology[labels::HOST].clone()))
+        };
+        assert_eq!(host(Standing::default()), Ok(None), "not known yet");
+        assert_eq!(host(standing("one", None)), Ok(Some("one".into())));
+        assert_eq!(host(standing("one", Some("one"))), Ok(Some("one".into())));
+        let still = host(standing("two", Some("one"))).unwrap_err();
+        assert!(still.contains("guestlet.io/host still says one"), "{still}");
+        assert!(host(standing(&"x".repeat(64), None)).unwrap_err().contains("64 bytes"));
+        let nobody = Standing { node: None, ..standing("one", None) };
+        assert_eq!(host(nobody), Ok(Some("one".into())), "it is no Node yet, or that cannot be known");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_moved_is_offered_again_once_its_node_follows() {
+        let identity = Identity { node_id: "id".into(), ..Identity::default() };
+        let (teller, told) = watch::channel(Some(identity));
+        let (desk, standings) = watch::channel(Standing { node: None, ..standing("one", None) });
+        let (offered, mut known) = watch::channel(None);
+        tokio::spawn(offer(told, standings, offered, FIRST_LOOK));
+        let host =
+            |known: &Option<Identity>| known.as_ref().map(|known| known.topology[labels::HOST].clone());
+        let begun = Instant::now();
+        known.changed().await.unwrap();
+        assert!(begun.elapsed() >= FIRST_LOOK, "the Node may say something else");
+        assert_eq!(host(&known.borrow_and_update()), Some("one".into()));
+        desk.send_replace(standing("two", Some("one")));
+        tokio::time::sleep(FIRST_LOOK).await;
+        assert!(!known.has_changed().unwrap());
+        desk.send_replace(standing("two", Some("two")));
+        known.changed().await.unwrap();
+        assert_eq!(host(&known.borrow_and_update()), Some("two".into()));
+        drop(teller);
+    }
 }

@@ -15,8 +15,14 @@ use crate::sys::root::Root;
 use crate::topology;
 
 /// Takes what is known from `folder`, brings the files of nodes that are to join up to date, and starts what keeps them
-/// so.
-pub async fn start(settings: TopologySettings, folder: &Path, guest: &Guest, supervisor: &mut Supervisor) {
+/// so. `kubelet_knows_host`: it is told by CSI, and makes it a label of the Node.
+pub async fn start(
+    settings: TopologySettings,
+    kubelet_knows_host: bool,
+    folder: &Path,
+    guest: &Guest,
+    supervisor: &mut Supervisor,
+) {
     guest.topology.open(folder, &guest.events);
     let zone_change = match settings.zone_change.as_deref() {
         Some("keep") => ZoneChange::Keep,
@@ -49,6 +55,7 @@ pub async fn start(settings: TopologySettings, folder: &Path, guest: &Guest, sup
             zone_change,
             report_only: settings.report_only,
             provider_id: settings.provider_id,
+            kubelet_knows_host,
         };
         supervisor.spawn("node", topology::run(guest.clone(), node, supervisor.shutdown()));
     }

@@ -98,7 +98,7 @@ const AGENT: &[Row] = &[
     (
         "csi.topology",
         "none",
-        "keys of what kubelet is told about where this guest is; known is `guestlet.io/host`, the name of its host",
+        "keys of what kubelet is told about where this guest is; known is `guestlet.io/host`, `topology.host` of the host half",
     ),
     (
         "topology.drop-ins",

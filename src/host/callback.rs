@@ -106,8 +106,8 @@ async fn serve(
     let service = Service { identity: contact.identity(), introduced: Arc::clone(&introduced) };
     let service = HostServer::new(service).max_decoding_message_size(MAX_REQUEST);
     let volumes = contact.volumes.clone().map(|keeper| {
-        let host = &contact.half.host.host_name;
-        let service = csi::Service::new(keeper, &contact.vm.name, &contact.vm.cluster, host);
+        let place = contact.topology.clone();
+        let service = csi::Service::new(keeper, &contact.vm.name, &contact.vm.cluster, place);
         ControllerServer::new(service).max_decoding_message_size(MAX_VOLUME_REQUEST)
     });
     let service = Guarded { service, volumes, guard: Arc::clone(guard) };

@@ -56,6 +56,8 @@ pub struct Settings {
     pub report_only: bool,
     /// Give the Node a provider id if it has none.
     pub provider_id: bool,
+    /// kubelet is told by CSI on which host it is, and has made that a label.
+    pub kubelet_knows_host: bool,
 }
 
 /// Works until `shutdown`.
@@ -403,6 +405,7 @@ impl<'a> Session<'a> {
                 zone_change: self.engine.settings.zone_change,
                 report_only: self.engine.settings.report_only,
                 provider_id: provider_id.as_deref(),
+                kubelet_knows_host: self.engine.settings.kubelet_knows_host,
                 system_uuid: &self.engine.system_uuid,
             },
             object,

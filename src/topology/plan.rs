@@ -2,13 +2,16 @@
 //!
 //! Labels of ours are remembered in an annotation. A label with the wanted value becomes ours, as kubelet may have set it
 //! from a file of ours; one with another value that is not ours is somebody else's and stays.
+//!
+//! The label of the host is kubelet's: it sets what CSI tells it, never changes it, and drops a driver that tells something
+//! else. So it is set right here when the guest runs on another host, whoever has the other labels.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
 use crate::guest::topology::{Labels, Topology, ZoneChange};
-use crate::labels::{REGION, ZONE};
+use crate::labels::{HOST, REGION, ZONE, check_value};
 use crate::topology::node::Object;
 
 /// The keys of our labels, separated by commas.
@@ -34,6 +37,8 @@ pub struct Wanted<'a> {
     pub report_only: bool,
     /// For a Node that has none.
     pub provider_id: Option<&'a str>,
+    /// kubelet has made the host that it was told of a label.
+    pub kubelet_knows_host: bool,
     /// This machine's, in lower case; empty where there is none.
     pub system_uuid: &'a str,
 }
@@ -73,13 +78,21 @@ pub fn plan(wanted: &Wanted<'_>, actual: &Object) -> Plan {
     let Some(topology) = wanted.topology else {
         return only("waiting", "no host half has said yet where this guest runs");
     };
-    if let Some(controller) = cloud_provider(actual) {
-        return only("reported", controller);
-    }
     if wanted.report_only {
         return only("reported", "topology.report-only is set");
     }
+    let host = host_label(wanted, topology, actual);
+    if let Some(controller) = cloud_provider(actual) {
+        let patch = host.map(|host| {
+            let version = &actual.metadata.resource_version;
+            json!({ "metadata": { "resourceVersion": version, "labels": { HOST: host } } })
+        });
+        return Plan { patch, ..only("reported", controller) };
+    }
     let mut changes = Changes::of(wanted, topology, actual);
+    if let Some(host) = host {
+        changes.labels.insert(HOST.to_owned(), json!(host));
+    }
     changes.annotations(topology, actual);
     let provider_id = wanted.provider_id.filter(|id| !id.is_empty() && actual.spec.provider_id.is_empty());
     let (state, reason) = changes.outcome();
@@ -98,6 +111,12 @@ pub fn plan(wanted: &Wanted<'_>, actual: &Object) -> Plan {
         patch["spec"] = json!({ "providerID": id });
     }
     Plan { patch: Some(patch), state, reason, event }
+}
+
+/// What the label of the host is to be, if it is there and says something else.
+fn host_label<'a>(wanted: &Wanted<'_>, topology: &'a Topology, actual: &Object) -> Option<&'a str> {
+    let host = Some(&topology.host).filter(|host| wanted.kubelet_knows_host && check_value(host).is_ok())?;
+    actual.metadata.labels.get(HOST).filter(|present| *present != host).map(|_| host.as_str())
 }
 
 /// Who else says where the Node is.
@@ -242,6 +261,7 @@ mod tests {
             zone_change: ZoneChange::Update,
             report_only: false,
             provider_id: None,
+            kubelet_knows_host: false,
             system_uuid: "aa-bb",
         }
     }
@@ -360,6 +380,28 @@ mod tests {
         assert_eq!(plan(&report, &object(&[], &[])).patch, None);
         let other = Wanted { system_uuid: "cc", ..wanted(&here) };
         assert_eq!(plan(&other, &object(&[], &[])).state, "failed");
+    }
+
+    #[test]
+    fn the_label_of_the_host_follows_where_kubelet_has_set_it() {
+        let here = topology("b");
+        let wanted = Wanted { kubelet_knows_host: true, ..wanted(&here) };
+        let moved = object(&[(HOST, "h-a")], &[]);
+        let mut harvester = moved.clone();
+        harvester.spec.provider_id = "harvester://1".into();
+        for node in [moved.clone(), harvester] {
+            let after = apply(&node, &plan(&wanted, &node));
+            assert_eq!(after.metadata.labels[HOST], "h-b");
+            assert_eq!(plan(&wanted, &after).patch, None);
+        }
+        // kubelet has not set it yet.
+        let joined = object(&[], &[]);
+        assert!(!apply(&joined, &plan(&wanted, &joined)).metadata.labels.contains_key(HOST));
+        for leave in
+            [Wanted { kubelet_knows_host: false, ..wanted.clone() }, Wanted { report_only: true, ..wanted }]
+        {
+            assert_eq!(apply(&moved, &plan(&leave, &moved)).metadata.labels[HOST], "h-a");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use guestlet::transport::http2;
+use guestlet::wire::proto::v1::{SetTopologyRequest, Topology};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
@@ -107,6 +108,14 @@ impl Lab {
         next(&mut events).await;
         let callback = Callback::serve(self.folder.path(), service).await;
         self.half = Some((control, callback, events));
+    }
+
+    /// Has the host half say on which host the guest runs.
+    pub async fn runs_on(&self, host: &str) {
+        let (control, ..) = self.half.as_ref().unwrap();
+        let topology = Some(Topology { host: host.to_owned(), ..Topology::default() });
+        let request = SetTopologyRequest { host_instance_id: "one".to_owned(), topology };
+        control.client.clone().set_topology(request).await.unwrap();
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

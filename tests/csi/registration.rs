@@ -40,6 +40,10 @@ fn nothing_is_offered_before_it_is_known_who_this_guest_is() {
         assert!(!lab.registration().exists());
 
         lab.introduce().await;
+        // Not before it is known where it is, since that is asked for.
+        until("it is known who this is", || lab.path("identity.json").exists());
+        assert!(!lab.registration().exists());
+        lab.runs_on("one").await;
         is_registered(&lab).await;
         let mut about = identity(&lab.socket()).await;
         assert_eq!(about.probe(ProbeRequest {}).await.unwrap().into_inner().ready, Some(true));
@@ -50,8 +54,18 @@ fn nothing_is_offered_before_it_is_known_who_this_guest_is() {
         let info = node(&lab.socket()).await.node_get_info(NodeGetInfoRequest {}).await.unwrap().into_inner();
         assert_eq!(info.max_volumes_per_node, 16);
         let segments = info.accessible_topology.unwrap().segments;
-        assert_eq!(segments.get("guestlet.io/host").map(String::as_str), Some("host-of-one"));
+        assert_eq!(segments.get("guestlet.io/host").map(String::as_str), Some("one"));
         assert!(lab.log().contains("kubelet has registered the driver"), "{}", lab.log());
+
+        // The guest moves: kubelet has to ask again.
+        let made =
+            || std::fs::metadata(lab.registration()).map(|file| (file.ctime(), file.ctime_nsec())).ok();
+        let before = made();
+        lab.runs_on("two").await;
+        until("the driver is offered again", || made().is_some_and(|now| Some(now) != before));
+        is_registered(&lab).await;
+        let info = node(&lab.socket()).await.node_get_info(NodeGetInfoRequest {}).await.unwrap().into_inner();
+        assert_eq!(info.accessible_topology.unwrap().segments["guestlet.io/host"], "two");
     });
 }
 

@@ -112,6 +112,23 @@ async fn the_node_has_the_labels_from_its_join_on_and_follows_the_guest() {
     lab.until_zone("b").await;
 }
 
+/// kubelet makes a label of what the driver says, and drops a driver that says something else: the label comes first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_label_of_the_host_follows_before_kubelet_is_told() {
+    const HOST: &str = "guestlet.io/host";
+    let mut lab = Lab::start("[csi]\nenabled = true\ntopology = ['guestlet.io/host']\n").await;
+    lab.cluster.join(NODE, json!({ "guestlet.io/host": "h-before" }));
+    lab.cluster.admit(NODE);
+    lab.until("the label follows", || lab.label(HOST).as_deref() == Some("h-a")).await;
+    lab.until_state("current").await;
+    // Another has it in hand now, but for this label.
+    lab.cluster.edit(NODE, |node| node["spec"]["providerID"] = json!("harvester://1"));
+    lab.until_state("reported").await;
+    lab.holder.tell(zone("b")).await.unwrap();
+    lab.until("the label follows", || lab.label(HOST).as_deref() == Some("h-b")).await;
+    assert_eq!(lab.label(ZONE).as_deref(), Some("a"), "that is the other's");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conflicts_expiry_and_restarts_of_the_api_server() {
     let mut lab = Lab::joined("").await;

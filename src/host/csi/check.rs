@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::super::volumes::problem::{Kind, Problem};
+use crate::labels::HOST;
 use crate::wire::proto::csi::volume_capability::access_mode::Mode;
 use crate::wire::proto::csi::volume_capability::{AccessType, MountVolume};
 use crate::wire::proto::csi::{Topology, TopologyRequirement, VolumeCapability};
@@ -20,10 +21,6 @@ const CAPABILITIES: usize = 64;
 const CLASS: &str = "hostStorageClass";
 /// What the provisioner adds to the parameters.
 const PROVISIONER: &str = "csi.storage.k8s.io/";
-
-/// The key by which agents tell kubelet on which host they are, and the cluster which hosts reach a volume. Agents take the
-/// value from `WhoAmI`, so it is the name of the host half's host, whatever `topology.host` is.
-const HOST: &str = "guestlet.io/host";
 
 /// What the parameters of a volume to be say.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -131,15 +128,19 @@ pub fn is_block(capability: &VolumeCapability) -> bool {
 /// ask, as it does not if its nodes have said nothing of where they are.
 ///
 /// # Errors
-/// If it is to be reached from other hosts only.
-pub fn placed(requirement: Option<&TopologyRequirement>, host: &str) -> Result<Vec<Topology>, Problem> {
+/// If it is to be reached from other hosts only, or which one this is cannot be said.
+pub fn placed(
+    requirement: Option<&TopologyRequirement>,
+    host: impl FnOnce() -> Result<String, Problem>,
+) -> Result<Vec<Topology>, Problem> {
     let Some(TopologyRequirement { requisite, preferred }) = requirement else { return Ok(Vec::new()) };
     // What is preferred is a part of what is requisite, if anything is.
     let wanted = if requisite.is_empty() { preferred } else { requisite };
     if wanted.is_empty() {
         return Ok(Vec::new());
     }
-    if !wanted.iter().any(|topology| is_here(topology, host)) {
+    let host = host()?;
+    if !wanted.iter().any(|topology| is_here(topology, &host)) {
         let words = format!(
             "the volume is wanted on other hosts, and volumes of this host can be used on {HOST}={host} only: let a \
              provisioner make it whose agent is on one of those hosts, or let pods run here, and bind volumes when the \
@@ -147,7 +148,7 @@ pub fn placed(requirement: Option<&TopologyRequirement>, host: &str) -> Result<V
         );
         return Err(Problem::new(Kind::Exhausted, words));
     }
-    Ok(vec![Topology { segments: [(HOST.to_owned(), host.to_owned())].into() }])
+    Ok(vec![Topology { segments: [(HOST.to_owned(), host)].into() }])
 }
 
 /// Whether nodes at that place are VMs of this host.
@@ -241,13 +242,13 @@ mod tests {
             (vec![Topology::default()], vec![], false),
         ] {
             let requirement = TopologyRequirement { requisite, preferred };
-            match placed(Some(&requirement), "one") {
+            match placed(Some(&requirement), || Ok("one".to_owned())) {
                 Ok(places) => assert!(is_placed && places == [here.clone()], "{requirement:?}: {places:?}"),
                 Err(problem) => assert!(!is_placed && problem.kind == Kind::Exhausted, "{requirement:?}"),
             }
         }
         for nothing in [None, Some(&TopologyRequirement::default())] {
-            assert_eq!(placed(nothing, "one"), Ok(vec![]));
+            assert_eq!(placed(nothing, || unreachable!("nobody asks")), Ok(vec![]));
         }
     }
 

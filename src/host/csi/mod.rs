@@ -4,10 +4,12 @@
 //! Which VM asks is known from the connection, and with it the cluster for which it acts; nothing in a message says it.
 //! `check` is where requests are refused that make no sense. To add a call: its arm here, and its capability.
 
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::backends::disks::Bus;
 use super::backends::volumes::{self, Plugged};
+use super::topology::Told;
 use super::volumes::problem::{Kind, Problem};
 use super::volumes::size::{Range, SMALLEST};
 use super::volumes::{Asker, Keeper, Wanted};
@@ -29,17 +31,26 @@ pub struct Service {
     keeper: Keeper,
     asker: Asker,
     cluster: String,
-    /// As guests know it.
-    host: String,
+    /// Where the guest runs, as it is told itself.
+    place: watch::Receiver<Told>,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Service {
-    /// Answers the guest of this VM, which acts for that cluster and knows this host by the name `host`.
-    pub fn new(keeper: Keeper, vm: &str, cluster: &str, host: &str) -> Self {
+    /// Answers the guest of this VM, which acts for that cluster and runs at `place`.
+    pub fn new(keeper: Keeper, vm: &str, cluster: &str, place: watch::Receiver<Told>) -> Self {
         let asker = Asker::Guest { vm: vm.to_owned(), cluster: cluster.to_owned() };
-        Self { keeper, asker, cluster: cluster.to_owned(), host: host.to_owned() }
+        Self { keeper, asker, cluster: cluster.to_owned(), place }
+    }
+
+    /// The host as the guest is told of it, and tells kubelet.
+    fn host(&self) -> Result<String, Problem> {
+        let place = self.place.borrow();
+        let host = place.as_ref().map(|place| place.host.clone()).filter(|host| !host.is_empty());
+        host.ok_or_else(|| {
+            Problem::new(Kind::Unavailable, "it is not known yet on which host this VM is; try again")
+        })
     }
 
     /// Who may not ask learns nothing, not even what is wrong with a request.
@@ -109,7 +120,7 @@ impl Controller for Service {
             let Parameters { class, claim } = check::parameters(&request.parameters)?;
             let range = request.capacity_range.unwrap_or_default();
             let range = Range::new(range.required_bytes, range.limit_bytes)?;
-            let places = check::placed(request.accessibility_requirements.as_ref(), &self.host)?;
+            let places = check::placed(request.accessibility_requirements.as_ref(), || self.host())?;
             let wanted = Wanted { name: request.name, class, range, claim };
             let made = self.keeper.create(&self.asker, &self.cluster, wanted).await?;
             Ok(csi::Volume { accessible_topology: places, ..volume(made) })
@@ -238,7 +249,9 @@ impl Controller for Service {
             {
                 return Ok(csi::GetCapacityResponse::default());
             }
-            if request.accessible_topology.is_some_and(|place| !check::is_here(&place, &self.host)) {
+            if let Some(place) = request.accessible_topology
+                && !check::is_here(&place, &self.host()?)
+            {
                 return Ok(csi::GetCapacityResponse::default());
             }
             let found = self.keeper.capacity(&self.asker, &self.cluster, class.as_deref()).await?;
