@@ -58,12 +58,7 @@ impl Images {
     pub fn initrd_with_agent(&self, agent: &Path) -> anyhow::Result<PathBuf> {
         let inputs = [Input::File(&self.initrd), Input::File(agent), Input::Words(AGENT_SETTINGS)];
         let made = entry("fast", &inputs, |folder| {
-            let mut out = File::create(folder.join("initrd"))?;
-            let mut first = std::fs::read(&self.initrd)?;
-            // The kernel looks for the next archive at a multiple of four.
-            first.resize(first.len().next_multiple_of(4), 0);
-            out.write_all(&first)?;
-            let mut archive = Archive::new(out);
+            let mut archive = self.behind_initrd(folder)?;
             archive.file("/usr/bin/guestlet", &std::fs::read(agent)?)?;
             archive.file("/etc/guestlet/agent.toml", AGENT_SETTINGS.as_bytes())?;
             for library in libraries(agent)? {
@@ -73,6 +68,29 @@ impl Images {
             Ok(())
         })?;
         Ok(made.join("initrd"))
+    }
+
+    /// The first user land with the kernel's modules of vsock emptied, so that they cannot be loaded.
+    pub fn initrd_without_vsock(&self) -> anyhow::Result<PathBuf> {
+        let made = entry("without-vsock", &[Input::File(&self.initrd)], |folder| {
+            let mut archive = self.behind_initrd(folder)?;
+            for module in ["vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport"] {
+                archive.file(&format!("/modules/{module}.ko"), &[])?;
+            }
+            archive.finish()?.flush()?;
+            Ok(())
+        })?;
+        Ok(made.join("initrd"))
+    }
+
+    /// An archive behind the first user land, in a file called `initrd` in that folder.
+    fn behind_initrd(&self, folder: &Path) -> anyhow::Result<Archive<File>> {
+        let mut out = File::create(folder.join("initrd"))?;
+        let mut first = std::fs::read(&self.initrd)?;
+        // The kernel looks for the next archive at a multiple of four.
+        first.resize(first.len().next_multiple_of(4), 0);
+        out.write_all(&first)?;
+        Ok(Archive::new(out))
     }
 
     /// The real guest's disk as it is before its first boot: an ext4 file system, sparse.

@@ -28,6 +28,7 @@ pub struct Options {
     uuid: String,
     processors: u32,
     vsock: bool,
+    vsock_module: bool,
     words: Vec<String>,
     user_data: Option<String>,
 }
@@ -41,6 +42,7 @@ impl Options {
             uuid: uuid.trim().to_owned(),
             processors: 1,
             vsock: true,
+            vsock_module: true,
             words: Vec::new(),
             user_data: None,
         }
@@ -50,6 +52,13 @@ impl Options {
     #[must_use]
     pub fn without_vsock(mut self) -> Self {
         self.vsock = false;
+        self
+    }
+
+    /// Without the kernel's modules of vsock in the first user land. A real guest has them on its disk as well.
+    #[must_use]
+    pub fn without_vsock_module(mut self) -> Self {
+        self.vsock_module = false;
         self
     }
 
@@ -95,7 +104,8 @@ impl Options {
 
     /// Boots a real guest from a disk, which stays as it is; cloud-init gives it the VM's name.
     pub fn real(self, images: &Images, disk: &Path) -> anyhow::Result<Vm> {
-        self.start(images, images.initrd().to_owned(), Source::Disk(disk))
+        let initrd = self.initrd(images)?;
+        self.start(images, initrd, Source::Disk(disk))
     }
 
     /// Restores a saved real guest: it runs, and vsock is plugged, when this returns.
@@ -103,9 +113,14 @@ impl Options {
         // That is for its next boot.
         let mut options = self.uuid(snapshot::UUID).without_cloud_init();
         options.processors = 1;
-        let vm = options.start(images, images.initrd().to_owned(), Source::Saved(saved))?;
+        let initrd = options.initrd(images)?;
+        let vm = options.start(images, initrd, Source::Saved(saved))?;
         vm.set_clock()?;
         Ok(vm)
+    }
+
+    fn initrd(&self, images: &Images) -> anyhow::Result<PathBuf> {
+        if self.vsock_module { Ok(images.initrd().to_owned()) } else { images.initrd_without_vsock() }
     }
 
     fn start(mut self, images: &Images, initrd: PathBuf, source: Source<'_>) -> anyhow::Result<Vm> {

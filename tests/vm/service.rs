@@ -32,9 +32,18 @@ pub fn doctor(vm: &Vm) -> Value {
 
 /// How well it is with one subject of the doctor's.
 pub fn level(doctor: &Value, subject: &str) -> Value {
+    finding(doctor, subject)["level"].clone()
+}
+
+/// What the doctor says of one subject.
+fn says<'d>(doctor: &'d Value, subject: &str) -> &'d str {
+    finding(doctor, subject)["says"].as_str().unwrap()
+}
+
+fn finding<'d>(doctor: &'d Value, subject: &str) -> &'d Value {
     let findings = doctor["findings"].as_array().unwrap();
     let finding = findings.iter().find(|found| found["subject"] == subject);
-    finding.unwrap_or_else(|| panic!("nothing of {subject}: {doctor:#}"))["level"].clone()
+    finding.unwrap_or_else(|| panic!("nothing of {subject}: {doctor:#}"))
 }
 
 #[test]
@@ -178,6 +187,41 @@ fn it_boots_without_any_channel_and_serves_each_that_comes() {
     vm.run("udevadm settle && ! systemctl is-active guestlet.service").unwrap();
     vm.run("systemctl start guestlet.service").unwrap();
     vm.qga().unwrap().execute("guest-ping", json!({})).unwrap();
+}
+
+/// As where the kernel's modules are in several packages, and that with vsock is installed later, or never.
+#[test]
+fn a_kernel_without_vsock_is_no_fault_and_what_is_loaded_later_is_used() {
+    let options = Options::named("modules").without_vsock().without_vsock_module();
+    let mut vm = options.restored(images(), installed()).unwrap();
+    let modules = "/lib/modules/$(uname -r)/kernel/net";
+    vm.run(&format!("mv {modules}/vmw_vsock /root && depmod && sync")).unwrap();
+    vm.reset_and_wait().unwrap();
+    let state = vm.run("systemctl is-system-running --wait || systemctl --failed").unwrap();
+    assert_eq!(state, "running\n");
+    vm.run("systemctl is-active guestlet.service && ! [ -e /dev/vsock ] && ! grep vsock /proc/modules")
+        .unwrap();
+    let units = "--unit guestlet.service --unit guestlet.socket";
+    let said = vm.run(&format!("journalctl --boot --quiet --output cat --priority warning {units}")).unwrap();
+    assert_eq!(said, "");
+    let id = agent_id(&vm);
+    vm.qga().unwrap().execute("guest-ping", json!({})).unwrap();
+    let told = doctor(&vm);
+    assert_eq!(level(&told, "vsock"), "note", "{told:#}");
+    assert!(says(&told, "vsock").contains("this VM has no vsock device"), "{told:#}");
+
+    vm.replug_vsock().unwrap();
+    let missing = || says(&doctor(&vm), "vsock").contains("the kernel has no module").then_some(());
+    wait_for("word of the missing module", SOON, missing).unwrap();
+    vm.run(&format!("mv /root/vmw_vsock {modules} && depmod")).unwrap();
+    let told = doctor(&vm);
+    assert_eq!(level(&told, "vsock"), "wrong", "{told:#}");
+    assert!(says(&told, "vsock").ends_with("vmw_vsock_virtio_transport is not loaded"), "{told:#}");
+    vm.run("modprobe vmw_vsock_virtio_transport").unwrap();
+    let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    host.wait_connected("modules", SOON).unwrap();
+    assert!(says(&doctor(&vm), "vsock").starts_with("the device is there; vsock port 970"));
+    assert_eq!(agent_id(&vm), id, "one process all along");
 }
 
 /// A socket cannot be started beside a service that runs: it stayed away until both were stopped.
