@@ -18,7 +18,7 @@ use crate::harness::{tools, wait_for};
 use crate::soak::steps;
 use crate::{images, real};
 
-const MIB: i64 = 1 << 20;
+pub const MIB: i64 = 1 << 20;
 
 /// What a sidecar or kubelet does: again, as long as the answer says that it may help.
 fn until_done<T>(what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
@@ -41,12 +41,12 @@ fn until_done<T>(what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
     }
 }
 
-fn checksum(vm: &Vm, id: &str) -> String {
+pub fn checksum(vm: &Vm, id: &str) -> String {
     vm.run(&format!("sha256sum < {}/data", target(id))).unwrap().trim().to_owned()
 }
 
 /// Has the disk of a volume do so many bytes in a second; 0 is no limit.
-fn pace(vm: &Vm, id: &str, bytes: u32) {
+pub fn pace(vm: &Vm, id: &str, bytes: u32) {
     let serial = id.rsplit('.').next().unwrap();
     let disks = vm.qmp().execute("query-block", json!({})).unwrap();
     let mut disks = disks.as_array().unwrap().iter();

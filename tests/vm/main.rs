@@ -7,7 +7,7 @@
 //! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`hotplug`] disks that
 //! come and go, [`hotplug_host`] disks that the host half plugs into a running guest, [`disk_rules`] disks that are
 //! mounted by rules, [`disk_faults`] disks that vanish or hang, [`disk_layers`] encryption, LVM and disks that fail
-//! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster, [`topology`] where the guest runs, [`stand_in`] the agent under the name
+//! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster, [`repair`] a repair that takes long, [`topology`] where the guest runs, [`stand_in`] the agent under the name
 //! of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an independent
 //! client of it reads (with real guests), [`packages`] how the package is installed, upgraded and removed.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
@@ -42,6 +42,7 @@ mod packages;
 mod power_loss;
 mod qapi;
 mod qga;
+mod repair;
 mod service;
 mod sessions;
 mod stand_in;
