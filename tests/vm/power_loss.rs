@@ -26,6 +26,8 @@ const BYTES: u64 = 128 << 20;
 const GROWN: u64 = 1 << 30;
 /// Bytes a second that the disk takes while the power is about to fail: writing takes seconds then.
 const SLOW: u64 = 512 << 10;
+/// The calls by which a note is written and removed.
+const NOTES: &str = "mkdir,rename,renameat,renameat2,unlink,unlinkat,fsync,fdatasync";
 
 /// Plugs the disk in that file.
 fn plug(vm: &Vm, path: &Path) {
@@ -81,6 +83,36 @@ fn is_running(vm: &Vm, program: &str) -> Option<()> {
     vm.run(&format!("pidof {program}")).ok().map(drop)
 }
 
+/// Begins a format, and returns at some moment of it.
+fn while_it_formats(vm: &Vm, random: &mut Random) {
+    slow_down(vm);
+    write_rule(vm);
+    wait_for("mkfs", SOON, || is_running(vm, "mkfs.ext4").or_else(|| is_running(vm, "mke2fs"))).unwrap();
+    std::thread::sleep(Duration::from_millis(u64::from(random.below(3000))));
+}
+
+/// The same, when mkfs takes no time, but what the agent does before and after it does: it writes a note of what it begins, and
+/// removes that at the end.
+fn while_it_takes_notes(vm: &Vm, random: &mut Random) {
+    vm.run(&format!(
+        "strace -f -p $(systemctl show --value --property MainPID guestlet.service) -o /run/calls -e trace={NOTES} \
+         -e inject={NOTES}:delay_enter=500000:delay_exit=500000 > /dev/null 2>&1 &"
+    ))
+    .unwrap();
+    let traced =
+        "grep 'TracerPid:.[1-9]' /proc/$(systemctl show --value --property MainPID guestlet.service)/status";
+    wait_for("strace", SOON, || vm.run(traced).ok()).unwrap();
+    write_rule(vm);
+    wait_for("the first call", SOON, || vm.run("grep formats /run/calls").ok()).unwrap();
+    std::thread::sleep(Duration::from_millis(u64::from(random.below(8000))));
+    println!("the power fails during {}", vm.run("tail -n 1 /run/calls").unwrap().trim());
+}
+
+fn write_rule(vm: &Vm) {
+    vm.write(RULES, RULE).unwrap();
+    vm.run("sync").unwrap();
+}
+
 #[test]
 fn what_is_made_or_grown_when_the_power_fails_is_finished_and_whole() {
     let _turn = turns::beside();
@@ -94,12 +126,11 @@ fn what_is_made_or_grown_when_the_power_fails_is_finished_and_whole() {
         let vm = real("power");
         plug(&vm, &data);
         wait_for("the disk", SOON, || vm.run("guestlet disks | grep data-1").ok()).unwrap();
-        slow_down(&vm);
-        vm.write(RULES, RULE).unwrap();
-        vm.run("sync").unwrap();
-        wait_for("mkfs", SOON, || is_running(&vm, "mkfs.ext4").or_else(|| is_running(&vm, "mke2fs")))
-            .unwrap();
-        std::thread::sleep(Duration::from_millis(u64::from(random.below(3000))));
+        if random.below(2) == 0 {
+            while_it_formats(&vm, &mut random);
+        } else {
+            while_it_takes_notes(&vm, &mut random);
+        }
 
         // The format that the power ended is done again, because it was noted before it began.
         let vm = cut(vm, &kept, "first.qcow2", &data);
