@@ -23,13 +23,18 @@ mod fuse;
 #[path = "../api/host.rs"]
 mod host;
 mod hung;
+mod killed;
 mod kubelet;
 mod lab;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../qga/namespace.rs"]
 mod namespace;
+#[path = "../random.rs"]
+mod random;
 mod registration;
 mod scripted;
+#[path = "../soak.rs"]
+mod soak;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../fixtures/traps.rs"]
 mod traps;
