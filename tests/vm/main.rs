@@ -7,7 +7,8 @@
 //! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`hotplug`] disks that
 //! come and go, [`hotplug_host`] disks that the host half plugs into a running guest, [`disk_rules`] disks that are
 //! mounted by rules, [`disk_faults`] disks that vanish or hang, [`disk_layers`] encryption, LVM and disks that fail
-//! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster, [`repair`] a repair that takes long, [`topology`] where the guest runs, [`stand_in`] the agent under the name
+//! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster, [`repair`] a repair that takes long, [`churn`] disks that change under names
+//! that others had, [`topology`] where the guest runs, [`stand_in`] the agent under the name
 //! of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an independent
 //! client of it reads (with real guests), [`packages`] how the package is installed, upgraded and removed.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
@@ -28,6 +29,7 @@ mod soak;
 
 mod accounts;
 mod channel;
+mod churn;
 mod csi;
 mod disk_calls;
 mod disk_faults;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use crate::lab::run;
+use super::run;
 
 const MEBIBYTES: u64 = 40;
 /// What a file says that nobody has written to since.

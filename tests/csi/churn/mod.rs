@@ -5,7 +5,7 @@
 //! byte is written to a disk that no rule or volume names for sure, each is mounted at its own place only, and nothing
 //! is lost of what was written there.
 //!
-//! `GUESTLET_CHURN_STEPS` says how many steps (10000 for a soak), `GUESTLET_CHURN_SEED` which; the seed is printed.
+//! `GUESTLET_CHURN_STEPS` says how many steps, `GUESTLET_CHURN_SEED` which; the seed is printed.
 
 mod checked;
 
@@ -27,8 +27,10 @@ use crate::agent::{Client, PATIENCE};
 use crate::disk::{Disk, Machine};
 use crate::kubelet::{Volume, mount};
 use crate::lab::{Lab, is_outside, run, until, wait};
+use crate::soak::steps;
 
-const STEPS: usize = 120;
+/// Steps of `make test`, and of `make soak`.
+const STEPS: [usize; 2] = [120, 10_000];
 const SLOTS: u32 = 4;
 /// How long programs go on that a killed agent had begun.
 const ORPHANS: Duration = Duration::from_secs(10);
@@ -376,7 +378,8 @@ fn whatever_disks_do_nothing_is_written_to_the_wrong_one_and_nothing_is_lost() {
     let seed = told("GUESTLET_CHURN_SEED").unwrap_or_else(|| {
         u64::from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos())
     });
-    let steps = told("GUESTLET_CHURN_STEPS").map_or(STEPS, |steps| usize::try_from(steps).unwrap());
+    let steps = told("GUESTLET_CHURN_STEPS")
+        .map_or(steps(STEPS[0], STEPS[1]), |steps| usize::try_from(steps).unwrap());
     eprintln!("GUESTLET_CHURN_SEED={seed} GUESTLET_CHURN_STEPS={steps}");
     let first = 2000 + std::process::id() % 10_000 * SLOTS;
     let loops = Loops(first..first + SLOTS);
@@ -437,7 +440,7 @@ fn whatever_disks_do_nothing_is_written_to_the_wrong_one_and_nothing_is_lost() {
         }
         let counts = churn.end();
         eprintln!("{steps} steps in {:?}: {counts:?}", begun.elapsed());
-        if steps >= STEPS {
+        if steps >= STEPS[0] {
             assert!([counts.swaps, counts.written, counts.read].iter().all(|count| *count > 0));
         }
     });
