@@ -175,6 +175,12 @@ const HOST: &[Row] = &[
     ("pool.allocation", "`\"thin\"`", "whether room for all of them is reserved: `thin` or `full`"),
     ("pool.bus", "by the VM", "what guests see its volumes on: `scsi` or `virtio`"),
     ("pool.default", "the first", "`true` for the class of volumes that name none"),
+    (
+        "pool.answer-seconds",
+        "`30`",
+        "for how long a call waits for its file system, 1 to 3600; it is refused then, and so are those after it until \
+         the file system answers",
+    ),
     ("cluster.<name>.max-volumes", "`4096`", "how many volumes a cluster may have"),
     (
         "cluster.<name>.max-bytes",

@@ -264,6 +264,9 @@ fn pool(settings: &PoolSettings, is_default: bool) -> pools::Pool {
             Bus::Virtio => disks::Bus::VirtioBlk,
         }),
         is_default: settings.default || is_default,
+        patience: settings
+            .answer_seconds
+            .map_or(pools::PATIENCE, |seconds| Duration::from_secs(seconds.into())),
     }
 }
 

@@ -11,6 +11,8 @@ use super::vm::{Taken, check_name};
 
 /// Bytes of the longest name: identifiers of volumes begin with it.
 const LONGEST_NAME: usize = 63;
+/// Seconds for which a call may wait for the file system at most.
+const LONGEST_ANSWER: u32 = 3600;
 
 /// One pool, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +29,8 @@ pub struct PoolSettings {
     pub bus: Option<Bus>,
     /// For volumes that name no class.
     pub default: bool,
+    /// How long its file system may take to answer, if that is said.
+    pub answer_seconds: Option<u32>,
 }
 
 /// How an image is kept.
@@ -74,6 +78,7 @@ pub(super) struct PoolFragment {
     bus: Option<Bus>,
     #[serde(default)]
     default: Option<Spanned<bool>>,
+    answer_seconds: Option<Spanned<u32>>,
 }
 
 pub(super) fn check<'a>(
@@ -101,6 +106,16 @@ pub(super) fn check<'a>(
         }
         _ => false,
     };
+    let answer_seconds = fragment.answer_seconds.as_ref().map(|found| seconds(source, found)).transpose()?;
     let PoolFragment { format, allocation, bus, .. } = *fragment;
-    Ok(PoolSettings { name: name.get_ref().clone(), path, format, allocation, bus, default })
+    Ok(PoolSettings { name: name.get_ref().clone(), path, format, allocation, bus, default, answer_seconds })
+}
+
+fn seconds(source: &Source, found: &Spanned<u32>) -> Result<u32, Error> {
+    let seconds = *found.get_ref();
+    if (1..=LONGEST_ANSWER).contains(&seconds) {
+        return Ok(seconds);
+    }
+    let problem = format!("pool.answer-seconds = {seconds}: it may be 1 to {LONGEST_ANSWER}");
+    Err(source.wrong(found, problem))
 }

@@ -178,7 +178,7 @@ fn assert_wrong(cases: Vec<(&str, Vec<String>, &str)>) {
 #[test]
 fn pools_and_what_clusters_may() {
     let pools = "[[pool]]\nname = 'fast'\npath = '/srv/fast'\nformat = 'qcow2'\nallocation = 'full'\nbus = 'virtio'\n\
-                 default = true\n[cluster.dev]\nmax-volumes = 5\nmax-bytes = '1T'\nclasses = ['fast', 'slow']\n\
+                 default = true\nanswer-seconds = 5\n[cluster.dev]\nmax-volumes = 5\nmax-bytes = '1T'\nclasses = ['fast', 'slow']\n\
                  controllers = ['a']\n[cluster.other]\nmax-bytes = 1000\n";
     let more = format!(
         "[[pool]]\nname = 'slow'\npath = '/srv/slow'\n[[vm]]\nname = 'a'\nuuid = '{ONE}'\nvsock-cid = 3\n\
@@ -192,12 +192,14 @@ fn pools_and_what_clusters_may() {
         allocation: Allocation::Thin,
         bus: None,
         default: false,
+        answer_seconds: None,
     };
     let fast = PoolSettings {
         format: Format::Qcow2,
         allocation: Allocation::Full,
         bus: Some(Bus::Virtio),
         default: true,
+        answer_seconds: Some(5),
         ..pool("fast")
     };
     assert_eq!(settings.pools, [fast, pool("slow")]);
@@ -224,6 +226,11 @@ fn what_is_wrong_with_pools_and_clusters_is_named_with_file_and_line() {
         ("relative", vec![pool("path = 'a'")], "0.toml:4: path = \"a\" is a relative path"),
         ("format", vec![pool("path = '/a'\nformat = 'vmdk'")], "0.toml:5: unknown variant `vmdk`"),
         ("allocation", vec![pool("path = '/a'\nallocation = 'x'")], "0.toml:5: unknown variant `x`"),
+        (
+            "seconds",
+            vec![pool("path = '/a'\nanswer-seconds = 0")],
+            "0.toml:5: pool.answer-seconds = 0: it may be",
+        ),
         ("unknown key", vec![pool("path = '/a'\nfat = 1")], "0.toml:5: unknown field `fat`"),
         (
             "same name",

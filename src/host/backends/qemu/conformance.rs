@@ -5,7 +5,7 @@ use super::super::conformance::{Bench, check};
 use super::super::disks::Format;
 use super::super::volumes::{Place, Volumes};
 use super::*;
-use pools::{Allocation, Pool, Pools};
+use pools::{Allocation, PATIENCE, Pool, Pools};
 
 #[path = "../../../../tests/host/hypervisor.rs"]
 #[allow(
@@ -70,6 +70,7 @@ async fn keeps_its_promises(format: Format, allocation: Allocation) {
         allocation,
         bus: None,
         is_default: true,
+        patience: PATIENCE,
     };
     let (_pools, settings) = watch::channel(vec![pool]);
     let pools = Pools::new(settings, backend.hotplug(folder.path().join("volumes")));

@@ -13,6 +13,7 @@ use tokio::time::timeout_at;
 
 use super::super::super::volumes::{Room, Volume, VolumeError};
 use super::Pool;
+use super::index::Slot;
 use super::store::{Entry, Store};
 use super::worker::{Late, Worker};
 use crate::supervise::Scope;
@@ -20,9 +21,7 @@ use crate::supervise::Scope;
 /// How long things may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// A call, until its caller is told that the pool does not answer.
-    pub call: Duration,
-    /// Opening a pool, while everybody waits.
+    /// Opening a pool, while everybody waits; less where the pool may not take so long for a call.
     pub opening: Duration,
     /// Between two attempts to open it.
     pub again: Duration,
@@ -30,9 +29,7 @@ pub struct Patience {
     pub check: Duration,
 }
 
-/// Longer than a disk that is busy takes; kubelet and the sidecars have repeated their calls by then.
 const USUAL: Patience = Patience {
-    call: Duration::from_secs(30),
     opening: Duration::from_secs(5),
     again: Duration::from_secs(1),
     check: Duration::from_secs(5),
@@ -83,7 +80,7 @@ impl Drop for Checking {
 impl Access {
     /// The pools of these settings.
     pub fn new(settings: watch::Receiver<Vec<Pool>>) -> Self {
-        Self::with(Store::new(settings, USUAL.call), USUAL)
+        Self::with(Store::new(settings), USUAL)
     }
 
     /// With patience of one's own.
@@ -116,12 +113,18 @@ impl Access {
         loop {
             // Before it is looked, so that no news falls between.
             let news = self.opened.notified();
-            let since = self.store.index().slots.iter().filter_map(|slot| slot.opening).max();
-            let Some(until) = since.map(|since| since + self.patience.opening) else { return };
+            let ends = |slot: &Slot| Some(slot.opening? + self.opening(&slot.pool));
+            let end = self.store.index().slots.iter().filter_map(ends).max();
+            let Some(until) = end else { return };
             if timeout_at(until.into(), news).await.is_err() {
                 return;
             }
         }
+    }
+
+    /// How long everybody waits while a pool is being opened.
+    fn opening(&self, pool: &Pool) -> Duration {
+        self.patience.opening.min(pool.patience)
     }
 
     fn open(&self, path: PathBuf, worker: Arc<Worker>) {
@@ -217,7 +220,7 @@ impl Access {
         let worker = match self.store.index().at(&path) {
             None => return Err(VolumeError::Unavailable("its pool has left the settings".to_owned())),
             Some(slot) => match slot.opening.map(|since| since.elapsed()) {
-                Some(late) if late >= self.patience.opening => {
+                Some(late) if late >= self.opening(&slot.pool) => {
                     return Err(slot.unavailable(Late::Silent(late)));
                 }
                 _ => Arc::clone(&slot.worker),

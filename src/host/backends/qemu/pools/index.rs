@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::super::super::volumes::{NewVolume, Room, Volume, VolumeError};
 use super::Pool;
@@ -99,10 +99,10 @@ impl Open {
 }
 
 impl Slot {
-    fn new(pool: Pool, worker: Arc<Worker>) -> Self {
+    fn new(pool: Pool) -> Self {
         Self {
+            worker: Arc::new(Worker::new(pool.patience)),
             pool,
-            worker,
             state: State::Closed { problem: "it is being opened".to_owned(), uuid: None },
             was_open: false,
             opening: None,
@@ -143,7 +143,7 @@ impl Slot {
 
 impl Index {
     /// Has the pools of these settings; those whose directories are the same are as they were.
-    pub fn follow(&mut self, settings: &[Pool], patience: Duration) {
+    pub fn follow(&mut self, settings: &[Pool]) {
         if self.slots.iter().map(|slot| &slot.pool).eq(settings) {
             return;
         }
@@ -151,8 +151,11 @@ impl Index {
         for pool in settings {
             let at = before.iter().position(|slot| slot.pool.path == pool.path);
             self.slots.push(match at.map(|at| before.swap_remove(at)) {
-                Some(slot) => Slot { pool: pool.clone(), ..slot },
-                None => Slot::new(pool.clone(), Arc::new(Worker::new(patience))),
+                Some(slot) => {
+                    slot.worker.wait_for(pool.patience);
+                    Slot { pool: pool.clone(), ..slot }
+                }
+                None => Slot::new(pool.clone()),
             });
         }
     }

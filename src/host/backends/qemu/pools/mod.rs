@@ -42,6 +42,10 @@ mod worker;
 use access::Access;
 use store::Entry;
 
+/// How long a pool may take for a call where the settings say nothing: longer than a disk that is busy takes; kubelet and
+/// the sidecars have repeated their calls by then.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
 /// How much of an image is there from its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocation {
@@ -66,6 +70,8 @@ pub struct Pool {
     pub bus: Option<Bus>,
     /// For volumes that name no class.
     pub is_default: bool,
+    /// How long its file system may take for a call, until the caller is told that it does not answer.
+    pub patience: Duration,
 }
 
 /// Keeps volumes in pools.

@@ -7,7 +7,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::watch;
 
@@ -29,8 +29,6 @@ pub const LARGEST: u64 = 64 << 40;
 pub struct Store {
     settings: watch::Receiver<Vec<Pool>>,
     index: Mutex<Index>,
-    /// How long a pool may take for a call.
-    patience: Duration,
     /// The name of this machine.
     host: String,
     /// What happens to the program in which directory.
@@ -80,12 +78,11 @@ impl Entry {
 }
 
 impl Store {
-    /// The pools of these settings, of which each may take so long for a call. Nothing is read yet.
-    pub fn new(settings: watch::Receiver<Vec<Pool>>, patience: Duration) -> Self {
+    /// The pools of these settings. Nothing is read yet.
+    pub fn new(settings: watch::Receiver<Vec<Pool>>) -> Self {
         Self {
             settings,
             index: Mutex::default(),
-            patience,
             host: host_name(),
             #[cfg(test)]
             steps: Vec::new(),
@@ -108,7 +105,7 @@ impl Store {
     pub fn index(&self) -> MutexGuard<'_, Index> {
         // Nothing that is done under the lock leaves it half changed.
         let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
-        index.follow(&self.settings.borrow(), self.patience);
+        index.follow(&self.settings.borrow());
         index
     }
 

@@ -11,14 +11,15 @@ use super::super::super::disks::Format;
 use super::super::super::volumes::{NewVolume, Published, Volume, VolumeError};
 use super::steps::Steps;
 use super::store::Store;
-use super::{Allocation, Pool};
+use super::{Allocation, PATIENCE, Pool};
 
 mod hanging;
 mod places;
 mod records;
 
 fn pool(path: &Path, name: &str, format: Format, allocation: Allocation) -> Pool {
-    Pool { name: name.into(), path: path.join(name), format, allocation, bus: None, is_default: false }
+    let (bus, is_default, patience) = (None, false, PATIENCE);
+    Pool { name: name.into(), path: path.join(name), format, allocation, bus, is_default, patience }
 }
 
 fn pools(path: &Path) -> Vec<Pool> {
@@ -30,7 +31,7 @@ fn pools(path: &Path) -> Vec<Pool> {
 }
 
 fn of(pools: Vec<Pool>) -> Store {
-    Store::new(watch::channel(pools).1, Duration::from_secs(30))
+    Store::new(watch::channel(pools).1)
 }
 
 fn store(path: &Path) -> Store {
@@ -248,7 +249,7 @@ fn pools_come_and_go_with_the_settings() {
     let folder = tempfile::tempdir().unwrap();
     let all = pools(folder.path());
     let (settings, followed) = watch::channel(all[..1].to_vec());
-    let store = opened(Store::new(followed, Duration::from_secs(30)));
+    let store = opened(Store::new(followed));
     let id = store.create(new("v", "fast", 512)).unwrap().id;
     assert!(matches!(store.create(new("w", "full", 512)), Err(VolumeError::NoClass(_))));
     settings.send_replace(all.clone());

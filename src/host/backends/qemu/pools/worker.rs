@@ -28,7 +28,7 @@ pub struct Worker {
     /// When what is under way began.
     began: Mutex<Option<Instant>>,
     waiting: AtomicUsize,
-    patience: Duration,
+    patience: Mutex<Duration>,
 }
 
 /// Why work was not done, as far as is known.
@@ -69,7 +69,7 @@ impl Worker {
             turn: Arc::new(Semaphore::new(1)),
             began: Mutex::default(),
             waiting: AtomicUsize::default(),
-            patience,
+            patience: Mutex::new(patience),
         }
     }
 
@@ -77,10 +77,19 @@ impl Worker {
         *self.began.lock().unwrap_or_else(PoisonError::into_inner) = began;
     }
 
+    /// From now on its callers wait for so long.
+    pub fn wait_for(&self, patience: Duration) {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = patience;
+    }
+
+    fn patience(&self) -> Duration {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// For how long the work that is under way has been, if that is too long.
     pub fn silent(&self) -> Option<Late> {
         let began = *self.began.lock().unwrap_or_else(PoisonError::into_inner);
-        began.map(|began| began.elapsed()).filter(|since| *since >= self.patience).map(Late::Silent)
+        began.map(|began| began.elapsed()).filter(|since| *since >= self.patience()).map(Late::Silent)
     }
 
     /// Does `work`, which may block.
@@ -110,7 +119,7 @@ impl Worker {
             })
             .await)
         };
-        match tokio::time::timeout(self.patience, done).await {
+        match tokio::time::timeout(self.patience(), done).await {
             Ok(done) => done,
             Err(_) => Err(self.silent().unwrap_or(Late::Silent(asked.elapsed()))),
         }

@@ -6,8 +6,9 @@ use std::time::Instant;
 use super::super::access::{Access, Patience};
 use super::*;
 
+/// For a call.
+const CALL: Duration = Duration::from_millis(400);
 const PATIENCE: Patience = Patience {
-    call: Duration::from_millis(400),
     opening: Duration::from_millis(200),
     again: Duration::from_millis(10),
     check: Duration::from_millis(10),
@@ -15,7 +16,8 @@ const PATIENCE: Patience = Patience {
 
 /// Pools of which `fast` hangs while somebody holds this.
 fn access(path: &Path, hangs: &Arc<Mutex<()>>) -> Access {
-    let mut store = Store::new(watch::channel(pools(path)).1, PATIENCE.call);
+    let pools = pools(path).into_iter().map(|pool| Pool { patience: CALL, ..pool }).collect();
+    let mut store = of(pools);
     store.steps = vec![(path.join("fast"), Steps::hanging(Arc::clone(hangs)))];
     Access::with(store, PATIENCE)
 }
@@ -65,7 +67,7 @@ async fn others_go_on(access: &Access) {
     access.in_class("full", |store| store.capacity("full")).await.unwrap();
     remove(access, &id).await.unwrap();
     assert!(access.get(&id).await.unwrap().is_none());
-    assert!(began.elapsed() < PATIENCE.call, "{:?}", began.elapsed());
+    assert!(began.elapsed() < CALL, "{:?}", began.elapsed());
 }
 
 /// Waits until a call succeeds.
@@ -95,7 +97,7 @@ async fn a_pool_that_hangs_stops_only_itself() {
         says(create(&access, "w", "fast").await, VolumeError::Unavailable, &words);
         says(remove(&access, &id).await, VolumeError::Unavailable, &words);
     }
-    assert!(began.elapsed() < PATIENCE.call, "nobody waits for it any more");
+    assert!(began.elapsed() < CALL, "nobody waits for it any more");
     assert!(blocking_threads() < 32, "{}", blocking_threads());
     others_go_on(&access).await;
     // What is known of it stays known.

@@ -47,7 +47,7 @@ fn a_copy_of_a_pool_and_what_it_was_copied_from_are_refused() {
     let [original, other]: [Pool; 2] =
         ["fast", "copy"].map(|name| pool(folder.path(), name, Format::Raw, Allocation::Thin));
     let (settings, followed) = watch::channel(vec![original.clone()]);
-    let store = opened(Store::new(followed, Duration::from_secs(30)));
+    let store = opened(Store::new(followed));
     let id = store.create(new("v", "fast", 512)).unwrap().id;
     copy(&original.path, &other.path);
     for both in [vec![original.clone(), other.clone()], vec![other.clone(), original.clone()]] {
