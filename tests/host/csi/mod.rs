@@ -21,6 +21,7 @@ mod faults;
 mod full;
 mod life;
 mod machine;
+mod mirror;
 mod people;
 mod places;
 mod random;

@@ -1,28 +1,36 @@
 //! Random operations of two clusters on two hosts, with real QEMUs, while everything is killed, stopped, shut down and
-//! taken out of the settings. After each step it is looked from outside at what QEMU has open: never two writers,
-//! never an image without a name that is open, never a volume that is lost, never a success that is none.
+//! taken out of the settings, and a pool of each host hangs and goes on. After each step it is looked from outside at what
+//! QEMU has open: never two writers, never an image without a name that is open, never a volume that is lost, never a
+//! success that is none. While a pool hangs the others do what is asked of them.
 //!
 //! `GUESTLET_STEPS` says how many steps, `GUESTLET_SEED` repeats a run.
 
 #![allow(clippy::print_stdout, reason = "a run that fails is read step by step")]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tonic::Status;
 
 use super::machine::Machine;
+use super::mirror::Mirror;
 use super::{Asking, serial};
 use crate::guest::{Door, Guest, Manner, info};
 use crate::lab::{Lab, text, uuid};
+use crate::namespace::is_outside;
 use crate::random::{Random, seed};
 use crate::soak::steps;
+
+mod hanging;
 
 const MIB: i64 = 1 << 20;
 /// Steps in `make test`; many more are in `make soak`.
 const FEW: u64 = 150;
 const MANY: u64 = 2000;
 const VMS: u8 = 6;
+const CLASSES: [&str; 3] = ["fast", "qcow", HUNG];
+/// The pool that hangs now and then.
+const HUNG: &str = "hung";
 
 struct Vm {
     name: String,
@@ -61,10 +69,21 @@ struct Made {
     is_doubtful: bool,
 }
 
+/// A volume whose making failed: whether it is there is not known.
+struct Begun {
+    name: String,
+    class: &'static str,
+    host: usize,
+    cluster: &'static str,
+}
+
 struct World {
+    /// Of each host, what keeps the pool that hangs; the first to go, so that nothing waits for it in the end.
+    mirrors: Vec<Mirror>,
     hosts: Vec<Lab>,
     vms: Vec<Vm>,
     made: BTreeMap<String, Made>,
+    begun: Vec<Begun>,
     random: Random,
     names: u32,
     successes: BTreeMap<&'static str, u32>,
@@ -74,13 +93,19 @@ impl World {
     fn start(seed: u64) -> Self {
         let cluster = |number: u8| if number.is_multiple_of(3) { "prod" } else { "dev" };
         let mut hosts = Vec::new();
+        let mut mirrors = Vec::new();
         let mut vms = Vec::new();
         for host in 0..2_usize {
             let mut lab = Lab::new();
-            for (name, rest) in [("fast", "default = true"), ("qcow", "format = 'qcow2'")] {
+            let kinds = ["default = true", "format = 'qcow2'", "answer-seconds = 2"];
+            for (name, rest) in CLASSES.into_iter().zip(kinds) {
                 let path = text(&lab.path(&format!("pools/{name}")));
                 lab = lab.set(&format!("[[pool]]\nname = '{name}'\npath = '{path}'\n{rest}"));
             }
+            let (kept, pool) = (lab.path("kept"), lab.path(&format!("pools/{HUNG}")));
+            std::fs::create_dir(&kept).unwrap();
+            std::fs::create_dir_all(&pool).unwrap();
+            mirrors.push(Mirror::mount(&kept, &pool));
             for number in 1..=VMS {
                 if usize::from(number - 1) / 3 != host {
                     continue;
@@ -106,7 +131,8 @@ impl World {
             hosts.push(lab.start());
         }
         let random = Random(seed);
-        let world = Self { hosts, vms, made: BTreeMap::new(), random, names: 0, successes: BTreeMap::new() };
+        let (made, begun, successes) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+        let world = Self { hosts, mirrors, vms, made, begun, random, names: 0, successes };
         world.settle();
         world
     }
@@ -116,17 +142,38 @@ impl World {
         for vm in self.vms.iter().filter(|vm| vm.may_ask()) {
             let is_known = || self.hosts[vm.host].ctl(&["info", &vm.name]).status.success();
             self.hosts[vm.host].until("the list is read", is_known);
+            // A QEMU hangs with what it has open.
+            let hangs = self.mirrors[vm.host].hangs();
             self.hosts[vm.host].until_vm(&vm.name, |seen| {
-                matches!(seen["power"].as_str(), Some("running" | "paused")) && seen["callback"] == "open"
+                (hangs || matches!(seen["power"].as_str(), Some("running" | "paused")))
+                    && seen["callback"] == "open"
             });
         }
     }
 
+    /// The pools of a host, as QEMU is told of them.
+    fn pools(&self, host: usize) -> PathBuf {
+        self.hosts[host].path("pools").canonicalize().unwrap()
+    }
+
+    /// As QEMU is told of it.
     fn image(&self, made: &Made) -> PathBuf {
         let (pool, _) = made.id.split_once('.').unwrap();
-        let ending = if pool == "qcow" { "qcow2" } else { "raw" };
-        let path = self.hosts[made.host].path(&format!("pools/{pool}/{}.{ending}", serial(&made.id)));
-        path.canonicalize().unwrap_or(path)
+        self.pools(made.host).join(pool).join(file_name(&made.id))
+    }
+
+    /// Its bytes, where nothing hangs.
+    fn kept(&self, made: &Made) -> PathBuf {
+        match made.id.split_once('.').unwrap() {
+            (HUNG, _) => self.hosts[made.host].path("kept").join(file_name(&made.id)),
+            _ => self.image(made),
+        }
+    }
+
+    /// Whether a VM's QEMU has an image open, as the kernel says also of one that hangs.
+    fn has_open(&self, vm: usize, image: &Path) -> bool {
+        let machine = self.vms[vm].machine.as_ref();
+        machine.is_some_and(|machine| machine.open_below(image).iter().any(|open| open.path == image))
     }
 
     fn below(&mut self, end: usize) -> usize {
@@ -167,7 +214,7 @@ impl World {
     }
 
     fn step(&mut self) -> String {
-        let what = self.below(40);
+        let what = self.below(42);
         match what {
             0..30 => {
                 let Some(asker) = self.asker() else { return self.disturb(30) };
@@ -183,13 +230,9 @@ impl World {
         let by = self.vms[asker].name.clone();
         if what < 5 || self.made.is_empty() {
             self.names += 1;
-            let class = ["fast", "qcow"][self.below(2)];
-            let made = asking.create_in(&format!("v{}", self.names), 12 * MIB, Some(class));
-            if let Ok(volume) = &made {
-                let (id, bytes) = (volume.volume_id.clone(), volume.capacity_bytes);
-                self.made
-                    .insert(id.clone(), Made { id, host, cluster, bytes, node: None, is_doubtful: false });
-            }
+            let class = CLASSES[self.below(CLASSES.len())];
+            let begun = Begun { name: format!("v{}", self.names), class, host, cluster };
+            let made = self.make(&asking, begun);
             return self.said("create", &by, "", made.map(drop));
         }
         let Some(volume) = self.volume(asker) else { return "nothing".to_owned() };
@@ -203,8 +246,10 @@ impl World {
                 if done.is_ok() {
                     self.made.get_mut(&id).unwrap().node = Some(node);
                     assert!(is_ours && self.vms[node].host == host, "{by} published {id} to {name}");
+                    let image = self.image(&volume);
+                    assert!(self.has_open(node, &image), "{name} has not {id} open");
                     let machine = self.vms[node].asked().expect("QEMU has answered");
-                    assert!(machine.has_node_of(&self.image(&volume)), "{name} has not {id}");
+                    assert!(self.mirrors[host].hangs() || machine.has_node_of(&image), "{name} has not {id}");
                 }
                 self.said("publish", &by, &format!("{id} {name}"), done)
             }
@@ -213,14 +258,7 @@ impl World {
                 let name = self.vms[node].name.clone();
                 let done = asking.unpublish(&id, &name);
                 assert!(done.is_err() || is_ours, "{by} unpublished {id}");
-                if done.is_ok()
-                    && let Some(machine) = &self.vms[node].machine
-                {
-                    // The kernel says it of one that hangs, too.
-                    let image = self.image(&volume);
-                    let open = machine.open_below(image.parent().unwrap());
-                    assert!(open.iter().all(|open| open.path != image), "{name} still has {id}");
-                }
+                assert!(done.is_err() || !self.has_open(node, &self.image(&volume)), "{name} still has {id}");
                 self.said("unpublish", &by, &format!("{id} {name}"), done)
             }
             24..28 => {
@@ -228,7 +266,7 @@ impl World {
                 match &done {
                     Ok(()) => {
                         assert!(is_ours, "{by} removed {id}");
-                        assert!(!self.image(&volume).exists(), "{id} is still there");
+                        assert!(!self.kept(&volume).exists(), "{id} is still there");
                         self.made.remove(&id);
                     }
                     Err(_) if is_ours => self.made.get_mut(&id).unwrap().is_doubtful = true,
@@ -260,6 +298,14 @@ impl World {
     }
 
     fn disturb(&mut self, what: usize) -> String {
+        let hung = self.mirrors.iter().position(Mirror::hangs);
+        if let Some(host) = hung.filter(|_| self.random.below(3) > 0) {
+            return self.hang(host);
+        }
+        if what >= 40 && hung.is_none() {
+            let host = self.below(self.hosts.len());
+            return self.hang(host);
+        }
         if let Some(vm) = self.vms.iter_mut().find(|vm| vm.hangs) {
             vm.machine.as_ref().unwrap().hang(false);
             vm.hangs = false;
@@ -275,6 +321,8 @@ impl World {
             (self.below(self.vms.len()), what)
         };
         let host = self.vms[at].host;
+        // A QEMU may hang with the pool, and is not asked for anything.
+        let what = if self.mirrors[host].hangs() && (33..36).contains(&what) { 38 } else { what };
         let vm = &mut self.vms[at];
         let name = vm.name.clone();
         let done = match what {
@@ -336,9 +384,8 @@ impl World {
         let mut writers: BTreeMap<PathBuf, Vec<&str>> = BTreeMap::new();
         for vm in &self.vms {
             let Some(machine) = &vm.machine else { continue };
-            for lab in &self.hosts {
-                let pools = lab.path("pools").canonicalize().unwrap();
-                for open in machine.open_below(&pools) {
+            for host in 0..self.hosts.len() {
+                for open in machine.open_below(&self.pools(host)) {
                     assert!(!open.is_unlinked, "{} has {open:?}", vm.name);
                     if open.is_writable {
                         let of = writers.entry(open.path).or_default();
@@ -354,7 +401,7 @@ impl World {
             assert!(of.len() == 1, "{} is written by {of:?}", image.display());
         }
         for made in self.made.values().filter(|made| !made.is_doubtful) {
-            let image = self.image(made);
+            let image = self.kept(made);
             let length = image.metadata().unwrap_or_else(|error| panic!("{made:?} is lost: {error}")).len();
             assert!(length >= 12 * MIB.unsigned_abs() || made.id.starts_with("qcow"), "{made:?} is short");
         }
@@ -362,6 +409,9 @@ impl World {
 
     /// In the end all volumes are there, can be taken away and removed.
     fn end(&mut self) {
+        for mirror in &self.mirrors {
+            mirror.hang(false);
+        }
         for at in 0..self.vms.len() {
             let host = self.vms[at].host;
             let vm = &mut self.vms[at];
@@ -374,13 +424,18 @@ impl World {
                 vm.machine.as_ref().unwrap().hang(false);
                 vm.hangs = false;
             }
-            if vm.is_shut_down || vm.machine.is_none() {
-                vm.machine = None;
-                vm.machine = Some(Machine::start(&self.hosts[host].path(&format!("{}.qmp", vm.name))));
-                vm.is_shut_down = false;
+            match &vm.machine {
+                // The guest of a paused one lets go of nothing.
+                Some(machine) if !vm.is_shut_down => drop(machine.ask("cont")),
+                _ => {
+                    vm.machine = None;
+                    vm.machine = Some(Machine::start(&self.hosts[host].path(&format!("{}.qmp", vm.name))));
+                    vm.is_shut_down = false;
+                }
             }
         }
         self.settle();
+        self.repeat();
         for made in self.made.clone().into_values() {
             let of = |vm: &Vm| (vm.host, vm.cluster) == (made.host, made.cluster);
             let asker = self.vms.iter().position(of).unwrap();
@@ -391,10 +446,10 @@ impl World {
                 let away = nodes().all(|node| asking.unpublish(&made.id, node).is_ok());
                 away && asking.delete(&made.id).is_ok()
             });
-            assert!(!self.image(&made).exists(), "{made:?}");
+            assert!(!self.kept(&made).exists(), "{made:?}");
         }
         for lab in &self.hosts {
-            for pool in ["fast", "qcow"] {
+            for pool in CLASSES {
                 let Ok(entries) = std::fs::read_dir(lab.path(&format!("pools/{pool}"))) else { continue };
                 let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
                 let left: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
@@ -404,8 +459,16 @@ impl World {
     }
 }
 
+/// Of an image.
+fn file_name(id: &str) -> String {
+    format!("{}.{}", serial(id), if id.starts_with("qcow.") { "qcow2" } else { "raw" })
+}
+
 #[test]
 fn whatever_happens_a_volume_has_one_writer_and_none_is_lost() {
+    if is_outside() {
+        return;
+    }
     let said = std::env::var("GUESTLET_STEPS").ok().map(|said| said.parse().unwrap());
     let steps = said.unwrap_or(steps(FEW, MANY));
     println!("GUESTLET_STEPS={steps}");
