@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use super::client::{Client, answer};
 use super::print::Printer;
-use super::{Error, freezes, json, places, words};
+use super::{Error, freezes, io_errors, json, places, words};
 use crate::wire::proto::v1::{GetVirtualMachineRequest, StateCut, VirtualMachine};
 
 /// Shows one VM.
@@ -30,6 +30,10 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
     if !vm.reason.is_empty() {
         lines.push(("Reason", vm.reason.clone()));
     }
+    lines.extend(several(
+        "Disk errors",
+        vm.io_errors.iter().map(|error| io_errors::long_words(error, now)).collect(),
+    ));
     lines.extend([
         ("Dialled at", vm.dial.clone()),
         ("Callback", callback(vm)),
@@ -55,20 +59,22 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
         ]);
     }
     if let Some(state) = &vm.state {
-        let several = |name, words: Vec<String>| {
-            let words = if words.is_empty() { vec!["-".to_owned()] } else { words };
-            let names = std::iter::once(name).chain(std::iter::repeat(""));
-            names.zip(words).collect::<Vec<_>>()
-        };
+        let or_dash = |words: Vec<String>| if words.is_empty() { vec!["-".to_owned()] } else { words };
         let interfaces = state.interfaces.iter().map(|one| match one.hardware_address.as_str() {
             "" => words::interface(one),
             address => format!("{} [{address}]", words::interface(one)),
         });
-        lines.extend(several("Interfaces", interfaces.collect()));
+        lines.extend(several("Interfaces", or_dash(interfaces.collect())));
         let file_systems = state.file_systems.iter().map(|one| words::file_system(Some(one)));
-        lines.extend(several("File systems", file_systems.collect()));
-        lines.extend(several("Users", state.users.iter().map(|one| words::user(Some(one))).collect()));
-        lines.extend(several("Disks", state.disks.iter().map(|one| words::disk(Some(one))).collect()));
+        lines.extend(several("File systems", or_dash(file_systems.collect())));
+        lines.extend(several(
+            "Users",
+            or_dash(state.users.iter().map(|one| words::user(Some(one))).collect()),
+        ));
+        lines.extend(several(
+            "Disks",
+            or_dash(state.disks.iter().map(|one| words::disk(Some(one))).collect()),
+        ));
         if state.topology.is_some() {
             lines.push(("Runs in", places::words(state.topology.as_ref())));
         }
@@ -90,6 +96,11 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
     }
     let colon = |key: &str| if key.is_empty() { String::new() } else { format!("{key}:") };
     text::table(&lines.into_iter().map(|(key, value)| [colon(key), value]).collect::<Vec<_>>())
+}
+
+/// One line for each of the words, of which the first has the name.
+fn several(name: &'static str, words: Vec<String>) -> impl Iterator<Item = (&'static str, String)> {
+    std::iter::once(name).chain(std::iter::repeat("")).zip(words)
 }
 
 /// What of the state is not known, because it would take too many bytes.

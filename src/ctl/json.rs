@@ -3,6 +3,7 @@
 use prost_types::Timestamp;
 use serde::Serialize;
 
+use super::io_errors::IoError;
 use super::{freezes, kinds, places, words};
 use crate::wire::proto::v1::{self, event, virtual_machine_event::Kind};
 
@@ -29,6 +30,7 @@ pub struct Vm {
     state: Option<State>,
     /// What is left out of the state.
     state_cut: Option<StateCut>,
+    io_errors: Vec<IoError>,
 }
 
 /// How many entries of a state are left out, and which of its other parts.
@@ -165,6 +167,7 @@ enum Details {
     Closed { reason: String },
     Guest(FromGuest),
     Volume(ChangedVolume),
+    Io(IoError),
 }
 
 #[derive(Debug, Serialize)]
@@ -236,6 +239,7 @@ impl From<v1::VirtualMachine> for Vm {
             topology: vm.topology.map(places::Standing::from),
             state: vm.state.map(State::from),
             state_cut: vm.state_cut.map(StateCut::from),
+            io_errors: vm.io_errors.into_iter().map(IoError::from).collect(),
         }
     }
 }
@@ -364,6 +368,7 @@ impl From<v1::VirtualMachineEvent> for Event {
                 claim: changed.claim,
                 by: changed.by,
             }),
+            Some(Kind::IoError(error)) => Details::Io(error.into()),
             Some(Kind::GuestReset(_)) | None => Details::None {},
         };
         Self { time: happened.time.map(rfc3339), name: happened.name, what, details }

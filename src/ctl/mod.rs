@@ -15,6 +15,7 @@ pub mod disks;
 pub mod doctor;
 pub mod freezes;
 pub mod info;
+mod io_errors;
 pub mod json;
 pub mod kinds;
 pub mod ls;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use super::client::{Client, answer};
 use super::print::Printer;
-use super::{Error, freezes, json, kinds, places, words};
+use super::{Error, freezes, io_errors, json, kinds, places, words};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{
     PowerState, VirtualMachineEvent, VolumeAction, VolumeChanged, WatchVirtualMachinesRequest, event,
@@ -76,6 +76,7 @@ fn words(event: &VirtualMachineEvent) -> String {
         }
         Some(Kind::SessionClosed(closed)) => format!("session closed: {}", closed.reason),
         Some(Kind::VolumeChanged(changed)) => of_volume(changed),
+        Some(Kind::IoError(error)) => io_errors::words(error),
         Some(Kind::GuestEvent(event)) => match &event.kind {
             Some(kind) => of_guest(kind),
             None => "an event that this guestctl does not know".to_owned(),

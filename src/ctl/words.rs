@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 
+use super::io_errors;
 use crate::wire::proto::v1::{
     CallbackState, Disk, MountedFileSystem, NetworkInterface, PowerState, SessionState, UserSession,
     VirtualMachine,
@@ -20,10 +21,12 @@ pub fn power(power: PowerState) -> &'static str {
     }
 }
 
-/// Why a VM is not as it should be: what its session says, and what its hypervisor does not.
+/// Why a VM is not as it should be: what its session says, what its hypervisor does not, and its disks that fail.
 pub fn reasons(vm: &VirtualMachine) -> String {
     let reasons = [&vm.reason, &vm.power_problem];
-    reasons.into_iter().filter(|reason| !reason.is_empty()).map(String::as_str).collect::<Vec<_>>().join("; ")
+    let mut reasons: Vec<_> = reasons.into_iter().filter(|reason| !reason.is_empty()).cloned().collect();
+    reasons.extend(vm.io_errors.iter().map(io_errors::words));
+    reasons.join("; ")
 }
 
 /// A session's state in one word.

@@ -71,6 +71,7 @@ heap! {
     LastFreeze: holder end problem;
     OperatingSystem: id name pretty_name version_id;
     GuestInfo: machine_id boot_id dmi_uuid host_name operating_system kernel_release machine agent_version capabilities;
+    IoError: disk file reason;
     VolumeChanged: volume_id name cluster class claim by;
     GuestState: interfaces file_systems users disks topology node health freeze;
 }
@@ -87,6 +88,7 @@ impl Heap for v1::VirtualMachineEvent {
             Some(Kind::SessionOpened(opened)) => opened.guest.heap(),
             Some(Kind::SessionClosed(closed)) => closed.reason.heap(),
             Some(Kind::VolumeChanged(changed)) => changed.heap(),
+            Some(Kind::IoError(error)) => error.heap(),
             Some(Kind::PowerChanged(_) | Kind::GuestReset(_)) | None => 0,
         };
         self.name.heap() + kind

@@ -64,7 +64,7 @@ async fn serve(client: UnixStream, status: &str, happening: &mut mpsc::Unbounded
                 let value = match command["execute"].as_str().unwrap() {
                     "qmp_capabilities" => serde_json::json!({}),
                     "query-status" => serde_json::json!({"status": status, "running": status == "running"}),
-                    "query-named-block-nodes" => serde_json::json!([]),
+                    "query-named-block-nodes" | "query-block" => serde_json::json!([]),
                     other => panic!("unexpected command {other}"),
                 };
                 serde_json::json!({"return": value, "id": command["id"]})

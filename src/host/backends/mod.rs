@@ -15,7 +15,7 @@ use super::limits::Limits;
 use crate::transport::dial::Dialer;
 #[cfg(test)]
 use crate::transport::dial::Target;
-use crate::wire::proto::v1::{PowerState, Topology};
+use crate::wire::proto::v1::{IoError, PowerState, Topology};
 
 pub mod authority;
 #[cfg(test)]
@@ -99,6 +99,14 @@ pub enum Change {
         name: String,
         /// Where.
         topology: Arc<Topology>,
+    },
+    /// These of a VM's disks could not be read or written, in the place of those told before. One that is left out is well,
+    /// as far as is known.
+    IoErrors {
+        /// Which VM.
+        name: String,
+        /// The errors, one for each disk; few.
+        errors: Vec<IoError>,
     },
     /// A VM was reset: whatever ran in it is gone.
     Reset {

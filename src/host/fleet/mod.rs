@@ -165,6 +165,7 @@ impl Fleet {
                 SessionState::Refused => tally.refused += 1,
                 SessionState::Gone => tally.gone += 1,
             }
+            tally.stopped += usize::from(entry.view.io_errors.iter().any(|error| error.stopped));
             tally.callbacks += usize::from(entry.view.callback() == CallbackState::Open);
         }
         tally
@@ -184,6 +185,7 @@ impl Fleet {
                 line!(entry.lines, vm = name, ?power, "power");
                 if power == PowerState::Off {
                     entry.alive();
+                    entry.view().io_errors.clear();
                 }
                 entry.view().set_power(power);
                 entry.running.machine.send_modify(|machine| machine.power = power);
@@ -194,6 +196,7 @@ impl Fleet {
                     entry.place(topology);
                 }
             }
+            Change::IoErrors { name, errors } => self.io_errors(&name, errors),
             Change::Reset { name } => {
                 let Some(entry) = self.vms.get_mut(&name) else { return };
                 if !entry.reset(Instant::now()) {
@@ -203,6 +206,20 @@ impl Fleet {
                 line!(entry.lines, vm = name, "the guest was reset");
                 entry.running.machine.send_modify(|machine| machine.resets += 1);
                 self.tell(&name, Kind::GuestReset(v1::GuestReset {}));
+            }
+        }
+    }
+
+    /// These are in the place of those that were known: tells and counts what is new.
+    fn io_errors(&mut self, name: &str, errors: Vec<v1::IoError>) {
+        let Some(entry) = self.vms.get_mut(name) else { return };
+        let before = std::mem::replace(&mut entry.view().io_errors, errors.clone());
+        for error in errors {
+            let known = before.iter().find(|known| known.disk == error.disk).map_or(0, |known| known.count);
+            let more = error.count.saturating_sub(known);
+            if more > 0 {
+                self.half.metrics.io_errors.add(error.no_space, more);
+                self.tell(name, Kind::IoError(error));
             }
         }
     }

@@ -24,6 +24,8 @@ pub struct Tally {
     pub gone: usize,
     /// Callback channels that guests use.
     pub callbacks: usize,
+    /// VMs that stand still because a disk could not be read or written.
+    pub stopped: usize,
 }
 
 /// What there is for the volumes of a class, as it was when it was looked at the last time.
@@ -60,6 +62,8 @@ pub struct Metrics {
     pub bytes_sent: AtomicU64,
     /// Freezes of guests that are over.
     pub freezes: Freezes,
+    /// Requests of disks that failed on the host.
+    pub io_errors: IoErrors,
     /// From the dial to the open session.
     pub connect: Histogram,
     /// Operations on volumes.
@@ -85,6 +89,25 @@ impl Freezes {
     fn render(&self, text: &mut String, name: &str) {
         for (end, count) in ENDS.iter().zip(&self.0) {
             let _ = writeln!(text, "{name}{{end=\"{end}\"}} {}", count.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// Requests of disks that failed on the host: for want of room, and others.
+#[derive(Debug, Default)]
+pub struct IoErrors([AtomicU64; 2]);
+
+impl IoErrors {
+    /// So many more have failed.
+    pub fn add(&self, no_space: bool, count: u64) {
+        self.0[usize::from(!no_space)].fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn render(&self, text: &mut String) {
+        let name = "guestlet_host_disk_errors_total";
+        head(text, name, "counter", "Requests of VMs' disks that failed on the host, by why.");
+        for (reason, count) in ["no-space", "other"].iter().zip(&self.0) {
+            let _ = writeln!(text, "{name}{{reason=\"{reason}\"}} {}", count.load(Ordering::Relaxed));
         }
     }
 }
@@ -147,6 +170,10 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
     }
     head(&mut text, "guestlet_host_callbacks_open", "gauge", "Callback channels that guests use.");
     let _ = writeln!(text, "guestlet_host_callbacks_open {}", tally.callbacks);
+    let name = "guestlet_host_virtual_machines_stopped";
+    head(&mut text, name, "gauge", "VMs that stand still because a disk could not be read or written.");
+    let _ = writeln!(text, "{name} {}", tally.stopped);
+    metrics.io_errors.render(&mut text);
     let counters = [
         ("dials", "Streams to guests that were dialled.", &metrics.dials),
         ("dial_failures", "Dials without a stream.", &metrics.dial_failures),

@@ -7,8 +7,9 @@ use super::size::Range;
 use super::{Asker, Keeper, Wanted};
 use crate::host::backends::volumes::{self, Published};
 use crate::wire::proto::v1::{
-    AttachVolumeRequest, CreateVolumeRequest, DetachVolumeRequest, ExpandVolumeRequest, GuestState,
-    ListVolumesRequest, ListVolumesResponse, RemoveVolumeRequest, RemoveVolumeResponse, Volume, VolumeHolder,
+    AttachVolumeRequest, CreateVolumeRequest, DetachVolumeRequest, ExpandVolumeRequest, GuestState, IoError,
+    IoOperation, ListVolumesRequest, ListVolumesResponse, RemoveVolumeRequest, RemoveVolumeResponse, Volume,
+    VolumeHolder,
 };
 
 const HOST: Asker = Asker::Host;
@@ -96,9 +97,9 @@ impl Keeper {
 
     async fn show(&self, volume: &volumes::Volume) -> Volume {
         let serial = self.0.volumes.serial(&volume.id).unwrap_or_default();
-        let holder = match volume.published.clone() {
-            Some(published) => Some(self.holder_of(published, &serial).await),
-            None => None,
+        let (holder, failed) = match volume.published.clone() {
+            Some(published) => self.holder_of(published, &serial).await,
+            None => (None, None),
         };
         Volume {
             id: volume.id.clone(),
@@ -108,20 +109,38 @@ impl Keeper {
             size: volume.size,
             claim: super::super::text::clean(&volume.claim),
             holder,
-            problem: volume.problem.clone().unwrap_or_default(),
+            problem: failed.or_else(|| volume.problem.clone()).unwrap_or_default(),
             serial,
         }
     }
 
-    async fn holder_of(&self, published: Published, serial: &str) -> VolumeHolder {
+    /// The VM that has a volume, and what is wrong with that there.
+    async fn holder_of(&self, published: Published, serial: &str) -> (Option<VolumeHolder>, Option<String>) {
         let Published { uuid, vm, read_only, leaving, .. } = published;
         let found = self.0.fleet.get(vm.clone()).await.ok().flatten();
-        let state = found.filter(|found| found.view.uuid == uuid).and_then(|found| found.state);
+        let found = found.filter(|found| found.view.uuid == uuid);
+        let errors = found.as_ref().map(|found| found.view.io_errors.as_slice()).unwrap_or_default();
+        let failed = errors.iter().find(|error| error.disk == serial).map(|error| failed(error, &vm));
+        let state = found.and_then(|found| found.state);
         let (device, mount_points) = state.map(|state| place(&state, serial)).unwrap_or_default();
         let mut pods: Vec<_> = mount_points.iter().filter_map(|path| pod(path)).map(str::to_owned).collect();
         pods.dedup();
-        VolumeHolder { vm, uuid, read_only, leaving, device, mount_points, pods }
+        (Some(VolumeHolder { vm, uuid, read_only, leaving, device, mount_points, pods }), failed)
     }
+}
+
+/// What it means that a volume could not be read or written.
+fn failed(error: &IoError, vm: &str) -> String {
+    let what = match (error.no_space, error.operation()) {
+        (true, _) => "there is no room left for what its guest writes",
+        (false, IoOperation::Read) => "it cannot be read",
+        (false, IoOperation::Write) => "it cannot be written",
+        (false, IoOperation::Unspecified) => "it cannot be read or written",
+    };
+    let reason = if error.reason.is_empty() { String::new() } else { format!(" ({})", error.reason) };
+    let stopped =
+        if error.stopped { format!("; the VM {vm} stands still until it is resumed") } else { String::new() };
+    format!("{what}{reason}{stopped}")
 }
 
 fn for_people(error: volumes::VolumeError) -> Status {

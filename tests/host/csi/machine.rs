@@ -34,12 +34,35 @@ pub struct Open {
 impl Machine {
     /// Starts one whose QMP socket for guestlet-host is at `qmp`. It stays when its guest shuts down.
     pub fn start(qmp: &Path) -> Self {
+        Self::start_with(qmp, &["-no-reboot"])
+    }
+
+    /// Starts one with a guest, of a few bytes, that writes to the disk behind the one it boots from, as long as it runs.
+    pub fn start_writing(qmp: &Path) -> Self {
+        // Sets ds to 0; and again and again: writes 64 sectors from 0x10000 on to the sector that the packet at 0x7c1c says,
+        // by function 43h of interrupt 13h for the drive 81h, and goes on to the sector behind them.
+        const PROGRAM: [u8; 44] = [
+            0x31, 0xc0, 0x8e, 0xd8, 0xbe, 0x1c, 0x7c, 0xb8, 0x00, 0x43, 0xb2, 0x81, 0xcd, 0x13, 0x83, 0x06,
+            0x24, 0x7c, 0x40, 0x83, 0x16, 0x26, 0x7c, 0x00, 0xeb, 0xea, 0x90, 0x90, 0x10, 0x00, 0x40, 0x00,
+            0x00, 0x00, 0x00, 0x10, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        let mut sector = [0; 512];
+        sector[..PROGRAM.len()].copy_from_slice(&PROGRAM);
+        sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        let disk = qmp.with_extension("boot");
+        std::fs::write(&disk, [sector.as_slice(), &[0; 1 << 20]].concat()).unwrap();
+        let drive = format!("if=none,id=boot,format=raw,file={}", disk.display());
+        Self::start_with(qmp, &["-drive", &drive, "-device", "virtio-blk-pci,drive=boot,bootindex=0"])
+    }
+
+    fn start_with(qmp: &Path, more: &[&str]) -> Self {
         let checker = qmp.with_extension("checker");
         let socket = |path: &Path| format!("unix:{},server=on,wait=off", path.display());
         let process = Command::new("qemu-system-x86_64")
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"])
-            .args(["-m", "16", "-no-reboot", "-no-shutdown", "-device", "virtio-scsi-pci,id=scsi0"])
+            .args(["-m", "16", "-no-shutdown", "-device", "virtio-scsi-pci,id=scsi0"])
             .args(["-qmp", &socket(qmp), "-qmp", &socket(&checker)])
+            .args(more)
             .stdin(Stdio::null())
             .spawn()
             .unwrap();

@@ -19,6 +19,7 @@ mod busy;
 mod clusters;
 mod faults;
 mod full;
+mod io_errors;
 mod life;
 mod machine;
 mod mirror;

@@ -17,6 +17,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::super::super::half::Half;
 use super::super::super::metrics::operations::Outcome;
+use super::hotplug::io_errors::Failed;
 use crate::sys::process_end::Process;
 use crate::wire::qmp::{self, Message};
 
@@ -64,6 +65,10 @@ pub enum Notice {
     DeviceDeleted(String),
     /// The guest refused to let go of the device with this identifier.
     UnplugRefused(String),
+    /// A disk could not be read or written.
+    Failed(Failed),
+    /// The VM runs again, or another guest begins in it: what has failed is tried again, or forgotten.
+    BeginsAnew,
 }
 
 impl Notice {
@@ -73,6 +78,8 @@ impl Notice {
         match name {
             "DEVICE_DELETED" => device().map(Self::DeviceDeleted),
             "DEVICE_UNPLUG_GUEST_ERROR" => device().map(Self::UnplugRefused),
+            "BLOCK_IO_ERROR" => Failed::of_event(data).map(Self::Failed),
+            "RESUME" | "RESET" | "SHUTDOWN" => Some(Self::BeginsAnew),
             _ => None,
         }
     }

@@ -74,6 +74,7 @@ impl Monitor {
         let (link, inbox) = link::new(Arc::clone(half));
         let vm = Arc::new(hotplug::Vm::new(of.0.clone(), of.1.clone(), link, scope.children()));
         scope.children().spawn(Arc::clone(&vm).sweep());
+        scope.children().spawn(Arc::clone(&vm).watch_io(changes.clone()));
         scope.children().spawn(monitor::run(of.0.clone(), of.2.clone(), changes, inbox));
         Self { of, vm, _scope: scope }
     }
@@ -174,6 +175,7 @@ async fn monitor_all(
                     drop(known);
                     let (power, problem) = (PowerState::Unspecified, String::new());
                     changes.send(Change::Power { name: vm.name.clone(), power, problem }).await?;
+                    changes.send(Change::IoErrors { name: vm.name.clone(), errors: Vec::new() }).await?;
                 }
                 let Some(wanted) = wanted else { continue };
                 Monitor::start(wanted, changes.clone(), half)

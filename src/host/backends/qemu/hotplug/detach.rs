@@ -108,7 +108,12 @@ impl Waiting<'_> {
                 Ok(Ok(Notice::UnplugRefused(device))) if device == self.name => {
                     return Err(DiskError::GuestRefuses(self.serial.to_owned()));
                 }
-                Ok(Ok(Notice::DeviceDeleted(_) | Notice::UnplugRefused(_))) => {}
+                Ok(Ok(
+                    Notice::DeviceDeleted(_)
+                    | Notice::UnplugRefused(_)
+                    | Notice::Failed(_)
+                    | Notice::BeginsAnew,
+                )) => {}
                 Ok(Ok(Notice::Connected) | Err(RecvError::Lagged(_))) | Err(_) => return Ok(false),
                 Ok(Ok(Notice::Disconnected) | Err(RecvError::Closed)) => return Err(CallError::Lost.into()),
             }

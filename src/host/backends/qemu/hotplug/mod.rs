@@ -15,7 +15,7 @@
 //! closes it when the connection to QEMU begins, and whenever a device of ours is gone.
 //!
 //! One file for each thing that can be done: `attach`, `detach`; a resize is one command. `authority` asks who has an
-//! image.
+//! image, and `io_errors` keeps what could not be read or written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -33,6 +33,7 @@ use crate::supervise::Children;
 mod attach;
 mod authority;
 mod detach;
+pub mod io_errors;
 pub mod naming;
 pub(super) mod place;
 pub mod qcow2;

@@ -68,6 +68,8 @@ pub struct Disk {
 struct Block {
     qdev: Option<String>,
     inserted: Option<Node>,
+    #[serde(rename = "io-status")]
+    io_status: Option<String>,
 }
 
 /// One property that `qom-list` tells.
@@ -150,6 +152,16 @@ pub async fn devices(link: &Link) -> Result<BTreeMap<String, String>, DiskError>
 pub async fn nodes(link: &Link) -> Result<BTreeMap<String, Node>, DiskError> {
     let list: Vec<Node> = ask(link, "query-named-block-nodes", json!({ "flat": true })).await?;
     Ok(list.into_iter().map(|node| (node.name.clone(), node)).collect())
+}
+
+/// The block nodes because of which the VM stands still, and whether that is for want of room.
+pub async fn failed(link: &Link) -> Result<Vec<(String, bool)>, DiskError> {
+    let blocks: Vec<Block> = ask(link, "query-block", Value::Null).await?;
+    let failed = |block: Block| {
+        let status = block.io_status.filter(|status| status != "ok")?;
+        Some((block.inserted?.name, status == "nospace"))
+    };
+    Ok(blocks.into_iter().filter_map(failed).collect())
 }
 
 impl Seen {

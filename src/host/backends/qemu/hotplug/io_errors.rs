@@ -1,0 +1,232 @@
+//! What QEMU could not read or write for a VM: told when it is new, and forgotten when the VM goes on, or the disk is gone.
+//!
+//! ```text
+//!            BLOCK_IO_ERROR; or, of a VM that stands still for it,
+//!            query-block when the connection begins
+//!  nothing ────────────────────────────────────────────────────────▶ noted ──▶ told, and alike ones every 10 s at most
+//!     ▲                                                                 │
+//!     └── RESUME, RESET, SHUTDOWN, DEVICE_DELETED, another connection ──┘
+//! ```
+//!
+//! [`Noted`] is pure; [`Vm::watch_io`] acts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::super::super::Change;
+use super::super::link::Notice;
+use super::Vm;
+use super::seen::{self, Seen};
+use crate::wire::proto::v1::{IoError, IoOperation};
+
+/// Errors that are alike, of one disk, are told again after this.
+const AGAIN: Duration = Duration::from_secs(10);
+/// Disks of which errors are kept.
+const MOST: usize = 16;
+
+/// A request of a disk that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed {
+    /// The block node, or the drive if that has no name.
+    pub node: String,
+    /// What was to be done.
+    pub operation: IoOperation,
+    /// There was no room.
+    pub no_space: bool,
+    /// The VM stands still.
+    pub stopped: bool,
+    /// In the words of the host's kernel.
+    pub reason: String,
+}
+
+/// The data of the event `BLOCK_IO_ERROR`.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Told {
+    #[serde(default)]
+    device: String,
+    #[serde(default)]
+    node_name: String,
+    operation: String,
+    action: String,
+    #[serde(default)]
+    nospace: bool,
+    #[serde(default)]
+    reason: String,
+}
+
+impl Failed {
+    /// What the event means; nothing if the error is ignored, as the VM's settings may want it.
+    pub fn of_event(data: &Value) -> Option<Self> {
+        let told = Told::deserialize(data).ok().filter(|told| told.action != "ignore")?;
+        Some(Self {
+            node: if told.node_name.is_empty() { told.device } else { told.node_name },
+            operation: match told.operation.as_str() {
+                "read" => IoOperation::Read,
+                "write" => IoOperation::Write,
+                _ => IoOperation::Unspecified,
+            },
+            no_space: told.nospace,
+            stopped: told.action == "stop",
+            reason: told.reason,
+        })
+    }
+}
+
+/// The errors of one VM, by block node.
+#[derive(Debug, Default)]
+struct Noted(BTreeMap<String, Note>);
+
+#[derive(Debug)]
+struct Note {
+    failed: Failed,
+    count: u64,
+    last: SystemTime,
+    /// When it was told.
+    told: Instant,
+}
+
+impl Noted {
+    /// Notes an error; whether it is to be told now.
+    fn note(&mut self, failed: Failed, last: SystemTime, now: Instant) -> bool {
+        if let Some(note) = self.0.get_mut(&failed.node) {
+            note.count += 1;
+            note.last = last;
+            let is_news = note.failed != failed || now.saturating_duration_since(note.told) >= AGAIN;
+            if is_news {
+                (note.failed, note.told) = (failed, now);
+            }
+            return is_news;
+        }
+        let has_room = self.0.len() < MOST;
+        if has_room {
+            self.0.insert(failed.node.clone(), Note { failed, count: 1, last, told: now });
+        }
+        has_room
+    }
+
+    /// Forgets what is of no node in the list; whether there was any.
+    fn forget(&mut self, keep: impl Fn(&str) -> bool) -> bool {
+        let before = self.0.len();
+        self.0.retain(|node, _| keep(node));
+        self.0.len() < before
+    }
+
+    /// In place of all others, those of the nodes for which a VM stands still; whether anything is to be told.
+    fn begin(&mut self, failed: Vec<(String, bool)>, last: SystemTime, now: Instant) -> bool {
+        let had_any = self.forget(|_| false);
+        for (node, no_space) in failed {
+            let operation = if no_space { IoOperation::Write } else { IoOperation::Unspecified };
+            self.note(Failed { node, operation, no_space, stopped: true, reason: String::new() }, last, now);
+        }
+        had_any || !self.0.is_empty()
+    }
+
+    /// As others are told of them.
+    fn errors(&self, seen: &Seen) -> Vec<IoError> {
+        let error = |note: &Note| {
+            let found = seen.disks.iter().find(|disk| disk.node.name == note.failed.node);
+            let serial = found.map(|disk| seen.describe(disk).serial).filter(|serial| !serial.is_empty());
+            IoError {
+                disk: serial.unwrap_or_else(|| note.failed.node.clone()),
+                file: found.map(|disk| disk.node.file.clone()).unwrap_or_default(),
+                operation: note.failed.operation.into(),
+                no_space: note.failed.no_space,
+                stopped: note.failed.stopped,
+                reason: note.failed.reason.clone(),
+                count: note.count,
+                time: Some(note.last.into()),
+            }
+        };
+        self.0.values().map(error).collect()
+    }
+}
+
+impl Vm {
+    /// Tells what cannot be read or written, until the monitor ends or nobody wants to know.
+    pub async fn watch_io(self: Arc<Self>, changes: mpsc::Sender<Change>) {
+        let (mut notices, mut noted) = (self.link.notices(), Noted::default());
+        loop {
+            let notice = match notices.recv().await {
+                Ok(notice) => Some(notice),
+                Err(RecvError::Lagged(_)) => None,
+                Err(RecvError::Closed) => return,
+            };
+            let is_news = match notice {
+                Some(Notice::Failed(failed)) => noted.note(failed, SystemTime::now(), Instant::now()),
+                Some(Notice::BeginsAnew) => noted.forget(|_| false),
+                Some(Notice::DeviceDeleted(device)) => noted.forget(|node| node != device),
+                Some(Notice::Disconnected | Notice::UnplugRefused(_)) => continue,
+                Some(Notice::Connected) | None => {
+                    let failed = seen::failed(&self.link).await.unwrap_or_default();
+                    noted.begin(failed, SystemTime::now(), Instant::now())
+                }
+            };
+            if !is_news {
+                continue;
+            }
+            // What cannot be asked is called as QEMU calls it.
+            let seen = if noted.0.is_empty() { Ok(Seen::default()) } else { Seen::read(&self.link).await };
+            let seen = seen.unwrap_or_default();
+            let change = Change::IoErrors { name: self.name.clone(), errors: noted.errors(&seen) };
+            if changes.send(change).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn failed(node: &str, action: &str) -> Failed {
+        let told = json!({
+            "device": "", "node-name": node, "operation": "write", "action": action, "nospace": true,
+            "reason": "No space left on device", "qom-path": "/machine/x",
+        });
+        Failed::of_event(&told).unwrap()
+    }
+
+    #[test]
+    fn what_the_event_says() {
+        let found = failed("guestlet-1", "stop");
+        assert_eq!((found.operation, found.no_space, found.stopped), (IoOperation::Write, true, true));
+        assert!(!failed("a", "report").stopped);
+        let old = json!({"device": "drive0", "operation": "read", "action": "report"});
+        let old = Failed::of_event(&old).unwrap();
+        assert_eq!((old.node.as_str(), old.operation, old.no_space), ("drive0", IoOperation::Read, false));
+        for other in [json!({"operation": "read", "action": "ignore"}), json!({}), json!(null)] {
+            assert_eq!(Failed::of_event(&other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn errors_that_are_alike_are_told_now_and_then() {
+        let (mut noted, now) = (Noted::default(), Instant::now());
+        let time = SystemTime::UNIX_EPOCH;
+        assert!(noted.note(failed("a", "report"), time, now));
+        assert!(!noted.note(failed("a", "report"), time, now + AGAIN / 2));
+        assert!(noted.note(failed("a", "stop"), time, now + AGAIN / 2), "it is another one");
+        assert!(noted.note(failed("b", "stop"), time, now + AGAIN / 2), "of another disk");
+        assert!(noted.note(failed("a", "stop"), time, now + AGAIN * 2));
+        let counts: Vec<_> = noted.errors(&Seen::default()).iter().map(|error| error.count).collect();
+        assert_eq!(counts, [4, 1]);
+        assert!(noted.forget(|node| node != "a") && !noted.forget(|node| node != "a"));
+        assert!((0..MOST - 1).all(|at| noted.note(failed(&at.to_string(), "stop"), time, now)));
+        assert!(!noted.note(failed("c", "stop"), time, now), "they are bounded");
+        assert!(noted.begin(vec![], time, now) && noted.0.is_empty());
+        assert!(!noted.begin(vec![], time, now), "they were none before");
+        assert!(noted.begin(vec![("a".to_owned(), true)], time, now));
+        assert!(noted.note(failed("a", "stop"), time, now), "then it is told why");
+    }
+}
