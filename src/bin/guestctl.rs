@@ -227,6 +227,22 @@ enum Disk {
         #[arg(long)]
         force: bool,
     },
+    /// List the volumes that attach made, also those that are not attached
+    Volumes {
+        /// Of this VM only
+        name: Option<String>,
+    },
+    /// Remove a volume that attach made, with all that is in it; success if there is none
+    ///
+    /// It is removed only if nobody has it: not while it is attached, open in any program, or its VM may have it and cannot be
+    /// asked.
+    Rm {
+        /// The name of the VM for which it was made
+        name: String,
+        /// The disk's serial number
+        #[arg(long)]
+        serial: String,
+    },
     /// Make a disk larger, while the guest uses it
     Resize {
         /// The VM's name
@@ -251,6 +267,8 @@ impl From<Disk> for Verb {
             Disk::Detach { name, serial, wait, force } => {
                 Self::Disk { name, action: Action::Detach { serial, wait, force } }
             }
+            Disk::Volumes { name } => Self::Disk { name: name.unwrap_or_default(), action: Action::Volumes },
+            Disk::Rm { name, serial } => Self::Disk { name, action: Action::Remove { serial } },
             Disk::Resize { name, serial, size } => {
                 Self::Disk { name, action: Action::Resize { serial, size } }
             }

@@ -11,8 +11,9 @@ use super::Error;
 use super::client::{Client, answer_within};
 use super::print::Printer;
 use crate::wire::proto::v1::{
-    AttachDiskRequest, AttachedDisk, DetachDiskRequest, HotplugBus, ImageFormat, ListAttachedDisksRequest,
-    ResizeDiskRequest, attach_disk_request::Source, guest_view::View,
+    AttachDiskRequest, AttachedDisk, DetachDiskRequest, DiskVolume, HotplugBus, ImageFormat,
+    ListAttachedDisksRequest, ListDiskVolumesRequest, RemoveDiskVolumeRequest, ResizeDiskRequest,
+    attach_disk_request::Source, guest_view::View,
 };
 
 /// How long the daemon may take beyond what it waits for the guest: it asks QEMU several times.
@@ -69,6 +70,13 @@ pub enum Action {
         /// Whatever the guest says.
         force: bool,
     },
+    /// List the volumes that were made with disks.
+    Volumes,
+    /// Remove one of them.
+    Remove {
+        /// Which.
+        serial: String,
+    },
     /// Make one larger.
     Resize {
         /// Which.
@@ -94,6 +102,26 @@ struct Value {
     guest_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     guest_problem: Option<String>,
+}
+
+/// What programs read of a volume that was made with its disk.
+#[derive(Debug, Serialize)]
+struct Kept {
+    name: String,
+    serial: String,
+    size: u64,
+    allocated: u64,
+    format: String,
+    /// None: it is not known.
+    attached: Option<bool>,
+    file: String,
+}
+
+/// What programs read of a removal.
+#[derive(Debug, Serialize)]
+struct Removed {
+    serial: String,
+    was_there: bool,
 }
 
 /// What programs read of a detach.
@@ -143,6 +171,19 @@ pub async fn run(
             let why = not_released.as_ref().map(|why| format!("The guest had not let go of it: {why}\n"));
             let words = format!("{serial}: {words}\n{}", why.unwrap_or_default());
             Ok(printer.value(&Detached { serial, was_attached, not_released }, || words)?)
+        }
+        Action::Volumes => {
+            let call = client.list_disk_volumes(ListDiskVolumesRequest { name });
+            let volumes = answer_within(call, &vm, ANSWER_DEADLINE).await?.volumes;
+            let values: Vec<_> = volumes.iter().cloned().map(Kept::from).collect();
+            Ok(printer.value(&values, || kept_rows(&volumes))?)
+        }
+        Action::Remove { serial } => {
+            let call = client.remove_disk_volume(RemoveDiskVolumeRequest { name, serial: serial.clone() });
+            let was_there = answer_within(call, &vm, ANSWER_DEADLINE).await?.was_there;
+            let words =
+                format!("{serial}: {}\n", if was_there { "removed" } else { "there is no such volume" });
+            Ok(printer.value(&Removed { serial, was_there }, || words)?)
         }
         Action::Resize { serial, size } => {
             let call = client.resize_disk(ResizeDiskRequest { name, serial, size });
@@ -203,6 +244,35 @@ impl From<AttachedDisk> for Value {
             managed: disk.managed,
         }
     }
+}
+
+impl From<DiskVolume> for Kept {
+    fn from(volume: DiskVolume) -> Self {
+        let DiskVolume { name, serial, file, format, size, allocated, attached } = volume;
+        Self { name, serial, size, allocated, format, attached, file }
+    }
+}
+
+fn kept_rows(volumes: &[DiskVolume]) -> String {
+    let head = ["VM", "SERIAL", "SIZE", "USED", "FORMAT", "ATTACHED", "FILE"];
+    let mut rows = vec![head.map(str::to_owned)];
+    for volume in volumes {
+        rows.push([
+            volume.name.clone(),
+            volume.serial.clone(),
+            text::exact_size(volume.size),
+            text::size(volume.allocated),
+            volume.format.clone(),
+            match volume.attached {
+                Some(true) => "yes",
+                Some(false) => "no",
+                None => "unknown",
+            }
+            .to_owned(),
+            volume.file.clone(),
+        ]);
+    }
+    text::table(&rows)
 }
 
 fn bus(disk: &AttachedDisk) -> Option<&'static str> {

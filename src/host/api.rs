@@ -26,10 +26,11 @@ use crate::wire::proto::v1::{
     AttachDiskRequest, AttachVolumeRequest, AttachedDisk, CreateVolumeRequest, DetachDiskRequest,
     DetachDiskResponse, DetachVolumeRequest, ExpandVolumeRequest, GetHostStatusRequest,
     GetVirtualMachineRequest, HostStatus, ListAttachedDisksRequest, ListAttachedDisksResponse,
-    ListVirtualMachineDisksRequest, ListVirtualMachineDisksResponse, ListVirtualMachinesRequest,
-    ListVirtualMachinesResponse, ListVolumesRequest, ListVolumesResponse, PingVirtualMachineRequest, Pong,
-    RemoveVolumeRequest, RemoveVolumeResponse, ResizeDiskRequest, VirtualMachine, VirtualMachineEvent,
-    Volume, WatchVirtualMachinesRequest,
+    ListDiskVolumesRequest, ListDiskVolumesResponse, ListVirtualMachineDisksRequest,
+    ListVirtualMachineDisksResponse, ListVirtualMachinesRequest, ListVirtualMachinesResponse,
+    ListVolumesRequest, ListVolumesResponse, PingVirtualMachineRequest, Pong, RemoveDiskVolumeRequest,
+    RemoveDiskVolumeResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResizeDiskRequest, VirtualMachine,
+    VirtualMachineEvent, Volume, WatchVirtualMachinesRequest,
 };
 
 /// Connections at a time; a further one is closed at once.
@@ -217,6 +218,20 @@ impl Admin for Api {
         request: Request<ResizeDiskRequest>,
     ) -> Result<Response<AttachedDisk>, Status> {
         disks::resize(&*self.disks, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_disk_volumes(
+        &self,
+        request: Request<ListDiskVolumesRequest>,
+    ) -> Result<Response<ListDiskVolumesResponse>, Status> {
+        disks::volumes(&*self.disks, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn remove_disk_volume(
+        &self,
+        request: Request<RemoveDiskVolumeRequest>,
+    ) -> Result<Response<RemoveDiskVolumeResponse>, Status> {
+        disks::remove_volume(&*self.disks, request.into_inner()).await.map(Response::new)
     }
 
     async fn list_attached_disks(

@@ -10,9 +10,10 @@ use tonic::{Code, Status};
 use super::backends::disks::{self, Bus, Detached, DiskError, Disks, Format, NewDisk, Source};
 use super::fleet::Handle;
 use crate::wire::proto::v1::{
-    AttachDiskRequest, AttachedDisk, DetachDiskRequest, DetachDiskResponse, GuestView, HotplugBus,
-    ImageFormat, ListAttachedDisksRequest, ListAttachedDisksResponse, ResizeDiskRequest, attach_disk_request,
-    guest_view::View,
+    AttachDiskRequest, AttachedDisk, DetachDiskRequest, DetachDiskResponse, DiskVolume, GuestView,
+    HotplugBus, ImageFormat, ListAttachedDisksRequest, ListAttachedDisksResponse, ListDiskVolumesRequest,
+    ListDiskVolumesResponse, RemoveDiskVolumeRequest, RemoveDiskVolumeResponse, ResizeDiskRequest,
+    attach_disk_request, guest_view::View,
 };
 use release::Agent;
 
@@ -89,6 +90,43 @@ pub(super) async fn list(
     Ok(ListAttachedDisksResponse { disks: disks.into_iter().map(Into::into).collect() })
 }
 
+/// The volumes that were made with their disks.
+pub(super) async fn volumes(
+    disks: &dyn Disks,
+    request: ListDiskVolumesRequest,
+) -> Result<ListDiskVolumesResponse, Status> {
+    let name = Some(request.name.as_str()).filter(|name| !name.is_empty());
+    let (mut volumes, mut asked) = (Vec::new(), None);
+    for volume in disks.volumes(name).await? {
+        let attached = match &asked {
+            Some((vm, attached)) if *vm == volume.vm => attached,
+            // Who cannot be asked keeps nobody from being told the rest.
+            _ => &asked.insert((volume.vm.clone(), disks.list(&volume.vm).await.ok())).1,
+        };
+        let file = volume.file.display().to_string();
+        volumes.push(DiskVolume {
+            attached: attached.as_ref().map(|disks| disks.iter().any(|disk| disk.file == file)),
+            name: volume.vm,
+            serial: volume.serial,
+            file,
+            format: volume.format.name().to_owned(),
+            size: volume.size.unwrap_or_default(),
+            allocated: volume.allocated,
+        });
+    }
+    Ok(ListDiskVolumesResponse { volumes })
+}
+
+/// Removes one of them.
+pub(super) async fn remove_volume(
+    disks: &dyn Disks,
+    request: RemoveDiskVolumeRequest,
+) -> Result<RemoveDiskVolumeResponse, Status> {
+    let RemoveDiskVolumeRequest { name, serial } = request;
+    let was_there = disks.remove_volume(&name, &serial).await?;
+    Ok(RemoveDiskVolumeResponse { was_there })
+}
+
 impl From<disks::AttachedDisk> for AttachedDisk {
     fn from(disk: disks::AttachedDisk) -> Self {
         let bus = match disk.bus {
@@ -129,6 +167,7 @@ impl From<DiskError> for Status {
             | DiskError::NotOurs { .. }
             | DiskError::NotReleased(_)
             | DiskError::GuestRefuses(_)
+            | DiskError::Held(_)
             | DiskError::System(..) => Code::FailedPrecondition,
             DiskError::Kept { .. } => Code::DeadlineExceeded,
             DiskError::Unreachable(_) => Code::Unavailable,

@@ -357,3 +357,76 @@ fn nodes_that_were_left_are_closed_and_others_are_not() {
     assert!(lab.ctl(&["disk", "ls", "a"]).status.success());
     assert_eq!(qemu.nodes().len(), 1);
 }
+
+#[test]
+fn volumes_that_were_made_with_disks_are_listed_and_removed_once_nobody_has_them() {
+    let (mut lab, qemu) = started();
+    assert_eq!(ask(&lab, &["volumes"]), json!([]));
+    for (serial, format) in [("data 1", "raw"), ("logs", "qcow2")] {
+        lab.words(&["disk", "attach", "a", "--size", "1G", "--serial", serial, "--format", format]);
+    }
+    let folder = lab.path("volumes").canonicalize().unwrap();
+    let volume = |name: &str, serial: &str, file: &str, attached: Option<bool>| {
+        let (format, file) = (file.rsplit_once('.').unwrap().1, text(&folder.join(file)));
+        json!({
+            "name": name, "serial": serial, "size": 1 << 30, "format": format, "attached": attached, "file": file,
+        })
+    };
+    let listed = |lab: &Lab, rest: &[&str]| -> Vec<Value> {
+        let mut listed = ask(lab, &[&["volumes"], rest].concat()).as_array().unwrap().clone();
+        for one in &mut listed {
+            let allocated = one.as_object_mut().unwrap().remove("allocated").unwrap();
+            assert!(allocated.as_u64().unwrap() < 1 << 20, "they are sparse: {allocated}");
+        }
+        listed
+    };
+    let both = |attached| {
+        ["data 1", "logs"]
+            .into_iter()
+            .zip(["a/data%201.raw", "a/logs.qcow2"])
+            .map(move |(serial, file)| (serial, file, attached))
+    };
+    let of_a =
+        |attached| both(attached).map(|(serial, file, at)| volume("a", serial, file, at)).collect::<Vec<_>>();
+    assert_eq!(listed(&lab, &[]), of_a(Some(true)));
+    assert_eq!(listed(&lab, &["b"]), [json!(null); 0]);
+
+    let remove = |serial: &'static str| ["disk", "rm", "a", "--serial", serial];
+    assert_fails(&lab.ctl(&remove("logs")), 1, "is attached to the VM a; detach it first");
+    for serial in ["data 1", "logs"] {
+        lab.words(&["disk", "detach", "a", "--force", "--serial", serial]);
+    }
+    assert_eq!(listed(&lab, &["a"]), of_a(Some(false)));
+    // Another disk of the VM has it, as a file.
+    let file = text(&folder.join("a/logs.qcow2"));
+    lab.words(&["disk", "attach", "a", "--file", &file, "--serial", "other"]);
+    assert_fails(&lab.ctl(&remove("logs")), 1, "is attached to the VM a; detach it first");
+    lab.words(&["disk", "detach", "a", "--force", "--serial", "other"]);
+    let open = std::fs::File::open(&file).unwrap();
+    assert_fails(
+        &lab.ctl(&remove("logs")),
+        1,
+        "is open in another program, and no VM that can be asked says",
+    );
+    drop(open);
+    assert_eq!(lab.words(&remove("logs")), "logs: removed\n");
+    assert_eq!(lab.words(&remove("logs")), "logs: there is no such volume\n");
+    assert!(!std::fs::exists(&file).unwrap());
+
+    // Nobody says what a QEMU has that does not answer.
+    qemu.be_silent();
+    lab.until_vm("a", |vm| vm["power_problem"] != "");
+    assert_fails(&lab.ctl(&remove("data 1")), 1, "the VM a may have it, and cannot be asked");
+    assert_eq!(listed(&lab, &[]), [volume("a", "data 1", "a/data%201.raw", None)]);
+    drop(qemu);
+    // Its VM is in no list any more.
+    lab.edit("name = 'a'", "name = 'c'");
+    lab.until("the list is read", || lab.ctl(&["info", "c"]).status.success());
+    assert_eq!(ask(&lab, &["rm", "../volumes/a", "--serial", "data 1"])["was_there"], false);
+    let words = lab.words(&["disk", "volumes"]);
+    let lines: Vec<Vec<_>> = words.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["VM", "SERIAL", "SIZE", "USED", "FORMAT", "ATTACHED", "FILE"]);
+    assert_eq!(lines[1][..4], ["a", "data", "1", "1G"], "{words}");
+    assert_eq!(ask(&lab, &["rm", "a", "--serial", "data 1"]), json!({"serial": "data 1", "was_there": true}));
+    assert_eq!(listed(&lab, &[]), [json!(null); 0]);
+}

@@ -120,6 +120,23 @@ pub enum Detached {
     Before,
 }
 
+/// A volume that was made with its disk, whether or not that is attached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskVolume {
+    /// The VM for which it was made; it may be in no list any more.
+    pub vm: String,
+    /// The serial number of its disk.
+    pub serial: String,
+    /// Where it is.
+    pub file: PathBuf,
+    /// How it is read.
+    pub format: Format,
+    /// Bytes that the guest sees; none if that cannot be found out.
+    pub size: Option<u64>,
+    /// Bytes that it takes on the host.
+    pub allocated: u64,
+}
+
 /// Why it cannot be done.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
@@ -224,6 +241,9 @@ pub enum DiskError {
     /// The guest said that it keeps it.
     #[error("the guest refuses to let go of the disk {0:?}")]
     GuestRefuses(String),
+    /// Somebody holds the volume, in words who.
+    #[error("{0}")]
+    Held(String),
     /// Somebody else is at it.
     #[error("another operation on the disk {0:?} is under way")]
     Busy(String),
@@ -289,6 +309,10 @@ pub trait Disks: Send + Sync + fmt::Debug {
     fn resize(&self, vm: &str, serial: String, size: u64) -> Answer<AttachedDisk>;
     /// All disks of a VM, also those that are not ours.
     fn list(&self, vm: &str) -> Answer<Vec<AttachedDisk>>;
+    /// The volumes that were made with their disks, of one VM or of all, in the order of the VMs and serial numbers.
+    fn volumes(&self, vm: Option<&str>) -> Answer<Vec<DiskVolume>>;
+    /// Removes the volume that was made with a disk; whether it was there. Only one that nobody holds, which is proved.
+    fn remove_volume(&self, vm: &str, serial: &str) -> Answer<bool>;
 }
 
 #[cfg(test)]

@@ -141,7 +141,7 @@ impl From<DiskError> for Problem {
         let words = error.to_string();
         match error {
             DiskError::UnknownVm => Self::new(Kind::NotFound, "the VM is not on this host any more"),
-            DiskError::FileInUse { .. } => {
+            DiskError::FileInUse { .. } | DiskError::Held(_) => {
                 Self::with_detail(Kind::Precondition, "the volume is in use elsewhere", words)
             }
             DiskError::NoHypervisor(_)

@@ -15,6 +15,7 @@ use super::{Backend, Change, Vm};
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{PowerState, Topology};
 
+pub mod claim;
 #[cfg(test)]
 mod conformance;
 pub mod hotplug;

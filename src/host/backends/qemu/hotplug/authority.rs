@@ -15,16 +15,21 @@ impl Hotplug {
     pub async fn ask(&self, uuid: &str, serial: &str, image: &Path) -> Said {
         let vm = self.vms.borrow().values().flatten().find(|vm| vm.uuid == uuid).cloned();
         match vm {
-            Some(vm) => vm.has(serial, image).await,
+            Some(vm) => vm.says(|seen| has(seen, serial, image)).await,
             None => Said::Unlisted,
         }
     }
 
-    /// A VM that says that it has the image.
+    /// A VM that says that it has the disk, or the image.
     pub async fn who_has(&self, serial: &str, image: &Path) -> Option<Place> {
+        self.who(|seen| has(seen, serial, image)).await
+    }
+
+    /// A VM of which this is so.
+    pub(super) async fn who(&self, has: impl Fn(&Seen) -> bool) -> Option<Place> {
         let vms: Vec<Arc<Vm>> = self.vms.borrow().values().flatten().cloned().collect();
         for vm in vms {
-            if matches!(vm.has(serial, image).await, Said::Has(_)) {
+            if matches!(vm.says(&has).await, Said::Has(_)) {
                 return Some(Place { uuid: vm.uuid.clone(), vm: vm.name.clone() });
             }
         }
@@ -33,7 +38,8 @@ impl Hotplug {
 }
 
 impl Vm {
-    async fn has(&self, serial: &str, image: &Path) -> Said {
+    /// Whether it says that it has what is looked for.
+    pub(super) async fn says(&self, has: impl Fn(&Seen) -> bool) -> Said {
         match self.link.standing().await {
             Standing::Connected => {}
             Standing::Absent => return Said::Absent { ended: self.link.has_ended() },
@@ -41,7 +47,7 @@ impl Vm {
             Standing::Untried => return Said::Unlisted,
         }
         match Seen::read(&self.link).await {
-            Ok(seen) if has(&seen, serial, image) => Said::Has(self.name.clone()),
+            Ok(seen) if has(&seen) => Said::Has(self.name.clone()),
             Ok(_) => Said::HasNot,
             // It may have ended just now.
             Err(error) => match self.link.standing().await {
@@ -56,10 +62,14 @@ impl Vm {
 
 /// Whether there is a device or a block node that is the disk, or has the image.
 fn has(seen: &Seen, serial: &str, image: &Path) -> bool {
-    let (name, image) = (naming::name(serial), image.to_string_lossy());
-    seen.devices.contains_key(&name)
-        || seen.nodes.contains_key(&name)
-        || seen.nodes.values().any(|node| node.file == image)
+    let name = naming::name(serial);
+    seen.devices.contains_key(&name) || seen.nodes.contains_key(&name) || has_file(seen, image)
+}
+
+/// Whether there is a block node that has the image.
+pub(super) fn has_file(seen: &Seen, image: &Path) -> bool {
+    let image = image.to_string_lossy();
+    seen.nodes.values().any(|node| node.file == image)
         || seen.disks.iter().any(|disk| disk.node.file == image)
 }
 

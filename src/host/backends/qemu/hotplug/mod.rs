@@ -15,7 +15,7 @@
 //! closes it when the connection to QEMU begins, and whenever a device of ours is gone.
 //!
 //! One file for each thing that can be done: `attach`, `detach`; a resize is one command. `authority` asks who has an
-//! image, and `io_errors` keeps what could not be read or written.
+//! image, `kept` removes volumes, and `io_errors` keeps what could not be read or written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Mutex, oneshot, watch};
 
-use super::super::disks::{Answer, AttachedDisk, Detached, DiskError, Disks, GuestSide, NewDisk};
+use super::super::disks::{Answer, AttachedDisk, Detached, DiskError, DiskVolume, Disks, GuestSide, NewDisk};
 use super::link::{Link, Notice, Owner};
 use crate::supervise::Children;
 
@@ -34,6 +34,7 @@ mod attach;
 mod authority;
 mod detach;
 pub mod io_errors;
+mod kept;
 pub mod naming;
 pub(super) mod place;
 pub mod qcow2;
@@ -223,5 +224,13 @@ impl Disks for Hotplug {
 
     fn list(&self, vm: &str) -> Answer<Vec<AttachedDisk>> {
         self.begin(vm, move |vm| async move { vm.list().await })
+    }
+
+    fn volumes(&self, vm: Option<&str>) -> Answer<Vec<DiskVolume>> {
+        Box::pin(self.clone().kept(vm.map(str::to_owned)))
+    }
+
+    fn remove_volume(&self, vm: &str, serial: &str) -> Answer<bool> {
+        Box::pin(self.clone().remove_kept(vm.to_owned(), serial.to_owned()))
     }
 }

@@ -41,6 +41,22 @@ pub fn file_name(serial: &str, ending: &str) -> String {
     name + "." + ending
 }
 
+/// The serial number of which [`file_name`] makes this, and the ending.
+pub fn serial_of(file_name: &str) -> Option<(String, &str)> {
+    let (name, ending) = file_name.rsplit_once('.')?;
+    let mut serial = Vec::new();
+    let mut bytes = name.bytes();
+    while let Some(byte) = bytes.next() {
+        serial.push(if byte == b'%' {
+            let mut digit = || char::from(bytes.next()?).to_digit(16);
+            u8::try_from(digit()? << 4 | digit()?).ok()?
+        } else {
+            byte
+        });
+    }
+    Some((String::from_utf8(serial).ok()?, ending))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,8 +82,12 @@ mod tests {
             ("../x", "%2e.%2fx.raw"),
             ("a b%", "a%20b%25.raw"),
         ];
+        for other in ["", "a", "a%.raw", "a%2.raw", "a%zz.raw", "a%ff.raw"] {
+            assert_eq!(serial_of(other), None, "{other}");
+        }
         for (serial, expected) in cases {
             assert_eq!(file_name(serial, "raw"), expected);
+            assert_eq!(serial_of(expected), Some((serial.to_owned(), "raw")));
         }
     }
 }

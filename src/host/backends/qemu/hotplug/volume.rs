@@ -79,8 +79,8 @@ impl Volume {
         }
         let path = self.path();
         if exists(&path)? {
-            let found =
-                self.size_of(&path).map_err(|error| DiskError::System("read", path.clone(), error))?;
+            let found = File::open(&path).and_then(|mut file| size_of(&mut file, self.format));
+            let found = found.map_err(|error| DiskError::System("read", path.clone(), error))?;
             if found != self.size {
                 let problem = format!("is this volume with {found} bytes; attach it with that size");
                 return Err(DiskError::File(path, problem));
@@ -94,18 +94,6 @@ impl Volume {
         }
         self.make(&path).map_err(|error| DiskError::System("make", path.clone(), error))?;
         Ok(true)
-    }
-
-    fn size_of(&self, path: &Path) -> io::Result<u64> {
-        let mut file = File::open(path)?;
-        match self.format {
-            Format::Raw => Ok(file.metadata()?.len()),
-            Format::Qcow2 => {
-                let mut header = [0; 32];
-                file.read_exact(&mut header)?;
-                qcow2::size(&header).ok_or_else(|| io::Error::other("it is no qcow2 image"))
-            }
-        }
     }
 
     /// Takes away what was just made, because nothing came to use it. Blocks.
@@ -137,6 +125,21 @@ impl Volume {
         match path.parent() {
             Some(folder) => File::open(folder)?.sync_all(),
             None => Ok(()),
+        }
+    }
+}
+
+/// Bytes that a guest sees of an image.
+///
+/// # Errors
+/// If it cannot be read, or is not of that format.
+pub fn size_of(file: &mut File, format: Format) -> io::Result<u64> {
+    match format {
+        Format::Raw => Ok(file.metadata()?.len()),
+        Format::Qcow2 => {
+            let mut header = [0; 32];
+            file.read_exact(&mut header)?;
+            qcow2::size(&header).ok_or_else(|| io::Error::other("it is no qcow2 image"))
         }
     }
 }
@@ -206,7 +209,7 @@ mod tests {
         assert!(qcow2.provide().unwrap());
         let path = qcow2.path();
         assert!(!left.exists());
-        assert_eq!(qcow2.size_of(&path).unwrap(), 5 << 30);
+        assert_eq!(size_of(&mut File::open(&path).unwrap(), Format::Qcow2).unwrap(), 5 << 30);
         assert!(!qcow2.provide().unwrap());
         qcow2.unmake();
         assert!(!path.exists());

@@ -26,9 +26,9 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{Flock, FlockArg};
 
 use super::super::super::disks::Format;
+use super::super::claim::{self, Claim, Use};
 use super::super::hotplug::{qcow2, volume::make_folder};
 use super::super::link::Owner;
-use super::authority::{self, Claim, Use};
 use super::identity;
 use super::marker::Marker;
 use super::record::{Damaged, Record, Stage};
@@ -380,7 +380,7 @@ impl Folder {
     /// # Errors
     /// If the system refuses, or what is under the image's name is not an image.
     pub fn used(&self, serial: &str, record: &Record) -> io::Result<Option<Use>> {
-        match authority::look(|| self.open_image(serial, record.format(), false)) {
+        match claim::look(|| self.open_image(serial, record.format(), false)) {
             Ok(found) => Ok(Some(found)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -395,7 +395,7 @@ impl Folder {
     pub fn claim(&self, serial: &str) -> io::Result<Vec<Claim>> {
         let mut claims = Vec::new();
         for format in FORMATS {
-            match authority::claim(|| self.open_image(serial, format, false)) {
+            match claim::claim(|| self.open_image(serial, format, false)) {
                 Ok(claim) => claims.push(claim),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),

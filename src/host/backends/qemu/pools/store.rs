@@ -12,8 +12,8 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use super::super::super::volumes::{Capacity, NewVolume, Published, Volume, VolumeError};
+use super::super::claim::Use;
 use super::super::link::Owner;
-use super::authority::Use;
 use super::folder::{Folder, GONE, is_full};
 use super::index::{Index, Known, Open, State};
 use super::record::{Record, Stage};

@@ -1,0 +1,156 @@
+//! The volumes that were made with their disks ([`volume`](super::volume)): which there are, and how one is removed. It takes
+//! the proof that nobody holds it, as for the volumes of pools.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use super::super::super::authority::{Open, Said, Verdict, judge};
+use super::super::super::disks::{DiskError, DiskVolume, Format};
+use super::super::super::volumes::{Holder, Place};
+use super::super::claim::{self, Use};
+use super::authority::has_file;
+use super::{Hotplug, naming, volume};
+use crate::sys::blocking;
+use crate::sys::directory::{Directory, Entry};
+
+const FORMATS: [Format; 2] = [Format::Raw, Format::Qcow2];
+
+/// The file of a volume.
+struct Kept {
+    folder: PathBuf,
+    directory: Directory,
+    file_name: String,
+}
+
+impl Kept {
+    /// The volume of a VM with this serial number, if there is one. Blocks.
+    fn find(root: &Path, vm: &str, serial: &str) -> io::Result<Option<Self>> {
+        let mut parts = Path::new(vm).components();
+        let (Some(Component::Normal(_)), None) = (parts.next(), parts.next()) else { return Ok(None) };
+        // As QEMU is told of it.
+        let folder = match root.join(vm).canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            folder => folder?,
+        };
+        let directory = Directory::open(&folder)?;
+        for format in FORMATS {
+            let file_name = naming::file_name(serial, format.name());
+            if directory.entry(&file_name)? != Entry::Nothing {
+                return Ok(Some(Self { folder, directory, file_name }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.join(&self.file_name)
+    }
+
+    /// Whether anybody has it open. Blocks.
+    fn look(&self) -> io::Result<Use> {
+        claim::look(|| self.directory.file(&self.file_name, false))
+    }
+
+    /// Removes it, which nobody opens meanwhile where `found` is a claim. Blocks.
+    fn remove(&self, found: Use) -> io::Result<()> {
+        self.directory.remove(&self.file_name)?;
+        drop(found);
+        self.directory.sync()
+    }
+}
+
+impl Hotplug {
+    /// See [`Disks::volumes`](super::super::super::disks::Disks::volumes).
+    pub(super) async fn kept(self, vm: Option<String>) -> Result<Vec<DiskVolume>, DiskError> {
+        let root = self.volumes.clone();
+        let listed = blocking::run(move || list(&root, vm.as_deref())).await;
+        listed.map_err(|error| DiskError::System("list the volumes in", self.volumes, error))
+    }
+
+    /// See [`Disks::remove_volume`](super::super::super::disks::Disks::remove_volume).
+    pub(super) async fn remove_kept(self, vm: String, serial: String) -> Result<bool, DiskError> {
+        let known = self.vms.borrow().get(&vm).cloned().flatten();
+        let _turn = known.as_ref().map(|known| known.turn(&serial)).transpose()?;
+        let (root, name) = (self.volumes.clone(), vm.clone());
+        let refused = |file: PathBuf| move |error| DiskError::System("remove", file, error);
+        let found = blocking::run(move || Kept::find(&root, &name, &serial)).await;
+        let Some(kept) = found.map_err(refused(self.volumes.join(&vm)))? else { return Ok(false) };
+        let file = kept.path();
+        let said = match &known {
+            Some(known) => known.says(|seen| has_file(seen, &file)).await,
+            None => Said::Unlisted,
+        };
+        let place = Place { uuid: known.map(|known| known.uuid.clone()).unwrap_or_default(), vm };
+        let remembered = Some((&place, &said));
+        if let Verdict::Is(holder) = judge(remembered, None) {
+            return Err(held(holder, &file));
+        }
+        let looked = blocking::run(move || kept.look().map(|found| (kept, found))).await;
+        let (kept, found) = looked.map_err(refused(file.clone()))?;
+        let open = match &found {
+            Use::Nobody(_) => Open::Nobody,
+            Use::Somebody => match self.who(|seen| has_file(seen, &file)).await {
+                Some(place) => Open::By(place),
+                None => Open::BySomebody(file.display().to_string()),
+            },
+            Use::Untold(why) => Open::Untold(format!("{}: {why}", file.display())),
+        };
+        match judge(remembered, Some(open)) {
+            Verdict::Is(Holder::Off) => {}
+            Verdict::Is(holder) => return Err(held(holder, &file)),
+            Verdict::Look => {
+                return Err(DiskError::Unreachable("the volume was looked at in vain".to_owned()));
+            }
+        }
+        blocking::run(move || kept.remove(found)).await.map_err(refused(file.clone()))?;
+        tracing::info!(vm = place.vm, file = %file.display(), "removed a volume");
+        Ok(true)
+    }
+}
+
+/// That somebody holds it, or may.
+fn held(holder: Holder, file: &Path) -> DiskError {
+    let file = file.display();
+    match holder {
+        Holder::On(Place { vm, .. }) => {
+            DiskError::Held(format!("the volume {file} is attached to the VM {vm}; detach it first"))
+        }
+        Holder::Unknown(why) => DiskError::Unreachable(format!("the volume {file} stays: {why}")),
+        Holder::Off => DiskError::Held(format!("the volume {file} stays")),
+    }
+}
+
+/// What is below the folder of all volumes. Blocks.
+fn list(root: &Path, vm: Option<&str>) -> io::Result<Vec<DiskVolume>> {
+    let root = match root.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        root => root?,
+    };
+    let mut all = Vec::new();
+    let names = Directory::open(&root)?.names()?;
+    for name in names.into_iter().filter_map(|name| name.into_string().ok()) {
+        if vm.is_some_and(|vm| vm != name) {
+            continue;
+        }
+        let folder = root.join(&name);
+        let directory = match Directory::open(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => continue,
+            directory => directory?,
+        };
+        let files = directory.names()?;
+        all.extend(files.into_iter().filter_map(|file| describe(&directory, &folder, &name, file.to_str()?)));
+    }
+    all.sort_by(|one, other| (&one.vm, &one.serial).cmp(&(&other.vm, &other.serial)));
+    Ok(all)
+}
+
+/// A file of that name, if it is a volume.
+fn describe(directory: &Directory, folder: &Path, vm: &str, file_name: &str) -> Option<DiskVolume> {
+    let (serial, ending) = naming::serial_of(file_name)?;
+    let format = FORMATS.into_iter().find(|format| format.name() == ending)?;
+    let mut file = directory.file(file_name, false).ok()?;
+    let allocated = file.metadata().ok()?.blocks() * 512;
+    let size = volume::size_of(&mut file, format).ok();
+    Some(DiskVolume { vm: vm.to_owned(), serial, file: folder.join(file_name), format, size, allocated })
+}
