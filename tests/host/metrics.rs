@@ -4,10 +4,11 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
 use crate::guest::{Door, Guest, Manner, info};
-use crate::lab::{Lab, uuid};
+use crate::lab::{DEADLINE, Lab, uuid};
 
 pub fn ask(lab: &Lab, request: &str) -> String {
     let mut stream = UnixStream::connect(lab.path("run/metrics.sock")).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
     write!(stream, "{request}\r\nHost: guestlet\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();

@@ -133,7 +133,7 @@ impl Volumes for Memory {
     }
 
     fn rooms(&self) -> Vec<Room> {
-        vec![Room { class: CLASS.to_owned(), size: SIZE, free: self.world().free() }]
+        vec![Room { class: CLASS.to_owned(), bytes: Some((SIZE, self.world().free())) }]
     }
 
     async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {

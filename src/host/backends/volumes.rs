@@ -159,8 +159,7 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     /// How much room a class has.
     async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError>;
 
-    /// The room of each class of which it is known. Nothing is looked at for it, so it is there at once; a class that does
-    /// not answer now is left out.
+    /// The room of each class, as far as it is known. Nothing is looked at for it, so it is there at once.
     fn rooms(&self) -> Vec<Room>;
 
     /// All volumes, in the order of their identifiers.

@@ -33,10 +33,8 @@ pub struct Tally {
 pub struct Room {
     /// The name of the class.
     pub class: String,
-    /// Bytes in all.
-    pub size: u64,
-    /// Those of them that are free.
-    pub free: u64,
+    /// Bytes in all, and those of them that are free; none while it cannot be used.
+    pub bytes: Option<(u64, u64)>,
 }
 
 /// Counters since the host half started. Sessions count; nobody waits for anybody.
@@ -202,10 +200,21 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
     metrics.hypervisors.render(&mut text);
     let name = "guestlet_host_pool_bytes";
     head(&mut text, name, "gauge", "Bytes of pools' file systems; none of a pool that does not answer.");
-    for Room { class, size, free } in rooms {
+    for Room { class, bytes } in rooms {
+        let Some((size, free)) = bytes else { continue };
         for (kind, bytes) in [("size", size), ("free", free)] {
             let _ = writeln!(text, "{name}{{class=\"{class}\",kind=\"{kind}\"}} {bytes}");
         }
+    }
+    let name = "guestlet_host_pool_usable";
+    head(
+        &mut text,
+        name,
+        "gauge",
+        "Whether a pool can be used: 0 while it does not answer, or was not opened.",
+    );
+    for Room { class, bytes } in rooms {
+        let _ = writeln!(text, "{name}{{class=\"{class}\"}} {}", u8::from(bytes.is_some()));
     }
     text
 }
@@ -230,7 +239,8 @@ mod tests {
             metrics.freezes.ended(end);
         }
         let tally = Tally { vms: 3, connected: 2, refused: 1, ..Tally::default() };
-        let rooms = [Room { class: "fast".into(), size: 1 << 40, free: 7 }];
+        let room = |class: &str, bytes| Room { class: class.into(), bytes };
+        let rooms = [room("fast", Some((1 << 40, 7))), room("hung", None)];
         let text = render(&metrics, tally, &rooms, Duration::from_millis(1500));
         for line in [
             "guestlet_host_uptime_seconds 1.5",
@@ -250,6 +260,8 @@ mod tests {
             "guestlet_host_connect_seconds_count 3",
             "guestlet_host_pool_bytes{class=\"fast\",kind=\"size\"} 1099511627776",
             "guestlet_host_pool_bytes{class=\"fast\",kind=\"free\"} 7",
+            "guestlet_host_pool_usable{class=\"fast\"} 1",
+            "guestlet_host_pool_usable{class=\"hung\"} 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }

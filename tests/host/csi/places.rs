@@ -8,6 +8,7 @@ use tonic::Code;
 
 use super::{Asking, USUAL, refused, serial, started, wanted};
 use crate::fuse::Hanging;
+use crate::metrics;
 use crate::namespace::is_outside;
 
 const MIB: i64 = 1 << 20;
@@ -179,4 +180,25 @@ fn a_pool_that_hangs_stops_no_other_one() {
     assert!(words.contains("the pool hung (") && words.contains("has not answered for"), "{words}");
     // Nor the end of the program.
     assert!(vms.lab.stop().success());
+}
+
+#[test]
+fn metrics_are_told_while_a_pool_hangs_and_say_which() {
+    if is_outside() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file_system = Hanging::mount(folder.path());
+    file_system.hang();
+    let hung = "[[pool]]\nname = 'hung'\npath = '@/pool'\nanswer-seconds = 1";
+    let vms = started(&USUAL[..1], &hung.replace('@', &folder.path().display().to_string()));
+    refused(vms.of("a").create_in("v", MIB, Some("hung")), Code::Unavailable, "cannot be used now");
+    // Pools are looked at beside the calls.
+    let told = |line: &str| metrics::ask(&vms.lab, "GET /metrics HTTP/1.1").contains(&format!("\n{line}"));
+    vms.lab.until("it is told that the others can be used", || {
+        told("guestlet_host_pool_usable{class=\"fast\"} 1")
+    });
+    assert!(told("guestlet_host_pool_bytes{class=\"fast\",kind=\"free\"} "));
+    assert!(told("guestlet_host_pool_usable{class=\"hung\"} 0"));
+    assert!(!told("guestlet_host_pool_bytes{class=\"hung\""));
 }

@@ -173,13 +173,11 @@ impl Index {
         }
     }
 
-    /// What is known of the room in each pool that can be used.
+    /// What is known of the room in each pool.
     pub fn rooms(&self) -> Vec<Room> {
-        let room = |slot: &Slot| {
-            let (size, free) = slot.open()?.room.filter(|_| slot.worker.silent().is_none())?;
-            Some(Room { class: slot.pool.name.clone(), size, free })
-        };
-        self.slots.iter().filter_map(room).collect()
+        let bytes = |slot: &Slot| slot.open()?.room.filter(|_| slot.worker.silent().is_none());
+        let room = |slot: &Slot| Room { class: slot.pool.name.clone(), bytes: bytes(slot) };
+        self.slots.iter().map(room).collect()
     }
 
     /// That there is another pool with the same UUID, if there is one.
