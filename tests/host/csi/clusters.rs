@@ -3,8 +3,8 @@
 use guestlet::wire::proto::csi;
 use tonic::Code;
 
-use super::{USUAL, block, refused, started};
-use crate::lab::uuid;
+use super::{Machines, USUAL, block, refused, started};
+use crate::lab::{assert_fails, uuid};
 
 const MIB: i64 = 1 << 20;
 
@@ -108,4 +108,29 @@ fn only_those_may_ask_that_the_settings_say() {
     a.publish(&id, "b").unwrap();
     assert_eq!(vms.qemu("b").devices().len(), 1);
     assert_eq!(vms.guest("a").identity().unwrap().max_volumes, 240);
+}
+
+#[test]
+fn a_vm_has_no_more_volumes_than_it_may() {
+    let mut vms = started(&USUAL, "");
+    vms.lab.edit("name = 'a'\n", "name = 'a'\nmax-volumes = 2\n");
+    let may = |vms: &Machines, most| vms.guest("a").identity().is_some_and(|known| known.max_volumes == most);
+    vms.lab.until("it is told how many it may have", || may(&vms, 2));
+    let a = vms.of("a");
+    let ids: Vec<_> = (0..4).map(|number| a.create(&format!("v{number}"), MIB).unwrap().volume_id).collect();
+    for id in &ids[..2] {
+        a.publish(id, "a").unwrap();
+    }
+    let words = "the node a has 2 volumes, and may have 2; see max-volumes of its [[vm]]";
+    refused(a.publish(&ids[2], "a"), Code::ResourceExhausted, words);
+    assert_fails(&vms.lab.ctl(&["volumes", "attach", &ids[2], "a"]), 1, words);
+    assert_eq!(vms.qemu("a").devices().len(), 2);
+    a.publish(&ids[0], "a").unwrap();
+    a.publish(&ids[2], "b").unwrap();
+    a.unpublish(&ids[0], "a").unwrap();
+    a.publish(&ids[3], "a").unwrap();
+    // 0 is no limit.
+    vms.lab.edit("max-volumes = 2", "max-volumes = 0");
+    vms.lab.until("it is told how many it may have", || may(&vms, 0));
+    vms.of("a").publish(&ids[0], "a").unwrap();
 }
