@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Uri;
+use tokio::sync::Semaphore;
 use tonic::{Code, Request, Response, Status};
 
 use crate::transport::http2::{Client, ORIGIN};
@@ -34,6 +35,8 @@ const MAX_REQUEST: usize = 64 * 1024;
 const MAX_ANSWER: usize = 4 << 20;
 /// How long the host half may take. The sidecars give up sooner, unless they are told not to.
 const DEADLINE: Duration = Duration::from_secs(150);
+/// Calls that it is asked at a time: it takes as many by default. Further ones wait here, within the same deadline.
+const AT_ONCE: usize = 16;
 
 /// The way to the host half, or why there is none.
 pub type Channel = Arc<dyn Fn() -> Result<Client, String> + Send + Sync>;
@@ -42,12 +45,13 @@ pub type Channel = Arc<dyn Fn() -> Result<Client, String> + Send + Sync>;
 #[derive(Clone)]
 pub struct Relay {
     channel: Channel,
+    places: Arc<Semaphore>,
 }
 
 impl Relay {
     /// One that asks `channel` for the way anew with each call.
     pub fn new(channel: Channel) -> Self {
-        Self { channel }
+        Self { channel, places: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
     /// As something to serve.
@@ -67,7 +71,11 @@ impl Relay {
             .map_err(|reason| Status::unavailable(format!("the host half cannot be asked: {reason}")))?;
         let client = ControllerClient::with_origin(channel, Uri::from_static(ORIGIN))
             .max_decoding_message_size(MAX_ANSWER);
-        let answer = tokio::time::timeout(DEADLINE, call(client));
+        let answer = tokio::time::timeout(DEADLINE, async {
+            // Nobody closes it.
+            let _place = self.places.acquire().await;
+            call(client).await
+        });
         let answer = answer.await.map_err(|_| {
             let seconds = DEADLINE.as_secs();
             Status::deadline_exceeded(format!("the host half did not answer within {seconds} s; try again"))

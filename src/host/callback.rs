@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -111,7 +111,9 @@ async fn serve(
         ControllerServer::new(service).max_decoding_message_size(MAX_VOLUME_REQUEST)
     });
     let service = Guarded { service, volumes, guard: Arc::clone(guard) };
-    let bounds = http2::Bounds { open_calls: contact.vm.limits.open_calls, ..http2::Bounds::SMALL };
+    // As many for calls about volumes, which may have to wait for a pool, as for all others.
+    let open_calls = contact.vm.limits.open_calls.saturating_mul(2);
+    let bounds = http2::Bounds { open_calls, ..http2::Bounds::SMALL };
     let mut serving = Box::pin(http2::serve_within(stream, service, CancellationToken::new(), bounds));
     let mut known = false;
     loop {
@@ -166,8 +168,10 @@ struct Guard {
     allowance: Mutex<Allowance>,
     /// Calls about volumes: many of a cluster's must not cost its VM the session.
     volumes: Mutex<Allowance>,
-    /// Those of them that were held back and given up.
+    /// Those of them that were held back and given up, or refused.
     given_up: Mutex<Allowance>,
+    /// Those of them that may be under way at a time.
+    places: Arc<Semaphore>,
     flooded: Notify,
     unread: Arc<Unread>,
     half: Arc<Half>,
@@ -177,7 +181,9 @@ impl Guard {
     fn new(contact: &Contact) -> Arc<Self> {
         let per_second = f64::from(contact.vm.limits.calls_per_second);
         let allowance = Allowance::new(Instant::now(), per_second * 4.0, per_second);
+        let places = usize::try_from(contact.vm.limits.open_calls).unwrap_or(Semaphore::MAX_PERMITS);
         Arc::new(Self {
+            places: Arc::new(Semaphore::new(places)),
             volumes: Mutex::new(allowance.clone()),
             given_up: Mutex::new(allowance.clone()),
             allowance: Mutex::new(allowance),
@@ -195,6 +201,15 @@ impl Guard {
             self.flooded.notify_one();
         }
         admitted
+    }
+
+    /// A place for one more call about volumes; without one it is to be repeated. They leave the others room to be heard.
+    fn enter(&self) -> Option<OwnedSemaphorePermit> {
+        let place = Arc::clone(&self.places).try_acquire_owned().ok();
+        if place.is_none() && !take(&self.given_up) {
+            self.flooded.notify_one();
+        }
+        place
     }
 
     /// One more call about volumes: sidecars make many at once, and wait for their answers. So these are held back, not
@@ -254,9 +269,16 @@ where
         let of_volumes = http2::is_of(request.uri().path(), V::NAME);
         if let Some(mut volumes) = self.volumes.clone().filter(|_| of_volumes) {
             let guard = Arc::clone(&self.guard);
+            let Some(place) = guard.enter() else {
+                let status =
+                    Status::unavailable("too many calls about volumes are under way; repeat this one later");
+                return Box::pin(std::future::ready(Ok(status.into_http())));
+            };
             return Box::pin(answer(VOLUME_DEADLINE, Arc::clone(&guard.unread), async move {
                 guard.admit_in_time().await;
-                volumes.call(request).await
+                let answer = volumes.call(request).await;
+                drop(place);
+                answer
             }));
         }
         if !self.guard.admit() {

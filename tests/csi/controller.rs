@@ -1,5 +1,6 @@
 //! What the sidecars ask, passed on to a host half of the tests.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use guestlet::wire::proto::csi::{
@@ -56,6 +57,34 @@ fn every_call_reaches_the_host_half_and_its_answer_comes_back() {
         // What nobody can mean goes no further.
         assert!(client.create_volume(named(&"n".repeat(1 << 20))).await.is_err());
         assert!(client.create_volume(named("pvc-2")).await.is_ok());
+    });
+}
+
+/// Others have to come through to the host half, too.
+#[test]
+fn the_host_half_is_asked_few_at_a_time_and_for_all() {
+    if is_outside() {
+        return;
+    }
+    wait(async {
+        let mut lab = Lab::unknown("enabled = true");
+        let scripted = Scripted::default();
+        scripted.answer_for(&mut lab).await;
+        until("the sidecars are served", || lab.controller().exists());
+        let client = controller(&lab.controller()).await;
+        while !is_ready(&lab).await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let ask = || {
+            let mut client = client.clone();
+            tokio::spawn(async move { client.create_volume(named("slow")).await })
+        };
+        let calls: Vec<_> = std::iter::repeat_with(ask).take(60).collect();
+        for call in calls {
+            call.await.unwrap().unwrap();
+        }
+        let most = scripted.at_once.1.load(Ordering::SeqCst);
+        assert!((2..=16).contains(&most), "{most} at a time");
     });
 }
 

@@ -1,6 +1,8 @@
 //! A host half that makes volumes for a guest's cluster, or does what the test wants in place of that.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use guestlet::csi::Both;
 use guestlet::wire::proto::csi::controller_server::{Controller, ControllerServer};
@@ -24,6 +26,8 @@ use crate::lab::Lab;
 pub struct Scripted {
     /// It was asked for a volume.
     pub asked: Arc<Notify>,
+    /// Volumes that it makes slowly, at this moment, and the most that there were at any.
+    pub at_once: Arc<(AtomicUsize, AtomicUsize)>,
 }
 
 macro_rules! scripted {
@@ -39,6 +43,13 @@ macro_rules! scripted {
                 match name.as_str() {
                     "refused" => Err(Status::resource_exhausted("the pool is full")),
                     "silent" => std::future::pending().await,
+                    "slow" => {
+                        let (now, most) = &*self.at_once;
+                        most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                        now.fetch_sub(1, Ordering::SeqCst);
+                        Ok(Response::new(CreateVolumeResponse::default()))
+                    }
                     _ => {
                         let volume = Volume { volume_id: name, volume_context: parameters, ..Volume::default() };
                         Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))

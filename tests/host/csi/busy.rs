@@ -8,8 +8,10 @@ use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskHolder};
 use tonic::Code;
 
+use super::mirror::Mirror;
 use super::{USUAL, started};
 use crate::lab::DEADLINE;
+use crate::namespace::is_outside;
 use crate::neighbour::Pings;
 
 const MIB: i64 = 1 << 20;
@@ -92,4 +94,42 @@ fn a_guest_with_many_disks_that_asks_all_the_time_does_not_slow_its_neighbour() 
     // Generous, for the machine has two processors and other work; copies for each call made it 114 ms.
     assert!(busy < quiet * 2 + Duration::from_millis(50), "{quiet:?} quiet, {busy:?} busy");
     assert!(calls.load(Ordering::SeqCst) > 50);
+}
+
+#[test]
+fn calls_that_wait_for_a_pool_that_hangs_leave_room_for_others() {
+    if is_outside() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (kept, pool) = (folder.path().join("kept"), folder.path().join("pool"));
+    std::fs::create_dir(&kept).unwrap();
+    std::fs::create_dir(&pool).unwrap();
+    let mirror = Mirror::mount(&kept, &pool);
+    // Longer than anybody waits here.
+    let hung = format!("[[pool]]\nname = 'hung'\npath = '{}'\nanswer-seconds = 600", pool.display());
+    let vms = started(&USUAL[..1], &hung);
+    let guest = vms.guest("a");
+    vms.of("a").create_in("first", MIB, Some("hung")).unwrap();
+    mirror.hang(true);
+    let (refused, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for number in 0..64 {
+            let (asking, refused, done) = (vms.of("a"), &refused, &done);
+            scope.spawn(move || match asking.create_in(&format!("v{number}"), MIB, Some("hung")) {
+                Ok(_) => done.fetch_add(1, Ordering::SeqCst),
+                Err(status) => {
+                    assert!(status.message().contains("too many calls about volumes"), "{status}");
+                    refused.fetch_add(1, Ordering::SeqCst)
+                }
+            });
+        }
+        // Those that get no place are told so, and the others wait.
+        vms.lab.until("they are refused", || refused.load(Ordering::SeqCst) == 48);
+        let answers = guest.answers();
+        vms.lab.until("its pings are answered", || guest.answers() > answers + 20);
+        assert_eq!((done.load(Ordering::SeqCst), &vms.lab.info("a")["callback"]), (0, &"open".into()));
+        mirror.hang(false);
+    });
+    assert_eq!((done.load(Ordering::SeqCst), &vms.lab.info("a")["sessions"]), (16, &1.into()));
 }
