@@ -28,6 +28,7 @@ use super::metrics::operations::Operation;
 use crate::supervise::Scope;
 use crate::wire::proto::v1::VolumeAction;
 
+mod complaints;
 mod hold;
 #[cfg(test)]
 mod model;
@@ -43,6 +44,7 @@ mod tell;
 mod tests;
 mod turns;
 
+use complaints::Complaints;
 use policy::{Bound, Policies, Policy, Reserved, Usage};
 use problem::{Kind, Problem};
 use size::Range;
@@ -95,6 +97,8 @@ struct Inner {
     reserved: Mutex<Reserved>,
     /// Volumes that are being plugged, by the UUID of the VM. Held while it is decided whether it may have one more.
     arriving: Mutex<BTreeSet<(String, String)>>,
+    /// What `repair` has said.
+    complaints: Complaints,
     tasks: Scope,
 }
 
@@ -106,9 +110,9 @@ impl Keeper {
         policies: watch::Receiver<Policies>,
         half: Arc<Half>,
     ) -> Self {
-        let (turns, reserved, arriving, tasks) =
-            (Turns::default(), Mutex::default(), Mutex::default(), Scope::new());
-        Self(Arc::new(Inner { volumes, fleet, policies, half, turns, reserved, arriving, tasks }))
+        let (turns, reserved, arriving) = (Turns::default(), Mutex::default(), Mutex::default());
+        let (complaints, tasks) = (Complaints::default(), Scope::new());
+        Self(Arc::new(Inner { volumes, fleet, policies, half, turns, reserved, arriving, complaints, tasks }))
     }
 
     /// Runs an operation that goes on when nobody waits for it any more.

@@ -61,6 +61,8 @@ impl Keeper {
                 return tracing::debug!(%error, "cannot look for volumes that are not where they should be");
             }
         };
+        let is_there = |id: &str| volumes.binary_search_by(|volume| volume.id.as_str().cmp(id)).is_ok();
+        self.0.complaints.keep(is_there);
         if volumes.is_empty() {
             return;
         }
@@ -107,13 +109,27 @@ impl Keeper {
         if is_its || !self.0.volumes.plugged(vm).await.is_ok_and(|plugged| plugged.contains(id)) {
             return;
         }
-        tracing::warn!(volume = id, vm, "a VM has a volume that it is not to have; it is taken away");
+        tracing::debug!(volume = id, vm, "a VM has a volume that it is not to have; it is taken away");
         let agent = self.agent(id, vm);
         let place = Place { uuid: uuid.to_owned(), vm: vm.to_owned() };
         let taken = self.0.volumes.take_back(id, &place, PATIENCE, release::bounded(agent)).await;
         match taken {
-            Ok(()) => self.tell(VolumeAction::Detached, &volume, &Asker::Host, Some(vm)).await,
-            Err(error) => tracing::warn!(volume = id, vm, %error, "it cannot be taken away"),
+            Ok(()) => {
+                self.0.complaints.settle(id);
+                tracing::warn!(
+                    volume = id,
+                    vm,
+                    "a VM had a volume that it was not to have; it was taken away"
+                );
+                self.tell(VolumeAction::Detached, &volume, &Asker::Host, Some(vm)).await;
+            }
+            Err(error) => {
+                self.complain(
+                    id,
+                    vm,
+                    &format!("a volume that a VM is not to have cannot be taken away: {error}"),
+                );
+            }
         }
     }
 
@@ -135,12 +151,23 @@ impl Keeper {
         };
         match outcome {
             Ok(()) => {
+                self.0.complaints.settle(id);
                 let action = if leaving { VolumeAction::Detached } else { VolumeAction::Reattached };
                 self.tell(action, &volume, &Asker::Host, Some(vm)).await;
             }
             Err(error) => {
-                tracing::warn!(volume = id, vm, %error, "a volume is missing in its VM, and cannot be plugged again");
+                let words = "a volume is missing in its VM, and cannot be plugged again";
+                self.complain(id, vm, &format!("{words}: {error}"));
             }
+        }
+    }
+
+    /// Warns of what is wrong with a volume, once until that changes.
+    fn complain(&self, id: &str, vm: &str, words: &str) {
+        if self.0.complaints.is_new(id, words) {
+            tracing::warn!(volume = id, vm, "{words}");
+        } else {
+            tracing::debug!(volume = id, vm, "{words}");
         }
     }
 }

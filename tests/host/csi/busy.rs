@@ -9,7 +9,7 @@ use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskHolder};
 use tonic::Code;
 
 use super::mirror::Mirror;
-use super::{USUAL, started};
+use super::{Machines, USUAL, started};
 use crate::lab::DEADLINE;
 use crate::namespace::is_outside;
 use crate::neighbour::Pings;
@@ -132,4 +132,32 @@ fn calls_that_wait_for_a_pool_that_hangs_leave_room_for_others() {
         mirror.hang(false);
     });
     assert_eq!((done.load(Ordering::SeqCst), &vms.lab.info("a")["sessions"]), (16, &1.into()));
+}
+
+#[test]
+fn a_volume_that_cannot_be_plugged_again_is_logged_once() {
+    let mut vms = started(&USUAL[..1], "");
+    let id = vms.of("a").create("v", 20 * MIB).unwrap().volume_id;
+    vms.of("a").publish(&id, "a").unwrap();
+    vms.end("a");
+    let image = vms.file("fast", &id, "raw");
+    std::fs::rename(&image, image.with_extension("away")).unwrap();
+    vms.boot("a", 1);
+    let lines = |vms: &Machines, level: &str| {
+        let log = vms.lab.log();
+        log.lines().filter(|line| line.contains(level) && line.contains("cannot be plugged again")).count()
+    };
+    for times in 1..=5 {
+        vms.lab.until("it was tried", || lines(&vms, "") >= times);
+        // It is looked at when the VM goes on.
+        vms.qemu("a").event("STOP");
+        vms.lab.until_vm("a", |vm| vm["power"] == "paused");
+        vms.qemu("a").event("RESUME");
+    }
+    assert_eq!(lines(&vms, "WARN"), 1, "{}", vms.lab.log());
+    std::fs::rename(image.with_extension("away"), &image).unwrap();
+    vms.qemu("a").event("STOP");
+    vms.lab.until_vm("a", |vm| vm["power"] == "paused");
+    vms.qemu("a").event("RESUME");
+    vms.lab.until("it is plugged again", || vms.qemu("a").devices().len() == 1);
 }
