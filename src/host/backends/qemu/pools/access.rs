@@ -4,6 +4,7 @@
 //! Pools are opened, and their images looked at, when something is asked of any of them and it is due, beside whoever
 //! asks. Only a pool that is just being opened is waited for, for a moment: its volumes are not known yet.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -159,6 +160,12 @@ impl Access {
     pub async fn list(&self) -> Vec<Volume> {
         self.settle().await;
         self.store.list()
+    }
+
+    /// The identifiers of the volumes with these serial numbers, whatever their pools do now.
+    pub async fn with_serials(&self, serials: impl Iterator<Item = &str>) -> BTreeSet<String> {
+        self.settle().await;
+        self.store.index().with_serials(serials)
     }
 
     /// What is known of the room in each pool, at once.

@@ -98,6 +98,19 @@ impl Open {
     }
 }
 
+impl Open {
+    /// The identifier of a volume whose record cannot be used, in the pool of this name.
+    fn id_of(&self, pool: &str, serial: &str, damaged: &Damaged) -> String {
+        let own = |id: &&String| {
+            identity::parse(id).is_some_and(|parts| {
+                parts.serial == serial && parts.uuid.is_none_or(|uuid| uuid == self.folder.uuid())
+            })
+        };
+        let id = damaged.id.as_ref().filter(own).cloned();
+        id.unwrap_or_else(|| identity::id(pool, self.folder.uuid(), serial))
+    }
+}
+
 impl Slot {
     fn new(pool: Pool) -> Self {
         Self {
@@ -283,18 +296,26 @@ impl Index {
             let name = &slot.pool.name;
             let ready = open.volumes.values().filter(|known| known.entry.record.stage == Stage::Ready);
             all.extend(ready.map(|known| self.show(slot, open, known)));
-            all.extend(open.damaged.iter().map(|(serial, damaged)| {
-                let own = |id: &&String| {
-                    identity::parse(id).is_some_and(|parts| {
-                        parts.serial == serial && parts.uuid.is_none_or(|uuid| uuid == open.folder.uuid())
-                    })
-                };
-                let id = damaged.id.as_ref().filter(own).cloned();
-                damaged.volume(id.unwrap_or_else(|| identity::id(name, open.folder.uuid(), serial)))
-            }));
+            let damaged = open.damaged.iter();
+            all.extend(damaged.map(|(serial, damaged)| damaged.volume(open.id_of(name, serial, damaged))));
         }
         all.sort_by(|one, other| one.id.cmp(&other.id));
         all
+    }
+
+    /// The identifiers of the volumes with these serial numbers.
+    pub fn with_serials<'s>(&self, serials: impl Iterator<Item = &'s str>) -> BTreeSet<String> {
+        let in_pool = |slot: &Slot, serial: &str| {
+            let open = slot.open()?;
+            match (open.volumes.get(serial), open.damaged.get(serial)) {
+                (Some(known), _) if known.entry.record.stage == Stage::Ready => {
+                    Some(known.entry.record.id.clone())
+                }
+                (_, Some(damaged)) => Some(open.id_of(&slot.pool.name, serial, damaged)),
+                _ => None,
+            }
+        };
+        serials.flat_map(|serial| self.slots.iter().filter_map(move |slot| in_pool(slot, serial))).collect()
     }
 
     /// As others are told of a volume.

@@ -266,10 +266,8 @@ impl Volumes for Pools {
 
     async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError> {
         let disks = self.hotplug.list(vm).await?;
-        let ours = |volume: &Volume| {
-            identity::parse(&volume.id).is_some_and(|parts| find(&disks, parts.serial).is_some())
-        };
-        Ok(self.access.list().await.into_iter().filter(ours).map(|volume| volume.id).collect())
+        let serials = disks.iter().filter(|disk| disk.ours).map(|disk| disk.serial.as_str());
+        Ok(self.access.with_serials(serials).await)
     }
 
     fn serial(&self, id: &str) -> Option<String> {
