@@ -2,15 +2,15 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::backends::disks::Disks;
+use super::clients::Clients;
 use super::disks;
 use super::fleet::{Handle, Reach, Stopped, Watched};
 use super::half::Half;
@@ -18,7 +18,6 @@ use super::ping;
 use super::settings::Standing;
 use super::topology::Topology;
 use super::volumes::Keeper;
-use crate::supervise::Scope;
 use crate::transport::http2;
 use crate::transport::unix::Listener;
 use crate::wire::proto::v1::admin_server::{Admin, AdminServer};
@@ -34,45 +33,30 @@ use crate::wire::proto::v1::{
 };
 
 /// Connections at a time; a further one is closed at once.
-const MAX_CLIENTS: usize = 64;
+const MAX_CLIENTS: u32 = 64;
 /// Bytes of one request.
 const MAX_REQUEST: usize = 8 * 1024;
-/// The wait after a connection could not be accepted, for example for want of descriptors.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Serves `socket` until `shutdown`, and then closes every connection within moments. Removes the socket.
 pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
     let service = AdminServer::new(api).max_decoding_message_size(MAX_REQUEST);
-    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
-    let clients = Scope::new();
+    let clients = Clients::new("API", MAX_CLIENTS);
     loop {
         let accepted = tokio::select! {
             () = shutdown.cancelled() => break,
             accepted = socket.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a client");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-                continue;
-            }
-        };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            tracing::debug!("a client was turned away: there are {MAX_CLIENTS}");
-            continue;
-        };
         let (service, shutdown) = (service.clone(), shutdown.clone());
-        clients.children().spawn(async move {
+        let serve = |stream| async move {
             if let Err(error) = http2::serve(stream, service, shutdown).await {
                 tracing::debug!(%error, "a client's connection broke");
             }
-            drop(place);
-        });
+        };
+        clients.take(accepted, serve).await;
     }
     // The connections end by themselves; the socket must not promise anything meanwhile.
     drop(socket);
-    drop(places.acquire_many(u32::try_from(MAX_CLIENTS).unwrap_or(u32::MAX)).await);
+    clients.ended().await;
 }
 
 /// What answers.

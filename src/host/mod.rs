@@ -20,6 +20,7 @@ pub mod api;
 pub mod backends;
 pub mod backoff;
 pub mod callback;
+mod clients;
 pub mod contact;
 pub mod csi;
 pub mod disks;

@@ -9,26 +9,23 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::backends::volumes::Volumes;
+use super::clients::Clients;
 use super::fleet::Handle;
 use super::half::Half;
 use super::metrics;
-use crate::supervise::Scope;
 use crate::transport::{BoxStream, unix};
 
 /// Connections at a time; a further one is closed at once.
-const MAX_CLIENTS: usize = 16;
+const MAX_CLIENTS: u32 = 16;
 /// How long a client may take for its request.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest a connection may live.
 const LIFETIME: Duration = Duration::from_secs(300);
 /// Bytes of a request's head.
 const BUFFER: usize = 8 * 1024;
-/// The wait after a connection could not be accepted, for example for want of descriptors.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Where Prometheus asks.
 #[derive(Debug)]
@@ -61,27 +58,16 @@ pub struct Subject {
 
 /// Serves until `shutdown`.
 pub async fn run(listener: Listener, subject: Subject, shutdown: CancellationToken) {
-    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
-    let clients = Scope::new();
+    let clients = Clients::new("metrics", MAX_CLIENTS);
     loop {
         let accepted = tokio::select! {
             () = shutdown.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a client of the metrics");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-                continue;
-            }
-        };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
         let subject = subject.clone();
-        clients.children().spawn(async move {
-            drop(tokio::time::timeout(LIFETIME, client(stream, subject)).await);
-            drop(place);
-        });
+        let serve =
+            |stream| async move { drop(tokio::time::timeout(LIFETIME, client(stream, subject)).await) };
+        clients.take(accepted, serve).await;
     }
 }
 
