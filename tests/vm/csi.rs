@@ -15,6 +15,7 @@ use crate::harness::launch::Options;
 use crate::harness::snapshot::Saved;
 use crate::harness::vm::{BOOT, SOON, Vm};
 use crate::harness::{tools, wait_for};
+use crate::random::{Random, seed};
 use crate::soak::steps;
 use crate::{images, real};
 
@@ -150,19 +151,6 @@ fn a_claim_becomes_a_disk_in_the_pod_and_goes_with_it() {
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
 }
 
-/// Random numbers that are the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        // xorshift64
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 /// One volume from its beginning to its end, with a check that it holds what was written on it.
 fn life(node: Csi<'_>, name: &str, number: u64) {
     let uuid = node.vm().uuid();
@@ -213,10 +201,10 @@ fn volumes_come_and_go_while_everything_is_killed() {
             }
         };
         let lives: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = Random(seed());
         let mut kills = [0, 0];
         while lives.iter().any(|life| !life.is_finished()) {
-            std::thread::sleep(Duration::from_millis(2000 + random.below(4000)));
+            std::thread::sleep(Duration::from_millis(2000 + u64::from(random.below(4000))));
             if random.below(2) == 0 {
                 kills[0] += 1;
                 vm.run("systemctl kill --signal KILL guestlet.service").unwrap();
