@@ -48,7 +48,8 @@ fn a_vm_that_stands_still_for_want_of_room_is_told_of_until_it_goes_on() {
     let error = &vm["io_errors"][0];
     assert_eq!((&error["operation"], &error["no_space"]), (&"write".into(), &true.into()), "{error}");
     assert_eq!(error["disk"], serial(&id));
-    assert!(error["file"].as_str().unwrap().ends_with(".raw"), "{error}");
+    let image = pool.join(format!("{}.raw", serial(&id))).canonicalize().unwrap();
+    assert_eq!(error["file"], text(&image));
     assert_eq!(watch.event("a", "disk-error")["disk"], serial(&id));
     let words = "cannot be written: No space left on device; the VM stands still until it is resumed";
     for command in [["ls", "a"], ["info", "a"], ["watch", "a"]] {

@@ -50,7 +50,7 @@ impl Machine {
         sector[..PROGRAM.len()].copy_from_slice(&PROGRAM);
         sector[510..].copy_from_slice(&[0x55, 0xaa]);
         let disk = qmp.with_extension("boot");
-        std::fs::write(&disk, [sector.as_slice(), &[0; 1 << 20]].concat()).unwrap();
+        std::fs::write(&disk, [sector.to_vec(), vec![0; 1 << 20]].concat()).unwrap();
         let drive = format!("if=none,id=boot,format=raw,file={}", disk.display());
         Self::start_with(qmp, &["-drive", &drive, "-device", "virtio-blk-pci,drive=boot,bootindex=0"])
     }

@@ -17,7 +17,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::super::super::half::Half;
 use super::super::super::metrics::operations::Outcome;
-use super::hotplug::io_errors::Failed;
+use super::failed::Failed;
 use crate::sys::process_end::Process;
 use crate::wire::qmp::{self, Message};
 
@@ -338,6 +338,7 @@ mod tests {
         let deleted = Some(Notice::DeviceDeleted("a".into()));
         assert_eq!(Notice::of_event("DEVICE_DELETED", &device), deleted);
         assert_eq!(Notice::of_event("DEVICE_DELETED", &json!({"path": "/machine/x"})), None);
-        assert_eq!(Notice::of_event("RESET", &json!({})), None);
+        assert_eq!(Notice::of_event("RESET", &json!({})), Some(Notice::BeginsAnew));
+        assert_eq!(Notice::of_event("STOP", &json!({})), None);
     }
 }

@@ -18,6 +18,7 @@ use crate::wire::proto::v1::{PowerState, Topology};
 pub mod claim;
 #[cfg(test)]
 mod conformance;
+pub mod failed;
 pub mod hotplug;
 pub mod link;
 pub mod monitor;
@@ -219,6 +220,7 @@ mod tests {
         let mut next = async || loop {
             match told.recv().await.unwrap() {
                 Change::Topology { .. } => places += 1,
+                Change::IoErrors { errors, .. } => assert_eq!(errors, []),
                 change => return change,
             }
         };

@@ -14,13 +14,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use serde::Deserialize;
-use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::super::super::Change;
+use super::super::failed::Failed;
 use super::super::link::Notice;
 use super::Vm;
 use super::seen::{self, Seen};
@@ -30,55 +29,6 @@ use crate::wire::proto::v1::{IoError, IoOperation};
 const AGAIN: Duration = Duration::from_secs(10);
 /// Disks of which errors are kept.
 const MOST: usize = 16;
-
-/// A request of a disk that failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failed {
-    /// The block node, or the drive if that has no name.
-    pub node: String,
-    /// What was to be done.
-    pub operation: IoOperation,
-    /// There was no room.
-    pub no_space: bool,
-    /// The VM stands still.
-    pub stopped: bool,
-    /// In the words of the host's kernel.
-    pub reason: String,
-}
-
-/// The data of the event `BLOCK_IO_ERROR`.
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Told {
-    #[serde(default)]
-    device: String,
-    #[serde(default)]
-    node_name: String,
-    operation: String,
-    action: String,
-    #[serde(default)]
-    nospace: bool,
-    #[serde(default)]
-    reason: String,
-}
-
-impl Failed {
-    /// What the event means; nothing if the error is ignored, as the VM's settings may want it.
-    pub fn of_event(data: &Value) -> Option<Self> {
-        let told = Told::deserialize(data).ok().filter(|told| told.action != "ignore")?;
-        Some(Self {
-            node: if told.node_name.is_empty() { told.device } else { told.node_name },
-            operation: match told.operation.as_str() {
-                "read" => IoOperation::Read,
-                "write" => IoOperation::Write,
-                _ => IoOperation::Unspecified,
-            },
-            no_space: told.nospace,
-            stopped: told.action == "stop",
-            reason: told.reason,
-        })
-    }
-}
 
 /// The errors of one VM, by block node.
 #[derive(Debug, Default)]
@@ -185,29 +135,11 @@ impl Vm {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn failed(node: &str, action: &str) -> Failed {
-        let told = json!({
-            "device": "", "node-name": node, "operation": "write", "action": action, "nospace": true,
-            "reason": "No space left on device", "qom-path": "/machine/x",
-        });
-        Failed::of_event(&told).unwrap()
-    }
-
-    #[test]
-    fn what_the_event_says() {
-        let found = failed("guestlet-1", "stop");
-        assert_eq!((found.operation, found.no_space, found.stopped), (IoOperation::Write, true, true));
-        assert!(!failed("a", "report").stopped);
-        let old = json!({"device": "drive0", "operation": "read", "action": "report"});
-        let old = Failed::of_event(&old).unwrap();
-        assert_eq!((old.node.as_str(), old.operation, old.no_space), ("drive0", IoOperation::Read, false));
-        for other in [json!({"operation": "read", "action": "ignore"}), json!({}), json!(null)] {
-            assert_eq!(Failed::of_event(&other), None, "{other}");
-        }
+        let (operation, reason) = (IoOperation::Write, "No space left on device".to_owned());
+        Failed { node: node.to_owned(), operation, no_space: true, stopped: action == "stop", reason }
     }
 
     #[test]

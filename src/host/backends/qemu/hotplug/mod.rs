@@ -33,7 +33,7 @@ use crate::supervise::Children;
 mod attach;
 mod authority;
 mod detach;
-pub mod io_errors;
+mod io_errors;
 mod kept;
 pub mod naming;
 pub(super) mod place;
