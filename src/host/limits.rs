@@ -34,7 +34,7 @@ pub struct Limits {
     pub disks: usize,
     /// Calls per second that the guest may make in the long run; four times as many may come at once.
     pub calls_per_second: u32,
-    /// Calls of the guest that may be open at a time.
+    /// Calls of the guest that may be open at a time; as many about volumes may be beside them.
     pub open_calls: u32,
     /// How long it may read nothing while something waits for it to read.
     pub unread: Duration,
