@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::agent::AgentSettings;
@@ -174,7 +175,9 @@ impl Api {
             move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
         supervisor.spawn("local", clients::run(self.people, shutdown.clone(), serve_people));
         let news = News { folder: folder.into(), freezer: guest.freezer.clone(), teller: self.teller };
-        supervisor.spawn("callback", run_callback(self.callback, holder, news, shutdown.clone()));
+        // How many volumes there can be depends on what is plugged.
+        let disks = guest.disks.changes();
+        supervisor.spawn("callback", run_callback(self.callback, holder, news, disks, shutdown.clone()));
         for (name, work) in monitor::all(guest, monitor::Settings::default(), &shutdown) {
             supervisor.spawn(name, async move {
                 work.await;
@@ -254,13 +257,14 @@ async fn run_callback(
     listener: Listener,
     holder: Holder,
     news: News,
+    disks: watch::Receiver<u64>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let ending = shutdown.clone();
     clients::run(listener, shutdown, move |peer, stream| {
-        let (holder, news, ending) = (holder.clone(), news.clone(), ending.clone());
+        let (holder, news, disks, ending) = (holder.clone(), news.clone(), disks.clone(), ending.clone());
         async move {
-            let serving = callback::run(stream, &holder, |identity| news.tell(identity));
+            let serving = callback::run(stream, &holder, disks, |identity| news.tell(identity));
             let ended = ending.run_until_cancelled(serving).await;
             if let Some(Err(error)) = ended {
                 tracing::info!("callback stream from {peer} closed: {:#}", anyhow::Error::from(error));

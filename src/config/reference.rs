@@ -160,7 +160,7 @@ const HOST: &[Row] = &[
     (
         "vm.max-volumes",
         "`240`",
-        "how many volumes of its cluster a VM may have, as its kubelet is told; `0` for no limit",
+        "how many volumes of its cluster a VM may have, if it has places for them, as its kubelet is told; `0` for all places",
     ),
     ("vm.port", "`970`", "the agent's vsock port on which the host asks"),
     ("vm.callback-port", "`971`", "the one on which the guest does"),

@@ -48,6 +48,8 @@ const MAX_REQUEST: usize = 16 * 1024;
 const MAX_VOLUME_REQUEST: usize = 64 * 1024;
 /// Bytes of a ping.
 const MAX_PING: usize = 4096;
+/// When it is counted again how many volumes a VM can have.
+const COUNT_AGAIN: Duration = Duration::from_secs(1);
 /// How long a call may take, its request included.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
 /// The same of a call about volumes, which may have to wait for a guest. What it has begun goes on.
@@ -103,7 +105,8 @@ async fn serve(
     teller: &Teller,
 ) -> Result<Result<(), hyper::Error>, Refusal> {
     let introduced = Arc::new(Notify::new());
-    let service = Service { identity: contact.identity(), introduced: Arc::clone(&introduced) };
+    let service =
+        Service { contact: contact.clone(), introduced: Arc::clone(&introduced), counted: Arc::default() };
     let service = HostServer::new(service).max_decoding_message_size(MAX_REQUEST);
     let volumes = contact.volumes.clone().map(|keeper| {
         let place = contact.topology.clone();
@@ -133,8 +136,27 @@ async fn serve(
 /// What the host answers to one guest.
 #[derive(Debug, Clone)]
 struct Service {
-    identity: WhoAmIResponse,
+    contact: Contact,
     introduced: Arc<Notify>,
+    /// How many volumes the VM can have, and when that was counted.
+    counted: Arc<tokio::sync::Mutex<Option<(Instant, u32)>>>,
+}
+
+impl Service {
+    /// How many volumes the VM can have: asked of its hypervisor, but not as often as a guest may ask.
+    async fn most(&self) -> u32 {
+        let Contact { vm, volumes, .. } = &self.contact;
+        let Some(keeper) = volumes else { return vm.max_volumes };
+        let mut counted = self.counted.lock().await;
+        match *counted {
+            Some((then, most)) if then.elapsed() < COUNT_AGAIN => most,
+            _ => {
+                let most = keeper.most(vm).await;
+                *counted = Some((Instant::now(), most));
+                most
+            }
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -143,8 +165,9 @@ impl Host for Service {
         &self,
         _: tonic::Request<WhoAmIRequest>,
     ) -> Result<tonic::Response<WhoAmIResponse>, Status> {
+        let identity = self.contact.identity(self.most().await);
         self.introduced.notify_one();
-        Ok(tonic::Response::new(self.identity.clone()))
+        Ok(tonic::Response::new(identity))
     }
 
     async fn ping(

@@ -20,6 +20,7 @@ use crate::wire::proto::v1::WhoAmIResponse;
 const DIAL_DEADLINE: Duration = Duration::from_secs(2);
 
 /// One VM, as its session holds it.
+#[derive(Debug, Clone)]
 pub struct Contact {
     /// The VM.
     pub vm: Arc<Vm>,
@@ -71,8 +72,9 @@ impl Contact {
         Ok(Metered::new(stream, Arc::clone(&self.half), &self.vm.limits))
     }
 
-    /// What the guest is told of itself. All of it comes from the VM that was dialled, none from the guest.
-    pub fn identity(&self) -> WhoAmIResponse {
+    /// What the guest is told of itself, if that many volumes may be plugged into it. All of it comes from the VM that
+    /// was dialled, none from the guest.
+    pub fn identity(&self, max_volumes: u32) -> WhoAmIResponse {
         WhoAmIResponse {
             host: Some(self.half.host.clone()),
             vm_name: self.vm.name.clone(),
@@ -80,7 +82,7 @@ impl Contact {
             vm_uid: self.vm.ids.lasting.clone(),
             cluster: self.vm.cluster.clone(),
             provider_id: self.vm.ids.provider.clone(),
-            max_volumes: self.vm.max_volumes,
+            max_volumes,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tonic::{Request, Status};
 
 use crate::rpc::holder::Holder;
@@ -15,6 +16,8 @@ use crate::wire::proto::v1::{HostHalf, PingRequest, WhoAmIRequest, WhoAmIRespons
 const INTRODUCTION: Duration = Duration::from_secs(10);
 /// How long it may take to show that it is there.
 const ANSWER: Duration = Duration::from_secs(2);
+/// How long nothing may change before the host half is asked again.
+const SETTLED: Duration = Duration::from_secs(1);
 /// Bytes of one answer; those so far are all small.
 const MAX_ANSWER: usize = 64 * 1024;
 
@@ -75,36 +78,57 @@ pub enum Error {
     Stranger(String),
 }
 
+/// Asks who this guest is.
+async fn introduction(mut client: HostClient<Client>) -> Result<WhoAmIResponse, Error> {
+    match tokio::time::timeout(INTRODUCTION, client.who_am_i(Request::new(WhoAmIRequest {}))).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(Error::Introduction(Box::new(status))),
+        Err(_) => Err(Error::Introduction(Box::new(Status::deadline_exceeded("too late")))),
+    }
+}
+
 /// Serves one stream until it ends, or the hold of its host half does. `known` is told what the host half
-/// says of this guest.
+/// says of this guest, and again with each `change` after which it says something else.
 ///
 /// # Errors
 /// If the peer does not do its part.
 pub async fn run(
     stream: impl Stream,
     holder: &Holder,
-    known: impl FnOnce(&WhoAmIResponse),
+    mut change: watch::Receiver<u64>,
+    known: impl Fn(&WhoAmIResponse),
 ) -> Result<(), Error> {
     let (channel, mut connection) = http2::connect(stream).await?;
-    let mut client = host(channel.clone());
-    let introduction = async {
-        match tokio::time::timeout(INTRODUCTION, client.who_am_i(Request::new(WhoAmIRequest {}))).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(Error::Introduction(Box::new(status))),
-            Err(_) => Err(Error::Introduction(Box::new(Status::deadline_exceeded("too late")))),
-        }
-    };
+    let client = host(channel.clone());
     let identity = tokio::select! {
-        identity = introduction => identity?,
+        identity = introduction(client.clone()) => identity?,
         ended = connection.ended() => return ended.map_err(Error::Stream),
     };
     let number = STREAMS.fetch_add(1, Ordering::Relaxed);
     let over =
         holder.attach(Callback { number, channel, identity: identity.clone() }).map_err(Error::Stranger)?;
     known(&identity);
+    let again = async {
+        let mut told = identity;
+        // Nobody changes anything any more when the agent ends.
+        while change.changed().await.is_ok() {
+            // Changes come in many steps.
+            tokio::time::sleep(SETTLED).await;
+            change.mark_unchanged();
+            match introduction(client.clone()).await {
+                Ok(now) if now.vm_uid == told.vm_uid && now != told => {
+                    known(&now);
+                    told = now;
+                }
+                _ => {}
+            }
+        }
+        std::future::pending::<()>().await;
+    };
     let ended = tokio::select! {
         () = over => Ok(()),
         ended = connection.ended() => ended.map_err(Error::Stream),
+        () = again => Ok(()),
     };
     holder.detach(number);
     ended

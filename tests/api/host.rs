@@ -1,6 +1,7 @@
 //! A host half of the tests: dials the agent's control and callback sockets.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use guestlet::transport::http2::{self, Client, ORIGIN};
@@ -69,6 +70,9 @@ struct Host {
     hangs: CancellationToken,
 }
 
+/// How many volumes the guest is told that it may have.
+pub static MOST_VOLUMES: AtomicU32 = AtomicU32::new(16);
+
 #[tonic::async_trait]
 impl host_server::Host for Host {
     async fn who_am_i(&self, _: Request<WhoAmIRequest>) -> Result<Response<WhoAmIResponse>, Status> {
@@ -79,7 +83,7 @@ impl host_server::Host for Host {
             vm_uid: "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11".to_owned(),
             cluster: "blue".to_owned(),
             provider_id: "guestlet://6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11".to_owned(),
-            max_volumes: 16,
+            max_volumes: MOST_VOLUMES.load(Ordering::Relaxed),
         }))
     }
 

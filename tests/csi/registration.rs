@@ -3,12 +3,15 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 use guestlet::wire::proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest, ProbeRequest,
 };
 use tonic::Code;
 
+use crate::disk::Machine;
+use crate::host::MOST_VOLUMES;
 use crate::kubelet::{identity, node, register};
 use crate::lab::{DRIVER, Lab, NODE, is_outside, run, until, wait};
 
@@ -132,4 +135,26 @@ fn the_agents_of_tests_leave_the_machines_kubelet_alone() {
         lab.disks();
     });
     traps.are_untouched();
+}
+
+/// Which takes asking again: a disk that comes may have taken a place.
+#[test]
+fn kubelet_is_told_how_many_volumes_there_can_be_now() {
+    if is_outside() {
+        return;
+    }
+    let machine = Machine::new();
+    wait(async {
+        let lab = Lab::new().await;
+        is_registered(&lab).await;
+        let made =
+            || std::fs::metadata(lab.registration()).map(|file| (file.ctime(), file.ctime_nsec())).ok();
+        let before = made();
+        MOST_VOLUMES.store(15, Ordering::Relaxed);
+        let _disk = machine.plugged("one", 16);
+        until("the driver is offered again", || made().is_some_and(|now| Some(now) != before));
+        is_registered(&lab).await;
+        let info = node(&lab.socket()).await.node_get_info(NodeGetInfoRequest {}).await.unwrap().into_inner();
+        assert_eq!(info.max_volumes_per_node, 15);
+    });
 }

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 /// What the guest sees the disk on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bus {
     /// A disk of a virtio-scsi controller that the VM has. It shows 36 bytes of the serial number as that, and up to 64 as
     /// the text of page 83h.

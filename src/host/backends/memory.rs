@@ -244,6 +244,11 @@ impl Volumes for Memory {
         Ok(())
     }
 
+    async fn places(&self, vm: &str) -> Result<Option<usize>, VolumeError> {
+        self.world().vm(vm)?;
+        Ok(None)
+    }
+
     async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError> {
         Ok(self.world().vm(vm)?.disks.clone())
     }

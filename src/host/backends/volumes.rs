@@ -207,6 +207,9 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     /// Forgets that a VM had the volume. The caller knows by [`Volumes::holder`] that nobody has it, or answers for it.
     async fn forget(&self, id: &str) -> Result<(), VolumeError>;
 
+    /// How many volumes the VM with that name can have at a time, with those that it has; none where nothing bounds it.
+    async fn places(&self, vm: &str) -> Result<Option<usize>, VolumeError>;
+
     /// The identifiers of the volumes that the hypervisor has plugged into the VM with that name.
     async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError>;
 

@@ -21,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, oneshot, watch};
 
-use super::backends::volumes::{Capacity, NewVolume, Volume, Volumes};
+use super::backends::Vm;
+use super::backends::disks::DiskError;
+use super::backends::volumes::{Capacity, NewVolume, Volume, VolumeError, Volumes};
 use super::fleet::Handle;
 use super::half::Half;
 use super::metrics::operations::Operation;
@@ -54,6 +56,10 @@ use turns::{Thing, Turns};
 const LONGEST_NAME: usize = 128;
 /// How long a guest's kernel may take to let go of a disk that its agent has released.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a hypervisor may take to say how many volumes a VM can have.
+const TO_COUNT: Duration = Duration::from_secs(1);
+/// When one that could not be reached is asked again.
+const UNREACHABLE: Duration = Duration::from_millis(100);
 
 /// On whose behalf something is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -209,6 +215,29 @@ impl Keeper {
             volumes.retain(|volume| volume.cluster == *cluster);
         }
         page::page(volumes, token, most)
+    }
+
+    /// How many volumes a VM can have at a time: as many as its settings allow and its hypervisor has places for, and
+    /// at least one, since 0 is no limit. What the hypervisor does not say in time bounds nothing.
+    pub async fn most(&self, vm: &Vm) -> u32 {
+        let places = async {
+            loop {
+                match self.0.volumes.places(&vm.name).await {
+                    // It may just be about to be connected.
+                    Err(VolumeError::Disk(DiskError::Unreachable(_))) => {
+                        tokio::time::sleep(UNREACHABLE).await
+                    }
+                    told => return told,
+                }
+            }
+        };
+        match tokio::time::timeout(TO_COUNT, places).await {
+            Ok(Ok(Some(places))) => {
+                let places = u32::try_from(places).unwrap_or(u32::MAX).max(1);
+                if vm.max_volumes == 0 { places } else { places.min(vm.max_volumes) }
+            }
+            _ => vm.max_volumes,
+        }
     }
 
     /// How much room a cluster has in a class, its quota included.

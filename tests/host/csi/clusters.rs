@@ -3,7 +3,7 @@
 use guestlet::wire::proto::csi;
 use tonic::Code;
 
-use super::{Machines, USUAL, block, refused, started};
+use super::{Machines, USUAL, block, refused, started, wanted};
 use crate::lab::{assert_fails, uuid};
 
 const MIB: i64 = 1 << 20;
@@ -129,8 +129,31 @@ fn a_vm_has_no_more_volumes_than_it_may() {
     a.publish(&ids[2], "b").unwrap();
     a.unpublish(&ids[0], "a").unwrap();
     a.publish(&ids[3], "a").unwrap();
-    // 0 is no limit.
+    // 0 is no limit but that of the hypervisor: a SCSI controller.
     vms.lab.edit("max-volumes = 2", "max-volumes = 0");
-    vms.lab.until("it is told how many it may have", || may(&vms, 0));
+    vms.lab.until("it is told how many it may have", || may(&vms, 256));
     vms.of("a").publish(&ids[0], "a").unwrap();
+}
+
+/// CSINode's count is what kubelet goes by: what it promises has to be there.
+#[test]
+fn no_more_volumes_are_promised_than_there_are_places() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display();
+    let vms = started(&USUAL, &format!("[[pool]]\nname = 'ports'\npath = '{path}'\nbus = 'virtio'\n"));
+    // One root port, though the controller would take more of the other pool.
+    vms.lab.until("it is told how many it may have", || {
+        vms.guest("a").identity().is_some_and(|known| known.max_volumes == 1)
+    });
+    let a = vms.of("a");
+    let create = |name: &str| {
+        let parameters = [("hostStorageClass".to_owned(), "ports".to_owned())].into();
+        let request = csi::CreateVolumeRequest { parameters, ..wanted(name, MIB) };
+        a.create_volume(request).unwrap().volume.unwrap().volume_id
+    };
+    let (one, two) = (create("one"), create("two"));
+    a.publish(&one, "a").unwrap();
+    refused(a.publish(&two, "a"), Code::ResourceExhausted, "no free PCI Express root port");
+    a.unpublish(&one, "a").unwrap();
+    a.publish(&two, "a").unwrap();
 }

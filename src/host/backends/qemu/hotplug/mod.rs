@@ -26,7 +26,9 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Mutex, oneshot, watch};
 
-use super::super::disks::{Answer, AttachedDisk, Detached, DiskError, DiskVolume, Disks, GuestSide, NewDisk};
+use super::super::disks::{
+    Answer, AttachedDisk, Bus, Detached, DiskError, DiskVolume, Disks, GuestSide, NewDisk,
+};
 use super::link::{Link, Notice, Owner};
 use crate::supervise::Children;
 
@@ -164,6 +166,11 @@ impl Hotplug {
             DiskError::NoHypervisor(words.to_owned())
         };
         self.vms.borrow().get(name).ok_or(DiskError::UnknownVm)?.clone().ok_or_else(no_socket)
+    }
+
+    /// How many more disks of this kind can be plugged into a VM.
+    pub fn free(&self, vm: &str, bus: Bus) -> Answer<usize> {
+        self.begin(vm, move |vm| async move { place::free(&vm.link, bus).await })
     }
 
     /// Who runs the VM's QEMU, if that is known.

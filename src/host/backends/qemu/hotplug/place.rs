@@ -25,21 +25,36 @@ pub async fn find(link: &Link, bus: Bus) -> Result<String, DiskError> {
     }
 }
 
+/// How many more disks of this kind there is room for.
+///
+/// # Errors
+/// If QEMU does not say, or has nothing for such disks.
+pub async fn free(link: &Link, bus: Bus) -> Result<usize, DiskError> {
+    match bus {
+        Bus::Scsi => {
+            let free = controllers(link).await?.into_iter().map(|(_, count)| TARGETS.saturating_sub(count));
+            free.reduce(usize::saturating_add).ok_or_else(no_controller)
+        }
+        Bus::VirtioBlk => Ok(ports(link).await?.len()),
+    }
+}
+
 /// The virtio-scsi controller with the fewest disks.
 async fn controller(link: &Link) -> Result<String, DiskError> {
-    let mut best: Option<(usize, String)> = None;
-    for controller in of_kinds(link, |kind| kind.starts_with("virtio-scsi-")).await? {
-        for (bus, count) in buses(link, &format!("{controller}/virtio-backend"), "SCSI").await? {
-            if best.as_ref().is_none_or(|(fewest, _)| count < *fewest) {
-                best = Some((count, bus));
-            }
-        }
-    }
-    match best {
+    match controllers(link).await?.into_iter().min_by_key(|(_, count)| *count) {
         None => Err(no_controller()),
-        Some((TARGETS.., _)) => Err(DiskError::ControllersFull),
-        Some((_, bus)) => Ok(bus),
+        Some((_, TARGETS..)) => Err(DiskError::ControllersFull),
+        Some((bus, _)) => Ok(bus),
     }
+}
+
+/// The buses of the virtio-scsi controllers, and how many disks are on each.
+async fn controllers(link: &Link) -> Result<Vec<(String, usize)>, DiskError> {
+    let mut found = Vec::new();
+    for controller in of_kinds(link, |kind| kind.starts_with("virtio-scsi-")).await? {
+        found.extend(buses(link, &format!("{controller}/virtio-backend"), "SCSI").await?);
+    }
+    Ok(found)
 }
 
 /// The VM has none for the scsi bus.
@@ -51,6 +66,13 @@ pub fn no_controller() -> DiskError {
 
 /// A port with nothing in it.
 async fn port(link: &Link) -> Result<String, DiskError> {
+    let words = "the VM has no free PCI Express root port; give QEMU more -device pcie-root-port, or use the scsi bus";
+    ports(link).await?.into_iter().next().ok_or_else(|| DiskError::NoPort(words.to_owned()))
+}
+
+/// The buses of the ports with nothing in them.
+async fn ports(link: &Link) -> Result<Vec<String>, DiskError> {
+    let mut free = Vec::new();
     for port in of_kinds(link, |kind| matches!(kind, "pcie-root-port" | "ioh3420")).await? {
         let pluggable = link.call("qom-get", json!({ "path": port, "property": "hotplug" })).await;
         match pluggable {
@@ -60,11 +82,10 @@ async fn port(link: &Link) -> Result<String, DiskError> {
             Err(error) => return Err(error.into()),
         }
         if let Some((bus, 0)) = buses(link, &port, "PCIE").await?.into_iter().next() {
-            return Ok(bus);
+            free.push(bus);
         }
     }
-    let words = "the VM has no free PCI Express root port; give QEMU more -device pcie-root-port, or use the scsi bus";
-    Err(DiskError::NoPort(words.to_owned()))
+    Ok(free)
 }
 
 /// The paths of all devices whose type is wanted.

@@ -99,6 +99,17 @@ impl Pools {
         set.map_or(vec![Bus::Scsi, Bus::VirtioBlk], |bus| vec![bus])
     }
 
+    /// On which of these buses a volume is plugged that comes next, and how many more are.
+    async fn free(&self, vm: &str, buses: Vec<Bus>) -> Result<Option<(Bus, usize)>, VolumeError> {
+        for bus in buses {
+            match self.hotplug.free(vm, bus).await {
+                Err(DiskError::NoController(_)) => {}
+                free => return Ok(Some((bus, free?))),
+            }
+        }
+        Ok(None)
+    }
+
     /// Plugs the disk as it is remembered.
     async fn attach(
         &self,
@@ -262,6 +273,25 @@ impl Volumes for Pools {
 
     async fn forget(&self, id: &str) -> Result<(), VolumeError> {
         self.publish(id, None).await
+    }
+
+    async fn places(&self, vm: &str) -> Result<Option<usize>, VolumeError> {
+        let mut ways: Vec<_> = self.classes().iter().map(|class| self.buses(&class.name)).collect();
+        ways.sort();
+        ways.dedup();
+        let disks = self.hotplug.list(vm).await?;
+        let mut fewest = None;
+        for buses in ways {
+            let places = match self.free(vm, buses).await? {
+                Some((bus, free)) => {
+                    let on_it = disks.iter().filter(|disk| disk.ours && disk.bus == Some(bus));
+                    free + self.access.with_serials(on_it.map(|disk| disk.serial.as_str())).await.len()
+                }
+                None => 0,
+            };
+            fewest = Some(fewest.map_or(places, |fewest: usize| fewest.min(places)));
+        }
+        Ok(fewest)
     }
 
     async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError> {
