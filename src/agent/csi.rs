@@ -205,19 +205,25 @@ mod tests {
         let (teller, told) = watch::channel(Some(identity));
         let (desk, standings) = watch::channel(Standing { node: None, ..standing("one", None) });
         let (offered, mut known) = watch::channel(None);
-        tokio::spawn(offer(told, standings, offered, FIRST_LOOK));
-        let host =
-            |known: &Option<Identity>| known.as_ref().map(|known| known.topology[labels::HOST].clone());
-        let begun = Instant::now();
-        known.changed().await.unwrap();
-        assert!(begun.elapsed() >= FIRST_LOOK, "the Node may say something else");
-        assert_eq!(host(&known.borrow_and_update()), Some("one".into()));
-        desk.send_replace(standing("two", Some("one")));
-        tokio::time::sleep(FIRST_LOOK).await;
-        assert!(!known.has_changed().unwrap());
-        desk.send_replace(standing("two", Some("two")));
-        known.changed().await.unwrap();
-        assert_eq!(host(&known.borrow_and_update()), Some("two".into()));
+        let offering = offer(told, standings, offered, FIRST_LOOK);
+        let followed = async {
+            let host =
+                |known: &Option<Identity>| known.as_ref().map(|known| known.topology[labels::HOST].clone());
+            let begun = Instant::now();
+            known.changed().await.unwrap();
+            assert!(begun.elapsed() >= FIRST_LOOK, "the Node may say something else");
+            assert_eq!(host(&known.borrow_and_update()), Some("one".into()));
+            desk.send_replace(standing("two", Some("one")));
+            tokio::time::sleep(FIRST_LOOK).await;
+            assert!(!known.has_changed().unwrap());
+            desk.send_replace(standing("two", Some("two")));
+            known.changed().await.unwrap();
+            assert_eq!(host(&known.borrow_and_update()), Some("two".into()));
+        };
+        tokio::select! {
+            () = offering => panic!("it goes on as long as the agent"),
+            () = followed => {}
+        }
         drop(teller);
     }
 }

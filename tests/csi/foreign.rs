@@ -205,7 +205,7 @@ fn what_is_no_request_is_refused_and_told_once() {
                 let _ = stream.read_to_end(&mut Vec::new());
             }
             // An authority of 100 KB, in as many frames as that takes.
-            let long = [b"\x01\x7f\xa1\x8c\x06".as_slice(), &[b'/'; 100_000]].concat();
+            let long = [b"\x01\x7f\xa1\x8c\x06".as_slice(), &vec![b'/'; 100_000]].concat();
             let mut frames = Vec::new();
             for (at, piece) in block(path, &long).chunks(16_000).enumerate() {
                 frames.extend(frame(if at == 0 { HEADERS } else { CONTINUATION }, 0, 1, piece));

@@ -225,7 +225,7 @@ impl Keeper {
                 match self.0.volumes.places(&vm.name).await {
                     // It may just be about to be connected.
                     Err(VolumeError::Disk(DiskError::Unreachable(_))) => {
-                        tokio::time::sleep(UNREACHABLE).await
+                        tokio::time::sleep(UNREACHABLE).await;
                     }
                     told => return told,
                 }

@@ -41,7 +41,7 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// Errors that end a call without blaming who made it (RFC 9113, 7): NO_ERROR, REFUSED_STREAM, CANCEL.
+/// Errors that end a call without blaming who made it (RFC 9113, 7): `NO_ERROR`, `REFUSED_STREAM`, `CANCEL`.
 const BLAMELESS: [u32; 3] = [0, 7, 8];
 
 /// The head of a frame.
@@ -56,9 +56,9 @@ struct Head {
 impl Head {
     /// The head that `frame` begins with; nothing if that is cut.
     fn of(frame: &[u8]) -> Option<Self> {
-        let &[a, b, c, kind, flags, d, e, f, g] = frame.first_chunk()?;
-        let len = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
-        Some(Self { len, kind, flags, stream: [d, e, f, g] })
+        let &[high, middle, low, kind, flags, ref stream @ ..] = frame.first_chunk::<HEAD>()?;
+        let len = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+        Some(Self { len, kind, flags, stream: *stream })
     }
 }
 
