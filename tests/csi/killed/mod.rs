@@ -1,15 +1,18 @@
 //! The agent is killed at each step: before and after each system call by which it changes something while kubelet asks for
-//! one thing. The next agent is asked for the same, as kubelet does, and completes it.
+//! one thing. The next agent is asked for the same, as kubelet does, and completes it. [`rules`] has the same of what a rule
+//! wants, for which nobody has to ask again.
 //!
 //! Between the two, and at the end, what the kernel mounts and what is on the disk is looked at without an agent: nothing
 //! is mounted twice, no other disk is written to, and nothing is lost of what was written.
 //!
 //! `make test` takes some steps at random, `make soak` all of them.
 
+mod rules;
 mod tracer;
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use guestlet::wire::proto::csi::VolumeCapability;
@@ -95,37 +98,87 @@ impl Life {
         let read = |folder: &PathBuf| std::fs::read_to_string(folder.join("kept")).unwrap();
         match verb {
             Verb::Stage => {
-                // What is made is not made again.
-                let notes = std::fs::read_dir(FORMATS).map_or(0, Iterator::count);
-                assert_eq!(notes, 0, "notes of a format that is done");
-                std::fs::write(self.volume.staging.join("kept"), &self.volume.id).unwrap();
-                run(&format!("sync -f {}", self.volume.staging.display()));
+                assert_no_notes();
+                keep(&self.volume.staging, &self.volume.id);
             }
             Verb::Publish | Verb::Expand => assert_eq!(read(&self.pod), self.volume.id),
             Verb::StageAgain | Verb::Unpublish => assert_eq!(read(&self.volume.staging), self.volume.id),
-            Verb::Unstage => self.check_disk(),
+            Verb::Unstage => check_disk(&self.disk, &self.volume.id),
         }
         if verb == Verb::Expand {
-            let size = run(&format!("stat -f -c '%b %S' {}", self.pod.display()));
-            let (blocks, bytes) = size.split_once(' ').unwrap();
-            let total = blocks.parse::<u64>().unwrap() * bytes.parse::<u64>().unwrap();
+            let total = bytes_of(&self.pod);
             assert!(total > (self.mebibytes * 3 / 2) << 20, "{total}");
         }
     }
+}
 
-    /// What is on the disk, in the words of the programs that made it.
-    fn check_disk(&self) {
-        let device = self.disk.device();
-        let kind = run(&format!("blkid -p -s TYPE -o value {device}"));
-        match kind.as_str() {
-            "ext4" => run(&format!("e2fsck -fn {device} 2>&1")),
-            _ => run(&format!("xfs_repair -n {device} 2>&1")),
+/// Whether a disk that nobody uses is sound, in the words of the programs that made it, and holds what was written.
+fn check_disk(disk: &Disk, written: &str) {
+    let device = disk.device();
+    let kind = run(&format!("blkid -p -s TYPE -o value {device}"));
+    match kind.as_str() {
+        "ext4" => run(&format!("e2fsck -fn {device} 2>&1")),
+        _ => run(&format!("xfs_repair -n {device} 2>&1")),
+    };
+    // The kernel reads it at a place that nobody else knows.
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path().display();
+    let kept = run(&format!("mount -o ro {device} {place}; cat {place}/kept; umount {place}"));
+    assert_eq!(kept, written);
+}
+
+/// Writes what is to be kept, so that it is on the disk.
+fn keep(place: &Path, text: &str) {
+    std::fs::write(place.join("kept"), text).unwrap();
+    run(&format!("sync -f {}", place.display()));
+}
+
+/// Bytes of the file system that is mounted there.
+fn bytes_of(place: &Path) -> u64 {
+    let size = run(&format!("stat -f -c '%b %S' {}", place.display()));
+    let (blocks, bytes) = size.split_once(' ').unwrap();
+    blocks.parse::<u64>().unwrap() * bytes.parse::<u64>().unwrap()
+}
+
+/// What is made is not made again.
+fn assert_no_notes() {
+    let notes = std::fs::read_dir(FORMATS).map_or(0, Iterator::count);
+    assert_eq!(notes, 0, "notes of a format that is done");
+}
+
+/// At which steps of one thing the agent is killed: not at all at first, to see how many there are.
+struct Moments<'r> {
+    random: &'r mut Random,
+    /// How many are tried at most.
+    most: usize,
+    tried: usize,
+    steps: Option<usize>,
+}
+
+impl<'r> Moments<'r> {
+    fn new(random: &'r mut Random) -> Self {
+        Self { random, most: steps(1, usize::MAX), tried: 0, steps: None }
+    }
+
+    /// The next one; 0 for none.
+    fn next(&mut self) -> Option<usize> {
+        let Some(steps) = self.steps else { return Some(0) };
+        self.tried += 1;
+        let next = if self.most < steps {
+            1 + self.random.below(steps.try_into().unwrap()) as usize
+        } else {
+            self.tried
         };
-        // The kernel reads it at a place that nobody else knows.
-        let place = tempfile::tempdir().unwrap();
-        let place = place.path().display();
-        let kept = run(&format!("mount -o ro {device} {place}; cat {place}/kept; umount {place}"));
-        assert_eq!(kept, self.volume.id);
+        (self.tried <= self.most.min(steps)).then_some(next)
+    }
+
+    /// How many steps there were.
+    fn had(&mut self, seen: usize, what: &str) {
+        if self.steps.is_none() {
+            eprintln!("{what}: {seen} steps");
+            assert!(seen > 0, "{what} changes nothing");
+            self.steps = Some(seen);
+        }
     }
 }
 
@@ -136,13 +189,24 @@ struct Agents {
 }
 
 impl Agents {
-    /// The next one, after the one before it was killed.
-    fn start(&mut self, life: &Life) {
+    /// An agent that `start` has not started yet.
+    fn of(mut lab: Lab) -> Self {
+        lab.kill();
+        Self { lab, traced: None }
+    }
+
+    /// The next one, after the one before it was killed. It serves on that socket.
+    fn start(&mut self, socket: &Path) {
         self.traced = None;
         self.lab.start();
-        let socket = life.volume.socket.clone();
-        until("it serves", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+        until("it serves", || UnixStream::connect(socket).is_ok());
         self.traced = Some(Traced::new(self.lab.agent.id()));
+    }
+
+    /// The last one is nobody's but the lab's.
+    fn end(mut self) {
+        self.traced = None;
+        self.lab.start();
     }
 
     /// Has a call done, by an agent that is killed at a step, and by the next one. How many steps there were.
@@ -155,7 +219,7 @@ impl Agents {
             until("the agent ends", || self.traced.as_ref().unwrap().has_ended());
             let (staged, published) = life.mounts();
             assert!(staged <= 1 && published <= 1, "killed in {verb:?}: {staged}, {published}");
-            self.start(life);
+            self.start(&life.volume.socket);
             done = life.call(verb).await;
         }
         // Programs that the killed one had begun may be at work still.
@@ -192,7 +256,6 @@ fn an_agent_that_is_killed_at_any_step_has_lost_nothing_and_the_next_one_complet
     if is_outside() {
         return;
     }
-    let some = steps(1, usize::MAX);
     let machine = Machine::new();
     let mut random = Random(seed());
     wait(async {
@@ -200,34 +263,23 @@ fn an_agent_that_is_killed_at_any_step_has_lost_nothing_and_the_next_one_complet
         std::fs::create_dir_all(lab.root()).unwrap();
         // Blank, and nobody's.
         let other = machine.plugged("other", 64);
-        let mut agents = Agents { lab, traced: None };
-        agents.lab.kill();
+        let mut agents = Agents::of(lab);
         let mut lives = 0;
         for verb in ALL {
-            let mut tried = 0;
-            let mut all = usize::MAX;
-            let mut at = 0;
-            while at < all && tried < some {
+            let mut moments = Moments::new(&mut random);
+            while let Some(at) = moments.next() {
+                let kill_at = Some(at).filter(|at| *at > 0);
                 let life = Life::new(&machine, &agents.lab, lives, verb);
                 if agents.traced.is_none() {
-                    agents.start(&life);
+                    agents.start(&life.volume.socket);
                 }
-                if all == usize::MAX {
-                    // Nobody is killed, to see how many steps there are.
-                    all = agents.live(&life, verb, None).await;
-                    println!("{verb:?}: {all} steps");
-                } else {
-                    at = if some < all { 1 + random.below(all.try_into().unwrap()) as usize } else { at + 1 };
-                    agents.live(&life, verb, Some(at)).await;
-                    tried += 1;
-                }
+                let seen = agents.live(&life, verb, kill_at).await;
+                moments.had(seen, &format!("{verb:?}"));
                 lives += 1;
                 assert_eq!(std::fs::metadata(&other.file).unwrap().blocks(), 0, "the other disk");
             }
-            assert!(tried > 0, "{verb:?} changes nothing");
         }
-        println!("{lives} lives");
-        agents.traced = None;
-        agents.lab.start();
+        eprintln!("{lives} lives");
+        agents.end();
     });
 }

@@ -61,6 +61,9 @@ const RMDIR: libc::c_long = libc::SYS_unlinkat;
 #[cfg(not(target_arch = "x86_64"))]
 const UNLINK: libc::c_long = libc::SYS_unlinkat;
 
+/// The beginnings and ends of calls are told apart from signals, and threads that are started are watched.
+const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE).unsigned_abs() as usize;
+
 /// Counts while nobody is to be killed.
 const NEVER: usize = usize::MAX;
 
@@ -107,6 +110,11 @@ impl Traced {
         self.counter.seen.swap(0, Ordering::SeqCst).saturating_sub(1)
     }
 
+    /// How many there were until now.
+    pub fn seen(&self) -> usize {
+        self.counter.seen.load(Ordering::SeqCst).saturating_sub(1)
+    }
+
     /// Whether the process was killed by this.
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
@@ -135,9 +143,8 @@ fn seize_all(process: Pid) {
             return;
         }
         for thread in new {
-            let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE;
             // One that a watched thread has started is watched already.
-            if request(libc::PTRACE_SEIZE, thread, 0, options as usize) == 0 {
+            if request(libc::PTRACE_SEIZE, thread, 0, OPTIONS) == 0 {
                 request(libc::PTRACE_INTERRUPT, thread, 0, 0);
             }
             seized.push(thread);
