@@ -11,7 +11,6 @@ mod rules;
 mod tracer;
 
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +18,7 @@ use guestlet::wire::proto::csi::VolumeCapability;
 use tonic::{Code, Status};
 
 use self::tracer::Traced;
+use crate::agent::launch::guestlet;
 use crate::disk::{Disk, Machine};
 use crate::kubelet::{Volume, mount};
 use crate::lab::{Lab, ext4_grows, is_outside, run, until, wait};
@@ -195,11 +195,20 @@ impl Agents {
         Self { lab, traced: None }
     }
 
-    /// The next one, after the one before it was killed. It serves on that socket.
-    fn start(&mut self, socket: &Path) {
+    /// The next one, after the one before it was killed.
+    fn start(&mut self) {
         self.traced = None;
         self.lab.start();
-        until("it serves", || UnixStream::connect(socket).is_ok());
+        let settings = self.lab.path("agent.toml");
+        until("it answers", || {
+            // A program that the killed one had just begun to start has what that one listened on for a moment longer, so
+            // that the next one ends, and is started again.
+            if self.lab.agent.try_wait().unwrap().is_some() {
+                self.lab.start();
+            }
+            let asked = guestlet().args(["status", "--settings"]).arg(&settings).output().unwrap();
+            asked.status.success()
+        });
         self.traced = Some(Traced::new(self.lab.agent.id()));
     }
 
@@ -219,7 +228,7 @@ impl Agents {
             until("the agent ends", || self.traced.as_ref().unwrap().has_ended());
             let (staged, published) = life.mounts();
             assert!(staged <= 1 && published <= 1, "killed in {verb:?}: {staged}, {published}");
-            self.start(&life.volume.socket);
+            self.start();
             done = life.call(verb).await;
         }
         // Programs that the killed one had begun may be at work still.
@@ -271,7 +280,7 @@ fn an_agent_that_is_killed_at_any_step_has_lost_nothing_and_the_next_one_complet
                 let kill_at = Some(at).filter(|at| *at > 0);
                 let life = Life::new(&machine, &agents.lab, lives, verb);
                 if agents.traced.is_none() {
-                    agents.start(&life.volume.socket);
+                    agents.start();
                 }
                 let seen = agents.live(&life, verb, kill_at).await;
                 moments.had(seen, &format!("{verb:?}"));

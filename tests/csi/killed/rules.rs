@@ -104,9 +104,8 @@ fn wait_for_end(agents: &Agents, is_done: impl Fn() -> bool) -> bool {
 fn live(agents: &mut Agents, machine: &Machine, number: usize, killed: Act, kill_at: Option<usize>) -> usize {
     let place = agents.lab.path("places").join(number.to_string());
     let disk = machine.disk(&format!("rule-{number}"), MEBIBYTES);
-    let socket = agents.lab.path("agent.sock");
     if agents.traced.is_none() {
-        agents.start(&socket);
+        agents.start();
     }
     let mut steps = 0;
     let mut life = Some((disk, place));
@@ -122,7 +121,7 @@ fn live(agents: &mut Agents, machine: &Machine, number: usize, killed: Act, kill
         let Ruled { disk, place, .. } = ruled;
         if !is_done {
             assert!(mounted(&place) <= 1, "killed in {act:?}");
-            agents.start(&socket);
+            agents.start();
         }
         let ruled = Ruled { lab: &agents.lab, disk, place };
         assert!(is_done || wait_for_end(agents, || ruled.is_done(act)));
