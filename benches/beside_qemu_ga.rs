@@ -339,6 +339,27 @@ fn many(programs: [(&Path, bool); 2]) {
     }
 }
 
+/// How long it is from exec to the first answer, and what is resident then.
+fn starts(programs: [(&Path, bool); 2]) {
+    let [mut times, mut resident, mut own] = [(); 3].map(|()| [vec![], vec![]]);
+    for _ in 0..40 {
+        for (place, (program, ours)) in programs.into_iter().enumerate() {
+            let (agent, took) = Agent::start(program, ours);
+            times[place].push(took.as_secs_f64() * 1e3);
+            resident[place].push(agent.number("status", "VmRSS:") as f64);
+            own[place].push(agent.number("status", "RssAnon:") as f64);
+        }
+    }
+    for (name, values, unit) in [
+        ("exec to the first answer, median", times, "ms"),
+        ("resident memory at the first answer, median", resident, "KiB"),
+        ("its own data in that, median", own, "KiB"),
+    ] {
+        let [ours, theirs] = values.map(median);
+        row(name, ours, theirs, unit);
+    }
+}
+
 fn main() {
     let Some(qemu_ga) = std::env::var_os("QEMU_GA").map(PathBuf::from) else {
         println!("QEMU_GA must name Debian's qemu-ga to compare with; run `make bench`.");
@@ -382,13 +403,7 @@ fn main() {
         return;
     }
 
-    let mut starts = [vec![], vec![]];
-    for _ in 0..40 {
-        starts[0].push(Agent::start(&program, true).1.as_secs_f64() * 1e3);
-        starts[1].push(Agent::start(&qemu_ga, false).1.as_secs_f64() * 1e3);
-    }
-    let [our_start, their_start] = starts.map(median);
-    row("exec to the first answer, median", our_start, their_start, "ms");
+    starts([(&program, true), (&qemu_ga, false)]);
 
     let (ours, _) = Agent::start(&program, true);
     let (theirs, _) = Agent::start(&qemu_ga, false);
