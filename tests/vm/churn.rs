@@ -29,8 +29,6 @@ use crate::soak::steps;
 const SLOTS: usize = 4;
 /// How long programs go on that a killed agent had begun.
 const ORPHANS: Duration = Duration::from_secs(10);
-/// How long an emulated guest takes at most to have a disk formatted and mounted.
-const FORMAT: Duration = Duration::from_secs(20);
 /// A disk that has the first 20 bytes of it is not named for sure.
 const CUT: &str = "churn-cut-serial-0001";
 const PLACES: &str = "/srv/churn";
@@ -85,7 +83,7 @@ impl Churn<'_, '_> {
     fn step(&mut self, number: usize) {
         match self.dice.below(100) {
             0..30 => self.swap(),
-            30..40 => self.write_rules(),
+            30..40 => self.write_rules(80),
             40..66 => self.call(),
             66..76 => self.freeze_or_thaw(),
             76..84 => self.lock_or_unlock(),
@@ -107,17 +105,11 @@ impl Churn<'_, '_> {
 
         self.plug(0, FULL);
         self.plug(1, VOLUME);
-        while !self.identities[FULL].place.as_ref().is_some_and(|place| self.has(place)) {
-            self.write_rules();
-        }
+        self.write_rules(100);
+        let place = format!("{PLACES}/full");
+        wait_for("the mount", SOON, || self.mounted().contains(&place).then_some(())).unwrap();
         self.node.stage(VOLUMES[0].0, context(VOLUMES[0].1)).unwrap();
         self.check(0);
-    }
-
-    /// Whether something is mounted there, or soon is.
-    fn has(&self, place: &Path) -> bool {
-        let place = place.display().to_string();
-        wait_for("a mount", FORMAT, || self.mounted().contains(&place).then_some(())).is_ok()
     }
 
     fn plug(&mut self, slot: usize, identity: usize) {
@@ -173,12 +165,13 @@ impl Churn<'_, '_> {
         }
     }
 
-    fn write_rules(&mut self) {
+    /// Each rule is there with this probability.
+    fn write_rules(&mut self, percent: usize) {
         let mut rules = Vec::new();
         for (serial, name) in
             [("rule-a", "a"), ("rule-b", "b"), ("rule-full", "full"), ("rule-lost", "lost"), (CUT, "cut")]
         {
-            if self.dice.percent(20) {
+            if !self.dice.percent(percent) {
                 continue;
             }
             rules.push(format!(
@@ -188,7 +181,7 @@ impl Churn<'_, '_> {
                 if self.dice.percent(30) { "'noatime'" } else { "" },
             ));
         }
-        if self.dice.percent(10) {
+        if percent < 100 && self.dice.percent(10) {
             // Refused, with all the others.
             rules.push("[[disk]]\nmatch = { serial = 'x' }\nmount-point = 'not absolute'\n".to_owned());
         }
