@@ -1,12 +1,13 @@
 //! The agent is killed at each step: before and after each system call by which it changes something while kubelet asks for
-//! one thing. The next agent is asked for the same, as kubelet does, and completes it. [`rules`] has the same of what a rule
-//! wants, for which nobody has to ask again.
+//! one thing. The next agent is asked for the same, as kubelet does, and completes it. [`rules`] has the same of what a
+//! rule wants, for which nobody has to ask again, and [`release`] of a disk that the host half asks back.
 //!
 //! Between the two, and at the end, what the kernel mounts and what is on the disk is looked at without an agent: nothing
 //! is mounted twice, no other disk is written to, and nothing is lost of what was written.
 //!
 //! `make test` takes some steps at random, `make soak` all of them.
 
+mod release;
 mod rules;
 mod tracer;
 
