@@ -13,9 +13,6 @@
 
 mod asking;
 mod frames;
-#[allow(dead_code, reason = "each test program uses a part of it")]
-#[path = "../qga/fuse.rs"]
-mod fuse;
 mod guest;
 mod hypervisor;
 mod lab;

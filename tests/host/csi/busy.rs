@@ -102,10 +102,7 @@ fn calls_that_wait_for_a_pool_that_hangs_leave_room_for_others() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (kept, pool) = (folder.path().join("kept"), folder.path().join("pool"));
-    std::fs::create_dir(&kept).unwrap();
-    std::fs::create_dir(&pool).unwrap();
-    let mirror = Mirror::mount(&kept, &pool);
+    let (mirror, pool) = Mirror::below(folder.path());
     // Longer than anybody waits here.
     let hung = format!("[[pool]]\nname = 'hung'\npath = '{}'\nanswer-seconds = 600", pool.display());
     let vms = started(&USUAL[..1], &hung);

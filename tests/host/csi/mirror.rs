@@ -50,6 +50,14 @@ impl Mirror {
         Self { place: place.to_owned(), hangs, ends, server: Some(server) }
     }
 
+    /// Shows a new directory at another new one, both below `folder`, and returns where.
+    pub fn below(folder: &Path) -> (Self, PathBuf) {
+        let (kept, shown) = (folder.join("kept"), folder.join("shown"));
+        std::fs::create_dir(&kept).unwrap();
+        std::fs::create_dir(&shown).unwrap();
+        (Self::mount(&kept, &shown), shown)
+    }
+
     /// From now on nothing is answered, or everything is.
     pub fn hang(&self, hangs: bool) {
         self.hangs.store(hangs, Ordering::SeqCst);

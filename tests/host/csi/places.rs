@@ -6,8 +6,8 @@ use guestlet::wire::proto::csi;
 use serde_json::Value;
 use tonic::Code;
 
+use super::mirror::Mirror;
 use super::{Asking, USUAL, refused, serial, started, wanted};
-use crate::fuse::Hanging;
 use crate::metrics;
 use crate::namespace::is_outside;
 
@@ -146,14 +146,14 @@ fn a_pool_that_hangs_stops_no_other_one() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let file_system = Hanging::mount(folder.path());
-    file_system.hang();
-    let hung = format!("[[pool]]\nname = 'hung'\npath = '{}/pool'\n", folder.path().display());
+    // What waits for this one can be killed: otherwise no program could end.
+    let (mirror, pool) = Mirror::below(folder.path());
+    mirror.hang(true);
+    let hung = format!("[[pool]]\nname = 'hung'\npath = '{}/pool'\n", pool.display());
     let mut vms = started(&USUAL, &hung);
     let (a, b) = (vms.of("a"), vms.of("b"));
     // The first call waits for a moment.
     let id = a.create("v", 20 * MIB).unwrap().volume_id;
-    assert!(file_system.unanswered() > 0);
     std::thread::scope(|scope| {
         for number in 0..20 {
             let asking = b.clone();
@@ -188,10 +188,10 @@ fn metrics_are_told_while_a_pool_hangs_and_say_which() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let file_system = Hanging::mount(folder.path());
-    file_system.hang();
-    let hung = "[[pool]]\nname = 'hung'\npath = '@/pool'\nanswer-seconds = 1";
-    let vms = started(&USUAL[..1], &hung.replace('@', &folder.path().display().to_string()));
+    let (mirror, pool) = Mirror::below(folder.path());
+    mirror.hang(true);
+    let hung = format!("[[pool]]\nname = 'hung'\npath = '{}/pool'\nanswer-seconds = 1", pool.display());
+    let vms = started(&USUAL[..1], &hung);
     refused(vms.of("a").create_in("v", MIB, Some("hung")), Code::Unavailable, "cannot be used now");
     // Pools are looked at beside the calls.
     let told = |line: &str| metrics::ask(&vms.lab, "GET /metrics HTTP/1.1").contains(&format!("\n{line}"));
