@@ -223,8 +223,10 @@ async fn call_back(socket: PathBuf, holder: Holder, epochs: watch::Receiver<u64>
         let (stream, _) = listener.accept().await.unwrap();
         drop(listener);
         std::fs::remove_file(&socket).unwrap();
+        // No disk ever changes.
+        let (_changes, disks) = watch::channel(0);
         tokio::select! {
-            _ = callback::run(stream, &holder, |_| {}) => {}
+            _ = callback::run(stream, &holder, disks, |_| {}) => {}
             _ = epoch.changed() => {}
         }
     }

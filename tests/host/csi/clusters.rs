@@ -135,7 +135,7 @@ fn a_vm_has_no_more_volumes_than_it_may() {
     vms.of("a").publish(&ids[0], "a").unwrap();
 }
 
-/// CSINode's count is what kubelet goes by: what it promises has to be there.
+/// `CSINode`'s count is what kubelet goes by: what it promises has to be there.
 #[test]
 fn no_more_volumes_are_promised_than_there_are_places() {
     let folder = tempfile::tempdir().unwrap();
