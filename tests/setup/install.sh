@@ -34,7 +34,8 @@ test | packages)
     packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5
         libnl-3-200 libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
     programs="$programs blkid btrfs cryptsetup dbus-daemon dmsetup ip losetup lvm mkfs.vfat mkfs.xfs sfdisk socat
-        $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd"
+        $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd
+        $tools/kubernetes-$KUBERNETES/kubelet"
     [ "$purpose" = test ] || packages="$packages lintian rpm rpmlint"
     [ "$purpose" = test ] || programs="$programs lintian rpm rpmlint"
     ;;
@@ -135,6 +136,13 @@ if [ "$purpose" != demo ]; then
     if [ ! -x "$tools/libvirt-$LIBVIRT/usr/sbin/libvirtd" ]; then
         say "unpacking libvirt $LIBVIRT"
         "$here/libvirt.sh" "$LIBVIRT" "$tools/libvirt-$LIBVIRT" || fail "cannot unpack libvirt $LIBVIRT (tests/setup/versions)"
+    fi
+    # A cluster, whose kubelet has the agent for a driver.
+    kubernetes=$tools/kubernetes-$KUBERNETES
+    if [ ! -x "$kubernetes/kubelet" ]; then
+        say "building Kubernetes $KUBERNETES, which takes about three minutes on two processors and 2 GB in ${TMPDIR:-/tmp}"
+        "$here/kubernetes.sh" "$KUBERNETES" "$kubernetes" > "$work/log" 2>&1 ||
+            { cat "$work/log" >&2; fail "cannot build Kubernetes $KUBERNETES (tests/setup/versions)"; }
     fi
 fi
 
