@@ -83,7 +83,8 @@ impl Machine {
         after
     }
 
-    fn real(&self) -> String {
+    /// Where the machine's own /sys is.
+    pub fn real(&self) -> String {
         self.folder.path().join("sys").display().to_string()
     }
 }

@@ -145,6 +145,15 @@ impl Lab {
         self.root().join(format!("plugins_registry/{DRIVER}-reg.sock"))
     }
 
+    /// Has the host half say where the guest runs.
+    pub async fn tell(&self, topology: guestlet::wire::proto::v1::Topology) -> Result<(), tonic::Status> {
+        let (control, ..) = self.half.as_ref().unwrap();
+        let host_instance_id = "one".to_owned();
+        let request =
+            guestlet::wire::proto::v1::SetTopologyRequest { host_instance_id, topology: Some(topology) };
+        control.client.clone().set_topology(request).await.map(drop)
+    }
+
     /// Has the host half ask for a disk back.
     pub async fn release(&self, serial: &str) -> Result<(), tonic::Status> {
         use guestlet::wire::proto::v1::disk_selector::By;

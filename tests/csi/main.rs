@@ -25,6 +25,7 @@ mod host;
 mod hung;
 mod killed;
 mod kubelet;
+#[allow(dead_code, reason = "shared with the tests of a cluster")]
 mod lab;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../qga/namespace.rs"]

@@ -1,0 +1,147 @@
+//! The API server, as somebody who may do everything asks it.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{Method, Request, StatusCode};
+use hyper::body::{Body as _, Incoming};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::authority::Authority;
+use crate::cluster::PATIENCE;
+
+/// A client; a connection for each request.
+#[derive(Clone)]
+pub struct Api {
+    address: SocketAddr,
+    tls: TlsConnector,
+}
+
+impl Api {
+    /// One with a certificate of its own.
+    pub fn new(address: SocketAddr, authority: &Authority) -> Self {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority.certificate().as_bytes()).unwrap()).unwrap();
+        let (certificate, key) = authority.identify("test", "system:masters");
+        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_client_auth_cert(
+                vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
+                PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+            )
+            .unwrap();
+        Self { address, tls: TlsConnector::from(Arc::new(config)) }
+    }
+
+    /// Whether the API server says that it is ready.
+    pub async fn is_ready(&self) -> bool {
+        matches!(self.send(Method::GET, "/readyz", String::new(), "").await, Ok((StatusCode::OK, _)))
+    }
+
+    /// The object at this path, if there is one.
+    pub async fn get(&self, path: &str) -> Option<Value> {
+        match self.ask(Method::GET, path, None).await {
+            (StatusCode::NOT_FOUND, _) => None,
+            answer => Some(done(path, answer)),
+        }
+    }
+
+    /// The objects of this path.
+    pub async fn list(&self, path: &str) -> Vec<Value> {
+        let mut list = done(path, self.ask(Method::GET, path, None).await);
+        serde_json::from_value(list["items"].take()).unwrap()
+    }
+
+    /// Makes an object among those of this path.
+    pub async fn create(&self, path: &str, object: &Value) -> Value {
+        done(path, self.ask(Method::POST, path, Some(object)).await)
+    }
+
+    /// Makes an object among those of this path, unless there is one of that name.
+    pub async fn ensure(&self, path: &str, object: &Value) {
+        match self.ask(Method::POST, path, Some(object)).await {
+            (StatusCode::CONFLICT, _) => {}
+            answer => drop(done(path, answer)),
+        }
+    }
+
+    /// Changes an object as a JSON merge patch says, if it is there.
+    pub async fn patch(&self, path: &str, change: &Value) -> Option<Value> {
+        match self.ask(Method::PATCH, path, Some(change)).await {
+            (StatusCode::NOT_FOUND, _) => None,
+            answer => Some(done(path, answer)),
+        }
+    }
+
+    /// Deletes an object, if it is there.
+    pub async fn delete(&self, path: &str) {
+        match self.ask(Method::DELETE, path, None).await {
+            (StatusCode::NOT_FOUND, _) => {}
+            answer => drop(done(path, answer)),
+        }
+    }
+
+    async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> (StatusCode, Value) {
+        let kind = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+        let body = body.map(Value::to_string).unwrap_or_default();
+        // A server that a test has ended is asked again until it is back.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.send(method.clone(), path, body.clone(), kind).await {
+                Ok((status, answer)) => return (status, serde_json::from_slice(&answer).unwrap()),
+                Err(error) => assert!(Instant::now() < deadline, "{path}: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: String,
+        kind: &str,
+    ) -> std::io::Result<(StatusCode, Vec<u8>)> {
+        let stream = TcpStream::connect(self.address).await?;
+        let stream = self.tls.connect(ServerName::from(self.address.ip()), stream).await?;
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(std::io::Error::other)?;
+        let connection = tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", self.address.to_string())
+            .header("content-type", kind)
+            .body(body)
+            .unwrap();
+        let answer = sender.send_request(request).await.map_err(std::io::Error::other)?;
+        let (head, body) = answer.into_parts();
+        let body = read(body).await.map_err(std::io::Error::other)?;
+        connection.abort();
+        Ok((head.status, body))
+    }
+}
+
+async fn read(mut body: Incoming) -> hyper::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    while let Some(frame) = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        all.extend(frame?.into_data().unwrap_or_default());
+    }
+    Ok(all)
+}
+
+#[track_caller]
+fn done(path: &str, (status, answer): (StatusCode, Value)) -> Value {
+    assert!(status.is_success(), "{path}: {status}: {answer}");
+    answer
+}

@@ -1,0 +1,41 @@
+//! The real agent in a cluster of real components: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and
+//! kubelet, all in namespaces of the test's own. The container runtime, the sidecars and the host half are the tests'. For
+//! root.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    clippy::used_underscore_binding
+)]
+
+#[allow(dead_code, reason = "shared with the tests of QGA")]
+#[path = "../qga/agent.rs"]
+mod agent;
+mod api;
+mod authority;
+mod cluster;
+mod components;
+#[allow(dead_code, reason = "shared with the tests of CSI")]
+#[path = "../csi/disk.rs"]
+mod disk;
+mod habits;
+mod half;
+#[allow(dead_code, reason = "shared with the tests of the API")]
+#[path = "../api/host.rs"]
+mod host;
+#[allow(dead_code, reason = "shared with the tests of CSI")]
+#[path = "../csi/kubelet.rs"]
+mod kubelet;
+#[allow(dead_code, reason = "shared with the tests of CSI")]
+#[path = "../csi/lab.rs"]
+mod lab;
+mod labels;
+mod messages;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../qga/namespace.rs"]
+mod namespace;
+mod runtime;
+mod sidecars;
+mod volumes;
