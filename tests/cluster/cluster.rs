@@ -38,7 +38,7 @@ pub struct Cluster {
 impl Cluster {
     /// Starts one, to which the manifests were applied, and whose node has registered the driver.
     pub async fn start() -> Self {
-        let plane = ControlPlane::start().await;
+        let mut plane = ControlPlane::start().await;
         let half = Half::new(Machine::new());
         let mut lab = Lab::unknown(&format!("[topology]\nkubeconfig = '{}'", plane.kubelet_config.display()));
         let root = lab.root().display().to_string();
@@ -142,7 +142,8 @@ impl Cluster {
                     return None;
                 }
             }
-            (self.half.volumes().is_empty() && self.mounts().is_empty()).then_some(())
+            let is_left = self.half.is_left() || !self.mounts().is_empty();
+            (!is_left).then_some(())
         })
         .await;
     }

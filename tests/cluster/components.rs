@@ -74,6 +74,11 @@ impl Component {
         Self { command, log, child }
     }
 
+    /// Its process id.
+    fn id(&self) -> String {
+        self.child.id().to_string()
+    }
+
     /// Whether it has not ended.
     pub fn runs(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
@@ -132,7 +137,7 @@ pub struct ControlPlane {
     pub kubelet_config: PathBuf,
     authority: Authority,
     folder: tempfile::TempDir,
-    _others: Vec<Component>,
+    others: Vec<Component>,
 }
 
 impl ControlPlane {
@@ -160,12 +165,12 @@ impl ControlPlane {
         }
         let user = format!("system:node:{NODE}");
         let kubelet_config = authority.kubeconfig("kubelet", &user, "system:nodes", &server());
-        Self { api, api_server, kubelet_config, authority, folder, _others: others }
+        Self { api, api_server, kubelet_config, authority, folder, others }
     }
 
     /// Starts a kubelet. `root` is its directory, whose mounts others see, too; `runtime` is the socket of a container
     /// runtime; `machine` is where the machine's own /sys is.
-    pub fn kubelet(&self, root: &Path, runtime: &Path, machine: &str) -> Component {
+    pub fn kubelet(&mut self, root: &Path, runtime: &Path, machine: &str) -> Component {
         let config = self.folder.path().join("kubelet.json");
         std::fs::write(&config, kubelet_settings(&self.authority).to_string()).unwrap();
         let options = [
@@ -179,21 +184,30 @@ impl ControlPlane {
             format!("container-runtime-endpoint=unix://{}", runtime.display()),
             "v=2".to_owned(),
         ];
-        let script = self.surroundings(machine) + "exec \"$@\"";
-        let apart = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-ec", &script, "kubelet"];
-        let command = apart.map(str::to_owned).into_iter().chain(command("kubelet", &options)).collect();
+        let node = self.node(machine);
+        let script = "cd \"$0\"; exec \"$@\"";
+        let folder = self.folder.path().to_str().unwrap();
+        let within = ["nsenter", "--mount", "--target", &node.id(), "sh", "-ec", script, folder];
+        let command = within.map(str::to_owned).into_iter().chain(command("kubelet", &options)).collect();
+        self.others.push(node);
         Component::start("kubelet", self.folder.path(), command)
     }
 
-    /// Mounts by which kubelet sees the machine as it is, and settings of the kernel as it wants them.
-    fn surroundings(&self, machine: &str) -> String {
+    /// A mount namespace in which kubelet sees the machine as it is, and settings of the kernel as it wants them. All
+    /// kubelets are in this one, because they find what an earlier one has made by the paths that it has there.
+    fn node(&self, machine: &str) -> Component {
+        let folder = self.folder.path();
         let mut script = format!("mount --rbind {machine} /sys; ");
         for (name, value) in SETTINGS {
-            let file = self.folder.path().join(name.replace('/', "."));
+            let file = folder.join(name.replace('/', "."));
             std::fs::write(&file, value).unwrap();
             write!(script, "mount --bind {} /proc/sys/{name}; ", file.display()).unwrap();
         }
-        script
+        script += "touch node; exec sleep infinity";
+        let command = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-ec", &script];
+        let node = Component::start("node", folder, command.map(str::to_owned).to_vec());
+        crate::lab::until("the node's mounts are there", || folder.join("node").exists());
+        node
     }
 }
 

@@ -46,9 +46,15 @@ impl Half {
         lab.introduce_by(Both(known, ControllerServer::new(self.clone()))).await;
     }
 
-    /// The ids of all volumes, and whether each is attached.
-    pub fn volumes(&self) -> Vec<(String, bool)> {
-        self.all().by_id.iter().map(|(id, held)| (id.clone(), held.is_attached)).collect()
+    /// Whether all volumes are attached.
+    pub fn all_are_attached(&self) -> bool {
+        self.all().by_id.values().all(|held| held.is_attached)
+    }
+
+    /// Whether there is a volume, or the disk of one that somebody uses.
+    pub fn is_left(&self) -> bool {
+        let all = self.all();
+        !all.by_id.is_empty() || all.machine.is_used()
     }
 
     /// Where the machine's own /sys is.

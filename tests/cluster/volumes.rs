@@ -80,7 +80,7 @@ fn whatever_is_killed_on_the_way_pods_get_their_volumes_and_nothing_is_left() {
         // Another kubelet takes them as they are.
         cluster.kill_kubelet();
         cluster.kill_agent().await;
-        assert!(cluster.half.volumes().iter().all(|(_, is_attached)| *is_attached));
+        assert!(cluster.half.all_are_attached());
 
         let before = cluster.mounts().len();
         for (name, ..) in USES {

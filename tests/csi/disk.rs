@@ -52,6 +52,15 @@ impl Machine {
         std::fs::read_to_string(file).ok().map(|path| path.trim_end().into())
     }
 
+    /// Whether any loop device has its bytes from a disk that was made here.
+    pub fn is_used(&self) -> bool {
+        let devices = std::fs::read_dir(format!("{}/block", self.real())).unwrap();
+        let file =
+            |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().path().join("loop/backing_file");
+        let mut backing = devices.filter_map(|entry| std::fs::read_to_string(file(entry)).ok());
+        backing.any(|path| Path::new(&path).starts_with(self.folder.path()))
+    }
+
     fn show(&self, device: &str, file: PathBuf, serial: &str) -> Disk {
         let name = device.rsplit('/').next().unwrap().to_owned();
         let number = run(&format!("cat {}/block/{name}/dev", self.real()));

@@ -14,6 +14,7 @@
 mod agent;
 mod churn;
 mod controller;
+#[allow(dead_code, reason = "shared with the tests of a cluster")]
 mod disk;
 mod faults;
 mod foreign;
