@@ -17,7 +17,7 @@ pub const PODS: &str = "/api/v1/namespaces/default/pods";
 pub const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 pub const VOLUMES: &str = "/api/v1/persistentvolumes";
 pub const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-const NODES: &str = "/api/v1/nodes";
+pub const NODES: &str = "/api/v1/nodes";
 /// Where a pod has its volume.
 pub const AT: &str = "/mnt/volume";
 /// How long anything may take on a busy machine.
@@ -38,9 +38,16 @@ pub struct Cluster {
 impl Cluster {
     /// Starts one, to which the manifests were applied, and whose node has registered the driver.
     pub async fn start() -> Self {
+        Self::start_on(None).await
+    }
+
+    /// The same, where volumes and nodes have a place (`csi.topology`), and the guest runs on `host`.
+    pub async fn start_on(host: Option<&str>) -> Self {
         let mut plane = ControlPlane::start().await;
         let half = Half::new(Machine::new());
-        let mut lab = Lab::unknown(&format!("[topology]\nkubeconfig = '{}'", plane.kubelet_config.display()));
+        let places = if host.is_some() { "topology = ['guestlet.io/host']" } else { "" };
+        let kubeconfig = plane.kubelet_config.display();
+        let mut lab = Lab::unknown(&format!("{places}\n[topology]\nkubeconfig = '{kubeconfig}'"));
         let root = lab.root().display().to_string();
         // kubelet and the agent see each other's mounts there, and those below.
         run(&format!("mkdir {root}; mount -t tmpfs kubelet {root}; mount --make-shared {root}"));
@@ -49,6 +56,9 @@ impl Cluster {
         runtime.serve(&socket);
         let kubelet = plane.kubelet(&lab.root(), &socket, &half.real_sys());
         half.answer_for(&mut lab).await;
+        if let Some(host) = host {
+            lab.runs_on(host).await;
+        }
         let sidecars = Sidecars::start(plane.api.clone(), lab.controller());
         let mut cluster = Self { _sidecars: sidecars, kubelet, lab, half, plane, _runtime: runtime };
         until("the node is ready, and has the driver", async || {
@@ -69,16 +79,6 @@ impl Cluster {
     /// The Node, if kubelet has made it.
     pub async fn node(&self) -> Option<Value> {
         self.api().get(&format!("{NODES}/{NODE}")).await
-    }
-
-    /// Changes the Node as somebody else may.
-    pub async fn edit_node(&self, change: &Value) {
-        self.api().patch(&format!("{NODES}/{NODE}"), change).await.unwrap();
-    }
-
-    /// Takes the Node out of the cluster.
-    pub async fn delete_node(&self) {
-        self.api().delete(&format!("{NODES}/{NODE}")).await;
     }
 
     /// What kubelet has told the cluster of the driver.

@@ -19,13 +19,16 @@ async fn told(cluster: &Cluster, name: &str, reason: &str) -> String {
 }
 
 #[test]
-fn groups_parts_and_read_only_volumes() {
+fn groups_parts_read_only_and_inline_volumes() {
     if is_outside() {
         return;
     }
     wait(async {
         let cluster = Cluster::start().await;
         cluster.claim("shared", 320, "Filesystem").await;
+        let mut inline = pod("inline", "", "Filesystem", "true");
+        inline["spec"]["volumes"][0] = json!({ "name": "volume", "csi": { "driver": DRIVER } });
+        cluster.run(&inline).await;
 
         let mut grouped = pod("grouped", "shared", "Filesystem", "echo mine > /mnt/volume/file");
         grouped["spec"]["securityContext"] = json!({ "fsGroup": 2000 });
@@ -51,31 +54,18 @@ fn groups_parts_and_read_only_volumes() {
         until("the part is written", async || (std::fs::read(&file).ok()? == b"part\n").then_some(())).await;
         assert!(!place.join("other").exists());
 
+        // A volume that would end with its pod is refused in words.
+        let message = told(&cluster, "inline", "FailedMount").await;
+        assert!(message.contains("Ephemeral") && message.contains(DRIVER), "{message}");
+
         // One is deleted by force; its volume goes all the same, and the others keep theirs.
         cluster.api().delete(&format!("{PODS}/reader?gracePeriodSeconds=0")).await;
         let staged = |part: &str| cluster.mounts().iter().filter(|place| place.contains(part)).count();
         until("the reader's is gone", async || (staged("kubernetes.io~csi") == 2).then_some(())).await;
-        for name in ["part", "grouped"] {
+        for name in ["part", "grouped", "inline"] {
             cluster.end(name).await;
         }
         cluster.api().delete(&format!("{CLAIMS}/shared")).await;
-        cluster.is_empty().await;
-    });
-}
-
-#[test]
-fn a_volume_that_would_end_with_its_pod_is_refused_in_words() {
-    if is_outside() {
-        return;
-    }
-    wait(async {
-        let cluster = Cluster::start().await;
-        let mut inline = pod("inline", "", "Filesystem", "true");
-        inline["spec"]["volumes"][0] = json!({ "name": "volume", "csi": { "driver": DRIVER } });
-        cluster.run(&inline).await;
-        let message = told(&cluster, "inline", "FailedMount").await;
-        assert!(message.contains("Ephemeral") && message.contains(DRIVER), "{message}");
-        cluster.end("inline").await;
         cluster.is_empty().await;
     });
 }

@@ -2,28 +2,51 @@
 
 use guestlet::wire::proto::v1::Topology;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{Cluster, until};
-use crate::components::is_outside;
-use crate::lab::wait;
+use crate::api::Api;
+use crate::cluster::{Cluster, NODES, until};
+use crate::components::{ControlPlane, NODE, is_outside};
+use crate::host::host;
+use crate::lab::{Lab, wait};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 const REGION: &str = "topology.kubernetes.io/region";
 const EVENTS: &str = "/api/v1/namespaces/default/events";
 
-async fn tell(cluster: &Cluster, zone: &str, labels: &[(&str, &str)]) {
+/// Has the host half say that the guest runs in this zone.
+async fn tell(lab: &Lab, zone: &str, labels: &[(&str, &str)]) {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let (region, host) = ("eu".to_owned(), format!("h-{zone}"));
-    cluster.lab.tell(Topology { region, zone: zone.to_owned(), host, labels }).await.unwrap();
+    lab.tell(Topology { region, zone: zone.to_owned(), host, labels }).await.unwrap();
 }
 
-async fn labels(cluster: &Cluster) -> Option<Value> {
-    Some(cluster.node().await?["metadata"]["labels"].clone())
+/// The Node, if there is one.
+async fn node(api: &Api) -> Option<Value> {
+    api.get(&format!("{NODES}/{NODE}")).await
 }
 
-async fn is_in(cluster: &Cluster, zone: &str) {
-    let has = async || (labels(cluster).await?[ZONE] == zone).then_some(());
+async fn is_in(api: &Api, zone: &str) {
+    let has = async || (node(api).await?["metadata"]["labels"][ZONE] == zone).then_some(());
     until(&format!("the Node is in zone {zone}"), has).await;
+}
+
+/// What the cluster is told of the Node in these words.
+async fn event(api: &Api, words: &str) -> Value {
+    until(&format!("the cluster is told: {words}"), async || {
+        let mut events = api.list(EVENTS).await.into_iter();
+        events.find(|event| event["message"].as_str().is_some_and(|message| message.contains(words)))
+    })
+    .await
+}
+
+/// Waits until the agent says this of its Node; why.
+async fn state(lab: &Lab, state: &str) -> String {
+    until(&format!("the Node's labels are {state}"), async || {
+        let node = lab.topology()["node"].take();
+        (node["state"] == state).then(|| node["reason"].as_str().unwrap_or_default().to_owned())
+    })
+    .await
 }
 
 #[test]
@@ -33,36 +56,103 @@ fn the_node_follows_the_guest_whatever_ends_meanwhile() {
     }
     wait(async {
         let mut cluster = Cluster::start().await;
-        tell(&cluster, "a", &[("example.com/rack", "r7")]).await;
-        is_in(&cluster, "a").await;
-        let found = labels(&cluster).await.unwrap();
+        let api = cluster.api().clone();
+        tell(&cluster.lab, "a", &[("example.com/rack", "r7")]).await;
+        is_in(&api, "a").await;
+        let found = node(&api).await.unwrap()["metadata"]["labels"].take();
         assert_eq!((&found[REGION], &found["example.com/rack"]), (&json!("eu"), &json!("r7")));
+        state(&cluster.lab, "current").await;
+        let known = cluster.lab.topology()["node"].take();
+        assert_eq!((&known["ready"], &known["kubelet_version"]), (&json!("True"), &json!("v1.20.2")));
+        assert_eq!(known["addresses"], json!(["InternalIP 192.0.2.1", "Hostname node-1"]));
 
-        tell(&cluster, "b", &[]).await;
-        is_in(&cluster, "b").await;
-        until("the cluster is told", async || {
-            let mut events = cluster.api().list(EVENTS).await.into_iter();
-            let is_told =
-                |event: Value| event["message"].as_str().is_some_and(|it| it.contains("zone from a to b"));
-            events.any(is_told).then_some(())
-        })
-        .await;
-        assert!(labels(&cluster).await.unwrap()["example.com/rack"].is_null());
+        // What the host has no longer goes.
+        tell(&cluster.lab, "b", &[]).await;
+        is_in(&api, "b").await;
+        let told = event(&api, "on h-b now: topology.kubernetes.io/zone from a to b").await;
+        assert_eq!((&told["involvedObject"]["name"], &told["type"]), (&json!(NODE), &json!("Normal")));
+        assert!(node(&api).await.unwrap()["metadata"]["labels"]["example.com/rack"].is_null());
 
-        // Others change what is the agent's, and what is theirs.
-        cluster.edit_node(&json!({ "metadata": { "labels": { ZONE: "x", "theirs": "y" } } })).await;
-        is_in(&cluster, "b").await;
-        assert_eq!(labels(&cluster).await.unwrap()["theirs"], "y");
+        // Others change what is the agent's, take it away, and set what is theirs.
+        let path = format!("{NODES}/{NODE}");
+        for value in [json!("x"), Value::Null] {
+            let labels = json!({ ZONE: value, "theirs": "y" });
+            api.patch(&path, &json!({ "metadata": { "labels": labels } })).await.unwrap();
+            is_in(&api, "b").await;
+        }
+        assert_eq!(node(&api).await.unwrap()["metadata"]["labels"]["theirs"], "y");
 
         cluster.plane.api_server.kill();
+        state(&cluster.lab, "failed").await;
+        tell(&cluster.lab, "c", &[]).await;
         cluster.plane.api_server.again();
-        until("it is ready again", async || cluster.api().is_ready().await.then_some(())).await;
-        tell(&cluster, "c", &[]).await;
-        is_in(&cluster, "c").await;
+        is_in(&api, "c").await;
 
         // The Node goes, and kubelet makes it anew, without what the agent knows.
-        cluster.delete_node().await;
+        api.delete(&path).await;
+        state(&cluster.lab, "waiting").await;
         cluster.kill_kubelet();
-        is_in(&cluster, "c").await;
+        is_in(&api, "c").await;
+        assert!(node(&api).await.unwrap()["metadata"]["labels"]["theirs"].is_null());
+    });
+}
+
+/// An agent with further settings of `[topology]`, whose guest runs in zone `a`.
+async fn agent(plane: &ControlPlane, settings: &str) -> Lab {
+    let kubeconfig = plane.kubelet_config.display();
+    let mut lab = Lab::unknown(&format!("[topology]\nkubeconfig = '{kubeconfig}'\n{settings}"));
+    lab.introduce_by(host("one", CancellationToken::new())).await;
+    tell(&lab, "a", &[]).await;
+    lab
+}
+
+#[test]
+fn settings_keep_zones_report_and_name_the_provider() {
+    if is_outside() {
+        return;
+    }
+    wait(async {
+        let plane = ControlPlane::start().await;
+        let (api, path) = (&plane.api, format!("{NODES}/{NODE}"));
+        let blank = json!({ "metadata": { "name": NODE } });
+
+        let lab = agent(&plane, "zone-change = 'report'").await;
+        api.create(NODES, &blank).await;
+        is_in(api, "a").await;
+        tell(&lab, "b", &[]).await;
+        let reason = state(&lab, "kept").await;
+        assert!(reason.contains("topology.kubernetes.io/zone=a"), "{reason}");
+        let found = node(api).await.unwrap()["metadata"].take();
+        assert_eq!(found["labels"][ZONE], "a");
+        assert_eq!(found["annotations"]["guestlet.io/runs-in"], "region=eu,zone=b,host=h-b");
+        assert_eq!(event(api, "zone").await["type"], "Warning");
+        drop(lab);
+
+        api.delete(&path).await;
+        api.create(NODES, &blank).await;
+        let lab = agent(&plane, "report-only = true").await;
+        state(&lab, "reported").await;
+        assert!(node(api).await.unwrap()["metadata"]["labels"][ZONE].is_null());
+        drop(lab);
+
+        // Harvester's cloud provider has this Node.
+        api.delete(&path).await;
+        let theirs = json!({ "metadata": { "name": NODE }, "spec": { "providerID": "harvester://1" } });
+        api.create(NODES, &theirs).await;
+        let lab = agent(&plane, "provider-id = true").await;
+        let reason = state(&lab, "reported").await;
+        assert!(reason.contains("Harvester"), "{reason}");
+        let found = node(api).await.unwrap();
+        assert_eq!(found["spec"]["providerID"], "harvester://1");
+        assert!(found["metadata"]["labels"][ZONE].is_null());
+        // Nobody has the next one.
+        api.delete(&path).await;
+        api.create(NODES, &blank).await;
+        is_in(api, "a").await;
+        let named = format!("guestlet://{}", crate::lab::NODE);
+        until("it has the provider's id", async || {
+            (node(api).await?["spec"]["providerID"] == named.as_str()).then_some(())
+        })
+        .await;
     });
 }

@@ -20,6 +20,7 @@ mod components;
 #[allow(dead_code, reason = "shared with the tests of CSI")]
 #[path = "../csi/disk.rs"]
 mod disk;
+mod driver;
 mod habits;
 mod half;
 #[allow(dead_code, reason = "shared with the tests of the API")]

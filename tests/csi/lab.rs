@@ -112,10 +112,14 @@ impl Lab {
 
     /// Has the host half say on which host the guest runs.
     pub async fn runs_on(&self, host: &str) {
+        self.tell(Topology { host: host.to_owned(), ..Topology::default() }).await.unwrap();
+    }
+
+    /// Has the host half say where the guest runs.
+    pub async fn tell(&self, topology: Topology) -> Result<(), tonic::Status> {
         let (control, ..) = self.half.as_ref().unwrap();
-        let topology = Some(Topology { host: host.to_owned(), ..Topology::default() });
-        let request = SetTopologyRequest { host_instance_id: "one".to_owned(), topology };
-        control.client.clone().set_topology(request).await.unwrap();
+        let request = SetTopologyRequest { host_instance_id: "one".to_owned(), topology: Some(topology) };
+        control.client.clone().set_topology(request).await.map(drop)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -145,15 +149,6 @@ impl Lab {
         self.root().join(format!("plugins_registry/{DRIVER}-reg.sock"))
     }
 
-    /// Has the host half say where the guest runs.
-    pub async fn tell(&self, topology: guestlet::wire::proto::v1::Topology) -> Result<(), tonic::Status> {
-        let (control, ..) = self.half.as_ref().unwrap();
-        let host_instance_id = "one".to_owned();
-        let request =
-            guestlet::wire::proto::v1::SetTopologyRequest { host_instance_id, topology: Some(topology) };
-        control.client.clone().set_topology(request).await.map(drop)
-    }
-
     /// Has the host half ask for a disk back.
     pub async fn release(&self, serial: &str) -> Result<(), tonic::Status> {
         use guestlet::wire::proto::v1::disk_selector::By;
@@ -179,6 +174,12 @@ impl Lab {
     /// The disks that the agent knows.
     pub fn disks(&self) -> String {
         run(&format!("{} disks -o json --settings {}", AGENT, self.path("agent.toml").display()))
+    }
+
+    /// Where the guest runs, and what became of that on its Node, as the agent tells programs.
+    pub fn topology(&self) -> serde_json::Value {
+        let asked = format!("{AGENT} topology -o json --settings {}", self.path("agent.toml").display());
+        serde_json::from_str(&run(&asked)).unwrap()
     }
 
     pub fn log(&self) -> String {

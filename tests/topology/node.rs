@@ -1,17 +1,17 @@
-//! The Node follows where the guest runs, by kubelet's own credential, whatever its API server does.
+//! The Node follows where the guest runs, by kubelet's own credential, whatever its API server does: what a real one cannot be
+//! made to do, or to tell. All else is in `tests/cluster`.
 
 use std::time::{Duration, Instant};
 
+use guestlet::wire::proto::v1::Node;
 use guestlet::wire::proto::v1::event::Kind;
-use guestlet::wire::proto::v1::{Node, Topology};
 use serde_json::json;
 
 use crate::agent::{Agent, PATIENCE};
 use crate::api_server::{Cluster, Fault};
-use crate::lab::{Holder, told, zone};
+use crate::lab::{Holder, zone};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
-const REGION: &str = "topology.kubernetes.io/region";
 /// The Node is called otherwise than the guest.
 const NODE: &str = "worker-7.example";
 
@@ -67,49 +67,6 @@ impl Lab {
         };
         self.holder.until(wanted).await
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_node_has_the_labels_from_its_join_on_and_follows_the_guest() {
-    let mut lab = Lab::start("").await;
-    // The Node comes after the credential.
-    lab.cluster.admit(NODE);
-    assert_eq!(lab.until_state("waiting").await.name, NODE);
-    lab.cluster.join(NODE, json!({ "mine": "x" }));
-    let node = lab.until_state("current").await;
-    assert_eq!((node.ready.as_str(), node.kubelet_version.as_str()), ("True", "v1.36.1"));
-    assert_eq!(node.addresses, ["InternalIP 192.0.2.7", &format!("Hostname {NODE}")]);
-    assert_eq!((lab.label(ZONE).as_deref(), lab.label(REGION).as_deref()), (Some("a"), Some("eu")));
-    assert_eq!(told(&lab.agent)["node"]["state"], "current");
-
-    let labels = [("example.com/rack".to_owned(), "r7".to_owned())].into();
-    let begun = Instant::now();
-    lab.holder.tell(Topology { labels, ..zone("b") }).await.unwrap();
-    lab.until_zone("b").await;
-    eprintln!("from SetTopology to the patched Node: {:?}", begun.elapsed());
-    assert_eq!(lab.label("example.com/rack").as_deref(), Some("r7"));
-    lab.until("the cluster is told", || !lab.cluster.events().is_empty()).await;
-    let event = lab.cluster.events().remove(0);
-    assert!(
-        event["message"].as_str().unwrap().contains("on h-b now: topology.kubernetes.io/zone from a to b")
-    );
-    assert_eq!((&event["involvedObject"]["name"], &event["type"]), (&json!(NODE), &json!("Normal")));
-
-    // What the host has no longer goes; what is of others stays.
-    lab.cluster.edit(NODE, |node| node["metadata"]["labels"]["theirs"] = json!("y"));
-    lab.holder.tell(zone("b")).await.unwrap();
-    lab.until("the label is gone", || lab.label("example.com/rack").is_none()).await;
-    assert_eq!((lab.label("mine").as_deref(), lab.label("theirs").as_deref()), (Some("x"), Some("y")));
-    // Somebody takes ours away, or changes it.
-    lab.cluster.edit(NODE, |node| drop(node["metadata"]["labels"].as_object_mut().unwrap().remove(ZONE)));
-    lab.until_zone("b").await;
-    lab.cluster.edit(NODE, |node| node["metadata"]["labels"][ZONE] = json!("x"));
-    lab.until_zone("b").await;
-    // The Node goes, and joins again.
-    lab.cluster.leave(NODE);
-    lab.until_state("waiting").await;
-    lab.cluster.join(NODE, json!({}));
-    lab.until_zone("b").await;
 }
 
 /// kubelet makes a label of what the driver says, and drops a driver that says something else: the label comes first.
@@ -298,37 +255,4 @@ async fn a_hostile_or_overloaded_api_server() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(lab.cluster.requests(), Vec::<String>::new());
     assert!(lab.agent.footprint().0 < 64 * 1024, "{} KiB", lab.agent.footprint().0);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn settings_keep_zones_report_and_name_the_provider() {
-    let mut lab = Lab::joined("zone-change = 'report'\n").await;
-    lab.holder.tell(zone("b")).await.unwrap();
-    let node = lab.until_state("kept").await;
-    assert!(node.reason.contains("topology.kubernetes.io/zone=a"), "{}", node.reason);
-    assert_eq!(lab.label(ZONE).as_deref(), Some("a"));
-    let annotations = lab.cluster.node(NODE)["metadata"]["annotations"].clone();
-    assert_eq!(annotations["guestlet.io/runs-in"], "region=eu,zone=b,host=h-b");
-    lab.until("the cluster is warned", || !lab.cluster.events().is_empty()).await;
-    assert_eq!(lab.cluster.events()[0]["type"], "Warning");
-
-    let mut lab = Lab::start("report-only = true\n").await;
-    lab.cluster.join(NODE, json!({}));
-    lab.cluster.admit(NODE);
-    lab.until_state("reported").await;
-    assert_eq!(lab.label(ZONE), None);
-
-    // Harvester's cloud provider has this Node.
-    let mut lab = Lab::start("provider-id = true\n").await;
-    let identity = json!({ "provider_id": "guestlet://1234" }).to_string();
-    std::fs::write(lab.agent.folder.path().join("identity.json"), identity).unwrap();
-    lab.cluster.join(NODE, json!({}));
-    lab.cluster.edit(NODE, |node| node["spec"]["providerID"] = json!("harvester://1"));
-    lab.cluster.admit(NODE);
-    let node = lab.until_state("reported").await;
-    assert!(node.reason.contains("Harvester"), "{}", node.reason);
-    assert_eq!((lab.label(ZONE), node.provider_id.as_str()), (None, "harvester://1"));
-    lab.cluster.edit(NODE, |node| node["spec"] = json!({}));
-    lab.until_zone("a").await;
-    assert_eq!(lab.cluster.node(NODE)["spec"]["providerID"], "guestlet://1234");
 }
