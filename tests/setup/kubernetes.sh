@@ -20,8 +20,11 @@ apt-get $options -qq -o APT::Sandbox::User=root download \
 for package in ./*.deb; do
     dpkg-deb -x "$package" "$work/tree"
 done
-# shellcheck disable=SC2086
-apt-get $options -qq -o APT::Sandbox::User=root --download-only source "kubernetes=$version" > /dev/null
+# Debian keeps only the newest of its security updates: another patch of the same release will do.
+for source in "kubernetes=$version" kubernetes; do
+    # shellcheck disable=SC2086
+    apt-get $options -qq -o APT::Sandbox::User=root --download-only source "$source" > /dev/null && break
+done
 mkdir -p go/src/k8s.io
 dpkg-source --no-check -x kubernetes_*.dsc go/src/k8s.io/kubernetes > /dev/null
 
