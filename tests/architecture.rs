@@ -186,17 +186,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
         "what may be done to a volume depends on which VMs there are; the fleet gives sessions the volumes",
     ),
     ("disks", "fleet", "a guest is asked through its session before a disk is taken away"),
-    ("disks", "talk", "for the type of what calls a guest"),
-    ("talk", "session", "a conversation tells the session what happened, in its words"),
-    ("callback", "session", "the callback channel does likewise"),
-    ("callback", "talk", "what ends it ends the conversation, in its words"),
-    (
-        "topology",
-        "contact",
-        "for the conversation's part that tells a guest where it runs; the contact holds what is told",
-    ),
-    ("topology", "session", "that part tells the session what came of it"),
-    ("topology", "talk", "for the type of what calls a guest"),
 ];
 
 /// The modules below this one that a file of it names by `super::` or from the crate's root, without its tests.

@@ -13,6 +13,9 @@ const PATIENT_LIMIT: Duration = Duration::from_secs(10);
 /// How long waits stay below [`EAGER_LIMIT`].
 const EAGER_FOR: Duration = Duration::from_secs(120);
 
+/// What ends sooner does not make the waits short again.
+pub const LASTING: Duration = Duration::from_secs(5);
+
 /// The waits of one guest.
 #[derive(Debug, Clone)]
 pub struct Backoff {

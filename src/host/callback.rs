@@ -27,14 +27,14 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, LASTING};
 use super::contact::Contact;
+use super::conversation::Refusal;
 use super::csi;
 use super::half::Half;
 use super::metered;
 use super::rate::Allowance;
-use super::session::{LASTING, Report, Teller};
-use super::talk::Refusal;
+use super::report::{Report, Teller};
 use super::text;
 use super::unread::Unread;
 use crate::transport::http2;

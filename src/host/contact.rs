@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::backends::Vm;
 use super::half::Half;
 use super::metered::{Gate, Metered};
-use super::topology::Told;
+use super::place::Told;
 use super::volumes::Keeper;
 use crate::transport::BoxStream;
 use crate::transport::dial::{self, Dial};

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tokio_stream::Stream;
 use tonic::Status;
 
-use super::talk::Caller;
+use super::conversation::Caller;
 use super::text;
 use crate::wire::proto::v1::{PingRequest, PingVirtualMachineRequest, Pong, pong::Outcome};
 

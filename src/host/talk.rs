@@ -16,18 +16,16 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::codec::Streaming;
-use tonic::{Code, Status};
 
 use super::callback;
 use super::contact::Contact;
-use super::metered;
-use super::order::{Disorder, Order};
+use super::conversation::{Caller, End, Loss, Refusal};
+use super::order::Order;
 use super::rate::Allowance;
-use super::session::{Machine, Notes, Report};
-use super::state::Excess;
+use super::report::{Machine, Notes, Report};
 use super::text;
 use super::topology;
-use crate::transport::{dial, http2};
+use crate::transport::http2;
 use crate::wire::proto::v1::guest_client::GuestClient;
 use crate::wire::proto::v1::{self, PowerState};
 
@@ -37,110 +35,6 @@ const CALL_DEADLINE: Duration = Duration::from_secs(5);
 const USUAL_HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long an answer that was received before the stream's end may take to be read.
 const LEFTOVERS: Duration = Duration::from_secs(1);
-/// What tonic says of a message that is larger than allowed.
-const TOO_LARGE: &str = "message length too large";
-
-/// How a conversation ended.
-#[derive(Debug, thiserror::Error)]
-pub enum End {
-    /// Try again soon.
-    #[error(transparent)]
-    Lost(#[from] Loss),
-    /// Try again late.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-}
-
-/// The agent cannot be talked to now.
-#[derive(Debug, thiserror::Error)]
-pub enum Loss {
-    /// There is no stream.
-    #[error(transparent)]
-    Dial(#[from] dial::Error),
-    /// HTTP/2 failed.
-    #[error("the connection broke")]
-    Broken(#[source] http2::ClientError),
-    /// The stream ended.
-    #[error("the agent closed the connection")]
-    Closed,
-    /// It ended a call, and not the stream.
-    #[error("the agent reset the call")]
-    Reset,
-    /// No answer to a call.
-    #[error("the agent does not answer")]
-    Unanswered,
-    /// The agent, or gRPC's rules, refused a call.
-    #[error("the agent's answer: {message} ({code:?})")]
-    Call {
-        /// gRPC's class.
-        code: Code,
-        /// The agent's words, cleaned.
-        message: String,
-    },
-    /// No event for too long.
-    #[error("no word from the agent for {} s", .0.as_secs_f32())]
-    Silent(Duration),
-}
-
-/// The guest is not the one expected, or not fit to talk to.
-#[derive(Debug, thiserror::Error)]
-pub enum Refusal {
-    /// The CID or socket leads to another VM, or to a clone.
-    #[error("the guest's DMI UUID is {found:?}, expected {expected:?}; is the way to dial it right?")]
-    OtherGuest {
-        /// What it read from DMI, cleaned.
-        found: String,
-        /// What the backend says.
-        expected: String,
-    },
-    /// Whose guest it is cannot be told.
-    #[error(
-        "the guest tells no DMI UUID, expected {0:?}; if its VM has no DMI, say so in the settings: dmi-uuid = \"none\""
-    )]
-    NoDmi(String),
-    /// It has what its VM has not.
-    #[error("the guest's DMI UUID is {0:?}, and its VM has none; is the way to dial it right?")]
-    HasDmi(String),
-    /// It sends more events than allowed.
-    #[error("the guest sends too many events")]
-    Flood,
-    /// A message is larger than allowed.
-    #[error("the guest's message is too large: {0}; limits.message-bytes in the settings allows more")]
-    Message(String),
-    /// An event is missing, or at the wrong place.
-    #[error(transparent)]
-    Disorder(#[from] Disorder),
-    /// It sends more than allowed, whatever it is.
-    #[error(transparent)]
-    Sent(#[from] metered::Excess),
-    /// It calls the host more often than allowed.
-    #[error("the guest calls its host too often")]
-    Calls,
-    /// It breaks the callback channel again and again.
-    #[error("the guest breaks the callback channel again and again: {0}")]
-    Callback(String),
-    /// Its state is larger than allowed.
-    #[error(transparent)]
-    Excess(#[from] Excess),
-    /// Another host half has it; in the guest's words, cleaned.
-    #[error("{0}")]
-    Held(String),
-}
-
-impl Refusal {
-    /// It may be over soon, and asking costs little.
-    pub fn passes(&self) -> bool {
-        matches!(self, Self::Held(_))
-    }
-
-    /// Where its events stand says nothing any more: the next conversation begins with its whole state.
-    pub fn spoils_the_order(&self) -> bool {
-        matches!(self, Self::Disorder(_) | Self::Excess(_) | Self::Message(_))
-    }
-}
-
-/// What the agent answers to.
-pub type Caller = GuestClient<http2::Client>;
 
 /// Talks until the conversation ends. What happens goes to `notes`, `order` knows where to resume, and
 /// `machine` says whether the VM is paused: then its silence means nothing.
@@ -282,24 +176,6 @@ fn patience(heartbeat_seconds: u32) -> Duration {
 
 async fn soon<T>(answer: impl Future<Output = Result<T, End>>) -> Result<T, End> {
     tokio::time::timeout(CALL_DEADLINE, answer).await.unwrap_or(Err(Loss::Unanswered.into()))
-}
-
-impl From<Status> for End {
-    /// A status without a source came from the agent; with one, from the connection below.
-    fn from(status: Status) -> Self {
-        if let Some(below) = std::error::Error::source(&status) {
-            let below = below.downcast_ref::<http2::ClientError>();
-            let reset = below.is_some_and(|error| error.is_reset() && error.is_remote());
-            return if reset { Loss::Reset.into() } else { Loss::Closed.into() };
-        }
-        let message = text::clean(status.message());
-        match status.code() {
-            // Of tonic's decoder, which has read the length of a message and none of the rest.
-            Code::OutOfRange if message.contains(TOO_LARGE) => Refusal::Message(message).into(),
-            Code::FailedPrecondition | Code::Aborted => Refusal::Held(message).into(),
-            code => Loss::Call { code, message }.into(),
-        }
-    }
 }
 
 #[cfg(test)]

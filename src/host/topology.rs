@@ -1,4 +1,4 @@
-//! Where VMs run, and telling it to their guests: at each connect, and at each change while a session lasts.
+//! Tells guests where they run: at each connect, and at each change while a session lasts.
 //!
 //! The backend says it of each VM; the fleet keeps it in a watch beside the session, so that a change ends none.
 
@@ -6,15 +6,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tonic::Code;
 
 use super::contact::Contact;
-use super::session::{Report, Teller};
-use super::talk::Caller;
+use super::conversation::Caller;
+use super::place::{Outcome, Topology};
+use super::report::{Report, Teller};
 use super::text;
 use crate::wire::proto::v1;
-pub use crate::wire::proto::v1::Topology;
 
 /// The capability of an agent that can be told.
 const CAPABILITY: &str = "topology";
@@ -23,18 +22,6 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// Between two tries, at first and at most.
 const AGAIN: Duration = Duration::from_millis(250);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(30);
-
-/// Where one VM runs; absent before the backend has said it.
-pub type Told = Option<Arc<Topology>>;
-
-/// What a guest made of it.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
-    /// It has this one.
-    Acknowledged(Arc<Topology>),
-    /// It has not, and why.
-    Problem(String),
-}
 
 /// Tells the guest for as long as the session lasts.
 pub async fn keep(
@@ -90,9 +77,4 @@ async fn tell(caller: &mut Caller, contact: &Contact, topology: Arc<Topology>) -
         }
         Err(_) => (Outcome::Problem("the guest does not answer".to_owned()), true),
     }
-}
-
-/// Where a VM runs, as its backend tells it, until it is no more.
-pub fn channel() -> (watch::Sender<Told>, watch::Receiver<Told>) {
-    watch::channel(None)
 }

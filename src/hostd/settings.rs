@@ -24,8 +24,8 @@ use crate::config::host::{
 use crate::host::backends::qemu::pools;
 use crate::host::backends::{Ids, Vm, disks, qemu};
 use crate::host::limits::Limits;
+use crate::host::place::Topology;
 use crate::host::settings::Standing;
-use crate::host::topology::Topology;
 use crate::host::volumes::policy::{Policies, Policy};
 use crate::sys::host_name::host_name;
 use crate::transport::dial::{Dialer, Target};

@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status};
 
 use super::backends::disks::Bus;
 use super::backends::volumes::{self, Plugged};
-use super::topology::Told;
+use super::place::Told;
 use super::volumes::problem::{Kind, Problem};
 use super::volumes::size::{Range, SMALLEST};
 use super::volumes::{Asker, Keeper, Wanted};

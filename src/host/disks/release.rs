@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
 use super::super::backends::disks::{DiskError, GuestSide};
+use super::super::conversation::Caller;
 use super::super::fleet::{Handle, Reach, Watched};
-use super::super::talk::Caller;
 use super::super::text;
 use crate::wire::proto::v1::disk_selector::By;
 use crate::wire::proto::v1::{DiskSelector, FindDiskRequest, ReleaseDiskRequest};

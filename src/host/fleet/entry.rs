@@ -8,12 +8,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::super::backends::Vm;
+use super::super::conversation::Caller;
 use super::super::history::History;
 use super::super::lines::{Lines, line};
-use super::super::session;
+use super::super::place::{Outcome, Told, Topology};
+use super::super::report;
 use super::super::state::Kept;
-use super::super::talk::Caller;
-use super::super::topology::{self, Outcome, Told};
 use super::handle::{Known, Machine, Reach};
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{self, CallbackState, PowerState, SessionState, virtual_machine_event::Kind};
@@ -47,7 +47,7 @@ pub(super) struct Entry {
 /// A session's task, which ends when this is dropped.
 pub(super) struct Running {
     pub session: u64,
-    pub machine: watch::Sender<session::Machine>,
+    pub machine: watch::Sender<report::Machine>,
     pub _scope: Scope,
 }
 
@@ -127,9 +127,9 @@ impl Entry {
     }
 
     /// The VM runs there.
-    pub fn place(&mut self, topology: Arc<topology::Topology>) {
+    pub fn place(&mut self, topology: Arc<Topology>) {
         let standing = self.view().topology.get_or_insert_default();
-        standing.wanted = Some(topology::Topology::clone(&topology));
+        standing.wanted = Some(Topology::clone(&topology));
         self.topology.send_if_modified(|told| {
             let changed = told.as_ref() != Some(&topology);
             *told = Some(topology);
@@ -142,7 +142,7 @@ impl Entry {
         let standing = Arc::make_mut(&mut self.view).topology.get_or_insert_default();
         match outcome {
             Outcome::Acknowledged(topology) => {
-                standing.acknowledged = Some(topology::Topology::clone(&topology));
+                standing.acknowledged = Some(Topology::clone(&topology));
                 standing.since = Some(now());
                 standing.problem.clear();
             }

@@ -6,10 +6,10 @@ use prost_types::Timestamp;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::super::backends::Vm;
+use super::super::conversation::Caller;
 use super::super::limits::Limits;
 use super::super::lines::Log;
 use super::super::metrics::Tally;
-use super::super::talk::Caller;
 use crate::wire::proto::v1::{self, PowerState, VirtualMachineEvent, virtual_machine_event};
 
 /// What can be asked; every answer goes to its sender.

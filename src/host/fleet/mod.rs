@@ -15,8 +15,9 @@ use super::contact::Contact;
 use super::half::Half;
 use super::lines::{Log, line};
 use super::metrics::Tally;
-use super::session::{self, REFUSED_WAIT, Report, Reports, Session};
-use super::topology;
+use super::place;
+use super::report::{self, Report, Reports};
+use super::session::{REFUSED_WAIT, Session};
 use super::volumes::Keeper;
 use super::weight;
 use crate::supervise::Scope;
@@ -83,7 +84,7 @@ impl Fleet {
         Self { volumes: Some(keeper), ..self }
     }
 
-    fn contact(&self, vm: &Arc<Vm>, topology: watch::Receiver<topology::Told>) -> Contact {
+    fn contact(&self, vm: &Arc<Vm>, topology: watch::Receiver<place::Told>) -> Contact {
         Contact::new(Arc::clone(vm), Arc::clone(&self.half), self.volumes.clone(), topology)
     }
 
@@ -257,8 +258,8 @@ impl Fleet {
     }
 
     fn enter(&mut self, vm: Arc<Vm>) -> Entry {
-        let known = session::Machine { power: PowerState::Unspecified, resets: 0, excess: None };
-        let (topology, told) = topology::channel();
+        let known = report::Machine { power: PowerState::Unspecified, resets: 0, excess: None };
+        let (topology, told) = place::channel();
         let running = self.begin(self.contact(&vm, told), known);
         Entry::new(vm, running, topology)
     }
@@ -282,7 +283,7 @@ impl Fleet {
     }
 
     /// Starts a session. A guest that makes it panic, by whatever fault of ours, costs only itself.
-    fn begin(&mut self, contact: Contact, known: session::Machine) -> Running {
+    fn begin(&mut self, contact: Contact, known: report::Machine) -> Running {
         let session = self.next_session;
         self.next_session += 1;
         let (machine, heard) = watch::channel(known);
@@ -299,7 +300,7 @@ impl Fleet {
     }
 
     fn begin_again(&mut self, entry: &mut Entry) {
-        let known = session::Machine { excess: None, ..*entry.running.machine.borrow() };
+        let known = report::Machine { excess: None, ..*entry.running.machine.borrow() };
         let told = entry.topology.subscribe();
         entry.running = self.begin(self.contact(&entry.vm, told), known);
         entry.state(SessionState::Connecting, String::new());

@@ -1,7 +1,7 @@
 use super::*;
 use crate::host::backends::Ids;
+use crate::host::conversation::Caller;
 use crate::host::limits::Limits;
-use crate::host::talk::Caller;
 use crate::transport::dial::Dial;
 use std::time::Duration;
 
@@ -228,9 +228,9 @@ impl Dial for Faulty {
 async fn a_session_that_panics_is_begun_anew_after_a_while() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
     list(&mut fleet, vec![Vm::at("a", "/nowhere/a")]);
-    let known = session::Machine { power: PowerState::Running, resets: 3, excess: None };
+    let known = report::Machine { power: PowerState::Running, resets: 3, excess: None };
     let faulty = Arc::new(Vm { dial: Faulty.into(), ..Vm::at("a", "") });
-    let running = fleet.begin(fleet.contact(&faulty, topology::channel().1), known);
+    let running = fleet.begin(fleet.contact(&faulty, place::channel().1), known);
     let session = running.session;
     fleet.vms.get_mut("a").unwrap().running = running;
     fleet.names = [(session, "a".to_owned())].into();
