@@ -18,6 +18,8 @@ const INTRODUCTION: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(2);
 /// How long nothing may change before the host half is asked again.
 const SETTLED: Duration = Duration::from_secs(1);
+/// When it is asked again though nothing has changed here.
+const AT_LATEST: Duration = Duration::from_secs(300);
 /// Bytes of one answer; those so far are all small.
 const MAX_ANSWER: usize = 64 * 1024;
 
@@ -110,8 +112,8 @@ pub async fn run(
     known(&identity);
     let again = async {
         let mut told = identity;
-        // Nobody changes anything any more when the agent ends.
-        while change.changed().await.is_ok() {
+        // Nobody changes anything any more when the agent ends. What changes on the host alone is seen late.
+        while !matches!(tokio::time::timeout(AT_LATEST, change.changed()).await, Ok(Err(_))) {
             // Changes come in many steps.
             tokio::time::sleep(SETTLED).await;
             change.mark_unchanged();
