@@ -8,7 +8,7 @@
 //! client ──▶ Requests: frames pass as they are, but for header blocks, whose authority becomes a host name ──▶ h2
 //! client ◀── Answers: frames pass as they are; what refuses a call or the connection is told ◀── h2
 //! ```
-//! A header block is held until it is whole, within [`MOST_HELD`]. What is no proper frame or no proper block passes as it is,
+//! A header block is held until it is whole, within a bound. What is no proper frame or no proper block passes as it is,
 //! and so does all that follows: refusing it is for h2.
 
 use std::io;
