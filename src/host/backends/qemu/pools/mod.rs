@@ -279,6 +279,9 @@ impl Volumes for Pools {
         let mut ways: Vec<_> = self.classes().iter().map(|class| self.buses(&class.name)).collect();
         ways.sort();
         ways.dedup();
+        if ways.is_empty() {
+            return Ok(None);
+        }
         let disks = self.hotplug.list(vm).await?;
         let mut fewest = None;
         for buses in ways {
