@@ -32,15 +32,21 @@ pub struct Teller(watch::Sender<Option<Identity>>);
 impl Teller {
     /// From now on it is this.
     pub fn tell(&self, told: &WhoAmIResponse) {
-        let identity = identity(told);
-        self.0.send_if_modified(|known| {
-            let differs = identity.is_some() && *known != identity;
-            if differs {
-                known.clone_from(&identity);
-            }
-            differs
-        });
+        if let Some(identity) = identity(told) {
+            keep(&self.0, identity);
+        }
     }
+}
+
+/// It is this from now on; nobody hears of what is the same.
+fn keep(known: &watch::Sender<Option<Identity>>, identity: Identity) {
+    known.send_if_modified(|known| {
+        let differs = known.as_ref() != Some(&identity);
+        if differs {
+            *known = Some(identity);
+        }
+        differs
+    });
 }
 
 /// Starts serving kubelet, and the sidecars over the callback stream of `holder`. Who this guest is was kept in `folder`
@@ -125,13 +131,7 @@ async fn offer(
             match placed(identity, &standing) {
                 Ok(Some(identity)) => {
                     complaint = None;
-                    offered.send_if_modified(|known| {
-                        let differs = known.as_ref() != Some(&identity);
-                        if differs {
-                            *known = Some(identity);
-                        }
-                        differs
-                    });
+                    keep(&offered, identity);
                 }
                 Ok(None) => {}
                 Err(why) => {

@@ -35,7 +35,7 @@ pub async fn free(link: &Link, bus: Bus) -> Result<usize, DiskError> {
             let free = controllers(link).await?.into_iter().map(|(_, count)| TARGETS.saturating_sub(count));
             free.reduce(usize::saturating_add).ok_or_else(no_controller)
         }
-        Bus::VirtioBlk => Ok(ports(link).await?.len()),
+        Bus::VirtioBlk => Ok(ports(link, usize::MAX).await?.len()),
     }
 }
 
@@ -67,11 +67,11 @@ pub fn no_controller() -> DiskError {
 /// A port with nothing in it.
 async fn port(link: &Link) -> Result<String, DiskError> {
     let words = "the VM has no free PCI Express root port; give QEMU more -device pcie-root-port, or use the scsi bus";
-    ports(link).await?.into_iter().next().ok_or_else(|| DiskError::NoPort(words.to_owned()))
+    ports(link, 1).await?.pop().ok_or_else(|| DiskError::NoPort(words.to_owned()))
 }
 
-/// The buses of the ports with nothing in them.
-async fn ports(link: &Link) -> Result<Vec<String>, DiskError> {
+/// The buses of the first ports with nothing in them, `most` at most: each takes several questions.
+async fn ports(link: &Link, most: usize) -> Result<Vec<String>, DiskError> {
     let mut free = Vec::new();
     for port in of_kinds(link, |kind| matches!(kind, "pcie-root-port" | "ioh3420")).await? {
         let pluggable = link.call("qom-get", json!({ "path": port, "property": "hotplug" })).await;
@@ -83,6 +83,9 @@ async fn ports(link: &Link) -> Result<Vec<String>, DiskError> {
         }
         if let Some((bus, 0)) = buses(link, &port, "PCIE").await?.into_iter().next() {
             free.push(bus);
+            if free.len() == most {
+                break;
+            }
         }
     }
     Ok(free)
