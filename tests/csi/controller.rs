@@ -26,7 +26,9 @@ fn every_call_reaches_the_host_half_and_its_answer_comes_back() {
     wait(async {
         let mut lab = Lab::unknown("enabled = true");
         Scripted::default().answer_for(&mut lab).await;
-        until("the sidecars are served", || lab.controller().exists());
+        until("the sidecars are served", || {
+            std::os::unix::net::UnixStream::connect(lab.controller()).is_ok()
+        });
         let mut client = controller(&lab.controller()).await;
         while !is_ready(&lab).await {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -70,7 +72,9 @@ fn the_host_half_is_asked_few_at_a_time_and_for_all() {
         let mut lab = Lab::unknown("enabled = true");
         let scripted = Scripted::default();
         scripted.answer_for(&mut lab).await;
-        until("the sidecars are served", || lab.controller().exists());
+        until("the sidecars are served", || {
+            std::os::unix::net::UnixStream::connect(lab.controller()).is_ok()
+        });
         let client = controller(&lab.controller()).await;
         while !is_ready(&lab).await {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -95,7 +99,9 @@ fn without_a_way_to_the_host_the_sidecars_are_told_so_at_once() {
     }
     wait(async {
         let mut lab = Lab::unknown("enabled = true");
-        until("the sidecars are served", || lab.controller().exists());
+        until("the sidecars are served", || {
+            std::os::unix::net::UnixStream::connect(lab.controller()).is_ok()
+        });
         assert!(!is_ready(&lab).await);
         let mut client = controller(&lab.controller()).await;
         let refused = client.create_volume(named("pvc-1")).await.unwrap_err();

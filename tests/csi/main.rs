@@ -18,6 +18,7 @@ mod controller;
 mod disk;
 mod faults;
 mod foreign;
+#[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../qga/fuse.rs"]
 mod fuse;
 #[allow(dead_code, reason = "shared with the tests of the API")]

@@ -6,11 +6,13 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::poll::{PollFd, PollFlags, poll};
+use tempfile::TempDir;
 
 /// What every file holds.
 pub const CONTENTS: &[u8] = b"NAME=hangs\n";
@@ -19,49 +21,80 @@ pub const CONTENTS: &[u8] = b"NAME=hangs\n";
 pub struct Hanging {
     shared: Arc<Shared>,
     server: Option<JoinHandle<()>>,
+    /// What the kernel says of all file systems of this kind, and which one this is.
+    control: TempDir,
+    number: u64,
 }
 
-#[derive(Default)]
 struct Shared {
     hangs: AtomicBool,
     ends: AtomicBool,
-    /// Requests that get no answer.
-    unanswered: AtomicUsize,
 }
 
 impl Hanging {
     /// Mounts it, answering.
     pub fn mount(place: &Path) -> Self {
+        Self::new(place, false)
+    }
+
+    /// Mounts one whose server has never answered: whatever is asked of it waits.
+    pub fn silent(place: &Path) -> Self {
+        Self::new(place, true)
+    }
+
+    fn new(place: &Path, is_silent: bool) -> Self {
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", device.as_raw_fd());
         mount(Some("hangs"), place, Some("fuse"), MsFlags::empty(), Some(options.as_str())).unwrap();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { hangs: AtomicBool::new(is_silent), ends: AtomicBool::new(false) });
         let its = Arc::clone(&shared);
         let server = std::thread::spawn(move || serve(device, &its));
-        Self { shared, server: Some(server) }
+        let control = tempfile::tempdir().unwrap();
+        let flags = MsFlags::empty();
+        mount(Some("control"), control.path(), Some("fusectl"), flags, None::<&str>).unwrap();
+        // The list of mounts has its device, which stat(2) would have to ask for.
+        let number = number(place);
+        if !is_silent {
+            // Until the protocol is agreed on, everybody waits for that.
+            std::fs::metadata(place).unwrap();
+        }
+        Self { shared, server: Some(server), control, number }
     }
 
-    /// From now on nothing is answered.
+    /// From now on nothing is answered, nor even read: who waits for what was read cannot be killed.
     pub fn hang(&self) {
         self.shared.hangs.store(true, Ordering::SeqCst);
     }
 
     /// How many requests wait for ever.
     pub fn unanswered(&self) -> usize {
-        self.shared.unanswered.load(Ordering::SeqCst)
+        let file = self.control.path().join(self.number.to_string()).join("waiting");
+        std::fs::read_to_string(file).unwrap().trim().parse().unwrap()
     }
+}
+
+/// The number by which the kernel knows the file system that is mounted there: its device's minor one.
+fn number(place: &Path) -> u64 {
+    let list = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = list.lines().rfind(|line| line.split(' ').nth(4) == place.to_str()).unwrap();
+    line.split(' ').nth(2).and_then(|device| device.split_once(':')?.1.parse().ok()).unwrap()
 }
 
 impl Drop for Hanging {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::SeqCst);
         let _ = self.server.take().unwrap().join();
+        let _ = umount2(self.control.path(), MntFlags::MNT_DETACH);
     }
 }
 
 fn serve(mut device: File, shared: &Shared) {
     let mut request = vec![0; 1 << 18];
     while !shared.ends.load(Ordering::SeqCst) {
+        if shared.hangs.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        }
         let mut ready = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
         if poll(&mut ready, 20_u8).unwrap_or(0) == 0 {
             continue;
@@ -73,10 +106,6 @@ fn serve(mut device: File, shared: &Shared) {
         let body = match kind {
             // FORGET, INTERRUPT and BATCH_FORGET are not answered.
             2 | 36 | 42 => continue,
-            _ if shared.hangs.load(Ordering::SeqCst) => {
-                shared.unanswered.fetch_add(1, Ordering::SeqCst);
-                continue;
-            }
             // INIT: protocol 7.31, 64 KiB at once.
             26 => {
                 let mut body = [7_u32, 31, 0, 0, 16 << 16 | 16, 1 << 16, 1].map(u32::to_le_bytes).concat();

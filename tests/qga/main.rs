@@ -16,6 +16,7 @@ mod exec;
 mod file_systems;
 mod files;
 mod freeze;
+#[allow(dead_code, reason = "shared with the tests of CSI")]
 mod fuse;
 mod hardware;
 mod hung_disk;
