@@ -20,8 +20,9 @@ use std::time::{Duration, Instant};
 use guestlet::ctl::client::{self, Client};
 use guestlet::guest::Guest;
 use guestlet::guest::events::{Event, Hub, TICK};
+use guestlet::rpc::callback::Surroundings;
+use guestlet::rpc::guest::Service;
 use guestlet::rpc::holder::Holder;
-use guestlet::rpc::{callback, guest::Service};
 use guestlet::sys::root::Root;
 use guestlet::transport::http2;
 use guestlet::wire::proto::v1::virtual_machine_event::Kind;
@@ -81,7 +82,7 @@ impl Host {
             write!(
                 text,
                 "[[vm]]\nname = '{}'\nuuid = '00000000-0000-4000-8000-{number:012}'\n\
-                 unix-socket = '{at}/{number}'\ncallback-socket = '{at}/{number}c'\n",
+                 unix-socket = '{at}/{number}'\n",
                 name(number)
             )
             .unwrap();
@@ -100,7 +101,7 @@ impl Host {
         lines.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
     }
 
-    /// Waits until all are connected, in `sessions` sessions so far, and have their callback channels.
+    /// Waits until all are connected, in `sessions` sessions so far, and ask who they are.
     fn until_all(&self, guests: usize, sessions: usize) {
         until("all guests are connected", || {
             let metrics = self.metrics();
@@ -156,8 +157,7 @@ impl Guests {
             .map(|number| {
                 let hub = Arc::new(Hub::new(format!("run-{number}")));
                 let root = Root::at(folder.join("root"));
-                let sockets = [folder.join(number.to_string()), folder.join(format!("{number}c"))];
-                (Guest { root, events: hub, ..Guest::default() }, sockets)
+                (Guest { root, events: hub, ..Guest::default() }, folder.join(number.to_string()))
             })
             .collect();
         let hubs = guests.iter().map(|(guest, _)| Arc::clone(&guest.events)).collect();
@@ -165,10 +165,8 @@ impl Guests {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.spawn(async move {
-                for (guest, [control, callback]) in guests {
-                    let holder = Holder::default();
-                    tokio::spawn(be_held(guest, control, holder.clone(), epochs.clone()));
-                    tokio::spawn(call_back(callback, holder, epochs.clone()));
+                for (guest, socket) in guests {
+                    tokio::spawn(be_held(guest, socket, epochs.clone()));
                 }
             });
             runtime.block_on(async {
@@ -192,9 +190,13 @@ fn until_zone(guests: [&Guests; 2], zone: &str) {
 }
 
 /// Serves sessions of the host half.
-async fn be_held(guest: Guest, socket: PathBuf, holder: Holder, epochs: watch::Receiver<u64>) {
+async fn be_held(guest: Guest, socket: PathBuf, epochs: watch::Receiver<u64>) {
     let listener = UnixListener::bind(socket).unwrap();
-    let service = Service::new(guest.clone(), vec!["events".into(), "topology".into()], holder);
+    let capabilities = ["events", "topology", "callback"].map(str::to_owned).to_vec();
+    // No disk ever changes.
+    let (_changes, changes) = watch::channel(0);
+    let surroundings = Surroundings { changes, known: Arc::new(|_| {}) };
+    let service = Service::new(guest.clone(), capabilities, Holder::default(), surroundings);
     let mut ticks = tokio::time::interval(TICK);
     loop {
         let mut epoch = epochs.clone();
@@ -210,24 +212,6 @@ async fn be_held(guest: Guest, socket: PathBuf, holder: Holder, epochs: watch::R
                     }
                 });
             }
-        }
-    }
-}
-
-/// Has one callback channel at a time. Nobody listens while it is there: a process may have 20,000 descriptors only.
-async fn call_back(socket: PathBuf, holder: Holder, epochs: watch::Receiver<u64>) {
-    loop {
-        let mut epoch = epochs.clone();
-        epoch.mark_unchanged();
-        let listener = UnixListener::bind(&socket).unwrap();
-        let (stream, _) = listener.accept().await.unwrap();
-        drop(listener);
-        std::fs::remove_file(&socket).unwrap();
-        // No disk ever changes.
-        let (_changes, disks) = watch::channel(0);
-        tokio::select! {
-            _ = callback::run(stream, &holder, disks, |_| {}) => {}
-            _ = epoch.changed() => {}
         }
     }
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::agent::AgentSettings;
@@ -80,19 +79,13 @@ pub async fn run(
     let mut passed = Passed::new(sockets);
     let (control, control_words) =
         channels::api("control", settings.control, settings.vsock_peer, &mut passed)?;
-    let (callback, callback_words) =
-        channels::api("callback", settings.callback, settings.vsock_peer, &mut passed)?;
     let (qga, qga_words) = Qga::build(settings.qga, settings.retry_path, settings.vsock_peer, &mut passed)?;
     passed.finish();
-    let status = format!(
-        "QGA: {qga_words}; control: {}; callback: {}",
-        *control_words.borrow(),
-        *callback_words.borrow()
-    );
+    let status = format!("QGA: {qga_words}; control: {}", *control_words.borrow());
     let mut api = None;
     let mut kubelet_knows_host = false;
     if settings.local {
-        let channels = local::Channels { qga: qga_words, control: control_words, callback: callback_words };
+        let channels = local::Channels { qga: qga_words, control: control_words };
         let folder = settings.runtime_folder;
         guest.releases.keep_in(&folder);
         disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor)?;
@@ -101,7 +94,7 @@ pub async fn run(
         kubelet_knows_host = settings.csi.topology.iter().any(|key| key == labels::HOST);
         let teller = csi::start(settings.csi, has_node, &folder, &guest, holder.clone(), &mut supervisor);
         let people = people(&guest, &folder)?;
-        api = Some(Api { control, callback, people, channels, folder, holder, teller });
+        api = Some(Api { control, people, channels, folder, holder, teller });
     }
     let ticker = Ticker::new(TICK)?;
     // What an earlier run has left frozen is not to be written to, and whoever asks is told the truth.
@@ -151,7 +144,6 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
 /// What serves the host half, and people in the guest.
 struct Api {
     control: Listener,
-    callback: Listener,
     people: Listener,
     channels: local::Channels,
     folder: PathBuf,
@@ -163,8 +155,14 @@ impl Api {
     fn start(self, guest: &Guest, supervisor: &mut Supervisor) {
         let shutdown = supervisor.shutdown();
         let (folder, holder) = (self.folder, self.holder);
-        let capabilities = ["events", "qga", "disks", "topology"].map(str::to_owned).to_vec();
-        let api = guest::Service::new(guest.clone(), capabilities, holder.clone());
+        let capabilities = ["events", "qga", "disks", "topology", "callback"].map(str::to_owned).to_vec();
+        let news = News { folder: folder.into(), freezer: guest.freezer.clone(), teller: self.teller };
+        let surroundings = callback::Surroundings {
+            // How many volumes there can be depends on what is plugged.
+            changes: guest.disks.changes(),
+            known: Arc::new(move |identity| news.tell(identity)),
+        };
+        let api = guest::Service::new(guest.clone(), capabilities, holder.clone(), surroundings);
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels);
 
         let ending = shutdown.clone();
@@ -174,10 +172,6 @@ impl Api {
         let serve_people =
             move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
         supervisor.spawn("local", clients::run(self.people, shutdown.clone(), serve_people));
-        let news = News { folder: folder.into(), freezer: guest.freezer.clone(), teller: self.teller };
-        // How many volumes there can be depends on what is plugged.
-        let disks = guest.disks.changes();
-        supervisor.spawn("callback", run_callback(self.callback, holder, news, disks, shutdown.clone()));
         for (name, work) in monitor::all(guest, monitor::Settings::default(), &shutdown) {
             supervisor.spawn(name, async move {
                 work.await;
@@ -250,26 +244,4 @@ impl News {
             }
         });
     }
-}
-
-/// Takes callback streams; what the host half says of this guest is kept in the runtime folder, and told.
-async fn run_callback(
-    listener: Listener,
-    holder: Holder,
-    news: News,
-    disks: watch::Receiver<u64>,
-    shutdown: CancellationToken,
-) -> anyhow::Result<()> {
-    let ending = shutdown.clone();
-    clients::run(listener, shutdown, move |peer, stream| {
-        let (holder, news, disks, ending) = (holder.clone(), news.clone(), disks.clone(), ending.clone());
-        async move {
-            let serving = callback::run(stream, &holder, disks, |identity| news.tell(identity));
-            let ended = ending.run_until_cancelled(serving).await;
-            if let Some(Err(error)) = ended {
-                tracing::info!("callback stream from {peer} closed: {:#}", anyhow::Error::from(error));
-            }
-        }
-    })
-    .await
 }

@@ -73,6 +73,7 @@ pub fn pause_under_systemd() {
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let settings = check(options)?;
     logging::init("guestlet-host", options.verbose, None)?;
+    settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

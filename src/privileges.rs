@@ -86,7 +86,7 @@ fn capabilities(settings: &AgentSettings) -> Vec<&'static str> {
     // Ports below 1024, where systemd holds none.
     let vsock = |channel: &ApiChannel| matches!(channel, ApiChannel::Vsock { .. });
     let listens = matches!(settings.qga, QgaChannel::VsockListen { .. });
-    if listens || vsock(&settings.control) || vsock(&settings.callback) {
+    if listens || vsock(&settings.control) {
         needed.push("CAP_NET_BIND_SERVICE");
     }
     needed.sort_unstable();
@@ -143,7 +143,7 @@ mod tests {
             assert!(all.contains(capability), "{capability}: {all}");
         }
         assert!(!all.contains("SYS_MODULE") && !all.contains("NET_ADMIN"), "{all}");
-        let few = set("qga.allow-rpcs = ['guest-ping']\ncontrol.listen = 'none'\ncallback.listen = 'none'");
+        let few = set("qga.allow-rpcs = ['guest-ping']\ncontrol.listen = 'none'");
         for capability in ["SYS_TIME", "SYS_BOOT", "AUDIT_WRITE", "SETUID", "NET_BIND_SERVICE"] {
             assert!(!few.contains(capability), "{capability}: {few}");
         }

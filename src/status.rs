@@ -82,7 +82,6 @@ pub fn table(status: &Status) -> String {
     lines.push(("guest", format!("{} (machine id {})", guest.host_name, guest.machine_id)));
     lines.push(("QGA clients", status.qga_channel.clone()));
     lines.push(("control", status.control_channel.clone()));
-    lines.push(("callback", status.callback_channel.clone()));
     lines.push((
         "host",
         match &status.host {
@@ -156,7 +155,6 @@ pub fn json(status: &Status) -> Value {
         "channels": {
             "qga": status.qga_channel,
             "control": status.control_channel,
-            "callback": status.callback_channel,
         },
         "host": status.host.as_ref().map(|host| json!({
             "instance_id": host.instance_id,

@@ -52,6 +52,12 @@ fn http2() {
     run("http2", |bytes| with_one_bit_changed(bytes, checks::http2));
 }
 
+#[test]
+fn callback() {
+    run("callback", checks::callback);
+    run("callback", |bytes| with_one_bit_changed(bytes, checks::callback));
+}
+
 /// All of it again, with one bit of each of its bytes changed.
 fn with_one_bit_changed(bytes: &[u8], check: fn(&[u8])) {
     for at in 0..bytes.len() {

@@ -41,11 +41,9 @@ impl Machine {
         }
         machine.write(&format!("/proc/{AGENT}/status"), "Name:\tguestlet\nCapBnd:\t000001ffffffffff\n");
         machine.write(&format!("/proc/{AGENT}/attr/current"), "unconfined\n");
-        let words = |port: u32| format!("vsock port {port}, held by guestlet.socket");
         let status = Status {
             guest: Some(GuestInfo { agent_version: guestlet::VERSION.to_owned(), ..GuestInfo::default() }),
-            control_channel: words(970),
-            callback_channel: words(971),
+            control_channel: "vsock port 970, held by guestlet.socket".to_owned(),
             host: Some(HostHalf { host_name: "host-1".to_owned(), ..HostHalf::default() }),
             identity: Some(WhoAmIResponse { vm_name: "web-1".to_owned(), ..WhoAmIResponse::default() }),
             freeze: Some(FreezeStatus { stage: "thawed".to_owned(), ..FreezeStatus::default() }),
@@ -167,7 +165,7 @@ fn channels_that_are_missing_are_named() {
     std::fs::remove_dir_all(machine.path("/sys/bus")).unwrap();
     let (grade, said, remedy) = says(&machine);
     assert!(grade == Level::Note && said.contains("no vsock device") && remedy.contains("autoattachVSOCK"));
-    let off = "control.listen = 'none'\ncallback.listen = 'none'";
+    let off = "control.listen = 'none'";
     assert!(of(&machine.examine(off), "vsock").says.contains("not used"));
 }
 

@@ -49,7 +49,7 @@ fn keep(known: &watch::Sender<Option<Identity>>, identity: Identity) {
     });
 }
 
-/// Starts serving kubelet, and the sidecars over the callback stream of `holder`. Who this guest is was kept in `folder`
+/// Starts serving kubelet, and the sidecars over the callback of `holder`. Who this guest is was kept in `folder`
 /// by an earlier run, or is told. `has_node`: the labels of the Node are kept, so what they are is known in a moment.
 pub fn start(
     settings: CsiSettings,
@@ -90,8 +90,8 @@ pub fn start(
     let settings =
         csi::Settings { driver, kubelet_root, make_root, node_socket, controller_socket, topology };
     let shutdown = supervisor.shutdown();
-    let channel = Arc::new(move || holder.channel());
-    let work = csi::sockets::run(guest.clone(), settings, known, channel, shutdown.clone());
+    let way = Arc::new(move || holder.caller());
+    let work = csi::sockets::run(guest.clone(), settings, known, way, shutdown.clone());
     supervisor.spawn("csi", async move {
         if let Err(error) = work.await {
             tracing::error!("kubelet is not served any more: {error}");

@@ -29,8 +29,6 @@ pub use csi::{CsiMode, CsiSettings};
 pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
 /// The vsock port of the control channel.
 pub const CONTROL_PORT: u32 = 970;
-/// The vsock port of the callback channel.
-pub const CALLBACK_PORT: u32 = 971;
 /// Where state is kept unless the settings say otherwise.
 pub const DEFAULT_STATE_FOLDER: &str = "/var/run";
 /// Where the agent keeps what lasts until the next boot.
@@ -63,8 +61,6 @@ pub struct AgentSettings {
     pub local: bool,
     /// Where the host half comes from with its questions.
     pub control: ApiChannel,
-    /// Where it comes from for the guest's.
-    pub callback: ApiChannel,
     /// Who is let in on vsock.
     pub vsock_peer: VsockPeer,
     /// Log each call.
@@ -210,7 +206,6 @@ pub fn load(places: &Places, program: Program, command_line: AgentFragment) -> R
     if program == Program::QemuGa {
         let mut quiet = AgentFragment::default();
         quiet.control.listen = Some("none".to_owned());
-        quiet.callback.listen = Some("none".to_owned());
         fragments.push((PathBuf::from("qemu-ga"), quiet));
     }
     let (main, required) = &places.main;
@@ -348,7 +343,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let places = Places::from(root.path());
         let settings = load(&places, Program::QemuGa, AgentFragment::default()).unwrap();
-        assert_eq!((settings.control, settings.callback), (ApiChannel::None, ApiChannel::None));
+        assert_eq!(settings.control, ApiChannel::None);
         assert!(!settings.local);
         write(root.path(), "/etc/guestlet/agent.toml", "[control]\nlisten = 'vsock'\n");
         let settings = load(&places, Program::QemuGa, AgentFragment::default()).unwrap();

@@ -11,7 +11,6 @@
 //! vsock-cid = 3                   # or vsock-socket, or unix-socket
 //! qmp = "/run/vm/web-1/qmp.sock"  # optional
 //! port = 970                      # optional
-//! callback-port = 971             # optional
 //!
 //! [[pool]]                        # a storage class, optional
 //! name = "fast"
@@ -51,7 +50,7 @@ pub use pool::{Allocation, Bus, Format, PoolSettings};
 use topology::TopologyFragment;
 pub use topology::TopologySettings;
 use vm::{Checker, VmFragment};
-pub use vm::{DEFAULT_CALLBACK_PORT, DEFAULT_PORT, DialSettings, VmSettings};
+pub use vm::{DEFAULT_PORT, DialSettings, VmSettings};
 
 /// Where the settings are unless the command line says otherwise.
 pub const DEFAULT_FILE: &str = "/etc/guestlet/host.toml";
@@ -85,6 +84,8 @@ pub struct HostSettings {
     pub topology: TopologySettings,
     /// The VMs, in the order of their names.
     pub vms: Vec<VmSettings>,
+    /// What has no meaning any more, in words for people, with file and line.
+    pub remarks: Vec<String>,
 }
 
 impl HostSettings {
@@ -163,6 +164,7 @@ impl HostFragment {
         let mut limits = LimitSettings::default();
         let mut topology = TopologySettings::default();
         let (mut vms, mut pools, mut clusters) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let mut remarks = Vec::new();
         let mut taken = HashMap::new();
         for source in &self.sources {
             if let Some(path) = &source.parsed.socket {
@@ -185,6 +187,7 @@ impl HostFragment {
                 clusters.insert(name.clone(), cluster::check(source, name, cluster)?);
             }
             topology::check(source, &source.parsed.topology, &mut topology)?;
+            remarks.extend(vm::remark(source, &source.parsed.vm));
             for vm in &source.parsed.vm {
                 vms.push(Checker { source, vm, taken: &mut taken }.vm()?);
             }
@@ -192,7 +195,18 @@ impl HostFragment {
         self.check_references(&pools, &vms)?;
         vms.sort_by(|a: &VmSettings, b| a.name.cmp(&b.name));
         let metrics_socket = metrics_socket.unwrap_or_else(|| socket.with_file_name(METRICS_SOCKET));
-        Ok(HostSettings { socket, metrics_socket, metrics, volumes, limits, pools, clusters, topology, vms })
+        Ok(HostSettings {
+            socket,
+            metrics_socket,
+            metrics,
+            volumes,
+            limits,
+            pools,
+            clusters,
+            topology,
+            vms,
+            remarks,
+        })
     }
 
     /// Names that clusters use have to be there.

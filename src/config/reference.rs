@@ -70,8 +70,12 @@ const AGENT: &[Row] = &[
     ),
     ("control.listen", "`\"vsock\"`", "where the host half comes from: `vsock`, `none`, or `unix:/path`"),
     ("control.port", "`970`", "vsock port, from 1 to 1023"),
-    ("callback.listen", "`\"vsock\"`", "the same for the channel on which the guest asks the host half"),
-    ("callback.port", "`971`", "vsock port, from 1 to 1023"),
+    (
+        "callback.listen",
+        "",
+        "of earlier versions, ignored: what the guest asks goes over the control channel",
+    ),
+    ("callback.port", "", "of earlier versions, ignored"),
     ("vsock.peer-cid", "`2`", "the only vsock context that is let in: the host"),
     (
         "vsock.hybrid",
@@ -156,14 +160,14 @@ const HOST: &[Row] = &[
     ("vm.vsock-cid", "", "how the agent is reached: the guest's address on kernel vhost-vsock"),
     ("vm.vsock-socket", "", "or hybrid vsock: the hypervisor's unix socket"),
     ("vm.unix-socket", "", "or a unix socket that leads straight to an agent"),
-    ("vm.callback-socket", "none", "with `unix-socket`: the one of the callback channel"),
+    ("vm.callback-socket", "", "of earlier versions, ignored"),
     (
         "vm.max-volumes",
         "`240`",
         "how many volumes of its cluster a VM may have, if it has places for them, as its kubelet is told; `0` for all places",
     ),
-    ("vm.port", "`970`", "the agent's vsock port on which the host asks"),
-    ("vm.callback-port", "`971`", "the one on which the guest does"),
+    ("vm.port", "`970`", "the agent's vsock port"),
+    ("vm.callback-port", "", "of earlier versions, ignored"),
     ("vm.qmp", "none", "a QMP socket of guestlet-host's own: tells whether the VM runs, and plugs disks"),
     (
         "pool.name",

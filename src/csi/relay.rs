@@ -1,12 +1,12 @@
-//! `csi.v1.Controller` for the sidecars of the guest's cluster: every call goes to the host half, over the callback
-//! channel, and its answer comes back as it is.
+//! `csi.v1.Controller` for the sidecars of the guest's cluster: every call goes to the host half, by what
+//! that has opened for the guest's calls, and its answer comes back as it is.
 //!
 //! ```text
-//!  sidecar ──unix socket──▶ Relay ──callback channel──▶ host half, which knows from the connection which guest asks
+//!  sidecar ──unix socket──▶ Relay ──callback──▶ host half, which knows from the connection which guest asks
 //! ```
 //!
-//! Nothing waits for a channel that is not there: UNAVAILABLE, at once, with the reason; the sidecars try again by
-//! themselves. A call whose channel breaks is UNAVAILABLE as well: whether the host half has begun with it is unknown, and
+//! Nothing waits for a host half that is not there: UNAVAILABLE, at once, with the reason; the sidecars try again by
+//! themselves. A call whose callback breaks is UNAVAILABLE as well: whether the host half has begun with it is unknown, and
 //! every call may be repeated. A sidecar that hangs up ends its call here; what the host half has begun it finishes.
 
 use std::error::Error as _;
@@ -17,7 +17,8 @@ use http::Uri;
 use tokio::sync::Semaphore;
 use tonic::{Code, Request, Response, Status};
 
-use crate::transport::http2::{Client, ORIGIN};
+use crate::transport::callback::Caller;
+use crate::transport::http2::ORIGIN;
 use crate::wire::proto::csi::controller_client::ControllerClient;
 use crate::wire::proto::csi::controller_server::{Controller, ControllerServer};
 use crate::wire::proto::csi::{
@@ -39,19 +40,19 @@ const DEADLINE: Duration = Duration::from_secs(150);
 const AT_ONCE: usize = 16;
 
 /// The way to the host half, or why there is none.
-pub type Channel = Arc<dyn Fn() -> Result<Client, String> + Send + Sync>;
+pub type Way = Arc<dyn Fn() -> Result<Caller, String> + Send + Sync>;
 
 /// The service.
 #[derive(Clone)]
 pub struct Relay {
-    channel: Channel,
+    way: Way,
     places: Arc<Semaphore>,
 }
 
 impl Relay {
-    /// One that asks `channel` for the way anew with each call.
-    pub fn new(channel: Channel) -> Self {
-        Self { channel, places: Arc::new(Semaphore::new(AT_ONCE)) }
+    /// One that asks for the way anew with each call.
+    pub fn new(way: Way) -> Self {
+        Self { way, places: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
     /// As something to serve.
@@ -62,14 +63,14 @@ impl Relay {
     /// Makes one call of the host half.
     async fn ask<Answer, F>(
         &self,
-        call: impl FnOnce(ControllerClient<Client>) -> F,
+        call: impl FnOnce(ControllerClient<Caller>) -> F,
     ) -> Result<Response<Answer>, Status>
     where
         F: Future<Output = Result<Response<Answer>, Status>>,
     {
-        let channel = (self.channel)()
+        let caller = (self.way)()
             .map_err(|reason| Status::unavailable(format!("the host half cannot be asked: {reason}")))?;
-        let client = ControllerClient::with_origin(channel, Uri::from_static(ORIGIN))
+        let client = ControllerClient::with_origin(caller, Uri::from_static(ORIGIN))
             .max_decoding_message_size(MAX_ANSWER);
         let answer = tokio::time::timeout(DEADLINE, async {
             // Nobody closes it.
@@ -90,7 +91,7 @@ fn of_host(status: &Status) -> Status {
     let unknown = matches!(status.code(), Code::Unknown | Code::Internal | Code::Cancelled);
     match status.source() {
         Some(source) if unknown => Status::unavailable(format!(
-            "the channel to the host half broke, and what came of the call is unknown; try again: {source}"
+            "the way to the host half broke, and what came of the call is unknown; try again: {source}"
         )),
         _ => Status::new(status.code(), status.message()),
     }

@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower_service::Service;
@@ -19,11 +18,10 @@ type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + 
 #[derive(Debug, Clone)]
 pub struct Both<A, B>(pub A, pub B);
 
-impl<A, B> Service<Request<Incoming>> for Both<A, B>
+impl<A, B, R> Service<Request<R>> for Both<A, B>
 where
-    A: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answer>
-        + NamedService,
-    B: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answer>,
+    A: Service<Request<R>, Response = Response<Body>, Error = Infallible, Future = Answer> + NamedService,
+    B: Service<Request<R>, Response = Response<Body>, Error = Infallible, Future = Answer>,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -36,7 +34,7 @@ where
         }
     }
 
-    fn call(&mut self, request: Request<Incoming>) -> Answer {
+    fn call(&mut self, request: Request<R>) -> Answer {
         if is_of(request.uri().path(), A::NAME) { self.0.call(request) } else { self.1.call(request) }
     }
 }

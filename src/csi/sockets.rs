@@ -22,7 +22,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::csi::registration;
-use crate::csi::relay::{Channel, Relay};
+use crate::csi::relay::{Relay, Way};
 use crate::csi::route::Both;
 use crate::csi::{Identity, Settings, identity, node, serve};
 use crate::guest::Guest;
@@ -57,7 +57,7 @@ enum Error {
     Socket(#[from] unix::Error),
 }
 
-/// Serves kubelet until `shutdown`, and the sidecars, whose calls go over `channel`. What kubelet has asked for by then is
+/// Serves kubelet until `shutdown`, and the sidecars, whose calls go that `way`. What kubelet has asked for by then is
 /// done before this ends.
 ///
 /// # Errors
@@ -66,17 +66,17 @@ pub async fn run(
     guest: Guest,
     settings: Settings,
     known: watch::Receiver<Option<Identity>>,
-    channel: Channel,
+    way: Way,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
     let clients = Scope::new();
     let node = node::Service::new(guest.clone(), &settings, known.clone());
     let about =
         |ready| identity::Service::new(&settings.driver, !settings.topology.is_empty(), ready).into_server();
-    let (is_known, way) = (known.clone(), Arc::clone(&channel));
+    let (is_known, is_there) = (known.clone(), Arc::clone(&way));
     let services = Services {
         node: Both(about(Arc::new(move || is_known.borrow().is_some())), node.clone().into_server()),
-        controller: Both(about(Arc::new(move || way().is_ok())), Relay::new(channel).into_server()),
+        controller: Both(about(Arc::new(move || is_there().is_ok())), Relay::new(way).into_server()),
         registration: registration::Service::new(&settings.driver, &settings.node_socket).into_server(),
     };
     let desk = Desk {

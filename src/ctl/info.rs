@@ -126,9 +126,6 @@ fn power(vm: &VirtualMachine) -> String {
 }
 
 fn callback(vm: &VirtualMachine) -> String {
-    let mut words = words::callback(vm.callback()).to_owned();
-    if !vm.callback_dial.is_empty() {
-        words = format!("{words} at {}", vm.callback_dial);
-    }
+    let words = words::callback(vm.callback()).to_owned();
     if vm.callback_reason.is_empty() { words } else { format!("{words}: {}", vm.callback_reason) }
 }

@@ -40,7 +40,7 @@ pub fn session(session: SessionState) -> &'static str {
     }
 }
 
-/// A callback channel's state in one word.
+/// The callback's state in one word.
 pub fn callback(callback: CallbackState) -> &'static str {
     match callback {
         CallbackState::Unspecified => "none",

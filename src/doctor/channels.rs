@@ -132,9 +132,8 @@ pub fn commands(patient: &Patient<'_>) -> Option<Finding> {
 pub fn vsock(patient: &Patient<'_>) -> Option<Finding> {
     let subject = "vsock";
     let settings = patient.settings.ok()?;
-    let wanted = |channel: &ApiChannel| matches!(channel, ApiChannel::Vsock { .. });
-    if !wanted(&settings.control) && !wanted(&settings.callback) {
-        return Some(Finding::note(subject, "it is not used (control.listen, callback.listen)", ""));
+    if !matches!(settings.control, ApiChannel::Vsock { .. }) {
+        return Some(Finding::note(subject, "it is not used (control.listen)", ""));
     }
     match vsock_device(patient.root) {
         Vsock::Works => {}
@@ -162,18 +161,17 @@ pub fn vsock(patient: &Patient<'_>) -> Option<Finding> {
     let Ok(answer) = &patient.answer else {
         return Some(Finding::good(subject, "the device is there"));
     };
-    let (control, callback) = (&answer.status.control_channel, &answer.status.callback_channel);
-    if control.starts_with("none") || callback.starts_with("none") {
+    let control = &answer.status.control_channel;
+    if control.starts_with("none") {
         let says = "the agent does not listen on vsock";
         return Some(Finding::wrong(subject, says, "systemctl restart guestlet"));
     }
-    let says = format!("the device is there; {control}; {callback}");
-    let held = |words: &str| !words.starts_with("vsock") || words.contains("held by");
-    Some(if held(control) && held(callback) {
+    let says = format!("the device is there; {control}");
+    Some(if !control.starts_with("vsock") || control.contains("held by") {
         Finding::good(subject, says)
     } else {
-        let remedy = "systemctl enable guestlet.socket && systemctl restart guestlet, so that the ports are never free for others while \
-             the agent restarts";
+        let remedy = "systemctl enable guestlet.socket && systemctl restart guestlet, so that the port is never free for others while the \
+             agent restarts";
         Finding::note(subject, says, remedy)
     })
 }
@@ -235,7 +233,7 @@ pub fn host(patient: &Patient<'_>) -> Option<Finding> {
         }
         (Some(host), None) => {
             let says = format!(
-                "guestlet-host on {} holds this guest, but its callback channel is silent",
+                "guestlet-host on {} holds this guest, but does not say what it calls it",
                 host.host_name
             );
             Finding::wrong(subject, says, "on the host: guestctl doctor")

@@ -1,15 +1,14 @@
-//! The callback channel of one session: the host dials, and the guest asks `guestlet.v1.Host`, and
-//! `csi.v1.Controller` of its cluster's volumes.
+//! What the guest of one session asks: `guestlet.v1.Host`, and `csi.v1.Controller` of its cluster's volumes. Its calls are
+//! messages of the connection on which it is asked ([`crate::transport::callback`]).
 //!
 //! ```text
-//!  dial ──stream──▶ served ──WhoAmI──▶ open
-//!   ▲ │               │                 │
-//!   │ └──no stream────┴──lost───────────┤
-//!   └────── wait (backoff) ◀────────────┘──too many calls, or broken again and again──▶ refused
+//!  open ──▶ WhoAmI ──▶ in use
+//!   ▲ │                  │
+//!   │ └──refused, lost───┤
+//!   └── wait (backoff) ◀─┘──too many calls, or broken again and again──▶ refused
 //! ```
 //!
-//! The future of [`keep`] lives inside that of the session, and owns the stream: with the session, whatever
-//! is served here ends at once.
+//! The future of [`keep`] lives inside that of the session: with it, whatever is served here ends at once.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -19,17 +18,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
+use tonic::{Code, Status};
 
 use super::backoff::{Backoff, LASTING};
 use super::contact::Contact;
-use super::conversation::Refusal;
+use super::conversation::{End, Loss, Refusal};
 use super::csi;
 use super::half::Half;
 use super::metered;
@@ -37,15 +34,23 @@ use super::rate::Allowance;
 use super::report::{Report, Teller};
 use super::text;
 use super::unread::Unread;
+use crate::transport::callback::{self, Ended};
 use crate::transport::http2;
 use crate::wire::proto::csi::controller_server::ControllerServer;
+use crate::wire::proto::v1::guest_client::GuestClient;
 use crate::wire::proto::v1::host_server::{Host, HostServer};
-use crate::wire::proto::v1::{CallbackState, PingRequest, PingResponse, WhoAmIRequest, WhoAmIResponse};
+use crate::wire::proto::v1::{
+    CallbackBounds, CallbackState, PingRequest, PingResponse, WhoAmIRequest, WhoAmIResponse,
+};
 
+/// What an agent says that it can do, if it has a callback.
+const CAPABILITY: &str = "callback";
 /// Bytes of one request; they are all small.
 const MAX_REQUEST: usize = 16 * 1024;
 /// The same of a request about volumes.
-const MAX_VOLUME_REQUEST: usize = 64 * 1024;
+const MAX_VOLUME_REQUEST: u32 = 64 * 1024;
+/// Bytes of what is around a request: its method and its number.
+const AROUND: usize = 1024;
 /// Bytes of a ping.
 const MAX_PING: usize = 4096;
 /// When it is counted again how many volumes a VM can have.
@@ -56,11 +61,21 @@ const CALL_DEADLINE: Duration = Duration::from_secs(30);
 const VOLUME_DEADLINE: Duration = Duration::from_secs(180);
 /// How long a call about volumes waits before it is looked again whether it may be made.
 const CALL_AGAIN: Duration = Duration::from_millis(20);
-/// How often the guest may break the channel within one session.
+/// How often the guest may break the callback within one session.
 const MAX_BREAKS: u32 = 8;
 
-/// Keeps the callback channel of an open session.
-pub async fn keep(contact: &Contact, teller: Teller) -> Refusal {
+/// Keeps the callback of an open session, whose agent is called with `client` and can do `capabilities`.
+pub async fn keep(
+    client: http2::Client,
+    contact: &Contact,
+    capabilities: &[String],
+    teller: Teller,
+) -> Refusal {
+    if !capabilities.iter().any(|capability| capability == CAPABILITY) {
+        let reason = "the agent is too old for this host half to be asked by it; upgrade it".to_owned();
+        teller.send(Report::Callback(CallbackState::Unspecified, reason)).await;
+        return std::future::pending().await;
+    }
     let guard = Guard::new(contact);
     let mut backoff = Backoff::new(Instant::now());
     let mut breaks = 0;
@@ -68,27 +83,15 @@ pub async fn keep(contact: &Contact, teller: Teller) -> Refusal {
     loop {
         teller.send(Report::Callback(CallbackState::Connecting, reason)).await;
         let began = Instant::now();
-        let Some(dialled) = contact.callback().await else {
-            let reason = "no callback-socket is set".to_owned();
-            teller.send(Report::Callback(CallbackState::Unspecified, reason)).await;
-            return std::future::pending().await;
+        reason = match serve(client.clone(), contact, &guard, &teller).await {
+            Err(End::Refused(refusal)) => return refusal,
+            Err(End::Lost(loss)) => text::chain(&loss),
+            Ok(()) => "the guest closes it".to_owned(),
         };
-        reason = match dialled {
-            Ok((stream, gate)) => match serve(stream, contact, &guard, &teller).await {
-                Err(refusal) => return refusal,
-                Ok(_) if let Some(excess) = gate.shut() => return excess.into(),
-                Ok(Ok(())) => "the guest closed the callback channel".to_owned(),
-                Ok(Err(error)) => {
-                    let reason = text::chain(&error);
-                    breaks += 1;
-                    if breaks == MAX_BREAKS {
-                        return Refusal::Callback(reason);
-                    }
-                    reason
-                }
-            },
-            Err(error) => text::chain(&error),
-        };
+        breaks += 1;
+        if breaks == MAX_BREAKS {
+            return Refusal::Callback(reason);
+        }
         let now = Instant::now();
         if now - began >= LASTING {
             backoff.restart(now);
@@ -97,13 +100,13 @@ pub async fn keep(contact: &Contact, teller: Teller) -> Refusal {
     }
 }
 
-/// Serves one stream to its end.
+/// Opens the callback once, and serves it to its end.
 async fn serve(
-    stream: impl crate::transport::Stream,
+    client: http2::Client,
     contact: &Contact,
     guard: &Arc<Guard>,
     teller: &Teller,
-) -> Result<Result<(), hyper::Error>, Refusal> {
+) -> Result<(), End> {
     let introduced = Arc::new(Notify::new());
     let service =
         Service { contact: contact.clone(), introduced: Arc::clone(&introduced), counted: Arc::default() };
@@ -111,25 +114,68 @@ async fn serve(
     let volumes = contact.volumes.clone().map(|keeper| {
         let place = contact.topology.clone();
         let service = csi::Service::new(keeper, &contact.vm.name, &contact.vm.cluster, place);
-        ControllerServer::new(service).max_decoding_message_size(MAX_VOLUME_REQUEST)
+        ControllerServer::new(service)
     });
     let service = Guarded { service, volumes, guard: Arc::clone(guard) };
-    // As many for calls about volumes, which may have to wait for a pool, as for all others.
-    let open_calls = contact.vm.limits.open_calls.saturating_mul(2);
-    let bounds = http2::Bounds { open_calls, ..http2::Bounds::SMALL };
-    let mut serving = Box::pin(http2::serve_within(stream, service, CancellationToken::new(), bounds));
+    let bounds = CallbackBounds {
+        host_instance_id: contact.half.host.instance_id.clone(),
+        // As many for calls about volumes, which may have to wait for a pool, as for all others.
+        open_calls: contact.vm.limits.open_calls.saturating_mul(2),
+        request_bytes: MAX_VOLUME_REQUEST,
+    };
+    let most = usize::try_from(MAX_VOLUME_REQUEST).unwrap_or(usize::MAX).saturating_add(AROUND);
+    let client = Watched { client, unread: Arc::clone(&guard.unread) };
+    let mut client = GuestClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
+        .max_decoding_message_size(most);
+    let mut serving = Box::pin(callback::serve(bounds, service, async |messages| {
+        client.callback(messages).await.map(tonic::Response::into_inner)
+    }));
     let mut known = false;
     loop {
         tokio::select! {
             biased;
-            () = guard.flooded.notified() => return Err(Refusal::Calls),
-            () = guard.unread.too_long() => return Err(metered::Excess::Unread.into()),
-            ended = &mut serving => return Ok(ended),
+            () = guard.flooded.notified() => return Err(Refusal::Calls.into()),
+            () = guard.unread.too_long() => return Err(Refusal::from(metered::Excess::Unread).into()),
+            ended = &mut serving => return ended.map_err(end),
             () = introduced.notified(), if !known => {
                 known = true;
                 teller.send(Report::Callback(CallbackState::Open, String::new())).await;
             }
         }
+    }
+}
+
+/// What the end of a callback means for the session.
+fn end(ended: Ended) -> End {
+    match ended {
+        Ended::Breach(breach) => Refusal::Callback(breach.to_string()).into(),
+        Ended::Status(status) => match End::from(*status) {
+            // Who holds the guest is settled by its events.
+            End::Refused(Refusal::Held(message)) => Loss::Call { code: Code::Aborted, message }.into(),
+            end => end,
+        },
+    }
+}
+
+/// Calls the agent. What is sent to it with a call waits for it.
+#[derive(Debug, Clone)]
+struct Watched {
+    client: http2::Client,
+    unread: Arc<Unread>,
+}
+
+impl tower_service::Service<Request<Body>> for Watched {
+    type Response = <http2::Client as tower_service::Service<Request<Body>>>::Response;
+    type Error = http2::ClientError;
+    type Future = <http2::Client as tower_service::Service<Request<Body>>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), http2::ClientError>> {
+        self.client.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let unread = Arc::clone(&self.unread);
+        self.client.call(request.map(|body| unread.watch(body)))
     }
 }
 
@@ -185,7 +231,7 @@ impl Host for Service {
     }
 }
 
-/// What one guest may do to the callback channel, over all of its streams in a session.
+/// What one guest may ask in a session, over all callbacks that are opened in it.
 #[derive(Debug)]
 struct Guard {
     allowance: Mutex<Allowance>,
@@ -274,10 +320,10 @@ struct Guarded<S, V> {
     guard: Arc<Guard>,
 }
 
-impl<S, V> tower_service::Service<Request<Incoming>> for Guarded<S, V>
+impl<S, V> tower_service::Service<Request<Body>> for Guarded<S, V>
 where
-    S: http2::Service,
-    V: http2::Service + NamedService,
+    S: http2::Service<Body>,
+    V: http2::Service<Body> + NamedService,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -288,7 +334,7 @@ where
         self.service.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
         let of_volumes = http2::is_of(request.uri().path(), V::NAME);
         if let Some(mut volumes) = self.volumes.clone().filter(|_| of_volumes) {
             let guard = Arc::clone(&self.guard);
@@ -297,7 +343,7 @@ where
                     Status::unavailable("too many calls about volumes are under way; repeat this one later");
                 return Box::pin(std::future::ready(Ok(status.into_http())));
             };
-            return Box::pin(answer(VOLUME_DEADLINE, Arc::clone(&guard.unread), async move {
+            return Box::pin(in_time(VOLUME_DEADLINE, async move {
                 guard.admit_in_time().await;
                 let answer = volumes.call(request).await;
                 drop(place);
@@ -308,17 +354,15 @@ where
             let status = Status::resource_exhausted("too many calls");
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
-        Box::pin(answer(CALL_DEADLINE, Arc::clone(&self.guard.unread), self.service.call(request)))
+        Box::pin(in_time(CALL_DEADLINE, self.service.call(request)))
     }
 }
 
-/// The answer to a call, which comes in time, and must be taken in time.
-async fn answer(
+/// The answer to a call, which comes in time.
+async fn in_time(
     deadline: Duration,
-    unread: Arc<Unread>,
     call: impl Future<Output = Result<Response<Body>, Infallible>>,
 ) -> Result<Response<Body>, Infallible> {
     let late = |_| Ok(Status::deadline_exceeded("the call took too long").into_http());
-    let answer = tokio::time::timeout(deadline, call).await.unwrap_or_else(late)?;
-    Ok(answer.map(|body| unread.watch(body)))
+    tokio::time::timeout(deadline, call).await.unwrap_or_else(late)
 }

@@ -12,7 +12,7 @@ use super::metered::{Gate, Metered};
 use super::place::Told;
 use super::volumes::Keeper;
 use crate::transport::BoxStream;
-use crate::transport::dial::{self, Dial};
+use crate::transport::dial;
 use crate::wire::proto::v1::WhoAmIResponse;
 
 /// How long a stream may take to come about. The guest's kernel answers, not its agent; while a guest boots, a
@@ -43,30 +43,14 @@ impl Contact {
         Self { vm, half, volumes, topology }
     }
 
-    /// Dials the stream on which the host asks.
+    /// Dials its agent. The stream is counted, and cut when the guest sends too much.
     ///
     /// # Errors
     /// If there is none within the deadline.
-    pub async fn control(&self) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
-        self.dial(&*self.vm.dial).await
-    }
-
-    /// Dials the stream on which the guest asks; none where there is no such channel.
-    ///
-    /// # Errors
-    /// If there is none within the deadline.
-    pub async fn callback(&self) -> Option<Result<(Metered<BoxStream>, Gate), dial::Error>> {
-        match &self.vm.callback {
-            Some(dial) => Some(self.dial(&**dial).await),
-            None => None,
-        }
-    }
-
-    /// The stream is counted, and cut when the guest sends too much.
-    async fn dial(&self, dialer: &dyn Dial) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
+    pub async fn dial(&self) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
         let metrics = &self.half.metrics;
         metrics.dials.fetch_add(1, Ordering::Relaxed);
-        let stream = dial::within(dialer, DIAL_DEADLINE).await.inspect_err(|_| {
+        let stream = dial::within(&*self.vm.dial, DIAL_DEADLINE).await.inspect_err(|_| {
             metrics.dial_failures.fetch_add(1, Ordering::Relaxed);
         })?;
         Ok(Metered::new(stream, Arc::clone(&self.half), &self.vm.limits))

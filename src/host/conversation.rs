@@ -90,8 +90,8 @@ pub enum Refusal {
     /// It calls the host more often than allowed.
     #[error("the guest calls its host too often")]
     Calls,
-    /// It breaks the callback channel again and again.
-    #[error("the guest breaks the callback channel again and again: {0}")]
+    /// It breaks the callback, or its rules.
+    #[error("the guest breaks the callback: {0}")]
     Callback(String),
     /// Its state is larger than allowed.
     #[error(transparent)]

@@ -6,12 +6,12 @@
 //!                 Machine   Report
 //!                       ▼   │
 //!                      session ──dials──▶ agent in the guest      (one for each VM)
-//!                        ├── control: the host asks, events come   (talk)
-//!                        └── callback: the guest asks              (callback)
+//!                        ├── the host asks, events come            (talk)
+//!                        └── the guest asks, on the same connection (callback)
 //! ```
 //!
 //! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM. [`volumes`] are what
-//! clusters have of them; their guests ask for them on the callback channel, in the words of [`csi`].
+//! clusters have of them; their guests ask for them by the callback, in the words of [`csi`].
 //!
 //! [`fleet`] is one task and owns what is known of all VMs; everybody else sends it messages. Guests are
 //! taken for hostile: what they say is bounded by [`limits`], and cleaned by [`text`], before it goes on.

@@ -37,7 +37,7 @@ pub enum Report {
     Heard(Box<v1::Event>),
     /// The open conversation ended.
     Closed(String),
-    /// Where the callback channel of the open conversation stands, and why.
+    /// Where the callback of the open conversation stands, and why.
     Callback(CallbackState, String),
     /// What the guest made of where it runs.
     Topology(Outcome),

@@ -7,8 +7,8 @@
 //!                                 └─another──▶ refused ◀┴─held by another host half─────┘ more than allowed
 //! ```
 //!
-//! Every step has a deadline, every message a bound. The future owns the connection, and beside it that of the
-//! [`callback`] channel: dropping it closes both streams at once.
+//! Every step has a deadline, every message a bound. The future owns the connection, on which the guest asks, too
+//! ([`callback`]): dropping it closes the stream at once.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub async fn talk(
     machine: watch::Receiver<Machine>,
 ) -> Result<Infallible, End> {
     let began = Instant::now();
-    let (stream, gate) = contact.control().await.map_err(Loss::from)?;
+    let (stream, gate) = contact.dial().await.map_err(Loss::from)?;
     let (client, mut connection) =
         Box::pin(soon(async { Ok(http2::connect(stream).await.map_err(Loss::Broken)?) })).await?;
     let end = {
@@ -76,6 +76,7 @@ async fn calls(
     machine: watch::Receiver<Machine>,
     began: Instant,
 ) -> Result<Infallible, End> {
+    let channel = client.clone();
     let mut client = GuestClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
         .max_decoding_message_size(contact.vm.limits.message_bytes);
     // Boxed, because the session lives for long, and its beginning does not.
@@ -87,7 +88,7 @@ async fn calls(
     let capabilities = info.capabilities.clone();
     notes.opened(info, client.clone()).await;
     let topology = Box::pin(topology::keep(client, contact, &capabilities, notes.teller()));
-    let callback = Box::pin(callback::keep(contact, notes.teller()));
+    let callback = Box::pin(callback::keep(channel, contact, &capabilities, notes.teller()));
     tokio::select! {
         end = listen(&mut events, first, patience, contact, order, notes, machine) => end,
         refusal = callback => Err(refusal.into()),

@@ -134,6 +134,9 @@ impl Reloader {
                     volumes: self.current.volumes.clone(),
                     ..new
                 };
+                if new.remarks != self.current.remarks {
+                    new.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
+                }
                 if new != self.current {
                     tracing::info!(vms = new.vms.len(), "the settings changed");
                     self.pools.send_replace(pools_of(&new));
@@ -233,7 +236,6 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
         },
         cluster: settings.cluster.clone(),
         dial: dial(&settings.dial),
-        callback: settings.callback.as_ref().map(dial),
         max_volumes: settings.max_volumes,
         limits: Arc::clone(limits),
     };

@@ -1,18 +1,28 @@
-//! The callback channel: the host dialled, and the guest asks `guestlet.v1.Host`.
+//! What this guest asks of its host half: the host half opens a stream for it ([`crate::transport::callback`]), and the guest
+//! calls `guestlet.v1.Host` and other services there.
 
+use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tonic::{Request, Status};
+use tokio_stream::Stream;
+use tonic::{Request, Status, Streaming};
 
 use crate::rpc::holder::Holder;
-use crate::transport::http2::{self, Client};
-use crate::transport::{Stream, http2::ORIGIN};
+use crate::transport::callback::{self, Caller, Calls};
+use crate::transport::http2::ORIGIN;
+use crate::wire::proto::v1::callback_from_host::Message;
 use crate::wire::proto::v1::host_client::HostClient;
-use crate::wire::proto::v1::{HostHalf, PingRequest, WhoAmIRequest, WhoAmIResponse};
+use crate::wire::proto::v1::{
+    CallbackFromGuest, CallbackFromHost, HostHalf, PingRequest, WhoAmIRequest, WhoAmIResponse,
+};
 
-/// How long the host half may take to say who the guest is.
+/// How long the host half may take to its first message.
+const BEGINNING: Duration = Duration::from_secs(5);
+/// How long it may take to say who the guest is.
 const INTRODUCTION: Duration = Duration::from_secs(10);
 /// How long it may take to show that it is there.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -23,100 +33,111 @@ const AT_LATEST: Duration = Duration::from_secs(300);
 /// Bytes of one answer; those so far are all small.
 const MAX_ANSWER: usize = 64 * 1024;
 
-static STREAMS: AtomicU64 = AtomicU64::new(0);
+static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// An open callback stream.
+/// An open callback.
 #[derive(Debug, Clone)]
 pub struct Callback {
     number: u64,
-    channel: Client,
+    caller: Caller,
     identity: WhoAmIResponse,
 }
 
 impl Callback {
-    /// Which of the streams of this run of the agent it is.
+    /// Which one of this run of the agent it is.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The host half at its other end.
-    pub fn host(&self) -> HostHalf {
-        self.identity.host.clone().unwrap_or_default()
-    }
-
     /// For calls of other services.
-    pub fn channel(&self) -> Client {
-        self.channel.clone()
+    pub fn caller(&self) -> Caller {
+        self.caller.clone()
     }
 
-    /// What it says of this guest.
+    /// What the host half says of this guest.
     pub fn identity(&self) -> WhoAmIResponse {
         self.identity.clone()
     }
 
     /// Whether the host half is there.
     pub async fn answers(&self) -> bool {
-        let mut client = host(self.channel.clone());
+        let mut client = host(self.caller.clone());
         let ping = client.ping(Request::new(PingRequest::default()));
         matches!(tokio::time::timeout(ANSWER, ping).await, Ok(Ok(_)))
     }
 }
 
-fn host(channel: Client) -> HostClient<Client> {
-    HostClient::with_origin(channel, http::Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER)
+fn host(caller: Caller) -> HostClient<Caller> {
+    HostClient::with_origin(caller, http::Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER)
 }
 
-/// Why a callback stream was closed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The peer does not speak HTTP/2, or the stream broke.
-    #[error("the stream broke")]
-    Stream(#[from] http2::ClientError),
-    /// The peer did not say who this guest is.
-    #[error("no answer to WhoAmI")]
-    Introduction(#[source] Box<Status>),
-    /// The stream is not the holder's.
-    #[error("{0}")]
-    Stranger(String),
+/// What the callback needs of the agent; clones share it.
+#[derive(Clone)]
+pub struct Surroundings {
+    /// Changes after which the host half may say something else of this guest.
+    pub changes: watch::Receiver<u64>,
+    /// Is told what it says, first and whenever that has changed.
+    pub known: Arc<dyn Fn(&WhoAmIResponse) + Send + Sync>,
 }
 
-/// Asks who this guest is.
-async fn introduction(mut client: HostClient<Client>) -> Result<WhoAmIResponse, Error> {
-    match tokio::time::timeout(INTRODUCTION, client.who_am_i(Request::new(WhoAmIRequest {}))).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner()),
-        Ok(Err(status)) => Err(Error::Introduction(Box::new(status))),
-        Err(_) => Err(Error::Introduction(Box::new(Status::deadline_exceeded("too late")))),
+impl std::fmt::Debug for Surroundings {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Surroundings").finish_non_exhaustive()
     }
 }
 
-/// Serves one stream until it ends, or the hold of its host half does. `known` is told what the host half
-/// says of this guest, and again with each `change` after which it says something else.
+/// Asks who this guest is.
+async fn introduction(mut client: HostClient<Caller>) -> Result<WhoAmIResponse, Status> {
+    let answer = tokio::time::timeout(INTRODUCTION, client.who_am_i(Request::new(WhoAmIRequest {}))).await;
+    answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("too late"))).map(tonic::Response::into_inner)
+}
+
+/// Opens the callback of the host half that sends `answers`.
 ///
 /// # Errors
-/// If the peer does not do its part.
-pub async fn run(
-    stream: impl Stream,
+/// `FAILED_PRECONDITION` if that does not hold this guest, `INVALID_ARGUMENT` or `DEADLINE_EXCEEDED` if it does not begin as it
+/// should.
+pub async fn open(
+    mut answers: Streaming<CallbackFromHost>,
     holder: &Holder,
-    mut change: watch::Receiver<u64>,
-    known: impl Fn(&WhoAmIResponse),
-) -> Result<(), Error> {
-    let (channel, mut connection) = http2::connect(stream).await?;
-    let client = host(channel.clone());
-    let identity = tokio::select! {
-        identity = introduction(client.clone()) => identity?,
-        ended = connection.ended() => return ended.map_err(Error::Stream),
+    surroundings: Surroundings,
+) -> Result<Open, Status> {
+    let first = tokio::time::timeout(BEGINNING, answers.message()).await;
+    let first = first.map_err(|_| Status::deadline_exceeded("the first message does not come"))??;
+    let Some(Message::Bounds(bounds)) = first.and_then(|first| first.message) else {
+        return Err(Status::invalid_argument("the first message has to have the bounds"));
     };
-    let number = STREAMS.fetch_add(1, Ordering::Relaxed);
-    let over =
-        holder.attach(Callback { number, channel, identity: identity.clone() }).map_err(Error::Stranger)?;
-    known(&identity);
+    let half = holder.held().map(|held| held.host);
+    let half = half.filter(|half| half.instance_id == bounds.host_instance_id).ok_or_else(stranger)?;
+    let (caller, calls) = callback::open(&bounds, answers);
+    let asking = Box::pin(ask(caller, half, holder.clone(), surroundings));
+    Ok(Open { calls, asking, has_ended: false })
+}
+
+fn stranger() -> Status {
+    Status::failed_precondition("only the host half that holds this guest is asked anything")
+}
+
+/// Introduces this guest and keeps what the host half says of it, for as long as that holds it; returns why it ended.
+async fn ask(caller: Caller, half: HostHalf, holder: Holder, surroundings: Surroundings) -> Status {
+    let Surroundings { mut changes, known } = surroundings;
+    let client = host(caller.clone());
+    let mut told = match introduction(client.clone()).await {
+        Ok(identity) => identity,
+        Err(status) => return Status::aborted(format!("no answer to WhoAmI: {}", status.message())),
+    };
+    let number = OPENED.fetch_add(1, Ordering::Relaxed);
+    let Some(over) = holder.attach(&half, Callback { number, caller, identity: told.clone() }) else {
+        return stranger();
+    };
+    let _attached = Attached { holder, number };
+    known(&told);
     let again = async {
-        let mut told = identity;
         // Nobody changes anything any more when the agent ends. What changes on the host alone is seen late.
-        while !matches!(tokio::time::timeout(AT_LATEST, change.changed()).await, Ok(Err(_))) {
+        while !matches!(tokio::time::timeout(AT_LATEST, changes.changed()).await, Ok(Err(_))) {
             // Changes come in many steps.
             tokio::time::sleep(SETTLED).await;
-            change.mark_unchanged();
+            changes.mark_unchanged();
             match introduction(client.clone()).await {
                 Ok(now) if now.vm_uid == told.vm_uid && now != told => {
                     known(&now);
@@ -127,11 +148,44 @@ pub async fn run(
         }
         std::future::pending::<()>().await;
     };
-    let ended = tokio::select! {
-        () = over => Ok(()),
-        ended = connection.ended() => ended.map_err(Error::Stream),
-        () = again => Ok(()),
-    };
-    holder.detach(number);
-    ended
+    tokio::select! {
+        () = over => Status::aborted("another one has taken the place of this callback, or the hold has ended"),
+        () = again => Status::aborted("the agent is stopping"),
+    }
+}
+
+/// The holder has the callback until this is dropped.
+struct Attached {
+    holder: Holder,
+    number: u64,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.holder.detach(self.number);
+    }
+}
+
+/// An open callback as the stream of its messages; with it, the callback ends.
+pub struct Open {
+    calls: Calls<Streaming<CallbackFromHost>>,
+    asking: Pin<Box<dyn Future<Output = Status> + Send>>,
+    has_ended: bool,
+}
+
+impl Stream for Open {
+    type Item = Result<CallbackFromGuest, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(why) = self.asking.as_mut().poll(context) {
+            self.has_ended = true;
+            return Poll::Ready(Some(Err(why)));
+        }
+        let next = Pin::new(&mut self.calls).poll_next(context);
+        self.has_ended = matches!(next, Poll::Ready(None | Some(Err(_))));
+        next
+    }
 }

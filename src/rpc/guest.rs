@@ -2,11 +2,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio_stream::Stream;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::guest::disks::lookup::{FindError, Selector};
 use crate::guest::disks::release::{self, ReleaseError, Released};
@@ -14,6 +15,7 @@ use crate::guest::disks::room::WaitError;
 use crate::guest::events::{self, Event, News, Watcher};
 use crate::guest::topology::Refusal;
 use crate::guest::{Guest, identity, system};
+use crate::rpc::callback::{self, Surroundings};
 use crate::rpc::convert;
 use crate::rpc::holder::{Hold, Holder};
 use crate::sys::{blocking, error_chain};
@@ -23,6 +25,10 @@ use crate::wire::proto::v1::guest_server::{self, GuestServer};
 
 /// Bytes of one request; they are all small.
 const MAX_REQUEST: usize = 16 * 1024;
+/// Bytes of an answer of the host half's; the longest is a page of the list of volumes.
+const MAX_ANSWER: usize = (4 << 20) + 4096;
+/// The method whose messages are answers.
+const CALLBACK: &str = "/guestlet.v1.Guest/Callback";
 /// Bytes of a ping.
 const MAX_PING: usize = 4096;
 /// Calls that read files, or have work done that may hang, at the same time: a host half that comes again and again leaves
@@ -40,19 +46,21 @@ pub struct Service {
     guest: Guest,
     capabilities: Vec<String>,
     holder: Holder,
+    surroundings: Surroundings,
     /// Calls that may read files at the same time, shared by all connections.
     reading: Arc<Semaphore>,
 }
 
 impl Service {
     /// A service over this guest whose agent can do `capabilities`.
-    pub fn new(guest: Guest, capabilities: Vec<String>, holder: Holder) -> Self {
-        Self { guest, capabilities, holder, reading: Arc::new(Semaphore::new(MAX_READING)) }
+    pub fn new(guest: Guest, capabilities: Vec<String>, holder: Holder, surroundings: Surroundings) -> Self {
+        Self { guest, capabilities, holder, surroundings, reading: Arc::new(Semaphore::new(MAX_READING)) }
     }
 
     /// The service as HTTP/2 serves it.
-    pub fn into_server(self) -> GuestServer<Self> {
-        GuestServer::new(self).max_decoding_message_size(MAX_REQUEST)
+    pub fn into_server(self) -> Served {
+        let server = |most| GuestServer::new(self.clone()).max_decoding_message_size(most);
+        Served { usual: server(MAX_REQUEST), callback: server(MAX_ANSWER) }
     }
 
     /// Who this guest is.
@@ -92,6 +100,31 @@ impl Service {
             capabilities: self.capabilities.clone(),
             heartbeat_interval_seconds: u32::try_from(events::TICK.as_secs()).unwrap_or(u32::MAX),
         })
+    }
+}
+
+/// The service, which takes larger messages as answers than as requests.
+#[derive(Debug, Clone)]
+pub struct Served {
+    usual: GuestServer<Service>,
+    callback: GuestServer<Service>,
+}
+
+impl<B> tower_service::Service<http::Request<B>> for Served
+where
+    GuestServer<Service>: tower_service::Service<http::Request<B>>,
+{
+    type Response = <GuestServer<Service> as tower_service::Service<http::Request<B>>>::Response;
+    type Error = <GuestServer<Service> as tower_service::Service<http::Request<B>>>::Error;
+    type Future = <GuestServer<Service> as tower_service::Service<http::Request<B>>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.usual.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let is_callback = request.uri().path() == CALLBACK;
+        if is_callback { self.callback.call(request) } else { self.usual.call(request) }
     }
 }
 
@@ -221,6 +254,15 @@ impl guest_server::Guest for Service {
         }
     }
 
+    type CallbackStream = callback::Open;
+
+    async fn callback(
+        &self,
+        request: Request<Streaming<v1::CallbackFromHost>>,
+    ) -> Result<Response<callback::Open>, Status> {
+        callback::open(request.into_inner(), &self.holder, self.surroundings.clone()).await.map(Response::new)
+    }
+
     type WatchEventsStream = Pin<Box<dyn Stream<Item = Result<v1::Event, Status>> + Send>>;
 
     async fn watch_events(
@@ -287,7 +329,8 @@ mod tests {
         let pipe = folder.path().join("etc/machine-id");
         nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
         let guest = Guest { root: Root::at(folder.path()), ..Guest::default() };
-        let service = Service::new(guest, Vec::new(), Holder::default());
+        let surroundings = Surroundings { changes: guest.disks.changes(), known: Arc::new(|_| {}) };
+        let service = Service::new(guest, Vec::new(), Holder::default(), surroundings);
         let mut refused = 0;
         for _ in 0..MAX_READING * 4 {
             // It asks, does not wait for long, and goes away.

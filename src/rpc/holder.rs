@@ -7,8 +7,8 @@
 //!   └─stream ends──┘ └──────── taken over ◀─────────────────┴─ it does not
 //! ```
 //!
-//! A holder answers on its callback stream, which it dials right after it took the guest. One that has none
-//! after five seconds does not answer.
+//! A holder answers on its callback, which it opens right after it took the guest. One that has none after five
+//! seconds does not answer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -17,10 +17,10 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::rpc::callback::Callback;
-use crate::transport::http2::Client;
+use crate::transport::callback::Caller;
 use crate::wire::proto::v1::{HostHalf, WhoAmIResponse};
 
-/// How long a holder may be without a callback stream before another may take its place.
+/// How long a holder may be without a callback before another may take its place.
 const CALLBACK_GRACE: Duration = Duration::from_secs(5);
 
 /// Who holds this guest; clones share it.
@@ -39,9 +39,15 @@ struct Current {
     host: HostHalf,
     since: SystemTime,
     taken: Instant,
-    callback: Option<Callback>,
+    callback: watch::Sender<Option<Callback>>,
     /// Why the hold was lost, once it is.
     over: watch::Sender<Option<String>>,
+}
+
+impl Current {
+    fn callback(&self) -> Option<Callback> {
+        self.callback.borrow().clone()
+    }
 }
 
 /// Who holds the guest, for people.
@@ -65,7 +71,7 @@ impl Holder {
             let slot = self.slot();
             match &slot.current {
                 Some(current) if current.host.instance_id != host.instance_id => {
-                    Some((current.number, current.host.clone(), current.taken, current.callback.clone()))
+                    Some((current.number, current.host.clone(), current.taken, current.callback()))
                 }
                 _ => None,
             }
@@ -112,40 +118,37 @@ impl Holder {
             host,
             since: SystemTime::now(),
             taken: Instant::now(),
-            callback: None,
+            callback: watch::Sender::new(None),
             over,
         });
         Hold { holder: self.clone(), number, lost }
     }
 
-    /// Gives the holder its callback stream. Returns what completes when that must be closed.
-    ///
-    /// # Errors
-    /// If the stream is not the holder's.
-    pub fn attach(&self, callback: Callback) -> Result<impl Future<Output = ()> + use<>, String> {
+    /// Gives the holder its callback, in place of the one that it had. Returns what completes when this one must be closed;
+    /// nothing if `host` does not hold the guest.
+    pub fn attach(&self, host: &HostHalf, callback: Callback) -> Option<impl Future<Output = ()> + use<>> {
         let mut slot = self.slot();
-        let Some(current) = slot.current.as_mut() else {
-            return Err("no host half holds this guest".to_owned());
-        };
-        let host = callback.host();
-        if current.host.instance_id != host.instance_id {
-            return Err(format!("it is of {}, but {} holds this guest", name(&host), name(&current.host)));
-        }
-        current.callback = Some(callback);
-        let mut over = current.over.subscribe();
-        Ok(async move {
-            // An error means that the hold has ended by itself.
-            let _ = over.wait_for(Option::is_some).await;
+        let current = slot.current.as_mut().filter(|current| current.host.instance_id == host.instance_id)?;
+        let number = callback.number();
+        current.callback.send_replace(Some(callback));
+        let (mut callback, mut over) = (current.callback.subscribe(), current.over.subscribe());
+        Some(async move {
+            let is_other = |now: &Option<Callback>| now.as_ref().is_some_and(|now| now.number() != number);
+            tokio::select! {
+                // An error means that the hold has ended by itself.
+                _ = over.wait_for(Option::is_some) => {}
+                _ = callback.wait_for(is_other) => {}
+            }
         })
     }
 
-    /// Forgets the callback stream of this number.
+    /// Forgets the callback of this number.
     pub fn detach(&self, number: u64) {
         if let Some(current) = &mut self.slot().current
-            && current.callback.as_ref().is_some_and(|callback| callback.number() == number)
+            && current.callback().is_some_and(|callback| callback.number() == number)
         {
-            current.callback = None;
-            // As if taken now: the holder may dial again.
+            current.callback.send_replace(None);
+            // As if taken now: the holder may open another one.
             current.taken = Instant::now();
         }
     }
@@ -157,22 +160,21 @@ impl Holder {
         Some(Held {
             host: current.host.clone(),
             since: current.since,
-            identity: current.callback.as_ref().map(Callback::identity),
+            identity: current.callback().as_ref().map(Callback::identity),
         })
     }
 
-    /// The way to the host half, for calls of other services that it has on the callback stream.
+    /// The way to the host half, for calls of other services that it has.
     ///
     /// # Errors
     /// Why there is none, in words for people.
-    pub fn channel(&self) -> Result<Client, String> {
-        match &self.slot().current {
-            None => Err("no host half holds this guest".to_owned()),
-            Some(Current { host, callback: None, .. }) => {
-                Err(format!("host half {} has not opened the callback channel", name(host)))
-            }
-            Some(Current { callback: Some(callback), .. }) => Ok(callback.channel()),
-        }
+    pub fn caller(&self) -> Result<Caller, String> {
+        let slot = self.slot();
+        let current = slot.current.as_ref().ok_or("no host half holds this guest")?;
+        let callback = current.callback();
+        callback
+            .map(|callback| callback.caller())
+            .ok_or_else(|| format!("host half {} has not opened the callback", name(&current.host)))
     }
 
     fn slot(&self) -> MutexGuard<'_, Slot> {

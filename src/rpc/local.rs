@@ -33,8 +33,6 @@ pub struct Channels {
     pub qga: String,
     /// The control channel, as it is now.
     pub control: watch::Receiver<String>,
-    /// The callback channel, as it is now.
-    pub callback: watch::Receiver<String>,
 }
 
 /// Keeps what the host half says of this guest, for programs in the guest: `identity.json` in `folder`.
@@ -104,7 +102,6 @@ impl local_server::Local for Service {
             started: Some(self.started.into()),
             qga_channel: self.channels.qga.clone(),
             control_channel: self.channels.control.borrow().clone(),
-            callback_channel: self.channels.callback.borrow().clone(),
             host: held.as_ref().map(|held| held.host.clone()),
             held_since: held.as_ref().map(|held| held.since.into()),
             identity: held.and_then(|held| held.identity),

@@ -1,7 +1,7 @@
 //! The guestlet API in the guest, one file per service that it serves or calls.
 //!
-//! [`guest`] serves the host half on the control channel, [`callback`] calls it on the callback channel,
-//! [`local`] serves people in the guest. [`holder`] knows which host half holds the guest.
+//! [`guest`] serves the host half, [`callback`] calls it, [`local`] serves people in the guest. [`holder`] knows which host
+//! half holds the guest.
 
 pub mod callback;
 mod convert;

@@ -29,8 +29,8 @@ use crate::wire::hybrid;
 /// The greatest port that only root may bind, on vsock as on TCP. Agents answer nobody above it.
 const LAST_PRIVILEGED_PORT: u32 = 1023;
 
-/// Those of an agent: this host may be a guest itself, whose own agent's socket unit needs them.
-const AGENT_PORTS: [u32; 2] = [970, 971];
+/// That of an agent: this host may be a guest itself, whose own agent's socket unit needs it.
+const AGENT_PORT: u32 = 970;
 
 /// Where an agent is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,8 +115,7 @@ pub enum Error {
 /// The future of [`Dial::dial`].
 pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<BoxStream, Error>> + Send + 'a>>;
 
-/// Makes streams to one agent: all to its control channel, or all to its callback channel. Its words say where that is, to
-/// people.
+/// Makes streams to one agent. Its words say where that is, to people.
 pub trait Dial: Any + fmt::Debug + fmt::Display + Send + Sync {
     /// Makes one more stream. Dropping the future gives up. There is no deadline: see [`within`].
     fn dial(&self) -> Dialing<'_>;
@@ -220,10 +219,10 @@ async fn vsock(cid: u32, port: u32) -> Result<BoxStream, Error> {
 
 /// Ports that only root may bind and that no agent needs, from the greatest downwards.
 fn source_ports() -> impl Iterator<Item = u32> {
-    (1..=LAST_PRIVILEGED_PORT).rev().filter(|port| !AGENT_PORTS.contains(port))
+    (1..=LAST_PRIVILEGED_PORT).rev().filter(|port| *port != AGENT_PORT)
 }
 
-/// A socket that is bound to a port below 1024. Each connection holds one, so that a host half has at most 1021
+/// A socket that is bound to a port below 1024. Each connection holds one, so that a host half has at most 1022
 /// connections over `AF_VSOCK` at a time.
 fn privileged_socket() -> Result<OwnedFd, Error> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -262,10 +261,10 @@ mod tests {
     }
 
     #[test]
-    fn source_ports_are_privileged_and_leave_out_those_of_agents() {
+    fn source_ports_are_privileged_and_leave_out_that_of_agents() {
         let ports: Vec<_> = source_ports().collect();
-        assert_eq!((ports.len(), ports[0], ports.last()), (1021, 1023, Some(&1)));
-        assert!(!ports.contains(&970) && !ports.contains(&971));
+        assert_eq!((ports.len(), ports[0], ports.last()), (1022, 1023, Some(&1)));
+        assert!(!ports.contains(&970));
     }
 
     /// Answers one CONNECT with `answer` and returns what was asked and what followed.

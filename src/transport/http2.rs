@@ -53,22 +53,18 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Origin of requests on a stream: the stream itself says who is at its other end, so any will do.
 pub const ORIGIN: &str = "http://guestlet";
 
-/// A gRPC service, as tonic generates them.
-pub trait Service:
-    tower_service::Service<
-        Request<Incoming>,
-        Response = Response<Body>,
-        Error = Infallible,
-        Future: Send + 'static,
-    > + Clone
+/// A gRPC service, as tonic generates them, for requests whose body is `B`.
+pub trait Service<B = Incoming>:
+    tower_service::Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send + 'static>
+    + Clone
     + Send
     + 'static
 {
 }
 
-impl<S> Service for S where
+impl<S, B> Service<B> for S where
     S: tower_service::Service<
-            Request<Incoming>,
+            Request<B>,
             Response = Response<Body>,
             Error = Infallible,
             Future: Send + 'static,

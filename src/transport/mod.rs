@@ -7,6 +7,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 #[cfg(feature = "agent")]
 mod appearance;
+#[cfg(any(feature = "agent", feature = "host"))]
+pub mod callback;
 #[cfg(feature = "host")]
 pub mod dial;
 pub mod http2;

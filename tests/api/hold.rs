@@ -34,7 +34,7 @@ async fn a_second_host_half_is_refused_while_the_first_answers() {
     let mut events = first.watch("first", None).await.unwrap();
     next(&mut events).await;
     let second = Control::dial(folder).await;
-    // Before its callback stream is there, and after.
+    // Before its callback is there, and after.
     let refused = second.watch("second", None).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("host-of-first"), "{refused}");
@@ -67,7 +67,7 @@ async fn a_host_half_that_hangs_is_taken_over_and_its_streams_end() {
     let ended = end(&mut events).await;
     assert_eq!(ended.code(), Code::Aborted);
     assert!(ended.message().contains("taken over by host half host-of-second"), "{ended}");
-    assert!(callback.ended().await, "the callback stream of the one before is still open");
+    assert_eq!(callback.ended().await, Code::Aborted);
 }
 
 #[tokio::test]
@@ -88,28 +88,30 @@ async fn a_guest_is_free_as_soon_as_its_holder_is_gone() {
 }
 
 #[tokio::test]
-async fn a_callback_stream_of_a_stranger_is_closed() {
+async fn a_callback_of_a_stranger_is_refused() {
     let agent = Agent::start();
     let folder = agent.folder.path();
     let mut nobody = Callback::dial(folder, "one", CancellationToken::new()).await;
-    assert!(nobody.ended().await);
+    assert_eq!(nobody.ended().await, Code::FailedPrecondition);
     let control = Control::dial(folder).await;
     let mut events = control.watch("one", None).await.unwrap();
     next(&mut events).await;
     let mut stranger = Callback::dial(folder, "two", CancellationToken::new()).await;
-    assert!(stranger.ended().await);
+    assert_eq!(stranger.ended().await, Code::FailedPrecondition);
     assert!(!folder.join("identity.json").exists(), "a stranger said who this guest is");
 }
 
 #[tokio::test]
-async fn when_the_hold_ends_so_does_the_callback_stream() {
+async fn when_the_hold_ends_so_does_the_callback_and_another_one_takes_its_place() {
     let agent = Agent::start();
     let folder = agent.folder.path();
     let control = Control::dial(folder).await;
     let mut events = control.watch("one", None).await.unwrap();
     next(&mut events).await;
-    let mut callback = Callback::dial(folder, "one", CancellationToken::new()).await;
+    let mut first = Callback::dial(folder, "one", CancellationToken::new()).await;
     eventually("the identity is kept", || folder.join("identity.json").exists()).await;
+    let mut callback = Callback::dial(folder, "one", CancellationToken::new()).await;
+    assert_eq!(first.ended().await, Code::Aborted);
     drop((events, control));
-    assert!(callback.ended().await);
+    assert_eq!(callback.ended().await, Code::Aborted);
 }

@@ -1,19 +1,22 @@
-//! A host half of the tests: dials the agent's control and callback sockets.
+//! A host half of the tests: dials the agent's control socket.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use guestlet::transport::callback::{self, Ended};
 use guestlet::transport::http2::{self, Client, ORIGIN};
 use guestlet::wire::proto::v1::guest_client::GuestClient;
 use guestlet::wire::proto::v1::host_server::{self, HostServer};
 use guestlet::wire::proto::v1::{
-    Event, HostHalf, PingRequest, PingResponse, Position, WatchEventsRequest, WhoAmIRequest, WhoAmIResponse,
+    CallbackBounds, Event, HostHalf, PingRequest, PingResponse, Position, WatchEventsRequest, WhoAmIRequest,
+    WhoAmIResponse,
 };
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::body::Body;
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::agent::PATIENCE;
 
@@ -54,8 +57,8 @@ pub async fn next(events: &mut Streaming<Event>) -> Event {
     tokio::time::timeout(PATIENCE, events.message()).await.expect("in time").unwrap().expect("an event")
 }
 
-/// A callback stream that a host half serves; it closes when this is dropped.
-pub struct Callback(JoinHandle<()>);
+/// A callback that a host half serves on a connection of its own; it closes when this is dropped.
+pub struct Callback(JoinHandle<Result<(), Ended>>);
 
 impl Drop for Callback {
     fn drop(&mut self) {
@@ -103,18 +106,34 @@ pub fn host(instance: &str, hangs: CancellationToken) -> HostServer<impl host_se
 impl Callback {
     /// Dials, and serves until `hangs` is cancelled: from then on calls are taken and never answered.
     pub async fn dial(folder: &Path, instance: &str, hangs: CancellationToken) -> Self {
-        Self::serve(folder, host(instance, hangs)).await
+        Self::serve(folder, instance, host(instance, hangs)).await
     }
 
-    /// Dials, and serves that.
-    pub async fn serve(folder: &Path, service: impl http2::Service) -> Self {
-        let stream = UnixStream::connect(folder.join("callback.sock")).await.unwrap();
-        Self(tokio::spawn(async move { drop(http2::serve(stream, service, CancellationToken::new()).await) }))
+    /// Dials as the host half `instance`, and serves that.
+    pub async fn serve(folder: &Path, instance: &str, service: impl http2::Service<Body>) -> Self {
+        let control = Control::dial(folder).await;
+        let bounds = CallbackBounds {
+            host_instance_id: instance.to_owned(),
+            open_calls: 32,
+            request_bytes: 64 * 1024,
+        };
+        Self(tokio::spawn(async move {
+            let mut client = control.client.clone();
+            callback::serve(bounds, service, async |messages| {
+                client.callback(messages).await.map(Response::into_inner)
+            })
+            .await
+        }))
     }
 
-    /// Whether the agent has closed the stream.
-    pub async fn ended(&mut self) -> bool {
-        tokio::time::timeout(PATIENCE, &mut self.0).await.is_ok()
+    /// Waits until the agent has closed it; why.
+    pub async fn ended(&mut self) -> Code {
+        let ended = tokio::time::timeout(PATIENCE, &mut self.0).await.expect("the callback is still open");
+        match ended.unwrap() {
+            Ok(()) => Code::Ok,
+            Err(Ended::Status(status)) => status.code(),
+            Err(Ended::Breach(breach)) => panic!("{breach}"),
+        }
     }
 }
 

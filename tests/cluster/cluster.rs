@@ -163,9 +163,7 @@ impl Cluster {
     pub async fn kill_agent(&mut self) {
         self.lab.kill();
         self.lab.start();
-        for socket in ["control.sock", "callback.sock"] {
-            until("the agent listens", async || listens(&self.lab.path(socket)).then_some(())).await;
-        }
+        until("the agent listens", async || listens(&self.lab.path("control.sock")).then_some(())).await;
         self.half.answer_for(&mut self.lab).await;
     }
 

@@ -9,6 +9,7 @@ use guestlet::transport::http2;
 use guestlet::wire::proto::v1::{SetTopologyRequest, Topology};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
 
 use crate::agent::PATIENCE;
 use crate::agent::launch::{AGENT, settings_with, without_the_machines};
@@ -101,12 +102,12 @@ impl Lab {
         self.introduce_by(host("one", CancellationToken::new())).await;
     }
 
-    /// The same by one that serves this on the callback channel.
-    pub async fn introduce_by(&mut self, service: impl http2::Service) {
+    /// The same by one that serves this to the guest.
+    pub async fn introduce_by(&mut self, service: impl http2::Service<Body>) {
         let control = Control::dial(self.folder.path()).await;
         let mut events = control.watch("one", None).await.unwrap();
         next(&mut events).await;
-        let callback = Callback::serve(self.folder.path(), service).await;
+        let callback = Callback::serve(self.folder.path(), "one", service).await;
         self.half = Some((control, callback, events));
     }
 

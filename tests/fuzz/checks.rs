@@ -6,6 +6,7 @@ pub mod dispatch;
 use std::cell::RefCell;
 use std::convert::Infallible;
 
+use futures_util::StreamExt as _;
 use guestlet::config::{environment_file, key_file};
 use guestlet::guest::disks::location::locate;
 use guestlet::qga::request::Request;
@@ -15,8 +16,11 @@ use guestlet::sys::{
     block, disk_serial, diskstats, mountinfo, os_release, partition_table, superblock, udev, uevents,
     vital_product_data,
 };
+use guestlet::transport::callback;
 use guestlet::transport::http2::foreign::Requests;
 use guestlet::wire::hybrid::{Answer, MAX_ANSWER};
+use guestlet::wire::proto::v1::callback_from_host::Message as FromHost;
+use guestlet::wire::proto::v1::{CallbackBounds, CallbackFromGuest, CallbackFromHost};
 use guestlet::wire::qga::{Decoder, Frame};
 use guestlet::wire::qmp::{Lines, Message};
 
@@ -218,4 +222,71 @@ fn netlink(bytes: &[u8]) {
         assert!(address.prefix <= if address.ip.is_ipv4() { 32 } else { 128 });
     }
     answer.is_whole();
+}
+
+/// What a guest asks of its host half, and what that answers: each message behind its length in one byte.
+pub fn callback(bytes: &[u8]) {
+    const OPEN_CALLS: u32 = 4;
+    let bounds =
+        CallbackBounds { host_instance_id: String::new(), open_calls: OPEN_CALLS, request_bytes: 64 };
+    let from_guest = messages::<CallbackFromGuest>(bytes);
+    let numbers: Vec<_> = from_guest.iter().map(|message| message.number).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let answered = runtime.block_on(async {
+        let mut answered = Vec::new();
+        let (give, mut taken) = tokio::sync::oneshot::channel();
+        let calls = futures_util::stream::iter(from_guest.into_iter().map(Ok));
+        let serving = callback::serve(bounds.clone(), Silent, async |messages| {
+            let _ = give.send(messages);
+            Ok(calls)
+        });
+        let _ = serving.await;
+        let mut messages = taken.try_recv().unwrap();
+        while let Some(message) = messages.next().await {
+            if let Some(FromHost::Answer(answer)) = message.message {
+                answered.push(answer.number);
+            }
+        }
+        answered
+    });
+    assert!(answered.iter().all(|number| numbers.contains(number)), "an answer to no call");
+    // The other way.
+    let answers = messages::<CallbackFromHost>(bytes);
+    runtime.block_on(async {
+        let (mut caller, mut calls) =
+            callback::open(&bounds, futures_util::stream::iter(answers.into_iter().map(Ok)));
+        let request = http::Request::new(tonic::body::Body::empty());
+        let call = tower_service::Service::call(&mut caller, request);
+        let ending = async { while let Some(Ok(_)) = calls.next().await {} };
+        tokio::join!(async { drop(call.await) }, ending);
+    });
+}
+
+/// Answers nothing that makes sense, at once.
+#[derive(Clone)]
+struct Silent;
+
+impl tower_service::Service<http::Request<tonic::body::Body>> for Silent {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Infallible>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<tonic::body::Body>) -> Self::Future {
+        std::future::ready(Ok(http::Response::new(tonic::body::Body::empty())))
+    }
+}
+
+/// Those of a kind.
+fn messages<M: prost::Message + Default>(mut bytes: &[u8]) -> Vec<M> {
+    let mut found = Vec::new();
+    while let Some((length, rest)) = bytes.split_first() {
+        let (message, rest) = rest.split_at(rest.len().min(usize::from(*length)));
+        found.extend(M::decode(message));
+        bytes = rest;
+    }
+    found
 }

@@ -1,6 +1,8 @@
-//! The callback channel: the guest asks, for as long as its session lasts.
+//! The callback: the guest asks, for as long as its session lasts.
 
 use std::time::Duration;
+
+use guestlet::wire::proto::v1::GuestInfo;
 
 use crate::guest::{Door, Guest, Manner, info};
 use crate::lab::{Lab, uuid};
@@ -13,7 +15,7 @@ fn guest(lab: &Lab, name: &str, number: u8) -> Guest {
 
 /// Nothing is open, and nothing is answered any more.
 fn assert_silent(lab: &Lab, guest: &Guest) {
-    lab.until("both streams are closed", || guest.open() == 0);
+    lab.until("the stream is closed", || guest.open() == 0);
     let answers = guest.answers();
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!((guest.answers(), guest.open()), (answers, 0));
@@ -35,35 +37,38 @@ fn a_guest_learns_who_it_is_from_the_connection() {
     assert_eq!(lab.info("web-1")["callback"], "open");
 }
 
+/// What an agent of the first release says of itself.
 #[test]
-fn a_guest_without_a_callback_channel_is_talked_to_all_the_same() {
-    let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").guest("b", 2).start();
-    let _a = guest(&lab, "a", 1);
-    let b = guest(&lab, "b", 2);
-    std::fs::remove_file(lab.path("b.sock.callback")).unwrap();
-    let vm = lab.until_vm("a", |vm| vm["callback_reason"] == "no callback-socket is set");
+fn an_agent_that_has_no_callback_is_talked_to_all_the_same() {
+    let lab = Lab::new().guest("a", 1).start();
+    let old = GuestInfo { capabilities: vec!["events".into(), "qga".into()], ..info(&uuid(1), "boot-1") };
+    let a = Guest::start(&lab.path("a.sock"), Door::Unix, Manner::Good, old);
+    let vm = lab.until_vm("a", |vm| vm["callback_reason"].as_str().unwrap().contains("the agent is too old"));
     assert_eq!((&vm["session"], &vm["callback"]), (&"connected".into(), &"none".into()));
-    let vm = lab.until_vm("b", |vm| vm["session"] == "connected");
-    if b.answers() == 0 {
-        let vm = lab.until_vm("b", |vm| {
-            vm["callback_reason"].as_str().unwrap().contains("no socket") || vm["callback"] == "open"
-        });
-        assert_eq!(vm["session"], "connected");
-    }
-    assert_eq!(vm["sessions"], 1);
+    assert!(lab.words(&["ping", "-c", "1", "a"]).contains("1 pings, min"));
+    assert_eq!((&lab.info("a")["sessions"], a.answers()), (&1.into(), 0));
+}
+
+#[test]
+fn keys_of_the_first_release_are_ignored_and_said() {
+    let keys = "unix-socket = '@a.sock'\ncallback-socket = '@a.sock.callback'";
+    let lab = Lab::new().vm("a", 1, keys).start();
+    let a = guest(&lab, "a", 1);
+    lab.until("it asks", || a.answers() > 0);
+    assert!(lab.log().contains("callback-socket has no meaning any more"), "{}", lab.log());
 }
 
 #[test]
 fn when_the_session_ends_nothing_is_served_any_more() {
     let mut lab = Lab::new()
-        .vm("off", 1, "unix-socket = '@off.sock'\ncallback-socket = '@off.sock.callback'\nqmp = '@off.qmp'")
+        .vm("off", 1, "unix-socket = '@off.sock'\nqmp = '@off.qmp'")
         .guest("removed", 2)
         .guest("stays", 3)
         .start();
     let qmp = Qmp::start(&lab.path("off.qmp"), "running");
     let (off, removed, stays) = (guest(&lab, "off", 1), guest(&lab, "removed", 2), guest(&lab, "stays", 3));
     lab.until("all ask", || off.answers() > 0 && removed.answers() > 0 && stays.answers() > 0);
-    assert_eq!((off.open(), removed.open(), stays.open()), (2, 2, 2));
+    assert_eq!((off.open(), removed.open(), stays.open()), (1, 1, 1));
 
     lab.until_vm("off", |vm| vm["power"] == "running");
     drop(qmp);
@@ -71,16 +76,13 @@ fn when_the_session_ends_nothing_is_served_any_more() {
     let uuid = uuid(2);
     let folder = lab.path("");
     let folder = folder.display();
-    let vm = format!(
-        "[[vm]]\nname = 'removed'\nuuid = '{uuid}'\nunix-socket = '{folder}removed.sock'\n\
-         callback-socket = '{folder}removed.sock.callback'\n"
-    );
+    let vm = format!("[[vm]]\nname = 'removed'\nuuid = '{uuid}'\nunix-socket = '{folder}removed.sock'\n");
     lab.edit(&vm, "");
     assert_silent(&lab, &removed);
 
     let answers = stays.answers();
     lab.until("the other guest is served", || stays.answers() > answers);
-    assert_eq!((stays.open(), &lab.info("stays")["sessions"]), (2, &1.into()));
+    assert_eq!((stays.open(), &lab.info("stays")["sessions"]), (1, &1.into()));
     lab.stop();
     assert_silent(&lab, &stays);
 }

@@ -6,8 +6,6 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::guest::Channel;
-
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 const DATA: u8 = 0;
@@ -17,7 +15,11 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+
+/// The stream of the events: `GetInfo` was the first one.
+const EVENTS: u32 = 3;
+/// A header that says nothing, its texts not compressed (RFC 7541).
+const TRAILERS: [u8; 5] = [0, 1, b'a', 1, b'b'];
 
 /// What a guest does with frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +32,6 @@ pub enum Trick {
     Settings,
     /// Sends a head that never ends.
     EndlessHead,
-    /// Asks who it is, and gives no room for the answer.
-    NoRoom,
     /// Resets each call of the host half.
     Resets,
 }
@@ -42,22 +42,6 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes.extend([kind, flags]);
     bytes.extend(stream.to_be_bytes());
     bytes.extend(payload);
-    bytes
-}
-
-/// A gRPC request's head, its texts not compressed (RFC 7541).
-fn head(path: &str) -> Vec<u8> {
-    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    let (post, http, path_is, authority_is, named) = (0x83, 0x86, 0x04, 0x01, 0x00);
-    let mut bytes = vec![post, http, path_is];
-    bytes.extend(text(path));
-    bytes.push(authority_is);
-    bytes.extend(text("host"));
-    for (name, value) in [("content-type", "application/grpc"), ("te", "trailers")] {
-        bytes.push(named);
-        bytes.extend(text(name));
-        bytes.extend(text(value));
-    }
     bytes
 }
 
@@ -94,16 +78,10 @@ pub async fn play_later(trick: Trick, stream: UnixStream, agent: DuplexStream) -
 }
 
 /// Plays `trick` on a new stream until the host half closes it.
-pub async fn play(trick: Trick, channel: Channel, stream: UnixStream) -> io::Result<()> {
+pub async fn play(trick: Trick, stream: UnixStream) -> io::Result<()> {
     let (mut reader, mut writer) = stream.into_split();
-    if channel == Channel::Callback {
-        writer.write_all(PREFACE).await?;
-    } else {
-        reader.read_exact(&mut [0; PREFACE.len()]).await?;
-    }
-    let no_room = [&[0, 4][..], &0_u32.to_be_bytes()].concat();
-    let settings: &[u8] = if trick == Trick::NoRoom { &no_room } else { &[] };
-    writer.write_all(&frame(SETTINGS, 0, 0, settings)).await?;
+    reader.read_exact(&mut [0; PREFACE.len()]).await?;
+    writer.write_all(&frame(SETTINGS, 0, 0, &[])).await?;
     play_on(trick, reader, writer).await
 }
 
@@ -112,13 +90,9 @@ async fn play_on(trick: Trick, mut reader: OwnedReadHalf, mut writer: OwnedWrite
         Trick::Pings | Trick::UnreadPings => frame(PING, 0, 0, &[0; 8]).repeat(100),
         Trick::Settings => frame(SETTINGS, 0, 0, &[]).repeat(100),
         Trick::EndlessHead => {
-            writer.write_all(&frame(HEADERS, 0, 1, &head("/"))).await?;
-            frame(CONTINUATION, 0, 1, &[])
-        }
-        Trick::NoRoom => {
-            writer.write_all(&frame(HEADERS, END_HEADERS, 1, &head("/guestlet.v1.Host/WhoAmI"))).await?;
-            writer.write_all(&frame(DATA, END_STREAM, 1, &[0; 5])).await?;
-            Vec::new()
+            // In place of what follows the first event.
+            writer.write_all(&frame(HEADERS, END_STREAM, EVENTS, &TRAILERS)).await?;
+            frame(CONTINUATION, 0, EVENTS, &[])
         }
         Trick::Resets => loop {
             let (kind, stream, _) = next(&mut reader).await?;
@@ -134,10 +108,9 @@ async fn play_on(trick: Trick, mut reader: OwnedReadHalf, mut writer: OwnedWrite
         drop(tokio::io::copy(&mut reader, &mut tokio::io::sink()).await);
     };
     let writing = async {
-        while !piece.is_empty() {
+        loop {
             writer.write_all(&piece).await?;
         }
-        std::future::pending().await
     };
     tokio::select! {
         () = reading => Ok(()),

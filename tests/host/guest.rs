@@ -9,7 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use guestlet::supervise::Scope;
+use guestlet::transport::callback::Caller;
 use guestlet::transport::http2;
+use guestlet::wire::proto::v1::callback_from_host::Message;
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::guest_server::{self, GuestServer};
 use guestlet::wire::proto::v1::{
@@ -22,7 +24,7 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use crate::asking;
+use crate::asking::{self, Unruly};
 use crate::frames::{self, Trick};
 
 /// Guests that were started.
@@ -53,12 +55,14 @@ pub enum Manner {
     Held,
     /// Calls the host as fast as it can.
     Nagging,
-    /// Opens calls to the host and resets them at once.
+    /// Makes calls of the host and cancels them at once.
     Resetting,
-    /// Closes the callback channel as soon as it is open.
+    /// Closes the callback as soon as it is open.
     Fleeting,
-    /// Plays a trick on one channel, once the session is open, and is good on the other one.
-    Tricky(Channel, Trick),
+    /// Makes calls by hand, against the rules of the callback.
+    Unruly(Unruly),
+    /// Plays a trick, once the session is open.
+    Tricky(Trick),
 }
 
 /// How the socket leads to the agent.
@@ -73,7 +77,7 @@ pub enum Door {
 
 /// A guest that runs until it is dropped; then all its streams end.
 pub struct Guest {
-    paths: Vec<PathBuf>,
+    path: PathBuf,
     agent: Agent,
     open: Arc<AtomicUsize>,
     stop: Option<oneshot::Sender<()>>,
@@ -96,14 +100,13 @@ pub fn info(uuid: &str, boot_id: &str) -> GuestInfo {
         kernel_release: "6.1.0-30-cloud-amd64".into(),
         machine: "x86_64".into(),
         agent_version: "0.1.0".into(),
-        capabilities: vec!["events".into(), "qga".into()],
+        capabilities: vec!["events".into(), "qga".into(), "callback".into()],
         heartbeat_interval_seconds: 1,
     }
 }
 
 impl Guest {
-    /// Starts a guest whose agent is reached at `path`, and the callback channel at `path` with `.callback`
-    /// added, or through the same hybrid socket.
+    /// Starts a guest whose agent is reached at `path`.
     pub fn start(path: &Path, door: Door, manner: Manner, info: GuestInfo) -> Self {
         Self::start_in(path, door, manner, info, GuestState::default())
     }
@@ -112,18 +115,8 @@ impl Guest {
     pub fn start_in(path: &Path, door: Door, manner: Manner, info: GuestInfo, state: GuestState) -> Self {
         let open = Arc::new(AtomicUsize::new(0));
         let (stop, stopped) = oneshot::channel();
-        let mut paths = vec![path.to_owned()];
-        if door == Door::Unix {
-            paths.push(PathBuf::from(format!("{}.callback", path.display())));
-        }
-        let listeners: Vec<_> = paths
-            .iter()
-            .map(|path| {
-                let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
-                listener.set_nonblocking(true).unwrap();
-                listener
-            })
-            .collect();
+        let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
+        listener.set_nonblocking(true).unwrap();
         let agent = Agent {
             info,
             manner,
@@ -139,20 +132,12 @@ impl Guest {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
                 let streams = Scope::new();
-                for (listener, channel) in listeners.into_iter().zip([Channel::Control, Channel::Callback]) {
-                    let listener = UnixListener::from_std(listener).unwrap();
-                    streams.children().spawn(accept(
-                        listener,
-                        door,
-                        channel,
-                        serving.clone(),
-                        counter.clone(),
-                    ));
-                }
+                let listener = UnixListener::from_std(listener).unwrap();
+                streams.children().spawn(accept(listener, door, serving, counter));
                 drop(stopped.await);
             });
         });
-        Self { paths, agent, open, stop: Some(stop), thread: Some(thread) }
+        Self { path: path.to_owned(), agent, open, stop: Some(stop), thread: Some(thread) }
     }
 
     /// Lets something happen in the guest.
@@ -160,7 +145,7 @@ impl Guest {
         self.agent.log.send_modify(|log| log.push(kind));
     }
 
-    /// Streams that the host half has open, control and callback.
+    /// Streams that the host half has open.
     pub fn open(&self) -> usize {
         self.open.load(Ordering::SeqCst)
     }
@@ -175,8 +160,8 @@ impl Guest {
         self.agent.disks.lock().unwrap()
     }
 
-    /// For calls on its callback channel, once that is open.
-    pub fn client(&self) -> http2::Client {
+    /// For calls of the host half, once the callback is open.
+    pub fn client(&self) -> Caller {
         let mut client = self.agent.asked.client.subscribe();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let opened = async { client.wait_for(Option::is_some).await.unwrap().clone().unwrap() };
@@ -196,9 +181,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        for path in &self.paths {
-            drop(std::fs::remove_file(path));
-        }
+        drop(std::fs::remove_file(&self.path));
         drop(self.stop.take());
         drop(self.thread.take().unwrap().join());
     }
@@ -213,21 +196,14 @@ impl Drop for Counted {
     }
 }
 
-/// What a stream is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Channel {
-    Control,
-    Callback,
-}
-
-async fn accept(listener: UnixListener, door: Door, channel: Channel, agent: Agent, open: Arc<AtomicUsize>) {
+async fn accept(listener: UnixListener, door: Door, agent: Agent, open: Arc<AtomicUsize>) {
     let streams = Scope::new();
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         open.fetch_add(1, Ordering::SeqCst);
         let (agent, counted) = (agent.clone(), Counted(open.clone()));
         streams.children().spawn(async move {
-            drop(agent.serve(stream, door, channel).await);
+            drop(agent.serve(stream, door).await);
             drop(counted);
         });
     }
@@ -238,8 +214,8 @@ async fn accept(listener: UnixListener, door: Door, channel: Channel, agent: Age
 pub struct Asked {
     pub identity: Mutex<Option<WhoAmIResponse>>,
     pub answers: AtomicUsize,
-    /// For calls on its newest callback channel.
-    pub client: watch::Sender<Option<http2::Client>>,
+    /// For calls on its newest callback.
+    pub client: watch::Sender<Option<Caller>>,
 }
 
 #[derive(Clone)]
@@ -274,36 +250,23 @@ pub struct Disks {
 }
 
 impl Agent {
-    async fn serve(self, mut stream: UnixStream, door: Door, mut channel: Channel) -> std::io::Result<()> {
+    async fn serve(self, mut stream: UnixStream, door: Door) -> std::io::Result<()> {
         if door != Door::Unix {
             let mut request = [0; b"CONNECT 970\n".len()];
             stream.read_exact(&mut request).await?;
-            channel = match &request {
-                b"CONNECT 970\n" => Channel::Control,
-                b"CONNECT 971\n" => Channel::Callback,
-                other => panic!("{other:?}"),
-            };
+            assert_eq!(&request, b"CONNECT 970\n");
             if door == Door::HybridClosed {
                 return Ok(());
             }
             stream.write_all(b"OK 1073741824\n").await?;
         }
-        if let Manner::Tricky(on, trick) = self.manner
-            && on == channel
-        {
-            if channel == Channel::Callback || trick == Trick::Resets {
-                return frames::play(trick, channel, stream).await;
+        if let Manner::Tricky(trick) = self.manner {
+            if trick == Trick::Resets {
+                return frames::play(trick, stream).await;
             }
             let (near, far) = tokio::io::duplex(64 * 1024);
             let serving = http2::serve(near, GuestServer::new(self), CancellationToken::new());
             return tokio::join!(serving, frames::play_later(trick, stream, far)).1;
-        }
-        if channel == Channel::Callback {
-            return match self.manner {
-                Manner::Resetting => asking::reset(stream).await,
-                Manner::Fleeting => Ok(()),
-                manner => asking::ask(stream, &self.asked, manner == Manner::Nagging).await,
-            };
         }
         match self.manner {
             Manner::Silent => {
@@ -416,6 +379,20 @@ impl guest_server::Guest for Agent {
             Some((code, words)) => Err(Status::new(*code, words.clone())),
             None => Ok(Response::new(v1::SetTopologyResponse {})),
         }
+    }
+
+    type CallbackStream = asking::Messages;
+
+    async fn callback(
+        &self,
+        request: Request<tonic::Streaming<v1::CallbackFromHost>>,
+    ) -> Result<Response<asking::Messages>, Status> {
+        let mut answers = request.into_inner();
+        let Some(Message::Bounds(bounds)) = answers.message().await?.unwrap().message else {
+            panic!("no bounds")
+        };
+        assert!(!bounds.host_instance_id.is_empty());
+        Ok(Response::new(asking::Messages::new(self.manner, &self.asked, &bounds, answers)))
     }
 
     type WatchEventsStream = Pin<Box<dyn Stream<Item = Result<Event, Status>> + Send>>;

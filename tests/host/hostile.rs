@@ -3,8 +3,9 @@
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskHolder, GuestInfo, GuestState, UserSession};
 
+use crate::asking::Unruly;
 use crate::frames::Trick;
-use crate::guest::{Channel, Door, Guest, Manner, info};
+use crate::guest::{Door, Guest, Manner, info};
 use crate::lab::{Lab, uuid};
 use crate::neighbour::Neighbour;
 
@@ -26,19 +27,19 @@ fn beside_a_good_one_in(lab: Lab, manner: Manner, bad: GuestInfo, state: &str, r
     neighbour.assert_unharmed(&lab);
 }
 
-/// The same with a guest that plays a trick on one channel.
-fn tricky(channel: Channel, trick: Trick, state: &str, reason: &str) {
+/// The same with a guest that plays a trick.
+fn tricky(trick: Trick, state: &str, reason: &str) {
     // Its heart beats seldom enough that its silence is not what ends the session.
     let info = GuestInfo { heartbeat_interval_seconds: 60, ..info(&uuid(1), "boot-1") };
-    beside_a_good_one(Manner::Tricky(channel, trick), info, state, reason);
+    beside_a_good_one(Manner::Tricky(trick), info, state, reason);
 }
 
 /// The same with one that does not read. Usually that is borne for longer.
-fn unread(channel: Channel, trick: Trick) {
+fn unread(manner: Manner) {
     let lab = Lab::new().set("limits.unread-seconds = 3");
     let info = GuestInfo { heartbeat_interval_seconds: 60, ..info(&uuid(1), "boot-1") };
     let reason = "the guest does not read what it is sent";
-    beside_a_good_one_in(lab, Manner::Tricky(channel, trick), info, "refused", reason);
+    beside_a_good_one_in(lab, manner, info, "refused", reason);
 }
 
 #[test]
@@ -63,44 +64,50 @@ fn calls_that_are_reset_at_once() {
 
 #[test]
 fn a_flood_of_http2_pings() {
-    tricky(Channel::Control, Trick::Pings, "refused", "the guest sends too many ");
-    tricky(Channel::Callback, Trick::Pings, "refused", "the guest sends too many ");
+    tricky(Trick::Pings, "refused", "the guest sends too many ");
 }
 
 #[test]
 fn a_flood_of_http2_settings() {
-    tricky(Channel::Control, Trick::Settings, "refused", "the guest sends too many ");
-    tricky(Channel::Callback, Trick::Settings, "refused", "the guest sends too many ");
+    tricky(Trick::Settings, "refused", "the guest sends too many ");
 }
 
 #[test]
 fn a_head_that_never_ends() {
-    tricky(Channel::Callback, Trick::EndlessHead, "refused", "the guest breaks the callback channel again");
+    tricky(Trick::EndlessHead, "connecting", "the connection broke");
 }
 
 #[test]
 fn a_guest_that_never_reads_the_stream() {
-    unread(Channel::Control, Trick::UnreadPings);
-}
-
-#[test]
-fn a_guest_that_never_reads_the_callback_stream() {
-    unread(Channel::Callback, Trick::UnreadPings);
+    unread(Manner::Tricky(Trick::UnreadPings));
 }
 
 #[test]
 fn a_guest_that_gives_no_room_for_an_answer() {
-    unread(Channel::Callback, Trick::NoRoom);
+    unread(Manner::Unruly(Unruly::NoRoom));
+}
+
+#[test]
+fn calls_against_the_rules_of_the_callback() {
+    let cases = [
+        (Unruly::TooMany, "more than 32 calls are under way"),
+        (Unruly::Number, "the call has the number 3, expected 2"),
+        (Unruly::Cancellations, "it cancels more calls than it makes"),
+        (Unruly::Large, "message length too large"),
+    ];
+    for (unruly, reason) in cases {
+        beside_a_good_one(Manner::Unruly(unruly), info(&uuid(1), "boot-1"), "refused", reason);
+    }
 }
 
 #[test]
 fn a_guest_that_resets_every_call() {
-    tricky(Channel::Control, Trick::Resets, "connecting", "the agent reset the call");
+    tricky(Trick::Resets, "connecting", "the agent reset the call");
 }
 
 #[test]
-fn a_callback_channel_that_is_closed_whenever_it_is_open() {
-    let reason = "the guest breaks the callback channel again and again";
+fn a_callback_that_is_closed_whenever_it_is_open() {
+    let reason = "the guest breaks the callback";
     beside_a_good_one(Manner::Fleeting, info(&uuid(1), "boot-1"), "refused", reason);
 }
 

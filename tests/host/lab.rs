@@ -62,10 +62,9 @@ impl Lab {
         std::fs::rename(beside, self.settings()).unwrap();
     }
 
-    /// Adds a VM whose agent is at `<name>.sock`, with a callback channel.
+    /// Adds a VM whose agent is at `<name>.sock`.
     pub fn guest(self, name: &str, number: u8) -> Self {
-        let sockets = format!("unix-socket = '@{name}.sock'\ncallback-socket = '@{name}.sock.callback'");
-        self.vm(name, number, &sockets)
+        self.vm(name, number, &format!("unix-socket = '@{name}.sock'"))
     }
 
     /// Adds a VM; `rest` are further lines with paths in this folder written as `@name`.

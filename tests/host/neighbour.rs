@@ -103,7 +103,7 @@ impl Neighbour {
         for key in ["since", "sessions", "callback"] {
             assert_eq!(after[key], self.before[key], "{key}");
         }
-        assert_eq!(self.guest.open(), 2);
+        assert_eq!(self.guest.open(), 1);
         self.pings.assert_answered();
     }
 }

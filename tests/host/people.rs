@@ -59,10 +59,9 @@ fn vms_are_listed_and_described_for_people_and_programs() {
                 "pretty_name": "Debian GNU/Linux 12 (bookworm)", "version_id": "12",
             },
             "kernel_release": "6.1.0-30-cloud-amd64", "machine": "x86_64", "agent_version": "0.1.0",
-            "capabilities": ["events", "qga"],
+            "capabilities": ["events", "qga", "callback"],
         },
         "power_problem": "", "callback": "open", "callback_reason": "", "missed_events": 0,
-        "callback_dial": format!("hybrid:{}:971", text(&lab.path("web.vsock"))),
         "state": {
             "interfaces": [], "file_systems": [], "users": [], "disks": [],
             "topology": null, "node": null, "health": null, "freeze": null,
@@ -74,9 +73,11 @@ fn vms_are_listed_and_described_for_people_and_programs() {
     assert_eq!(web, expected);
 
     let described = lab.words(&["info", "web-1"]);
-    for words in
-        ["Agent:          connected for ", "Capabilities:   events, qga\n", "Boot ID:        boot-1\n"]
-    {
+    for words in [
+        "Agent:          connected for ",
+        "Capabilities:   events, qga, callback\n",
+        "Boot ID:        boot-1\n",
+    ] {
         assert!(described.contains(words), "{described}");
     }
 }

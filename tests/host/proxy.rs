@@ -29,7 +29,7 @@ pub enum Fault {
 
 /// Runs until it is dropped; then all streams through it end.
 pub struct Proxy {
-    paths: [PathBuf; 2],
+    path: PathBuf,
     fault: watch::Sender<Fault>,
     counts: Arc<Counts>,
     stop: Option<oneshot::Sender<()>>,
@@ -45,16 +45,11 @@ struct Counts {
 }
 
 impl Proxy {
-    /// Takes streams at `path`, and at `path` with `.callback` added, and leads them to the same of `guest`.
+    /// Takes streams at `path`, and leads them to `guest`.
     pub fn start(path: &Path, guest: &Path) -> Self {
-        let callback = |path: &Path| PathBuf::from(format!("{}.callback", path.display()));
-        let paths = [path.to_owned(), callback(path)];
-        let ends = [guest.to_owned(), callback(guest)];
-        let listeners = paths.clone().map(|path| {
-            let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
-            listener.set_nonblocking(true).unwrap();
-            listener
-        });
+        let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let guest = guest.to_owned();
         let (fault, faults) = watch::channel(Fault::None);
         let counts = Arc::<Counts>::default();
         let (stop, stopped) = oneshot::channel();
@@ -62,23 +57,22 @@ impl Proxy {
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
+                let listener = UnixListener::from_std(listener).unwrap();
                 let streams = Scope::new();
-                for (listener, end) in listeners.into_iter().zip(ends) {
-                    let (faults, counts) = (faults.clone(), Arc::clone(&counting));
-                    streams.children().spawn(async move {
-                        let listener = UnixListener::from_std(listener).unwrap();
-                        let streams = Scope::new();
-                        loop {
-                            let host = listener.accept().await.unwrap().0;
-                            let lead = lead(host, end.clone(), faults.clone(), Arc::clone(&counts));
-                            streams.children().spawn(lead);
-                        }
-                    });
+                let accepting = async {
+                    loop {
+                        let host = listener.accept().await.unwrap().0;
+                        let lead = lead(host, guest.clone(), faults.clone(), Arc::clone(&counting));
+                        streams.children().spawn(lead);
+                    }
+                };
+                tokio::select! {
+                    () = accepting => {}
+                    _ = stopped => {}
                 }
-                drop(stopped.await);
             });
         });
-        Self { paths, fault, counts, stop: Some(stop), thread: Some(thread) }
+        Self { path: path.to_owned(), fault, counts, stop: Some(stop), thread: Some(thread) }
     }
 
     /// From now on this happens, to streams that are open too.
@@ -99,9 +93,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        for path in &self.paths {
-            drop(std::fs::remove_file(path));
-        }
+        drop(std::fs::remove_file(&self.path));
         drop(self.stop.take());
         drop(self.thread.take().unwrap().join());
     }

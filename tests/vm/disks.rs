@@ -126,8 +126,7 @@ fn laid_out() -> Vm {
          mount /dev/sdb1 one; mount /dev/dm-0 'a b'; mount /dev/nvme0n1p1 three; mount --bind 'a b' bound; udevadm settle",
     )
     .unwrap();
-    let settings = "runtime-dir = \"/run/g\"\n[control]\nlisten = \"unix:/run/g/control.sock\"\n\
-        [callback]\nlisten = \"unix:/run/g/callback.sock\"\n";
+    let settings = "runtime-dir = \"/run/g\"\n[control]\nlisten = \"unix:/run/g/control.sock\"\n";
     vm.run("mkdir -p /run/g").unwrap();
     vm.write("/run/g/agent.toml", settings.as_bytes()).unwrap();
     let ours = format!("{} --settings /run/g/agent.toml -t /run/g", program("guestlet"));

@@ -334,14 +334,12 @@ fn services_have_the_privileges_that_their_settings_need() {
         "systemd-analyze verify --man=no guestlet-host.service guestlet.service guestlet.socket qemu-guest-agent.service",
     );
     let second = "runtime-dir = \"/run/second\"\n[control]\nlisten = \"unix:/run/second/control.sock\"\n\
-        [callback]\nlisten = \"unix:/run/second/callback.sock\"\n[qga]\nmethod = \"none\"\n";
+        [qga]\nmethod = \"none\"\n";
     vm.write("/run/second.toml", second.as_bytes()).unwrap();
     run(&vm, "mkdir -p /run/second && systemd-run --unit second guestlet --settings /run/second.toml");
     let uuid = run(&vm, "cat /sys/class/dmi/id/product_uuid").trim().to_owned();
-    let machine = format!(
-        "[[vm]]\nname = \"second\"\nuuid = \"{uuid}\"\nunix-socket = \"/run/second/control.sock\"\n\
-         callback-socket = \"/run/second/callback.sock\"\n"
-    );
+    let machine =
+        format!("[[vm]]\nname = \"second\"\nuuid = \"{uuid}\"\nunix-socket = \"/run/second/control.sock\"\n");
     vm.write("/etc/guestlet/host.toml", machine.as_bytes()).unwrap();
     wait_for("a session of the sandboxed host half", SOON, || {
         vm.run("guestctl info second -o json | grep '\"session\": \"connected\"'").ok()

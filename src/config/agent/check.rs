@@ -9,8 +9,8 @@ use crate::config::agent::fragment::{AgentFragment, ApiFragment, QgaFragment, Ti
 use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
 use crate::config::agent::{
-    AgentSettings, ApiChannel, CALLBACK_PORT, CONTROL_PORT, DaemonSettings, QgaChannel, QgaLimits,
-    RUNTIME_FOLDER, TopologySettings, VsockPeer,
+    AgentSettings, ApiChannel, CONTROL_PORT, DaemonSettings, QgaChannel, QgaLimits, RUNTIME_FOLDER,
+    TopologySettings, VsockPeer,
 };
 
 /// `VMADDR_CID_HOST`, vsock(7).
@@ -79,14 +79,13 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
     let fsfreeze_hook = fsfreeze_hook.map(|path| absolute("qga.fsfreeze-hook", path)).transpose()?;
 
     let control = api("control", ["control.listen", "control.port"], &control, CONTROL_PORT)?;
-    let callback = api("callback", ["callback.listen", "callback.port"], &callback, CALLBACK_PORT)?;
-    if let (ApiChannel::Vsock { port: one }, ApiChannel::Vsock { port: other }) = (&control, &callback)
-        && one == other
-    {
-        let text = format!("control.port and callback.port are both {one}; they must differ");
-        return problem("callback.port", text);
+    if callback.listen.is_some() || callback.port.is_some() {
+        remarks.push(
+            "callback.listen and callback.port have no meaning any more: what this guest asks goes over the control channel; \
+             remove them"
+                .to_owned(),
+        );
     }
-    let has_api = control != ApiChannel::None || callback != ApiChannel::None;
     Ok(AgentSettings {
         qga: channel,
         retry_path: qga.retry_path.unwrap_or(false),
@@ -98,9 +97,8 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         limits,
         state_folder: absolute("qga.statedir", qga.statedir.unwrap_or(super::DEFAULT_STATE_FOLDER.into()))?,
         runtime_folder: absolute("runtime-dir", runtime_dir.unwrap_or(RUNTIME_FOLDER.into()))?,
-        local: has_api || program == Program::Guestlet,
+        local: control != ApiChannel::None || program == Program::Guestlet,
         control,
-        callback,
         vsock_peer: VsockPeer {
             cid: vsock.peer_cid.unwrap_or(HOST_CID),
             any_port: vsock.hybrid.unwrap_or(false),
@@ -297,7 +295,6 @@ mod tests {
         let settings = checked("").unwrap();
         assert_eq!(settings.qga, QgaChannel::VirtioSerial(DEFAULT_PORT_PATH.into()));
         assert_eq!(settings.control, ApiChannel::Vsock { port: 970 });
-        assert_eq!(settings.callback, ApiChannel::Vsock { port: 971 });
         assert_eq!(settings.vsock_peer, VsockPeer { cid: 2, any_port: false });
         let limits = QgaLimits {
             exec_paths: None,
@@ -389,7 +386,6 @@ mod tests {
             ("[qga]\nfsfreeze-hook = 'hook'", "must be an absolute path"),
             ("[log]\nfile = 'log'", "must be an absolute path"),
             ("[control]\nport = 1024", "from 1 to 1023"),
-            ("[callback]\nport = 970", "they must differ"),
             ("[control]\nlisten = 'tcp:1'", "use vsock, none or unix:/path"),
             ("[control]\nlisten = 'unix:x'", "must be an absolute path"),
             ("[topology]\ndrop-ins = ['rke']", "none of rke2, k3s, kubeadm"),

@@ -18,7 +18,7 @@ pub struct AgentFragment {
     pub qga: QgaFragment,
     /// `[control]`
     pub control: ApiFragment,
-    /// `[callback]`
+    /// `[callback]` of earlier versions
     pub callback: ApiFragment,
     /// `[vsock]`
     pub vsock: VsockFragment,
@@ -151,7 +151,7 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
-/// `[control]` and `[callback]`
+/// `[control]`, and `[callback]` of earlier versions
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ApiFragment {

@@ -9,10 +9,8 @@ use toml::Spanned;
 use super::super::Error;
 use super::Source;
 
-/// The vsock port of an agent's control channel.
+/// The vsock port of an agent.
 pub const DEFAULT_PORT: u32 = 970;
-/// The vsock port of its callback channel.
-pub const DEFAULT_CALLBACK_PORT: u32 = 971;
 /// CIDs below are the hypervisor's, the loopback's and the host's own.
 const FIRST_GUEST_CID: u32 = 3;
 /// The greatest vsock port; the number after it means "any".
@@ -38,8 +36,6 @@ pub struct VmSettings {
     pub cluster: String,
     /// How its agent is reached.
     pub dial: DialSettings,
-    /// How the callback channel is, if there is one.
-    pub callback: Option<DialSettings>,
     /// The VM's QMP socket, if the host half may ask the hypervisor.
     pub qmp: Option<PathBuf>,
     /// How many volumes may be plugged into it.
@@ -84,8 +80,20 @@ pub(super) struct VmFragment {
     qmp: Option<Spanned<PathBuf>>,
     max_volumes: Option<Spanned<u32>>,
     port: Option<Spanned<u32>>,
+    /// Of earlier versions.
     callback_port: Option<Spanned<u32>>,
     callback_socket: Option<Spanned<PathBuf>>,
+}
+
+/// What to say of VMs with keys of earlier versions: the first place is enough to find the others.
+pub(super) fn remark(source: &Source, vms: &[Spanned<VmFragment>]) -> Option<String> {
+    let of = |vm: &VmFragment| {
+        let port = vm.callback_port.as_ref().map(|port| ("callback-port", port.span().start));
+        port.or_else(|| vm.callback_socket.as_ref().map(|path| ("callback-socket", path.span().start)))
+    };
+    let (key, at) = vms.iter().find_map(|vm| of(vm.get_ref()))?;
+    let why = "has no meaning any more, there and in other tables: what a guest asks comes over its only connection; remove it";
+    Some(Error::at(&source.file, &source.text, at, format!("{key} {why}")).to_string())
 }
 
 /// What no two VMs may share, and where it was first seen: at that byte of that fragment.
@@ -113,7 +121,7 @@ impl Checker<'_, '_> {
             Some(spelled) => canonical_uuid(spelled.get_ref())
                 .map_err(|problem| self.source.wrong(spelled, format!("dmi-{problem}; or \"{NO_DMI}\"")))?,
         };
-        let (dial, callback) = self.dial()?;
+        let dial = self.dial()?;
         let qmp = vm.qmp.as_ref().map(|path| self.socket("qmp", path)).transpose()?;
         if let Some(cluster) = &vm.cluster
             && (cluster.get_ref().len() > 253 || cluster.get_ref().chars().any(char::is_control))
@@ -131,17 +139,11 @@ impl Checker<'_, '_> {
             None => USUAL_VOLUMES,
         };
         let name = name.get_ref().clone();
-        Ok(VmSettings { name, uuid, dmi_uuid, cluster, dial, callback, qmp, max_volumes })
+        Ok(VmSettings { name, uuid, dmi_uuid, cluster, dial, qmp, max_volumes })
     }
 
-    fn dial(&mut self) -> Result<(DialSettings, Option<DialSettings>), Error> {
+    fn dial(&mut self) -> Result<DialSettings, Error> {
         let vm = self.vm.get_ref();
-        if vm.unix_socket.is_none()
-            && let Some(path) = &vm.callback_socket
-        {
-            let problem = "callback-socket has a meaning only beside unix-socket; remove it".to_owned();
-            return Err(self.source.wrong(path, problem));
-        }
         match (&vm.vsock_cid, &vm.vsock_socket, &vm.unix_socket) {
             (Some(cid), None, None) => {
                 let number = *cid.get_ref();
@@ -150,27 +152,18 @@ impl Checker<'_, '_> {
                     return Err(self.source.wrong(cid, problem));
                 }
                 self.unique("vsock-cid", cid, &number.to_string())?;
-                let (port, callback) = self.ports()?;
-                let dial = |port| DialSettings::Vsock { cid: number, port };
-                Ok((dial(port), Some(dial(callback))))
+                Ok(DialSettings::Vsock { cid: number, port: self.port()? })
             }
             (None, Some(path), None) => {
                 let path = self.socket("vsock-socket", path)?;
-                let (port, callback) = self.ports()?;
-                let dial = |port| DialSettings::Hybrid { path: path.clone(), port };
-                Ok((dial(port), Some(dial(callback))))
+                Ok(DialSettings::Hybrid { path, port: self.port()? })
             }
             (None, None, Some(path)) => {
-                for (key, port) in [("port", &vm.port), ("callback-port", &vm.callback_port)] {
-                    if let Some(port) = port {
-                        let problem = format!("{key} has no meaning with unix-socket; remove it");
-                        return Err(self.source.wrong(port, problem));
-                    }
+                if let Some(port) = &vm.port {
+                    let problem = "port has no meaning with unix-socket; remove it".to_owned();
+                    return Err(self.source.wrong(port, problem));
                 }
-                let path = self.socket("unix-socket", path)?;
-                let callback = vm.callback_socket.as_ref();
-                let callback = callback.map(|path| self.socket("callback-socket", path)).transpose()?;
-                Ok((DialSettings::Unix { path }, callback.map(|path| DialSettings::Unix { path })))
+                Ok(DialSettings::Unix { path: self.socket("unix-socket", path)? })
             }
             (None, None, None) => Err(self.source.wrong(
                 self.vm,
@@ -185,26 +178,16 @@ impl Checker<'_, '_> {
         }
     }
 
-    /// Those of the control and of the callback channel.
-    fn ports(&self) -> Result<(u32, u32), Error> {
-        let vm = self.vm.get_ref();
-        let port = |key, port: &Option<Spanned<u32>>, usual| match port {
+    /// The agent's vsock port.
+    fn port(&self) -> Result<u32, Error> {
+        match &self.vm.get_ref().port {
             Some(port) if !(1..=MAX_PORT).contains(port.get_ref()) => {
-                let problem = format!("{key} = {}: a vsock port is 1 to {MAX_PORT}", port.get_ref());
+                let problem = format!("port = {}: a vsock port is 1 to {MAX_PORT}", port.get_ref());
                 Err(self.source.wrong(port, problem))
             }
             Some(port) => Ok(*port.get_ref()),
-            None => Ok(usual),
-        };
-        let control = port("port", &vm.port, DEFAULT_PORT)?;
-        let callback = port("callback-port", &vm.callback_port, DEFAULT_CALLBACK_PORT)?;
-        if control == callback
-            && let Some(at) = vm.callback_port.as_ref().or(vm.port.as_ref())
-        {
-            let problem = format!("port and callback-port are both {control}; change one");
-            return Err(self.source.wrong(at, problem));
+            None => Ok(DEFAULT_PORT),
         }
-        Ok((control, callback))
     }
 
     fn required<'v, T>(

@@ -48,8 +48,6 @@ pub struct Vm {
     pub cluster: String,
     /// Reaches its agent.
     pub dial: Dialer,
-    /// Reaches its agent's callback channel, if it awaits one.
-    pub callback: Option<Dialer>,
     /// How many volumes may be plugged into it.
     pub max_volumes: u32,
     /// What its guest may cost.
@@ -65,7 +63,6 @@ impl Vm {
             ids: Ids::default(),
             cluster: String::new(),
             dial: Target::Unix { path: socket.into() }.into(),
-            callback: None,
             max_volumes: 0,
             limits: Arc::default(),
         }

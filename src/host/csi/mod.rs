@@ -1,4 +1,4 @@
-//! `csi.v1.Controller` for the guests of this host, on their callback channels: what they ask is checked and made a
+//! `csi.v1.Controller` for the guests of this host: what they ask is checked and made a
 //! call of the [`Keeper`], and what that says becomes an answer.
 //!
 //! Which VM asks is known from the connection, and with it the cluster for which it acts; nothing in a message says it.

@@ -106,7 +106,6 @@ impl Entry {
         let view = Arc::make_mut(&mut self.view);
         self.vm.cluster.clone_into(&mut view.cluster);
         view.dial = self.vm.dial.to_string();
-        view.callback_dial = self.vm.callback.as_ref().map(ToString::to_string).unwrap_or_default();
     }
 
     pub fn state(&mut self, session: SessionState, reason: String) {
@@ -201,7 +200,7 @@ impl Entry {
             return;
         }
         if self.view.callback() != state || self.view.callback_reason != reason {
-            tracing::debug!(vm = self.vm.name, ?state, reason, "callback channel");
+            tracing::debug!(vm = self.vm.name, ?state, reason, "callback");
         }
         let view = self.view();
         view.set_callback(state);

@@ -22,7 +22,7 @@ pub struct Tally {
     pub refused: usize,
     /// VMs that are off.
     pub gone: usize,
-    /// Callback channels that guests use.
+    /// Callbacks that guests use.
     pub callbacks: usize,
     /// VMs that stand still because a disk could not be read or written.
     pub stopped: usize,
@@ -52,7 +52,7 @@ pub struct Metrics {
     pub events: AtomicU64,
     /// Events of guests that were lost.
     pub missed_events: AtomicU64,
-    /// Calls of guests on their callback channel.
+    /// Calls of guests.
     pub callback_calls: AtomicU64,
     /// Bytes from guests.
     pub bytes_received: AtomicU64,
@@ -166,7 +166,7 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
     for (state, count) in states {
         let _ = writeln!(text, "guestlet_host_virtual_machines{{session=\"{state}\"}} {count}");
     }
-    head(&mut text, "guestlet_host_callbacks_open", "gauge", "Callback channels that guests use.");
+    head(&mut text, "guestlet_host_callbacks_open", "gauge", "Callbacks that guests use.");
     let _ = writeln!(text, "guestlet_host_callbacks_open {}", tally.callbacks);
     let name = "guestlet_host_virtual_machines_stopped";
     head(&mut text, name, "gauge", "VMs that stand still because a disk could not be read or written.");

@@ -23,7 +23,7 @@ impl Machines {
         let folder = folder.display();
         let table = format!(
             "[[vm]]\nname = 'a'\nuuid = '{}'\nunix-socket = '{folder}a.sock'\n\
-             callback-socket = '{folder}a.sock.callback'\nqmp = '{folder}a.qmp'\ncluster = 'dev'\n",
+             qmp = '{folder}a.qmp'\ncluster = 'dev'\n",
             uuid(1)
         );
         self.lab.edit(&table, "# a\n");

@@ -23,8 +23,7 @@ fn a_vm_that_stands_still_for_want_of_room_is_told_of_until_it_goes_on() {
     let small = text(&pool);
     run(&format!("mount -t tmpfs -o size=16M,mode=700 small {small}"));
     lab = lab.set(&format!("[[pool]]\nname = 'thin'\npath = '{small}'\n[cluster.dev]\nmax-bytes = '1G'\n"));
-    let sockets =
-        "unix-socket = '@a.sock'\ncallback-socket = '@a.sock.callback'\nqmp = '@a.qmp'\ncluster = 'dev'";
+    let sockets = "unix-socket = '@a.sock'\nqmp = '@a.qmp'\ncluster = 'dev'";
     let mut lab = lab.vm("a", 1, sockets).start();
     let mut info = info(&uuid(1), "boot-1");
     info.capabilities.push("disks".to_owned());

@@ -1,8 +1,9 @@
-//! What guests ask of volumes, over their callback channels: `csi.v1.Controller`, with pools and a QEMU behind it.
+//! What guests ask of volumes: `csi.v1.Controller`, with pools and a QEMU behind it.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use guestlet::transport::callback::Caller;
 use guestlet::transport::http2;
 use guestlet::wire::proto::csi::controller_client::ControllerClient;
 use guestlet::wire::proto::csi::volume_capability::access_mode::Mode;
@@ -55,7 +56,7 @@ pub fn started(vms: &[Vm], settings: &str) -> Machines {
     let mut running = HashMap::new();
     for (name, number, cluster) in vms {
         let rest = format!(
-            "unix-socket = '@{name}.sock'\ncallback-socket = '@{name}.sock.callback'\nqmp = '@{name}.qmp'\n\
+            "unix-socket = '@{name}.sock'\nqmp = '@{name}.qmp'\n\
              cluster = '{cluster}'"
         );
         lab = lab.vm(name, *number, &rest);
@@ -123,9 +124,9 @@ pub fn serial(id: &str) -> &str {
     id.rsplit_once('.').unwrap().1
 }
 
-/// A guest's end of the callback channel.
+/// A guest's end of the callback.
 #[derive(Clone)]
-pub struct Asking(http2::Client);
+pub struct Asking(Caller);
 
 macro_rules! calls {
     ($($name:ident: $request:ident => $response:ident;)*) => {
@@ -157,7 +158,7 @@ fn wait<T>(call: impl Future<Output = T>) -> T {
 }
 
 impl Asking {
-    pub fn client(&self) -> ControllerClient<http2::Client> {
+    pub fn client(&self) -> ControllerClient<Caller> {
         ControllerClient::with_origin(self.0.clone(), http::Uri::from_static(http2::ORIGIN))
     }
 

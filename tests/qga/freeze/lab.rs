@@ -141,7 +141,7 @@ impl Agent {
     /// Starts with these settings for `[qga]`.
     pub fn start(settings: &str) -> Self {
         let text = format!(
-            "runtime-dir = '/run'\nqemu-ga-files = false\n[control]\nlisten = 'none'\n[callback]\nlisten = 'none'\n\
+            "runtime-dir = '/run'\nqemu-ga-files = false\n[control]\nlisten = 'none'\n\
              [qga]\nmethod = 'unix-listen'\npath = '/run/qga.sock'\nstatedir = '/run'\n{settings}\n"
         );
         std::fs::write("/run/agent.toml", text).unwrap();

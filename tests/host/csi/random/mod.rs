@@ -114,8 +114,7 @@ impl World {
                 let folder = text(&lab.path(""));
                 let table = format!(
                     "[[vm]]\nname = '{name}'\nuuid = '{}'\nunix-socket = '{folder}{name}.sock'\n\
-                     callback-socket = '{folder}{name}.sock.callback'\nqmp = '{folder}{name}.qmp'\n\
-                     cluster = '{}'\n",
+                     qmp = '{folder}{name}.qmp'\ncluster = '{}'\n",
                     uuid(number),
                     cluster(number)
                 );
