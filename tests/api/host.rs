@@ -69,9 +69,13 @@ impl Drop for Callback {
 #[derive(Clone)]
 struct Host {
     instance: String,
+    vm_uid: String,
     /// It takes requests and never answers.
     hangs: CancellationToken,
 }
+
+/// What it calls the guest.
+const VM: &str = "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11";
 
 /// How many volumes the guest is told that it may have.
 pub static MOST_VOLUMES: AtomicU32 = AtomicU32::new(16);
@@ -83,9 +87,9 @@ impl host_server::Host for Host {
             host: Some(half(&self.instance)),
             vm_name: "web-1".to_owned(),
             namespace: "shop".to_owned(),
-            vm_uid: "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11".to_owned(),
+            vm_uid: self.vm_uid.clone(),
             cluster: "blue".to_owned(),
-            provider_id: "guestlet://6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11".to_owned(),
+            provider_id: format!("guestlet://{}", self.vm_uid),
             max_volumes: MOST_VOLUMES.load(Ordering::Relaxed),
         }))
     }
@@ -100,7 +104,12 @@ impl host_server::Host for Host {
 
 /// What the host half says of the guest.
 pub fn host(instance: &str, hangs: CancellationToken) -> HostServer<impl host_server::Host> {
-    HostServer::new(Host { instance: instance.to_owned(), hangs })
+    host_of(VM, instance, hangs)
+}
+
+/// The same of the guest that it calls `vm_uid`.
+pub fn host_of(vm_uid: &str, instance: &str, hangs: CancellationToken) -> HostServer<impl host_server::Host> {
+    HostServer::new(Host { instance: instance.to_owned(), vm_uid: vm_uid.to_owned(), hangs })
 }
 
 impl Callback {

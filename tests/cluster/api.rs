@@ -1,6 +1,7 @@
 //! The API server, as somebody who may do everything asks it.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +16,8 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::authority::Authority;
 use crate::cluster::PATIENCE;
+use crate::components::endpoint;
 
 /// A client; a connection for each request.
 #[derive(Clone)]
@@ -26,21 +27,22 @@ pub struct Api {
 }
 
 impl Api {
-    /// One with a certificate of its own.
-    pub fn new(address: SocketAddr, authority: &Authority) -> Self {
+    /// One that asks as the user of `<name>.pem` in the folder of the cluster's [`crate::authority::Authority`].
+    pub fn read(folder: &Path, name: &str) -> Self {
+        let authority = CertificateDer::from_pem_file(folder.join("ca.crt")).unwrap();
+        let pair = folder.join(format!("{name}.pem"));
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority.certificate().as_bytes()).unwrap()).unwrap();
-        let (certificate, key) = authority.identify("test", "system:masters");
+        roots.add(authority).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots)
             .with_client_auth_cert(
-                vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
-                PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+                vec![CertificateDer::from_pem_file(&pair).unwrap()],
+                PrivateKeyDer::from_pem_file(&pair).unwrap(),
             )
             .unwrap();
-        Self { address, tls: TlsConnector::from(Arc::new(config)) }
+        Self { address: endpoint(), tls: TlsConnector::from(Arc::new(config)) }
     }
 
     /// Whether the API server says that it is ready.
@@ -79,6 +81,14 @@ impl Api {
     pub async fn patch(&self, path: &str, change: &Value) -> Option<Value> {
         match self.ask(Method::PATCH, path, Some(change)).await {
             (StatusCode::NOT_FOUND, _) => None,
+            answer => Some(done(path, answer)),
+        }
+    }
+
+    /// Puts an object in the place of the version that it was made from; none if there is another by now.
+    pub async fn replace(&self, path: &str, object: &Value) -> Option<Value> {
+        match self.ask(Method::PUT, path, Some(object)).await {
+            (StatusCode::CONFLICT, _) => None,
             answer => Some(done(path, answer)),
         }
     }

@@ -9,7 +9,6 @@ use serde_json::json;
 /// Signs certificates, and keeps them as files.
 pub struct Authority {
     folder: PathBuf,
-    certificate: String,
     key: KeyPair,
     parameters: CertificateParams,
 }
@@ -22,8 +21,8 @@ impl Authority {
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         parameters.distinguished_name.push(DnType::CommonName, "cluster");
         let certificate = parameters.self_signed(&key).unwrap().pem();
-        let authority = Self { folder: folder.to_owned(), certificate, key, parameters };
-        std::fs::write(authority.file("ca.crt"), &authority.certificate).unwrap();
+        let authority = Self { folder: folder.to_owned(), key, parameters };
+        std::fs::write(authority.file("ca.crt"), certificate).unwrap();
         // What service accounts' tokens are signed with.
         let accounts = KeyPair::generate().unwrap();
         std::fs::write(authority.file("accounts.key"), accounts.serialize_pem()).unwrap();
@@ -36,11 +35,6 @@ impl Authority {
         self.folder.join(name)
     }
 
-    /// The certificate that all trust.
-    pub fn certificate(&self) -> &str {
-        &self.certificate
-    }
-
     /// A server's certificate and key, as files `<name>.crt` and `<name>.key`.
     pub fn serve(&self, name: &str, address: IpAddr) {
         let mut parameters = CertificateParams::new([address.to_string()]).unwrap();
@@ -51,7 +45,7 @@ impl Authority {
     }
 
     /// A certificate and a key by which a server knows this user of this group.
-    pub fn identify(&self, user: &str, group: &str) -> (String, String) {
+    fn identify(&self, user: &str, group: &str) -> (String, String) {
         let mut parameters = CertificateParams::default();
         parameters.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
         self.sign(parameters, user, Some(group))

@@ -1,23 +1,27 @@
-//! A cluster of one node, whose kubelet has the agent for a driver.
+//! A cluster of one or two nodes, whose kubelets have the agent for a driver.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::components::{Component, ControlPlane, NODE};
+use crate::components::ControlPlane;
 use crate::disk::Machine;
 use crate::half::Half;
-use crate::lab::{DRIVER, Lab, run};
-use crate::runtime::Runtime;
+use crate::lab::{DRIVER, Lab};
+use crate::node::{self, Node};
 use crate::sidecars::Sidecars;
 
 pub const PODS: &str = "/api/v1/namespaces/default/pods";
 pub const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 pub const VOLUMES: &str = "/api/v1/persistentvolumes";
 pub const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
+pub const CLASSES: &str = "/apis/storage.k8s.io/v1/storageclasses";
 pub const NODES: &str = "/api/v1/nodes";
+/// The name of the first Node.
+pub const NODE: &str = node::NODES[0].name;
 /// Where a pod has its volume.
 pub const AT: &str = "/mnt/volume";
 /// How long anything may take on a busy machine.
@@ -25,74 +29,109 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// What people apply to their cluster.
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/csi.yaml");
 
+/// What a cluster has beyond one node that has no place, and sidecars beside its pods.
+#[derive(Default)]
+pub struct Layout {
+    /// Two nodes.
+    pub is_double: bool,
+    /// Volumes and nodes have a place (`csi.topology`), and the guests run on this host.
+    pub host: Option<&'static str>,
+    /// The sidecars are the pods of the manifests' Deployment.
+    pub is_deployed: bool,
+}
+
 /// The whole cluster. What is first here ends first.
 pub struct Cluster {
-    _sidecars: Sidecars,
-    pub kubelet: Component,
-    pub lab: Lab,
+    _sidecars: Option<Sidecars>,
+    pub nodes: Vec<Node>,
     pub half: Half,
     pub plane: ControlPlane,
-    _runtime: Runtime,
 }
 
 impl Cluster {
     /// Starts one, to which the manifests were applied, and whose node has registered the driver.
     pub async fn start() -> Self {
-        Self::start_on(None).await
+        Self::with(Layout::default()).await
     }
 
-    /// The same, where volumes and nodes have a place (`csi.topology`), and the guest runs on `host`.
-    pub async fn start_on(host: Option<&str>) -> Self {
-        let mut plane = ControlPlane::start().await;
-        let half = Half::new(Machine::new());
-        let places = if host.is_some() { "topology = ['guestlet.io/host']" } else { "" };
-        let kubeconfig = plane.kubelet_config.display();
-        let mut lab = Lab::unknown(&format!("{places}\n[topology]\nkubeconfig = '{kubeconfig}'"));
-        let root = lab.root().display().to_string();
-        // kubelet and the agent see each other's mounts there, and those below.
-        run(&format!("mkdir {root}; mount -t tmpfs kubelet {root}; mount --make-shared {root}"));
-        apply(&plane.api).await;
-        let (runtime, socket) = (Runtime::default(), lab.path("runtime.sock"));
-        runtime.serve(&socket);
-        let kubelet = plane.kubelet(&lab.root(), &socket, &half.real_sys());
-        half.answer_for(&mut lab).await;
-        if let Some(host) = host {
-            lab.runs_on(host).await;
+    /// The same with a layout of its own.
+    pub async fn with(Layout { is_double, host, is_deployed }: Layout) -> Self {
+        let plane =
+            if is_deployed { ControlPlane::with_deployments().await } else { ControlPlane::start().await };
+        let first = Machine::new();
+        let second = is_double.then(|| first.beside());
+        let machines: Vec<_> = std::iter::once(first).chain(second).map(Arc::new).collect();
+        let names = node::NODES.iter().map(|who| who.machine);
+        let half = Half::new(names.zip(machines.iter().cloned()).collect());
+        apply(&plane.api, false).await;
+        let settings = if host.is_some() { "topology = ['guestlet.io/host']" } else { "" };
+        let mut nodes = Vec::new();
+        for (number, machine) in machines.iter().enumerate() {
+            let node = Node::start(number, machine, &plane, &half, settings).await;
+            if let Some(host) = host {
+                node.lab.runs_on(host).await;
+            }
+            nodes.push(node);
         }
-        let sidecars = Sidecars::start(plane.api.clone(), lab.controller());
-        let mut cluster = Self { _sidecars: sidecars, kubelet, lab, half, plane, _runtime: runtime };
+        let sidecars = (!is_deployed)
+            .then(|| Sidecars::start(Api::read(plane.sidecars(), "sidecars"), nodes[0].lab.controller()));
+        let mut cluster = Self { _sidecars: sidecars, nodes, half, plane };
+        for number in 0..cluster.nodes.len() {
+            cluster.is_ready(number).await;
+        }
+        apply(cluster.api(), true).await;
+        cluster
+    }
+
+    /// Waits until a node is ready, and has the driver.
+    pub async fn is_ready(&mut self, number: usize) {
         until("the node is ready, and has the driver", async || {
-            assert!(cluster.kubelet.runs(), "kubelet has ended");
-            let node = cluster.node().await?;
+            let node = &mut self.nodes[number];
+            assert!(node.kubelet.runs(), "kubelet has ended");
+            let name = node.who.name;
+            let node = self.api().get(&format!("{NODES}/{name}")).await?;
             let conditions = node["status"]["conditions"].as_array()?;
             let is_ready = conditions.iter().any(|it| it["type"] == "Ready" && it["status"] == "True");
-            (is_ready && cluster.driver().await.is_some()).then_some(())
+            (is_ready && self.driver_of(name).await.is_some()).then_some(())
         })
         .await;
-        cluster
     }
 
     pub fn api(&self) -> &Api {
         &self.plane.api
     }
 
-    /// The Node, if kubelet has made it.
+    /// The first node's agent.
+    pub fn lab(&self) -> &Lab {
+        &self.nodes[0].lab
+    }
+
+    /// The first Node, if kubelet has made it.
     pub async fn node(&self) -> Option<Value> {
         self.api().get(&format!("{NODES}/{NODE}")).await
     }
 
     /// What kubelet has told the cluster of the driver.
     pub async fn driver(&self) -> Option<Value> {
-        let node = self.api().get(&format!("/apis/storage.k8s.io/v1/csinodes/{NODE}")).await?;
+        self.driver_of(NODE).await
+    }
+
+    async fn driver_of(&self, node: &str) -> Option<Value> {
+        let node = self.api().get(&format!("/apis/storage.k8s.io/v1/csinodes/{node}")).await?;
         node["spec"]["drivers"].as_array()?.iter().find(|driver| driver["name"] == DRIVER).cloned()
     }
 
     /// Asks for a volume of so many MiB; `mode` is its volumeMode.
     pub async fn claim(&self, name: &str, mebibytes: u64, mode: &str) {
+        self.claim_of("guestlet", name, mebibytes, mode).await;
+    }
+
+    /// The same of another storage class.
+    pub async fn claim_of(&self, class: &str, name: &str, mebibytes: u64, mode: &str) {
         let claim = json!({
             "metadata": { "name": name },
             "spec": {
-                "storageClassName": "guestlet",
+                "storageClassName": class,
                 "accessModes": ["ReadWriteOnce"],
                 "volumeMode": mode,
                 "resources": { "requests": { "storage": format!("{mebibytes}Mi") } },
@@ -118,7 +157,7 @@ impl Cluster {
 
     /// Where kubelet has a pod's volume published.
     pub fn published(&self, uid: &str, volume: &str) -> PathBuf {
-        self.lab.root().join(format!("pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount"))
+        self.lab().root().join(format!("pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount"))
     }
 
     /// The name of the `PersistentVolume` that a claim is bound to.
@@ -136,60 +175,55 @@ impl Cluster {
 
     /// Waits until there is no volume, nowhere.
     pub async fn is_empty(&self) {
-        until("nothing is left", async || {
-            for path in [PODS, CLAIMS, VOLUMES, ATTACHMENTS] {
-                if !self.api().list(path).await.is_empty() {
-                    return None;
-                }
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let left = self.left().await;
+            if left.is_empty() {
+                return;
             }
-            let is_left = self.half.is_left() || !self.mounts().is_empty();
-            (!is_left).then_some(())
-        })
-        .await;
+            assert!(tokio::time::Instant::now() < deadline, "there is left: {left:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 
-    /// The mounts of volumes below kubelet's root.
+    /// What there is of volumes and pods.
+    async fn left(&self) -> Vec<String> {
+        let mut left = self.mounts();
+        for path in [PODS, CLAIMS, VOLUMES, ATTACHMENTS] {
+            let objects = self.api().list(path).await;
+            left.extend(objects.iter().map(|object| format!("{path}/{}", object["metadata"]["name"])));
+        }
+        if self.half.is_left() {
+            left.push("disks".to_owned());
+        }
+        left
+    }
+
+    /// The mounts of volumes, on all nodes.
     pub fn mounts(&self) -> Vec<String> {
-        let root = self.lab.root();
-        let list = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let places = list.lines().filter_map(|line| line.split(' ').nth(4));
-        places
-            .filter(|place| Path::new(place).starts_with(&root) && Path::new(place) != root)
-            .map(str::to_owned)
-            .collect()
+        self.nodes.iter().flat_map(Node::mounts).collect()
     }
 
-    /// Kills the agent, and starts it again; its host half comes back to it.
+    /// Kills the agent of the first node, and starts it again; its host half comes back to it.
     pub async fn kill_agent(&mut self) {
-        self.lab.kill();
-        self.lab.start();
-        until("the agent listens", async || listens(&self.lab.path("control.sock")).then_some(())).await;
-        self.half.answer_for(&mut self.lab).await;
+        self.nodes[0].kill_agent(&self.half).await;
     }
 
-    /// Kills kubelet, and starts it again.
+    /// Kills kubelet of the first node, and starts it again.
     pub fn kill_kubelet(&mut self) {
-        self.kubelet.kill();
-        self.kubelet.again();
+        self.nodes[0].kill_kubelet();
     }
 }
 
-/// Whether a process listens on this socket, whose file another may have left behind. Nobody has to be dialled for that.
-fn listens(socket: &Path) -> bool {
-    const LISTENING: &str = "00010000";
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    sockets.lines().any(|line| {
-        let mut fields = line.split_whitespace();
-        fields.nth(3) == Some(LISTENING) && fields.last() == socket.to_str()
-    })
-}
-
-/// Makes the objects of the manifests. XFS, because it grows wherever the tests run.
-async fn apply(api: &Api) {
+/// Makes the objects of the manifests: those that make pods, or the others. XFS, because it grows wherever the tests run.
+async fn apply(api: &Api, makes_pods: bool) {
     let documents: Vec<Value> = serde_saphyr::from_multiple(MANIFESTS).unwrap();
     assert_eq!(documents.len(), 8);
     for mut document in documents {
         let kind = document["kind"].as_str().unwrap();
+        if (kind == "Deployment") != makes_pods {
+            continue;
+        }
         let plural = if kind == "StorageClass" { "storageclasses".into() } else { kind.to_lowercase() + "s" };
         let group = match document["apiVersion"].as_str().unwrap() {
             "v1" => "/api/v1".to_owned(),
@@ -222,6 +256,16 @@ pub fn pod(name: &str, claim: &str, mode: &str, script: &str) -> Value {
             "volumes": [{ "name": "volume", "persistentVolumeClaim": { "claimName": claim } }],
         },
     })
+}
+
+/// What the cluster says of a pod, as in `kubectl describe`.
+pub async fn told(cluster: &Cluster, name: &str, reason: &str) -> String {
+    until(&format!("{reason} is told of {name}"), async || {
+        let events = cluster.api().list("/api/v1/namespaces/default/events").await;
+        let is_meant = |event: &&Value| event["involvedObject"]["name"] == name && event["reason"] == reason;
+        events.iter().find(is_meant).map(|event| event["message"].as_str().unwrap().to_owned())
+    })
+    .await
 }
 
 /// Waits until there is something.

@@ -1,43 +1,35 @@
 //! The programs of Kubernetes, and the etcd under them, in namespaces where ports, processes and mounts are the test's own.
 
-use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-
-use serde_json::json;
 
 use crate::api::Api;
 use crate::authority::Authority;
 use crate::cluster::until;
 use crate::lab::run;
 
-/// The machine that all of it runs on, and the name of its Node.
+/// Where the control plane runs, beside the first node.
 pub const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-pub const NODE: &str = "node-1";
 const PORT: u16 = 6443;
 const ETCD: &str = "http://127.0.0.1:2379";
 /// Where programs would look for volume plugins of another kind.
-const PLUGINS: &str = "/var/lib/volume-plugins";
+pub const PLUGINS: &str = "/var/lib/volume-plugins";
 /// Lines of a program's log that are shown when a test fails.
 const LAST_LINES: usize = 400;
 
-/// The controllers that volumes and pods need.
+/// The controllers that volumes and pods need, and those that make a Deployment's pods.
 const CONTROLLERS: &str = "attachdetach,nodelifecycle,persistentvolume-binder,persistentvolume-expander,podgc,pv-protection,pvc-protection";
+const DEPLOYMENTS: &str = "deployment,replicaset";
 
-/// What kubelet wants the kernel's settings to be. It sees files with these in their places, so that it changes nothing.
-const SETTINGS: [(&str, &str); 6] = [
-    ("vm/overcommit_memory", "1"),
-    ("vm/panic_on_oom", "0"),
-    ("kernel/panic", "10"),
-    ("kernel/panic_on_oops", "1"),
-    ("kernel/keys/root_maxkeys", "1000000"),
-    ("kernel/keys/root_maxbytes", "25000000"),
-];
+/// Whom the sidecars' service account is to the API server.
+const SIDECARS: &str = "system:serviceaccount:kube-system:guestlet-csi";
+const ACCOUNTS: &str = "system:serviceaccounts";
 
 /// Runs the test that calls this again where it sees no processes, networks and mounts but its own, and where all that it
 /// starts ends with it; false in there.
 pub fn is_outside() -> bool {
+    crate::stand_in::play_if_meant();
     let options = ["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let outside = crate::namespace::inside().is_none() && crate::namespace::run_inside(&options, &[]);
     if !outside {
@@ -45,7 +37,9 @@ pub fn is_outside() -> bool {
         for place in ["/var/lib", "/var/log", "/run/guestlet", "/mnt"] {
             run(&format!("mount -t tmpfs lab {place}"));
         }
-        run(&format!("ip link set lo up; ip address add {ADDRESS}/32 dev lo"));
+        // The nodes', and those of all pods.
+        run("ip link set lo up; ip address add 192.0.2.1/32 dev lo; ip address add 192.0.2.2/32 dev lo");
+        run("ip address add 198.18.0.1/15 dev lo");
     }
     outside
 }
@@ -68,14 +62,14 @@ pub struct Component {
 
 impl Component {
     /// Starts a program whose words go to `<name>.log` in `folder`.
-    fn start(name: &str, folder: &Path, command: Vec<String>) -> Self {
+    pub fn start(name: &str, folder: &Path, command: Vec<String>) -> Self {
         let log = folder.join(format!("{name}.log"));
         let child = spawn(&command, &log);
         Self { command, log, child }
     }
 
     /// Its process id.
-    fn id(&self) -> String {
+    pub fn id(&self) -> String {
         self.child.id().to_string()
     }
 
@@ -124,7 +118,7 @@ fn spawn(command: &[String], log: &Path) -> Child {
 }
 
 /// A command line of a program and its options, `name=value` each.
-fn command(name: &str, options: &[String]) -> Vec<String> {
+pub fn command(name: &str, options: &[String]) -> Vec<String> {
     let options = options.iter().map(|option| format!("--{option}"));
     std::iter::once(program(name)).chain(options).collect()
 }
@@ -133,20 +127,29 @@ fn command(name: &str, options: &[String]) -> Vec<String> {
 pub struct ControlPlane {
     pub api: Api,
     pub api_server: Component,
-    /// The kubeconfig of the Node's kubelet.
-    pub kubelet_config: PathBuf,
-    authority: Authority,
-    folder: tempfile::TempDir,
-    others: Vec<Component>,
+    pub authority: Authority,
+    pub folder: tempfile::TempDir,
+    _others: Vec<Component>,
 }
 
 impl ControlPlane {
     /// Starts one, and waits until its API server answers.
     pub async fn start() -> Self {
+        Self::start_with(CONTROLLERS.to_owned()).await
+    }
+
+    /// The same, where Deployments get their pods.
+    pub async fn with_deployments() -> Self {
+        Self::start_with(format!("{CONTROLLERS},{DEPLOYMENTS}")).await
+    }
+
+    async fn start_with(controllers: String) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::new(folder.path());
         authority.serve("apiserver", ADDRESS);
-        let api = Api::new(SocketAddr::new(ADDRESS, PORT), &authority);
+        authority.kubeconfig("sidecars", SIDECARS, ACCOUNTS, &server());
+        authority.kubeconfig("test", "test", "system:masters", &server());
+        let api = Api::read(folder.path(), "test");
         let mut others = vec![Component::start("etcd", folder.path(), command("etcd", &etcd(folder.path())))];
         let mut api_server =
             Component::start("apiserver", folder.path(), command("kube-apiserver", &api_server(&authority)));
@@ -155,7 +158,7 @@ impl ControlPlane {
             api.is_ready().await.then_some(())
         })
         .await;
-        let controllers = [format!("controllers={CONTROLLERS}"), format!("flex-volume-plugin-dir={PLUGINS}")];
+        let controllers = [format!("controllers={controllers}"), format!("flex-volume-plugin-dir={PLUGINS}")];
         for (name, more) in [("kube-controller-manager", &controllers[..]), ("kube-scheduler", &[])] {
             let config = authority.kubeconfig(name, &format!("system:{name}"), "system:masters", &server());
             let mut options = vec![format!("kubeconfig={}", config.display())];
@@ -163,52 +166,23 @@ impl ControlPlane {
             options.extend_from_slice(more);
             others.push(Component::start(name, folder.path(), command(name, &options)));
         }
-        let user = format!("system:node:{NODE}");
-        let kubelet_config = authority.kubeconfig("kubelet", &user, "system:nodes", &server());
-        Self { api, api_server, kubelet_config, authority, folder, others }
+        Self { api, api_server, authority, folder, _others: others }
     }
 
-    /// Starts a kubelet. `root` is its directory, whose mounts others see, too; `runtime` is the socket of a container
-    /// runtime; `machine` is where the machine's own /sys is.
-    pub fn kubelet(&mut self, root: &Path, runtime: &Path, machine: &str) -> Component {
-        let config = self.folder.path().join("kubelet.json");
-        std::fs::write(&config, kubelet_settings(&self.authority).to_string()).unwrap();
-        let options = [
-            format!("config={}", config.display()),
-            format!("kubeconfig={}", self.kubelet_config.display()),
-            format!("root-dir={}", root.display()),
-            format!("cert-dir={}", self.folder.path().join("kubelet-pki").display()),
-            format!("hostname-override={NODE}"),
-            format!("node-ip={ADDRESS}"),
-            "container-runtime=remote".to_owned(),
-            format!("container-runtime-endpoint=unix://{}", runtime.display()),
-            "v=2".to_owned(),
-        ];
-        let node = self.node(machine);
-        let script = "cd \"$0\"; exec \"$@\"";
-        let folder = self.folder.path().to_str().unwrap();
-        let within = ["nsenter", "--mount", "--target", &node.id(), "sh", "-ec", script, folder];
-        let command = within.map(str::to_owned).into_iter().chain(command("kubelet", &options)).collect();
-        self.others.push(node);
-        Component::start("kubelet", self.folder.path(), command)
+    /// A kubeconfig of the kubelet of this node, which may be written again.
+    pub fn kubelet_config(&self, node: &str) -> PathBuf {
+        self.authority.kubeconfig(node, &format!("system:node:{node}"), "system:nodes", &server())
     }
 
-    /// A mount namespace in which kubelet sees the machine as it is, and settings of the kernel as it wants them. All
-    /// kubelets are in this one, because they find what an earlier one has made by the paths that it has there.
-    fn node(&self, machine: &str) -> Component {
-        let folder = self.folder.path();
-        let mut script = format!("mount --rbind {machine} /sys; ");
-        for (name, value) in SETTINGS {
-            let file = folder.join(name.replace('/', "."));
-            std::fs::write(&file, value).unwrap();
-            write!(script, "mount --bind {} /proc/sys/{name}; ", file.display()).unwrap();
-        }
-        script += "touch node; exec sleep infinity";
-        let command = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-ec", &script];
-        let node = Component::start("node", folder, command.map(str::to_owned).to_vec());
-        crate::lab::until("the node's mounts are there", || folder.join("node").exists());
-        node
+    /// Where the credentials are by which the sidecars ask the API server, as [`Api::read`] finds them.
+    pub fn sidecars(&self) -> &Path {
+        self.folder.path()
     }
+}
+
+/// Where the API server listens.
+pub fn endpoint() -> SocketAddr {
+    SocketAddr::new(ADDRESS, PORT)
 }
 
 /// The URL of the API server.
@@ -247,30 +221,4 @@ fn api_server(authority: &Authority) -> Vec<String> {
         "disable-admission-plugins=ServiceAccount".to_owned(),
         "endpoint-reconciler-type=none".to_owned(),
     ]
-}
-
-fn kubelet_settings(authority: &Authority) -> serde_json::Value {
-    json!({
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "authentication": {
-            "anonymous": { "enabled": false },
-            "webhook": { "enabled": false },
-            "x509": { "clientCAFile": authority.file("ca.crt") },
-        },
-        "authorization": { "mode": "AlwaysAllow" },
-        "address": ADDRESS,
-        "nodeStatusUpdateFrequency": "1s",
-        "syncFrequency": "5s",
-        "volumePluginDir": PLUGINS,
-        // Pods are processes of the test, wherever that runs.
-        "cgroupsPerQOS": false,
-        "enforceNodeAllocatable": [],
-        "failSwapOn": false,
-        "makeIPTablesUtilChains": false,
-        "oomScoreAdj": 0,
-        "resolvConf": "",
-        "evictionHard": { "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%" },
-        "featureGates": { "LocalStorageCapacityIsolation": false },
-    })
 }

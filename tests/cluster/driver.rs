@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use serde_json::json;
 
-use crate::cluster::{CLAIMS, Cluster, pod, until};
+use crate::cluster::{CLAIMS, Cluster, Layout, pod, until};
 use crate::components::is_outside;
 use crate::host::MOST_VOLUMES;
 use crate::lab::wait;
@@ -15,7 +15,7 @@ const HOST: &str = "guestlet.io/host";
 async fn is_on(cluster: &Cluster, host: &str, times: usize) {
     until(&format!("the driver is registered on {host}"), async || {
         let is_there = cluster.node().await?["metadata"]["labels"][HOST] == host;
-        let is_registered = cluster.lab.log().matches("kubelet has registered the driver").count() >= times;
+        let is_registered = cluster.lab().log().matches("kubelet has registered the driver").count() >= times;
         (is_there && is_registered && cluster.driver().await?["topologyKeys"] == json!([HOST])).then_some(())
     })
     .await;
@@ -29,10 +29,10 @@ fn place_and_number_of_volumes_follow_the_guest() {
         return;
     }
     wait(async {
-        let cluster = Cluster::start_on(Some("h-a")).await;
+        let cluster = Cluster::with(Layout { host: Some("h-a"), ..Layout::default() }).await;
         is_on(&cluster, "h-a", 1).await;
         assert_eq!(cluster.driver().await.unwrap()["allocatable"]["count"], 16);
-        cluster.lab.runs_on("h-b").await;
+        cluster.lab().runs_on("h-b").await;
         is_on(&cluster, "h-b", 2).await;
 
         // The agent asks again when a disk comes.

@@ -2,21 +2,11 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::cluster::{CLAIMS, Cluster, PODS, pod, until};
+use crate::cluster::{CLAIMS, Cluster, PODS, pod, told, until};
 use crate::components::is_outside;
 use crate::lab::{DRIVER, wait};
-
-/// What the cluster says of a pod, as in `kubectl describe`.
-async fn told(cluster: &Cluster, name: &str, reason: &str) -> String {
-    until(&format!("{reason} is told of {name}"), async || {
-        let events = cluster.api().list("/api/v1/namespaces/default/events").await;
-        let is_meant = |event: &&Value| event["involvedObject"]["name"] == name && event["reason"] == reason;
-        events.iter().find(is_meant).map(|event| event["message"].as_str().unwrap().to_owned())
-    })
-    .await
-}
 
 #[test]
 fn groups_parts_read_only_and_inline_volumes() {

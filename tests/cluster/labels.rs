@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
-use crate::cluster::{Cluster, NODES, until};
-use crate::components::{ControlPlane, NODE, is_outside};
+use crate::cluster::{Cluster, NODE, NODES, until};
+use crate::components::{ControlPlane, is_outside};
 use crate::host::host;
 use crate::lab::{Lab, wait};
 
@@ -57,17 +57,17 @@ fn the_node_follows_the_guest_whatever_ends_meanwhile() {
     wait(async {
         let mut cluster = Cluster::start().await;
         let api = cluster.api().clone();
-        tell(&cluster.lab, "a", &[("example.com/rack", "r7")]).await;
+        tell(cluster.lab(), "a", &[("example.com/rack", "r7")]).await;
         is_in(&api, "a").await;
         let found = node(&api).await.unwrap()["metadata"]["labels"].take();
         assert_eq!((&found[REGION], &found["example.com/rack"]), (&json!("eu"), &json!("r7")));
-        state(&cluster.lab, "current").await;
-        let known = cluster.lab.topology()["node"].take();
+        state(cluster.lab(), "current").await;
+        let known = cluster.lab().topology()["node"].take();
         assert_eq!((&known["ready"], &known["kubelet_version"]), (&json!("True"), &json!("v1.20.2")));
         assert_eq!(known["addresses"], json!(["InternalIP 192.0.2.1", "Hostname node-1"]));
 
         // What the host has no longer goes.
-        tell(&cluster.lab, "b", &[]).await;
+        tell(cluster.lab(), "b", &[]).await;
         is_in(&api, "b").await;
         let told = event(&api, "on h-b now: topology.kubernetes.io/zone from a to b").await;
         assert_eq!((&told["involvedObject"]["name"], &told["type"]), (&json!(NODE), &json!("Normal")));
@@ -83,14 +83,14 @@ fn the_node_follows_the_guest_whatever_ends_meanwhile() {
         assert_eq!(node(&api).await.unwrap()["metadata"]["labels"]["theirs"], "y");
 
         cluster.plane.api_server.kill();
-        state(&cluster.lab, "failed").await;
-        tell(&cluster.lab, "c", &[]).await;
+        state(cluster.lab(), "failed").await;
+        tell(cluster.lab(), "c", &[]).await;
         cluster.plane.api_server.again();
         is_in(&api, "c").await;
 
         // The Node goes, and kubelet makes it anew, without what the agent knows.
         api.delete(&path).await;
-        state(&cluster.lab, "waiting").await;
+        state(cluster.lab(), "waiting").await;
         cluster.kill_kubelet();
         is_in(&api, "c").await;
         assert!(node(&api).await.unwrap()["metadata"]["labels"]["theirs"].is_null());
@@ -99,8 +99,8 @@ fn the_node_follows_the_guest_whatever_ends_meanwhile() {
 
 /// An agent with further settings of `[topology]`, whose guest runs in zone `a`.
 async fn agent(plane: &ControlPlane, settings: &str) -> Lab {
-    let kubeconfig = plane.kubelet_config.display();
-    let mut lab = Lab::unknown(&format!("[topology]\nkubeconfig = '{kubeconfig}'\n{settings}"));
+    let kubeconfig = plane.kubelet_config(NODE);
+    let mut lab = Lab::unknown(&format!("[topology]\nkubeconfig = '{}'\n{settings}", kubeconfig.display()));
     lab.introduce_by(host("one", CancellationToken::new())).await;
     tell(&lab, "a", &[]).await;
     lab

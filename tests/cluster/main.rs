@@ -6,6 +6,7 @@
     clippy::disallowed_methods,
     clippy::expect_used,
     clippy::print_stderr,
+    clippy::print_stdout,
     clippy::unwrap_used,
     clippy::used_underscore_binding
 )]
@@ -21,6 +22,7 @@ mod components;
 #[path = "../csi/disk.rs"]
 mod disk;
 mod driver;
+mod failover;
 mod habits;
 mod half;
 #[allow(dead_code, reason = "shared with the tests of the API")]
@@ -37,6 +39,8 @@ mod messages;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../qga/namespace.rs"]
 mod namespace;
+mod node;
 mod runtime;
 mod sidecars;
+mod stand_in;
 mod volumes;

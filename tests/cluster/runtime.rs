@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::future::{Ready, ready};
+use std::net::Ipv4Addr;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -35,6 +36,7 @@ use crate::messages::{
     RunPodSandboxRequest, RuntimeCondition, RuntimeStatus, Sandbox, SandboxFilter, SandboxStatus,
     StatusResponse, VersionResponse,
 };
+use crate::stand_in;
 
 /// Where a container finds its volumes. What kubelet would have it see elsewhere is left out.
 const VOLUMES: &str = "/mnt/";
@@ -47,14 +49,23 @@ const READY: i32 = 0;
 const NOT_READY: i32 = 1;
 
 /// All pods of the node. They outlive the kubelet that asked for them, and end with the test.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Runtime(Arc<Mutex<Pods>>);
 
-#[derive(Default)]
 struct Pods {
+    place: Place,
     made: u64,
     sandboxes: BTreeMap<String, Sandbox>,
     containers: BTreeMap<String, Held>,
+}
+
+/// What is the node's own.
+struct Place {
+    number: usize,
+    /// A process in its mount namespace.
+    mounts: String,
+    /// Where the sidecars' credentials are.
+    credentials: PathBuf,
 }
 
 /// A container, and its process once it was started.
@@ -68,6 +79,22 @@ struct Held {
 }
 
 impl Runtime {
+    /// One without pods, whose containers have the mounts of this process, and what stands in for sidecars these credentials.
+    pub fn new(number: usize, mounts: &str, credentials: &Path) -> Self {
+        let place = Place { number, mounts: mounts.to_owned(), credentials: credentials.to_owned() };
+        let (sandboxes, containers) = (BTreeMap::new(), BTreeMap::new());
+        Self(Arc::new(Mutex::new(Pods { place, made: 0, sandboxes, containers })))
+    }
+
+    /// Ends all containers at once.
+    pub fn kill(&self) {
+        let mut pods = self.pods();
+        let all: Vec<_> = pods.sandboxes.keys().cloned().collect();
+        for sandbox in all {
+            pods.stop_sandbox(&sandbox);
+        }
+    }
+
     /// Serves kubelet on a unix socket for as long as the test's runtime is there.
     pub fn serve(&self, socket: &Path) {
         let listener = UnixListener::bind(socket).unwrap();
@@ -197,6 +224,13 @@ impl Pods {
         Ok(Id { id })
     }
 
+    /// The address of a sandbox.
+    fn address(&self, sandbox: &str) -> Ipv4Addr {
+        let number = sandbox.rsplit('-').next().and_then(|number| number.parse::<u32>().ok());
+        let first = if self.place.number == 0 { [198, 18, 1, 0] } else { [198, 19, 1, 0] };
+        Ipv4Addr::from(u32::from(Ipv4Addr::from(first)) + number.expect("the number of a sandbox"))
+    }
+
     /// Ids of the containers of a sandbox.
     fn inside(&self, sandbox: &str) -> Vec<String> {
         let inside = self.containers.values().filter(|held| held.told.sandbox == sandbox);
@@ -223,12 +257,13 @@ impl Pods {
 
     fn sandbox_status(&self, id: &str) -> Result<PodSandboxStatusResponse, Status> {
         let sandbox = self.sandboxes.get(id).ok_or_else(|| unknown(id))?.clone();
+        let ip = self.address(id).to_string();
         let status = SandboxStatus {
             id: sandbox.id,
             metadata: sandbox.metadata,
             state: sandbox.state,
             created_at: sandbox.created_at,
-            network: Some(Network { ip: "192.0.2.2".to_owned() }),
+            network: Some(Network { ip }),
             labels: sandbox.labels,
             annotations: sandbox.annotations,
         };
@@ -268,8 +303,10 @@ impl Pods {
     }
 
     fn start(&mut self, id: &str) -> Result<Empty, Status> {
+        let held = self.containers.get(id).ok_or_else(|| unknown(id))?;
+        let child = spawn(&self.place, self.address(&held.told.sandbox), &held.config, &held.log)?;
         let held = self.containers.get_mut(id).ok_or_else(|| unknown(id))?;
-        held.child = Some(spawn(&held.config, &held.log)?);
+        held.child = Some(child);
         held.started_at = now();
         held.told.state = RUNNING;
         Ok(Empty {})
@@ -350,32 +387,38 @@ impl Held {
     }
 }
 
-/// Starts a container's process, in a process group and a mount namespace of its own.
-fn spawn(config: &ContainerConfig, log: &Path) -> Result<Child, Status> {
-    let output = File::create(log)?;
-    let errors = output.try_clone()?;
+/// Starts a container's process, in a process group and a mount namespace of its own, in which the node's mounts end with
+/// the node's.
+fn spawn(place: &Place, address: Ipv4Addr, config: &ContainerConfig, log: &Path) -> Result<Child, Status> {
+    let stands_in = config.image.as_ref().is_some_and(|image| stand_in::is_meant(&image.image));
+    let output = File::create(format!("/proc/{}/root{}", place.mounts, log.display()))?;
+    let errors = if stands_in { Stdio::inherit() } else { output.try_clone()?.into() };
     let mut script = format!("mount -t tmpfs container {VOLUMES}; ");
     let mounts = config.mounts.iter().map(|mount| (&mount.inside, &mount.outside, mount.is_read_only));
     let devices = config.devices.iter().map(|device| (&device.inside, &device.outside, false));
     for (inside, outside, is_read_only) in mounts.chain(devices) {
+        let inside = if stands_in { stand_in::inside(inside) } else { inside.clone() };
         if !inside.starts_with(VOLUMES) {
             continue;
         }
-        let make = if Path::new(outside).is_dir() { "mkdir -p" } else { "touch" };
-        write!(script, "{make} '{inside}'; mount --bind '{outside}' '{inside}'; ").unwrap();
+        let above = Path::new(&inside).parent().expect("a path below").display();
+        let make = format!(
+            "if [ -d '{outside}' ]; then mkdir -p '{inside}'; else mkdir -p '{above}'; touch '{inside}'; fi"
+        );
+        write!(script, "{make}; mount --bind '{outside}' '{inside}'; ").unwrap();
         if is_read_only {
             write!(script, "mount -o remount,bind,ro '{inside}'; ").unwrap();
         }
     }
     script.push_str("exec \"$@\"");
-    Command::new("unshare")
-        .args(["--mount", "sh", "-ec", &script, "container"])
-        .args(&config.command)
-        .args(&config.arguments)
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(output)
-        .stderr(errors)
-        .spawn()
-        .map_err(Status::from)
+    let mut command = Command::new("nsenter");
+    command.args(["--mount", "--target", &place.mounts, "unshare", "--mount", "--propagation", "slave"]);
+    command.args(["sh", "-ec", &script, "container"]);
+    if stands_in {
+        stand_in::complete(&mut command, config, address, &place.credentials);
+    } else {
+        command.args(&config.command).args(&config.arguments);
+    }
+    let command = command.process_group(0).stdin(Stdio::null()).stdout(output).stderr(errors);
+    command.spawn().map_err(Status::from)
 }

@@ -25,7 +25,37 @@ const NODES: &str = "/apis/storage.k8s.io/v1/csinodes";
 const FINALIZER: &str = "external-attacher/driver-harvesterhci-io";
 const ROUND: Duration = Duration::from_millis(200);
 
-/// The sidecars of one driver, which work until this is dropped.
+/// One of the sidecars.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Role {
+    Provisioner,
+    Attacher,
+    Resizer,
+}
+
+impl Role {
+    pub const ALL: [Self; 3] = [Self::Provisioner, Self::Attacher, Self::Resizer];
+
+    /// The name of its image.
+    pub fn image(self) -> &'static str {
+        match self {
+            Self::Provisioner => "csi-provisioner",
+            Self::Attacher => "csi-attacher",
+            Self::Resizer => "csi-resizer",
+        }
+    }
+
+    /// The name of its Lease.
+    pub fn lease(self) -> &'static str {
+        match self {
+            Self::Provisioner => "driver-harvesterhci-io",
+            Self::Attacher => "external-attacher-leader-driver-harvesterhci-io",
+            Self::Resizer => "external-resizer-driver-harvesterhci-io",
+        }
+    }
+}
+
+/// Sidecars of one driver, which work until this is dropped.
 pub struct Sidecars(JoinHandle<()>);
 
 impl Drop for Sidecars {
@@ -37,37 +67,74 @@ impl Drop for Sidecars {
 impl Sidecars {
     /// Starts them; `socket` is the agent's.
     pub fn start(api: Api, socket: PathBuf) -> Self {
-        let work = Work { api, socket };
-        Self(tokio::spawn(async move {
-            loop {
-                if let Err(status) = work.round().await {
-                    eprintln!("a sidecar tries it again: {status}");
-                }
-                tokio::time::sleep(ROUND).await;
-            }
-        }))
+        Self(tokio::spawn(work(api, socket, &Role::ALL)))
     }
 }
 
-struct Work {
-    api: Api,
-    socket: PathBuf,
+/// Does the work of these, without end.
+pub async fn work(api: Api, socket: PathBuf, roles: &[Role]) {
+    let work = Work { api, socket, roles };
+    let mut told = String::new();
+    loop {
+        let failed = work.round().await.err().map(|status| status.to_string()).unwrap_or_default();
+        if !failed.is_empty() && failed != told {
+            eprintln!("a sidecar tries it again: {failed}");
+        }
+        told = failed;
+        tokio::time::sleep(ROUND).await;
+    }
 }
 
-impl Work {
+struct Work<'r> {
+    api: Api,
+    socket: PathBuf,
+    roles: &'r [Role],
+}
+
+impl Work<'_> {
     async fn round(&self) -> Result<(), Status> {
-        for claim in self.api.list(CLAIMS).await {
-            let spec = &claim["spec"];
-            match spec["volumeName"].as_str() {
-                None if is_to_be_made(&claim) => self.make(&claim).await?,
-                Some(volume) => self.grow(&claim, volume).await?,
-                None => {}
+        for role in self.roles {
+            match role {
+                Role::Provisioner => {
+                    self.provision().await?;
+                    self.remove().await?;
+                }
+                Role::Attacher => self.attach_all().await?,
+                Role::Resizer => self.resize().await?,
             }
         }
-        let attachments = self.api.list(ATTACHMENTS).await;
-        for attachment in &attachments {
-            self.attach(attachment).await?;
+        Ok(())
+    }
+
+    async fn provision(&self) -> Result<(), Status> {
+        for claim in self.api.list(CLAIMS).await {
+            if claim["spec"]["volumeName"].is_null() && is_to_be_made(&claim) {
+                self.make(&claim).await?;
+            }
         }
+        Ok(())
+    }
+
+    async fn resize(&self) -> Result<(), Status> {
+        for claim in self.api.list(CLAIMS).await {
+            if let Some(volume) = claim["spec"]["volumeName"].as_str() {
+                self.grow(&claim, volume).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn attach_all(&self) -> Result<(), Status> {
+        let mut result = Ok(());
+        for attachment in self.api.list(ATTACHMENTS).await {
+            // One that has to wait holds up no other.
+            result = self.attach(&attachment).await.and(result);
+        }
+        result
+    }
+
+    async fn remove(&self) -> Result<(), Status> {
+        let attachments = self.api.list(ATTACHMENTS).await;
         for volume in self.api.list(VOLUMES).await {
             let is_attached = attachments.iter().any(|it| attached(it) == name(&volume));
             if volume["status"]["phase"] == "Released" && !is_deleted(&volume) && !is_attached {

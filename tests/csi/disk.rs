@@ -12,6 +12,8 @@ const BUS: &str = "devices/pci0000:00/0000:00:06.0/virtio4";
 /// The tree, in the place of /sys; what was there is still at `real`.
 pub struct Machine {
     folder: tempfile::TempDir,
+    real: PathBuf,
+    tree: PathBuf,
 }
 
 impl Machine {
@@ -19,15 +21,32 @@ impl Machine {
         let folder = tempfile::tempdir().unwrap();
         let real = folder.path().join("sys");
         std::fs::create_dir(&real).unwrap();
-        run(&format!("mount --rbind /sys {0}; mount -t tmpfs sys /sys", real.display()));
-        for folder in ["block", "dev/block", "devices/virtual/block", "class/scsi_host/host0"] {
-            std::fs::create_dir_all(Path::new("/sys").join(folder)).unwrap();
+        run(&format!("mount --rbind /sys {0}", real.display()));
+        Self { folder, real, tree: "/sys".into() }.filled()
+    }
+
+    /// A second machine. Its tree is elsewhere: an agent of this machine is to have it in the place of /sys.
+    pub fn beside(&self) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = folder.path().join("tree");
+        std::fs::create_dir(&tree).unwrap();
+        Self { folder, real: self.real.clone(), tree }.filled()
+    }
+
+    fn filled(self) -> Self {
+        run(&format!("mount -t tmpfs sys {}", self.tree.display()));
+        for folder in ["block", "dev/block", "devices/virtual/block", "class/scsi_host/host0", "fs"] {
+            std::fs::create_dir_all(self.tree.join(folder)).unwrap();
         }
-        std::fs::write("/sys/class/scsi_host/host0/scan", "").unwrap();
+        std::fs::write(self.tree.join("class/scsi_host/host0/scan"), "").unwrap();
         // What the agent has to see of the machine itself.
-        std::fs::create_dir("/sys/fs").unwrap();
-        run(&format!("mount --bind {}/fs /sys/fs", real.display()));
-        Self { folder }
+        run(&format!("mount --bind {}/fs {}/fs", self.real(), self.tree.display()));
+        self
+    }
+
+    /// Where the tree is.
+    pub fn tree(&self) -> &Path {
+        &self.tree
     }
 
     /// A blank disk that is not plugged.
@@ -61,16 +80,36 @@ impl Machine {
         backing.any(|path| Path::new(&path).starts_with(self.folder.path()))
     }
 
+    /// Frees the loop devices that have their bytes from files below a folder.
+    pub fn let_go(&self, below: &Path) {
+        for entry in std::fs::read_dir(format!("{}/block", self.real())).unwrap() {
+            let entry = entry.unwrap();
+            let backing = std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+            if Path::new(&backing).starts_with(below) {
+                run(&format!("losetup --detach /dev/{}", entry.file_name().display()));
+            }
+        }
+    }
+
     fn show(&self, device: &str, file: PathBuf, serial: &str) -> Disk {
         let name = device.rsplit('/').next().unwrap().to_owned();
         let number = run(&format!("cat {}/block/{name}/dev", self.real()));
+        let mut disk =
+            Disk { file, name, number, serial: serial.to_owned(), real: self.real(), tree: PathBuf::new() };
+        self.take(&mut disk);
+        disk
+    }
+
+    /// Has a disk that is not plugged be one of this machine.
+    pub fn take(&self, disk: &mut Disk) {
+        let name = &disk.name;
         // A link by which a word about the loop device leads to the disk.
-        let slaves = format!("/sys/devices/virtual/block/{name}/slaves");
+        let slaves = self.tree.join(format!("devices/virtual/block/{name}/slaves"));
         std::fs::create_dir_all(&slaves).unwrap();
-        let link = Path::new(&slaves).join(&name);
+        let link = slaves.join(name);
         let _ = std::fs::remove_file(&link);
         symlink(format!("../../../../../{BUS}/{name}/block/{name}"), link).unwrap();
-        Disk { file, name, number, serial: serial.to_owned(), real: self.real() }
+        disk.tree.clone_from(&self.tree);
     }
 
     /// A disk that is plugged.
@@ -94,7 +133,7 @@ impl Machine {
 
     /// Where the machine's own /sys is.
     pub fn real(&self) -> String {
-        self.folder.path().join("sys").display().to_string()
+        self.real.display().to_string()
     }
 }
 
@@ -104,11 +143,12 @@ pub struct Disk {
     number: String,
     pub serial: String,
     real: String,
+    tree: PathBuf,
 }
 
 impl Disk {
     fn place(&self) -> PathBuf {
-        format!("/sys/{BUS}/{0}/block/{0}", self.name).into()
+        self.tree.join(format!("{BUS}/{0}/block/{0}", self.name))
     }
 
     pub fn device(&self) -> String {
@@ -125,8 +165,8 @@ impl Disk {
         }
         self.show_size();
         let link = format!("../{BUS}/{0}/block/{0}", self.name);
-        symlink(&link, Path::new("/sys/block").join(&self.name)).unwrap();
-        symlink(format!("../{link}"), Path::new("/sys/dev/block").join(&self.number)).unwrap();
+        symlink(&link, self.tree.join("block").join(&self.name)).unwrap();
+        symlink(format!("../{link}"), self.tree.join("dev/block").join(&self.number)).unwrap();
         self.say();
     }
 
@@ -139,10 +179,10 @@ impl Disk {
     }
 
     pub fn unplug(&self) {
-        std::fs::remove_file(Path::new("/sys/block").join(&self.name)).unwrap();
-        std::fs::remove_file(Path::new("/sys/dev/block").join(&self.number)).unwrap();
+        std::fs::remove_file(self.tree.join("block").join(&self.name)).unwrap();
+        std::fs::remove_file(self.tree.join("dev/block").join(&self.number)).unwrap();
         // Kept elsewhere, so that no inode comes back, as none does in sysfs.
-        let grave = tempfile::Builder::new().disable_cleanup(true).tempdir_in("/sys").unwrap();
+        let grave = tempfile::Builder::new().disable_cleanup(true).tempdir_in(&self.tree).unwrap();
         std::fs::rename(self.place(), grave.path()).unwrap();
         self.say();
     }

@@ -6,7 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use guestlet::transport::http2;
-use guestlet::wire::proto::v1::{SetTopologyRequest, Topology};
+use guestlet::wire::proto::v1::disk_selector::By;
+use guestlet::wire::proto::v1::guest_client::GuestClient;
+use guestlet::wire::proto::v1::{DiskSelector, ReleaseDiskRequest, SetTopologyRequest, Topology};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
@@ -64,6 +66,8 @@ pub struct Lab {
     pub folder: TempDir,
     pub agent: Child,
     arguments: Vec<String>,
+    /// Where the tree is that the agent has in the place of /sys, if it has not the one that is there.
+    tree: Option<PathBuf>,
     half: Option<(Control, Callback, tonic::Streaming<guestlet::wire::proto::v1::Event>)>,
 }
 
@@ -76,14 +80,35 @@ impl Lab {
     /// As [`Self::unknown`], with settings as `adapt` changes them, and other arguments, where `{folder}` is the agent's
     /// folder.
     pub fn unknown_with(settings: &str, adapt: impl Fn(String) -> String, arguments: &[&str]) -> Self {
+        Self::started(None, settings, adapt, arguments, |_| {})
+    }
+
+    /// An agent that nobody has told yet who it is, on a machine whose tree of sysfs is there. kubelet's folder is there, and
+    /// what is mounted below it is seen by all.
+    pub fn unknown_on(tree: Option<&Path>, settings: &str) -> Self {
+        let share = |root: &str| {
+            run(&format!("mkdir {root}; mount -t tmpfs kubelet {root}; mount --make-shared {root}"));
+        };
+        Self::started(tree, settings, |all| all, &["-m", "none"], share)
+    }
+
+    fn started(
+        tree: Option<&Path>,
+        settings: &str,
+        adapt: impl Fn(String) -> String,
+        arguments: &[&str],
+        prepare: impl FnOnce(&str),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("kubelet").display().to_string();
+        prepare(&root);
         let lines = format!("[csi]\nkubelet-root = \"{root}\"\n{settings}\n");
         let settings = adapt(settings_with(folder.path(), &lines));
         std::fs::write(folder.path().join("agent.toml"), settings).unwrap();
         let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
-        let agent = spawn(folder.path(), &arguments);
-        let lab = Self { folder, agent, arguments, half: None };
+        let tree = tree.map(Path::to_owned);
+        let agent = spawn(tree.as_deref(), folder.path(), &arguments);
+        let lab = Self { folder, agent, arguments, tree, half: None };
         until("the agent answers", || lab.path("agent.sock").exists());
         lab
     }
@@ -152,12 +177,12 @@ impl Lab {
 
     /// Has the host half ask for a disk back.
     pub async fn release(&self, serial: &str) -> Result<(), tonic::Status> {
-        use guestlet::wire::proto::v1::disk_selector::By;
-        use guestlet::wire::proto::v1::{DiskSelector, ReleaseDiskRequest};
+        release(self.guest(), serial).await
+    }
 
-        let (control, ..) = self.half.as_ref().unwrap();
-        let disk = Some(DiskSelector { by: Some(By::Serial(serial.to_owned())) });
-        control.client.clone().release_disk(ReleaseDiskRequest { disk }).await.map(drop)
+    /// What the host half asks the agent by.
+    pub fn guest(&self) -> GuestClient<http2::Client> {
+        self.half.as_ref().unwrap().0.client.clone()
     }
 
     /// Ends the agent as hard as can be.
@@ -169,7 +194,7 @@ impl Lab {
 
     /// Starts the agent after it was ended.
     pub fn start(&mut self) {
-        self.agent = spawn(self.folder.path(), &self.arguments);
+        self.agent = spawn(self.tree.as_deref(), self.folder.path(), &self.arguments);
     }
 
     /// The disks that the agent knows.
@@ -188,6 +213,12 @@ impl Lab {
     }
 }
 
+/// Asks an agent for a disk back.
+pub async fn release(mut agent: GuestClient<http2::Client>, serial: &str) -> Result<(), tonic::Status> {
+    let disk = Some(DiskSelector { by: Some(By::Serial(serial.to_owned())) });
+    agent.release_disk(ReleaseDiskRequest { disk }).await.map(drop)
+}
+
 impl Drop for Lab {
     fn drop(&mut self) {
         let _ = self.agent.kill();
@@ -198,13 +229,22 @@ impl Drop for Lab {
     }
 }
 
-fn spawn(folder: &Path, arguments: &[String]) -> Child {
+fn spawn(tree: Option<&Path>, folder: &Path, arguments: &[String]) -> Child {
     let there = folder.display().to_string();
     let arguments = arguments.iter().map(|argument| argument.replace("{folder}", &there));
     let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
     // Figures are taken of another build than tests are.
     let program = std::env::var("GUESTLET_AGENT").unwrap_or_else(|_| AGENT.to_owned());
-    without_the_machines(Command::new(program))
+    let command = match tree {
+        None => Command::new(program),
+        Some(tree) => {
+            let script = format!("mount --rbind {} /sys; exec \"$0\" \"$@\"", tree.display());
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "unchanged", "sh", "-ec", &script, &program]);
+            command
+        }
+    };
+    without_the_machines(command)
         .args(["-v", "-t"])
         .arg(folder)
         .args(arguments)
