@@ -5,7 +5,10 @@
 /// Where the numbers of a run begin: somewhere else in each, and where `GUESTLET_SEED` says to repeat one.
 pub fn seed() -> u64 {
     let said = std::env::var("GUESTLET_SEED").ok().map(|said| said.parse().unwrap());
-    let seed = said.unwrap_or_else(|| u64::from(std::process::id()));
+    let seed = said.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        u64::from(now.subsec_nanos())
+    });
     println!("GUESTLET_SEED={seed} repeats this run");
     seed
 }

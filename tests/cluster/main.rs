@@ -15,6 +15,7 @@
 #[path = "../qga/agent.rs"]
 mod agent;
 mod api;
+mod attach;
 mod authority;
 mod cluster;
 mod components;
@@ -35,11 +36,14 @@ mod kubelet;
 #[path = "../csi/lab.rs"]
 mod lab;
 mod labels;
+mod many;
 mod messages;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../qga/namespace.rs"]
 mod namespace;
 mod node;
+#[path = "../random.rs"]
+mod random;
 mod runtime;
 mod sidecars;
 mod stand_in;
