@@ -52,6 +52,12 @@ enum Error {
     /// A folder of a socket cannot be made.
     #[error("cannot make the folder {}", .0.display())]
     Folder(PathBuf, #[source] io::Error),
+    /// A link leads to somewhere else.
+    #[error("a symbolic link makes {} the folder {}, which is outside of kubelet's", .0.display(), .1.display())]
+    Outside(PathBuf, PathBuf),
+    /// The folder where kubelet looks for drivers is a link.
+    #[error("{} is a symbolic link, behind which kubelet finds no driver when it starts", .0.display())]
+    Link(PathBuf),
     /// A socket cannot be listened on.
     #[error(transparent)]
     Socket(#[from] unix::Error),
@@ -133,10 +139,11 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
             let identity = known.borrow_and_update().clone();
             let (news, put_up) = match there {
                 Ok(()) => self.prepare(&mut listeners, identity).await?,
-                Err(silent) => (None, Err(silent)),
+                Err(silent) => (None, Err(vec![silent])),
             };
-            if let Err(error) = &put_up {
-                let words = error_chain::words(error);
+            if let Err(errors) = &put_up {
+                let words: Vec<_> = errors.iter().map(|error| error_chain::words(error)).collect();
+                let words = words.join("; ");
                 if words != complaint {
                     tracing::warn!("kubelet is not served: {words}");
                 }
@@ -144,7 +151,10 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
             } else {
                 complaint.clear();
             }
-            if let Err(Error::NoRoot(_)) = put_up {
+            if put_up
+                .as_ref()
+                .is_err_and(|errors| errors.iter().any(|error| matches!(error, Error::NoRoot(_))))
+            {
                 listeners = Listeners::default();
                 continue;
             }
@@ -167,20 +177,22 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         &self,
         listeners: &mut Listeners,
         identity: Option<Identity>,
-    ) -> io::Result<(Option<News>, Result<(), Error>)> {
+    ) -> io::Result<(Option<News>, Result<(), Vec<Error>>)> {
         let begun = tokio::time::timeout(PATIENCE, async {
-            if let Err(error) = self.make_folders().await {
-                tracing::debug!("{}", error_chain::words(&error));
+            for socket in self.sockets() {
+                if let Err(error) = self.make_folder(socket).await {
+                    tracing::debug!("{}", error_chain::words(&error));
+                }
             }
             let folders = self.folders();
             self.beside(move || News::begin(&folders)).await
         });
         let news = match begun.await.unwrap_or_else(|_| Err(self.silent())) {
             Ok(begun) => begun?,
-            Err(error) => return Ok((None, Err(error))),
+            Err(error) => return Ok((None, Err(vec![error]))),
         };
         let put_up = tokio::time::timeout(PATIENCE, self.put_up(listeners, identity)).await;
-        Ok((Some(news), put_up.unwrap_or_else(|_| Err(self.silent()))))
+        Ok((Some(news), put_up.unwrap_or_else(|_| Err(vec![self.silent()]))))
     }
 
     /// Completes when one of them cannot be found any more, or, if not `all` could be put up, when anything has changed.
@@ -261,54 +273,71 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         Ok(Socket(Some(Arc::new(listener))))
     }
 
+    /// Where the sockets are to be.
+    fn sockets(&self) -> impl Iterator<Item = &Path> {
+        let Settings { node_socket, controller_socket, .. } = &self.settings;
+        [Some(node_socket), Some(&self.registration), controller_socket.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+    }
+
     /// The folders that are watched, but for those above them: kubelet's, then those of the sockets.
     fn folders(&self) -> Vec<PathBuf> {
-        let folder = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_owned();
-        let Settings { kubelet_root, node_socket, controller_socket, .. } = &self.settings;
-        let sockets = [Some(node_socket), Some(&self.registration), controller_socket.as_ref()];
-        let mut folders = vec![kubelet_root.clone()];
-        folders.extend(sockets.into_iter().flatten().map(|path| folder(path)));
+        let mut folders = vec![self.settings.kubelet_root.clone()];
+        folders.extend(self.sockets().map(|socket| above(socket).to_owned()));
         folders
     }
 
-    /// Makes the folders of the sockets, as far as they are not there.
-    async fn make_folders(&self) -> Result<(), Error> {
+    /// Makes the folder of a socket, if it is not there.
+    async fn make_folder(&self, socket: &Path) -> Result<(), Error> {
         let Settings { kubelet_root, make_root, .. } = &self.settings;
-        let (root, must_be) = (kubelet_root.clone(), !make_root);
-        let folders = self.folders().split_off(1);
+        let (root, must_be, folder) = (kubelet_root.clone(), !make_root, above(socket).to_owned());
+        let is_walked = socket == self.registration;
         let made = self.beside(move || {
             if must_be && !root.is_dir() {
                 return Err(Error::NoRoot(root));
             }
-            for folder in folders {
-                let made = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(&folder);
-                made.map_err(|error| Error::Folder(folder, error))?;
-            }
-            Ok(())
+            make_below(&root, &folder)?;
+            if is_walked && folder.is_symlink() { Err(Error::Link(folder)) } else { Ok(()) }
         });
         made.await?
     }
 
-    async fn put_up(&self, listeners: &mut Listeners, identity: Option<Identity>) -> Result<(), Error> {
-        self.make_folders().await?;
-        self.check(&mut listeners.node, true).await?;
-        if listeners.node.is_none() {
-            listeners.node = Some(self.bind(&self.settings.node_socket).await?);
+    /// Has a socket listened on at `path`.
+    async fn renew(&self, socket: &mut Option<Socket>, path: &Path) -> Result<(), Error> {
+        self.check(socket, true).await?;
+        if socket.is_none() {
+            self.make_folder(path).await?;
+            *socket = Some(self.bind(path).await?);
         }
+        Ok(())
+    }
+
+    /// Puts up what is missing. What one of them fails for is no reason not to put up the others.
+    async fn put_up(&self, listeners: &mut Listeners, identity: Option<Identity>) -> Result<(), Vec<Error>> {
+        let mut errors = Vec::new();
+        errors.extend(self.renew(&mut listeners.node, &self.settings.node_socket).await.err());
         if let Some(path) = &self.settings.controller_socket {
-            self.check(&mut listeners.controller, true).await?;
-            if listeners.controller.is_none() {
-                listeners.controller = Some(self.bind(path).await?);
-            }
+            errors.extend(self.renew(&mut listeners.controller, path).await.err());
         }
+        // kubelet is sent there.
+        if listeners.node.is_some() {
+            errors.extend(self.register(listeners, identity).await.err());
+        }
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    /// Has kubelet told of the driver, and again if this is somebody else by now.
+    async fn register(&self, listeners: &mut Listeners, identity: Option<Identity>) -> Result<(), Error> {
         // kubelet asks who this is when the socket appears, and never again.
         let same = listeners.about == identity;
         self.check(&mut listeners.registration, same).await?;
         listeners.about.clone_from(&identity);
-        if let Some(identity) = &identity
-            && listeners.registration.is_none()
-        {
-            listeners.registration = Some(self.bind(&self.registration).await?);
+        let Some(identity) = identity else { return Ok(()) };
+        let was_there = listeners.registration.is_some();
+        self.renew(&mut listeners.registration, &self.registration).await?;
+        if !was_there {
             let Settings { driver, .. } = &self.settings;
             tracing::info!("kubelet is offered the driver {driver} for the node {}", identity.node_id);
         }
@@ -375,6 +404,25 @@ async fn changed(known: &mut watch::Receiver<Option<Identity>>) {
         // Nobody will say any more.
         std::future::pending::<()>().await;
     }
+}
+
+/// The folder of a file.
+fn above(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+/// Makes a folder, and those above it. If it is named as one below `root`, no link may lead out of that. Blocks.
+fn make_below(root: &Path, folder: &Path) -> Result<(), Error> {
+    let refused = |error| Error::Folder(folder.to_owned(), error);
+    let there = folder.ancestors().find(|above| above.symlink_metadata().is_ok());
+    // Before anything is made there.
+    if let Some(there) = there.filter(|there| there.starts_with(root)) {
+        let (real, root) = (there.canonicalize().map_err(refused)?, root.canonicalize().map_err(refused)?);
+        if !real.starts_with(root) {
+            return Err(Error::Outside(there.to_owned(), real));
+        }
+    }
+    std::fs::DirBuilder::new().recursive(true).mode(0o750).create(folder).map_err(refused)
 }
 
 /// What tells when the uppermost of a folder and those above it that is not there comes; nothing if all are. Blocks.

@@ -7,11 +7,14 @@ use tokio_util::sync::CancellationToken;
 use crate::api::Api;
 use crate::cluster::{Cluster, NODE, NODES, until};
 use crate::components::{ControlPlane, is_outside};
+use crate::disk::Machine;
 use crate::host::host;
 use crate::lab::{Lab, wait};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 const REGION: &str = "topology.kubernetes.io/region";
+/// What the machine of the agent calls itself.
+const MINE: &str = "0a0a0a0a-0000-4000-8000-000000000001";
 const EVENTS: &str = "/api/v1/namespaces/default/events";
 
 /// Has the host half say that the guest runs in this zone.
@@ -154,5 +157,39 @@ fn settings_keep_zones_report_and_name_the_provider() {
             (node(api).await?["spec"]["providerID"] == named.as_str()).then_some(())
         })
         .await;
+    });
+}
+
+/// As after a machine was copied with its kubelet's credential.
+#[test]
+fn the_node_of_another_machine_is_left_alone() {
+    if is_outside() {
+        return;
+    }
+    let machine = Machine::new();
+    std::fs::create_dir_all(machine.tree().join("class/dmi/id")).unwrap();
+    std::fs::write(machine.tree().join("class/dmi/id/product_uuid"), MINE).unwrap();
+    wait(async {
+        let plane = ControlPlane::start().await;
+        let (api, path) = (&plane.api, format!("{NODES}/{NODE}"));
+        api.create(NODES, &json!({ "metadata": { "name": NODE, "labels": { ZONE: "theirs" } } })).await;
+        let is_of = async |uuid: &str| {
+            let status = json!({ "status": { "nodeInfo": { "systemUUID": uuid } } });
+            api.patch(&format!("{path}/status"), &status).await.unwrap()
+        };
+        let before = is_of("0c0c0c0c-0000-4000-8000-000000000002").await["metadata"].take();
+        let lab = agent(&plane, "provider-id = true").await;
+        let reason = state(&lab, "failed").await;
+        assert!(reason.contains("the Node of another machine"), "{reason}");
+        tell(&lab, "b", &[("example.com/rack", "r7")]).await;
+        assert_eq!(state(&lab, "failed").await, reason);
+        let found = node(api).await.unwrap();
+        assert_eq!(found["metadata"]["resourceVersion"], before["resourceVersion"], "{found}");
+
+        // It is this one's after all.
+        api.patch(&path, &json!({ "metadata": { "labels": { ZONE: null } } })).await.unwrap();
+        is_of(&MINE.to_uppercase()).await;
+        is_in(api, "b").await;
+        state(&lab, "current").await;
     });
 }

@@ -17,6 +17,7 @@ mod controller;
 #[allow(dead_code, reason = "shared with the tests of a cluster")]
 mod disk;
 mod faults;
+mod folders;
 mod foreign;
 #[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../qga/fuse.rs"]
