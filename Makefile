@@ -20,6 +20,8 @@ export GUESTLET_RELEASE_DEB := $(DEB)/guestlet_$(VERSION)-1_amd64.deb
 export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 # The cluster that they run in; its version is setup's.
 export KUBERNETES_BIN_DIR := $(CACHE)/tools/kubernetes-$(KUBERNETES)
+# A gRPC client that is what kubelet's is.
+export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-packages lint unit-test release package release-package gate-package static rpm tarball image packages \

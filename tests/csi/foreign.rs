@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::agent::PATIENCE;
 use crate::kubelet::register;
-use crate::lab::{DRIVER, Lab, is_outside, wait};
+use crate::lab::{DRIVER, Lab, NODE, is_outside, wait};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const DATA: u8 = 0;
@@ -247,5 +247,47 @@ fn a_client_of_another_kind() {
                 is_answer(&Ok(output.stdout), "python");
             }
         }
+    });
+}
+
+/// What a call of grpc-go's gives; the refusal in words.
+fn grpc_go(socket: &Path, method: &str, name: &str) -> Result<Vec<u8>, String> {
+    let client = std::env::var_os("GRPC_GO_CLIENT");
+    let client =
+        client.expect("GRPC_GO_CLIENT must name the client that make setup builds; make test sets it");
+    let output = Command::new(client).arg(socket).args([method, name]).output().unwrap();
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(output.stdout) } else { Err(words) }
+}
+
+/// The client that kubelet and the sidecars are.
+#[test]
+fn a_client_of_kubelets_kind() {
+    if is_outside() {
+        return;
+    }
+    wait(async {
+        let mut lab = Lab::new().await;
+        for (socket, path) in sockets(&lab) {
+            for name in ["path", "escaped", "localhost", "unix:/a b"] {
+                let answer = grpc_go(&socket, path, name).unwrap_or_else(|words| panic!("{name}: {words}"));
+                is_answer(&Ok(answer), name);
+            }
+        }
+        // As kubelet does it, whose word is in the log then.
+        grpc_go(&lab.registration(), "/pluginregistration.Registration/NotifyRegistrationStatus", "path")
+            .unwrap();
+        let info = grpc_go(&lab.socket(), "/csi.v1.Node/NodeGetInfo", "path").unwrap();
+        assert!(info.windows(NODE.len()).any(|part| part == NODE.as_bytes()), "{info:?}");
+        // What is refused it is told as such.
+        let asked = |socket: &Path, method| grpc_go(socket, method, "path").unwrap_err();
+        let words = asked(&lab.socket(), "/csi.v1.Node/NodeStageVolume");
+        assert!(words.starts_with("InvalidArgument: "), "{words}");
+        let words = asked(&lab.socket(), "/csi.v1.Controller/ListVolumes");
+        assert!(words.starts_with("Unimplemented: "), "{words}");
+        lab.leave();
+        let words = asked(&lab.controller(), "/csi.v1.Controller/ListVolumes");
+        assert!(words.starts_with("Unavailable: the host half cannot be asked"), "{words}");
+        assert!(!lab.log().contains("is refused"), "{}", lab.log());
     });
 }

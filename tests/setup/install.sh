@@ -35,7 +35,7 @@ test | packages)
         libnl-3-200 libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
     programs="$programs blkid btrfs cryptsetup dbus-daemon dmsetup ip losetup lvm mkfs.vfat mkfs.xfs sfdisk socat
         $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd
-        $tools/kubernetes-$KUBERNETES/kubelet"
+        $tools/kubernetes-$KUBERNETES/kubelet $tools/grpc-go/client"
     [ "$purpose" = test ] || packages="$packages lintian rpm rpmlint"
     [ "$purpose" = test ] || programs="$programs lintian rpm rpmlint"
     ;;
@@ -143,6 +143,12 @@ if [ "$purpose" != demo ]; then
         say "building Kubernetes $KUBERNETES, which takes about three minutes on two processors and 2 GB in ${TMPDIR:-/tmp}"
         "$here/kubernetes.sh" "$KUBERNETES" "$kubernetes" > "$work/log" 2>&1 ||
             { cat "$work/log" >&2; fail "cannot build Kubernetes $KUBERNETES (tests/setup/versions)"; }
+    fi
+    # A gRPC client that is what kubelet's is.
+    if [ ! -x "$tools/grpc-go/client" ] || ! cmp -s "$here/grpc-go.go" "$tools/grpc-go/grpc-go.go"; then
+        say "building a client of grpc-go, which takes half a minute"
+        "$here/grpc-go.sh" "$tools/grpc-go" > "$work/log" 2>&1 ||
+            { cat "$work/log" >&2; fail "cannot build a client of grpc-go (tests/setup/grpc-go.sh)"; }
     fi
 fi
 
