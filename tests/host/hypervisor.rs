@@ -56,6 +56,8 @@ struct State {
     silent: bool,
     devices: BTreeMap<String, Value>,
     leaving: BTreeSet<String>,
+    /// The guest lets go when it is asked whether something can be plugged into a port.
+    lets_go_of_ports: bool,
     /// Nodes that their device still holds, though it is gone.
     held: BTreeSet<String>,
     ports: Vec<&'static str>,
@@ -113,10 +115,17 @@ impl Hypervisor {
 
     /// The guest lets go of everything that it was asked for.
     pub fn let_go(&self) {
-        let mut state = self.state();
-        for device in std::mem::take(&mut state.leaving) {
-            state.delete(&device);
-        }
+        self.state().let_go();
+    }
+
+    /// The guest lets go of everything that it was asked for when somebody looks at the ports next.
+    pub fn let_go_at_ports(&self) {
+        self.state().lets_go_of_ports = true;
+    }
+
+    /// Whether there is still a device.
+    pub fn has_devices(&self) -> bool {
+        !self.state().devices.is_empty()
     }
 
     /// The connection breaks at a command; 0 is the next one.
@@ -264,6 +273,12 @@ impl State {
         self.trouble.take()
     }
 
+    fn let_go(&mut self) {
+        for device in std::mem::take(&mut self.leaving) {
+            self.delete(&device);
+        }
+    }
+
     fn hang_up(&mut self) {
         if let Some(client) = self.client.take() {
             drop(client.shutdown(Shutdown::Both));
@@ -292,6 +307,9 @@ impl State {
             "qom-list" => return self.objects(&text("path")).map(|list| (list, None)),
             "qom-get" => {
                 let path = text("path");
+                if text("property") == "hotplug" && std::mem::take(&mut self.lets_go_of_ports) {
+                    self.let_go();
+                }
                 let device =
                     path.trim_start_matches("/machine/peripheral/").trim_end_matches("/virtio-backend");
                 match (self.devices.get(device), text("property").as_str()) {

@@ -15,8 +15,8 @@
 //! is decided by its connection, which says of which VM and cluster it is ([`Asker`]); what it names is looked for
 //! among that cluster's volumes and VMs only, and another's does not exist for it.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex as Momentary, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, oneshot, watch};
@@ -103,6 +103,8 @@ struct Inner {
     reserved: Mutex<Reserved>,
     /// Volumes that are being plugged, by the UUID of the VM. Held while it is decided whether it may have one more.
     arriving: Mutex<BTreeSet<(String, String)>>,
+    /// How many places for volumes a hypervisor has had when it last said so, by the UUID of its VM.
+    places: Momentary<BTreeMap<String, u32>>,
     /// What `repair` has said.
     complaints: Complaints,
     tasks: Scope,
@@ -117,8 +119,19 @@ impl Keeper {
         half: Arc<Half>,
     ) -> Self {
         let (turns, reserved, arriving) = (Turns::default(), Mutex::default(), Mutex::default());
-        let (complaints, tasks) = (Complaints::default(), Scope::new());
-        Self(Arc::new(Inner { volumes, fleet, policies, half, turns, reserved, arriving, complaints, tasks }))
+        let (places, complaints, tasks) = (Momentary::default(), Complaints::default(), Scope::new());
+        Self(Arc::new(Inner {
+            volumes,
+            fleet,
+            policies,
+            half,
+            turns,
+            reserved,
+            arriving,
+            places,
+            complaints,
+            tasks,
+        }))
     }
 
     /// Runs an operation that goes on when nobody waits for it any more.
@@ -218,7 +231,8 @@ impl Keeper {
     }
 
     /// How many volumes a VM can have at a time: as many as its settings allow and its hypervisor has places for, and
-    /// at least one, since 0 is no limit. What the hypervisor does not say in time bounds nothing.
+    /// at least one, since 0 is no limit. A hypervisor that does not say it in time has as many as it had; one that never
+    /// has said it bounds nothing. kubelet does without the driver for a moment whenever this number changes.
     pub async fn most(&self, vm: &Vm) -> u32 {
         let places = async {
             loop {
@@ -231,12 +245,21 @@ impl Keeper {
                 }
             }
         };
-        match tokio::time::timeout(TO_COUNT, places).await {
+        let said = tokio::time::timeout(TO_COUNT, places).await;
+        let mut known = self.0.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = match said {
             Ok(Ok(Some(places))) => {
                 let places = u32::try_from(places).unwrap_or(u32::MAX).max(1);
-                if vm.max_volumes == 0 { places } else { places.min(vm.max_volumes) }
+                known.insert(vm.ids.lasting.clone(), places);
+                Some(places)
             }
-            _ => vm.max_volumes,
+            Ok(Ok(None)) => None,
+            Ok(Err(_)) | Err(_) => known.get(&vm.ids.lasting).copied(),
+        };
+        match places {
+            Some(places) if vm.max_volumes == 0 => places,
+            Some(places) => places.min(vm.max_volumes),
+            None => vm.max_volumes,
         }
     }
 

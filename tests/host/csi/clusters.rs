@@ -1,9 +1,15 @@
 //! Who may do what: clusters do not see each other, and have no more than they may.
 
+use std::time::Duration;
+
+use guestlet::transport::http2::ORIGIN;
 use guestlet::wire::proto::csi;
+use guestlet::wire::proto::v1::WhoAmIRequest;
+use guestlet::wire::proto::v1::host_client::HostClient;
 use tonic::Code;
 
-use super::{Machines, USUAL, block, refused, started, wanted};
+use super::{Asking, Machines, USUAL, block, refused, started, wait, wanted};
+use crate::hypervisor::Manner;
 use crate::lab::{assert_fails, uuid};
 
 const MIB: i64 = 1 << 20;
@@ -156,4 +162,47 @@ fn no_more_volumes_are_promised_than_there_are_places() {
     refused(a.publish(&two, "a"), Code::ResourceExhausted, "no free PCI Express root port");
     a.unpublish(&one, "a").unwrap();
     a.publish(&two, "a").unwrap();
+}
+
+/// Issue 17: kubelet gives a driver up for a moment when the number changes, and so it did whenever a disk came or went
+/// while places were counted, or QEMU was too busy to say them.
+#[test]
+fn promises_stay_while_disks_come_and_go_and_while_qemu_does_not_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display();
+    let vms = started(&USUAL, &format!("[[pool]]\nname = 'ports'\npath = '{path}'\nbus = 'virtio'\n"));
+    let (a, qemu) = (vms.of("a"), vms.qemu("a"));
+    assert_eq!(a.most(), Ok(1));
+    let id = a.create_in("one", MIB, Some("ports")).unwrap().volume_id;
+    a.publish(&id, "a").unwrap();
+
+    qemu.guest_is(Manner::Slow);
+    std::thread::scope(|scope| {
+        let gone = scope.spawn(|| a.unpublish(&id, "a"));
+        vms.lab.until("the guest is asked for the disk", || qemu.commands().contains(&"device_del".into()));
+        qemu.let_go_at_ports();
+        vms.lab.until("the guest lets go while places are counted", || {
+            assert_eq!(a.most(), Ok(1));
+            !qemu.has_devices()
+        });
+        gone.join().unwrap().unwrap();
+    });
+
+    // The guest is asked to come again, and is told anew.
+    qemu.be_silent();
+    vms.lab.until("the channel is closed", || a.most().is_err());
+    vms.lab.until("it is told how many it may have", || {
+        let told = vms.of("a").most();
+        assert!(matches!(told, Ok(1) | Err(_)), "{told:?}");
+        told.is_ok()
+    });
+}
+
+impl Asking {
+    /// How many volumes the guest is told that it may have.
+    fn most(&self) -> Result<u32, Code> {
+        let mut client = HostClient::with_origin(self.0.clone(), http::Uri::from_static(ORIGIN));
+        let told = wait(async move { client.who_am_i(WhoAmIRequest {}).await });
+        told.map(|answer| answer.into_inner().max_volumes).map_err(|status| status.code())
+    }
 }

@@ -68,6 +68,15 @@ pub struct Vm {
     busy: Momentary<BTreeSet<String>>,
 }
 
+/// What there is for disks of one kind in a VM.
+#[derive(Debug)]
+pub struct Places {
+    /// Serial numbers of the disks of ours that are plugged.
+    pub ours: BTreeSet<String>,
+    /// How many more can be plugged.
+    pub free: usize,
+}
+
 /// The right to work on one disk, until it is dropped.
 struct Turn {
     vm: Arc<Vm>,
@@ -148,6 +157,27 @@ impl Vm {
         Ok(seen.describe(seen.ours(serial)?))
     }
 
+    /// What is plugged and what is free at one moment: a disk that came or went between two looks would be counted twice,
+    /// or not at all.
+    async fn room(&self, bus: Bus) -> Result<Places, DiskError> {
+        let _changing = self.changing.lock().await;
+        let mut ours = self.ours_on(bus).await?;
+        loop {
+            let free = place::free(&self.link, bus).await?;
+            // Nothing is plugged meanwhile, but a guest lets go of a disk when it likes.
+            let after = self.ours_on(bus).await?;
+            if after == ours {
+                return Ok(Places { ours, free });
+            }
+            ours = after;
+        }
+    }
+
+    async fn ours_on(&self, bus: Bus) -> Result<BTreeSet<String>, DiskError> {
+        let disks = self.list().await?.into_iter().filter(|disk| disk.ours && disk.bus == Some(bus));
+        Ok(disks.map(|disk| disk.serial).collect())
+    }
+
     async fn list(&self) -> Result<Vec<AttachedDisk>, DiskError> {
         let seen = Seen::read(&self.link).await?;
         Ok(seen.disks.iter().map(|disk| seen.describe(disk)).collect())
@@ -168,9 +198,9 @@ impl Hotplug {
         self.vms.borrow().get(name).ok_or(DiskError::UnknownVm)?.clone().ok_or_else(no_socket)
     }
 
-    /// How many more disks of this kind can be plugged into a VM.
-    pub fn free(&self, vm: &str, bus: Bus) -> Answer<usize> {
-        self.begin(vm, move |vm| async move { place::free(&vm.link, bus).await })
+    /// How many disks of this kind of ours a VM has, and can have besides.
+    pub fn room(&self, vm: &str, bus: Bus) -> Answer<Places> {
+        self.begin(vm, move |vm| async move { vm.room(bus).await })
     }
 
     /// Who runs the VM's QEMU, if that is known.

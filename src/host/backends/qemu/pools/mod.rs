@@ -23,7 +23,7 @@ use super::super::disks::{AttachedDisk, Bus, DiskError, Disks, Format, GuestSide
 use super::super::volumes::{
     Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
 };
-use super::hotplug::{Hotplug, place};
+use super::hotplug::{self, Hotplug, place};
 
 mod access;
 mod authority;
@@ -99,12 +99,12 @@ impl Pools {
         set.map_or(vec![Bus::Scsi, Bus::VirtioBlk], |bus| vec![bus])
     }
 
-    /// On which of these buses a volume is plugged that comes next, and how many more are.
-    async fn free(&self, vm: &str, buses: Vec<Bus>) -> Result<Option<(Bus, usize)>, VolumeError> {
+    /// What there is on that of these buses on which a volume is plugged that comes next.
+    async fn room(&self, vm: &str, buses: Vec<Bus>) -> Result<Option<hotplug::Places>, VolumeError> {
         for bus in buses {
-            match self.hotplug.free(vm, bus).await {
+            match self.hotplug.room(vm, bus).await {
                 Err(DiskError::NoController(_)) => {}
-                free => return Ok(Some((bus, free?))),
+                room => return Ok(Some(room?)),
             }
         }
         Ok(None)
@@ -282,13 +282,11 @@ impl Volumes for Pools {
         if ways.is_empty() {
             return Ok(None);
         }
-        let disks = self.hotplug.list(vm).await?;
         let mut fewest = None;
         for buses in ways {
-            let places = match self.free(vm, buses).await? {
-                Some((bus, free)) => {
-                    let on_it = disks.iter().filter(|disk| disk.ours && disk.bus == Some(bus));
-                    free + self.access.with_serials(on_it.map(|disk| disk.serial.as_str())).await.len()
+            let places = match self.room(vm, buses).await? {
+                Some(hotplug::Places { ours, free }) => {
+                    free + self.access.with_serials(ours.iter().map(String::as_str)).await.len()
                 }
                 None => 0,
             };
