@@ -53,6 +53,19 @@ fn program(name: &str) -> String {
     path.display().to_string()
 }
 
+/// The minor version of Kubernetes that the tests were given.
+pub fn release() -> u32 {
+    let version = run(&format!("{} --version", program("kubelet")));
+    let minor = version.split('.').nth(1).and_then(|minor| minor.parse().ok());
+    minor.unwrap_or_else(|| panic!("{version} is no version of kubelet"))
+}
+
+/// Whether options are to be given that newer releases no longer have, because without them the older ones would listen
+/// on ports without TLS, or look for Docker.
+pub fn is_old() -> bool {
+    release() < 24
+}
+
 /// A program that runs. It ends with this value, and with the test's namespace at the latest.
 pub struct Component {
     command: Vec<String>,
@@ -162,7 +175,8 @@ impl ControlPlane {
         for (name, more) in [("kube-controller-manager", &controllers[..]), ("kube-scheduler", &[])] {
             let config = authority.kubeconfig(name, &format!("system:{name}"), "system:masters", &server());
             let mut options = vec![format!("kubeconfig={}", config.display())];
-            options.extend(["leader-elect=false", "port=0", "secure-port=0"].map(str::to_owned));
+            options.extend(["leader-elect=false", "secure-port=0"].map(str::to_owned));
+            options.extend(is_old().then(|| "port=0".to_owned()));
             options.extend_from_slice(more);
             others.push(Component::start(name, folder.path(), command(name, &options)));
         }
@@ -202,12 +216,11 @@ fn etcd(folder: &Path) -> [String; 5] {
 
 fn api_server(authority: &Authority) -> Vec<String> {
     let file = |option: &str, name: &str| format!("{option}={}", authority.file(name).display());
-    vec![
+    let mut options = vec![
         format!("etcd-servers={ETCD}"),
         format!("bind-address={ADDRESS}"),
         format!("advertise-address={ADDRESS}"),
         format!("secure-port={PORT}"),
-        "insecure-port=0".to_owned(),
         file("client-ca-file", "ca.crt"),
         file("tls-cert-file", "apiserver.crt"),
         file("tls-private-key-file", "apiserver.key"),
@@ -220,5 +233,7 @@ fn api_server(authority: &Authority) -> Vec<String> {
         // Nobody makes the tokens that pods would be given.
         "disable-admission-plugins=ServiceAccount".to_owned(),
         "endpoint-reconciler-type=none".to_owned(),
-    ]
+    ];
+    options.extend(is_old().then(|| "insecure-port=0".to_owned()));
+    options
 }

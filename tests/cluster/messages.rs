@@ -1,5 +1,5 @@
-//! The messages of the container runtime interface (CRI) `runtime.v1alpha2`, as far as kubelet needs an answer. Numbers
-//! are those of Kubernetes 1.20; fields that nobody here reads or sets are left out.
+//! The messages of the container runtime interface (CRI), as far as kubelet needs an answer. Numbers are the same in
+//! `runtime.v1alpha2` of Kubernetes 1.20 and in `runtime.v1` of 1.36; fields that nobody here reads or sets are left out.
 
 use std::collections::HashMap;
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::cluster::until;
-use crate::components::{Component, ControlPlane, PLUGINS, command};
+use crate::components::{Component, ControlPlane, PLUGINS, command, is_old};
 use crate::disk::Machine;
 use crate::half::Half;
 use crate::lab::{Lab, run};
@@ -185,17 +185,17 @@ fn kubelet(who: &Who, plane: &ControlPlane, root: &Path, runtime: &Path, mounts:
     let folder = plane.folder.path().join(who.name);
     let config = folder.join("kubelet.json");
     std::fs::write(&config, settings(who.address, &plane.authority.file("ca.crt")).to_string()).unwrap();
-    let options = [
+    let mut options = vec![
         format!("config={}", config.display()),
         format!("kubeconfig={}", plane.kubelet_config(who.name).display()),
         format!("root-dir={}", root.display()),
         format!("cert-dir={}", folder.join("pki").display()),
         format!("hostname-override={}", who.name),
         format!("node-ip={}", who.address),
-        "container-runtime=remote".to_owned(),
         format!("container-runtime-endpoint=unix://{}", runtime.display()),
         "v=2".to_owned(),
     ];
+    options.extend(is_old().then(|| "container-runtime=remote".to_owned()));
     let script = "cd \"$0\"; exec \"$@\"";
     let within = ["nsenter", "--mount", "--target", mounts, "sh", "-ec", script, folder.to_str().unwrap()];
     let command = within.map(str::to_owned).into_iter().chain(command("kubelet", &options)).collect();
@@ -203,7 +203,7 @@ fn kubelet(who: &Who, plane: &ControlPlane, root: &Path, runtime: &Path, mounts:
 }
 
 fn settings(address: &str, authority: &Path) -> serde_json::Value {
-    json!({
+    let mut settings = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -228,6 +228,13 @@ fn settings(address: &str, authority: &Path) -> serde_json::Value {
         "oomScoreAdj": 0,
         "resolvConf": "",
         "evictionHard": { "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%" },
-        "featureGates": { "LocalStorageCapacityIsolation": false },
-    })
+    });
+    // Nobody counts what pods write elsewhere; and the machine's cgroups are as they are.
+    if is_old() {
+        settings["featureGates"] = json!({ "LocalStorageCapacityIsolation": false });
+    } else {
+        settings["localStorageCapacityIsolation"] = json!(false);
+        settings["failCgroupV1"] = json!(false);
+    }
+    settings
 }

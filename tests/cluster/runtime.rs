@@ -1,4 +1,4 @@
-//! A container runtime: kubelet asks it over CRI on a unix socket. A container is a process in a mount namespace of its own,
+//! A container runtime: kubelet asks it over CRI (`runtime.v1alpha2` or `runtime.v1`) on a unix socket. A container is a process in a mount namespace of its own,
 //! on the machine's files, that sees its volumes below [`VOLUMES`]; a sandbox is nothing but a name.
 
 use std::collections::BTreeMap;
@@ -112,9 +112,11 @@ impl Runtime {
     }
 
     async fn answer(self, request: Request<Incoming>) -> Response<Body> {
-        let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+        let (service, method) = request.uri().path().rsplit_once('/').unwrap_or_default();
+        let is_v1 = service.starts_with("/runtime.v1.");
+        let method = method.to_owned();
         match method.as_str() {
-            "Version" => unary(request, |_: Empty| Ok(version())).await,
+            "Version" => unary(request, |_: Empty| Ok(version(is_v1))).await,
             "Status" => unary(request, |_: Empty| Ok(status())).await,
             "ImageStatus" => unary(request, |asked| Ok(image(asked))).await,
             "RunPodSandbox" => unary(request, |asked| self.pods().run_sandbox(asked)).await,
@@ -129,9 +131,12 @@ impl Runtime {
             "ContainerStatus" => unary(request, |Id { id }| self.pods().status(&id)).await,
             "ListContainers" => unary(request, |asked| Ok(self.pods().containers(asked))).await,
             // Nothing to tell of these.
-            "UpdateRuntimeConfig" | "ListContainerStats" | "ListImages" | "ImageFsInfo" => {
-                unary(request, |_: Empty| Ok(Empty {})).await
-            }
+            "UpdateRuntimeConfig"
+            | "ListContainerStats"
+            | "ListPodSandboxStats"
+            | "ListImages"
+            | "ImageFsInfo"
+            | "RuntimeConfig" => unary(request, |_: Empty| Ok(Empty {})).await,
             _ => Status::unimplemented(method).into_http(),
         }
     }
@@ -172,12 +177,12 @@ where
     Grpc::new(Prost::<A, Q>::default()).unary(Unary(work), request).await
 }
 
-fn version() -> VersionResponse {
+fn version(is_v1: bool) -> VersionResponse {
     VersionResponse {
         version: "0.1.0".to_owned(),
         runtime_name: "processes".to_owned(),
         runtime_version: "1.0.0".to_owned(),
-        runtime_api_version: "v1alpha2".to_owned(),
+        runtime_api_version: if is_v1 { "v1" } else { "v1alpha2" }.to_owned(),
     }
 }
 
