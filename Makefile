@@ -126,7 +126,8 @@ keep-dependencies:
 # Churns for as long as it takes to find what is seldom wrong.
 soak: export GUESTLET_SOAK := 1
 soak: images ## the long churns
-	$(STEP) "churns without VMs" cargo test $(GATE) --quiet --test monitors --test disks --test csi -- churn killed
+	$(STEP) "churns without VMs" cargo test $(GATE) --quiet --test monitors --test disks --test csi --test cluster -- churn \
+		killed
 	$(STEP) "churns with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 hotplug::addresses csi::volumes_come \
 		power_loss churn::whatever
 

@@ -50,13 +50,13 @@ enum Error {
     #[error("{} is gone", .0.display())]
     NoRoot(PathBuf),
     /// A folder of a socket cannot be made.
-    #[error("cannot make the folder {}", .0.display())]
+    #[error("cannot make the directory {}", .0.display())]
     Folder(PathBuf, #[source] io::Error),
     /// A link leads to somewhere else.
-    #[error("a symbolic link makes {} the folder {}, which is outside of kubelet's", .0.display(), .1.display())]
+    #[error("a symbolic link leads from {} to {}, outside of kubelet's directory; remove the link", .0.display(), .1.display())]
     Outside(PathBuf, PathBuf),
     /// The folder where kubelet looks for drivers is a link.
-    #[error("{} is a symbolic link, behind which kubelet finds no driver when it starts", .0.display())]
+    #[error("{} is a symbolic link, behind which kubelet finds no driver when it starts; make it a directory", .0.display())]
     Link(PathBuf),
     /// A socket cannot be listened on.
     #[error(transparent)]

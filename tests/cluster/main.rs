@@ -46,5 +46,7 @@ mod node;
 mod random;
 mod runtime;
 mod sidecars;
+#[path = "../soak.rs"]
+mod soak;
 mod stand_in;
 mod volumes;

@@ -8,11 +8,13 @@ use crate::components::is_outside;
 use crate::host::MOST_VOLUMES;
 use crate::lab::{DRIVER, wait};
 use crate::random::{Random, seed};
+use crate::soak::steps;
 
 /// At the same time.
 const PODS_AT_ONCE: usize = 20;
 /// Kills, each of the next thing.
 const KILLS: usize = 6;
+const KILLS_OF_A_SOAK: usize = 30;
 /// The longest time between two of them.
 const LONGEST: u32 = 1500;
 
@@ -38,7 +40,8 @@ fn many_pods_get_their_volumes_while_all_is_killed() {
             cluster.claim_of("small", name, 32, "Filesystem").await;
             cluster.run(&pod(name, name, "Filesystem", &format!("echo {name} > /mnt/volume/file"))).await;
         }
-        for kill in 0..KILLS {
+        let kills = steps(KILLS, KILLS_OF_A_SOAK);
+        for kill in 0..kills {
             tokio::time::sleep(Duration::from_millis(random.below(LONGEST).into())).await;
             match kill % 3 {
                 0 => cluster.kill_agent().await,
@@ -58,7 +61,7 @@ fn many_pods_get_their_volumes_while_all_is_killed() {
             cluster.api().delete(&format!("{PODS}/{name}")).await;
             cluster.api().delete(&format!("{CLAIMS}/{name}")).await;
         }
-        for kill in 0..KILLS / 2 {
+        for kill in 0..kills / 2 {
             tokio::time::sleep(Duration::from_millis(random.below(LONGEST).into())).await;
             // A kubelet that ends between the two never comes back to what it has unpublished and not unstaged.
             match kill % 2 {
