@@ -20,10 +20,15 @@ use crate::labels;
 use crate::rpc::holder::Holder;
 use crate::rpc::local;
 use crate::supervise::Supervisor;
+use crate::sys::{blocking, files};
 use crate::wire::proto::v1::WhoAmIResponse;
 
 /// How long it is waited at the start for what the labels of the Node are.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
+/// Longer than the sidecars' liveness probes need to fail, also where they have not begun yet.
+const STALE: Duration = Duration::from_secs(45);
+/// Which topology the sidecars have been told.
+const OFFERED: &str = "csi.json";
 
 /// Tells CSI's part who this guest is.
 #[derive(Debug, Clone)]
@@ -87,8 +92,16 @@ pub fn start(
         teller.0.subscribe()
     };
     let kubelet_root = plain(&kubelet_root);
-    let settings =
-        csi::Settings { driver, kubelet_root, make_root, node_socket, controller_socket, topology };
+    let stale_until = stale_until(folder, &topology, supervisor);
+    let settings = csi::Settings {
+        driver,
+        kubelet_root,
+        make_root,
+        node_socket,
+        controller_socket,
+        topology,
+        stale_until,
+    };
     let shutdown = supervisor.shutdown();
     let way = Arc::new(move || holder.caller());
     let work = csi::sockets::run(guest.clone(), settings, known, way, shutdown.clone());
@@ -100,6 +113,34 @@ pub fn start(
         Ok(())
     });
     teller
+}
+
+/// Until when sidecars may be at work that know another topology. They ask what the driver can do once, when they start; and
+/// one that waits for something, as a provisioner without topology does for nodes that have none any more, never notices
+/// that the agent has been started anew. So the probe fails for as long as their liveness probes need to end them.
+fn stale_until(folder: &Path, topology: &[String], supervisor: &mut Supervisor) -> Option<Instant> {
+    let (file, text) = (folder.join(OFFERED), serde_json::json!({ "topology": topology }).to_string());
+    let before = files::read(&file);
+    if before.as_deref() == Some(text.as_bytes()) {
+        return None;
+    }
+    let until = before.is_some().then(|| Instant::now() + STALE);
+    if until.is_some() {
+        tracing::info!("csi.topology has changed: the sidecars on this node are to start anew");
+    }
+    let shutdown = supervisor.shutdown();
+    supervisor.spawn("csi topology change", async move {
+        // Not before: an agent that is ended meanwhile has to begin again.
+        let settled = tokio::time::sleep_until(until.unwrap_or_else(Instant::now));
+        if shutdown.run_until_cancelled(settled).await.is_some()
+            && let Err(error) = blocking::run(move || files::replace(&file, text.as_bytes())).await
+        {
+            tracing::warn!("cannot keep what csi.topology is: {error}");
+        }
+        shutdown.cancelled().await;
+        Ok(())
+    });
+    until
 }
 
 /// Without a slash at its end, or two in it.

@@ -22,6 +22,8 @@ mod status;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use tokio::time::Instant;
+
 pub use route::Both;
 
 /// Who this guest is to the cluster that it is a node of: the host half's word.
@@ -52,4 +54,6 @@ pub struct Settings {
     pub controller_socket: Option<PathBuf>,
     /// Keys of the topology that kubelet is told.
     pub topology: Vec<String>,
+    /// Until when sidecars may be at work that know something else of the topology than what is set.
+    pub stale_until: Option<Instant>,
 }

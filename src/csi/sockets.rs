@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::csi::registration;
@@ -79,10 +80,15 @@ pub async fn run(
     let node = node::Service::new(guest.clone(), &settings, known.clone());
     let about =
         |ready| identity::Service::new(&settings.driver, !settings.topology.is_empty(), ready).into_server();
-    let (is_known, is_there) = (known.clone(), Arc::clone(&way));
+    let (is_known, is_there, stale_until) = (known.clone(), Arc::clone(&way), settings.stale_until);
+    // What is not ready is what the liveness probe of the sidecars goes by.
+    let is_current = move || stale_until.is_none_or(|until| Instant::now() >= until);
     let services = Services {
         node: Both(about(Arc::new(move || is_known.borrow().is_some())), node.clone().into_server()),
-        controller: Both(about(Arc::new(move || is_there().is_ok())), Relay::new(way).into_server()),
+        controller: Both(
+            about(Arc::new(move || is_current() && is_there().is_ok())),
+            Relay::new(way).into_server(),
+        ),
         registration: registration::Service::new(&settings.driver, &settings.node_socket).into_server(),
     };
     let desk = Desk {

@@ -131,3 +131,51 @@ fn without_a_way_to_the_host_the_sidecars_are_told_so_at_once() {
         }
     });
 }
+
+/// Issue 17: a provisioner that knew of topology asked for it after that was switched off, and made no volume any more.
+#[test]
+fn sidecars_that_know_another_topology_are_to_start_anew() {
+    if is_outside() {
+        return;
+    }
+    wait(async {
+        let mut lab = Lab::unknown("enabled = true");
+        assert!(answers(&mut lab).await, "there were none before");
+        let kept = lab.path("csi.json");
+        until("what they are told is kept", || kept.exists());
+        let (settings, with) = (lab.path("agent.toml"), "enabled = true\ntopology = ['guestlet.io/host']");
+        let without = std::fs::read_to_string(&settings).unwrap();
+        std::fs::write(&settings, without.replace("enabled = true", with)).unwrap();
+        // Also if it is ended before they have noticed.
+        for _ in 0..2 {
+            start_again(&mut lab);
+            assert!(!answers(&mut lab).await, "they know no topology");
+        }
+        std::fs::write(&settings, without).unwrap();
+        start_again(&mut lab);
+        assert!(answers(&mut lab).await, "they know what is set");
+    });
+}
+
+/// Gives the agent a host half, and waits until calls come through to it; whether the agent is ready then.
+async fn answers(lab: &mut Lab) -> bool {
+    Scripted::default().answer_for(lab).await;
+    until("the sidecars are served", || std::os::unix::net::UnixStream::connect(lab.controller()).is_ok());
+    let mut client = controller(&lab.controller()).await;
+    while client.create_volume(named("pvc-1")).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    is_ready(lab).await
+}
+
+/// Kills the agent and starts it again.
+fn start_again(lab: &mut Lab) {
+    lab.kill();
+    for socket in ["control.sock", "callback.sock"] {
+        std::fs::remove_file(lab.path(socket)).unwrap();
+    }
+    lab.start();
+    for socket in ["control.sock", "callback.sock"] {
+        until("the agent listens", || lab.path(socket).exists());
+    }
+}
