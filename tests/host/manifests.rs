@@ -96,6 +96,39 @@ fn probes_reach_the_one_that_answers(containers: &[Container]) {
     }
 }
 
+/// What is there for nodes on several hosts are comments, until somebody wants it.
+#[test]
+fn with_the_lines_for_several_hosts_pods_go_where_volumes_can_be_made() {
+    let text = String::from_utf8(guestctl(&[]).stdout).unwrap();
+    let is_meant = |block: &str| block.starts_with("For nodes on several hosts");
+    let (mut all, mut meant) = (String::new(), false);
+    for line in text.lines() {
+        let comment = line.trim_start().strip_prefix("# ");
+        meant = comment.is_some_and(|comment| meant || is_meant(comment));
+        let is_heading = comment.is_some_and(is_meant);
+        let line = if meant && !is_heading { line.replacen("# ", "", 1) } else { line.to_owned() };
+        all = all + &line + "\n";
+    }
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&all).unwrap();
+    assert_eq!(object::<CSIDriver>(&documents).spec.storage_capacity, Some(true));
+    let rules = object::<ClusterRole>(&documents).rules.unwrap();
+    let may = |verb: &str, resource: &str| {
+        rules.iter().any(|rule| {
+            rule.resources.as_ref().is_some_and(|all| all.iter().any(|one| one == resource))
+                && rule.verbs.iter().any(|one| one == verb)
+        })
+    };
+    assert!(may("create", "csistoragecapacities") && may("get", "replicasets"));
+    let pod = object::<Deployment>(&documents).spec.unwrap().template.spec.unwrap();
+    let provisioner = pod.containers.iter().find(|container| container.name == "provisioner").unwrap();
+    let arguments = provisioner.args.as_ref().unwrap();
+    for argument in ["--strict-topology", "--enable-capacity", "--capacity-ownerref-level=2"] {
+        assert!(arguments.iter().any(|one| one == argument), "{arguments:?}");
+    }
+    let variables: Vec<_> = provisioner.env.iter().flatten().map(|one| one.name.as_str()).collect();
+    assert_eq!(variables, ["NAMESPACE", "POD_NAME"]);
+}
+
 #[test]
 fn another_driver_and_another_kubelet_root_are_in_all_places() {
     let arguments = ["--driver", "disks.example.org", "--kubelet-root", "/srv/kubelet"];

@@ -249,7 +249,8 @@ impl Controller for Service {
             {
                 return Ok(csi::GetCapacityResponse::default());
             }
-            if let Some(place) = request.accessible_topology
+            // A provisioner that has been told of no topology asks for a place without segments.
+            if let Some(place) = request.accessible_topology.filter(|place| !place.segments.is_empty())
                 && !check::is_here(&place, &self.host()?)
             {
                 return Ok(csi::GetCapacityResponse::default());

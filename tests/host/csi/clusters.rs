@@ -1,7 +1,5 @@
 //! Who may do what: clusters do not see each other, and have no more than they may.
 
-use std::time::Duration;
-
 use guestlet::transport::http2::ORIGIN;
 use guestlet::wire::proto::csi;
 use guestlet::wire::proto::v1::WhoAmIRequest;

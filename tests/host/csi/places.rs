@@ -78,12 +78,14 @@ fn a_volume_is_where_the_cluster_is_told_that_it_is() {
     // A cluster that says nothing of places is told of none.
     assert_eq!(a.create("w", 20 * MIB).unwrap().accessible_topology, []);
 
-    let room = |host: Option<&str>| {
-        let request = csi::GetCapacityRequest { accessible_topology: host.map(place), ..Default::default() };
+    let room = |accessible_topology: Option<csi::Topology>| {
+        let request = csi::GetCapacityRequest { accessible_topology, ..Default::default() };
         a.get_capacity(request).unwrap().available_capacity
     };
-    assert!(room(None) > 0 && room(Some(&here)) > 0);
-    assert_eq!(room(Some("two")), 0);
+    assert!(room(None) > 0 && room(Some(place(&here))) > 0);
+    assert_eq!(room(Some(place("two"))), 0);
+    // Issue 17: so external-provisioner asks where the driver knows no places.
+    assert!(room(Some(csi::Topology::default())) > 0);
 }
 
 #[test]
