@@ -81,7 +81,7 @@ impl Host {
             let at = self.folder.display();
             write!(
                 text,
-                "[[vm]]\nname = '{}'\nuuid = '00000000-0000-4000-8000-{number:012}'\n\
+                "[[vm]]\nname = '{}'\nuuid = '00000000-0000-4000-8000-{number:012}'\ndmi-uuid = 'none'\n\
                  unix-socket = '{at}/{number}'\n",
                 name(number)
             )
