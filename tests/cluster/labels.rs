@@ -179,14 +179,16 @@ fn the_node_of_another_machine_is_left_alone() {
             let status = json!({ "status": { "nodeInfo": { "systemUUID": uuid } } });
             api.patch(&format!("{path}/status"), &status).await.unwrap()
         };
-        let before = is_of("0c0c0c0c-0000-4000-8000-000000000002").await["metadata"].take();
+        is_of("0c0c0c0c-0000-4000-8000-000000000002").await;
         let lab = agent(&plane, "provider-id = true").await;
         let reason = state(&lab, "failed").await;
         assert!(reason.contains("the Node of another machine"), "{reason}");
         tell(&lab, "b", &[("example.com/rack", "r7")]).await;
         assert_eq!(state(&lab, "failed").await, reason);
         let found = node(api).await.unwrap();
-        assert_eq!(found["metadata"]["resourceVersion"], before["resourceVersion"], "{found}");
+        assert_eq!(found["metadata"]["labels"], json!({ ZONE: "theirs" }), "{found}");
+        assert!(found["metadata"]["annotations"]["guestlet.io/runs-in"].is_null(), "{found}");
+        assert!(found["spec"]["providerID"].is_null(), "{found}");
 
         // It is this one's after all.
         api.patch(&path, &json!({ "metadata": { "labels": { ZONE: null } } })).await.unwrap();
