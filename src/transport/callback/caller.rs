@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use http::{Request, Response};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, header};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::Stream;
 use tonic::body::Body;
@@ -101,7 +102,7 @@ impl tower_service::Service<Request<Body>> for Caller {
 /// Makes one call; dropping the future cancels it.
 async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, Broken> {
     let (head, body) = request.into_parts();
-    let request = match unary::request_message(body, shared.request_bytes).await {
+    let request = match request_message(body, shared.request_bytes).await {
         Ok(request) => request.to_vec(),
         Err(status) => return Ok(status.into_http()),
     };
@@ -124,7 +125,7 @@ async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Bo
     let answer = answered.await.map_err(|_| Broken)?;
     drop(waiting);
     Ok(match Code::from(i32::try_from(answer.code).unwrap_or(-1)) {
-        Code::Ok => unary::response(&answer.answer),
+        Code::Ok => response(&answer.answer),
         code => Status::new(code, answer.message).into_http(),
     })
 }
@@ -204,4 +205,23 @@ impl<S> Drop for Calls<S> {
         open.calls.clear();
         self.shared.places.close();
     }
+}
+
+/// The message of a request.
+///
+/// # Errors
+/// If it is larger than `most` bytes, compressed, or none.
+pub(super) async fn request_message(body: Body, most: usize) -> Result<Bytes, Status> {
+    let (message, _) = unary::message(body, most).await?;
+    message.ok_or_else(|| Status::invalid_argument("the call has no request"))
+}
+
+/// The answer of a method that has succeeded.
+pub(super) fn response(message: &[u8]) -> Response<Body> {
+    let mut trailers = HeaderMap::new();
+    trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
+    let body = unary::Frames { data: Some(unary::framed(message)), trailers: Some(trailers) };
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
+    response
 }

@@ -21,7 +21,6 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower_service::Service as _;
 
-use super::unary;
 use super::*;
 use crate::wire::proto::v1::callback_from_guest::Message as FromGuest;
 use crate::wire::proto::v1::callback_from_host::Message as FromHost;
@@ -48,14 +47,14 @@ impl tower_service::Service<Request<Body>> for Echo {
         let waiting = Arc::clone(&self.waiting);
         Box::pin(async move {
             let (head, body) = request.into_parts();
-            let message = unary::request_message(body, usize::MAX).await.unwrap();
+            let message = caller::request_message(body, usize::MAX).await.unwrap();
             match head.uri.path() {
                 "/s/Refuse" => Ok(Status::new(Code::NotFound, "refused, in words").into_http()),
                 "/s/Wait" => {
                     let _waits = Waits::new(waiting);
                     std::future::pending().await
                 }
-                path => Ok(unary::response(&[path.as_bytes(), &message].concat())),
+                path => Ok(caller::response(&[path.as_bytes(), &message].concat())),
             }
         })
     }
@@ -93,9 +92,9 @@ async fn connected(open_calls: u32, service: Echo) -> (Caller, tokio::task::Join
 }
 
 async fn ask(mut caller: Caller, path: &str, message: &[u8]) -> Result<Vec<u8>, Status> {
-    let request = unary::request(path, message).unwrap();
+    let request = serve::request(path, message).unwrap();
     let response = caller.call(request).await.map_err(|broken| Status::from_error(Box::new(broken)))?;
-    unary::response_message(response).await.map(|message| message.to_vec())
+    serve::response_message(response).await.map(|message| message.to_vec())
 }
 
 async fn until(mut found: impl FnMut() -> bool) {

@@ -1,76 +1,21 @@
-//! A gRPC call of one request and one answer, taken out of HTTP and put back into it.
+//! The bodies of a gRPC call that has one request and one answer.
 
 use std::pin::Pin;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
+use http::HeaderMap;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tonic::Status;
 use tonic::body::Body;
-use tonic::{Code, Status};
 
 /// Before each message: whether it is compressed (one byte), and its length (gRPC over HTTP/2).
 const PREFIX: usize = 5;
 
-/// A request whose body is that message.
-///
-/// # Errors
-/// `UNIMPLEMENTED` if the method is no path.
-#[cfg(feature = "host")]
-pub fn request(method: &str, message: &[u8]) -> Result<Request<Body>, Status> {
-    let no_method = || Status::unimplemented(format!("{method:?} is no method"));
-    let path = method.parse::<http::uri::PathAndQuery>().map_err(|_| no_method())?;
-    let mut request = Request::new(Body::new(Frames { data: Some(framed(message)), trailers: None }));
-    *request.method_mut() = http::Method::POST;
-    *request.version_mut() = http::Version::HTTP_2;
-    *request.uri_mut() = Uri::from(path);
-    let headers = request.headers_mut();
-    headers.insert(header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
-    headers.insert(header::TE, HeaderValue::from_static("trailers"));
-    Ok(request)
-}
-
-/// The message of a request.
-///
-/// # Errors
-/// If it is larger than `most` bytes, compressed, or none.
-#[cfg(feature = "agent")]
-pub async fn request_message(body: Body, most: usize) -> Result<Bytes, Status> {
-    let (message, _) = message(body, most).await?;
-    message.ok_or_else(|| Status::invalid_argument("the call has no request"))
-}
-
-/// The answer of a method that has succeeded.
-#[cfg(feature = "agent")]
-pub fn response(message: &[u8]) -> Response<Body> {
-    let mut trailers = HeaderMap::new();
-    trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
-    let body = Frames { data: Some(framed(message)), trailers: Some(trailers) };
-    let mut response = Response::new(Body::new(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
-    response
-}
-
-/// What a response says.
-///
-/// # Errors
-/// The status that it has, if that is no success, or what is wrong with it.
-#[cfg(feature = "host")]
-pub async fn response_message(response: Response<Body>) -> Result<Bytes, Status> {
-    let (head, body) = response.into_parts();
-    // One without a message may have its status at the beginning.
-    let early = Status::from_header_map(&head.headers);
-    if let Some(status) = early.filter(|status| status.code() != Code::Ok) {
-        return Err(status);
-    }
-    let (message, trailers) = message(body, usize::MAX).await?;
-    match trailers.as_ref().and_then(Status::from_header_map) {
-        Some(status) if status.code() != Code::Ok => Err(status),
-        _ => message.ok_or_else(|| Status::internal("the call was answered without a message")),
-    }
-}
-
 /// The only message of a body, and its trailers.
-async fn message(mut body: Body, most: usize) -> Result<(Option<Bytes>, Option<HeaderMap>), Status> {
+///
+/// # Errors
+/// If it is larger than `most` bytes, compressed, or more than one; or as the body says.
+pub async fn message(mut body: Body, most: usize) -> Result<(Option<Bytes>, Option<HeaderMap>), Status> {
     let mut bytes = BytesMut::new();
     let mut trailers = None;
     while let Some(frame) = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
@@ -88,7 +33,8 @@ async fn message(mut body: Body, most: usize) -> Result<(Option<Bytes>, Option<H
     unframed(bytes.freeze()).map(|message| (Some(message), trailers))
 }
 
-fn framed(message: &[u8]) -> Bytes {
+/// A message as a body has it.
+pub fn framed(message: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(PREFIX + message.len());
     bytes.put_u8(0);
     // Messages of protobuf have at most 2 GiB.
@@ -107,9 +53,11 @@ fn unframed(mut bytes: Bytes) -> Result<Bytes, Status> {
 }
 
 /// A body that is there already.
-struct Frames {
-    data: Option<Bytes>,
-    trailers: Option<HeaderMap>,
+pub struct Frames {
+    /// Its only data.
+    pub data: Option<Bytes>,
+    /// What follows.
+    pub trailers: Option<HeaderMap>,
 }
 
 impl HttpBody for Frames {
