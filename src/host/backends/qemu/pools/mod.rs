@@ -10,7 +10,7 @@
 //!
 //! `index` is what is known of all volumes, `store` does what is done on disk, in a `folder` for each pool, and `access`
 //! sees to it that a pool that hangs stops nobody else: each has one `worker`. The disks themselves come and go through
-//! [`hotplug`](super::hotplug), which reads back what QEMU has. To add something that is kept of a volume: a field in
+//! [`hotplug`], which reads back what QEMU has. To add something that is kept of a volume: a field in
 //! `record`.
 
 use std::collections::BTreeSet;
