@@ -89,10 +89,7 @@ impl Cluster {
             let node = &mut self.nodes[number];
             assert!(node.kubelet.runs(), "kubelet has ended");
             let name = node.who.name;
-            let node = self.api().get(&format!("{NODES}/{name}")).await?;
-            let conditions = node["status"]["conditions"].as_array()?;
-            let is_ready = conditions.iter().any(|it| it["type"] == "Ready" && it["status"] == "True");
-            (is_ready && self.driver_of(name).await.is_some()).then_some(())
+            driver_when_ready(self.api(), name).await
         })
         .await;
     }
@@ -113,12 +110,7 @@ impl Cluster {
 
     /// What kubelet has told the cluster of the driver.
     pub async fn driver(&self) -> Option<Value> {
-        self.driver_of(NODE).await
-    }
-
-    async fn driver_of(&self, node: &str) -> Option<Value> {
-        let node = self.api().get(&format!("/apis/storage.k8s.io/v1/csinodes/{node}")).await?;
-        node["spec"]["drivers"].as_array()?.iter().find(|driver| driver["name"] == DRIVER).cloned()
+        driver_of(self.api(), NODE).await
     }
 
     /// Asks for a volume of so many MiB; `mode` is its volumeMode.
@@ -128,16 +120,7 @@ impl Cluster {
 
     /// The same of another storage class.
     pub async fn claim_of(&self, class: &str, name: &str, mebibytes: u64, mode: &str) {
-        let claim = json!({
-            "metadata": { "name": name },
-            "spec": {
-                "storageClassName": class,
-                "accessModes": ["ReadWriteOnce"],
-                "volumeMode": mode,
-                "resources": { "requests": { "storage": format!("{mebibytes}Mi") } },
-            },
-        });
-        self.api().create(CLAIMS, &claim).await;
+        self.api().create(CLAIMS, &claim(class, name, mebibytes, mode)).await;
     }
 
     /// Has a pod run.
@@ -189,10 +172,7 @@ impl Cluster {
     /// What there is of volumes and pods.
     async fn left(&self) -> Vec<String> {
         let mut left = self.mounts();
-        for path in [PODS, CLAIMS, VOLUMES, ATTACHMENTS] {
-            let objects = self.api().list(path).await;
-            left.extend(objects.iter().map(|object| format!("{path}/{}", object["metadata"]["name"])));
-        }
+        left.extend(objects(self.api()).await);
         if self.half.is_left() {
             left.push("disks".to_owned());
         }
@@ -216,7 +196,7 @@ impl Cluster {
 }
 
 /// Makes the objects of the manifests: those that make pods, or the others. XFS, because it grows wherever the tests run.
-async fn apply(api: &Api, makes_pods: bool) {
+pub async fn apply(api: &Api, makes_pods: bool) {
     let documents: Vec<Value> = serde_saphyr::from_multiple(MANIFESTS).unwrap();
     assert_eq!(documents.len(), 8);
     for mut document in documents {
@@ -236,6 +216,43 @@ async fn apply(api: &Api, makes_pods: bool) {
         }
         api.create(&path, &document).await;
     }
+}
+
+/// What the kubelet of a Node has told the cluster of the driver.
+pub async fn driver_of(api: &Api, node: &str) -> Option<Value> {
+    let node = api.get(&format!("/apis/storage.k8s.io/v1/csinodes/{node}")).await?;
+    node["spec"]["drivers"].as_array()?.iter().find(|driver| driver["name"] == DRIVER).cloned()
+}
+
+/// The same, once the Node is ready.
+pub async fn driver_when_ready(api: &Api, name: &str) -> Option<Value> {
+    let node = api.get(&format!("{NODES}/{name}")).await?;
+    let conditions = node["status"]["conditions"].as_array()?;
+    let is_ready = conditions.iter().any(|it| it["type"] == "Ready" && it["status"] == "True");
+    if is_ready { driver_of(api, name).await } else { None }
+}
+
+/// The paths of all objects that make or use a volume.
+pub async fn objects(api: &Api) -> Vec<String> {
+    let mut all = Vec::new();
+    for path in [PODS, CLAIMS, VOLUMES, ATTACHMENTS] {
+        let objects = api.list(path).await;
+        all.extend(objects.iter().map(|object| format!("{path}/{}", object["metadata"]["name"])));
+    }
+    all
+}
+
+/// A claim of so many MiB of a storage class; `mode` is its volumeMode.
+pub fn claim(class: &str, name: &str, mebibytes: u64, mode: &str) -> Value {
+    json!({
+        "metadata": { "name": name },
+        "spec": {
+            "storageClassName": class,
+            "accessModes": ["ReadWriteOnce"],
+            "volumeMode": mode,
+            "resources": { "requests": { "storage": format!("{mebibytes}Mi") } },
+        },
+    })
 }
 
 /// A pod that has a claim at [`AT`], of which its command knows; `mode` is the volumeMode.
@@ -269,8 +286,13 @@ pub async fn told(cluster: &Cluster, name: &str, reason: &str) -> String {
 }
 
 /// Waits until there is something.
-pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+pub async fn until<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
+    until_within(PATIENCE, what, look).await
+}
+
+/// The same where more takes longer.
+pub async fn until_within<T>(limit: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = tokio::time::Instant::now() + limit;
     loop {
         if let Some(found) = look().await {
             return found;

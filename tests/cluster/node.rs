@@ -185,24 +185,53 @@ fn kubelet(who: &Who, plane: &ControlPlane, root: &Path, runtime: &Path, mounts:
     let folder = plane.folder.path().join(who.name);
     let config = folder.join("kubelet.json");
     std::fs::write(&config, settings(who.address, &plane.authority.file("ca.crt")).to_string()).unwrap();
-    let mut options = vec![
-        format!("config={}", config.display()),
-        format!("kubeconfig={}", plane.kubelet_config(who.name).display()),
-        format!("root-dir={}", root.display()),
-        format!("cert-dir={}", folder.join("pki").display()),
-        format!("hostname-override={}", who.name),
-        format!("node-ip={}", who.address),
-        format!("container-runtime-endpoint=unix://{}", runtime.display()),
-        "v=2".to_owned(),
-    ];
-    options.extend(is_old().then(|| "container-runtime=remote".to_owned()));
+    let options = options(
+        who,
+        &Files {
+            config: &config,
+            kubeconfig: &plane.kubelet_config(who.name),
+            root,
+            certificates: &folder.join("pki"),
+            runtime,
+        },
+    );
     let script = "cd \"$0\"; exec \"$@\"";
     let within = ["nsenter", "--mount", "--target", mounts, "sh", "-ec", script, folder.to_str().unwrap()];
     let command = within.map(str::to_owned).into_iter().chain(command("kubelet", &options)).collect();
     Component::start("kubelet", &folder, command)
 }
 
-fn settings(address: &str, authority: &Path) -> serde_json::Value {
+/// Where a kubelet has what it works with.
+pub struct Files<'p> {
+    /// Its settings.
+    pub config: &'p Path,
+    pub kubeconfig: &'p Path,
+    /// Its directory.
+    pub root: &'p Path,
+    /// Where it keeps the certificate that it makes for itself.
+    pub certificates: &'p Path,
+    /// The socket of a container runtime.
+    pub runtime: &'p Path,
+}
+
+/// The options of this node's kubelet, `name=value` each.
+pub fn options(who: &Who, files: &Files<'_>) -> Vec<String> {
+    let mut options = vec![
+        format!("config={}", files.config.display()),
+        format!("kubeconfig={}", files.kubeconfig.display()),
+        format!("root-dir={}", files.root.display()),
+        format!("cert-dir={}", files.certificates.display()),
+        format!("hostname-override={}", who.name),
+        format!("node-ip={}", who.address),
+        format!("container-runtime-endpoint=unix://{}", files.runtime.display()),
+        "v=2".to_owned(),
+    ];
+    options.extend(is_old().then(|| "container-runtime=remote".to_owned()));
+    options
+}
+
+/// The settings of a kubelet at this address, which knows its clients by the certificate of this file.
+pub fn settings(address: &str, authority: &Path) -> serde_json::Value {
     let mut settings = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

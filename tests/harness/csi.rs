@@ -42,6 +42,9 @@ enum Socket {
     Registration = 7003,
 }
 
+/// The guest's port that leads to the socket of the sidecars.
+pub const SIDECARS: u32 = Socket::Controller as u32;
+
 impl Socket {
     fn path(self) -> String {
         match self {

@@ -26,6 +26,7 @@ pub mod archive;
 pub mod cache;
 pub mod console;
 pub mod csi;
+pub mod forward;
 pub mod gate;
 pub mod grpc;
 pub mod host;

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,6 +12,7 @@ use anyhow::{Context as _, bail};
 use serde_json::json;
 
 use super::console::Console;
+use super::forward::couple;
 use super::gate::Gate;
 use super::launch::start_vsock;
 use super::process::{Process, RunFolder};
@@ -49,16 +50,23 @@ pub struct Vm {
     pub(super) _turn: Beside,
 }
 
-/// Carries what each end says to the other, until one has ended.
-fn couple(guest: &UnixStream, server: &TcpStream) {
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            drop(std::io::copy(&mut &*guest, &mut &*server));
-            drop(server.shutdown(Shutdown::Both));
-        });
-        drop(std::io::copy(&mut &*server, &mut &*guest));
-        drop(guest.shutdown(Shutdown::Both));
-    });
+/// Connects to a port of the guest whose vsock this is the host's end of.
+fn dial(vsock: &Path, port: u32) -> anyhow::Result<UnixStream> {
+    let mut stream = UnixStream::connect(vsock)?;
+    stream.set_read_timeout(Some(SOON))?;
+    stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\n") {
+        let mut byte = [0];
+        if stream.read(&mut byte)? == 0 {
+            bail!("nobody listens on vsock port {port}");
+        }
+        answer.extend(byte);
+    }
+    if !answer.starts_with(b"OK ") {
+        bail!("the vsock device says {:?}", String::from_utf8_lossy(&answer));
+    }
+    Ok(stream)
 }
 
 /// What a program wrote to its log.
@@ -184,21 +192,35 @@ impl Vm {
     /// # Errors
     /// If nobody listens there.
     pub fn dial(&self, port: u32) -> anyhow::Result<UnixStream> {
-        let mut stream = UnixStream::connect(self.vsock_socket())?;
-        stream.set_read_timeout(Some(SOON))?;
-        stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"\n") {
-            let mut byte = [0];
-            if stream.read(&mut byte)? == 0 {
-                bail!("nobody listens on vsock port {port} of {}", self.name);
+        dial(&self.vsock_socket(), port).with_context(|| format!("{} cannot be reached", self.name))
+    }
+
+    /// Serves connections at a unix socket, each with one to this vsock port of the guest: until the test ends, and
+    /// whatever vsock device the guest has. Where it listens.
+    pub fn reach(&self, port: u32) -> anyhow::Result<PathBuf> {
+        let (socket, vsock) = (self.file(&format!("port-{port}.sock")), self.vsock_socket());
+        let listener = UnixListener::bind(&socket)?;
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let vsock = vsock.clone();
+                std::thread::spawn(move || {
+                    let Ok(guest) = dial(&vsock, port) else { return };
+                    drop(guest.set_read_timeout(None));
+                    couple(&guest, &client);
+                });
             }
-            answer.extend(byte);
-        }
-        if !answer.starts_with(b"OK ") {
-            bail!("the vsock device says {:?}", String::from_utf8_lossy(&answer));
-        }
-        Ok(stream)
+        });
+        Ok(socket)
+    }
+
+    /// Plugs a disk that the guest may only read, with what is in this file on it.
+    pub fn plug_read_only(&self, name: &str, file: &Path) -> anyhow::Result<()> {
+        let file = json!({ "driver": "file", "filename": file, "read-only": true });
+        let node = json!({ "driver": "raw", "node-name": name, "file": file, "read-only": true });
+        self.qmp.execute("blockdev-add", node)?;
+        let device =
+            json!({ "driver": "scsi-hd", "id": format!("{name}0"), "bus": "scsi0.0", "drive": name });
+        self.qmp.execute("device_add", device).map(drop)
     }
 
     /// Resets the machine, as its reset button does.

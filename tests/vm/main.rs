@@ -8,7 +8,7 @@
 //! come and go, [`hotplug_host`] disks that the host half plugs into a running guest, [`disk_rules`] disks that are
 //! mounted by rules, [`disk_faults`] disks that vanish or hang, [`disk_layers`] encryption, LVM and disks that fail
 //! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster, [`repair`] a repair that takes long, [`churn`] disks that change under names
-//! that others had, [`topology`] where the guest runs, [`stand_in`] the agent under the name
+//! that others had, [`topology`] where the guest runs, [`as_qemu_ga`] the agent under the name
 //! of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an independent
 //! client of it reads (with real guests), [`packages`] how the package is installed, upgraded and removed.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
@@ -28,6 +28,7 @@ mod random;
 mod soak;
 
 mod accounts;
+mod as_qemu_ga;
 mod channel;
 mod churn;
 mod csi;
@@ -47,7 +48,6 @@ mod qga;
 mod repair;
 mod service;
 mod sessions;
-mod stand_in;
 mod topology;
 mod udev_words;
 
