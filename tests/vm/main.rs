@@ -7,12 +7,18 @@
 //! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`hotplug`] disks that
 //! come and go, [`hotplug_host`] disks that the host half plugs into a running guest, [`disk_rules`] disks that are
 //! mounted by rules, [`disk_faults`] disks that vanish or hang, [`disk_layers`] encryption, LVM and disks that fail
-//! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster, [`repair`] a repair that takes long, [`churn`] disks that change under names
-//! that others had, [`topology`] where the guest runs, [`as_qemu_ga`] the agent under the name
-//! of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an independent
-//! client of it reads (with real guests), [`packages`] how the package is installed, upgraded and removed.
+//! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster,
+//! [`cluster_node`] the same with the kubelet and the control plane of Kubernetes, [`repair`] a repair that takes long,
+//! [`churn`] disks that change under names that others had, [`topology`] where the guest runs, [`as_qemu_ga`] the agent under
+//! the name of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an
+//! independent client of it reads (with real guests), [`packages`] how the package is installed, upgraded and removed.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::used_underscore_binding,
+    reason = "a test program"
+)]
 
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../harness/mod.rs"]
@@ -27,10 +33,59 @@ mod random;
 #[path = "../soak.rs"]
 mod soak;
 
+// The control plane for `cluster_node`, and what its node needs.
+#[allow(dead_code, reason = "shared with the tests of QGA")]
+#[path = "../qga/agent.rs"]
+mod agent;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/api.rs"]
+mod api;
+#[path = "../cluster/authority.rs"]
+mod authority;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/cluster.rs"]
+mod cluster;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/components.rs"]
+mod components;
+#[allow(dead_code, reason = "shared with the tests of CSI")]
+#[path = "../csi/disk.rs"]
+mod disk;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/half.rs"]
+mod half;
+#[allow(dead_code, reason = "shared with the tests of the API")]
+#[path = "../api/host.rs"]
+mod host;
+#[allow(dead_code, reason = "shared with the tests of CSI")]
+#[path = "../csi/kubelet.rs"]
+mod kubelet;
+#[allow(dead_code, reason = "shared with the tests of CSI")]
+#[path = "../csi/lab.rs"]
+mod lab;
+#[path = "../cluster/messages.rs"]
+mod messages;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../qga/namespace.rs"]
+mod namespace;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/node.rs"]
+mod node;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/runtime.rs"]
+mod runtime;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/sidecars.rs"]
+mod sidecars;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/stand_in.rs"]
+mod stand_in;
+
 mod accounts;
 mod as_qemu_ga;
 mod channel;
 mod churn;
+mod cluster_node;
 mod csi;
 mod disk_calls;
 mod disk_faults;
