@@ -68,13 +68,14 @@ impl Passed {
         for activation::Passed { socket, name } in self.0 {
             let what =
                 vsock::port(&socket).map_or("none of vsock".to_owned(), |port| format!("vsock port {port}"));
+            let words = format!("a socket that {name} passed is not used: {what}");
             if name == API_UNIT {
-                // It is never restarted, and keeps the sockets of the version that was there when it was started.
+                // It is never restarted, and has the sockets that its unit named when it was started.
                 tracing::info!(
-                    "a socket of {name} is not used: {what}; if its unit does not name that one, it goes with the next boot"
+                    "{words}; if the unit does not name that one any more, it goes with the next boot"
                 );
             } else {
-                tracing::warn!("a socket that {name} passed is not used: {what}");
+                tracing::warn!("{words}");
             }
         }
     }
