@@ -186,8 +186,9 @@ fn a_disk_that_was_released_and_stays_plugged_is_found_again() {
     vm.run("killall -9 guestlet").unwrap();
     let found = wait_for("the next agent", SOON, || try_find(&vm, VOLUME, 60_000).ok().flatten());
     vm.run(&format!("dd if=/dev/{} bs=512 count=1 | grep -q mark", found.unwrap().name)).unwrap();
-    // A release that was not followed by a detach is no harm to that.
+    // A release that was not followed by a detach is no harm to that, once the host half has its session again.
     release(&vm, VOLUME);
+    half.wait_connected(vm.name(), BOOT).unwrap();
     assert_eq!(ask(&half, &["detach", "finder", "--serial", VOLUME])["was_attached"], true);
     assert_eq!(seen(&ask(&half, &attach)).get(..2), Some("sd"));
 }
