@@ -11,7 +11,7 @@ use guestlet::wire::proto::csi::{
 use tonic::Code;
 
 use crate::kubelet::{controller, identity};
-use crate::lab::{Lab, is_outside, until, wait};
+use crate::lab::{Lab, is_outside, serves, until, wait};
 use crate::scripted::{Scripted, named};
 
 async fn is_ready(lab: &Lab) -> bool {
@@ -26,9 +26,7 @@ fn every_call_reaches_the_host_half_and_its_answer_comes_back() {
     wait(async {
         let mut lab = Lab::unknown("enabled = true");
         Scripted::default().answer_for(&mut lab).await;
-        until("the sidecars are served", || {
-            std::os::unix::net::UnixStream::connect(lab.controller()).is_ok()
-        });
+        until("the sidecars are served", || serves(&lab.controller()));
         let mut client = controller(&lab.controller()).await;
         while !is_ready(&lab).await {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -72,9 +70,7 @@ fn the_host_half_is_asked_few_at_a_time_and_for_all() {
         let mut lab = Lab::unknown("enabled = true");
         let scripted = Scripted::default();
         scripted.answer_for(&mut lab).await;
-        until("the sidecars are served", || {
-            std::os::unix::net::UnixStream::connect(lab.controller()).is_ok()
-        });
+        until("the sidecars are served", || serves(&lab.controller()));
         let client = controller(&lab.controller()).await;
         while !is_ready(&lab).await {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -99,9 +95,7 @@ fn without_a_way_to_the_host_the_sidecars_are_told_so_at_once() {
     }
     wait(async {
         let mut lab = Lab::unknown("enabled = true");
-        until("the sidecars are served", || {
-            std::os::unix::net::UnixStream::connect(lab.controller()).is_ok()
-        });
+        until("the sidecars are served", || serves(&lab.controller()));
         assert!(!is_ready(&lab).await);
         let mut client = controller(&lab.controller()).await;
         let refused = client.create_volume(named("pvc-1")).await.unwrap_err();
@@ -160,7 +154,7 @@ fn sidecars_that_know_another_topology_are_to_start_anew() {
 /// Gives the agent a host half, and waits until calls come through to it; whether the agent is ready then.
 async fn answers(lab: &mut Lab) -> bool {
     Scripted::default().answer_for(lab).await;
-    until("the sidecars are served", || std::os::unix::net::UnixStream::connect(lab.controller()).is_ok());
+    until("the sidecars are served", || serves(&lab.controller()));
     let mut client = controller(&lab.controller()).await;
     while client.create_volume(named("pvc-1")).await.is_err() {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -172,5 +166,5 @@ async fn answers(lab: &mut Lab) -> bool {
 fn start_again(lab: &mut Lab) {
     lab.kill();
     lab.start();
-    until("the agent listens", || std::os::unix::net::UnixStream::connect(lab.path("control.sock")).is_ok());
+    until("the agent listens", || serves(&lab.path("control.sock")));
 }

@@ -9,7 +9,7 @@ use tonic::Code;
 
 use crate::disk::{Disk, Machine};
 use crate::kubelet::{Volume, block, mount, with_group, with_mode};
-use crate::lab::{Lab, is_outside, run, until, wait};
+use crate::lab::{Lab, is_outside, run, serves, until, wait};
 use crate::volumes::{is, mounted, options};
 
 /// Puts a script into the place of a program, where `$REAL` is what was there.
@@ -268,7 +268,7 @@ fn a_disk_that_left_after_it_was_staged_and_is_back_is_published() {
         other.unplug();
         lab.kill();
         lab.start();
-        until("it serves again", || std::os::unix::net::UnixStream::connect(lab.socket()).is_ok());
+        until("it serves again", || serves(&lab.socket()));
         disk.plug();
         until("it is told again", || lab.disks().contains(&disk.name));
         volume.publish(&pod, &access, false).await.unwrap();
@@ -294,7 +294,7 @@ fn whatever_a_crash_has_left_is_completed() {
         volume.stage(&wanted).await.unwrap();
         lab.kill();
         lab.start();
-        until("it serves again", || std::os::unix::net::UnixStream::connect(lab.socket()).is_ok());
+        until("it serves again", || serves(&lab.socket()));
         volume.stage(&wanted).await.unwrap();
         volume.publish(&pod, &wanted, false).await.unwrap();
         // Mounted more than once.
@@ -333,7 +333,7 @@ fn whatever_a_crash_has_left_is_completed() {
         lab.kill();
         first.await.unwrap().unwrap_err();
         lab.start();
-        until("it serves again", || std::os::unix::net::UnixStream::connect(lab.socket()).is_ok());
+        until("it serves again", || serves(&lab.socket()));
         let busy = volume.stage(&mount("", &[])).await.unwrap_err();
         assert!(matches!(busy.code(), Code::Aborted | Code::FailedPrecondition), "{busy}");
         std::fs::write(&gate, "").unwrap();

@@ -2,15 +2,14 @@
 //! the others serve.
 
 use std::os::unix::fs::symlink;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use guestlet::wire::proto::csi::GetPluginInfoRequest;
 use tonic::Code;
 
 use crate::disk::Machine;
 use crate::kubelet::{Volume, identity, mount, register};
-use crate::lab::{DRIVER, Lab, is_outside, run, until, wait};
+use crate::lab::{DRIVER, Lab, is_outside, run, serves, until, wait};
 
 /// The sockets: kubelet's, the sidecars', and that by which kubelet finds the driver.
 fn sockets(lab: &Lab) -> [PathBuf; 3] {
@@ -19,8 +18,7 @@ fn sockets(lab: &Lab) -> [PathBuf; 3] {
 
 /// Waits until these of the sockets serve, and no others.
 async fn serve(lab: &Lab, which: [bool; 3]) {
-    let live = |path: &Path| UnixStream::connect(path).is_ok();
-    until(&format!("{which:?} serve"), || sockets(lab).each_ref().map(|path| live(path)) == which);
+    until(&format!("{which:?} serve"), || sockets(lab).each_ref().map(|path| serves(path)) == which);
     for (path, _) in sockets(lab)[..2].iter().zip(which).filter(|(_, serves)| *serves) {
         let info = identity(path).await.get_plugin_info(GetPluginInfoRequest {}).await.unwrap();
         assert_eq!(info.into_inner().name, DRIVER);

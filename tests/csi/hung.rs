@@ -1,7 +1,6 @@
 //! File systems that hang where kubelet asks for something: whatever else is asked for is answered.
 
 use std::future::Future;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use guestlet::wire::proto::csi::NodeGetInfoRequest;
@@ -9,7 +8,7 @@ use guestlet::wire::proto::csi::NodeGetInfoRequest;
 use crate::disk::Machine;
 use crate::fuse::Hanging;
 use crate::kubelet::{Volume, mount, node};
-use crate::lab::{Lab, NODE, is_outside, run, until, wait};
+use crate::lab::{Lab, NODE, is_outside, run, serves, until, wait};
 
 /// What must not wait for anything.
 async fn at_once<T>(what: &str, work: impl Future<Output = T>) -> T {
@@ -82,7 +81,7 @@ fn a_folder_of_sockets_that_hangs_holds_up_nobody() {
         }
         drop(hanging);
         run(&format!("umount -l {}", folder.display()));
-        until("the driver is offered", || UnixStream::connect(lab.registration()).is_ok());
+        until("the driver is offered", || serves(&lab.registration()));
         answers(&lab).await;
     });
 }

@@ -1,6 +1,7 @@
 //! An agent in a mount namespace of the test's own, its host half, and kubelet's folder.
 
 use std::future::Future;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -50,6 +51,11 @@ pub fn ext4_grows() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
     u64::from_str_radix(line.trim(), 16).unwrap() & (1 << 24) != 0
+}
+
+/// Whether somebody takes connections at this socket, whose file alone says nothing.
+pub fn serves(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_ok()
 }
 
 /// Waits until something is so.

@@ -1,7 +1,7 @@
 //! How kubelet finds the driver, whatever becomes of its folders, of the agent and of who this guest is.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -13,11 +13,10 @@ use tonic::Code;
 use crate::disk::Machine;
 use crate::host::MOST_VOLUMES;
 use crate::kubelet::{identity, node, register};
-use crate::lab::{DRIVER, Lab, NODE, is_outside, run, until, wait};
+use crate::lab::{DRIVER, Lab, NODE, is_outside, run, serves, until, wait};
 
 async fn is_registered(lab: &Lab) {
-    let live = |path| UnixStream::connect(path).is_ok();
-    until("the driver is offered", || live(lab.registration()) && live(lab.socket()));
+    until("the driver is offered", || serves(&lab.registration()) && serves(&lab.socket()));
     let info = register(&lab.registration()).await;
     assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", DRIVER));
     assert_eq!(info.supported_versions, ["1.0.0"]);
@@ -131,7 +130,7 @@ fn the_agents_of_tests_leave_the_machines_kubelet_alone() {
         assert!(lab.socket().exists() && lab.registration().exists());
         lab.kill();
         lab.start();
-        until("it serves again", || UnixStream::connect(lab.socket()).is_ok());
+        until("it serves again", || serves(&lab.socket()));
         lab.disks();
     });
     traps.are_untouched();
