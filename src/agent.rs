@@ -77,8 +77,7 @@ pub async fn run(
         version: settings.version.clone().unwrap_or_else(|| qga::PROTOCOL_VERSION.to_owned()),
     });
     let mut passed = Passed::new(sockets);
-    let (control, control_words) =
-        channels::api("control", settings.control, settings.vsock_peer, &mut passed)?;
+    let (control, control_words) = channels::api(settings.control, settings.vsock_peer, &mut passed)?;
     let (qga, qga_words) = Qga::build(settings.qga, settings.retry_path, settings.vsock_peer, &mut passed)?;
     passed.finish();
     let status = format!("QGA: {qga_words}; control: {}", *control_words.borrow());

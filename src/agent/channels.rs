@@ -85,7 +85,6 @@ impl Passed {
 ///
 /// Without vsock there is none until the kernel has it, which is said and no fault: it may be meant so.
 pub fn api(
-    name: &str,
     channel: ApiChannel,
     peer: VsockPeer,
     passed: &mut Passed,
@@ -105,12 +104,12 @@ pub fn api(
             None => match vsock::Listener::bind(port, guard) {
                 Ok(listener) => (Listener::Vsock(listener), format!("vsock port {port}")),
                 Err(error) if error.raw_os_error() == Some(NO_VSOCK) => {
-                    tracing::info!("no {name} channel until the kernel has vsock: {error}");
+                    tracing::info!("no control channel until the kernel has vsock: {error}");
                     let (listener, words) = later::Listener::new(port, guard);
                     return Ok((Listener::Later(listener), words));
                 }
                 Err(error) => {
-                    tracing::warn!("no {name} channel: cannot listen on vsock port {port}: {error}");
+                    tracing::warn!("no control channel: cannot listen on vsock port {port}: {error}");
                     (Listener::Nothing, format!("none (cannot listen on vsock port {port}: {error})"))
                 }
             },

@@ -78,7 +78,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
     let fsfreeze_hook = qga.fsfreeze_hook.filter(|path| !no_hook(path));
     let fsfreeze_hook = fsfreeze_hook.map(|path| absolute("qga.fsfreeze-hook", path)).transpose()?;
 
-    let control = api("control", ["control.listen", "control.port"], &control, CONTROL_PORT)?;
+    let control = control_channel(&control)?;
     if callback.listen.is_some() || callback.port.is_some() {
         remarks.push(
             "callback.listen and callback.port have no meaning any more: what this guest asks goes over the control channel; \
@@ -247,27 +247,21 @@ fn duration(words: &str) -> Option<Duration> {
     Some(Duration::from_secs(number.parse::<u64>().ok()?.saturating_mul(seconds)))
 }
 
-fn api(
-    name: &str,
-    [listen_key, port_key]: [&'static str; 2],
-    channel: &ApiFragment,
-    default_port: u32,
-) -> Result<ApiChannel, Problem> {
-    let port = channel.port.unwrap_or(default_port);
+fn control_channel(channel: &ApiFragment) -> Result<ApiChannel, Problem> {
+    const LISTEN: &str = "control.listen";
+    let port = channel.port.unwrap_or(CONTROL_PORT);
     if !(1..1024).contains(&port) {
         let text = format!(
-            "{name}.port is {port}; it must be from 1 to 1023, which no unprivileged process can take"
+            "control.port is {port}; it must be from 1 to 1023, which no unprivileged process can take"
         );
-        return problem(port_key, text);
+        return problem("control.port", text);
     }
     let listen = channel.listen.as_deref().unwrap_or("vsock");
     match (listen, listen.strip_prefix("unix:")) {
-        (_, Some(path)) => Ok(ApiChannel::Unix(absolute(listen_key, path.into())?)),
+        (_, Some(path)) => Ok(ApiChannel::Unix(absolute(LISTEN, path.into())?)),
         ("vsock", _) => Ok(ApiChannel::Vsock { port }),
         ("none", _) => Ok(ApiChannel::None),
-        (other, _) => {
-            problem(listen_key, format!("{name}.listen is {other:?}; use vsock, none or unix:/path"))
-        }
+        (other, _) => problem(LISTEN, format!("{LISTEN} is {other:?}; use vsock, none or unix:/path")),
     }
 }
 

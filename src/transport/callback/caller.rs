@@ -103,7 +103,7 @@ impl tower_service::Service<Request<Body>> for Caller {
 async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, Broken> {
     let (head, body) = request.into_parts();
     let request = match request_message(body, shared.request_bytes).await {
-        Ok(request) => request.to_vec(),
+        Ok(request) => Vec::from(request),
         Err(status) => return Ok(status.into_http()),
     };
     let place = Arc::clone(&shared.places).acquire_owned().await.map_err(|_| Broken)?;

@@ -197,7 +197,7 @@ where
     let request = request(&call.method, &call.request)?;
     std::future::poll_fn(|context| service.poll_ready(context)).await.unwrap_or_else(|never| match never {});
     let response = service.call(request).await.unwrap_or_else(|never| match never {});
-    response_message(response).await.map(|message| message.to_vec())
+    response_message(response).await.map(Vec::from)
 }
 
 /// A request whose body is that message.
