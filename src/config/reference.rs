@@ -205,7 +205,7 @@ const HOST: &[Row] = &[
     (
         "limits.bytes-per-second",
         "`262144`",
-        "bytes of a guest on each of its two streams; eight times as many at once",
+        "bytes of a guest on its connection; eight times as many at once",
     ),
     ("limits.events-per-second", "`64`", "events of a guest in the long run"),
     ("limits.event-burst", "`1024`", "events of a guest at once"),

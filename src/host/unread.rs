@@ -1,8 +1,8 @@
 //! Answers that a guest asked for and does not take.
 //!
-//! HTTP/2 lets whoever asks withhold the room for an answer: then nothing waits in the stream below, where
-//! [`metered`](super::metered) would see it, and the call stays open for ever. So each answer's body tells when it
-//! is asked for its next part, which happens once the guest has made room.
+//! HTTP/2 lets a peer withhold the room for what it is sent: then nothing waits in the stream below, where
+//! [`metered`](super::metered) would see it, and its calls stay open for ever. So the body that carries the answers (that of the
+//! callback) tells when it is asked for its next part, which happens once the guest has made room.
 //!
 //! ```text
 //!  answer ──▶ waits ──all of it taken──▶ (gone)
