@@ -17,7 +17,8 @@
 //!      └─ thaw ───── guest, status
 //! ```
 //!
-//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `text` is how sizes and
+//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
+//! of a session. `text` is how sizes and
 //! tables look to people; `labels` knows what Kubernetes takes for one. `supervise` owns every task. `agent` and `hostd`
 //! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
 //! settings come to.
@@ -54,6 +55,8 @@ pub mod thaw;
 #[cfg(feature = "agent")]
 pub mod topology;
 pub mod transport;
+#[cfg(feature = "trust")]
+pub mod trust;
 pub mod wire;
 
 /// The version of this package, as `--version` and `GuestInfo.agent_version` give it.

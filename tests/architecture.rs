@@ -27,10 +27,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sys",
             "topology",
             "transport",
+            "trust",
             "wire",
         ],
     ),
-    ("hostd", &["config", "host", "supervise", "sys", "transport"]),
+    ("hostd", &["config", "host", "supervise", "sys", "transport", "trust"]),
     ("ctl", &["labels", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
     // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
@@ -40,20 +41,22 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("thaw", &["guest", "status", "sys"]),
     // Protocols: parse, check policy, call a verb, answer.
     ("qga", &["guest", "sys", "wire"]),
-    ("rpc", &["guest", "sys", "transport", "wire"]),
+    ("rpc", &["guest", "sys", "transport", "trust", "wire"]),
     // kubelet's sockets come and go with its folder, so that it owns them and what is served on them.
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     ("guest", &["labels", "sys"]),
     // What of a guest is a node of a cluster.
     ("topology", &["guest", "labels", "sys"]),
     // The host half owns its sessions and so the streams under them.
-    ("host", &["labels", "supervise", "sys", "transport", "wire"]),
+    ("host", &["labels", "supervise", "sys", "transport", "trust", "wire"]),
     ("transport", &["supervise", "sys", "wire"]),
     ("config", &["labels", "text"]),
     ("labels", &[]),
     ("supervise", &[]),
     ("sys", &[]),
     ("text", &[]),
+    // Keys, in files and in handshakes; what a peer may do is decided elsewhere.
+    ("trust", &["sys", "transport"]),
     ("wire", &[]),
 ];
 

@@ -1,0 +1,11 @@
+//! Keys: who a host half or a guest is, and how each proves it to the other.
+//!
+//! Both ends have an Ed25519 key. A guest is given the public keys of the host halves that may command it; a host half
+//! pins the key of each guest. Neither is about what a peer may do: that is decided from the [`Peer`] that a connection
+//! turned out to have.
+
+pub mod fingerprint;
+pub mod peer;
+
+pub use fingerprint::Fingerprint;
+pub use peer::Peer;
