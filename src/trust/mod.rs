@@ -4,8 +4,10 @@
 //! pins the key of each guest. Neither is about what a peer may do: that is decided from the [`Peer`] that a connection
 //! turned out to have.
 
+pub mod anchors;
 pub mod fingerprint;
 pub mod peer;
+pub mod public_key;
 
 pub use fingerprint::Fingerprint;
 pub use peer::Peer;
