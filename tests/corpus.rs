@@ -58,6 +58,18 @@ fn callback() {
     run("callback", |bytes| with_one_bit_changed(bytes, checks::callback));
 }
 
+#[test]
+fn anchors() {
+    run("anchors", checks::anchors);
+    run("anchors", |bytes| with_one_bit_changed(bytes, checks::anchors));
+}
+
+#[test]
+fn smbios() {
+    run("smbios", checks::smbios);
+    run("smbios", |bytes| with_one_bit_changed(bytes, checks::smbios));
+}
+
 /// All of it again, with one bit of each of its bytes changed.
 fn with_one_bit_changed(bytes: &[u8], check: fn(&[u8])) {
     for at in 0..bytes.len() {

@@ -20,6 +20,8 @@ pub mod calendar;
 #[cfg(feature = "agent")]
 pub mod clock;
 #[cfg(feature = "agent")]
+pub mod confidential;
+#[cfg(feature = "agent")]
 pub mod crc32;
 #[cfg(feature = "agent")]
 pub mod daemon;
@@ -90,6 +92,8 @@ pub mod rtnetlink;
 #[cfg(feature = "agent")]
 pub mod scsi_inquiry;
 pub mod service;
+#[cfg(feature = "agent")]
+pub mod smbios;
 #[cfg(feature = "agent")]
 pub mod spawn;
 #[cfg(feature = "agent")]

@@ -13,11 +13,12 @@ use guestlet::qga::request::Request;
 use guestlet::sys::partition_table::Disk as _;
 use guestlet::sys::rtnetlink::message::Answer as NetworkAnswer;
 use guestlet::sys::{
-    block, disk_serial, diskstats, mountinfo, os_release, partition_table, superblock, udev, uevents,
+    block, disk_serial, diskstats, mountinfo, os_release, partition_table, smbios, superblock, udev, uevents,
     vital_product_data,
 };
 use guestlet::transport::callback;
 use guestlet::transport::http2::foreign::Requests;
+use guestlet::trust::anchors;
 use guestlet::wire::hybrid::{Answer, MAX_ANSWER};
 use guestlet::wire::proto::v1::callback_from_host::Message as FromHost;
 use guestlet::wire::proto::v1::{CallbackBounds, CallbackFromGuest, CallbackFromHost};
@@ -139,6 +140,35 @@ pub fn parsers(bytes: &[u8]) {
             let again = key_file::parse(again.as_bytes()).unwrap_or_default();
             assert_eq!(again.first().map(|entry| key_file::string(entry.value)), Some(Ok(value)));
         }
+    }
+}
+
+/// Lines of public keys: what is read can be written, and is the same again.
+pub fn anchors(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    match anchors::parse("fuzz", &text) {
+        Ok(found) => {
+            assert!((1..=anchors::MAX_KEYS).contains(&found.len()));
+            let line = |anchor: &anchors::Anchor| {
+                anchors::line(&anchor.public_key, anchor.is_ca, &anchor.roles, &anchor.comment)
+            };
+            let written: Vec<_> = found.iter().map(line).collect();
+            let again = anchors::parse("fuzz", &written.join("\n")).expect("what was written is read");
+            assert_eq!(again.iter().map(line).collect::<Vec<_>>(), written);
+            assert_eq!(anchors::merge([found.clone(), again]).expect("both say the same"), found);
+        }
+        Err(error) => {
+            assert!(error.origin.line <= text.lines().count().max(1));
+            assert!(error.to_string().len() < 512, "a message repeats what was read: {error}");
+        }
+    }
+}
+
+/// The table of the firmware.
+pub fn smbios(bytes: &[u8]) {
+    if let Ok(strings) = smbios::oem_strings(bytes) {
+        assert!(strings.iter().map(|string| string.len() + 1).sum::<usize>() <= bytes.len());
+        assert!(strings.iter().all(|string| !string.is_empty() && !string.contains(&0)));
     }
 }
 

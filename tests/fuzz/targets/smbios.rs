@@ -1,0 +1,8 @@
+//! Any table of the firmware.
+#![no_main]
+
+#[allow(dead_code)]
+#[path = "../checks.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| checks::smbios(bytes));
