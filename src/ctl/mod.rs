@@ -25,6 +25,7 @@ pub mod ping;
 pub mod places;
 pub mod print;
 pub mod topology;
+pub mod trust;
 pub mod volumes;
 pub mod watch;
 pub mod words;

@@ -1,0 +1,3 @@
+//! `guestctl trust`: who trusts whom, and how that begins.
+
+pub mod bootstrap;
