@@ -238,6 +238,14 @@ mod tests {
         }
     }
 
+    /// The example has a key of zeros, which every guest refuses.
+    #[test]
+    fn the_packaged_example_is_what_is_printed() {
+        let example = include_str!("../../../packaging/cloud-init/keys.yaml");
+        let zeros = format!("ed25519:MCowBQYDK2VwAyEA{}=", "A".repeat(43));
+        assert_eq!(files(example), files(&text(Format::CloudInit, "a", &zeros, None)));
+    }
+
     #[test]
     fn kubevirt_has_the_same_user_data() {
         for token in [None, Some(TOKEN)] {
