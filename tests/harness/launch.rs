@@ -31,6 +31,7 @@ pub struct Options {
     vsock_module: bool,
     words: Vec<String>,
     user_data: Option<String>,
+    more: Vec<String>,
 }
 
 impl Options {
@@ -45,6 +46,7 @@ impl Options {
             vsock_module: true,
             words: Vec::new(),
             user_data: None,
+            more: Vec::new(),
         }
     }
 
@@ -88,6 +90,13 @@ impl Options {
     #[must_use]
     pub fn user_data(mut self, text: &str) -> Self {
         self.user_data = Some(text.to_owned());
+        self
+    }
+
+    /// With more options of QEMU, which change no device: a saved guest has the devices that it was saved with.
+    #[must_use]
+    pub fn qemu(mut self, options: Vec<String>) -> Self {
+        self.more = options;
         self
     }
 
@@ -169,7 +178,8 @@ impl Options {
             vsock: (vhost.is_some() && restore.is_none()).then(|| folder.file("vhost.sock")),
             restore,
         };
-        let arguments = machine.arguments(|name| folder.file(name));
+        let mut arguments = machine.arguments(|name| folder.file(name));
+        arguments.extend(self.more);
         let qemu = Process::start(Path::new(QEMU), &arguments, &folder.file("qemu.log"))?;
         let qmp = Qmp::connect(&folder.file("qmp.sock")).with_context(|| said(&folder.file("qemu.log")))?;
         let console = Console::new(folder.file("console.sock"), folder.file("console.log"));

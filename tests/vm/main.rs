@@ -9,9 +9,10 @@
 //! mounted by rules, [`disk_faults`] disks that vanish or hang, [`disk_layers`] encryption, LVM and disks that fail
 //! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster,
 //! [`cluster_node`] the same with the kubelet and the control plane of Kubernetes, [`repair`] a repair that takes long,
-//! [`churn`] disks that change under names that others had, [`topology`] where the guest runs, [`as_qemu_ga`] the agent under
-//! the name of qemu-ga and on the other channels of QGA, [`libvirt`] what virsh does through the agent, [`qapi`] what an
-//! independent client of it reads (with real guests), [`packages`] how the package is installed, upgraded and removed.
+//! [`churn`] disks that change under names that others had, [`keys`] how public keys of host halves come into a guest,
+//! [`topology`] where the guest runs, [`as_qemu_ga`] the agent under the name of qemu-ga and on the other channels of QGA,
+//! [`libvirt`] what virsh does through the agent, [`qapi`] what an independent client of it reads (with real guests),
+//! [`packages`] how the package is installed, upgraded and removed.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(
     clippy::unwrap_used,
@@ -95,6 +96,7 @@ mod disks;
 mod freeze;
 mod hotplug;
 mod hotplug_host;
+mod keys;
 mod libvirt;
 mod packages;
 mod power_loss;
