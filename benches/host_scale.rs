@@ -23,8 +23,10 @@ use guestlet::guest::events::{Event, Hub, TICK};
 use guestlet::rpc::callback::Surroundings;
 use guestlet::rpc::guest::Service;
 use guestlet::rpc::holder::Holder;
+use guestlet::rpc::keys::Keys;
 use guestlet::sys::root::Root;
 use guestlet::transport::http2;
+use guestlet::trust::keyring::Keyring;
 use guestlet::wire::proto::v1::virtual_machine_event::Kind;
 use guestlet::wire::proto::v1::{
     PingVirtualMachineRequest, WatchVirtualMachinesRequest, event, pong::Outcome,
@@ -196,7 +198,10 @@ async fn be_held(guest: Guest, socket: PathBuf, epochs: watch::Receiver<u64>) {
     // No disk ever changes.
     let (_changes, changes) = watch::channel(0);
     let surroundings = Surroundings { changes, known: Arc::new(|_| {}) };
-    let service = Service::new(guest.clone(), capabilities, Holder::default(), surroundings);
+    let service = {
+        let keys = Keys::new(Keyring::empty(), || Ok(None));
+        Service::new(guest.clone(), capabilities, Holder::default(), surroundings, keys)
+    };
     let mut ticks = tokio::time::interval(TICK);
     loop {
         let mut epoch = epochs.clone();

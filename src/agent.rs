@@ -4,6 +4,7 @@ mod channels;
 mod clients;
 mod csi;
 mod disk_rules;
+pub mod keys;
 pub mod topology;
 
 use std::path::{Path, PathBuf};
@@ -22,13 +23,17 @@ use crate::qga::complaints::Complaints;
 use crate::qga::policy::{Limits, Policy};
 use crate::qga::room::Room;
 use crate::rpc::holder::Holder;
+use crate::rpc::introduced::Introduced;
 use crate::rpc::{callback, guest, local};
 use crate::supervise::{Supervisor, termination};
 use crate::sys::root::Root;
 use crate::sys::ticker::Ticker;
-use crate::sys::{activation, descriptor, memory, service};
-use crate::transport::listen::Listener;
+use crate::sys::{activation, descriptor, error_chain, memory, service};
+use crate::transport::listen::{Incoming, Listener};
 use crate::transport::{BoxStream, http2, unix};
+use crate::trust::Peer;
+use crate::trust::guest::{Greeted, Refused, greet};
+use crate::trust::keyring::Keyring;
 use crate::wire::proto::v1::WhoAmIResponse;
 use channels::{Passed, Qga};
 
@@ -93,7 +98,8 @@ pub async fn run(
         kubelet_knows_host = settings.csi.topology.iter().any(|key| key == labels::HOST);
         let teller = csi::start(settings.csi, has_node, &folder, &guest, holder.clone(), &mut supervisor);
         let people = people(&guest, &folder)?;
-        api = Some(Api { control, people, channels, folder, holder, teller });
+        let keyring = keys::keyring(settings.trust, &guest);
+        api = Some(Api { control, keyring, people, channels, folder, holder, teller });
     }
     let ticker = Ticker::new(TICK)?;
     // What an earlier run has left frozen is not to be written to, and whoever asks is told the truth.
@@ -103,7 +109,7 @@ pub async fn run(
     supervisor.spawn("qga", qga.run(context, shutdown.clone()));
     if let Some(api) = api {
         let folder = api.folder.clone();
-        api.start(&guest, &mut supervisor);
+        api.start(&guest, &mut supervisor)?;
         topology::start(settings.topology, kubelet_knows_host, &folder, &guest, &mut supervisor).await;
     }
     let processes = Arc::clone(&guest.processes);
@@ -143,6 +149,7 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
 /// What serves the host half, and people in the guest.
 struct Api {
     control: Listener,
+    keyring: Keyring,
     people: Listener,
     channels: local::Channels,
     folder: PathBuf,
@@ -151,7 +158,7 @@ struct Api {
 }
 
 impl Api {
-    fn start(self, guest: &Guest, supervisor: &mut Supervisor) {
+    fn start(self, guest: &Guest, supervisor: &mut Supervisor) -> anyhow::Result<()> {
         let shutdown = supervisor.shutdown();
         let (folder, holder) = (self.folder, self.holder);
         let capabilities = ["events", "qga", "disks", "topology", "callback"].map(str::to_owned).to_vec();
@@ -161,12 +168,23 @@ impl Api {
             changes: guest.disks.changes(),
             known: Arc::new(move |identity| news.tell(identity)),
         };
-        let api = guest::Service::new(guest.clone(), capabilities, holder.clone(), surroundings);
+        let keys = keys::of_the_api(&self.keyring, guest);
+        let api = guest::Service::new(guest.clone(), capabilities, holder.clone(), surroundings, keys);
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels);
 
+        keys::follow(&self.keyring, supervisor)?;
+        let door = Door {
+            keyring: self.keyring,
+            complaints: clients::Complaints::default(),
+            shutdown: shutdown.clone(),
+        };
         let ending = shutdown.clone();
-        let serve_api = move |peer, stream| serve(peer, stream, api.clone().into_server(), ending.clone());
-        supervisor.spawn("control", clients::run(self.control, shutdown.clone(), serve_api));
+        let control = self.control;
+        supervisor.spawn("control", async move {
+            let complaints = door.complaints.clone();
+            let serve_api = move |name, incoming| door.clone().serve(name, incoming, api.clone());
+            clients::run_doubting(control, ending, &complaints, serve_api).await
+        });
         let ending = shutdown.clone();
         let serve_people =
             move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
@@ -176,6 +194,45 @@ impl Api {
                 work.await;
                 Ok(())
             });
+        }
+        Ok(())
+    }
+}
+
+/// Where host halves come in.
+#[derive(Clone)]
+struct Door {
+    keyring: Keyring,
+    complaints: clients::Complaints,
+    shutdown: CancellationToken,
+}
+
+impl Door {
+    /// Finds out who has come, and serves it as long as it would be let in.
+    async fn serve(self, name: String, incoming: Incoming, api: guest::Service) {
+        let standing = self.keyring.standing().await;
+        let Greeted { stream, peer, binding } = match greet(incoming, standing).await {
+            Ok(greeted) => greeted,
+            // A host half asks for keys first, and then without.
+            Err(Refused::NoKeys) => return tracing::debug!("{name}: there are no keys"),
+            Err(Refused::Gone) => return tracing::debug!("{name}: gone"),
+            Err(refused) => {
+                return self
+                    .complaints
+                    .tell(&format_args!("{name} is refused: {}", error_chain::words(&refused)));
+            }
+        };
+        let peer = Arc::new(peer);
+        let service = Introduced::new(api.into_server(), Arc::clone(&peer), binding);
+        let served = serve(name.clone(), stream, service, self.shutdown);
+        tokio::select! {
+            () = served => {}
+            () = self.keyring.lost(&peer) => match &*peer {
+                Peer::Plain => tracing::warn!("{name} is cut off: this guest has been given keys"),
+                Peer::Keyed(keyed) => {
+                    tracing::warn!("{name} is cut off: its key {} is not what it was here", keyed.anchor);
+                }
+            },
         }
     }
 }

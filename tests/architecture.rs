@@ -25,6 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "rpc",
             "supervise",
             "sys",
+            "text",
             "topology",
             "transport",
             "trust",

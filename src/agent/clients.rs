@@ -1,7 +1,7 @@
 //! Accepts clients of one channel and serves each in a task of its own, a bounded number at a time.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::supervise::Scope;
 use crate::transport::BoxStream;
-use crate::transport::listen::Listener;
+use crate::transport::listen::{Incoming, Listener};
 
 /// Clients that may be connected to one channel; one more is closed.
 const MAX_CLIENTS: usize = 64;
@@ -18,6 +18,21 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The place of a client; free for another one when this is dropped.
 pub struct Place(#[allow(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
+
+/// Says what went wrong with clients, once a second at most; clones share that.
+#[derive(Debug, Clone, Default)]
+pub struct Complaints(Arc<Mutex<Option<Instant>>>);
+
+impl Complaints {
+    /// Says it, unless something was said just before.
+    pub fn tell(&self, words: &dyn std::fmt::Display) {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
+            tracing::warn!("{words}");
+            *last = Some(Instant::now());
+        }
+    }
+}
 
 /// Runs until `shutdown`, and then until every client's `serve` has ended, which it has to do soon.
 pub async fn run<S, F>(listener: Listener, shutdown: CancellationToken, serve: S) -> anyhow::Result<()>
@@ -45,19 +60,47 @@ where
     S: Fn(String, BoxStream, Place) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
+    accept(listener, shutdown, &Complaints::default(), Incoming::plain, serve).await
+}
+
+/// As [`run`], for a `serve` that finds out who its clients are, and complains of them as `complaints` do.
+pub async fn run_doubting<S, F>(
+    listener: Listener,
+    shutdown: CancellationToken,
+    complaints: &Complaints,
+    serve: S,
+) -> anyhow::Result<()>
+where
+    S: Fn(String, Incoming) -> F,
+    F: Future<Output = ()> + Send + 'static,
+{
+    accept(listener, shutdown, complaints, Ok, |peer, incoming, place| {
+        let served = serve(peer, incoming);
+        async move {
+            served.await;
+            drop(place);
+        }
+    })
+    .await
+}
+
+async fn accept<T, S, F>(
+    listener: Listener,
+    shutdown: CancellationToken,
+    complaints: &Complaints,
+    admit: fn(Incoming) -> Result<T, String>,
+    serve: S,
+) -> anyhow::Result<()>
+where
+    S: Fn(String, T, Place) -> F,
+    F: Future<Output = ()> + Send + 'static,
+{
     let scope = Scope::new();
     let places = Arc::new(Semaphore::new(MAX_CLIENTS));
     // Held by each `serve` to its end.
     let (serving, mut served) = mpsc::channel::<Infallible>(1);
-    let mut complained: Option<Instant> = None;
-    let mut complain = |words: &dyn std::fmt::Display| {
-        if complained.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
-            tracing::warn!("{words}");
-            complained = Some(Instant::now());
-        }
-    };
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
-        match accepted {
+        match accepted.map(|(peer, incoming)| (peer, incoming.and_then(admit))) {
             Ok((peer, Ok(stream))) => match Arc::clone(&places).try_acquire_owned() {
                 Ok(place) => {
                     let (client, serving) = (serve(peer, stream, Place(place)), serving.clone());
@@ -68,15 +111,15 @@ where
                 }
                 // Better an end at once than to wait for what may never come.
                 Err(_) => {
-                    complain(&format_args!(
+                    complaints.tell(&format_args!(
                         "{peer}: {MAX_CLIENTS} clients are connected; one more is closed"
                     ));
                 }
             },
-            Ok((peer, Err(refusal))) => complain(&format_args!("{peer} is refused: {refusal}")),
+            Ok((peer, Err(refusal))) => complaints.tell(&format_args!("{peer} is refused: {refusal}")),
             Err(error) => {
                 // A lack of descriptors or memory passes.
-                complain(&format_args!("cannot accept a connection: {error}"));
+                complaints.tell(&format_args!("cannot accept a connection: {error}"));
                 tokio::time::sleep(PAUSE).await;
             }
         }

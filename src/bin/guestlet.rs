@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use guestlet::agent::keys;
 use guestlet::config::agent::options::{self, Program, Question, Request, Run};
 use guestlet::config::agent::qemu_ga::CONFIG_VARIABLE;
 use guestlet::config::agent::{self as settings, AgentSettings};
@@ -37,6 +38,8 @@ Usage: guestlet [OPTIONS]            run the agent
        guestlet topology --remove    take the labels out of the files of RKE2, k3s and kubeadm
        guestlet doctor [-o json]     say what works, what is missing, and what to do (status 5 if something is wrong)
        guestlet thaw                 thaw all file systems, with or without a running agent
+       guestlet trust ls [-o json]   say which keys this guest was given, and its own
+       guestlet trust reset          forget its own key, and that it ever was given one
        guestlet unit-options         show the options of the unit that take away what the settings leave unused
 
 ";
@@ -104,6 +107,9 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
     if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "topology") {
         return tell_topology(&words[1..]);
     }
+    if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "trust") {
+        return trust(&words[1..]);
+    }
     if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "unit-options") {
         show_unit_options(&words[1..])?;
         return Ok(ExitCode::SUCCESS);
@@ -160,6 +166,18 @@ fn tell_topology(words: &[OsString]) -> anyhow::Result<ExitCode> {
     } else {
         status::topology::table(&answer)
     });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `guestlet trust ls [-o json]` and `guestlet trust reset`, both with `--settings FILE`; the agent need not run.
+fn trust(words: &[OsString]) -> anyhow::Result<ExitCode> {
+    let asked = keys::parse(words).map_err(|error| anyhow::anyhow!("{error}; see guestlet --help"))?;
+    let run = Run { settings: asked.settings, ..Run::default() };
+    let settings = settings::load_for(run, Program::Guestlet, std::env::var_os(CONFIG_VARIABLE))?;
+    match asked.action {
+        keys::Action::List { json } => show(&keys::list(settings.trust, json)),
+        keys::Action::Reset => show(&keys::reset(settings.trust)?),
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -343,6 +361,8 @@ mod tests {
                     vec![
                         Entry::new("/etc/guestlet/agent.toml, /etc/guestlet/agent.d/*.toml", "The settings."),
                         Entry::new("/etc/guestlet/disks.d/*.toml", "Rules for disks."),
+                        Entry::new("/etc/guestlet/hosts.d/*.pub", "The keys of host halves that may command this guest."),
+                        Entry::new("/var/lib/guestlet", "This guest's own key."),
                         Entry::new("/etc/qemu/qemu-ga.conf, /etc/sysconfig/qemu-ga", "qemu-ga's settings, which hold as well."),
                         Entry::new("/run/guestlet", "What lasts until the next boot."),
                     ],

@@ -31,6 +31,10 @@ pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
 pub const CONTROL_PORT: u32 = 970;
 /// Where state is kept unless the settings say otherwise.
 pub const DEFAULT_STATE_FOLDER: &str = "/var/run";
+/// Where the guest's own key is kept unless the settings say otherwise.
+pub const TRUST_FOLDER: &str = "/var/lib/guestlet";
+/// The directory of the keys that the guest is given, beside the main file.
+pub const HOSTS_FOLDER: &str = "hosts.d";
 /// Where the agent keeps what lasts until the next boot.
 pub const RUNTIME_FOLDER: &str = "/run/guestlet";
 
@@ -75,8 +79,19 @@ pub struct AgentSettings {
     pub csi: CsiSettings,
     /// Where the guest runs, and who is told in it.
     pub topology: TopologySettings,
+    /// Whom the guest obeys.
+    pub trust: TrustSettings,
     /// What is worth a line in the log, and no fault.
     pub remarks: Vec<String>,
+}
+
+/// Where keys are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrustSettings {
+    /// The directory of those that the guest is given: those of host halves, and of CAs.
+    pub hosts: PathBuf,
+    /// The directory of the guest's own.
+    pub state_folder: PathBuf,
 }
 
 /// What is made of where the guest runs.
@@ -227,7 +242,8 @@ pub fn load(places: &Places, program: Program, command_line: AgentFragment) -> R
     fragments.extend(own);
     fragments.push((PathBuf::from("command line"), command_line));
     let settings = config::merge_checked(fragments, |merged| check::check(merged, program))?;
-    Ok(AgentSettings { disk_rules: main.with_file_name(disk_rules::FOLDER), ..settings })
+    let trust = TrustSettings { hosts: main.with_file_name(HOSTS_FOLDER), ..settings.trust };
+    Ok(AgentSettings { disk_rules: main.with_file_name(disk_rules::FOLDER), trust, ..settings })
 }
 
 /// As [`load`], from what a command line asks for and `variable`, the value of `$QGA_CONF`.

@@ -105,6 +105,11 @@ const AGENT: &[Row] = &[
         "keys of what kubelet is told about where this guest is; known is `guestlet.io/host`, `topology.host` of the host half",
     ),
     (
+        "trust.state-dir",
+        "`/var/lib/guestlet`",
+        "where the guest keeps its own key, once it is given one. See [keys.md](keys.md)",
+    ),
+    (
         "topology.drop-ins",
         "none",
         "whose files get the labels of where this guest runs, for nodes that are to join: `rke2`, `k3s`, `kubeadm`; lists of several files add up. See [topology.md](topology.md)",
@@ -193,6 +198,21 @@ const HOST: &[Row] = &[
     ),
     ("cluster.<name>.classes", "all", "the storage classes that it may use"),
     ("cluster.<name>.controllers", "all of the cluster", "the VMs that may ask for volumes"),
+    (
+        "trust.state-dir",
+        "`/var/lib/guestlet-host/trust`",
+        "where this host half keeps its own key and the keys of guests. See [keys.md](keys.md)",
+    ),
+    (
+        "trust.key",
+        "`host.key` in `trust.state-dir`",
+        "its own private key (Ed25519, PKCS #8, PEM); made at the first start",
+    ),
+    (
+        "trust.certificate",
+        "none",
+        "a CA's certificate for that key, followed by the CA's own (PEM), where VMs move between hosts; read again when it changes",
+    ),
     ("topology.region", "none", "where this host is; each guest is told. See [topology.md](topology.md)"),
     ("topology.zone", "none", "the failure domain within the region"),
     ("topology.host", "its host name", "what guests are told that this host is called"),

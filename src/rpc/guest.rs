@@ -18,6 +18,7 @@ use crate::guest::{Guest, identity, system};
 use crate::rpc::callback::{self, Surroundings};
 use crate::rpc::convert;
 use crate::rpc::holder::{Hold, Holder};
+use crate::rpc::keys::Keys;
 use crate::sys::{blocking, error_chain};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::disk_selector::By;
@@ -47,14 +48,22 @@ pub struct Service {
     capabilities: Vec<String>,
     holder: Holder,
     surroundings: Surroundings,
+    keys: Keys,
     /// Calls that may read files at the same time, shared by all connections.
     reading: Arc<Semaphore>,
 }
 
 impl Service {
     /// A service over this guest whose agent can do `capabilities`.
-    pub fn new(guest: Guest, capabilities: Vec<String>, holder: Holder, surroundings: Surroundings) -> Self {
-        Self { guest, capabilities, holder, surroundings, reading: Arc::new(Semaphore::new(MAX_READING)) }
+    pub fn new(
+        guest: Guest,
+        capabilities: Vec<String>,
+        holder: Holder,
+        surroundings: Surroundings,
+        keys: Keys,
+    ) -> Self {
+        let reading = Arc::new(Semaphore::new(MAX_READING));
+        Self { guest, capabilities, holder, surroundings, keys, reading }
     }
 
     /// The service as HTTP/2 serves it.
@@ -263,6 +272,24 @@ impl guest_server::Guest for Service {
         callback::open(request.into_inner(), &self.holder, self.surroundings.clone()).await.map(Response::new)
     }
 
+    async fn enroll(
+        &self,
+        request: Request<v1::EnrollRequest>,
+    ) -> Result<Response<v1::EnrollResponse>, Status> {
+        may_work()?;
+        let proof = self.keys.proof(request.extensions()).await?;
+        Ok(Response::new(v1::EnrollResponse { proof }))
+    }
+
+    async fn rotate_key(
+        &self,
+        request: Request<v1::RotateKeyRequest>,
+    ) -> Result<Response<v1::RotateKeyResponse>, Status> {
+        may_work()?;
+        let key = self.keys.rotate(request.extensions(), &request.get_ref().r#use).await?;
+        Ok(Response::new(v1::RotateKeyResponse { public_key: key.spki().to_vec() }))
+    }
+
     type WatchEventsStream = Pin<Box<dyn Stream<Item = Result<v1::Event, Status>> + Send>>;
 
     async fn watch_events(
@@ -318,6 +345,7 @@ mod tests {
 
     use super::*;
     use crate::sys::root::Root;
+    use crate::trust::keyring::Keyring;
     use crate::wire::proto::v1::guest_server::Guest as _;
 
     /// Whoever opens a pipe that nobody writes to waits, as for a disk that hangs.
@@ -330,7 +358,8 @@ mod tests {
         nix::unistd::mkfifo(&pipe, Mode::S_IRWXU).unwrap();
         let guest = Guest { root: Root::at(folder.path()), ..Guest::default() };
         let surroundings = Surroundings { changes: guest.disks.changes(), known: Arc::new(|_| {}) };
-        let service = Service::new(guest, Vec::new(), Holder::default(), surroundings);
+        let keys = Keys::new(Keyring::empty(), || Ok(None));
+        let service = Service::new(guest, Vec::new(), Holder::default(), surroundings, keys);
         let mut refused = 0;
         for _ in 0..MAX_READING * 4 {
             // It asks, does not wait for long, and goes away.

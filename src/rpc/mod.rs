@@ -7,4 +7,6 @@ pub mod callback;
 mod convert;
 pub mod guest;
 pub mod holder;
+pub mod introduced;
+pub mod keys;
 pub mod local;

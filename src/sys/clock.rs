@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId as TimerClock, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use nix::time::{ClockId, clock_gettime};
@@ -44,6 +45,16 @@ pub fn since_boot() -> io::Result<Duration> {
     Ok(Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?))
 }
 
+/// Whether something that knows the time, such as NTP, keeps the time of day (adjtimex(2)).
+pub fn is_synchronized() -> bool {
+    // SAFETY: all zeros is a value of this structure of numbers; with no mode set, the kernel only fills it in.
+    let state = unsafe {
+        let mut now: libc::timex = std::mem::zeroed();
+        libc::adjtimex(&raw mut now)
+    };
+    (0..libc::TIME_ERROR).contains(&state)
+}
+
 fn milliseconds(clock: ClockId) -> io::Result<i64> {
     let now = clock_gettime(clock)?;
     Ok(now.tv_sec().saturating_mul(1000).saturating_add(now.tv_nsec() / 1_000_000))
@@ -62,7 +73,7 @@ impl Watch {
     pub fn begin() -> io::Result<Self> {
         let timer =
             TimerFd::new(TimerClock::CLOCK_REALTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
-        let never = Expiration::OneShot(TimeSpec::new(nix::libc::time_t::MAX, 0));
+        let never = Expiration::OneShot(TimeSpec::new(libc::time_t::MAX, 0));
         let flags = TimerSetTimeFlags::TFD_TIMER_ABSTIME | TimerSetTimeFlags::TFD_TIMER_CANCEL_ON_SET;
         timer.set(never, flags)?;
         Ok(Self(watch_readable(timer.into())?))

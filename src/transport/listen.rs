@@ -9,6 +9,24 @@ use nix::sys::socket::{
 
 use crate::transport::{BoxStream, later, unix, vsock};
 
+/// A peer that may say something.
+pub struct Incoming {
+    /// Its stream.
+    pub stream: BoxStream,
+    /// Why it is let in only if it proves who it is.
+    pub plain_refusal: Option<String>,
+}
+
+impl Incoming {
+    /// The stream of a peer that does not have to prove anything.
+    ///
+    /// # Errors
+    /// Why it has to.
+    pub fn plain(self) -> Result<BoxStream, String> {
+        self.plain_refusal.map_or(Ok(self.stream), Err)
+    }
+}
+
 /// Where streams come from.
 #[derive(Debug)]
 pub enum Listener {
@@ -39,11 +57,11 @@ impl Listener {
         }
     }
 
-    /// The next peer: its name for the log, and its stream or why it is not let in.
+    /// The next peer: its name for the log, and what it came with or why it is not let in.
     ///
     /// # Errors
     /// As accept(2) gives them.
-    pub async fn accept(&self) -> io::Result<(String, Result<BoxStream, String>)> {
+    pub async fn accept(&self) -> io::Result<(String, Result<Incoming, String>)> {
         match self {
             Self::Vsock(listener) => from_vsock(listener).await,
             Self::Later(listener) => from_vsock(listener.listening().await?).await,
@@ -54,14 +72,16 @@ impl Listener {
                     Ok(peer) => format!("{path} (pid {}, uid {})", peer.pid().unwrap_or(0), peer.uid()),
                     Err(_) => path.to_string(),
                 };
-                Ok((name, Ok(Box::new(stream))))
+                Ok((name, Ok(Incoming { stream: Box::new(stream), plain_refusal: None })))
             }
             Self::Nothing => std::future::pending().await,
         }
     }
 }
 
-async fn from_vsock(listener: &vsock::Listener) -> io::Result<(String, Result<BoxStream, String>)> {
+async fn from_vsock(listener: &vsock::Listener) -> io::Result<(String, Result<Incoming, String>)> {
     let (peer, stream) = listener.accept().await?;
-    Ok((peer, stream.map(|stream| Box::new(stream) as BoxStream)))
+    let incoming =
+        |(stream, plain_refusal)| Incoming { stream: Box::new(stream) as BoxStream, plain_refusal };
+    Ok((peer, stream.map(incoming)))
 }

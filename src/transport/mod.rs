@@ -11,6 +11,8 @@ mod appearance;
 pub mod callback;
 #[cfg(feature = "host")]
 pub mod dial;
+#[cfg(feature = "agent")]
+pub mod first_byte;
 pub mod http2;
 #[cfg(feature = "agent")]
 pub mod later;

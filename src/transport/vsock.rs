@@ -21,17 +21,21 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Why the peer at this address is not let in; `None` if it is.
-    pub fn refusal(self, cid: u32, port: u32) -> Option<String> {
+    /// Why the peer with this context identifier is not let in, whoever it is; `None` if it may be.
+    pub fn refusal(self, cid: u32) -> Option<String> {
         if cid != self.peer_cid {
             return Some(format!("only context {} is let in", self.peer_cid));
         }
-        if port >= FIRST_UNPRIVILEGED_PORT && !self.any_port {
-            return Some(format!(
-                "its source port is not below {FIRST_UNPRIVILEGED_PORT}; if the hypervisor has hybrid vsock, set vsock.hybrid = true"
-            ));
-        }
         None
+    }
+
+    /// Why a peer with this source port is not let in unless it proves who it is; `None` if it is.
+    pub fn plain_refusal(self, port: u32) -> Option<String> {
+        (port >= FIRST_UNPRIVILEGED_PORT && !self.any_port).then(|| {
+            format!(
+                "its source port is not below {FIRST_UNPRIVILEGED_PORT}; if the hypervisor has hybrid vsock, set vsock.hybrid = true"
+            )
+        })
     }
 }
 
@@ -70,14 +74,16 @@ impl Listener {
         Self { inner: VsockListener::from(socket), guard }
     }
 
-    /// The next peer: its name for the log, and its stream or why it is not let in (it is closed then).
+    /// The next peer: its name for the log, and its stream or why it is not let in (it is closed then); with the stream, why it
+    /// is let in only if it proves who it is.
     ///
     /// # Errors
     /// As accept(2) gives them.
-    pub async fn accept(&self) -> io::Result<(String, Result<VsockStream, String>)> {
+    pub async fn accept(&self) -> io::Result<(String, Result<(VsockStream, Option<String>), String>)> {
         let (stream, peer) = self.inner.accept().await?;
         let name = format!("vsock {}:{}", peer.cid(), peer.port());
-        Ok((name, self.guard.refusal(peer.cid(), peer.port()).map_or(Ok(stream), Err)))
+        let plain_refusal = self.guard.plain_refusal(peer.port());
+        Ok((name, self.guard.refusal(peer.cid()).map_or(Ok((stream, plain_refusal)), Err)))
     }
 }
 
@@ -98,7 +104,8 @@ mod tests {
             ("this guest itself, hybrid", hybrid, 1, 1023, false),
         ];
         for (name, guard, cid, port, welcome) in cases {
-            assert_eq!(guard.refusal(cid, port).is_none(), welcome, "{name}");
+            let refusal = guard.refusal(cid).or_else(|| guard.plain_refusal(port));
+            assert_eq!(refusal.is_none(), welcome, "{name}");
         }
     }
 }

@@ -5,9 +5,19 @@
 //! turned out to have.
 
 pub mod anchors;
+pub mod certificate;
+pub mod enrollment;
 pub mod fingerprint;
+#[cfg(feature = "agent")]
+pub mod guest;
+#[cfg(feature = "host")]
+pub mod host;
+pub mod key;
+#[cfg(feature = "agent")]
+pub mod keyring;
 pub mod peer;
 pub mod public_key;
+pub mod tls;
 
 pub use fingerprint::Fingerprint;
 pub use peer::Peer;

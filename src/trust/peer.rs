@@ -16,6 +16,8 @@ pub enum Peer {
 pub struct Keyed {
     /// Names the key of the host half itself, not that of a CA which vouches for it.
     pub fingerprint: Fingerprint,
+    /// Names the key that the guest was given: the same, or that of the CA.
+    pub anchor: Fingerprint,
     /// The URIs of its certificate, such as `guestlet://production/host/node-1`; only a CA's word counts, so there are none
     /// for a key that the guest was given itself.
     pub names: Vec<String>,

@@ -10,7 +10,7 @@ use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
 use crate::config::agent::{
     AgentSettings, ApiChannel, CONTROL_PORT, DaemonSettings, QgaChannel, QgaLimits, RUNTIME_FOLDER,
-    TopologySettings, VsockPeer,
+    TopologySettings, TrustSettings, VsockPeer,
 };
 
 /// `VMADDR_CID_HOST`, vsock(7).
@@ -47,6 +47,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         csi,
         log,
         topology,
+        trust,
         runtime_dir,
         daemon,
         pidfile,
@@ -113,6 +114,11 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         disk_rules: super::MAIN_FILE.into(),
         csi: csi::check(csi)?,
         topology: self::topology(topology)?,
+        trust: TrustSettings {
+            // Beside the main file, which `load` knows.
+            hosts: super::MAIN_FILE.into(),
+            state_folder: absolute("trust.state-dir", trust.state_dir.unwrap_or(super::TRUST_FOLDER.into()))?,
+        },
         remarks,
     })
 }

@@ -28,6 +28,8 @@ pub struct AgentFragment {
     pub log: LogFragment,
     /// `[topology]`
     pub topology: TopologyFragment,
+    /// `[trust]`
+    pub trust: TrustFragment,
     /// Where the agent keeps what lasts until the next boot.
     pub runtime_dir: Option<PathBuf>,
     /// Whether qemu-ga's files are read, too. Only guestlet's own files say so.
@@ -233,6 +235,14 @@ pub struct LogFragment {
     pub file: Option<PathBuf>,
 }
 
+/// `[trust]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct TrustFragment {
+    /// Where the guest's own key is kept.
+    pub state_dir: Option<PathBuf>,
+}
+
 /// `[topology]`
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -294,6 +304,7 @@ impl Fragment for AgentFragment {
         take(&mut self.qemu_ga_files, later.qemu_ga_files);
         take(&mut self.log.verbose, later.log.verbose);
         take(&mut self.log.file, later.log.file);
+        take(&mut self.trust.state_dir, later.trust.state_dir);
         add(&mut self.topology.drop_ins, later.topology.drop_ins);
         take(&mut self.topology.node_labels, later.topology.node_labels);
         take(&mut self.topology.kubeconfig, later.topology.kubeconfig);

@@ -1,0 +1,218 @@
+//! The keys that the guest is given, and its own: where they are on this machine.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use lexopt::Arg;
+use rustls::pki_types::UnixTime;
+
+use crate::config::agent::TrustSettings;
+use crate::guest::provided::{self, Provided};
+use crate::guest::{Guest, freeze, identity};
+use crate::rpc::keys::Keys;
+use crate::supervise::Supervisor;
+use crate::sys::folder_news::FolderNews;
+use crate::sys::root::Root;
+use crate::sys::{clock, files};
+use crate::text::{or_dash, table};
+use crate::trust::anchors::Anchor;
+use crate::trust::enrollment::Token;
+use crate::trust::guest::Clock;
+use crate::trust::keyring::{Keyring, Sources, Text};
+
+/// Changes with each copy of the VM's memory, where the hypervisor provides that.
+const GENERATION: &str = "/sys/firmware/qemu_fw_cfg/by_name/etc/vmgenid_guid/raw";
+/// Editors write a file in several steps: it is read when nothing has happened for this long.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// The keyring of this machine. Reads nothing yet.
+pub fn keyring(settings: TrustSettings, guest: &Guest) -> Keyring {
+    let given = guest.root.clone();
+    let (root, freezer) = (guest.root.clone(), guest.freezer.clone());
+    Keyring::new(Sources {
+        hosts: settings.hosts,
+        folder: settings.state_folder,
+        platform: Box::new(move || platform(&given)),
+        machine: Box::new(move || machine(&root)),
+        is_writable: Box::new(move || matches!(freezer.status(), freeze::Status::Thawed { .. })),
+        clock: clock_of_the_day,
+        plain: false,
+    })
+}
+
+/// What `guestlet trust` is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Show the keys.
+    List {
+        /// For programs.
+        json: bool,
+    },
+    /// Forget them.
+    Reset,
+}
+
+/// What the words after `guestlet trust` ask for.
+#[derive(Debug)]
+pub struct Asked {
+    /// What to do.
+    pub action: Action,
+    /// The settings file that was named.
+    pub settings: Option<PathBuf>,
+}
+
+/// Reads the words after `guestlet trust`.
+///
+/// # Errors
+/// In words for people.
+pub fn parse(words: &[OsString]) -> Result<Asked, String> {
+    let mut parser = lexopt::Parser::from_args(words);
+    let told = |error: lexopt::Error| error.to_string();
+    let (mut verb, mut json, mut settings) = (None, false, None);
+    while let Some(argument) = parser.next().map_err(told)? {
+        match argument {
+            Arg::Long("settings") => settings = Some(PathBuf::from(parser.value().map_err(told)?)),
+            Arg::Short('o') | Arg::Long("output") => match parser.value().map_err(told)?.to_str() {
+                Some("json") => json = true,
+                Some("table") => json = false,
+                _ => return Err("the output is table or json".to_owned()),
+            },
+            Arg::Value(word) if verb.is_none() => verb = Some(word),
+            argument => return Err(argument.unexpected().to_string()),
+        }
+    }
+    let action = match verb.as_ref().and_then(|verb| verb.to_str()) {
+        Some("ls") => Action::List { json },
+        Some("reset") => Action::Reset,
+        _ => {
+            return Err("say what to do with the keys: guestlet trust ls, or guestlet trust reset".to_owned());
+        }
+    };
+    Ok(Asked { action, settings })
+}
+
+/// The keys that this machine has, for people or for programs. Blocks.
+pub fn list(settings: TrustSettings, json: bool) -> String {
+    let found = keyring(settings, &Guest::default()).list();
+    let own = found.own.map(|key| key.fingerprint().to_string());
+    if json {
+        let anchors: Vec<_> = found.anchors.iter().map(anchor_json).collect();
+        let value = serde_json::json!({
+            "keyed": found.is_keyed, "own": own, "hosts": anchors, "problems": found.problems,
+        });
+        return format!("{value:#}\n");
+    }
+    let mut text = match (found.is_keyed, own) {
+        (false, _) => {
+            "This guest was given no key: whoever can open its vsock port may command it.\n".to_owned()
+        }
+        (true, None) => {
+            "This guest has no key of its own yet; it makes one for its first connection.\n".to_owned()
+        }
+        (true, Some(own)) => format!("This guest: {own}\n"),
+    };
+    if !found.anchors.is_empty() {
+        let mut rows = vec![["KEY", "KIND", "ROLES", "FROM", "COMMENT"].map(str::to_owned)];
+        rows.extend(found.anchors.iter().map(|anchor| {
+            [
+                anchor.fingerprint.to_string(),
+                if anchor.is_ca { "CA" } else { "host half" }.to_owned(),
+                or_dash(&anchor.roles.join(",")),
+                anchor.origin.to_string(),
+                or_dash(&anchor.comment),
+            ]
+        }));
+        text = format!("{text}\n{}", table(&rows));
+    } else if found.is_keyed {
+        text += "It was given keys, and has none now: nobody is let in. See guestlet trust reset.\n";
+    }
+    for problem in &found.problems {
+        text += &format!("wrong: {problem}\n");
+    }
+    text
+}
+
+fn anchor_json(anchor: &Anchor) -> serde_json::Value {
+    serde_json::json!({
+        "key": anchor.fingerprint.to_string(),
+        "ca": anchor.is_ca,
+        "roles": anchor.roles,
+        "from": anchor.origin.to_string(),
+        "comment": anchor.comment,
+    })
+}
+
+/// Forgets this guest's own key, and that it was ever given one. Returns what to tell people. Blocks.
+///
+/// # Errors
+/// If a file cannot be removed.
+pub fn reset(settings: TrustSettings) -> anyhow::Result<String> {
+    let keyring = keyring(settings, &Guest::default());
+    keyring.forget().context("cannot forget the keys")?;
+    let left = keyring.list();
+    let mut text = "Forgotten: this guest's own key, and that it was ever given one.\n".to_owned();
+    if left.is_keyed {
+        text += "It is given keys all the same, so that it makes itself a new one (guestlet trust ls).\n";
+    }
+    Ok(text)
+}
+
+/// What the guestlet API does with keys.
+pub fn of_the_api(keyring: &Keyring, guest: &Guest) -> Keys {
+    let root = guest.root.clone();
+    Keys::new(keyring.clone(), move || {
+        let found = provided::enrollment_token(&root, credentials().as_deref());
+        found
+            .map(|token| token.map(|token| Token::from(*token.bytes())))
+            .map_err(|problem| problem.to_string())
+    })
+}
+
+/// Where systemd has put the credentials of this service (systemd.exec(5)).
+fn credentials() -> Option<PathBuf> {
+    std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from)
+}
+
+/// What the platform gives besides files.
+fn platform(root: &Root) -> Vec<Text> {
+    let text = |given: Result<Provided, provided::Problem>| match given {
+        Ok(Provided { place, text }) => (place, Ok(text)),
+        Err(problem) => ("the platform".to_owned(), Err(problem.to_string())),
+    };
+    provided::hosts(root, credentials().as_deref()).into_iter().map(text).collect()
+}
+
+/// What tells this machine from its copies.
+fn machine(root: &Root) -> String {
+    let identity::Identity { machine_id, dmi_uuid, .. } = identity::identity(root);
+    let generation = files::read(&root.path(GENERATION)).unwrap_or_default();
+    let generation: String = generation.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("dmi {dmi_uuid}\nmachine-id {machine_id}\nvmgenid {generation}\n")
+}
+
+fn clock_of_the_day() -> Clock {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(now) if clock::is_synchronized() => Clock::Set(UnixTime::since_unix_epoch(now)),
+        _ => Clock::Unset,
+    }
+}
+
+/// Reads the keys again whenever root has changed their files: who is not let in any more is cut off.
+///
+/// # Errors
+/// If files cannot be watched.
+pub fn follow(keyring: &Keyring, supervisor: &mut Supervisor) -> anyhow::Result<()> {
+    let mut news = FolderNews::begin(keyring.hosts()).context("cannot watch files")?;
+    let (keyring, shutdown) = (keyring.clone(), supervisor.shutdown());
+    supervisor.spawn("keys", async move {
+        loop {
+            drop(keyring.read().await);
+            let Some(changed) = shutdown.run_until_cancelled(news.changed()).await else { return Ok(()) };
+            changed.context("files are not watched any more")?;
+            while let Ok(Ok(())) = tokio::time::timeout(QUIET, news.changed()).await {}
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! What the host half asks of this guest's keys.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tonic::{Extensions, Status};
+
+use crate::rpc::introduced::Binding;
+use crate::sys::{blocking, error_chain};
+use crate::trust::enrollment::Token;
+use crate::trust::key::PublicKey;
+use crate::trust::keyring::Keyring;
+use crate::trust::{Fingerprint, Peer};
+
+/// Finds the token that this guest was given; an error is why that cannot be found out. May block.
+type FindToken = dyn Fn() -> Result<Option<Token>, String> + Send + Sync;
+
+/// The keys, as the API needs them; clones share them.
+#[derive(Clone)]
+pub struct Keys {
+    token: Arc<FindToken>,
+    keyring: Keyring,
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Keys")
+    }
+}
+
+impl Keys {
+    /// Those of a guest whose token `token` finds.
+    pub fn new(
+        keyring: Keyring,
+        token: impl Fn() -> Result<Option<Token>, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self { token: Arc::new(token), keyring }
+    }
+
+    /// Prepares this guest's next key, or begins to use it.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` on a connection without keys, `INVALID_ARGUMENT` if `which` names no key, `INTERNAL` if it cannot
+    /// be kept.
+    pub async fn rotate(&self, request: &Extensions, which: &str) -> Result<PublicKey, Status> {
+        if !matches!(request.get::<Arc<Peer>>().map(|peer| &**peer), Some(Peer::Keyed(_))) {
+            return Err(Status::failed_precondition("this connection has no keys (TLS)"));
+        }
+        let which: Option<Fingerprint> = match which {
+            "" => None,
+            which => Some(which.parse().map_err(|error| Status::invalid_argument(format!("use: {error}")))?),
+        };
+        let keyring = self.keyring.clone();
+        let rotate = move || match which {
+            None => keyring.prepare_next(),
+            Some(which) => keyring.use_next(which),
+        };
+        blocking::run(rotate).await.map_err(|error| Status::internal(error_chain::words(&error)))
+    }
+
+    /// Shows on the connection of a request that this guest was given its token.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` without keys, or without a token.
+    pub async fn proof(&self, request: &Extensions) -> Result<Vec<u8>, Status> {
+        let binding = request.get::<Binding>().copied();
+        let Binding(binding) =
+            binding.ok_or_else(|| Status::failed_precondition("this connection has no keys (TLS)"))?;
+        let find = Arc::clone(&self.token);
+        match blocking::run(move || find()).await {
+            Ok(Some(token)) => Ok(token.proof(&binding)),
+            Ok(None) => Err(Status::failed_precondition("this guest was given no token (guestlet.enroll)")),
+            Err(problem) => Err(Status::failed_precondition(format!("the token cannot be read: {problem}"))),
+        }
+    }
+}

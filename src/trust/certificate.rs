@@ -1,0 +1,97 @@
+//! X.509 certificates around keys: the self-signed ones of both ends, and what those of others say.
+
+use std::time::Duration;
+
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, PKCS_ED25519,
+    date_time_ymd,
+};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::trust::key::{Key, PublicKey};
+
+/// Names of one certificate, and bytes of one of them; more are not looked at.
+const MAX_NAMES: usize = 16;
+const MAX_NAME: usize = 512;
+
+/// Which end of a session a certificate is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The host half, which is TLS's client.
+    Host,
+    /// The guest, which is TLS's server.
+    Guest,
+}
+
+/// A certificate that only carries `key`: whoever takes it has pinned the key, and looks neither at its names nor at its dates.
+///
+/// # Errors
+/// If the key cannot sign, which none of ours does.
+pub fn self_signed(key: &Key, end: End) -> Result<CertificateDer<'static>, rcgen::Error> {
+    let pair = KeyPair::from_pkcs8_der_and_sign_algo(&key.pkcs8(), &PKCS_ED25519)?;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "guestlet");
+    params.not_before = date_time_ymd(1970, 1, 1);
+    params.not_after = date_time_ymd(9999, 12, 31);
+    params.extended_key_usages = vec![match end {
+        End::Host => ExtendedKeyUsagePurpose::ClientAuth,
+        End::Guest => ExtendedKeyUsagePurpose::ServerAuth,
+    }];
+    Ok(params.self_signed(&pair)?.der().clone())
+}
+
+/// What of a certificate counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certified {
+    /// Whose it is.
+    pub key: PublicKey,
+    /// Its URIs (`subjectAltName`).
+    pub names: Vec<String>,
+}
+
+/// Reads a certificate. That it was signed by anybody, this does not say.
+///
+/// `None` if it is none, or is about another kind of key.
+pub fn read(der: &CertificateDer<'_>) -> Option<Certified> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let key = PublicKey::from_spki(certificate.public_key().raw)?;
+    let mut names = Vec::new();
+    for extension in certificate.extensions() {
+        if let ParsedExtension::SubjectAlternativeName(found) = extension.parsed_extension() {
+            for name in &found.general_names {
+                match name {
+                    GeneralName::URI(uri) if uri.len() <= MAX_NAME && names.len() < MAX_NAMES => {
+                        names.push((*uri).to_owned());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    Some(Certified { key, names })
+}
+
+/// When a certificate begins to be valid; `None` if it is none.
+pub fn begins(der: &CertificateDer<'_>) -> Option<UnixTime> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let seconds = u64::try_from(certificate.validity().not_before.timestamp()).ok()?;
+    Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_carries_its_key_and_vouches_for_no_name() {
+        let key = Key::generate().unwrap();
+        for end in [End::Host, End::Guest] {
+            let found = read(&self_signed(&key, end).unwrap()).unwrap();
+            assert_eq!(found, Certified { key: key.public(), names: Vec::new() });
+        }
+        assert_eq!(read(&CertificateDer::from(&b"no certificate"[..])), None);
+    }
+}

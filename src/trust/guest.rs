@@ -1,0 +1,287 @@
+//! The guest's end: which host halves it lets in, and how a connection begins.
+//!
+//! ```text
+//!                ┌── no key was ever given ──▶ plain, as far as the channel lets it in
+//!  first byte ───┤
+//!                │                  ┌─ TLS ──▶ handshake ── key or CA among the anchors ──▶ keyed
+//!                └── keys ──────────┤                   └── else ─────────────────────────▶ refused
+//!                                   └─ else ─── plain roles are granted ──▶ plain,  else refused
+//! ```
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustls::CertificateError;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
+
+use crate::transport::listen::Incoming;
+use crate::transport::{BoxStream, Stream, first_byte};
+use crate::trust::anchors::Anchor;
+use crate::trust::certificate::{self, Certified};
+use crate::trust::key::Key;
+use crate::trust::peer::Keyed;
+use crate::trust::tls::{self, BINDING, BINDING_LABEL, Doorkeeper, FIRST_BYTE, PROTOCOL};
+use crate::trust::{Fingerprint, Peer};
+
+/// How long a peer may take to its first byte.
+const FIRST: Duration = Duration::from_secs(10);
+/// The fatal alert `no_application_protocol` (RFC 8446, 6): no keys, and so no guestlet/1.
+const NO_KEYS: [u8; 7] = [0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 120];
+/// How long a client may take to go after it was told, and how much of what it says is read till then.
+const FAREWELL: Duration = Duration::from_secs(1);
+const MOST_IGNORED: u64 = 64 * 1024;
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What a guest's clock is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clock {
+    /// It was set by something that knows: dates of certificates count.
+    Set(UnixTime),
+    /// It may be years off, as early in the boot: certificates are taken whatever their dates are.
+    Unset,
+}
+
+/// The keys of a guest that was given any.
+#[derive(Debug, Clone)]
+pub struct Keys {
+    /// Its own.
+    pub key: Arc<Key>,
+    /// Those of host halves and their CAs that may come in.
+    pub anchors: Arc<[Anchor]>,
+    /// Its clock.
+    pub clock: Clock,
+    /// Peers without a key are let in, too: for the few roles that the settings leave them.
+    pub plain: bool,
+}
+
+/// Where a guest stands.
+#[derive(Debug, Clone)]
+pub enum Standing {
+    /// It was never given a key: whoever can open the channel is let in.
+    Plain,
+    /// It was.
+    Keyed(Keys),
+    /// It was, and cannot use its own, for the reason given: nobody is let in.
+    Unusable(String),
+}
+
+/// A connection that has begun.
+pub struct Greeted {
+    /// Carries the guestlet API.
+    pub stream: BoxStream,
+    /// Who is at its other end.
+    pub peer: Peer,
+    /// With keys: a secret of both ends of this very connection (RFC 9266).
+    pub binding: Option<[u8; BINDING]>,
+}
+
+/// Why nobody is let in.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// The channel's rule, without keys.
+    #[error("{0}")]
+    Channel(String),
+    /// It has no key, and has to have one.
+    #[error(
+        "it speaks without a key, and this guest was given keys (guestlet trust ls); it lets in nobody else"
+    )]
+    Plain,
+    /// It wants to use keys, and there are none.
+    #[error("it speaks TLS, and this guest was given no key of a host half yet")]
+    NoKeys,
+    /// Its key is none of those that were given.
+    #[error("its key {0} is none that this guest was given (guestlet trust ls)")]
+    Unknown(Fingerprint),
+    /// Its certificate is not what it has to be.
+    #[error("its certificate is refused: {0}")]
+    Certificate(String),
+    /// It breaks TLS.
+    #[error("the handshake failed: {0}")]
+    Handshake(#[source] io::Error),
+    /// It says nothing, or too little.
+    #[error("it does not begin within {} s", .0.as_secs())]
+    Late(Duration),
+    /// It has gone.
+    #[error("it closed the connection")]
+    Gone,
+    /// This guest cannot.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+/// Tells a TLS client that there is nothing here for it, and waits until it has gone.
+async fn say_no(mut stream: impl Stream) -> io::Result<()> {
+    stream.write_all(&NO_KEYS).await?;
+    stream.shutdown().await?;
+    // What is not read when the stream is closed may take what was said with it.
+    tokio::io::copy(&mut stream.take(MOST_IGNORED), &mut tokio::io::sink()).await?;
+    Ok(())
+}
+
+/// Finds out what a peer speaks, and whether it is let in.
+///
+/// # Errors
+/// If it is not: the connection is closed.
+pub async fn greet(incoming: Incoming, standing: Standing) -> Result<Greeted, Refused> {
+    let keys = match standing {
+        Standing::Unusable(reason) => return Err(Refused::Unusable(reason)),
+        Standing::Plain => None,
+        Standing::Keyed(keys) => Some(keys),
+    };
+    let lets_in_plain = keys.as_ref().is_none_or(|keys| keys.plain);
+    let Incoming { stream, plain_refusal } = incoming;
+    if let (None, Some(refusal)) = (&keys, &plain_refusal) {
+        return Err(Refused::Channel(refusal.clone()));
+    }
+    let first = timeout(FIRST, first_byte::wait(stream)).await.map_err(|_| Refused::Late(FIRST))?;
+    let (first, stream) = first.map_err(|_| Refused::Gone)?;
+    match (first == FIRST_BYTE, keys) {
+        (true, Some(keys)) => {
+            let stream = Box::new(stream) as BoxStream;
+            timeout(HANDSHAKE, shake(stream, keys)).await.map_err(|_| Refused::Late(HANDSHAKE))?
+        }
+        (true, None) => {
+            // Who asks then knows that it was understood, and may ask without keys.
+            drop(timeout(FAREWELL, say_no(stream)).await);
+            Err(Refused::NoKeys)
+        }
+        (false, _) if !lets_in_plain => Err(Refused::Plain),
+        (false, _) => match plain_refusal {
+            Some(refusal) => Err(Refused::Channel(refusal)),
+            None => Ok(Greeted { stream: Box::new(stream), peer: Peer::Plain, binding: None }),
+        },
+    }
+}
+
+async fn shake(stream: BoxStream, keys: Keys) -> Result<Greeted, Refused> {
+    let unusable = |error: rustls::Error| Refused::Unusable(error.to_string());
+    let judged = Arc::new(OnceLock::new());
+    let door = Door { anchors: keys.anchors, clock: keys.clock, judged: Arc::clone(&judged) };
+    let acceptor = TlsAcceptor::from(tls::server(&keys.key, door).map_err(unusable)?);
+    let accepted = acceptor.accept(stream).await;
+    // Why the certificate was not taken says more than what TLS makes of it.
+    let keyed = match judged.get() {
+        Some(Err(refusal)) => return Err(refusal.refused()),
+        Some(Ok(keyed)) => keyed.clone(),
+        None => match accepted {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(Refused::Gone),
+            Err(error) => return Err(Refused::Handshake(error)),
+            Ok(_) => return Err(Refused::Certificate("there is none".to_owned())),
+        },
+    };
+    let stream = accepted.map_err(Refused::Handshake)?;
+    let connection = stream.get_ref().1;
+    if connection.alpn_protocol() != Some(PROTOCOL) {
+        return Err(Refused::Handshake(io::Error::other("the peer does not offer guestlet/1 (ALPN)")));
+    }
+    let mut binding = [0; BINDING];
+    connection.export_keying_material(&mut binding, BINDING_LABEL, None).map_err(unusable)?;
+    Ok(Greeted { stream: Box::new(stream), peer: Peer::Keyed(keyed), binding: Some(binding) })
+}
+
+/// Why a certificate is not taken.
+#[derive(Debug, Clone)]
+enum Refusal {
+    /// Neither its key nor that of its CA was given.
+    Unknown(Fingerprint),
+    /// It is wrong, as TLS tells it and in words.
+    Wrong(CertificateError, String),
+}
+
+impl Refusal {
+    fn refused(&self) -> Refused {
+        match self {
+            Self::Unknown(fingerprint) => Refused::Unknown(*fingerprint),
+            Self::Wrong(_, words) => Refused::Certificate(words.clone()),
+        }
+    }
+
+    fn wrong(error: &webpki::Error) -> Self {
+        let told = match error {
+            webpki::Error::CertExpired { .. } => CertificateError::Expired,
+            webpki::Error::CertNotValidYet { .. } => CertificateError::NotValidYet,
+            webpki::Error::RequiredEkuNotFoundContext(_) => CertificateError::InvalidPurpose,
+            _ => CertificateError::BadEncoding,
+        };
+        Self::Wrong(told, error.to_string())
+    }
+}
+
+/// Judges the certificate of one peer.
+#[derive(Debug)]
+struct Door {
+    anchors: Arc<[Anchor]>,
+    clock: Clock,
+    judged: Arc<OnceLock<Result<Keyed, Refusal>>>,
+}
+
+impl Doorkeeper for Door {
+    fn let_in(
+        &self,
+        leaf: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+    ) -> Result<(), CertificateError> {
+        match self.judged.get_or_init(|| recognize(&self.anchors, self.clock, leaf, others)) {
+            Ok(_) => Ok(()),
+            Err(Refusal::Unknown(_)) => Err(CertificateError::UnknownIssuer),
+            Err(Refusal::Wrong(error, _)) => Err(error.clone()),
+        }
+    }
+}
+
+/// Whose certificate `leaf` is: one whose key is an anchor itself, whatever else it says; or one that names a host and was
+/// signed by a CA whose key is an anchor, for clients, and is valid now.
+fn recognize(
+    anchors: &[Anchor],
+    clock: Clock,
+    leaf: &CertificateDer<'_>,
+    others: &[CertificateDer<'_>],
+) -> Result<Keyed, Refusal> {
+    let unreadable = || {
+        Refusal::Wrong(
+            CertificateError::BadEncoding,
+            "it is no X.509 certificate with an Ed25519 key".to_owned(),
+        )
+    };
+    let Certified { key, names } = certificate::read(leaf).ok_or_else(unreadable)?;
+    let fingerprint = key.fingerprint();
+    if let Some(anchor) = anchors.iter().find(|anchor| anchor.public_key == *key.spki() && !anchor.is_ca) {
+        return Ok(Keyed {
+            fingerprint,
+            anchor: fingerprint,
+            names: Vec::new(),
+            roles: anchor.roles.clone(),
+        });
+    }
+    let [ca] = others else { return Err(Refusal::Unknown(fingerprint)) };
+    let issuer = certificate::read(ca).ok_or_else(unreadable)?.key;
+    let anchor = anchors.iter().find(|anchor| anchor.public_key == *issuer.spki() && anchor.is_ca);
+    let anchor = anchor.ok_or(Refusal::Unknown(fingerprint))?;
+    let names: Vec<_> = names.into_iter().filter(|name| is_of_a_host(name)).collect();
+    if names.is_empty() {
+        let words = "its certificate has no name such as guestlet://CLUSTER/host/NAME".to_owned();
+        return Err(Refusal::Wrong(CertificateError::NotValidForName, words));
+    }
+    let trusted = anchor_from_trusted_cert(ca).map_err(|error| Refusal::wrong(&error))?;
+    let parsed = EndEntityCert::try_from(leaf).map_err(|error| Refusal::wrong(&error))?;
+    let at = match clock {
+        Clock::Set(now) => now,
+        Clock::Unset => certificate::begins(leaf).ok_or_else(unreadable)?,
+    };
+    parsed
+        .verify_for_usage(&[webpki::ring::ED25519], &[trusted], &[], at, KeyUsage::client_auth(), None, None)
+        .map_err(|error| Refusal::wrong(&error))?;
+    Ok(Keyed { fingerprint, anchor: anchor.fingerprint, names, roles: anchor.roles.clone() })
+}
+
+/// Whether a name is `guestlet://CLUSTER/host/NAME`, with neither empty.
+fn is_of_a_host(name: &str) -> bool {
+    let parts = name.strip_prefix("guestlet://").map(|rest| rest.split('/').collect::<Vec<_>>());
+    matches!(parts.as_deref(), Some([cluster, "host", host]) if !cluster.is_empty() && !host.is_empty())
+}

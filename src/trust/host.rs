@@ -1,0 +1,262 @@
+//! The host half's end: the key that it shows to guests, and how it begins a connection with one.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{AlertDescription, ClientConfig};
+use tokio::io::AsyncBufReadExt as _;
+use tokio_rustls::TlsConnector;
+
+use crate::sys::files;
+use crate::transport::{BoxStream, Stream};
+use crate::trust::certificate::{self, End};
+use crate::trust::key::{Key, KeyError, PublicKey};
+use crate::trust::tls::{self, BINDING, BINDING_LABEL, PROTOCOL};
+
+/// Bytes of a file with certificates.
+const MAX_FILE: u64 = 64 * 1024;
+/// The certificate of the host half and that of its CA.
+const MOST_CERTIFICATES: usize = 2;
+
+/// Where the key of a host half is, and the certificate that a CA has given it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    /// The private key, PEM. Made if it is not there and no certificate is named.
+    pub key: PathBuf,
+    /// The certificate, followed by that of its CA, PEM.
+    pub certificate: Option<PathBuf>,
+}
+
+/// Why a host half cannot show who it is.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// Its key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The key is named in the settings, and is not there.
+    #[error("{0} does not exist, and is the key of the certificate in the settings")]
+    NoKey(PathBuf),
+    /// Its certificate cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// It is none.
+    #[error("{path}: {problem}")]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// TLS does not take them.
+    #[error("the key and its certificate cannot be used: {0}")]
+    Tls(#[from] rustls::Error),
+    /// There is no certificate for the key.
+    #[error("no certificate can be made for the key: {0}")]
+    Make(#[from] rcgen::Error),
+}
+
+/// What a host half shows to guests.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// Its public key.
+    pub key: PublicKey,
+    /// The public key of the CA that vouches for it, if one does.
+    pub ca: Option<PublicKey>,
+    config: Arc<ClientConfig>,
+}
+
+impl Shown {
+    /// Reads the files, and makes the key if need be. Blocks.
+    ///
+    /// # Errors
+    /// If something is missing, damaged, or does not fit together.
+    pub fn load(from: &Files) -> Result<Self, Unusable> {
+        let Some(path) = &from.certificate else {
+            let key = match Key::load(&from.key)? {
+                Some(key) => key,
+                None => {
+                    let key = Key::generate()?;
+                    key.save(&from.key)?;
+                    key
+                }
+            };
+            let leaf = certificate::self_signed(&key, End::Host)?;
+            return Ok(Self { key: key.public(), ca: None, config: tls::client(&key, vec![leaf])? });
+        };
+        let key = Key::load(&from.key)?.ok_or_else(|| Unusable::NoKey(from.key.clone()))?;
+        let chain = chain(path)?;
+        let wrong = |problem: &str| Unusable::Certificate { path: path.clone(), problem: problem.to_owned() };
+        let read = |at: usize| {
+            certificate::read(&chain[at])
+                .ok_or_else(|| wrong("it has a certificate that is not about an Ed25519 key"))
+        };
+        if read(0)?.key != key.public() {
+            return Err(wrong("its first certificate is about another key than that of the host half"));
+        }
+        let ca = read(1)?.key;
+        Ok(Self { key: key.public(), ca: Some(ca), config: tls::client(&key, chain)? })
+    }
+}
+
+fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unusable> {
+    let wrong = |problem: String| Unusable::Certificate { path: path.to_owned(), problem };
+    let bytes = files::read_at_most(path, MAX_FILE)
+        .and_then(|bytes| bytes.ok_or_else(|| io::ErrorKind::NotFound.into()))
+        .map_err(|source| Unusable::Read { path: path.to_owned(), source })?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let chain = chain.map_err(|error| wrong(format!("it is not PEM: {error}")))?;
+    if chain.len() != MOST_CERTIFICATES {
+        let problem = format!(
+            "it has {} certificates; it needs two, that of the host half and then that of its CA",
+            chain.len()
+        );
+        return Err(wrong(problem));
+    }
+    Ok(chain)
+}
+
+/// What a host half shows, read again when its files change: certificates of a CA are valid for days.
+#[derive(Debug)]
+pub struct Identity {
+    files: Files,
+    now: Mutex<(Shown, Stamp)>,
+}
+
+/// When the files were last changed.
+type Stamp = [Option<SystemTime>; 2];
+
+impl Identity {
+    /// Reads it. Blocks.
+    ///
+    /// # Errors
+    /// As [`Shown::load`].
+    pub fn load(files: Files) -> Result<Self, Unusable> {
+        let stamp = stamp(&files);
+        let shown = Shown::load(&files)?;
+        Ok(Self { files, now: Mutex::new((shown, stamp)) })
+    }
+
+    /// What is shown now. Files that have become wrong are told in the log, and what was shown before stays.
+    pub fn shown(&self) -> Shown {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = stamp(&self.files);
+        if stamp != now.1 {
+            match Shown::load(&self.files) {
+                Ok(shown) => now.0 = shown,
+                Err(error) => tracing::error!("the key of before stays in use: {error}"),
+            }
+            now.1 = stamp;
+        }
+        now.0.clone()
+    }
+}
+
+fn stamp(files: &Files) -> Stamp {
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
+    [modified(&files.key), files.certificate.as_deref().and_then(modified)]
+}
+
+/// A connection with a guest that has a key.
+pub struct Secured {
+    /// Carries the guestlet API.
+    pub stream: BoxStream,
+    /// The guest's key, which it holds.
+    pub key: PublicKey,
+    /// A secret of both ends of this very connection.
+    pub binding: [u8; BINDING],
+}
+
+/// Why there is no such connection.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The guest speaks no TLS: it was given no key, or its agent is too old for them.
+    #[error("the guest speaks without keys")]
+    Plain,
+    /// It has gone without a word.
+    #[error("the agent closed the connection")]
+    Closed,
+    /// It does not let this host half in.
+    #[error(
+        "the guest does not know this host half's key; guestctl trust bootstrap says how to give it to the guest"
+    )]
+    Unknown,
+    /// The certificate of this host half is not valid for it.
+    #[error("the guest does not take this host half's certificate: {0}")]
+    Certificate(&'static str),
+    /// Something else is wrong with what one end says.
+    #[error("the handshake with the guest failed: {0}")]
+    Handshake(String),
+    /// The stream broke.
+    #[error("the stream broke during the handshake")]
+    Broken(#[source] io::Error),
+}
+
+/// Begins a connection on a stream that was dialled. There is no deadline. Whose key it is that the guest has shown, the caller
+/// has to check before it says anything.
+///
+/// # Errors
+/// If it cannot be: the stream is closed.
+pub async fn connect(stream: impl Stream, shown: &Shown) -> Result<Secured, Failure> {
+    let connector = TlsConnector::from(Arc::clone(&shown.config));
+    let name = ServerName::try_from("guestlet").map_err(|error| Failure::Handshake(error.to_string()))?;
+    let mut stream = connector.connect(name, stream).await.map_err(|error| failed(error, true))?;
+    // The guest judges this end last: its word comes with the first that it says.
+    match stream.fill_buf().await {
+        Ok([]) => return Err(Failure::Broken(io::ErrorKind::UnexpectedEof.into())),
+        Ok(_) => {}
+        Err(error) => return Err(failed(error, false)),
+    }
+    let connection = stream.get_ref().1;
+    if connection.alpn_protocol() != Some(PROTOCOL) {
+        return Err(Failure::Handshake("the guest does not speak guestlet/1 (ALPN)".to_owned()));
+    }
+    let mut binding = [0; BINDING];
+    let exported = connection.export_keying_material(&mut binding, BINDING_LABEL, None);
+    exported.map_err(|error| Failure::Handshake(error.to_string()))?;
+    let leaf = connection.peer_certificates().and_then(|certificates| certificates.first());
+    let key = leaf.and_then(certificate::read).map(|certified| certified.key);
+    let key = key.ok_or_else(|| Failure::Handshake("the guest shows no key".to_owned()))?;
+    Ok(Secured { stream: Box::new(stream), key, binding })
+}
+
+/// What an error of TLS means; `first` says that the guest may not have said a word of TLS.
+fn failed(error: io::Error, first: bool) -> Failure {
+    let told = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match told {
+        Some(rustls::Error::AlertReceived(alert)) => match alert {
+            AlertDescription::NoApplicationProtocol if first => Failure::Plain,
+            AlertDescription::UnknownCA | AlertDescription::AccessDenied => Failure::Unknown,
+            AlertDescription::CertificateExpired => {
+                Failure::Certificate("it is not valid now; renew it, or look at the guest's clock")
+            }
+            AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateUnknown => {
+                Failure::Certificate("the guest's log says what is wrong")
+            }
+            other => Failure::Handshake(format!("the guest says {other:?}")),
+        },
+        // What it says is no TLS.
+        Some(rustls::Error::InvalidMessage(_)) if first => Failure::Plain,
+        Some(other) => Failure::Handshake(other.to_string()),
+        None if first
+            && matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+            ) =>
+        {
+            Failure::Closed
+        }
+        None => Failure::Broken(error),
+    }
+}
