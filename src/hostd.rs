@@ -1,5 +1,7 @@
 //! The assembly of `guestlet-host`: settings → parts → run → drain.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,16 +9,18 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::host::HostSettings;
+use crate::config::host::{HostSettings, TrustSettings};
 use crate::host::api::{self, Api};
 use crate::host::backends;
 use crate::host::fleet::{Fleet, Handle};
 use crate::host::half::Half;
 use crate::host::scrape;
+use crate::host::trust::{Pins, Trust};
 use crate::host::volumes::Keeper;
 use crate::supervise::{Supervisor, termination};
 use crate::sys::{host_name::host_name, logging, service};
 use crate::transport::unix::{self, Listener};
+use crate::trust;
 
 mod settings;
 
@@ -94,6 +98,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         metrics.push(scrape::Listener::Tcp(listener));
     }
     let half = Arc::new(Half::new(host_name()));
+    let trust = Arc::new(trust(&settings.trust)?);
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
     let volumes = settings.volumes.clone();
     let (reloader, followed) = Reloader::new(options, settings)?;
@@ -101,7 +106,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let kind = backends::Kind::Qemu { machines: followed.machines, topology, volumes, pools };
     let backends::Built { backend, disks, volumes } = kind.build(&half);
     let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
-    let fleet = fleet.with_volumes(keeper.clone());
+    let fleet = fleet.with_volumes(keeper.clone()).with_trust(Arc::clone(&trust));
 
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
@@ -126,7 +131,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         Ok(())
     });
     let (fleet, settings, topology) = (handle.clone(), followed.standing, followed.topology);
-    let api = Api { fleet, disks, volumes: keeper, half: Arc::clone(&half), settings, topology };
+    let api = Api { fleet, disks, volumes: keeper, trust, half: Arc::clone(&half), settings, topology };
     let token = shutdown.clone();
     supervisor.spawn("api", async move {
         api::run(socket, api, token).await;
@@ -147,6 +152,22 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         service::stopping();
     };
     supervisor.run(stop, DRAIN_DEADLINE).await
+}
+
+/// The keys of guests and of this host half.
+fn trust(settings: &TrustSettings) -> anyhow::Result<Trust> {
+    let folder = &settings.folder;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .with_context(|| format!("cannot make the directory {}", folder.display()))?;
+    let key = settings.key.clone().unwrap_or_else(|| folder.join("host.key"));
+    let files = trust::host::Files { key, certificate: settings.certificate.clone() };
+    let identity =
+        trust::host::Identity::load(files).context("this host half cannot show guests who it is")?;
+    tracing::info!(key = %identity.shown().key.fingerprint(), "this host half's key");
+    Ok(Trust::new(identity, Pins::open(folder.join("guests"))?))
 }
 
 /// Makes the socket, and its folder if need be.

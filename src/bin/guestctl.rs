@@ -9,6 +9,7 @@ use clap::{ArgGroup, Parser, Subcommand, ValueEnum, value_parser};
 use guestlet::ctl::disk::{self, Action};
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
+use guestlet::ctl::trust::{self, bootstrap};
 use guestlet::ctl::{self, Verb, kinds::NAMES, print::Format, volumes, watch::Filter, words::parse_span};
 use guestlet::text::parse_size;
 
@@ -104,6 +105,63 @@ enum Command {
     /// help out: what is done here is not told to a cluster.
     #[command(subcommand)]
     Volumes(Volumes),
+    /// Look after the keys by which this host half and the guests know each other
+    #[command(subcommand)]
+    Trust(Trust),
+}
+
+#[derive(Debug, Subcommand)]
+enum Trust {
+    /// List the keys of this host half and of all guests
+    Ls,
+    /// Show what is known of the key of one guest
+    Show {
+        /// The VM's name
+        name: String,
+    },
+    /// Print what to add to a VM, or to write into its guest, so that the guest knows this host half by its key
+    Bootstrap {
+        /// The VM's name
+        name: String,
+        /// For this platform only
+        #[arg(long = "for", value_name = "PLATFORM", value_enum)]
+        platform: Option<bootstrap::Format>,
+        /// With a one-time token, by which the guest proves at its first contact that it is the one that was set up
+        #[arg(long)]
+        token: bool,
+    },
+    /// Accept the key that a guest was refused with, after it was installed anew or restored
+    Accept {
+        /// The VM's name
+        name: String,
+        /// Only if it is this one, such as SHA256:…
+        key: Option<String>,
+    },
+    /// Forget the key of a guest: the next one that it shows is pinned, and it may speak without keys again
+    Forget {
+        /// The VM's name, or the UUID of one that is gone
+        name: String,
+    },
+    /// Have a guest make itself a new key, for its next session
+    Rotate {
+        /// The VM's name
+        name: String,
+    },
+}
+
+impl From<Trust> for Verb {
+    fn from(verb: Trust) -> Self {
+        Self::Trust(match verb {
+            Trust::Ls => trust::Action::List,
+            Trust::Show { name } => trust::Action::Show { name },
+            Trust::Bootstrap { name, platform, token } => {
+                trust::Action::Bootstrap { name, format: platform, with_token: token }
+            }
+            Trust::Accept { name, key } => trust::Action::Accept { name, key: key.unwrap_or_default() },
+            Trust::Forget { name } => trust::Action::Forget { name },
+            Trust::Rotate { name } => trust::Action::Rotate { name },
+        })
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -299,6 +357,7 @@ fn main() -> ExitCode {
             return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));
         }
         Command::Volumes(volumes) => volumes.verb(wide),
+        Command::Trust(trust) => trust.into(),
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

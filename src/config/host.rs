@@ -39,6 +39,7 @@ mod cluster;
 mod limits;
 mod pool;
 mod topology;
+mod trust;
 mod vm;
 
 use cluster::ClusterFragment;
@@ -49,6 +50,8 @@ use pool::PoolFragment;
 pub use pool::{Allocation, Bus, Format, PoolSettings};
 use topology::TopologyFragment;
 pub use topology::TopologySettings;
+use trust::TrustFragment;
+pub use trust::TrustSettings;
 use vm::{Checker, VmFragment};
 pub use vm::{DEFAULT_PORT, DialSettings, VmSettings};
 
@@ -82,6 +85,8 @@ pub struct HostSettings {
     pub clusters: BTreeMap<String, ClusterSettings>,
     /// Where this host is.
     pub topology: TopologySettings,
+    /// The keys of guests and of this host half.
+    pub trust: TrustSettings,
     /// The VMs, in the order of their names.
     pub vms: Vec<VmSettings>,
     /// What has no meaning any more, in words for people, with file and line.
@@ -130,6 +135,8 @@ struct Parsed {
     #[serde(default)]
     topology: TopologyFragment,
     #[serde(default)]
+    trust: TrustFragment,
+    #[serde(default)]
     vm: Vec<Spanned<VmFragment>>,
 }
 
@@ -163,6 +170,7 @@ impl HostFragment {
         let mut volumes = PathBuf::from(VOLUMES);
         let mut limits = LimitSettings::default();
         let mut topology = TopologySettings::default();
+        let mut trust = TrustSettings::default();
         let (mut vms, mut pools, mut clusters) = (Vec::new(), Vec::new(), BTreeMap::new());
         let mut remarks = Vec::new();
         let mut taken = HashMap::new();
@@ -186,6 +194,7 @@ impl HostFragment {
             for (name, cluster) in &source.parsed.cluster {
                 clusters.insert(name.clone(), cluster::check(source, name, cluster)?);
             }
+            trust::check(source, &source.parsed.trust, &mut trust)?;
             topology::check(source, &source.parsed.topology, &mut topology)?;
             remarks.extend(vm::remark(source, &source.parsed.vm));
             for vm in &source.parsed.vm {
@@ -204,6 +213,7 @@ impl HostFragment {
             pools,
             clusters,
             topology,
+            trust,
             vms,
             remarks,
         })

@@ -36,6 +36,14 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
     ));
     lines.extend([
         ("Dialled at", vm.dial.clone()),
+        (
+            "Guest's key",
+            if vm.guest_key.is_empty() {
+                "none: it speaks without keys".to_owned()
+            } else {
+                vm.guest_key.clone()
+            },
+        ),
         ("Callback", callback(vm)),
         ("Sessions", vm.sessions.to_string()),
         (

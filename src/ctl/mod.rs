@@ -74,6 +74,8 @@ pub enum Verb {
     },
     /// Look after volumes of clusters.
     Volumes(volumes::Action),
+    /// Look after keys.
+    Trust(trust::Action),
 }
 
 /// Why a verb failed.
@@ -164,6 +166,7 @@ pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Erro
         Verb::Ping { name, count } => ping::run(client, &mut printer, name, count).await,
         Verb::Disk { name, action } => disk::run(client, &mut printer, name, action).await,
         Verb::Volumes(action) => volumes::run(client, &mut printer, action).await,
+        Verb::Trust(action) => trust::run(client, &mut printer, action).await,
         Verb::Doctor => Ok(()),
     })
     .await

@@ -17,19 +17,22 @@ use super::half::Half;
 use super::ping;
 use super::place::Topology;
 use super::settings::Standing;
+use super::trust::{Trust, people};
 use super::volumes::Keeper;
 use crate::transport::http2;
 use crate::transport::unix::Listener;
 use crate::wire::proto::v1::admin_server::{Admin, AdminServer};
 use crate::wire::proto::v1::{
-    AttachDiskRequest, AttachVolumeRequest, AttachedDisk, CreateVolumeRequest, DetachDiskRequest,
-    DetachDiskResponse, DetachVolumeRequest, ExpandVolumeRequest, GetHostStatusRequest,
-    GetVirtualMachineRequest, HostStatus, ListAttachedDisksRequest, ListAttachedDisksResponse,
-    ListDiskVolumesRequest, ListDiskVolumesResponse, ListVirtualMachineDisksRequest,
+    AcceptKeyRequest, AttachDiskRequest, AttachVolumeRequest, AttachedDisk, CreateVolumeRequest,
+    DetachDiskRequest, DetachDiskResponse, DetachVolumeRequest, ExpandVolumeRequest, ForgetKeyRequest,
+    ForgetKeyResponse, GetHostStatusRequest, GetTrustBootstrapRequest, GetVirtualMachineRequest, GuestKey,
+    HostStatus, ListAttachedDisksRequest, ListAttachedDisksResponse, ListDiskVolumesRequest,
+    ListDiskVolumesResponse, ListKeysRequest, ListKeysResponse, ListVirtualMachineDisksRequest,
     ListVirtualMachineDisksResponse, ListVirtualMachinesRequest, ListVirtualMachinesResponse,
     ListVolumesRequest, ListVolumesResponse, PingVirtualMachineRequest, Pong, RemoveDiskVolumeRequest,
-    RemoveDiskVolumeResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResizeDiskRequest, VirtualMachine,
-    VirtualMachineEvent, Volume, WatchVirtualMachinesRequest,
+    RemoveDiskVolumeResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResizeDiskRequest,
+    RotateGuestKeyRequest, TrustBootstrap, VirtualMachine, VirtualMachineEvent, Volume,
+    WatchVirtualMachinesRequest,
 };
 
 /// Connections at a time; a further one is closed at once.
@@ -68,6 +71,8 @@ pub struct Api {
     pub disks: Arc<dyn Disks>,
     /// Keeps their volumes.
     pub volumes: Keeper,
+    /// The keys of guests.
+    pub trust: Arc<Trust>,
     /// This run.
     pub half: Arc<Half>,
     /// Where this host is.
@@ -248,6 +253,39 @@ impl Admin for Api {
         self.volumes.expand_for_people(request.into_inner()).await.map(Response::new)
     }
 
+    async fn list_keys(
+        &self,
+        request: Request<ListKeysRequest>,
+    ) -> Result<Response<ListKeysResponse>, Status> {
+        people::list(&self.trust, &self.fleet, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn accept_key(&self, request: Request<AcceptKeyRequest>) -> Result<Response<GuestKey>, Status> {
+        people::accept(&self.trust, &self.fleet, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn forget_key(
+        &self,
+        request: Request<ForgetKeyRequest>,
+    ) -> Result<Response<ForgetKeyResponse>, Status> {
+        people::forget(&self.trust, &self.fleet, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn rotate_guest_key(
+        &self,
+        request: Request<RotateGuestKeyRequest>,
+    ) -> Result<Response<GuestKey>, Status> {
+        people::rotate(&self.trust, &self.fleet, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn get_trust_bootstrap(
+        &self,
+        request: Request<GetTrustBootstrapRequest>,
+    ) -> Result<Response<TrustBootstrap>, Status> {
+        let host_name = &self.half.host.host_name;
+        people::bootstrap(&self.trust, &self.fleet, host_name, request.into_inner()).await.map(Response::new)
+    }
+
     async fn remove_volume(
         &self,
         request: Request<RemoveVolumeRequest>,
@@ -280,7 +318,8 @@ mod tests {
             let policies = watch::channel(Policies::new()).1;
             let volumes = Keeper::new(built.volumes, handle.clone(), policies, Arc::clone(&half));
             let (fleet, disks) = (handle.clone(), built.disks);
-            let api = Api { fleet, disks, volumes, half, topology: place, settings };
+            let trust = Arc::new(Trust::for_tests());
+            let api = Api { fleet, disks, volumes, trust, half, topology: place, settings };
             let request = WatchVirtualMachinesRequest::default();
             let mut events = api.watch_virtual_machines(Request::new(request)).await.unwrap().into_inner();
             for power in [PowerState::Paused, PowerState::Running].into_iter().cycle().take(2000) {

@@ -7,17 +7,25 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::backends::Vm;
+use super::conversation::{End, Loss, Refusal};
 use super::half::Half;
 use super::metered::{Gate, Metered};
 use super::place::Told;
+use super::trust::{self, Trust, Verdict};
 use super::volumes::Keeper;
 use crate::transport::BoxStream;
 use crate::transport::dial;
+use crate::trust::enrollment::Token;
+use crate::trust::host::{self as handshake, Failure};
+use crate::trust::key::PublicKey;
+use crate::trust::tls::BINDING;
 use crate::wire::proto::v1::WhoAmIResponse;
 
 /// How long a stream may take to come about. The guest's kernel answers, not its agent; while a guest boots, a
 /// request may be lost, and this is the time lost with it.
 const DIAL_DEADLINE: Duration = Duration::from_secs(2);
+/// How long an agent may take to show its key, and to let this host half in.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// One VM, as its session holds it.
 #[derive(Debug, Clone)]
@@ -30,6 +38,56 @@ pub struct Contact {
     pub volumes: Option<Keeper>,
     /// Where the VM runs.
     pub topology: watch::Receiver<Told>,
+    /// The keys of guests; without them, all speak plain.
+    pub trust: Option<Arc<Trust>>,
+}
+
+/// A connection with an agent.
+pub struct Reached {
+    /// Carries the guestlet API.
+    pub stream: BoxStream,
+    /// Whether the guest was cut off because it sent too much.
+    pub gate: Gate,
+    /// Who is at its other end.
+    pub guest: Proved,
+}
+
+/// Who a guest has proved to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proved {
+    /// Nobody: there are no keys.
+    Nothing,
+    /// The one whose key is pinned.
+    Known(PublicKey),
+    /// One that was never seen. If there is a token, it has to prove that it has it, before its key is pinned.
+    First {
+        /// The key.
+        key: PublicKey,
+        /// What the guest was given.
+        token: Option<Token>,
+        /// The connection's secret.
+        binding: [u8; BINDING],
+    },
+}
+
+impl Proved {
+    /// The key of the guest, if it has one.
+    pub fn key(&self) -> Option<PublicKey> {
+        match self {
+            Self::Nothing => None,
+            Self::Known(key) | Self::First { key, .. } => Some(*key),
+        }
+    }
+}
+
+/// What a guest speaks, as far as its session knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Speech {
+    /// Not known, or TLS: that is tried first.
+    #[default]
+    Secured,
+    /// It had no keys when it was last asked.
+    Plain,
 }
 
 impl Contact {
@@ -39,15 +97,69 @@ impl Contact {
         half: Arc<Half>,
         volumes: Option<Keeper>,
         topology: watch::Receiver<Told>,
+        trust: Option<Arc<Trust>>,
     ) -> Self {
-        Self { vm, half, volumes, topology }
+        Self { vm, half, volumes, topology, trust }
+    }
+
+    /// Dials its agent, and finds out who is there. A guest whose key is pinned is never spoken to without keys.
+    ///
+    /// # Errors
+    /// If there is no connection, or not with the guest that is expected.
+    pub async fn reach(&self, speech: &mut Speech) -> Result<Reached, End> {
+        let Some(trust) = &self.trust else { return self.plain().await };
+        let pin = trust.record(&self.vm.ids.lasting).pin;
+        if pin.is_none() && *speech == Speech::Plain {
+            return self.plain().await;
+        }
+        let (stream, gate) = self.dial().await.map_err(Loss::from)?;
+        let shown = trust.shown().await;
+        let shaken = tokio::time::timeout(HANDSHAKE_DEADLINE, handshake::connect(stream, &shown));
+        let failure = match shaken.await {
+            Ok(Ok(secured)) => {
+                let guest = match trust.judge(&self.vm, secured.key).await.map_err(Refusal::from)? {
+                    Verdict::First(token) => {
+                        Proved::First { key: secured.key, token, binding: secured.binding }
+                    }
+                    Verdict::Known | Verdict::Next | Verdict::Previous => Proved::Known(secured.key),
+                };
+                return Ok(Reached { stream: secured.stream, gate, guest });
+            }
+            Ok(Err(failure)) => failure,
+            Err(_) => return Err(Loss::Unanswered.into()),
+        };
+        if let Some(excess) = gate.shut() {
+            return Err(Refusal::from(excess).into());
+        }
+        let vm = self.vm.name.clone();
+        match (failure, pin) {
+            (Failure::Plain | Failure::Closed, None) => {
+                *speech = Speech::Plain;
+                self.plain().await
+            }
+            (Failure::Plain, Some(pin)) => {
+                Err(Refusal::from(trust::Refusal::Downgraded { vm, expected: pin.fingerprint() }).into())
+            }
+            (Failure::Unknown, _) => {
+                Err(Refusal::from(trust::Refusal::Stranger { vm, own: shown.key.fingerprint() }).into())
+            }
+            (Failure::Certificate(problem), _) => {
+                Err(Refusal::from(trust::Refusal::Certificate(problem)).into())
+            }
+            (failure, _) => Err(Loss::Handshake(failure).into()),
+        }
+    }
+
+    async fn plain(&self) -> Result<Reached, End> {
+        let (stream, gate) = self.dial().await.map_err(Loss::from)?;
+        Ok(Reached { stream: Box::new(stream), gate, guest: Proved::Nothing })
     }
 
     /// Dials its agent. The stream is counted, and cut when the guest sends too much.
     ///
     /// # Errors
     /// If there is none within the deadline.
-    pub async fn dial(&self) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
+    async fn dial(&self) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
         let metrics = &self.half.metrics;
         metrics.dials.fetch_add(1, Ordering::Relaxed);
         let stream = dial::within(&*self.vm.dial, DIAL_DEADLINE).await.inspect_err(|_| {

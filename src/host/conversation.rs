@@ -8,7 +8,9 @@ use super::metered;
 use super::order::Disorder;
 use super::state::Excess;
 use super::text;
+use super::trust;
 use crate::transport::{dial, http2};
+use crate::trust::host as handshake;
 use crate::wire::proto::v1::guest_client::GuestClient;
 
 /// What tonic says of a message that is larger than allowed.
@@ -31,6 +33,9 @@ pub enum Loss {
     /// There is no stream.
     #[error(transparent)]
     Dial(#[from] dial::Error),
+    /// It could not be found out who is there.
+    #[error(transparent)]
+    Handshake(handshake::Failure),
     /// HTTP/2 failed.
     #[error("the connection broke")]
     Broken(#[source] http2::ClientError),
@@ -67,6 +72,9 @@ pub enum Refusal {
         /// What the backend says.
         expected: String,
     },
+    /// Its key, or this host half's, is not the right one.
+    #[error(transparent)]
+    Key(#[from] trust::Refusal),
     /// Whose guest it is cannot be told.
     #[error(
         "the guest tells no DMI UUID, expected {0:?}; if its VM has no DMI, say so in the settings: dmi-uuid = \"none\""

@@ -44,6 +44,7 @@ pub mod state;
 pub mod talk;
 pub mod text;
 pub mod topology;
+pub mod trust;
 mod unread;
 pub mod volumes;
 mod weight;

@@ -8,6 +8,8 @@ use tokio::time::Instant;
 use super::conversation::Caller;
 use super::place::Outcome;
 use super::state::Excess;
+use crate::trust::Fingerprint;
+use crate::trust::key::PublicKey;
 use crate::wire::proto::v1::{self, CallbackState, PowerState};
 
 /// What the backend and the fleet say of the VM.
@@ -32,6 +34,8 @@ pub enum Report {
         after: Duration,
         /// For calls of others on this conversation.
         caller: Box<Caller>,
+        /// The key that the guest has proved, if it has one.
+        key: Option<Fingerprint>,
     },
     /// The guest sent an event, cleaned.
     Heard(Box<v1::Event>),
@@ -101,11 +105,17 @@ impl Notes {
     }
 
     /// The conversation is open.
-    pub async fn opened(&mut self, info: v1::GuestInfo, caller: Caller) {
+    pub async fn opened(&mut self, info: v1::GuestInfo, caller: Caller, key: Option<PublicKey>) {
         let now = Instant::now();
         self.opened_at = Some(now);
         let (info, caller) = (Box::new(info), Box::new(caller));
-        self.send(Report::Opened { info, after: now - self.lost_at, caller }).await;
+        let key = key.map(|key| key.fingerprint());
+        self.send(Report::Opened { info, after: now - self.lost_at, caller, key }).await;
+    }
+
+    /// Whether the conversation is open.
+    pub fn is_open(&self) -> bool {
+        self.opened_at.is_some()
     }
 
     /// The conversation ended, if there was one. Returns how long it was open.

@@ -23,11 +23,11 @@ use tokio::time::Instant;
 use super::backoff::{Backoff, LASTING};
 use super::contact::Contact;
 use super::conversation::{End, Refusal};
-use super::order::Order;
 use super::report::{Machine, Notes, Report, Reports};
 use super::state::Excess;
-use super::talk::talk;
+use super::talk::{Memory, talk};
 use super::text;
+use super::trust::Trust;
 use crate::wire::proto::v1::PowerState;
 
 /// The wait before a refused guest is dialled again, or one whose session failed.
@@ -35,7 +35,7 @@ pub const REFUSED_WAIT: Duration = Duration::from_secs(30);
 /// The session of one VM.
 pub struct Session {
     contact: Contact,
-    order: Order,
+    memory: Memory,
     machine: watch::Receiver<Machine>,
     /// The machine as last acted upon.
     seen: Machine,
@@ -64,7 +64,7 @@ impl Session {
         let now = Instant::now();
         let seen = *machine.borrow_and_update();
         let notes = Notes::new(session, reports, now);
-        Self { contact, order: Order::default(), machine, seen, notes, backoff: Backoff::new(now) }
+        Self { contact, memory: Memory::default(), machine, seen, notes, backoff: Backoff::new(now) }
     }
 
     /// Keeps the session until the future is dropped, which closes the connection at once.
@@ -117,7 +117,7 @@ impl Session {
         let ended = tokio::select! {
             biased;
             cut = cut => cut,
-            ended = talk(&self.contact, &mut self.order, &mut self.notes, self.machine.clone()) => match ended {
+            ended = talk(&self.contact, &mut self.memory, &mut self.notes, self.machine.clone()) => match ended {
                 Err(end) => Err(end),
             },
         };
@@ -132,7 +132,7 @@ impl Session {
             Cut::Reset => "the guest was reset",
             Cut::Runs => return,
             // The conversation had ended already.
-            Cut::Excess(_) => return self.order.forget(),
+            Cut::Excess(_) => return self.memory.order.forget(),
         };
         self.notes.closed(reason).await;
         if cut == Cut::Reset {
@@ -147,7 +147,7 @@ impl Session {
         let lasted = self.notes.closed(&reason).await;
         let now = Instant::now();
         if matches!(&end, End::Refused(refusal) if refusal.spoils_the_order()) {
-            self.order.forget();
+            self.memory.order.forget();
         }
         match end {
             End::Lost(_) => {
@@ -168,8 +168,17 @@ impl Session {
         tokio::select! {
             biased;
             cut = next_cut(&mut self.machine, &mut self.seen) => Some(cut),
+            () = trust_changed(self.contact.trust.as_deref()) => None,
             () = tokio::time::sleep(wait) => None,
         }
+    }
+}
+
+/// People have said something about keys, and a guest that was refused may not be any more.
+async fn trust_changed(trust: Option<&Trust>) {
+    match trust {
+        Some(trust) => trust.changed().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -18,13 +18,14 @@ use tokio::time::Instant;
 use tonic::codec::Streaming;
 
 use super::callback;
-use super::contact::Contact;
+use super::contact::{Contact, Proved, Reached, Speech};
 use super::conversation::{Caller, End, Loss, Refusal};
 use super::order::Order;
 use super::rate::Allowance;
 use super::report::{Machine, Notes, Report};
 use super::text;
 use super::topology;
+use super::trust::{self, How};
 use crate::transport::http2;
 use crate::wire::proto::v1::guest_client::GuestClient;
 use crate::wire::proto::v1::{self, PowerState};
@@ -36,23 +37,34 @@ const USUAL_HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long an answer that was received before the stream's end may take to be read.
 const LEFTOVERS: Duration = Duration::from_secs(1);
 
-/// Talks until the conversation ends. What happens goes to `notes`, `order` knows where to resume, and
-/// `machine` says whether the VM is paused: then its silence means nothing.
+/// What a session knows from one conversation to the next.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// Where the events are to be resumed.
+    pub order: Order,
+    /// What the guest speaks.
+    pub speech: Speech,
+}
+
+/// Talks until the conversation ends. What happens goes to `notes`, and `machine` says whether the VM is paused: then its
+/// silence means nothing.
 ///
 /// # Errors
 /// Always, with what ended it.
 pub async fn talk(
     contact: &Contact,
-    order: &mut Order,
+    memory: &mut Memory,
     notes: &mut Notes,
     machine: watch::Receiver<Machine>,
 ) -> Result<Infallible, End> {
     let began = Instant::now();
-    let (stream, gate) = contact.dial().await.map_err(Loss::from)?;
+    let Memory { order, speech } = memory;
+    let Reached { stream, gate, guest } = Box::pin(contact.reach(speech)).await?;
+    let is_plain = guest == Proved::Nothing;
     let (client, mut connection) =
         Box::pin(soon(async { Ok(http2::connect(stream).await.map_err(Loss::Broken)?) })).await?;
     let end = {
-        let mut calls = Box::pin(calls(client, contact, order, notes, machine, began));
+        let mut calls = Box::pin(calls(client, contact, guest, order, notes, machine, began));
         tokio::select! {
             biased;
             end = &mut calls => end,
@@ -65,12 +77,17 @@ pub async fn talk(
             }
         }
     };
+    if is_plain && !notes.is_open() {
+        // It may have been given keys since.
+        *speech = Speech::Secured;
+    }
     gate.shut().map_or(end, |excess| Err(Refusal::from(excess).into()))
 }
 
 async fn calls(
     client: http2::Client,
     contact: &Contact,
+    guest: Proved,
     order: &mut Order,
     notes: &mut Notes,
     machine: watch::Receiver<Machine>,
@@ -80,13 +97,13 @@ async fn calls(
     let mut client = GuestClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
         .max_decoding_message_size(contact.vm.limits.message_bytes);
     // Boxed, because the session lives for long, and its beginning does not.
-    let (info, mut events, first) = Box::pin(begin(&mut client, contact, order)).await?;
+    let (info, mut events, first) = Box::pin(begin(&mut client, contact, &guest, order)).await?;
     let first = text::clean_event(first);
     order.take(&first).map_err(Refusal::from)?;
     contact.half.metrics.connect.observe(began.elapsed());
     let patience = patience(info.heartbeat_interval_seconds);
     let capabilities = info.capabilities.clone();
-    notes.opened(info, client.clone()).await;
+    notes.opened(info, client.clone(), guest.key()).await;
     let topology = Box::pin(topology::keep(client, contact, &capabilities, notes.teller()));
     let callback = Box::pin(callback::keep(channel, contact, &capabilities, notes.teller()));
     tokio::select! {
@@ -100,11 +117,27 @@ async fn calls(
 async fn begin(
     client: &mut Caller,
     contact: &Contact,
+    guest: &Proved,
     order: &mut Order,
 ) -> Result<(v1::GuestInfo, Streaming<v1::Event>, v1::Event), End> {
     let info = soon(async { Ok(client.get_info(v1::GetInfoRequest {}).await?.into_inner()) }).await?;
     let info = text::clean_info(info);
     check_dmi(&info.dmi_uuid, &contact.vm.ids.dmi)?;
+    if let (Proved::First { key, token, binding }, Some(trust)) = (guest, &contact.trust) {
+        let how = match token {
+            None => How::FirstUse,
+            Some(token) => {
+                let proof =
+                    soon(async { Ok(client.enroll(v1::EnrollRequest {}).await?.into_inner().proof) }).await?;
+                if !token.is_proved(binding, &proof) {
+                    let words = "what it says does not fit the token".to_owned();
+                    return Err(Refusal::from(trust::Refusal::Token(words)).into());
+                }
+                How::Token
+            }
+        };
+        trust.pin(&contact.vm, *key, how).await.map_err(Refusal::from)?;
+    }
     let request = v1::WatchEventsRequest { host: Some(contact.half.host.clone()), after: order.begin() };
     let (events, first) = soon(async {
         let mut events = client.watch_events(request).await?.into_inner();

@@ -132,6 +132,7 @@ impl Reloader {
                     metrics_socket: self.current.metrics_socket.clone(),
                     metrics: self.current.metrics,
                     volumes: self.current.volumes.clone(),
+                    trust: self.current.trust.clone(),
                     ..new
                 };
                 if new.remarks != self.current.remarks {
@@ -202,6 +203,7 @@ fn waits_for_restart(current: &HostSettings, new: &HostSettings) -> Option<Strin
         ("metrics-socket", new.metrics_socket != current.metrics_socket),
         ("metrics", new.metrics != current.metrics),
         ("volumes-dir", new.volumes != current.volumes),
+        ("trust", new.trust != current.trust),
     ];
     let keys: Vec<_> = changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect();
     (!keys.is_empty()).then(|| format!("{} changed: restart guestlet-host for that", keys.join(", ")))

@@ -65,7 +65,8 @@ impl HostHalf {
     pub fn start(vms: &[Listed]) -> anyhow::Result<Self> {
         let mut half = Self { process: None, folder: RunFolder::new()? };
         let (socket, volumes, pool) = (json!(half.socket()), json!(half.volumes()), json!(half.pool()));
-        let mut settings = format!("socket = {socket}\nvolumes-dir = {volumes}\n");
+        let trust = json!(half.folder.file("trust"));
+        let mut settings = format!("socket = {socket}\nvolumes-dir = {volumes}\ntrust.state-dir = {trust}\n");
         write!(settings, "\n[[pool]]\nname = \"fast\"\npath = {pool}\n")?;
         for Listed { name, uuid, cluster, vsock, qmp } in vms {
             // A JSON string is a TOML string as well.

@@ -31,7 +31,9 @@ impl Lab {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().display();
-        let settings = format!("socket = '{at}/run/api.sock'\nvolumes-dir = '{at}/volumes'\n");
+        let settings = format!(
+            "socket = '{at}/run/api.sock'\nvolumes-dir = '{at}/volumes'\ntrust.state-dir = '{at}/trust'\n"
+        );
         Self { folder, settings, daemon: None }
     }
 

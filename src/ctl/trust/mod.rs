@@ -1,3 +1,229 @@
 //! `guestctl trust`: who trusts whom, and how that begins.
 
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use super::client::{Client, answer};
+use super::print::Printer;
+use super::{Error, json, words};
+use crate::text;
+use crate::wire::proto::v1::{
+    AcceptKeyRequest, ForgetKeyRequest, GetTrustBootstrapRequest, GuestKey, ListKeysRequest,
+    RotateGuestKeyRequest,
+};
+
 pub mod bootstrap;
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// List all keys.
+    List,
+    /// Show what is known of one guest's.
+    Show {
+        /// The VM's name.
+        name: String,
+    },
+    /// Take the key that a guest was refused with.
+    Accept {
+        /// The VM's name.
+        name: String,
+        /// The key that is meant; empty for any.
+        key: String,
+    },
+    /// Forget a guest's key.
+    Forget {
+        /// The VM's name, or its UUID.
+        name: String,
+    },
+    /// Have a guest make itself another.
+    Rotate {
+        /// The VM's name.
+        name: String,
+    },
+    /// Print what a guest needs.
+    Bootstrap {
+        /// The VM's name.
+        name: String,
+        /// For what it is; for all that there is if it is not said.
+        format: Option<bootstrap::Format>,
+        /// With a token for the first contact.
+        with_token: bool,
+    },
+}
+
+/// Does it.
+///
+/// # Errors
+/// If the daemon does not answer or refuses, or standard output cannot be written.
+pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> Result<(), Error> {
+    match action {
+        Action::List => list(client, printer).await,
+        Action::Show { name } => {
+            let request = ListKeysRequest { name: name.clone() };
+            let list = answer(client.list_keys(request), &name).await?;
+            let guest = list.guests.into_iter().next().unwrap_or_default();
+            show(printer, guest)
+        }
+        Action::Accept { name, key } => {
+            let guest =
+                answer(client.accept_key(AcceptKeyRequest { name: name.clone(), key }), &name).await?;
+            show(printer, guest)
+        }
+        Action::Forget { name } => {
+            let request = ForgetKeyRequest { name: name.clone() };
+            let was_there = answer(client.forget_key(request), &name).await?.was_there;
+            let words = if was_there { "forgotten" } else { "nothing was known" };
+            Ok(printer.value(&Forgotten { name: &name, was_there }, || format!("{name}: {words}\n"))?)
+        }
+        Action::Rotate { name } => {
+            let guest =
+                answer(client.rotate_guest_key(RotateGuestKeyRequest { name: name.clone() }), &name).await?;
+            show(printer, guest)
+        }
+        Action::Bootstrap { name, format, with_token } => {
+            let request = GetTrustBootstrapRequest { name: name.clone(), with_token };
+            let found = answer(client.get_trust_bootstrap(request), &name).await?;
+            let token = with_token.then_some(found.token.as_str());
+            let told = Bootstrap { name: &name, key_line: &found.key_line, token };
+            Ok(printer.value(&told, || match format {
+                Some(format) => bootstrap::text(format, &name, &found.key_line, token),
+                None => bootstrap::all(&name, &found.key_line, token),
+            })?)
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Forgotten<'a> {
+    name: &'a str,
+    was_there: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Bootstrap<'a> {
+    name: &'a str,
+    key_line: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<&'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct List {
+    host_key: String,
+    ca_key: String,
+    guests: Vec<One>,
+}
+
+#[derive(Debug, Serialize)]
+struct One {
+    name: String,
+    uuid: String,
+    session: String,
+    key: String,
+    how: String,
+    since: Option<String>,
+    next: String,
+    previous: String,
+    previous_until: Option<String>,
+    offered: String,
+    has_token: bool,
+    problem: String,
+}
+
+impl From<GuestKey> for One {
+    fn from(key: GuestKey) -> Self {
+        Self {
+            name: key.name,
+            uuid: key.uuid,
+            session: key.session,
+            key: key.key,
+            how: key.how,
+            since: key.since.map(json::rfc3339),
+            next: key.next,
+            previous: key.previous,
+            previous_until: key.previous_until.map(json::rfc3339),
+            offered: key.offered,
+            has_token: key.has_token,
+            problem: key.problem,
+        }
+    }
+}
+
+async fn list(mut client: Client, printer: &mut Printer) -> Result<(), Error> {
+    let list = answer(client.list_keys(ListKeysRequest::default()), "").await?;
+    let guests = list.guests.iter().cloned().map(One::from).collect();
+    let all = List { host_key: list.host_key.clone(), ca_key: list.ca_key.clone(), guests };
+    Ok(printer.value(&all, || {
+        let mut words = format!("This host half: {}\n", list.host_key);
+        if !list.ca_key.is_empty() {
+            words += &format!("Its CA:         {}\n", list.ca_key);
+        }
+        let mut rows = vec![["NAME", "SESSION", "PINNED", "AGE", "KEY", "NOTE"].map(str::to_owned)];
+        let now = SystemTime::now();
+        rows.extend(list.guests.iter().map(|key| {
+            let age = key.since.as_ref().map_or(String::new(), |since| words::age(Some(since), now));
+            [
+                if key.name.is_empty() { key.uuid.clone() } else { key.name.clone() },
+                text::or_dash(&key.session),
+                text::or_dash(&key.how),
+                text::or_dash(&age),
+                text::or_dash(&key.key),
+                notes(key).join("; "),
+            ]
+        }));
+        words + "\n" + &text::table(&rows)
+    })?)
+}
+
+/// What is not as usual.
+fn notes(key: &GuestKey) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !key.offered.is_empty() {
+        notes.push(format!("refused with {}", key.offered));
+    }
+    if key.has_token {
+        notes.push("a token waits for its first contact".to_owned());
+    }
+    if !key.next.is_empty() {
+        notes.push("has a new key for its next session".to_owned());
+    }
+    if !key.problem.is_empty() {
+        notes.push(key.problem.clone());
+    }
+    notes
+}
+
+fn show(printer: &mut Printer, key: GuestKey) -> Result<(), Error> {
+    let rows = || {
+        let now = SystemTime::now();
+        let mut lines = vec![
+            ("Name:", key.name.clone()),
+            ("UUID:", key.uuid.clone()),
+            ("Session:", text::or_dash(&key.session)),
+            ("Key:", text::or_dash(&key.key)),
+        ];
+        if let Some(since) = &key.since {
+            lines.push(("Pinned:", format!("{} ago, by {}", words::age(Some(since), now), key.how)));
+        }
+        if !key.next.is_empty() {
+            lines.push(("Next:", format!("{}, in use from the next session on", key.next)));
+        }
+        if let Some(until) = &key.previous_until {
+            let until = words::time(Some(until));
+            lines.push(("Previous:", format!("{}, taken until {until}", key.previous)));
+        }
+        if !key.offered.is_empty() {
+            lines.push(("Refused:", key.offered.clone()));
+        }
+        if key.has_token {
+            lines.push(("Token:", "waits for the first contact".to_owned()));
+        }
+        if !key.problem.is_empty() {
+            lines.push(("Problem:", key.problem.clone()));
+        }
+        text::table(&lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect::<Vec<_>>())
+    };
+    Ok(printer.value(&One::from(key.clone()), rows)?)
+}

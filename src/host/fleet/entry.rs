@@ -16,6 +16,7 @@ use super::super::report;
 use super::super::state::Kept;
 use super::handle::{Known, Machine, Reach};
 use crate::supervise::Scope;
+use crate::trust::Fingerprint;
 use crate::wire::proto::v1::{self, CallbackState, PowerState, SessionState, virtual_machine_event::Kind};
 
 /// QEMU tells one reset twice, some 50 ms apart.
@@ -170,7 +171,13 @@ impl Entry {
         self.silent_since_reset = false;
     }
 
-    pub fn opened(&mut self, info: v1::GuestInfo, after: Duration, caller: Box<Caller>) -> Kind {
+    pub fn opened(
+        &mut self,
+        info: v1::GuestInfo,
+        after: Duration,
+        caller: Box<Caller>,
+        key: Option<Fingerprint>,
+    ) -> Kind {
         let before = self.view.guest.as_ref();
         let rebooted = before.is_some_and(|before| before.boot_id != info.boot_id);
         line!(
@@ -186,6 +193,7 @@ impl Entry {
         self.capabilities = info.capabilities.clone().into();
         let view = self.view();
         view.sessions += 1;
+        view.guest_key = key.map(|key| key.to_string()).unwrap_or_default();
         view.last_heard = Some(now());
         view.guest = Some(info.clone());
         Kind::SessionOpened(v1::SessionOpened {

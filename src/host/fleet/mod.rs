@@ -18,6 +18,7 @@ use super::metrics::Tally;
 use super::place;
 use super::report::{self, Report, Reports};
 use super::session::{REFUSED_WAIT, Session};
+use super::trust::Trust;
 use super::volumes::Keeper;
 use super::weight;
 use crate::supervise::Scope;
@@ -41,6 +42,7 @@ const INBOX: usize = 256;
 pub struct Fleet {
     half: Arc<Half>,
     volumes: Option<Keeper>,
+    trust: Option<Arc<Trust>>,
     vms: BTreeMap<String, Entry>,
     names: BTreeMap<u64, String>,
     /// Names by UUID.
@@ -64,6 +66,7 @@ impl Fleet {
         let fleet = Self {
             half,
             volumes: None,
+            trust: None,
             vms: BTreeMap::new(),
             names: BTreeMap::new(),
             uuids: BTreeMap::new(),
@@ -84,8 +87,15 @@ impl Fleet {
         Self { volumes: Some(keeper), ..self }
     }
 
+    /// A fleet whose guests may have keys.
+    #[must_use]
+    pub fn with_trust(self, trust: Arc<Trust>) -> Self {
+        Self { trust: Some(trust), ..self }
+    }
+
     fn contact(&self, vm: &Arc<Vm>, topology: watch::Receiver<place::Told>) -> Contact {
-        Contact::new(Arc::clone(vm), Arc::clone(&self.half), self.volumes.clone(), topology)
+        let (vm, half) = (Arc::clone(vm), Arc::clone(&self.half));
+        Contact::new(vm, half, self.volumes.clone(), topology, self.trust.clone())
     }
 
     /// Runs until `shutdown`; then every session's connections are closed.
@@ -322,9 +332,9 @@ impl Fleet {
             entry.alive();
         }
         match report {
-            Report::Opened { info, after, caller } => {
+            Report::Opened { info, after, caller, key } => {
                 self.half.metrics.sessions.fetch_add(1, Ordering::Relaxed);
-                let kind = entry.opened(*info, after, caller);
+                let kind = entry.opened(*info, after, caller, key);
                 self.tell(&name, kind);
             }
             Report::Heard(event) => self.heard(&name, *event),

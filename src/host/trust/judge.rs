@@ -1,0 +1,173 @@
+//! Whether a guest that shows a key is the one that is expected: pure.
+//!
+//! ```text
+//!  the key is pinned for another VM ────────────────────▶ refused: a copy, or the wrong VM
+//!  nothing is pinned ───────────────────────────────────▶ first contact
+//!  it is the pinned one ────────────────────────────────▶ known
+//!  it is the one that the guest said it would use next ─▶ known, and pinned from now on
+//!  it is the one before, not too long ago ──────────────▶ known: its disk was restored
+//!  else ────────────────────────────────────────────────▶ refused until somebody accepts it
+//! ```
+
+use std::time::SystemTime;
+
+use crate::host::trust::pins::{self, Record};
+use crate::trust::Fingerprint;
+use crate::trust::enrollment::Token;
+use crate::trust::key::PublicKey;
+
+/// Who the guest is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// The one that is expected.
+    Known,
+    /// The same, which uses the key that it had announced.
+    Next,
+    /// The same, which uses the key that it had before.
+    Previous,
+    /// Nobody knows. With a token it has to prove that it has it.
+    First(Option<Token>),
+}
+
+/// Why a guest is not talked to.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// It has another key.
+    #[error(
+        "the guest's key has changed: it is {found}, and {expected} is pinned; if the guest was installed anew or restored, \
+         accept it: guestctl trust accept {vm}"
+    )]
+    Changed {
+        /// The VM's name.
+        vm: String,
+        /// Pinned.
+        expected: Fingerprint,
+        /// Shown.
+        found: Fingerprint,
+    },
+    /// It has that of another VM.
+    #[error(
+        "the guest shows the key {found}, which is that of VM {owner}: it is a copy of it, or the way to dial is wrong"
+    )]
+    Owned {
+        /// Shown.
+        found: Fingerprint,
+        /// The name of the other VM.
+        owner: String,
+    },
+    /// It had a key, and speaks without.
+    #[error(
+        "the guest speaks without keys, and {expected} is pinned: its agent is an older one, or its keys were reset; if that \
+         is meant: guestctl trust forget {vm}"
+    )]
+    Downgraded {
+        /// The VM's name.
+        vm: String,
+        /// Pinned.
+        expected: Fingerprint,
+    },
+    /// It does not know this host half.
+    #[error(
+        "the guest does not know this host half's key {own}; guestctl trust bootstrap {vm} says how to give it to the guest"
+    )]
+    Stranger {
+        /// The VM's name.
+        vm: String,
+        /// This host half's key.
+        own: Fingerprint,
+    },
+    /// It does not take the certificate of this host half.
+    #[error("the guest does not take the certificate of this host half: {0}")]
+    Certificate(&'static str),
+    /// It does not prove that it has the token.
+    #[error("the guest does not prove that it was given the token of guestctl trust bootstrap: {0}")]
+    Token(String),
+    /// What is remembered cannot be used, or changed.
+    #[error(transparent)]
+    Pins(#[from] pins::Error),
+}
+
+/// Judges the key `found` of a guest of which `record` is known, and which is pinned for another VM called `owner`, if one.
+///
+/// # Errors
+/// If the guest is not to be talked to.
+pub fn judge(
+    record: &Record,
+    found: PublicKey,
+    owner: Option<String>,
+    now: SystemTime,
+) -> Result<Verdict, Refusal> {
+    if let Some(problem) = &record.unreadable {
+        return Err(pins::Error::Unreadable(problem.clone()).into());
+    }
+    if let Some(owner) = owner {
+        return Err(Refusal::Owned { found: found.fingerprint(), owner });
+    }
+    let Some(pin) = &record.pin else { return Ok(Verdict::First(record.token.clone())) };
+    let found_text = found.to_string();
+    if pin.key == found_text {
+        return Ok(Verdict::Known);
+    }
+    if pin.next.as_ref() == Some(&found_text) {
+        return Ok(Verdict::Next);
+    }
+    match &pin.previous {
+        Some(previous) if previous.key == found_text && previous.is_valid(now) => Ok(Verdict::Previous),
+        _ => Err(Refusal::Changed {
+            vm: pin.name.clone(),
+            expected: pin.fingerprint(),
+            found: found.fingerprint(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::host::trust::PREVIOUS;
+    use crate::host::trust::pins::{How, Pin};
+    use crate::trust::key::Key;
+
+    fn key() -> PublicKey {
+        Key::generate().unwrap().public()
+    }
+
+    fn pinned(pin: Pin) -> Record {
+        Record { pin: Some(pin), ..Record::default() }
+    }
+
+    #[test]
+    fn only_the_pinned_key_the_next_and_for_a_while_the_one_before_open_a_session() {
+        let now = SystemTime::now();
+        let (old, new, other) = (key(), key(), key());
+        let pin = Pin::new("web", old, How::FirstUse);
+        assert_eq!(judge(&pinned(pin.clone()), old, None, now).unwrap(), Verdict::Known);
+        assert!(matches!(judge(&pinned(pin.clone()), new, None, now), Err(Refusal::Changed { .. })));
+        let promised = Pin { next: Some(new.to_string()), ..pin };
+        assert_eq!(judge(&pinned(promised.clone()), old, None, now).unwrap(), Verdict::Known);
+        assert_eq!(judge(&pinned(promised.clone()), new, None, now).unwrap(), Verdict::Next);
+        let rotated = pinned(promised.rotated(now));
+        assert_eq!(judge(&rotated, new, None, now).unwrap(), Verdict::Known);
+        assert_eq!(judge(&rotated, old, None, now).unwrap(), Verdict::Previous);
+        let late = now + PREVIOUS + Duration::from_secs(1);
+        assert!(matches!(judge(&rotated, old, None, late), Err(Refusal::Changed { .. })));
+        assert!(matches!(judge(&rotated, other, None, now), Err(Refusal::Changed { .. })));
+    }
+
+    #[test]
+    fn a_key_of_another_vm_opens_nothing_even_where_nothing_is_pinned() {
+        let found = key();
+        let refused = judge(&Record::default(), found, Some("db".to_owned()), SystemTime::now()).unwrap_err();
+        assert!(refused.to_string().contains("that of VM db"), "{refused}");
+        assert_eq!(judge(&Record::default(), found, None, SystemTime::now()).unwrap(), Verdict::First(None));
+    }
+
+    #[test]
+    fn what_cannot_be_read_opens_nothing() {
+        let record = Record { unreadable: Some("/x: damaged".to_owned()), ..Record::default() };
+        let refused = judge(&record, key(), None, SystemTime::now()).unwrap_err().to_string();
+        assert!(refused.contains("/x: damaged"), "{refused}");
+    }
+}

@@ -1,0 +1,147 @@
+//! Whom the host half takes for the guest of a VM: the key of each guest is pinned when it is first seen, and no other one
+//! opens a session of that VM from then on.
+//!
+//! [`judge`] decides, purely; [`pins`] remembers. What this host half shows to guests is in [`Trust::shown`].
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::watch;
+
+use crate::host::backends::Vm;
+use crate::sys::blocking;
+use crate::trust::enrollment::Token;
+use crate::trust::host::{Identity, Shown};
+use crate::trust::key::PublicKey;
+
+pub mod judge;
+pub mod people;
+pub mod pins;
+
+pub use judge::{Refusal, Verdict};
+pub use pins::{Error, How, Pin, Pins, Record};
+
+/// How long the key that a guest had before is still taken, for disks that are restored to before a rotation.
+pub const PREVIOUS: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// The keys of the guests, and this host half's own.
+#[derive(Debug)]
+pub struct Trust {
+    identity: Identity,
+    pins: Pins,
+    changes: watch::Sender<u64>,
+}
+
+impl Trust {
+    /// With these pins, as the host half of this identity.
+    pub fn new(identity: Identity, pins: Pins) -> Self {
+        Self { identity, pins, changes: watch::Sender::new(0) }
+    }
+
+    /// Those of nobody, of a host half that is gone with the test.
+    #[cfg(test)]
+    pub fn for_tests() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let files = crate::trust::host::Files { key: folder.path().join("host.key"), certificate: None };
+        Self::new(Identity::load(files).unwrap(), Pins::open(folder.path().join("guests")).unwrap())
+    }
+
+    /// What this host half shows to guests now. Looks at files.
+    pub async fn shown(self: &Arc<Self>) -> Shown {
+        let trust = Arc::clone(self);
+        blocking::run(move || trust.identity.shown()).await
+    }
+
+    /// What is known of the guest of the VM with this lasting identifier.
+    pub fn record(&self, vm: &str) -> Record {
+        self.pins.record(vm)
+    }
+
+    /// What is known of all guests, by the lasting identifiers of their VMs.
+    pub fn records(&self) -> Vec<(String, Record)> {
+        self.pins.all()
+    }
+
+    /// Judges the key that the guest of a VM has shown.
+    ///
+    /// # Errors
+    /// If it is not to be talked to. What it has shown is remembered, so that people can accept it.
+    pub async fn judge(&self, vm: &Vm, shown: PublicKey) -> Result<Verdict, Refusal> {
+        let id = &vm.ids.lasting;
+        let record = self.pins.record(id);
+        let owner = self.pins.owner(&shown).filter(|(owner, _)| owner != id);
+        let verdict = judge::judge(&record, shown, owner.map(|(_, name)| name), SystemTime::now());
+        match &verdict {
+            Ok(Verdict::Next) => self.change(vm, |pin| pin.map(|pin| pin.rotated(SystemTime::now()))).await?,
+            Ok(_) => {}
+            Err(_) => self.pins.offered(id, shown),
+        }
+        verdict
+    }
+
+    /// Pins the key of a guest that is seen for the first time.
+    ///
+    /// # Errors
+    /// If that cannot be remembered.
+    pub async fn pin(&self, vm: &Vm, key: PublicKey, how: How) -> Result<(), Refusal> {
+        self.change(vm, |_| Some(Pin::new(&vm.name, key, how))).await?;
+        if how == How::Token {
+            self.pins.forget_token(&vm.ids.lasting).await?;
+        }
+        tracing::info!(vm = vm.name, key = %key.fingerprint(), how = how.word(), "the guest's key is pinned");
+        Ok(())
+    }
+
+    /// Takes the key that the guest has shown last and was refused with, in the place of the one that is pinned.
+    ///
+    /// # Errors
+    /// If it has shown none, or that cannot be remembered.
+    pub async fn accept(&self, vm: &Vm) -> Result<PublicKey, Error> {
+        let offered = self.pins.record(&vm.ids.lasting).offered.ok_or(Error::NothingOffered)?;
+        self.change(vm, |_| Some(Pin::new(&vm.name, offered, How::Operator))).await?;
+        self.changes.send_modify(|count| *count += 1);
+        Ok(offered)
+    }
+
+    /// Forgets all that is known of the guest of a VM. Returns whether anything was.
+    ///
+    /// # Errors
+    /// If that cannot be remembered.
+    pub async fn forget(&self, vm: &str) -> Result<bool, Error> {
+        let was_there = self.pins.forget(vm).await?;
+        self.changes.send_modify(|count| *count += 1);
+        Ok(was_there)
+    }
+
+    /// Remembers the key that a guest is going to use.
+    ///
+    /// # Errors
+    /// If it cannot be remembered, or none is pinned.
+    pub async fn promise(&self, vm: &Vm, next: PublicKey) -> Result<(), Error> {
+        self.change(vm, |pin| pin.map(|pin| Pin { next: Some(next.to_string()), ..pin })).await
+    }
+
+    /// A token by which the guest of a VM can prove at its first contact that it is the one which was set up for that.
+    ///
+    /// # Errors
+    /// If it cannot be remembered.
+    pub async fn token(&self, vm: &str) -> Result<Token, Error> {
+        if let Some(token) = self.pins.record(vm).token {
+            return Ok(token);
+        }
+        let token = Token::generate().ok_or(Error::Random)?;
+        self.pins.remember_token(vm, token.clone()).await?;
+        Ok(token)
+    }
+
+    /// Completes when people have changed something, after which a guest that was refused may not be.
+    pub async fn changed(&self) {
+        let mut changes = self.changes.subscribe();
+        // The sender is part of this.
+        let _ = changes.changed().await;
+    }
+
+    async fn change(&self, vm: &Vm, change: impl FnOnce(Option<Pin>) -> Option<Pin>) -> Result<(), Error> {
+        self.pins.change(&vm.ids.lasting, change).await
+    }
+}

@@ -1,0 +1,208 @@
+//! What people ask about keys, in the words of the admin API.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use prost_types::Timestamp;
+use tonic::Status;
+
+use super::pins::Previous;
+use super::{Error, Record, Trust};
+use crate::host::backends::Vm;
+use crate::host::conversation::Caller;
+use crate::host::fleet::{Handle, Identity, Reach};
+use crate::host::text;
+use crate::sys::error_chain;
+use crate::trust::anchors;
+use crate::trust::key::PublicKey;
+use crate::wire::proto::v1;
+
+/// How long a guest may take to make a key.
+const ANSWER: Duration = Duration::from_secs(10);
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        let words = error_chain::words(&error);
+        match error {
+            Error::NothingOffered | Error::Owned(_) | Error::Unreadable(_) => {
+                Self::failed_precondition(words)
+            }
+            Error::Random | Error::Io { .. } => Self::internal(words),
+        }
+    }
+}
+
+/// Lists the keys.
+pub async fn list(
+    trust: &Arc<Trust>,
+    fleet: &Handle,
+    request: v1::ListKeysRequest,
+) -> Result<v1::ListKeysResponse, Status> {
+    let shown = trust.shown().await;
+    let mut guests = Vec::new();
+    if request.name.is_empty() {
+        let mut rest: BTreeMap<_, _> = trust.records().into_iter().collect();
+        for machine in fleet.machines().await? {
+            let record = rest.remove(&machine.vm.ids.lasting).unwrap_or_default();
+            guests.push(
+                with_session(fleet, &machine.vm, told(&machine.vm.name, &machine.vm.ids.lasting, record))
+                    .await?,
+            );
+        }
+        for (uuid, record) in rest {
+            let name = record.pin.as_ref().map(|pin| pin.name.clone()).unwrap_or_default();
+            guests.push(told(&name, &uuid, record));
+        }
+        guests.sort_by(|one, other| one.name.cmp(&other.name));
+    } else {
+        let vm = vm(fleet, request.name).await?;
+        guests.push(one(trust, fleet, &vm).await?);
+    }
+    Ok(v1::ListKeysResponse {
+        host_key: shown.key.fingerprint().to_string(),
+        ca_key: shown.ca.map(|key| key.fingerprint().to_string()).unwrap_or_default(),
+        guests,
+    })
+}
+
+/// Accepts the key that a guest was refused with.
+pub async fn accept(
+    trust: &Arc<Trust>,
+    fleet: &Handle,
+    request: v1::AcceptKeyRequest,
+) -> Result<v1::GuestKey, Status> {
+    let vm = vm(fleet, request.name).await?;
+    let offered = trust.record(&vm.ids.lasting).offered.map(|key| key.fingerprint().to_string());
+    if let Some(offered) = offered.filter(|offered| !request.key.is_empty() && *offered != request.key) {
+        return Err(Status::failed_precondition(format!(
+            "the guest has shown the key {offered} last, and not {}",
+            text::clean(&request.key)
+        )));
+    }
+    let key = trust.accept(&vm).await?;
+    tracing::info!(vm = vm.name, key = %key.fingerprint(), "audit: the guest's key was accepted");
+    one(trust, fleet, &vm).await
+}
+
+/// Forgets what is known of a guest's keys.
+pub async fn forget(
+    trust: &Trust,
+    fleet: &Handle,
+    request: v1::ForgetKeyRequest,
+) -> Result<v1::ForgetKeyResponse, Status> {
+    let known = trust.records().into_iter().any(|(uuid, _)| uuid == request.name);
+    let uuid = match vm(fleet, request.name.clone()).await {
+        Ok(vm) => vm.ids.lasting.clone(),
+        Err(_) if known => request.name,
+        Err(unknown) => return Err(unknown),
+    };
+    let was_there = trust.forget(&uuid).await?;
+    tracing::info!(uuid, was_there, "audit: the guest's key was forgotten");
+    Ok(v1::ForgetKeyResponse { was_there })
+}
+
+/// Gives a guest a new key.
+pub async fn rotate(
+    trust: &Arc<Trust>,
+    fleet: &Handle,
+    request: v1::RotateGuestKeyRequest,
+) -> Result<v1::GuestKey, Status> {
+    let vm = vm(fleet, request.name).await?;
+    let mut caller = session(fleet, &vm).await?;
+    let key = rotate_step(&mut caller, String::new()).await?;
+    // It is remembered before the guest uses it.
+    trust.promise(&vm, key).await?;
+    rotate_step(&mut caller, key.fingerprint().to_string()).await?;
+    tracing::info!(vm = vm.name, key = %key.fingerprint(), "audit: the guest has a new key");
+    one(trust, fleet, &vm).await
+}
+
+async fn rotate_step(caller: &mut Caller, which: String) -> Result<PublicKey, Status> {
+    let call = caller.rotate_key(v1::RotateKeyRequest { r#use: which });
+    let answer = tokio::time::timeout(ANSWER, call).await;
+    let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("the guest does not answer")));
+    let answer = answer.map_err(|status| Status::new(status.code(), text::clean(status.message())))?;
+    PublicKey::from_spki(&answer.into_inner().public_key)
+        .ok_or_else(|| Status::internal("the guest's next key is no Ed25519 key"))
+}
+
+/// What a guest has to be given.
+pub async fn bootstrap(
+    trust: &Arc<Trust>,
+    fleet: &Handle,
+    host_name: &str,
+    request: v1::GetTrustBootstrapRequest,
+) -> Result<v1::TrustBootstrap, Status> {
+    let vm = vm(fleet, request.name).await?;
+    let shown = trust.shown().await;
+    let key = shown.ca.unwrap_or(shown.key);
+    let comment = match shown.ca {
+        Some(_) => format!("CA of the host half on {host_name}"),
+        None => format!("host half on {host_name}"),
+    };
+    let key_line = anchors::line(key.spki(), shown.ca.is_some(), &[] as &[&str], &comment);
+    let token = if request.with_token { trust.token(&vm.ids.lasting).await?.reveal() } else { String::new() };
+    Ok(v1::TrustBootstrap { key_line, token })
+}
+
+async fn vm(fleet: &Handle, name: String) -> Result<Arc<Vm>, Status> {
+    let found = fleet.find(Identity::Name(name)).await?;
+    found.map(|machine| machine.vm).ok_or_else(|| Status::not_found("no VM of this name is known"))
+}
+
+/// For calls of a guest with keys.
+async fn session(fleet: &Handle, vm: &Vm) -> Result<Caller, Status> {
+    match fleet.caller(vm.name.clone()).await? {
+        Some(Reach::Session { caller, .. }) => Ok(*caller),
+        Some(Reach::Paused) => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
+        _ => Err(Status::failed_precondition("there is no session with this guest now")),
+    }
+}
+
+async fn one(trust: &Trust, fleet: &Handle, vm: &Vm) -> Result<v1::GuestKey, Status> {
+    with_session(fleet, vm, told(&vm.name, &vm.ids.lasting, trust.record(&vm.ids.lasting))).await
+}
+
+async fn with_session(fleet: &Handle, vm: &Vm, key: v1::GuestKey) -> Result<v1::GuestKey, Status> {
+    let known = fleet.get(vm.name.clone()).await?;
+    let session = match known {
+        Some(known) if known.view.session() != v1::SessionState::Connected => "",
+        Some(known) if known.view.guest_key.is_empty() => "plain",
+        Some(_) => "keyed",
+        None => "",
+    };
+    Ok(v1::GuestKey { session: session.to_owned(), ..key })
+}
+
+fn told(name: &str, uuid: &str, record: Record) -> v1::GuestKey {
+    let Record { pin, token, offered, unreadable } = record;
+    let name = name.to_owned();
+    let mut told = v1::GuestKey {
+        name,
+        uuid: uuid.to_owned(),
+        offered: offered.map(|key| key.fingerprint().to_string()).unwrap_or_default(),
+        has_token: token.is_some(),
+        problem: unreadable.unwrap_or_default(),
+        ..v1::GuestKey::default()
+    };
+    if let Some(pin) = pin {
+        told.key = pin.fingerprint().to_string();
+        pin.how.word().clone_into(&mut told.how);
+        told.since = Some(time(pin.since));
+        told.next = pin.next.as_deref().map(named).unwrap_or_default();
+        if let Some(Previous { key, until }) = &pin.previous {
+            told.previous = named(key);
+            told.previous_until = Some(time(*until));
+        }
+    }
+    told
+}
+
+fn named(key: &str) -> String {
+    key.parse::<PublicKey>().map(|key| key.fingerprint().to_string()).unwrap_or_default()
+}
+
+fn time(seconds: u64) -> Timestamp {
+    (UNIX_EPOCH + Duration::from_secs(seconds)).into()
+}
