@@ -64,7 +64,10 @@ impl Host {
         let settings = folder.join("host.toml");
         std::fs::write(
             &settings,
-            format!("socket = '{0}/api.sock'\nvolumes-dir = '{0}/volumes'\n", folder.display()),
+            format!(
+                "socket = '{0}/api.sock'\nvolumes-dir = '{0}/volumes'\ntrust.state-dir = '{0}/trust'\n",
+                folder.display()
+            ),
         )
         .unwrap();
         let log = std::fs::File::create(folder.join("log")).unwrap();

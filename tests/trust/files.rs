@@ -1,0 +1,93 @@
+//! Mistakes in files: what is said of them, and that none opens or shuts a door.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use crate::agent::{Agent, key_line, lab, until_refused, until_speaks};
+use crate::wire::{PLAIN, say};
+
+#[test]
+fn a_mistake_leaves_what_was_before_and_is_told_with_its_line() {
+    let lab = lab(&["web"]).start();
+    let mut web = Agent::new(&lab, "web");
+    web.know(&lab);
+    web.start();
+    until_speaks(&lab, "web", "keyed");
+    let line = key_line(&lab);
+    let cases = [
+        (format!("{line}{line}"), "host.pub:2: the key SHA256:"),
+        (format!("# mine\n{}", &line[..40]), "host.pub:2: "),
+        (line.replace(" #", " admin #"), "host.pub:1: unknown word \"admin\""),
+        (line.replace(" #", " role=root #"), "host.pub:1: unknown role \"root\""),
+        ("\0\0".to_owned(), "host.pub:1: "),
+    ];
+    for (text, expected) in cases {
+        web.give("host.pub", &text);
+        web.until_it_says(expected);
+        // Whoever comes anew is let in as before.
+        let sessions = lab.info("web")["sessions"].as_u64();
+        assert_eq!(say(&web.socket(), PLAIN), b"", "{text}");
+        assert_eq!(lab.info("web")["session"], "connected", "{text}");
+        assert_eq!(lab.info("web")["sessions"].as_u64(), sessions, "{text}");
+    }
+    assert!(!web.keys()["problems"].as_array().unwrap().is_empty());
+    web.know(&lab);
+    lab.until("all is well again", || web.keys()["problems"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn a_guest_whose_only_key_is_wrong_from_the_beginning_lets_nobody_in() {
+    let lab = lab(&["web"]).start();
+    let mut web = Agent::new(&lab, "web");
+    web.give("host.pub", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDd4 me@here\n");
+    web.start();
+    web.until_it_says("host.pub:1: this is an OpenSSH key");
+    assert_eq!(say(&web.socket(), PLAIN), b"");
+    assert!(until_refused(&lab, "web").contains("does not know this host half's key"));
+    // One that others may write to is no better.
+    web.know(&lab);
+    std::fs::set_permissions(web.file("hosts.d/host.pub"), std::fs::Permissions::from_mode(0o666)).unwrap();
+    web.until_it_says("others than root can write to it");
+}
+
+#[test]
+fn a_guest_that_cannot_use_its_own_key_lets_nobody_in_and_says_why() {
+    let lab = lab(&["web"]).start();
+    let mut web = Agent::new(&lab, "web");
+    web.know(&lab);
+    web.start();
+    until_speaks(&lab, "web", "keyed");
+    web.stop();
+    let own = web.file("trust/guest.key");
+    std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o644)).unwrap();
+    web.start();
+    assert_eq!(say(&web.socket(), PLAIN), b"");
+    web.until_it_says("can be read by others than its owner");
+    std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o600)).unwrap();
+    until_speaks(&lab, "web", "keyed");
+}
+
+#[test]
+fn garbage_and_silence_disturb_nobody() {
+    let lab = lab(&["web"]).start();
+    let mut web = Agent::new(&lab, "web");
+    web.know(&lab);
+    web.start();
+    until_speaks(&lab, "web", "keyed");
+    let begun = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
+    let silent: Vec<_> =
+        (0..8).map(|_| std::os::unix::net::UnixStream::connect(web.socket()).unwrap()).collect();
+    for words in [
+        &b"\x16"[..],
+        &[0x16; 4096],
+        &begun,
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0; 64],
+        b"\x15\x03\x03\0\x02\x02\x28",
+    ] {
+        let answer = say(&web.socket(), words);
+        assert!(answer.is_empty() || answer[0] == 0x15, "{words:?}: {answer:?}");
+    }
+    drop(silent);
+    assert!(lab.words(&["ping", "web", "-c", "2"]).contains("2 pings"));
+    assert_eq!(lab.info("web")["sessions"], 1);
+}

@@ -1,0 +1,166 @@
+//! How a guest and a host half come to know each other.
+
+use crate::agent::{Agent, bootstrap, key, keys, lab, until_refused, until_speaks};
+use crate::wire::{PLAIN, Tap, say};
+
+#[test]
+fn without_keys_all_is_as_before_and_shown_as_such() {
+    let lab = lab(&["web"]);
+    let mut agent = Agent::new(&lab, "web");
+    agent.start();
+    let lab = lab.start();
+    until_speaks(&lab, "web", "plain");
+    assert_eq!(key(&lab, "web")["key"], "");
+    assert!(lab.words(&["info", "web"]).contains("it speaks without keys"));
+    let told = agent.trust(&["ls"]);
+    assert!(String::from_utf8_lossy(&told.stdout).starts_with("This guest was given no key"), "{told:?}");
+    assert!(!agent.file("trust").exists(), "it made itself a key that nobody needs");
+}
+
+#[test]
+fn a_guest_that_is_given_a_key_cuts_plain_sessions_off_and_is_pinned_when_it_shows_its_own() {
+    let lab = lab(&["web"]);
+    let mut agent = Agent::new(&lab, "web");
+    agent.start();
+    let lab = lab.start();
+    until_speaks(&lab, "web", "plain");
+    agent.know(&lab);
+    until_speaks(&lab, "web", "keyed");
+    let pinned = key(&lab, "web");
+    assert_eq!(
+        (pinned["key"].as_str().unwrap(), pinned["how"].as_str().unwrap()),
+        (&*agent.own(), "first-use")
+    );
+    assert_eq!(lab.info("web")["guest_key"], agent.own());
+    assert_eq!(agent.keys()["hosts"][0]["key"], keys(&lab)["host_key"]);
+    assert!(lab.words(&["ping", "web", "-c", "2"]).contains("2 pings"));
+    // Over and over: from now on the same key opens the session, whoever was restarted.
+    let mut lab = lab;
+    lab.kill();
+    lab.again();
+    until_speaks(&lab, "web", "keyed");
+    agent.restart();
+    lab.until("a new session", || lab.info("web")["sessions"].as_u64() > Some(1));
+    until_speaks(&lab, "web", "keyed");
+    assert_eq!(key(&lab, "web")["key"], pinned["key"]);
+}
+
+#[test]
+fn once_keyed_no_byte_is_said_in_plain_even_without_the_keys_until_root_resets_it() {
+    let lab = lab(&["web"]);
+    let mut agent = Agent::new(&lab, "web");
+    let lab = lab.start();
+    agent.know(&lab);
+    agent.start();
+    assert_eq!(say(&agent.socket(), PLAIN), b"");
+    agent.until_it_says("it speaks without a key, and this guest was given keys");
+    until_speaks(&lab, "web", "keyed");
+    // A boot without the credential.
+    std::fs::remove_dir_all(agent.file("hosts.d")).unwrap();
+    agent.restart();
+    assert_eq!(say(&agent.socket(), PLAIN), b"");
+    let reason = until_refused(&lab, "web");
+    assert!(reason.contains("does not know this host half's key"), "{reason}");
+    assert!(reason.contains("guestctl trust bootstrap web"), "{reason}");
+    assert!(agent.keys()["keyed"].as_bool().unwrap());
+    // Root in the guest.
+    let reset = agent.trust(&["reset"]);
+    assert!(reset.status.success(), "{reset:?}");
+    assert_ne!(say(&agent.socket(), PLAIN), b"");
+    lab.until("the reset is told", || {
+        lab.info("web")["reason"].as_str().unwrap().contains("speaks without keys")
+    });
+    assert!(lab.words(&["trust", "forget", "web"]).contains("forgotten"));
+    until_speaks(&lab, "web", "plain");
+}
+
+#[test]
+fn whoever_listens_in_between_sees_tls_alone() {
+    let lab = lab(&["tap"]);
+    let other = crate::agent::lab(&["web"]);
+    let mut agent = Agent::new(&other, "web");
+    std::fs::create_dir_all(lab.path("tap")).unwrap();
+    let tap = Tap::new(&lab.path("tap/control.sock"), &agent.socket());
+    let mut lab = lab.start();
+    agent.know(&lab);
+    // Before it has keys, it may be spoken to without.
+    lab.kill();
+    agent.start();
+    let before = tap.seen().len();
+    lab.again();
+    until_speaks(&lab, "tap", "keyed");
+    assert!(lab.words(&["ping", "tap", "-c", "3"]).contains("3 pings"));
+    let mut connections = 0;
+    for [host, guest] in tap.seen().split_off(before) {
+        for said in [&host, &guest] {
+            assert!(said.is_empty() || matches!(said[0], 0x15 | 0x16), "not TLS: {said:?}");
+            assert!(
+                !contains(said, b"PRI * HTTP") && !contains(said, b"guestlet.v1") && !contains(said, b"grpc"),
+                "{}",
+                String::from_utf8_lossy(said)
+            );
+        }
+        connections += usize::from(host.len() > 500 && guest.len() > 500);
+    }
+    assert!(connections > 0, "nothing went through: {:?}", tap.seen().len());
+}
+
+fn contains(said: &[u8], part: &[u8]) -> bool {
+    said.windows(part.len()).any(|window| window == part)
+}
+
+#[test]
+fn a_host_half_whose_key_the_guest_was_not_given_is_refused_on_both_sides_with_what_to_do() {
+    let lab = lab(&["web"]);
+    let stranger = crate::agent::lab(&["other"]).start();
+    let mut agent = Agent::new(&lab, "web");
+    agent.know(&stranger);
+    agent.start();
+    let lab = lab.start();
+    let reason = until_refused(&lab, "web");
+    let own = keys(&lab)["host_key"].as_str().unwrap().to_owned();
+    assert!(reason.contains(&own) && reason.contains("guestctl trust bootstrap web"), "{reason}");
+    agent.until_it_says(&format!("its key {own} is none that this guest was given"));
+    // Given its key, it is let in at its next try.
+    agent.know(&lab);
+    assert!(lab.words(&["trust", "forget", "web"]).contains("nothing was known"));
+    until_speaks(&lab, "web", "keyed");
+}
+
+#[test]
+fn with_a_token_the_first_contact_is_proved() {
+    let mut lab = lab(&["web"]).start();
+    let told = bootstrap(&lab, &["--token"]);
+    let token = told["token"].as_str().unwrap();
+    assert_eq!(
+        bootstrap(&lab, &["--token"])["token"],
+        told["token"],
+        "a second one made the first one worthless"
+    );
+    assert!(key(&lab, "web")["has_token"].as_bool().unwrap());
+    // Another guest, which has no token, or a wrong one.
+    let mut agent = Agent::new(&lab, "web");
+    agent.know(&lab);
+    agent.start();
+    let refused = until_refused(&lab, "web");
+    assert!(refused.contains("was given no token"), "{refused}");
+    assert_eq!(key(&lab, "web")["key"], "");
+    agent.token("00112233445566778899aabbccddeeff");
+    agent.restart();
+    // The next run knows of the token, too, and dials at once.
+    lab.kill();
+    lab.again();
+    let refused = until_refused(&lab, "web");
+    assert!(refused.contains("does not fit the token"), "{refused}");
+    assert!(lab.words(&["trust", "ls"]).contains("a token waits"));
+    agent.token(token);
+    agent.restart();
+    lab.kill();
+    lab.again();
+    until_speaks(&lab, "web", "keyed");
+    assert_eq!(key(&lab, "web")["how"], "token");
+    assert!(!key(&lab, "web")["has_token"].as_bool().unwrap(), "it can be used a second time");
+    for text in [agent.log(), lab.log()] {
+        assert!(!text.contains(token), "the token is in a log: {text}");
+    }
+}
