@@ -14,7 +14,7 @@ use super::place::Told;
 use super::trust::{self, Trust, Verdict};
 use super::volumes::Keeper;
 use crate::transport::BoxStream;
-use crate::transport::dial;
+use crate::transport::dial::{self, Source};
 use crate::trust::enrollment::Token;
 use crate::trust::host::{self as handshake, Failure};
 use crate::trust::key::PublicKey;
@@ -112,7 +112,9 @@ impl Contact {
         if pin.is_none() && *speech == Speech::Plain {
             return self.plain().await;
         }
-        let (stream, gate) = self.dial().await.map_err(Loss::from)?;
+        // Until its key is known, it may be one without, which looks at the port.
+        let source = if pin.is_some() { Source::Any } else { Source::Privileged };
+        let (stream, gate) = self.dial(source).await.map_err(Loss::from)?;
         let shown = trust.shown().await;
         let shaken = tokio::time::timeout(HANDSHAKE_DEADLINE, handshake::connect(stream, &shown));
         let failure = match shaken.await {
@@ -151,7 +153,7 @@ impl Contact {
     }
 
     async fn plain(&self) -> Result<Reached, End> {
-        let (stream, gate) = self.dial().await.map_err(Loss::from)?;
+        let (stream, gate) = self.dial(Source::Privileged).await.map_err(Loss::from)?;
         Ok(Reached { stream: Box::new(stream), gate, guest: Proved::Nothing })
     }
 
@@ -159,10 +161,10 @@ impl Contact {
     ///
     /// # Errors
     /// If there is none within the deadline.
-    async fn dial(&self) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
+    async fn dial(&self, source: Source) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
         let metrics = &self.half.metrics;
         metrics.dials.fetch_add(1, Ordering::Relaxed);
-        let stream = dial::within(&*self.vm.dial, DIAL_DEADLINE).await.inspect_err(|_| {
+        let stream = dial::within(&*self.vm.dial, source, DIAL_DEADLINE).await.inspect_err(|_| {
             metrics.dial_failures.fetch_add(1, Ordering::Relaxed);
         })?;
         Ok(Metered::new(stream, Arc::clone(&self.half), &self.vm.limits))

@@ -67,9 +67,9 @@ impl fmt::Display for Target {
 }
 
 impl Dial for Target {
-    fn dial(&self) -> Dialing<'_> {
+    fn dial(&self, source: Source) -> Dialing<'_> {
         match self {
-            Self::Vsock { cid, port } => Box::pin(vsock(*cid, *port)),
+            Self::Vsock { cid, port } => Box::pin(vsock(*cid, *port, source)),
             Self::Hybrid { path, port } => Box::pin(hybrid(path, *port)),
             Self::Unix { path } => Box::pin(async { Ok(Box::new(unix(path).await?) as BoxStream) }),
         }
@@ -112,13 +112,24 @@ pub enum Error {
     Io(#[from] io::Error),
 }
 
+/// Which port a stream comes from, on `AF_VSOCK`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// One below 1024, by which an agent without keys knows that the kernel has let somebody with privileges dial. There are
+    /// 1022.
+    Privileged,
+    /// Any: an agent with keys knows its host half by its key.
+    Any,
+}
+
 /// The future of [`Dial::dial`].
 pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<BoxStream, Error>> + Send + 'a>>;
 
 /// Makes streams to one agent. Its words say where that is, to people.
 pub trait Dial: Any + fmt::Debug + fmt::Display + Send + Sync {
-    /// Makes one more stream. Dropping the future gives up. There is no deadline: see [`within`].
-    fn dial(&self) -> Dialing<'_>;
+    /// Makes one more stream, from such a port where there are ports. Dropping the future gives up. There is no deadline: see
+    /// [`within`].
+    fn dial(&self, source: Source) -> Dialing<'_>;
 
     /// Whether the other one reaches the same in the same way, so that what came about through it may stay.
     fn is_same(&self, other: &dyn Dial) -> bool;
@@ -160,8 +171,8 @@ impl fmt::Display for Dialer {
 ///
 /// # Errors
 /// If there is no stream when `deadline` has passed, or none can be had.
-pub async fn within(dialer: &dyn Dial, deadline: Duration) -> Result<BoxStream, Error> {
-    tokio::time::timeout(deadline, dialer.dial()).await.unwrap_or(Err(Error::Timeout(deadline)))
+pub async fn within(dialer: &dyn Dial, source: Source, deadline: Duration) -> Result<BoxStream, Error> {
+    tokio::time::timeout(deadline, dialer.dial(source)).await.unwrap_or(Err(Error::Timeout(deadline)))
 }
 
 async fn hybrid(path: &Path, port: u32) -> Result<BoxStream, Error> {
@@ -194,13 +205,17 @@ async fn unix(path: &Path) -> Result<UnixStream, Error> {
     })
 }
 
-async fn vsock(cid: u32, port: u32) -> Result<BoxStream, Error> {
+async fn vsock(cid: u32, port: u32, source: Source) -> Result<BoxStream, Error> {
     let explain = |error| match error {
         Errno::ENODEV | Errno::ENETUNREACH | Errno::EHOSTUNREACH => Error::NoSuchCid(cid),
         Errno::ECONNRESET | Errno::ECONNREFUSED => Error::NobodyListens,
         error => Error::Io(error.into()),
     };
-    let socket = privileged_socket()?;
+    let socket = match source {
+        Source::Privileged => privileged_socket()?,
+        // The kernel chooses a port when it connects.
+        Source::Any => plain_socket()?,
+    };
     match connect(socket.as_raw_fd(), &VsockAddr::new(cid, port)) {
         Ok(()) => Ok(Box::new(VsockStream::new(socket.into())?) as BoxStream),
         Err(Errno::EINPROGRESS | Errno::EAGAIN) => {
@@ -222,11 +237,15 @@ fn source_ports() -> impl Iterator<Item = u32> {
     (1..=LAST_PRIVILEGED_PORT).rev().filter(|port| *port != AGENT_PORT)
 }
 
-/// A socket that is bound to a port below 1024. Each connection holds one, so that a host half has at most 1022
-/// connections over `AF_VSOCK` at a time.
-fn privileged_socket() -> Result<OwnedFd, Error> {
+fn plain_socket() -> Result<OwnedFd, Error> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(AddressFamily::Vsock, SockType::Stream, flags, None).map_err(io::Error::from)?;
+    Ok(socket(AddressFamily::Vsock, SockType::Stream, flags, None).map_err(io::Error::from)?)
+}
+
+/// A socket that is bound to a port below 1024. Each connection holds one, so that a host half has at most 1022
+/// connections with guests without keys over `AF_VSOCK` at a time.
+fn privileged_socket() -> Result<OwnedFd, Error> {
+    let socket = plain_socket()?;
     for port in source_ports() {
         match bind(socket.as_raw_fd(), &VsockAddr::new(VMADDR_CID_ANY, port)) {
             Ok(()) => return Ok(socket),
@@ -280,7 +299,7 @@ mod tests {
             stream.write_all(answer).await.unwrap();
             asked
         };
-        tokio::join!(within(&dialer, SOON), serving)
+        tokio::join!(within(&dialer, Source::Privileged, SOON), serving)
     }
 
     #[tokio::test]
@@ -302,9 +321,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let dialer = Target::Unix { path: path.clone() };
-        assert!(matches!(within(&dialer, SOON).await.err(), Some(Error::Missing(_))));
+        assert!(matches!(within(&dialer, Source::Privileged, SOON).await.err(), Some(Error::Missing(_))));
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        assert!(matches!(within(&dialer, SOON).await.err(), Some(Error::Refused(_))));
+        assert!(matches!(within(&dialer, Source::Privileged, SOON).await.err(), Some(Error::Refused(_))));
     }
 
     #[tokio::test]
@@ -313,7 +332,7 @@ mod tests {
         let path = folder.path().join("vsock");
         let _listener = UnixListener::bind(&path).unwrap();
         let dialer = Target::Hybrid { path, port: 970 };
-        let error = within(&dialer, Duration::from_millis(20)).await.err().unwrap();
+        let error = within(&dialer, Source::Privileged, Duration::from_millis(20)).await.err().unwrap();
         assert_eq!(error.to_string(), "no answer within 0.02 s");
     }
 }

@@ -215,7 +215,7 @@ impl std::fmt::Display for Faulty {
 }
 
 impl Dial for Faulty {
-    fn dial(&self) -> crate::transport::dial::Dialing<'_> {
+    fn dial(&self, _: crate::transport::dial::Source) -> crate::transport::dial::Dialing<'_> {
         panic!("a fault that this test makes")
     }
 
