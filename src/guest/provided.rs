@@ -228,7 +228,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::at(folder.path());
         let mut table = vec![11, 5, 0, 0, u8::try_from(strings.len()).unwrap()];
-        strings.iter().for_each(|string| table.extend([string.as_bytes(), b"\0"].concat()));
+        for string in strings {
+            table.extend([string.as_bytes(), b"\0"].concat());
+        }
         table.extend(b"\0\x7f\x04\0\0\0\0");
         let table = (!strings.is_empty()).then_some((smbios::TABLE, table.as_slice()));
         for (path, bytes) in files.iter().copied().chain(table) {

@@ -20,7 +20,7 @@ pub enum Format {
     Qemu,
     /// Parts of a domain's XML
     Libvirt,
-    /// A part of a `VirtualMachine` of KubeVirt, also in Harvester
+    /// A part of a VM's manifest for KubeVirt, also in Harvester
     Kubevirt,
     /// User data for cloud-init
     CloudInit,
@@ -131,7 +131,8 @@ fn written(path: &str, mode: &str, line: &str) -> String {
 }
 
 fn indented(text: &str, columns: usize) -> String {
-    text.lines().map(|line| format!("{:columns$}{line}\n", "")).collect()
+    let margin = " ".repeat(columns);
+    text.lines().flat_map(|line| [&margin, line, "\n"]).collect()
 }
 
 fn file(vm: &str, key: &str, token: Option<&str>) -> String {
