@@ -30,7 +30,7 @@ const ADDRESS: &str = "192.0.2.10/24";
 fn virsh_drives_a_guest() {
     // libvirt waits 5 s for an agent, and the guest has two processors.
     let _alone = turns::alone();
-    let domain = Domain::start("virsh", images(), installed()).unwrap();
+    let domain = Domain::start("virsh", images(), installed(), machine::with_a_string).unwrap();
     domain.wait_agent().unwrap();
     domain.run("mkdir /data && mount /dev/sda /data && useradd --create-home alice").unwrap();
     let card = format!("$(basename $(dirname $(grep -l {CARD} /sys/class/net/*/address)))");
