@@ -3,7 +3,7 @@
 //!
 //! Two names are known: [`HOSTS`], lines of public keys, and [`ENROLLMENT`], a secret for the first contact. Neither is
 //! understood here. The sources are looked at in this order: the unit's own credentials, those of the system, the guest's own
-//! store of credentials, the firmware's SMBIOS strings, and QEMU's `fw_cfg`. To add one: a line in [`all`].
+//! store of credentials, the firmware's SMBIOS strings, and QEMU's `fw_cfg`. To add one: a line in `all`.
 //!
 //! In a confidential VM only the guest's own store counts: whatever else there is may have been written by the host, from
 //! which the guest is to be safe.

@@ -1,6 +1,6 @@
 //! Whether this machine is protected from its own hypervisor: AMD SEV, Intel TDX, Arm CCA, Secure Execution of s390.
 //!
-//! To add a technology: where the kernel shows it, in [`SHOWN`], or its leaf of CPUID.
+//! To add a technology: where the kernel shows it, in `SHOWN`, or its leaf of CPUID.
 
 use crate::sys::root::Root;
 

@@ -10,7 +10,7 @@
 //! whole: one mistake in it, and none of its keys is taken. What people paste by mistake may be a secret, so no message
 //! repeats more of a line than its first word or one short one.
 //!
-//! Pure: text in, anchors out. One more word of a line is one more arm in [`Words::parse`], and a part of [`line`].
+//! Pure: text in, anchors out. One more word of a line is one more arm in `Words::parse`, and a part of [`line()`].
 
 use std::collections::HashMap;
 use std::fmt;
