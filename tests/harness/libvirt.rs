@@ -58,7 +58,7 @@ impl Domain {
         name: &str,
         images: &Images,
         saved: &Saved,
-        edited: impl FnOnce(String) -> String,
+        edited: impl FnOnce(&str) -> String,
     ) -> anyhow::Result<Self> {
         let turn = turns::beside();
         let tree = tools::libvirt()?;
@@ -67,7 +67,7 @@ impl Domain {
         new_disk(&saved.disk, &file("disk.qcow2"))?;
         run(Path::new("truncate"), &["-s", DATA, text(&file("data.raw"))?])?;
         run(Path::new("mke2fs"), &["-q", "-t", "ext4", "-L", "data", text(&file("data.raw"))?])?;
-        std::fs::write(file("domain.xml"), edited(description(name, images, &file)?))?;
+        std::fs::write(file("domain.xml"), edited(&description(name, images, &file)?))?;
         let daemon = start_daemon(&tree, &folder)?;
         let console = Console::new(file("console.sock"), file("console.log"));
         let domain = Self { name: name.to_owned(), console, _daemon: daemon, tree, folder, _turn: turn };

@@ -31,7 +31,7 @@ const STRING: &str = "role=status,exec # <ours> & \"their's\", 100 %";
 
 /// The domain with a string as `guestctl trust bootstrap` prints it, under a name that is not that of keys: with a key, the agent
 /// would obey libvirt no more than its settings say.
-pub fn with_a_string(domain: String) -> String {
+pub fn with_a_string(domain: &str) -> String {
     let printed = text(Format::Libvirt, "virsh", STRING, None).replace("guestlet.hosts", "guestlet.test");
     let between = |from: &str, to: &str| {
         let start = printed.find(from).unwrap();
