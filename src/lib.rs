@@ -8,6 +8,7 @@
 //!      │         ├─ rpc ──┼─ guest ── sys
 //!      │         ├─ csi ──┤
 //!      │         ├─ topology
+//!      │         ├─ policy ── trust
 //!      │         └─ config, transport
 //!      ├─ hostd ─┬─ host ──── transport, sys
 //!      │         └─ config
@@ -18,7 +19,7 @@
 //! ```
 //!
 //! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
-//! of a session. `text` is how sizes and
+//! of a session; `policy` decides who may do what in a guest, for `qga` and `rpc`. `text` is how sizes and
 //! tables look to people; `labels` knows what Kubernetes takes for one. `supervise` owns every task. `agent` and `hostd`
 //! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
 //! settings come to.
@@ -39,6 +40,8 @@ pub mod host;
 #[cfg(feature = "host")]
 pub mod hostd;
 pub mod labels;
+#[cfg(feature = "agent")]
+pub mod policy;
 #[cfg(feature = "agent")]
 pub mod privileges;
 #[cfg(feature = "agent")]

@@ -11,7 +11,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Programs: arguments → settings → run.
     (
         "bin",
-        &["agent", "config", "ctl", "doctor", "hostd", "privileges", "qga", "status", "sys", "text", "thaw"],
+        &[
+            "agent",
+            "config",
+            "ctl",
+            "doctor",
+            "hostd",
+            "policy",
+            "privileges",
+            "qga",
+            "status",
+            "sys",
+            "text",
+            "thaw",
+        ],
     ),
     // Assemblies: the only readers of settings.
     (
@@ -21,6 +34,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "csi",
             "guest",
             "labels",
+            "policy",
             "qga",
             "rpc",
             "supervise",
@@ -37,12 +51,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("status", &["text", "transport", "wire"]),
     // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
     ("doctor", &["config", "privileges", "status", "sys", "text", "wire"]),
-    ("privileges", &["config", "qga"]),
+    ("privileges", &["config", "policy", "qga"]),
     // Has to work without an agent, and so without a protocol.
     ("thaw", &["guest", "status", "sys"]),
     // Protocols: parse, check policy, call a verb, answer.
-    ("qga", &["guest", "sys", "wire"]),
-    ("rpc", &["guest", "sys", "transport", "trust", "wire"]),
+    ("qga", &["guest", "policy", "sys", "wire"]),
+    ("rpc", &["guest", "policy", "sys", "transport", "trust", "wire"]),
+    // Who may do what, and what was done; the protocols ask it.
+    ("policy", &["sys", "trust"]),
     // kubelet's sockets come and go with its folder, so that it owns them and what is served on them.
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     ("guest", &["labels", "sys"]),
@@ -51,7 +67,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The host half owns its sessions and so the streams under them.
     ("host", &["labels", "supervise", "sys", "transport", "trust", "wire"]),
     ("transport", &["supervise", "sys", "wire"]),
-    ("config", &["labels", "text"]),
+    // (Grants are checked where they are read.)
+    ("config", &["labels", "policy", "text", "trust"]),
     ("labels", &[]),
     ("supervise", &[]),
     ("sys", &[]),

@@ -12,6 +12,7 @@ mod check;
 mod csi;
 mod dump;
 pub mod fragment;
+mod grants;
 pub mod options;
 pub mod qemu_ga;
 
@@ -22,6 +23,8 @@ use std::time::Duration;
 use crate::config::{self, Error, disk_rules};
 use fragment::AgentFragment;
 use options::{Program, Run};
+
+use crate::policy::Rules;
 
 pub use csi::{CsiMode, CsiSettings};
 
@@ -81,6 +84,10 @@ pub struct AgentSettings {
     pub topology: TopologySettings,
     /// Whom the guest obeys.
     pub trust: TrustSettings,
+    /// Who may do what.
+    pub rules: Rules,
+    /// Audit records go to this file, too.
+    pub audit_file: Option<PathBuf>,
     /// What is worth a line in the log, and no fault.
     pub remarks: Vec<String>,
 }
@@ -241,9 +248,15 @@ pub fn load(places: &Places, program: Program, command_line: AgentFragment) -> R
     fragments.extend(qemu_ga::variables(&variables)?);
     fragments.extend(own);
     fragments.push((PathBuf::from("command line"), command_line));
-    let settings = config::merge_checked(fragments, |merged| check::check(merged, program))?;
-    let trust = TrustSettings { hosts: main.with_file_name(HOSTS_FOLDER), ..settings.trust };
-    Ok(AgentSettings { disk_rules: main.with_file_name(disk_rules::FOLDER), trust, ..settings })
+    let mut grants = Vec::new();
+    for (file, fragment) in &fragments {
+        grants.extend(grants::check(file, &fragment.text, &fragment.grant)?);
+    }
+    let mut settings = config::merge_checked(fragments, |merged| check::check(merged, program))?;
+    settings.rules.grants = grants;
+    settings.disk_rules = main.with_file_name(disk_rules::FOLDER);
+    settings.trust.hosts = main.with_file_name(HOSTS_FOLDER);
+    Ok(settings)
 }
 
 /// As [`load`], from what a command line asks for and `variable`, the value of `$QGA_CONF`.
@@ -392,6 +405,17 @@ mod tests {
             ("/etc/guestlet/agent.toml", "[qga]\n\nallow-rpcs = ['a;b']\n", "agent.toml:3: allow-rpcs: "),
             ("/etc/guestlet/agent.d/1.toml", "[qga.freeze]\ndeadline = 0\n", "1.toml:2: qga.freeze.deadline"),
             ("/etc/guestlet/agent.toml", "[qga.exec]\npath = []\n", "agent.toml:2: unknown field `path`"),
+            (
+                "/etc/guestlet/agent.d/1.toml",
+                "\n[[grant]]\nhost = 'qga'\nroles = ['all']\n",
+                "1.toml:4: there is no role",
+            ),
+            (
+                "/etc/guestlet/agent.d/1.toml",
+                "[trust]\nplain = ['all']\n",
+                "1.toml:2: trust.plain: there is no role",
+            ),
+            ("/etc/guestlet/agent.d/1.toml", "[policy]\nmode = 'off'\n", "1.toml:2: policy.mode is \"off\""),
         ];
         for (file, text, expected) in cases {
             let root = tempfile::tempdir().unwrap();

@@ -131,6 +131,47 @@ const AGENT: &[Row] = &[
         "`false`",
         "give the Node the provider id that the host half has for the VM, if it has none",
     ),
+    (
+        "policy.mode",
+        "`\"enforce\"`",
+        "what becomes of a call that no grant gives: `enforce` denies it, `audit` lets it pass and writes down that it would be denied. See [security.md](security.md)",
+    ),
+    (
+        "audit.file",
+        "none",
+        "audit records also go to this file, as JSON lines; a new one is for root alone. While file systems are frozen 256 records are kept for it",
+    ),
+    (
+        "trust.plain",
+        "none",
+        "the roles of a host half that proves no key, once this guest has keys of host halves; the last place that says it wins",
+    ),
+    (
+        "grant.host",
+        "",
+        "whom the grant is for: a key's fingerprint (`SHA256:…`), the URI of a certificate, `*` for every key, `qga`, or `plain`; each grant is a table `[[grant]]`",
+    ),
+    (
+        "grant.caller",
+        "`\"*\"`",
+        "for whom the host half asks, such as `uid:0 root`, and `\"\"` for itself; `*` in it stands for any characters",
+    ),
+    (
+        "grant.roles",
+        "",
+        "`status`, `metrics`, `logs`, `topology`, `freeze`, `disks`, `files-read`, `files-write` (and `files-read` with it), `exec`, `forward`, `power`, `accounts`",
+    ),
+    ("grant.profile", "", "instead of roles: `qemu-ga`, `monitor`, `volumes` or `operator`"),
+    (
+        "grant.exec",
+        "all",
+        "the only programs that may be run by this grant, and without `env`: `{ paths = [\"/usr/bin/journalctl\"] }`, files or directories",
+    ),
+    (
+        "grant.files",
+        "all",
+        "the only files that may be opened by it: `{ paths = [\"/var/log\"], read-only = true }`",
+    ),
     ("log.verbose", "`false`", "log each call"),
     ("log.file", "the journal", "log to this file"),
     (

@@ -8,6 +8,7 @@ mod journal;
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -17,7 +18,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-pub use file::{finish, pause, resume};
+pub use file::{Lines, finish, pause, resume, timestamp};
 
 /// Bytes of a line on standard error: what a pipe that has room takes without waiting for more (pipe(7)).
 const MAX_LINE: usize = 4096;
@@ -43,8 +44,24 @@ pub fn init(identifier: &'static str, verbose: bool, file: Option<&Path>) -> any
     let builder = tracing_subscriber::fmt().with_max_level(level).with_target(false).with_ansi(false);
     // A library's own lines are for its developers, and a peer can cause one with each frame that it sends.
     let own = Targets::new().with_target(env!("CARGO_CRATE_NAME"), level).with_default(Level::WARN);
+    let again = || anyhow::anyhow!("cannot start logging: it was started before");
+    SINK.set(sink).map_err(|_| again())?;
+    let sink = SINK.get().ok_or_else(again)?;
     let started = builder.with_level(false).without_time().with_writer(sink).finish().with(own).try_init();
     started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
+}
+
+/// Where this process logs to.
+static SINK: OnceLock<Sink> = OnceLock::new();
+
+/// Logs one line, with `fields` where the journal takes it: upper-case names, and values that are one line each.
+pub fn record(line: &str, fields: &[(&str, &str)]) {
+    match SINK.get() {
+        Some(Sink::Journal(journal)) => journal.send_with(Level::INFO, line.as_bytes(), fields),
+        Some(sink) => sink.take(Level::INFO, format!("{line}\n").as_bytes()),
+        // Tests, which have started none.
+        None => tracing::info!("{line}"),
+    }
 }
 
 enum Sink {
@@ -106,7 +123,7 @@ impl Write for Entry<'_> {
     }
 }
 
-impl<'a> MakeWriter<'a> for Sink {
+impl<'a> MakeWriter<'a> for &'static Sink {
     type Writer = Entry<'a>;
 
     fn make_writer(&'a self) -> Self::Writer {

@@ -4,14 +4,14 @@ use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use crate::config::Problem;
-use crate::config::agent::csi;
 use crate::config::agent::fragment::{AgentFragment, ApiFragment, QgaFragment, Time, TopologyFragment};
 use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
 use crate::config::agent::{
     AgentSettings, ApiChannel, CONTROL_PORT, DaemonSettings, QgaChannel, QgaLimits, RUNTIME_FOLDER,
-    TopologySettings, TrustSettings, VsockPeer,
+    TopologySettings, TrustSettings, VsockPeer, csi, grants,
 };
+use crate::policy::{Bounds, Limits, Rules};
 
 /// `VMADDR_CID_HOST`, vsock(7).
 const HOST_CID: u32 = 2;
@@ -47,6 +47,8 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         csi,
         log,
         topology,
+        policy,
+        audit,
         trust,
         runtime_dir,
         daemon,
@@ -79,6 +81,19 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
     let fsfreeze_hook = qga.fsfreeze_hook.filter(|path| !no_hook(path));
     let fsfreeze_hook = fsfreeze_hook.map(|path| absolute("qga.fsfreeze-hook", path)).transpose()?;
 
+    let bounds = Bounds {
+        allow: qga.allow_rpcs.clone(),
+        block: qga.block_rpcs.clone().unwrap_or_default(),
+        limits: Limits {
+            exec_paths: limits.exec_paths.clone(),
+            file_paths: limits.file_paths.clone(),
+            files_read_only: limits.files_read_only,
+            passwords: limits.allow_passwords,
+        },
+    };
+    let rules =
+        Rules { mode: grants::mode(&policy)?, plain: grants::plain(&trust)?, bounds, ..Rules::default() };
+
     let control = control_channel(&control)?;
     if callback.listen.is_some() || callback.port.is_some() {
         remarks.push(
@@ -110,6 +125,9 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
             wanted: daemon.unwrap_or(false),
             pid_file: absolute("pidfile", pidfile.unwrap_or(DEFAULT_PID_FILE.into()))?,
         },
+        // Without the grants, which `load` checks in their files.
+        rules,
+        audit_file: audit.file.map(|path| absolute("audit.file", path)).transpose()?,
         // Beside the main file, which `load` knows.
         disk_rules: super::MAIN_FILE.into(),
         csi: csi::check(csi)?,
@@ -391,6 +409,9 @@ mod tests {
             ("[topology]\ndrop-ins = ['rke']", "none of rke2, k3s, kubeadm"),
             ("[topology]\nzone-change = 'follow'", "none of update, keep, report"),
             ("[topology]\nkubeconfig = 'x'", "must be an absolute path"),
+            ("[policy]\nmode = 'permissive'", "use enforce or audit"),
+            ("[audit]\nfile = 'audit.jsonl'", "must be an absolute path"),
+            ("[trust]\nplain = ['monitor']", "there is no role \"monitor\""),
             ("[controls]\n", "agent.toml:1: unknown field `controls`"),
             ("daemon = true\n", "unknown field `daemon`"),
         ];

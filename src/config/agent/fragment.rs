@@ -9,6 +9,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::Fragment;
+use crate::config::agent::grants::{AuditFragment, GrantFragment, PolicyFragment, TrustFragment};
 
 /// Every field may be missing.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -28,8 +29,14 @@ pub struct AgentFragment {
     pub log: LogFragment,
     /// `[topology]`
     pub topology: TopologyFragment,
+    /// `[policy]`
+    pub policy: PolicyFragment,
+    /// `[audit]`
+    pub audit: AuditFragment,
     /// `[trust]`
     pub trust: TrustFragment,
+    /// `[[grant]]`; those of several places add up.
+    pub grant: Vec<Spanned<GrantFragment>>,
     /// Where the agent keeps what lasts until the next boot.
     pub runtime_dir: Option<PathBuf>,
     /// Whether qemu-ga's files are read, too. Only guestlet's own files say so.
@@ -49,6 +56,9 @@ pub struct AgentFragment {
     /// The lines of the keys that this source sets.
     #[serde(skip)]
     pub lines: Vec<(String, usize)>,
+    /// What this source was parsed from, if it has grants: their checks name lines.
+    #[serde(skip)]
+    pub text: String,
 }
 
 /// `[qga]`: names and meanings are those of qemu-ga, where it has them.
@@ -235,14 +245,6 @@ pub struct LogFragment {
     pub file: Option<PathBuf>,
 }
 
-/// `[trust]`
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct TrustFragment {
-    /// Where the guest's own key is kept.
-    pub state_dir: Option<PathBuf>,
-}
-
 /// `[topology]`
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -311,6 +313,9 @@ impl Fragment for AgentFragment {
         take(&mut self.topology.zone_change, later.topology.zone_change);
         take(&mut self.topology.report_only, later.topology.report_only);
         take(&mut self.topology.provider_id, later.topology.provider_id);
+        take(&mut self.policy.mode, later.policy.mode);
+        take(&mut self.audit.file, later.audit.file);
+        take(&mut self.trust.plain, later.trust.plain);
         take(&mut self.daemon, later.daemon);
         take(&mut self.pidfile, later.pidfile);
         self.semicolons |= later.semicolons;
@@ -320,6 +325,9 @@ impl Fragment for AgentFragment {
     fn remember(&mut self, text: &str) {
         if let Ok(table) = DeTable::parse(text) {
             keys("", table.get_ref(), text, &mut self.lines);
+        }
+        if !self.grant.is_empty() {
+            text.clone_into(&mut self.text);
         }
     }
 

@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tracing::Level;
@@ -28,8 +28,9 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 static PAUSED: Mutex<bool> = Mutex::new(false);
 static RESUMED: Condvar = Condvar::new();
-static WRITER: OnceLock<SyncSender<Message>> = OnceLock::new();
+static WRITERS: Mutex<Vec<SyncSender<Message>>> = Mutex::new(Vec::new());
 
+#[derive(Debug)]
 enum Message {
     Line(Vec<u8>),
     /// Everything before it is written.
@@ -58,9 +59,10 @@ fn paused() -> MutexGuard<'static, bool> {
 
 /// Waits a moment for what is still to be written, at the end of the program.
 pub fn finish() {
-    if let Some(writer) = WRITER.get()
-        && !is_paused()
-    {
+    if is_paused() {
+        return;
+    }
+    for writer in WRITERS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
         let (done, written) = sync_channel(1);
         if writer.try_send(Message::Done(done)).is_ok() {
             let _ = written.recv_timeout(LAST_WORDS);
@@ -68,13 +70,13 @@ pub fn finish() {
     }
 }
 
-/// The way to the thread.
-pub struct Log {
+/// A file that lines are appended to; the way to its thread.
+#[derive(Debug)]
+pub struct Lines {
     writer: SyncSender<Message>,
-    lost: AtomicU64,
 }
 
-impl Log {
+impl Lines {
     /// Opens the file at `path` to append to it, for root and the process's own user only if it is new, and starts
     /// the thread.
     ///
@@ -85,8 +87,29 @@ impl Log {
         let (writer, entries) = sync_channel(QUEUE);
         let path = path.to_owned();
         std::thread::Builder::new().name("log".into()).spawn(move || write(file, &path, &entries))?;
-        let _ = WRITER.set(writer.clone());
-        Ok(Self { writer, lost: AtomicU64::new(0) })
+        WRITERS.lock().unwrap_or_else(PoisonError::into_inner).push(writer.clone());
+        Ok(Self { writer })
+    }
+
+    /// Hands over a line with its end; false if there is no room for it, and it is lost.
+    pub fn append(&self, line: impl Into<Vec<u8>>) -> bool {
+        self.writer.try_send(Message::Line(line.into())).is_ok()
+    }
+}
+
+/// The log as lines with their time and level.
+pub struct Log {
+    lines: Lines,
+    lost: AtomicU64,
+}
+
+impl Log {
+    /// As [`Lines::start`].
+    ///
+    /// # Errors
+    /// As open(2) gives them.
+    pub fn start(path: &Path) -> io::Result<Self> {
+        Ok(Self { lines: Lines::start(path)?, lost: AtomicU64::new(0) })
     }
 
     /// Hands over an entry, or counts it as lost.
@@ -99,7 +122,7 @@ impl Log {
         }
         line.extend_from_slice(format!("{now} {level:>5} ").as_bytes());
         line.extend_from_slice(text);
-        if self.writer.try_send(Message::Line(line)).is_err() {
+        if !self.lines.append(line) {
             self.lost.fetch_add(lost + 1, Ordering::Relaxed);
         }
     }
@@ -140,7 +163,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 /// In UTC, as RFC 3339 writes it.
-fn timestamp(time: SystemTime) -> String {
+pub fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let Date { year, month, day, hour, minute, second } =
         Date::of(i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
@@ -175,7 +198,7 @@ mod tests {
         let log = Log::start(&path).unwrap();
         let written = || {
             let (done, written) = sync_channel(1);
-            log.writer.send(Message::Done(done)).unwrap();
+            log.lines.writer.send(Message::Done(done)).unwrap();
             written.recv_timeout(Duration::from_secs(20)).is_ok()
         };
         log.take(Level::INFO, b"one\n");

@@ -39,8 +39,14 @@ impl Journal {
 
     /// Sends one entry, or counts it as lost.
     pub fn send(&self, level: Level, text: &[u8]) {
+        self.send_with(level, text, &[]);
+    }
+
+    /// The same with fields of its own.
+    pub fn send_with(&self, level: Level, text: &[u8], fields: &[(&str, &str)]) {
         let lost = self.lost.swap(0, Ordering::Relaxed);
-        let datagram = entry(self.identifier, level, text, lost);
+        let mut datagram = entry(self.identifier, level, text, lost);
+        add_fields(&mut datagram, fields);
         if self.socket.send_to(&datagram, &self.path).is_err() {
             self.lost.fetch_add(lost + 1, Ordering::Relaxed);
         }
@@ -68,9 +74,24 @@ fn entry(identifier: &str, level: Level, text: &[u8], lost: u64) -> Vec<u8> {
     datagram
 }
 
+/// Adds fields to a datagram; line breaks of a value would begin another field.
+fn add_fields(datagram: &mut Vec<u8>, fields: &[(&str, &str)]) {
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+        let value = value.replace('\n', " ");
+        datagram.extend_from_slice(format!("{name}={value}\n").as_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_field_stays_one_field() {
+        let mut datagram = b"MESSAGE=x\n".to_vec();
+        add_fields(&mut datagram, &[("A", "one\nPRIORITY=0"), ("B", ""), ("C", "two")]);
+        assert_eq!(datagram, b"MESSAGE=x\nA=one PRIORITY=0\nC=two\n");
+    }
 
     #[test]
     fn an_entry_keeps_line_breaks_and_says_what_was_lost() {

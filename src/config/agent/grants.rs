@@ -1,0 +1,351 @@
+//! `[[grant]]`, `[policy]` and `[trust]`: who may do what. Each grant is checked in the file that it is in, as its message
+//! names the line.
+//!
+//! ```toml
+//! [[grant]]
+//! host = "SHA256:…"                  # or a URI, "*" (every key), "qga", "plain"
+//! caller = "uid:0 *"                 # for whom the host half asks; "" is for itself, "*" is the default
+//! roles = ["status", "exec"]         # or profile = "monitor"
+//! exec = { paths = ["/usr/bin/journalctl"] }
+//! files = { paths = ["/var/log"], read-only = true }
+//! ```
+
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::config::agent::check;
+use crate::config::{Error, Problem};
+use crate::policy::grant::MAX_CALLER;
+use crate::policy::{Caller, Grant, Host, Mode, Role, Roles, role};
+
+/// Grants, at most.
+const MOST: usize = 1000;
+
+/// One `[[grant]]`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct GrantFragment {
+    host: Option<Spanned<String>>,
+    caller: Option<Spanned<String>>,
+    roles: Option<Spanned<Vec<String>>>,
+    profile: Option<Spanned<String>>,
+    exec: Option<Spanned<GrantExecFragment>>,
+    files: Option<Spanned<GrantFilesFragment>>,
+}
+
+/// `exec` of a grant.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct GrantExecFragment {
+    paths: Vec<PathBuf>,
+}
+
+/// `files` of a grant.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct GrantFilesFragment {
+    paths: Option<Vec<PathBuf>>,
+    read_only: Option<bool>,
+}
+
+/// `[policy]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct PolicyFragment {
+    /// `enforce` or `audit`.
+    pub mode: Option<String>,
+}
+
+/// `[audit]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct AuditFragment {
+    /// Records as JSON lines go to this file, too.
+    pub file: Option<PathBuf>,
+}
+
+/// `[trust]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct TrustFragment {
+    /// What a host half without a key may do although the guest has keys.
+    pub plain: Option<Vec<String>>,
+    /// Where the guest's own key is kept.
+    pub state_dir: Option<PathBuf>,
+}
+
+/// The mode of `[policy]`.
+pub(super) fn mode(policy: &PolicyFragment) -> Result<Mode, Problem> {
+    match policy.mode.as_deref() {
+        None | Some("enforce") => Ok(Mode::Enforce),
+        Some("audit") => Ok(Mode::Audit),
+        Some(other) => {
+            check::problem("policy.mode", format!("policy.mode is {other:?}; use enforce or audit"))
+        }
+    }
+}
+
+/// The roles of `trust.plain`.
+pub(super) fn plain(trust: &TrustFragment) -> Result<Roles, Problem> {
+    let mut roles = Roles::NONE;
+    for word in trust.plain.as_deref().unwrap_or_default() {
+        match Role::named(word) {
+            Some(role) => roles = roles.with(role),
+            None => return check::problem("trust.plain", format!("trust.plain: {}", no_role(word))),
+        }
+    }
+    Ok(roles)
+}
+
+fn no_role(word: &str) -> String {
+    format!("there is no role {word:?}; the roles are {}", role::words())
+}
+
+/// The grants of one file with this `text`.
+pub(super) fn check(
+    file: &Path,
+    text: &str,
+    fragments: &[Spanned<GrantFragment>],
+) -> Result<Vec<Grant>, Error> {
+    if fragments.len() > MOST {
+        return Err(Error::in_file(file, format!("there are more than {MOST} grants")));
+    }
+    fragments.iter().map(|fragment| Checker { file, text, fragment }.grant()).collect()
+}
+
+/// Checks one grant.
+struct Checker<'a> {
+    file: &'a Path,
+    text: &'a str,
+    fragment: &'a Spanned<GrantFragment>,
+}
+
+impl Checker<'_> {
+    /// That something is wrong at this place, or with the grant.
+    fn wrong<T>(&self, at: Option<std::ops::Range<usize>>, problem: impl Into<String>) -> Result<T, Error> {
+        let start = at.unwrap_or_else(|| self.fragment.span()).start;
+        Err(Error::at(self.file, self.text, start, problem))
+    }
+
+    fn grant(&self) -> Result<Grant, Error> {
+        let GrantFragment { exec, files, .. } = self.fragment.get_ref();
+        let host = self.host()?;
+        let caller = self.caller(&host)?;
+        let mut roles = self.roles()?;
+        if let Some(files) = files.as_ref().filter(|files| files.get_ref().read_only == Some(true)) {
+            let says_so = self.fragment.get_ref().roles.as_ref();
+            if says_so.is_some_and(|roles| roles.get_ref().iter().any(|word| word == Role::FilesWrite.word()))
+            {
+                return self.wrong(
+                    Some(files.span()),
+                    "the role files-write and files.read-only do not go together",
+                );
+            }
+            roles = roles.without(Role::FilesWrite);
+        }
+        if let Some(exec) = exec.as_ref().filter(|_| !roles.has(Role::Exec)) {
+            return self
+                .wrong(Some(exec.span()), "exec says which programs, and the grant has not the role exec");
+        }
+        if let Some(files) = files.as_ref().filter(|_| !roles.has(Role::FilesRead)) {
+            return self
+                .wrong(Some(files.span()), "files says which files, and the grant has no role for files");
+        }
+        let exec = exec.as_ref().map(|exec| self.paths("exec.paths", exec.span(), &exec.get_ref().paths));
+        let files = files.as_ref().and_then(|files| {
+            files.get_ref().paths.as_deref().map(|paths| self.paths("files.paths", files.span(), paths))
+        });
+        let line = crate::config::line_of(self.text, self.fragment.span().start);
+        Ok(Grant {
+            origin: format!("{}:{line}", self.file.display()),
+            host,
+            caller,
+            roles,
+            exec: exec.transpose()?,
+            files: files.transpose()?,
+        })
+    }
+
+    fn host(&self) -> Result<Host, Error> {
+        let Some(host) = &self.fragment.get_ref().host else {
+            return self.wrong(None, "[[grant]] has no host; say whom it is for");
+        };
+        match host.get_ref().as_str() {
+            "*" => Ok(Host::AnyKey),
+            "qga" => Ok(Host::Qga),
+            "plain" => Ok(Host::Plain),
+            uri if is_uri(uri) => Ok(Host::Name(uri.to_owned())),
+            key if key.starts_with("SHA256:") => match key.parse() {
+                Ok(fingerprint) => Ok(Host::Key(fingerprint)),
+                Err(error) => self.wrong(Some(host.span()), format!("host: {error}")),
+            },
+            other => {
+                let problem = format!(
+                    "host is {other:?}; use a fingerprint (SHA256:…), the URI of a certificate (guestlet://…), \
+                     \"*\" for every key, \"qga\" or \"plain\""
+                );
+                self.wrong(Some(host.span()), problem)
+            }
+        }
+    }
+
+    fn caller(&self, host: &Host) -> Result<Caller, Error> {
+        let Some(caller) = &self.fragment.get_ref().caller else { return Ok(Caller::any()) };
+        let pattern = caller.get_ref();
+        if pattern.len() > MAX_CALLER || !pattern.bytes().all(is_printable) {
+            let problem =
+                format!("caller must be at most {MAX_CALLER} ASCII characters; others are percent-encoded");
+            return self.wrong(Some(caller.span()), problem);
+        }
+        if matches!(host, Host::Qga | Host::Plain) && pattern != "*" {
+            let problem = format!("caller has no meaning for {host}: who that is, is not proved");
+            return self.wrong(Some(caller.span()), problem);
+        }
+        Ok(Caller::new(pattern.as_str()))
+    }
+
+    fn roles(&self) -> Result<Roles, Error> {
+        let GrantFragment { roles, profile, .. } = self.fragment.get_ref();
+        match (roles, profile) {
+            (Some(_), Some(profile)) => {
+                self.wrong(Some(profile.span()), "a grant has either roles or a profile; make two of it")
+            }
+            (None, None) => self.wrong(None, "[[grant]] gives nothing; say roles or a profile"),
+            (None, Some(profile)) => Roles::of_profile(profile.get_ref()).map_or_else(
+                || {
+                    let (name, known) = (profile.get_ref(), role::profiles());
+                    let problem = format!("there is no profile {name:?}; the profiles are {known}");
+                    self.wrong(Some(profile.span()), problem)
+                },
+                Ok,
+            ),
+            (Some(words), None) if words.get_ref().is_empty() => {
+                self.wrong(Some(words.span()), "roles is empty; a grant that gives nothing is left out")
+            }
+            (Some(words), None) => {
+                let mut roles = Roles::NONE;
+                for word in words.get_ref() {
+                    match Role::named(word) {
+                        Some(role) => roles = roles.with(role),
+                        None => return self.wrong(Some(words.span()), no_role(word)),
+                    }
+                }
+                Ok(roles)
+            }
+        }
+    }
+
+    fn paths(&self, key: &str, at: std::ops::Range<usize>, list: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
+        let plain = |path: &&PathBuf| {
+            path.is_absolute() && !path.components().any(|part| matches!(part, Component::ParentDir))
+        };
+        match list.iter().find(|path| !plain(path)) {
+            Some(path) => {
+                let path = path.display().to_string();
+                self.wrong(Some(at), format!("{key}: {path:?} must be an absolute path without \"..\""))
+            }
+            // As components, so that no path ends with a slash or has two of them.
+            None => Ok(list.iter().map(|path| path.components().collect()).collect()),
+        }
+    }
+}
+
+fn is_printable(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~')
+}
+
+/// A scheme, `://` and something behind it.
+fn is_uri(text: &str) -> bool {
+    let plain = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+    text.split_once("://").is_some_and(|(scheme, rest)| plain(scheme) && plain(rest) && !rest.contains('*'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use crate::config::agent::fragment::AgentFragment;
+
+    fn grants(text: &str) -> Result<Vec<Grant>, String> {
+        let file = Path::new("a.toml");
+        let fragment: AgentFragment = config::parse(file, text).map_err(|error| error.to_string())?;
+        check(file, text, &fragment.grant).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn grants_are_read_as_they_are_written() {
+        let text = "[[grant]]\nhost = 'qga'\nroles = ['status', 'exec']\nexec = { paths = ['/usr//bin/'] }\n\n\
+                    [[grant]]\nhost = 'guestlet://shop/host/a'\ncaller = 'uid:0 *'\nprofile = 'qemu-ga'\n\
+                    files = { paths = ['/srv'], read-only = true }\n";
+        let [first, second] = &grants(text).unwrap()[..] else { panic!("two") };
+        assert_eq!((first.origin.as_str(), second.origin.as_str()), ("a.toml:1", "a.toml:6"));
+        assert_eq!((&first.host, first.caller.pattern()), (&Host::Qga, "*"));
+        assert_eq!(first.roles, Roles::of(&[Role::Status, Role::Exec]));
+        assert_eq!((&first.exec, &first.files), (&Some(vec!["/usr/bin".into()]), &None));
+        assert_eq!(second.host, Host::Name("guestlet://shop/host/a".to_owned()));
+        assert_eq!(second.caller.pattern(), "uid:0 *");
+        assert!(second.roles.has(Role::FilesRead) && !second.roles.has(Role::FilesWrite));
+        assert_eq!((&second.exec, &second.files), (&None, &Some(vec!["/srv".into()])));
+    }
+
+    #[test]
+    fn a_mistake_is_refused_with_its_line_and_what_to_write() {
+        let key = "SHA256:LHDhK3oGRvkiefQnx7OOczTY5Tic/xZ6HcMOc/gmtoM";
+        let cases = [
+            ("roles = ['status']", "a.toml:1: [[grant]] has no host"),
+            ("host = 'qga'", "a.toml:1: [[grant]] gives nothing"),
+            ("host = 'qga'\nroles = []", "a.toml:3: roles is empty"),
+            (
+                "host = 'qga'\nroles = ['stats']",
+                "a.toml:3: there is no role \"stats\"; the roles are status, ",
+            ),
+            (
+                "host = 'qga'\nprofile = 'all'",
+                "a.toml:3: there is no profile \"all\"; the profiles are qemu-ga, ",
+            ),
+            ("host = 'qga'\nroles = ['exec']\nprofile = 'monitor'", "a.toml:4: a grant has either"),
+            (
+                "host = 'SHA256:AAAA'\nroles = ['status']",
+                "a.toml:2: host: \"SHA256:AAAA\" is not a fingerprint",
+            ),
+            ("host = 'web-1'\nroles = ['status']", "a.toml:2: host is \"web-1\"; use a fingerprint"),
+            ("host = ''\nroles = ['status']", "a.toml:2: host is \"\""),
+            ("host = 'guestlet://*'\nroles = ['status']", "a.toml:2: host is"),
+            (
+                "host = 'qga'\ncaller = 'uid:0 *'\nroles = ['status']",
+                "a.toml:3: caller has no meaning for qga",
+            ),
+            ("host = '*'\ncaller = 'ä'\nroles = ['status']", "a.toml:3: caller must be"),
+            (
+                "host = 'qga'\nroles = ['exec']\nexec = { paths = ['bin/x'] }",
+                "a.toml:4: exec.paths: \"bin/x\" must be an absolute path",
+            ),
+            ("host = 'qga'\nroles = ['exec']\nexec = {}", "a.toml:4: missing field `paths`"),
+            (
+                "host = 'qga'\nroles = ['status']\nexec = { paths = ['/x'] }",
+                "a.toml:4: exec says which programs",
+            ),
+            (
+                "host = 'qga'\nroles = ['exec']\nfiles = { read-only = true }",
+                "a.toml:4: files says which files",
+            ),
+            (
+                "host = 'qga'\nroles = ['files-write']\nfiles = { read-only = true }",
+                "a.toml:4: the role files-write and files.read-only",
+            ),
+            (
+                "host = 'qga'\nroles = ['files-read']\nfiles = { paths = ['/a/../b'] }",
+                "must be an absolute path without \"..\"",
+            ),
+            ("host = 'qga'\nrole = 'exec'", "a.toml:3: unknown field `role`"),
+        ];
+        for (text, expected) in cases {
+            let error = grants(&format!("[[grant]]\n{text}\n")).unwrap_err();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+        assert!(grants(&format!("[[grant]]\nhost = '{key}'\nroles = ['disks']\n")).is_ok());
+        assert!(grants("[grant]\nhost = 'qga'\n").is_err());
+    }
+}

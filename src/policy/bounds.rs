@@ -1,0 +1,137 @@
+//! What the settings of `[qga]`, and those of qemu-ga, forbid QGA clients: whatever a grant gives them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::policy::grant::within;
+use crate::policy::rules::{Asked, Detail};
+
+/// What commands are limited to beyond the lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// The only programs that guest-exec runs, and those below folders that are named here.
+    pub exec_paths: Option<Vec<PathBuf>>,
+    /// The only files that guest-file-open opens, and those below folders that are named here.
+    pub file_paths: Option<Vec<PathBuf>>,
+    /// guest-file-open opens for reading only.
+    pub files_read_only: bool,
+    /// Passwords may be set.
+    pub passwords: bool,
+}
+
+impl Default for Limits {
+    /// As with qemu-ga: none.
+    fn default() -> Self {
+        Self { exec_paths: None, file_paths: None, files_read_only: false, passwords: true }
+    }
+}
+
+/// The lists of commands, and what the others are limited to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Bounds {
+    /// The only commands that may be called.
+    pub allow: Option<Vec<String>>,
+    /// Commands that may not be called, allowed or not.
+    pub block: Vec<String>,
+    /// What commands are limited to.
+    pub limits: Limits,
+}
+
+/// What a bound says to a call that it forbids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound<'a> {
+    /// The lists do not have the command, or block it.
+    Command,
+    /// The program is not among those that may be run.
+    Program(&'a Path),
+    /// Programs are limited, and by an environment others could be run.
+    Environment,
+    /// Files are for reading only.
+    ReadOnly,
+    /// The file is not among those that may be opened.
+    File(&'a Path),
+    /// Passwords may not be set.
+    Passwords,
+}
+
+impl fmt::Display for Bound<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (problem, setting) = match self {
+            Self::Command => return formatter.write_str("the command is not allowed"),
+            Self::Program(path) => (among("the program", path), "qga.exec.paths"),
+            Self::Environment => {
+                ("\"env\" is not taken where programs are limited".to_owned(), "qga.exec.paths")
+            }
+            Self::ReadOnly => ("files may be opened for reading only".to_owned(), "qga.files.read-only"),
+            Self::File(path) => (among("the file", path), "qga.files.paths"),
+            Self::Passwords => ("passwords may not be set".to_owned(), "qga.passwords.allow"),
+        };
+        write!(formatter, "{problem}; see {setting} in guestlet's settings")
+    }
+}
+
+fn among(what: &str, path: &Path) -> String {
+    format!("{what} {} is not among those allowed", path.display())
+}
+
+impl Bounds {
+    /// What forbids the call, if something does.
+    pub fn forbid<'a>(&self, asked: &Asked<'a>) -> Option<Bound<'a>> {
+        let has = |list: &Vec<String>| list.iter().any(|name| name == asked.verb);
+        if has(&self.block) || !self.allow.as_ref().is_none_or(has) {
+            return Some(Bound::Command);
+        }
+        let Limits { exec_paths, file_paths, files_read_only, passwords } = &self.limits;
+        match asked.detail {
+            Detail::Program { path, environment } => {
+                let paths = exec_paths.as_deref()?;
+                if !within(path, paths) {
+                    return Some(Bound::Program(path));
+                }
+                environment.then_some(Bound::Environment)
+            }
+            Detail::File { writes: true, .. } if *files_read_only => Some(Bound::ReadOnly),
+            Detail::File { path, .. } => (!within(path, file_paths.as_deref()?)).then_some(Bound::File(path)),
+            Detail::Password => (!passwords).then_some(Bound::Passwords),
+            Detail::None => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::role::Role;
+    use crate::policy::rules::Who;
+
+    fn forbidden(bounds: &Bounds, detail: Detail<'_>) -> Option<String> {
+        let asked = Asked { detail, ..Asked::new(Who::Qga, "", "guest-x", Role::Status) };
+        bounds.forbid(&asked).map(|bound| bound.to_string())
+    }
+
+    #[test]
+    fn limits_hold_by_whole_parts_of_a_path() {
+        let limits = Limits {
+            exec_paths: Some(vec!["/usr/bin".into()]),
+            file_paths: Some(vec!["/srv".into()]),
+            files_read_only: true,
+            passwords: false,
+        };
+        let bounds = Bounds { limits, ..Bounds::default() };
+        let program = |path, environment| Detail::Program { path: Path::new(path), environment };
+        assert_eq!(forbidden(&bounds, program("/usr/bin/true", false)), None);
+        assert_eq!(
+            forbidden(&bounds, program("/usr/bin-evil/true", false)).unwrap(),
+            "the program /usr/bin-evil/true is not among those allowed; see qga.exec.paths in guestlet's settings"
+        );
+        assert!(
+            forbidden(&bounds, program("/usr/bin/true", true)).unwrap().starts_with("\"env\" is not taken")
+        );
+        let file = |path, writes| Detail::File { path: Path::new(path), writes };
+        assert_eq!(forbidden(&bounds, file("/srv/a/b", false)), None);
+        assert!(forbidden(&bounds, file("/srv/a/b", true)).unwrap().contains("qga.files.read-only"));
+        assert!(forbidden(&bounds, file("/srv2", false)).unwrap().contains("qga.files.paths"));
+        assert!(forbidden(&bounds, Detail::Password).unwrap().contains("qga.passwords.allow"));
+        assert_eq!(forbidden(&Bounds::default(), file("/anything", true)), None);
+    }
+}

@@ -1,0 +1,134 @@
+//! What is in force, for people and for programs: `guestlet policy show`.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::policy::grant::{Grant, Host};
+use crate::policy::role::{QEMU_GA, Roles};
+use crate::policy::rules::{Mode, Rules};
+
+fn words(roles: Roles) -> String {
+    roles.iter().map(|role| role.word()).collect::<Vec<_>>().join(" ")
+}
+
+fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Enforce => "enforce",
+        Mode::Audit => "audit",
+    }
+}
+
+/// What these have without a grant, while none is for them.
+fn of_before(rules: &Rules, host: &Host) -> Option<Roles> {
+    (!rules.has_grant_for(host)).then_some(QEMU_GA)
+}
+
+fn paths(list: Option<&[PathBuf]>) -> Option<Vec<String>> {
+    Some(list?.iter().map(|path| path.display().to_string()).collect())
+}
+
+/// For people.
+pub fn table(rules: &Rules) -> String {
+    let mut text = String::new();
+    let meaning = match rules.mode {
+        Mode::Enforce => "what no grant gives is denied",
+        Mode::Audit => "what no grant gives passes, and is written down",
+    };
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "mode {}: {meaning}\n", mode(rules.mode));
+    let mut rows = vec![["HOST", "CALLER", "ROLES", "BY"].map(str::to_owned)];
+    for (host, name) in [(Host::Qga, "qga"), (Host::Plain, "plain")] {
+        if let Some(roles) = of_before(rules, &host) {
+            let by = if host == Host::Plain { "no grant is for it, nor a key" } else { "no grant is for it" };
+            rows.push([name.to_owned(), "*".to_owned(), words(roles), by.to_owned()]);
+        }
+    }
+    if !rules.plain.is_empty() {
+        let by = "trust.plain, once there are keys";
+        rows.push(["plain".to_owned(), "*".to_owned(), words(rules.plain), by.to_owned()]);
+    }
+    rows.push(["*", "*", "status", "every key; its line may give more"].map(str::to_owned));
+    rows.extend(rules.grants.iter().map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths = [width(0), width(1), width(2)];
+    for [host, caller, roles, by] in &rows {
+        let [first, second, third] = widths;
+        let _ = writeln!(text, "{host:<first$}  {caller:<second$}  {roles:<third$}  {by}");
+    }
+    text + &bounds(rules)
+}
+
+fn row(grant: &Grant) -> [String; 4] {
+    let mut roles = words(grant.roles);
+    for (what, list) in [("exec", &grant.exec), ("files", &grant.files)] {
+        if let Some(list) = paths(list.as_deref()) {
+            let _ = write!(
+                roles,
+                "; {what}: {}",
+                if list.is_empty() { "none".to_owned() } else { list.join(" ") }
+            );
+        }
+    }
+    [grant.host.to_string(), grant.caller.pattern().to_owned(), roles, grant.origin.clone()]
+}
+
+/// What is kept from QGA clients by the settings of `[qga]`.
+fn bounds(rules: &Rules) -> String {
+    let bounds = &rules.bounds;
+    let mut lines = Vec::new();
+    if let Some(allow) = &bounds.allow {
+        lines.push(format!("only these commands: {}", allow.join(" ")));
+    }
+    if !bounds.block.is_empty() {
+        lines.push(format!("not these commands: {}", bounds.block.join(" ")));
+    }
+    let limits = &bounds.limits;
+    for (what, list) in [("programs", &limits.exec_paths), ("files", &limits.file_paths)] {
+        if let Some(list) = paths(list.as_deref()) {
+            lines.push(format!("only these {what}: {}", list.join(" ")));
+        }
+    }
+    if limits.files_read_only {
+        lines.push("files for reading only".to_owned());
+    }
+    if !limits.passwords {
+        lines.push("no passwords".to_owned());
+    }
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!("\nThe settings of [qga] hold QGA clients to, whatever grants say:\n  {}\n", lines.join("\n  "))
+}
+
+/// For programs.
+pub fn json(rules: &Rules) -> Value {
+    let list = |roles: Roles| roles.iter().map(|role| role.word()).collect::<Vec<_>>();
+    let limits = &rules.bounds.limits;
+    json!({
+        "mode": mode(rules.mode),
+        "without_grant": {
+            "qga": of_before(rules, &Host::Qga).map(list),
+            "plain_without_keys": of_before(rules, &Host::Plain).map(list),
+            "plain_with_keys": list(rules.plain),
+            "keyed": ["status"],
+        },
+        "grants": rules.grants.iter().map(|grant| json!({
+            "origin": grant.origin,
+            "host": grant.host.to_string(),
+            "caller": grant.caller.pattern(),
+            "roles": list(grant.roles),
+            "exec": paths(grant.exec.as_deref()),
+            "files": paths(grant.files.as_deref()),
+        })).collect::<Vec<_>>(),
+        "qga": {
+            "allow": rules.bounds.allow,
+            "block": rules.bounds.block,
+            "exec": paths(limits.exec_paths.as_deref()),
+            "files": paths(limits.file_paths.as_deref()),
+            "files_read_only": limits.files_read_only,
+            "passwords": limits.passwords,
+        },
+    })
+}

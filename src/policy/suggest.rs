@@ -1,0 +1,141 @@
+//! Grants made from what was done: `guestlet policy suggest` reads the audit records of a file and writes the `[[grant]]`
+//! tables that would give it all, and no more than settings can say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+
+use crate::policy::role::{Role, Roles};
+
+/// What is looked at of a record.
+#[derive(Debug, Deserialize)]
+struct Line {
+    host: String,
+    caller: String,
+    role: String,
+    subject: String,
+    decision: String,
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("line {line} is no audit record: {problem}")]
+pub struct NoRecord {
+    /// Its number, from 1.
+    line: usize,
+    problem: String,
+}
+
+/// What somebody did.
+#[derive(Debug, Default)]
+struct Seen {
+    roles: Roles,
+    programs: BTreeSet<String>,
+    read: BTreeSet<String>,
+    written: BTreeSet<String>,
+}
+
+/// The tables, for the audit records of a file.
+///
+/// # Errors
+/// At the first line that is none.
+pub fn tables(records: &str) -> Result<String, NoRecord> {
+    let mut seen: BTreeMap<(String, Option<String>), Seen> = BTreeMap::new();
+    let mut denied = 0;
+    for (number, line) in records.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let wrong = |problem: String| NoRecord { line: number + 1, problem };
+        let line: Line = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
+        let role = Role::named(&line.role).ok_or_else(|| wrong(format!("no role {:?}", line.role)))?;
+        if line.decision == "denied" {
+            denied += 1;
+            continue;
+        }
+        // Settings name no callers of QGA and of those who have no key: anybody could say he were one.
+        let named = !matches!(line.host.as_str(), "qga" | "plain");
+        let caller = named.then_some(line.caller);
+        let seen = seen.entry((line.host, caller)).or_default();
+        seen.add(role, line.subject);
+    }
+    let mut text =
+        String::from("# What the audit records show, and no more. Look at it before you use it.\n");
+    if denied > 0 {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "# {denied} calls were denied; they are left out.");
+    }
+    for ((host, caller), seen) in &seen {
+        seen.write(&mut text, host, caller.as_deref());
+    }
+    Ok(text)
+}
+
+impl Seen {
+    fn add(&mut self, role: Role, subject: String) {
+        // Where the record says no path, such as that of asking how a program does, the others of the role say it.
+        let has_path = subject.starts_with('/');
+        match role {
+            Role::Exec if has_path => drop(self.programs.insert(subject)),
+            Role::FilesRead if has_path => drop(self.read.insert(subject)),
+            Role::FilesWrite if has_path => drop(self.written.insert(subject)),
+            Role::Exec | Role::FilesRead | Role::FilesWrite => {}
+            role => self.roles = self.roles.with(role),
+        }
+    }
+
+    /// One table for what has no paths, and one for each kind of those: a table has one list of files for all its roles.
+    fn write(&self, text: &mut String, host: &str, caller: Option<&str>) {
+        let roles: Vec<_> = self.roles.iter().map(Role::word).collect();
+        let paths = [
+            (Role::Exec, "exec", &self.programs),
+            (Role::FilesRead, "files", &self.read),
+            (Role::FilesWrite, "files", &self.written),
+        ];
+        if !roles.is_empty() {
+            table(text, host, caller, &roles, "");
+        }
+        for (role, key, paths) in paths.into_iter().filter(|(.., paths)| !paths.is_empty()) {
+            let paths: Vec<_> = paths.iter().map(|path| quoted(path)).collect();
+            let limit = format!("{key} = {{ paths = [{}] }}\n", paths.join(", "));
+            table(text, host, caller, &[role.word()], &limit);
+        }
+    }
+}
+
+fn table(text: &mut String, host: &str, caller: Option<&str>, roles: &[&str], limit: &str) {
+    let _ = write!(text, "\n[[grant]]\nhost = {}\n", quoted(host));
+    if let Some(caller) = caller {
+        let _ = writeln!(text, "caller = {}", quoted(caller));
+    }
+    let roles: Vec<_> = roles.iter().map(|role| quoted(role)).collect();
+    let _ = write!(text, "roles = [{}]\n{limit}", roles.join(", "));
+}
+
+/// A string of TOML.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            control if control.is_control() => {
+                let _ = write!(quoted, "\\u{:04X}", u32::from(control));
+            }
+            plain => quoted.push(plain),
+        }
+    }
+    quoted + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_line_of_a_file_can_be_taken_for_something_else() {
+        assert_eq!(tables("{}").unwrap_err().line, 1);
+        let wrong =
+            r#"{"host":"qga","caller":"","role":"root","verb":"x","subject":"","decision":"allowed"}"#;
+        let error = tables(&format!("\n{wrong}")).unwrap_err().to_string();
+        assert_eq!(error, "line 2 is no audit record: no role \"root\"");
+        assert_eq!(quoted("a\"b\\c\n"), "\"a\\\"b\\\\c\\u000A\"");
+    }
+}
