@@ -1,16 +1,21 @@
 //! The agent in the guest; speaks qemu-ga's command line, and stands in for it under its name.
 
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use guestlet::agent::keys;
+
 use guestlet::config::agent::options::{self, Program, Question, Request, Run};
 use guestlet::config::agent::qemu_ga::CONFIG_VARIABLE;
 use guestlet::config::agent::{self as settings, AgentSettings};
 use guestlet::doctor::{self, Patient};
+use guestlet::policy::command::{self, Verb};
+use guestlet::policy::{show as show_policy, suggest};
 use guestlet::qga::{PROTOCOL_VERSION, document};
 use guestlet::sys::daemon::{self, Process};
 use guestlet::sys::pid_file::PidFile;
@@ -37,6 +42,8 @@ Usage: guestlet [OPTIONS]            run the agent
        guestlet topology --wait 30s  the same, as soon as that is known
        guestlet topology --remove    take the labels out of the files of RKE2, k3s and kubeadm
        guestlet doctor [-o json]     say what works, what is missing, and what to do (status 5 if something is wrong)
+       guestlet policy show [-o json]          show who may do what, and which line of the settings says so
+       guestlet policy suggest [--file FILE]   write grants from audit records (default: those in audit.file)
        guestlet thaw                 thaw all file systems, with or without a running agent
        guestlet trust ls [-o json]   say which keys this guest was given, and its own
        guestlet trust reset          forget its own key, and that it ever was given one
@@ -110,6 +117,10 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
     if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "trust") {
         return trust(&words[1..]);
     }
+    if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "policy") {
+        show(&tell_policy(&words[1..])?);
+        return Ok(ExitCode::SUCCESS);
+    }
     if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "unit-options") {
         show_unit_options(&words[1..])?;
         return Ok(ExitCode::SUCCESS);
@@ -179,6 +190,39 @@ fn trust(words: &[OsString]) -> anyhow::Result<ExitCode> {
         keys::Action::Reset => show(&keys::reset(settings.trust)?),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Who may do what by the settings, or what settings would let what was done.
+fn tell_policy(words: &[OsString]) -> anyhow::Result<String> {
+    let asked = command::parse(words).map_err(|error| anyhow::anyhow!("{error}; see guestlet --help"))?;
+    let load = |settings| {
+        let run = Run { settings, ..Run::default() };
+        settings::load_for(run, Program::Guestlet, std::env::var_os(CONFIG_VARIABLE))
+    };
+    match (asked.verb, asked.file) {
+        (Verb::Show, _) => {
+            let rules = load(asked.settings)?.rules;
+            Ok(if asked.json {
+                format!("{:#}\n", show_policy::json(&rules))
+            } else {
+                show_policy::table(&rules)
+            })
+        }
+        (Verb::Suggest, Some(file)) => suggestions(&file),
+        (Verb::Suggest, None) => {
+            let file = load(asked.settings)?.audit_file;
+            suggestions(
+                &file.context("the settings have no audit.file; name the file of records with --file")?,
+            )
+        }
+    }
+}
+
+fn suggestions(file: &Path) -> anyhow::Result<String> {
+    let mut records = String::new();
+    let read = File::open(file).and_then(|mut opened| opened.read_to_string(&mut records));
+    read.with_context(|| format!("cannot read {}", file.display()))?;
+    suggest::tables(&records).with_context(|| file.display().to_string())
 }
 
 /// Says what works. The agent need not run, and the settings need not be valid.

@@ -13,6 +13,7 @@
 
 pub mod audit;
 pub mod bounds;
+pub mod command;
 pub mod grant;
 pub mod role;
 pub mod rules;

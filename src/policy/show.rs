@@ -38,24 +38,24 @@ pub fn table(rules: &Rules) -> String {
     };
     // Writing to a string cannot fail.
     let _ = writeln!(text, "mode {}: {meaning}\n", mode(rules.mode));
-    let mut rows = vec![["HOST", "CALLER", "ROLES", "BY"].map(str::to_owned)];
+    let mut rows = vec![["HOST", "CALLER", "BY", "ROLES"].map(str::to_owned)];
     for (host, name) in [(Host::Qga, "qga"), (Host::Plain, "plain")] {
         if let Some(roles) = of_before(rules, &host) {
             let by = if host == Host::Plain { "no grant is for it, nor a key" } else { "no grant is for it" };
-            rows.push([name.to_owned(), "*".to_owned(), words(roles), by.to_owned()]);
+            rows.push([name.to_owned(), "*".to_owned(), by.to_owned(), words(roles)]);
         }
     }
     if !rules.plain.is_empty() {
         let by = "trust.plain, once there are keys";
-        rows.push(["plain".to_owned(), "*".to_owned(), words(rules.plain), by.to_owned()]);
+        rows.push(["plain".to_owned(), "*".to_owned(), by.to_owned(), words(rules.plain)]);
     }
-    rows.push(["*", "*", "status", "every key; its line may give more"].map(str::to_owned));
+    rows.push(["*", "*", "its key; the line of it may give more", "status"].map(str::to_owned));
     rows.extend(rules.grants.iter().map(row));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths = [width(0), width(1), width(2)];
-    for [host, caller, roles, by] in &rows {
+    for [host, caller, by, roles] in &rows {
         let [first, second, third] = widths;
-        let _ = writeln!(text, "{host:<first$}  {caller:<second$}  {roles:<third$}  {by}");
+        let _ = writeln!(text, "{host:<first$}  {caller:<second$}  {by:<third$}  {roles}");
     }
     text + &bounds(rules)
 }
@@ -71,7 +71,7 @@ fn row(grant: &Grant) -> [String; 4] {
             );
         }
     }
-    [grant.host.to_string(), grant.caller.pattern().to_owned(), roles, grant.origin.clone()]
+    [grant.host.to_string(), grant.caller.pattern().to_owned(), grant.origin.clone(), roles]
 }
 
 /// What is kept from QGA clients by the settings of `[qga]`.
