@@ -18,9 +18,10 @@ use crate::config::agent::AgentSettings;
 use crate::guest::events::{Event, TICK};
 use crate::guest::{Guest, freeze, identity, monitor};
 use crate::labels;
+use crate::policy::Audit;
 use crate::qga;
 use crate::qga::complaints::Complaints;
-use crate::qga::policy::{Limits, Policy};
+use crate::qga::policy::Policy;
 use crate::qga::room::Room;
 use crate::rpc::holder::Holder;
 use crate::rpc::introduced::Introduced;
@@ -71,11 +72,13 @@ pub async fn run(
         tracing::warn!("{remark}");
     }
 
+    let audit = audit(&settings)?;
     // All that can fail comes before the first task runs, which is at the first `await`: clients may connect to what
     // listens from here on, but nobody is accepted before the start has succeeded.
     let context = Arc::new(qga::Context {
         guest: guest.clone(),
         policy: policy(&settings)?,
+        audit: audit.clone(),
         complaints: Complaints::default(),
         room: Room::default(),
         stopping: shutdown.clone(),
@@ -118,7 +121,7 @@ pub async fn run(
         let _ = ending.run_until_cancelled(processes.care()).await;
         Ok(())
     });
-    supervisor.spawn("tick", tick(guest.clone(), ticker, shutdown));
+    supervisor.spawn("tick", tick(guest.clone(), audit, ticker, shutdown));
 
     tracing::info!("guestlet {} started: {status}", crate::VERSION);
     service::ready(&status);
@@ -241,13 +244,8 @@ impl Door {
 pub const LOCAL_SOCKET: &str = "agent.sock";
 
 fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
-    let (mut policy, unknown) = Policy::new(settings.allow.as_deref(), &settings.block);
-    policy.limits = Limits {
-        exec_paths: settings.limits.exec_paths.clone(),
-        file_paths: settings.limits.file_paths.clone(),
-        files_read_only: settings.limits.files_read_only,
-        passwords: settings.limits.allow_passwords,
-    };
+    let policy = Policy::new(settings.rules.clone());
+    let unknown = policy.unknown();
     for name in &unknown {
         tracing::warn!("the command {name:?} of the block or allow list is not known");
     }
@@ -261,12 +259,21 @@ fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
     Ok(policy)
 }
 
+fn audit(settings: &AgentSettings) -> anyhow::Result<Audit> {
+    let (mode, file) = (settings.rules.mode, settings.audit_file.as_deref());
+    Audit::start(mode, file).with_context(|| {
+        let file = file.unwrap_or(Path::new(""));
+        format!("cannot open the file for audit records {}", file.display())
+    })
+}
+
 /// The one periodic wakeup.
-async fn tick(guest: Guest, ticker: Ticker, shutdown: CancellationToken) -> anyhow::Result<()> {
+async fn tick(guest: Guest, audit: Audit, ticker: Ticker, shutdown: CancellationToken) -> anyhow::Result<()> {
     while let Some(tick) = shutdown.run_until_cancelled(ticker.tick()).await {
         tick?;
         service::alive();
         guest.events.tick();
+        audit.tick();
     }
     Ok(())
 }

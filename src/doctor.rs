@@ -58,6 +58,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(agent::privileges(patient));
     findings.extend(channels::qga(patient));
     findings.extend(channels::commands(patient));
+    findings.extend(channels::grants(patient));
     findings.extend(channels::vsock(patient));
     findings.extend(channels::host(patient));
     findings.extend(surroundings::freeze(patient));

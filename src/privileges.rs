@@ -6,12 +6,16 @@
 use std::fmt::Write as _;
 
 use crate::config::agent::{AgentSettings, ApiChannel, QgaChannel};
+use crate::policy::{Asked, Detail, Who};
+use crate::qga::table;
+
+const PASSWORD: &str = "guest-set-user-password";
 
 /// Commands of QGA, and the capabilities that they need beyond [`ALWAYS`]. One that is not here needs none.
 const NEEDS: &[(&[&str], &[&str])] = &[
     (&["guest-set-time"], &["CAP_SYS_TIME"]),
     (&["guest-shutdown"], &["CAP_SYS_BOOT"]),
-    (&["guest-set-user-password"], &["CAP_AUDIT_WRITE"]),
+    (&[PASSWORD], &["CAP_AUDIT_WRITE"]),
     // Done as the user whose keys they are.
     (&["guest-ssh-add-authorized-keys", "guest-ssh-remove-authorized-keys"], &["CAP_SETGID", "CAP_SETUID"]),
     (&["guest-ssh-get-authorized-keys"], &["CAP_SETGID", "CAP_SETUID"]),
@@ -54,12 +58,13 @@ fn all_needed_by(settings: &AgentSettings) -> Option<&'static str> {
     may_call(settings, "guest-exec").then_some("guest-exec may be called, and what it runs may do anything")
 }
 
-fn may_call(settings: &AgentSettings, command: &str) -> bool {
-    let has = |list: &Vec<String>| list.iter().any(|name| name == command);
-    settings.qga != QgaChannel::None
-        && !has(&settings.block)
-        && settings.allow.as_ref().is_none_or(has)
-        && (command != "guest-set-user-password" || settings.limits.allow_passwords)
+/// Whether QGA clients may call a command.
+pub fn may_call(settings: &AgentSettings, command: &str) -> bool {
+    let Some(row) = table::find(command).and_then(|place| table::COMMANDS.get(place)) else { return false };
+    let protocol = row.class == table::Class::Protocol;
+    let detail = if command == PASSWORD { Detail::Password } else { Detail::None };
+    let asked = Asked { protocol, detail, ..Asked::new(Who::Qga, "", command, row.needs()) };
+    settings.qga != QgaChannel::None && settings.rules.decide(&asked).passes()
 }
 
 /// The options of the agent's unit that take away what the settings leave unused; or why there are none.
@@ -123,6 +128,16 @@ mod tests {
         load(&Places::from(std::path::Path::new("/nonexistent")), Program::Guestlet, fragment).unwrap()
     }
 
+    /// Grants are read from files alone.
+    #[allow(clippy::disallowed_methods)]
+    fn settings_in_file(text: &str) -> AgentSettings {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("etc/guestlet/agent.toml");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+        load(&Places::from(folder.path()), Program::Guestlet, AgentFragment::default()).unwrap()
+    }
+
     #[test]
     fn who_runs_programs_keeps_everything() {
         for text in [
@@ -137,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_off_loses_its_privilege() {
-        let set = |text: &str| drop_in(&settings(text));
+        let set = |text: &str| drop_in(&settings_in_file(text));
         let all = set("qga.block-rpcs = ['guest-exec']");
         for capability in ["SYS_TIME", "SYS_BOOT", "AUDIT_WRITE", "SETUID", "NET_BIND_SERVICE", "SYS_ADMIN"] {
             assert!(all.contains(capability), "{capability}: {all}");
@@ -149,6 +164,18 @@ mod tests {
         }
         assert!(!set("qga.block-rpcs = ['guest-exec']\nqga.passwords.allow = false").contains("AUDIT_WRITE"));
         assert!(!set("qga.method = 'none'").contains("SYS_TIME"));
+        // A grant takes away what it does not give, unless nothing is enforced yet.
+        let monitored = set("[[grant]]\nhost = 'qga'\nprofile = 'monitor'");
+        for capability in ["SYS_TIME", "SYS_BOOT", "AUDIT_WRITE", "SETUID"] {
+            assert!(!monitored.contains(capability), "{capability}: {monitored}");
+        }
+        let power = set("[[grant]]\nhost = 'qga'\nroles = ['power']");
+        assert!(
+            power.contains("SYS_TIME") && power.contains("SYS_BOOT") && !power.contains("SETUID"),
+            "{power}"
+        );
+        let audited = "policy.mode = 'audit'\n[[grant]]\nhost = 'qga'\nroles = ['power']";
+        assert!(options(&settings_in_file(audited)).is_err());
     }
 
     #[test]

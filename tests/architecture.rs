@@ -50,7 +50,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ctl", &["labels", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
     // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
-    ("doctor", &["config", "privileges", "status", "sys", "text", "wire"]),
+    ("doctor", &["config", "policy", "privileges", "status", "sys", "text", "wire"]),
     ("privileges", &["config", "policy", "qga"]),
     // Has to work without an agent, and so without a protocol.
     ("thaw", &["guest", "status", "sys"]),

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use super::Patient;
 use crate::config::agent::{ApiChannel, QgaChannel};
+use crate::policy::{Host, Mode};
+use crate::privileges;
 use crate::sys::root::Root;
 use crate::text::findings::Finding;
 
@@ -116,16 +118,35 @@ fn openers(root: &Root, device: &Path, agent: Option<i32>) -> Vec<String> {
 /// Whether those commands may be called that hypervisors' managers insist on.
 pub fn commands(patient: &Patient<'_>) -> Option<Finding> {
     let settings = patient.settings.ok()?;
-    let allowed = |name: &str| {
-        let has = |list: &Vec<String>| list.iter().any(|listed| listed == name);
-        !has(&settings.block) && settings.allow.as_ref().is_none_or(has)
-    };
+    let allowed = |name: &&str| privileges::may_call(settings, name);
     let blocked: Vec<_> = KUBEVIRT.into_iter().filter(|name| !allowed(name)).collect();
     (!blocked.is_empty() && settings.qga != QgaChannel::None).then(|| {
         let says =
             format!("the settings block {}; KubeVirt calls such an agent unsupported", blocked.join(", "));
         Finding::note("QGA commands", says, "under KubeVirt, allow them")
     })
+}
+
+/// Whether what the settings grant is what anybody is held to.
+pub fn grants(patient: &Patient<'_>) -> Option<Finding> {
+    let settings = patient.settings.ok()?;
+    let rules = &settings.rules;
+    if rules.mode == Mode::Audit {
+        let says = "policy.mode is \"audit\": what no grant gives is written down, and passes";
+        let remedy = "guestlet policy suggest writes the grants; then take policy.mode out";
+        return Some(Finding::note("grants", says, remedy));
+    }
+    let for_keys = |host: &Host| !matches!(host, Host::Qga | Host::Plain);
+    let has_grant = rules.grants.iter().any(|grant| for_keys(&grant.host));
+    (has_grant && !rules.has_grant_for(&Host::Qga) && privileges::may_call(settings, "guest-exec")).then(
+        || {
+            let says =
+                "host halves are held to their grants, and QGA clients may run programs and read files";
+            let remedy =
+                "add a [[grant]] with host = \"qga\" and roles such as [\"status\", \"freeze\", \"power\"]";
+            Finding::note("grants", says, remedy)
+        },
+    )
 }
 
 /// The device, and the ports on it.

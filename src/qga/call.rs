@@ -1,11 +1,15 @@
 //! One call of a command: what it is given, and who asks.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
+use crate::policy::Who;
+use crate::policy::audit::{Noted, Record};
 use crate::qga::Context;
 use crate::qga::arguments::Arguments;
 use crate::qga::error::Error;
-use crate::qga::table::Command;
+use crate::qga::policy::Check;
+use crate::qga::table::{Class, Command};
 
 /// One call of a command.
 #[derive(Debug)]
@@ -16,13 +20,15 @@ pub struct Call<'a> {
     pub arguments: Arguments<'a>,
     /// Who asks, as the log names it.
     peer: &'a str,
-    subject: OnceLock<String>,
+    begun: Instant,
+    /// What it turns out to be about; most calls are about nothing.
+    noted: OnceLock<Arc<Noted>>,
 }
 
 impl<'a> Call<'a> {
     /// A call by `peer`.
     pub fn new(context: &'a Context, arguments: Arguments<'a>, peer: &'a str) -> Self {
-        Self { context, arguments, peer, subject: OnceLock::new() }
+        Self { context, arguments, peer, begun: Instant::now(), noted: OnceLock::new() }
     }
 
     /// Who asks, as the log names it.
@@ -34,7 +40,16 @@ impl<'a> Call<'a> {
     /// soon as the arguments are read, so that it is in the line of a call that fails, too.
     pub fn concerns(&self, subject: impl Into<String>) {
         // Once is enough: a call is about one thing.
-        let _ = self.subject.set(subject.into());
+        let _ = self.noted().subject.set(subject.into());
+    }
+
+    /// Asks whether what this call of `verb` turns out to be about may be done.
+    pub fn check(&self, verb: &'static str) -> Check {
+        self.context.policy.check(verb, self.noted())
+    }
+
+    fn noted(&self) -> &Arc<Noted> {
+        self.noted.get_or_init(Arc::default)
     }
 
     /// Watches over the call of `command` from its beginning: it leaves its line in the log however it ends.
@@ -44,21 +59,31 @@ impl<'a> Call<'a> {
 
     /// Writes down how the call ended.
     fn log(&self, command: &Command, failure: Option<&Error>) {
-        let peer = self.peer;
-        let name = command.name;
-        if command.audited {
-            let subject =
-                self.subject.get().map(|subject| format!(" ({})", printable(subject))).unwrap_or_default();
-            match failure {
-                None => tracing::info!("audit: {peer}: {name}{subject}: done"),
-                Some(error) => tracing::info!("audit: {peer}: {name}{subject}: {}", printable(&error.desc)),
-            }
-        } else {
+        let (context, peer, name) = (self.context, self.peer, command.name);
+        let role = command.needs();
+        let would_deny = context.policy.would_deny(command);
+        let is_new = || command.class != Class::Protocol && context.audit.is_new(&Who::Qga, "", role);
+        if !command.audited && would_deny.is_none() && !is_new() {
             match failure {
                 None => tracing::debug!("{peer}: {name}"),
                 Some(error) => tracing::debug!("{peer}: {name}: {}", error.desc),
             }
+            return;
         }
+        let noted = self.noted();
+        if let Some(why) = would_deny {
+            let _ = noted.would_deny.set(why);
+        }
+        context.audit.record(&Record {
+            id: None,
+            who: Who::Qga,
+            caller: peer,
+            role,
+            verb: name,
+            noted,
+            result: failure.map_or("done", |error| &error.desc),
+            took: self.begun.elapsed(),
+        });
     }
 }
 
@@ -84,25 +109,5 @@ impl Drop for Watch<'_> {
             let unknown = Error::generic("not known: it was under way when the agent ended");
             self.call.log(self.command, Some(&unknown));
         }
-    }
-}
-
-/// A line of the log stays one line, and of a bounded length, whatever a client says.
-fn printable(words: &str) -> String {
-    let mut text = String::new();
-    for character in words.chars().take(256) {
-        if character.is_control() { text.extend(character.escape_default()) } else { text.push(character) }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_clients_words_cannot_begin_a_line_of_the_log() {
-        assert_eq!(printable("/bin/ls\naudit: root: fine"), "/bin/ls\\naudit: root: fine");
-        assert_eq!(printable(&"x".repeat(1000)).len(), 256);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::policy::Role;
 use crate::qga::table::{COMMANDS, Class, Command};
 
 /// The names of all commands, one on each line.
@@ -58,12 +59,13 @@ fn section(text: &mut String, command: &Command) {
     // Writing to a string cannot fail.
     let _ = write!(
         text,
-        "\n## {}\n{}\n\n- since: QEMU {}\n- class: {}{}\n- arguments: {}\n- returns: {}\n- differs from qemu-ga: {}\n",
+        "\n## {}\n{}\n\n- since: QEMU {}\n- class: {}{}\n- role: {}\n- arguments: {}\n- returns: {}\n- differs from qemu-ga: {}\n",
         command.name,
         command.summary,
         command.since,
         class(command.class),
         if command.audited { ", each call leaves a line in the log" } else { "" },
+        role(command),
         none(command.arguments, "none"),
         if command.success_response {
             none(command.returns, "an empty object")
@@ -72,6 +74,16 @@ fn section(text: &mut String, command: &Command) {
         },
         none(command.differences, "no"),
     );
+}
+
+/// The role, and where it is another one.
+fn role(command: &Command) -> String {
+    let role = command.needs();
+    match command.class {
+        Class::Protocol => format!("`{role}`; nobody is refused it"),
+        _ if command.name == "guest-file-open" => format!("`{role}`, and `{}` to write", Role::FilesWrite),
+        _ => format!("`{role}`"),
+    }
 }
 
 fn class(class: Class) -> &'static str {

@@ -56,11 +56,6 @@ impl Error {
         Self::generic(format!("Parameter '{known}' is unexpected"))
     }
 
-    /// The settings of this guest do not let it.
-    pub fn refused(problem: &str, setting: &str) -> Self {
-        Self::generic(format!("{problem}; see {setting} in guestlet's settings"))
-    }
-
     /// There is no such command.
     pub fn unknown(command: &str) -> Self {
         Self { class: Class::CommandNotFound, desc: format!("The command {} is not known", quoted(command)) }
@@ -74,12 +69,9 @@ impl Error {
         }
     }
 
-    /// The command is switched off.
-    pub fn disabled(command: &str) -> Self {
-        Self {
-            class: Class::CommandNotFound,
-            desc: format!("Command {command} has been disabled: the command is not allowed"),
-        }
+    /// The command is switched off, or nobody lets QGA clients call it; `why` says which.
+    pub fn disabled(command: &str, why: &str) -> Self {
+        Self { class: Class::CommandNotFound, desc: format!("Command {command} has been disabled: {why}") }
     }
 }
 

@@ -22,12 +22,17 @@ pub mod session;
 pub mod table;
 mod work;
 
+use std::time::Duration;
+
 use tokio_util::sync::CancellationToken;
 
 use crate::guest::Guest;
+use crate::policy::Who;
+use crate::policy::audit::{Audit, Noted, Record};
 use complaints::Complaints;
 use policy::Policy;
 use room::Room;
+use table::{COMMANDS, Command};
 
 /// Cancelled when the agent ends.
 pub type Stopping = CancellationToken;
@@ -39,6 +44,8 @@ pub struct Context {
     pub guest: Guest,
     /// Which commands may be called.
     pub policy: Policy,
+    /// Where it is written down what was asked.
+    pub audit: Audit,
     /// What is said of its clients.
     pub complaints: Complaints,
     /// What their large messages take.
@@ -53,18 +60,39 @@ impl Context {
     /// Whether the command at this place of the table may be called now.
     pub fn allows(&self, place: usize) -> bool {
         if self.guest.freezer.restricts() {
-            // As with qemu-ga, whatever the lists say.
-            return table::COMMANDS.get(place).is_some_and(|command| command.always);
+            let always = COMMANDS.get(place).is_some_and(|command| command.always);
+            return always && self.policy.allows_while_frozen(place);
         }
         self.policy.allows(place)
     }
 
     /// Why it may not.
-    fn refusal(&self, name: &str) -> error::Error {
-        if self.guest.freezer.restricts() {
-            return error::Error::frozen(name, &self.guest.freezer.held());
+    fn refusal(&self, command: &Command) -> error::Error {
+        if self.guest.freezer.restricts() && !command.always {
+            return error::Error::frozen(command.name, &self.guest.freezer.held());
         }
-        error::Error::disabled(name)
+        error::Error::disabled(command.name, &self.policy.why_not(command))
+    }
+
+    /// Writes down that `peer` has asked for something that it may not do. That something is frozen is no such reason.
+    fn write_down_refusal(&self, name: &str, peer: &str) {
+        let Some(place) = table::find(name).filter(|place| !self.policy.allows(*place)) else { return };
+        let command = &COMMANDS[place];
+        if self.guest.freezer.restricts() && !command.always {
+            return;
+        }
+        let noted = Noted::default();
+        let _ = noted.denied.set(self.policy.why_not(command));
+        self.audit.record(&Record {
+            id: None,
+            who: Who::Qga,
+            caller: peer,
+            role: command.needs(),
+            verb: command.name,
+            noted: &noted,
+            result: "not begun",
+            took: Duration::ZERO,
+        });
     }
 }
 

@@ -1,166 +1,215 @@
-//! What may be called: block and allow lists of commands, as qemu-ga has them, and what commands that may be called
-//! are limited to.
+//! What QGA clients may call: [`crate::policy`] decides. What it says of each command as a whole is asked once; what depends
+//! on a program or a file, when that is known ([`Check`]).
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
+use crate::policy::audit::Noted;
+use crate::policy::{Asked, Decision, Detail, Mode, Role, Rules, Who};
 use crate::qga::error::Error;
-use crate::qga::table::{self, COMMANDS};
+use crate::qga::table::{self, COMMANDS, Class, Command};
 
-/// What commands are limited to beyond the lists.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// The only programs that guest-exec runs, and those below folders that are named here.
-    pub exec_paths: Option<Vec<PathBuf>>,
-    /// The only files that guest-file-open opens, and those below folders that are named here.
-    pub file_paths: Option<Vec<PathBuf>>,
-    /// guest-file-open opens for reading only.
-    pub files_read_only: bool,
-    /// Passwords may be set.
-    pub passwords: bool,
+pub use crate::policy::{Bounds, Limits};
+
+/// What the rules say of the command table.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    rules: Arc<Rules>,
+    standings: Vec<Standing>,
 }
 
-impl Default for Limits {
-    /// As with qemu-ga: none.
+/// What they say of one command.
+#[derive(Debug, Clone, Copy)]
+struct Standing {
+    /// It may be called.
+    passes: bool,
+    /// It may be called while file systems are frozen, if it is one of those that may be then.
+    passes_frozen: bool,
+}
+
+impl Default for Policy {
     fn default() -> Self {
-        Self { exec_paths: None, file_paths: None, files_read_only: false, passwords: true }
+        Self::new(Rules::default())
     }
 }
 
-impl Limits {
-    /// Whether guest-exec may run the program that `path` is when every link in it is followed.
-    ///
-    /// # Errors
-    /// If the settings do not let it.
-    pub fn exec(&self, path: &Path) -> Result<(), Error> {
-        within("the program", path, self.exec_paths.as_deref(), "qga.exec.paths")
+impl From<Limits> for Policy {
+    fn from(limits: Limits) -> Self {
+        Self::new(Rules { bounds: Bounds { limits, ..Bounds::default() }, ..Rules::default() })
+    }
+}
+
+impl Policy {
+    /// What these rules say.
+    pub fn new(rules: Rules) -> Self {
+        let standing = |command: &Command| {
+            let asked = asked(command);
+            Standing {
+                passes: rules.decide(&asked).passes(),
+                // As with qemu-ga, whatever the lists say.
+                passes_frozen: rules.granted(&asked).passes(),
+            }
+        };
+        let standings = COMMANDS.iter().map(standing).collect();
+        Self { rules: Arc::new(rules), standings }
     }
 
-    /// Whether a program may be given an environment: by variables such as `LD_PRELOAD`, `BASH_ENV` and `PERL5OPT` most
-    /// programs run others.
-    ///
-    /// # Errors
-    /// If the settings limit what is run.
-    pub fn environment(&self) -> Result<(), Error> {
-        if self.exec_paths.is_none() {
-            return Ok(());
-        }
-        Err(Error::refused("\"env\" is not taken where programs are limited", "qga.exec.paths"))
+    /// The names of the lists that no command has: a list may be meant for several versions.
+    pub fn unknown(&self) -> Vec<&str> {
+        let bounds = &self.rules.bounds;
+        let names = bounds.allow.iter().flatten().chain(&bounds.block);
+        names.map(String::as_str).filter(|name| table::find(name).is_none()).collect()
     }
 
-    /// Whether guest-file-open may open the file that `path` is when every link in it is followed.
+    /// Whether the command at this place of the table may be called.
+    pub fn allows(&self, place: usize) -> bool {
+        self.standings.get(place).is_some_and(|standing| standing.passes)
+    }
+
+    /// The same while file systems are frozen, of a command that may be called then.
+    pub fn allows_while_frozen(&self, place: usize) -> bool {
+        self.standings.get(place).is_some_and(|standing| standing.passes_frozen)
+    }
+
+    /// Why a command may not be called.
+    pub fn why_not(&self, command: &Command) -> String {
+        match self.rules.decide(&asked(command)) {
+            Decision::Denied(why) | Decision::WouldDeny(why) => why.to_string(),
+            Decision::Allowed(_) => String::new(),
+        }
+    }
+
+    /// Why a command that may be called would be denied, if what no grant gives were.
+    pub fn would_deny(&self, command: &Command) -> Option<String> {
+        if self.rules.mode != Mode::Audit {
+            return None;
+        }
+        match self.rules.decide(&asked(command)) {
+            Decision::WouldDeny(why) => Some(why.to_string()),
+            _ => None,
+        }
+    }
+
+    /// Whether programs have to be looked at before they are run.
+    pub fn looks_at_programs(&self) -> bool {
+        self.rules.looks_at_programs()
+    }
+
+    /// Asks about what a call of `verb` turns out to be about; `noted` is told.
+    pub fn check(&self, verb: &'static str, noted: &Arc<Noted>) -> Check {
+        Check { rules: Arc::clone(&self.rules), noted: Arc::clone(noted), verb }
+    }
+}
+
+fn asked(command: &Command) -> Asked<'_> {
+    let protocol = command.class == Class::Protocol;
+    Asked { protocol, ..Asked::new(Who::Qga, "", command.name, command.needs()) }
+}
+
+/// Asks the rules about one call.
+#[derive(Debug)]
+pub struct Check {
+    rules: Arc<Rules>,
+    noted: Arc<Noted>,
+    verb: &'static str,
+}
+
+impl Check {
+    /// Whether the program that `path` is when every link in it is followed may be run, and with an `environment`.
     ///
     /// # Errors
-    /// If the settings do not let it.
-    pub fn file(&self, path: &Path, for_writing: bool) -> Result<(), Error> {
-        if for_writing && self.files_read_only {
-            return Err(Error::refused("files may be opened for reading only", "qga.files.read-only"));
-        }
-        within("the file", path, self.file_paths.as_deref(), "qga.files.paths")
+    /// If it may not.
+    pub fn program(&self, path: &Path, environment: bool) -> Result<(), Error> {
+        // It is set once, as a call runs one program.
+        let _ = self.noted.path.set(path.display().to_string());
+        self.ask(Role::Exec, Detail::Program { path, environment })
+    }
+
+    /// Tells that this call needs a role which is not that of its verb, before anything else is known.
+    pub fn needs(&self, role: Role) {
+        let _ = self.noted.role.set(role);
+    }
+
+    /// Whether the file that `path` is when every link in it is followed may be opened, to be written or only read.
+    ///
+    /// # Errors
+    /// If it may not.
+    pub fn file(&self, path: &Path, writes: bool) -> Result<(), Error> {
+        let role = if writes { Role::FilesWrite } else { Role::FilesRead };
+        let _ = self.noted.path.set(path.display().to_string());
+        self.ask(role, Detail::File { path, writes })
     }
 
     /// Whether passwords may be set.
     ///
     /// # Errors
-    /// If the settings do not let it.
+    /// If they may not.
     pub fn password(&self) -> Result<(), Error> {
-        if self.passwords {
-            return Ok(());
-        }
-        Err(Error::refused("passwords may not be set", "qga.passwords.allow"))
+        self.ask(Role::Accounts, Detail::Password)
     }
-}
 
-fn within(what: &str, path: &Path, allowed: Option<&[PathBuf]>, setting: &str) -> Result<(), Error> {
-    // By whole components: /usr/bin does not allow /usr/bin-evil.
-    if allowed.is_none_or(|allowed| allowed.iter().any(|allowed| path.starts_with(allowed))) {
-        return Ok(());
-    }
-    Err(Error::refused(&format!("{what} {} is not among those allowed", path.display()), setting))
-}
-
-/// Which rows of the command table are switched on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy {
-    enabled: Vec<bool>,
-    /// What commands are limited to.
-    pub limits: Limits,
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self { enabled: vec![true; COMMANDS.len()], limits: Limits::default() }
-    }
-}
-
-impl Policy {
-    /// A policy from lists of names. An `allow` list denies what it does not name; `block` wins over it.
-    /// Names that are not known are returned, for a warning: a list may be meant for several versions.
-    pub fn new<'a>(allow: Option<&'a [String]>, block: &'a [String]) -> (Self, Vec<&'a str>) {
-        let mut policy = match allow {
-            Some(_) => Self { enabled: vec![false; COMMANDS.len()], limits: Limits::default() },
-            None => Self::default(),
-        };
-        let mut unknown = Vec::new();
-        let allowed = allow.unwrap_or_default().iter().map(|name| (name, true));
-        for (name, enabled) in allowed.chain(block.iter().map(|name| (name, false))) {
-            match table::find(name) {
-                Some(place) => policy.enabled[place] = enabled,
-                None => unknown.push(name.as_str()),
+    fn ask(&self, role: Role, detail: Detail<'_>) -> Result<(), Error> {
+        match self.rules.decide(&Asked { detail, ..Asked::new(Who::Qga, "", self.verb, role) }) {
+            Decision::Allowed(_) => Ok(()),
+            Decision::WouldDeny(why) => {
+                let _ = self.noted.would_deny.set(why.to_string());
+                Ok(())
+            }
+            Decision::Denied(why) => {
+                let words = why.to_string();
+                let _ = self.noted.denied.set(words.clone());
+                Err(Error::generic(words))
             }
         }
-        (policy, unknown)
-    }
-
-    /// Whether the command at this place of the table may be called.
-    pub fn allows(&self, place: usize) -> bool {
-        self.enabled.get(place).copied().unwrap_or(false)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::{Caller, Grant, Host, Roles};
 
-    fn enabled(allow: Option<&[&str]>, block: &[&str]) -> Vec<&'static str> {
+    fn lists(allow: Option<&[&str]>, block: &[&str]) -> Policy {
         let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let allow = allow.map(owned);
-        let block = owned(block);
-        let (policy, _) = Policy::new(allow.as_deref(), &block);
+        let bounds = Bounds { allow: allow.map(owned), block: owned(block), limits: Limits::default() };
+        Policy::new(Rules { bounds, ..Rules::default() })
+    }
+
+    fn enabled(policy: &Policy) -> Vec<&'static str> {
         COMMANDS.iter().enumerate().filter(|(place, _)| policy.allows(*place)).map(|(_, c)| c.name).collect()
     }
 
     #[test]
     fn block_wins_over_allow_and_allow_denies_the_rest() {
-        assert_eq!(enabled(None, &[]).len(), COMMANDS.len());
-        assert!(!enabled(None, &["guest-shutdown"]).contains(&"guest-shutdown"));
-        assert_eq!(enabled(Some(&["guest-ping", "guest-sync"]), &["guest-sync"]), ["guest-ping"]);
-        assert!(enabled(Some(&[]), &[]).is_empty());
-    }
-
-    #[test]
-    fn limits_hold_by_whole_parts_of_a_path() {
-        let limits = Limits {
-            exec_paths: Some(vec!["/usr/bin".into()]),
-            file_paths: Some(vec!["/srv".into()]),
-            files_read_only: true,
-            passwords: false,
-        };
-        assert_eq!(limits.exec(Path::new("/usr/bin/true")), Ok(()));
-        let refused = limits.exec(Path::new("/usr/bin-evil/true")).unwrap_err().desc;
-        assert_eq!(
-            refused,
-            "the program /usr/bin-evil/true is not among those allowed; see qga.exec.paths in guestlet's settings"
-        );
-        assert_eq!(limits.file(Path::new("/srv/a/b"), false), Ok(()));
-        assert!(limits.file(Path::new("/srv/a/b"), true).unwrap_err().desc.contains("qga.files.read-only"));
-        assert!(limits.password().unwrap_err().desc.contains("qga.passwords.allow"));
-        let unlimited = Limits::default();
-        assert_eq!(unlimited.file(Path::new("/anything"), true), Ok(()));
+        assert_eq!(enabled(&lists(None, &[])).len(), COMMANDS.len());
+        assert!(!enabled(&lists(None, &["guest-shutdown"])).contains(&"guest-shutdown"));
+        assert_eq!(enabled(&lists(Some(&["guest-ping", "guest-sync"]), &["guest-sync"])), ["guest-ping"]);
+        assert!(enabled(&lists(Some(&[]), &[])).is_empty());
     }
 
     #[test]
     fn unknown_names_are_told() {
-        let block = ["guest-exce".to_owned(), "guest-ping".to_owned()];
-        assert_eq!(Policy::new(None, &block).1, ["guest-exce"]);
+        assert_eq!(lists(None, &["guest-exce", "guest-ping"]).unknown(), ["guest-exce"]);
+    }
+
+    /// Who may not freeze may not thaw what somebody else froze.
+    #[test]
+    fn grants_hold_while_file_systems_are_frozen_and_lists_do_not() {
+        let place = |name| table::find(name).unwrap();
+        let blocked = lists(None, &["guest-fsfreeze-thaw"]);
+        assert!(!blocked.allows(place("guest-fsfreeze-thaw")));
+        assert!(blocked.allows_while_frozen(place("guest-fsfreeze-thaw")));
+        let grant = Grant {
+            origin: String::new(),
+            host: Host::Qga,
+            caller: Caller::any(),
+            roles: Roles::of(&[Role::Status]),
+            exec: None,
+            files: None,
+        };
+        let granted = Policy::new(Rules { grants: vec![grant], ..Rules::default() });
+        assert!(!granted.allows_while_frozen(place("guest-fsfreeze-thaw")));
+        assert!(granted.allows_while_frozen(place("guest-ping")));
+        assert!(granted.why_not(&COMMANDS[place("guest-exec")]).contains("the role exec to QGA clients"));
     }
 }

@@ -369,7 +369,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         };
         let (command, arguments) = match command(&request, self.context) {
             Ok(found) => found,
-            Err(error) => return self.answer(asked, reply::line(Err(error), request.id())).await,
+            Err(error) => {
+                if let Ok((name, _)) = request.call() {
+                    self.context.write_down_refusal(&name, self.peer);
+                }
+                return self.answer(asked, reply::line(Err(error), request.id())).await;
+            }
         };
         match command.run {
             Run::Now(run) => {
@@ -487,5 +492,6 @@ async fn read<S: AsyncRead + Unpin>(
 fn command<'a>(request: &Request<'a>, context: &Context) -> Result<(&'static Command, Arguments<'a>), Error> {
     let (name, arguments) = request.call()?;
     let place = table::find(&name).ok_or_else(|| Error::unknown(&name))?;
-    if context.allows(place) { Ok((&COMMANDS[place], arguments)) } else { Err(context.refusal(&name)) }
+    let command = &COMMANDS[place];
+    if context.allows(place) { Ok((command, arguments)) } else { Err(context.refusal(command)) }
 }

@@ -5,6 +5,7 @@
 
 use std::pin::Pin;
 
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::commands::SUBJECTS;
 use crate::qga::error::Error;
@@ -60,6 +61,8 @@ pub struct Command {
     pub always: bool,
     /// What it can do.
     pub class: Class,
+    /// What its caller has to have. No row is without one.
+    pub role: Option<Role>,
     /// Each call leaves a line in the log: who, what, with which result.
     pub audited: bool,
     /// What it does.
@@ -80,11 +83,17 @@ impl Command {
         success_response: true,
         always: false,
         class: Class::Query,
+        role: None,
         audited: false,
         summary: "",
         differences: "",
         run: Run::Now(|_| Err(Error::unknown(""))),
     };
+
+    /// What its caller has to have; what no row gives is the most that there is.
+    pub fn needs(&self) -> Role {
+        self.role.unwrap_or(Role::Exec)
+    }
 
     /// Whether a client finds its place in the stream by it.
     pub fn is_sync(&self) -> bool {
@@ -161,6 +170,7 @@ pub fn find(name: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::role::QEMU_GA;
 
     #[test]
     fn the_table_is_sorted_so_that_every_command_is_found() {
@@ -174,6 +184,15 @@ mod tests {
     fn every_row_is_filled() {
         for command in COMMANDS {
             assert!(!command.since.is_empty() && !command.summary.is_empty(), "{}", command.name);
+        }
+    }
+
+    #[test]
+    fn every_command_has_a_role() {
+        let without: Vec<_> = COMMANDS.iter().filter(|command| command.role.is_none()).collect();
+        assert!(without.is_empty(), "{without:?}");
+        for command in COMMANDS {
+            assert!(QEMU_GA.has(command.needs()), "{} is not in the profile qemu-ga", command.name);
         }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use guestlet::guest::Guest;
+use guestlet::policy::{Audit, Bounds, Rules};
 use guestlet::qga::complaints::Complaints;
 use guestlet::qga::policy::Policy;
 use guestlet::qga::room::Room;
@@ -88,10 +89,11 @@ pub fn dispatch(bytes: &[u8]) {
     let root = Root::at(folder.path());
     assert!(!root.is_the_machine());
     let effects = Arc::new(Machine::default());
-    let blocked = BLOCKED.map(str::to_owned);
+    let bounds = Bounds { block: BLOCKED.map(str::to_owned).to_vec(), ..Bounds::default() };
     let context = Context {
         guest: Guest { root, effects, ..Guest::default() },
-        policy: Policy::new(None, &blocked).0,
+        policy: Policy::new(Rules { bounds, ..Rules::default() }),
+        audit: Audit::default(),
         complaints: Complaints::default(),
         room: Room::default(),
         stopping: guestlet::qga::Stopping::new(),

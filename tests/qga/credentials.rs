@@ -311,8 +311,7 @@ fn a_password_that_is_none_never_reaches_chpasswd() {
     }
     assert!(!guest.path("reached").exists());
     let limits = Limits { passwords: false, ..Limits::default() };
-    let mut policy = Policy::default();
-    policy.limits = limits;
+    let policy = Policy::from(limits);
     let limited = LaidOut::limited(policy);
     assert!(limited.error(SET, &password(b"x", false)).contains("qga.passwords.allow"));
 }

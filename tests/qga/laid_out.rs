@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use guestlet::guest::Guest;
+use guestlet::policy::Audit;
 use guestlet::qga::complaints::Complaints;
 use guestlet::qga::policy::Policy;
 use guestlet::qga::room::Room;
@@ -95,6 +96,7 @@ impl LaidOut {
         let context = Context {
             guest,
             policy,
+            audit: Audit::default(),
             complaints: Complaints::default(),
             room: Room::default(),
             stopping: guestlet::qga::Stopping::new(),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use guestlet::guest::Guest;
+use guestlet::policy::Audit;
 use guestlet::qga::complaints::Complaints;
 use guestlet::qga::policy::{Limits, Policy};
 use guestlet::qga::room::Room;
@@ -17,11 +18,11 @@ use crate::agent::PATIENCE;
 
 /// The answers to some requests.
 async fn ask(limits: Limits, requests: &[Value]) -> Vec<Value> {
-    let mut policy = Policy::default();
-    policy.limits = limits;
+    let policy = Policy::from(limits);
     let context = Context {
         guest: Guest::default(),
         policy,
+        audit: Audit::default(),
         complaints: Complaints::default(),
         room: Room::default(),
         stopping: guestlet::qga::Stopping::new(),

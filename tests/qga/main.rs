@@ -18,6 +18,7 @@ mod files;
 mod freeze;
 #[allow(dead_code, reason = "shared with the tests of CSI")]
 mod fuse;
+mod grants;
 mod hardware;
 mod hung_disk;
 mod laid_out;

@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 
 use crate::guest::passwords::{self, Secret};
 use crate::guest::ssh_keys::{self, Change};
+use crate::policy::Role;
 use crate::qga::arguments::{Refused, Value};
 use crate::qga::base64::Base64;
 use crate::qga::call::Call;
@@ -15,6 +16,7 @@ use crate::qga::table::{Class, Command, Pending, Run};
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-set-user-password",
+        role: Some(Role::Accounts),
         since: "2.3",
         arguments: "username, password (base64), crypted (whether it is as crypt(5) makes it)",
         class: Class::Credentials,
@@ -26,6 +28,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-ssh-add-authorized-keys",
+        role: Some(Role::Accounts),
         since: "5.2",
         arguments: "username, keys[string], reset? (whether they take the place of all others)",
         class: Class::Credentials,
@@ -39,6 +42,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-ssh-get-authorized-keys",
+        role: Some(Role::Accounts),
         since: "5.2",
         arguments: "username",
         returns: "keys[string]",
@@ -51,6 +55,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-ssh-remove-authorized-keys",
+        role: Some(Role::Accounts),
         since: "5.2",
         arguments: "username, keys[string]",
         class: Class::Credentials,
@@ -70,7 +75,7 @@ pub fn set_user_password<'a>(call: &'a Call<'a>) -> Pending<'a> {
             call.concerns(user.as_str());
             Ok((user, arguments.required("password")?, arguments.required("crypted")?))
         })?;
-        call.context.policy.limits.password()?;
+        call.check("guest-set-user-password").password()?;
         passwords::set(&call.context.guest, user, password, crypted).await?;
         Ok(Reply::empty())
     })

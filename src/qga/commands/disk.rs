@@ -6,6 +6,7 @@ use crate::guest::Guest;
 use crate::guest::disks::list::{Listed, list};
 use crate::guest::disks::location::{Channel, Pci};
 use crate::guest::disks::{self, Disk, Wait, statistics};
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::error::Error;
 use crate::qga::reply::Reply;
@@ -18,6 +19,7 @@ use crate::sys::nvme::Health;
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-disks",
+        role: Some(Role::Status),
         since: "5.2",
         returns: "[{name, partition, dependencies?, address? (as of guest-get-fsinfo), alias?, smart? (of NVMe disks)}]",
         summary: "Disks and their partitions, what they are made of, and where they are.",
@@ -28,6 +30,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-get-diskstats",
+        role: Some(Role::Metrics),
         since: "7.1",
         returns: "[{name, major, minor, stats{read-sectors, read-ios, write-sectors, write-ios, read-merges?, read-ticks?, \
                   write-merges?, write-ticks?, ios-pgr?, total-ticks?, weight-ticks?, discard-sectors?, discard-ios?, \

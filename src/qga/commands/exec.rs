@@ -3,12 +3,14 @@
 use std::borrow::Cow;
 use std::iter;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::guest::processes::{Capture, Ended, Kept, Sending, State, Task};
+use crate::policy::Role;
 use crate::qga::Context;
 use crate::qga::arguments::{Refused, Value, Word};
 use crate::qga::base64::{Base64, encode};
@@ -27,6 +29,7 @@ const EXEC: Command = Command { since: "2.5", class: Class::Exec, ..Command::USU
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-exec",
+        role: Some(Role::Exec),
         arguments: "path, arg? (list), env? (list of NAME=VALUE, the whole environment), input-data? (base64), \
                     capture-output? (true, false, `none`, `stdout`, `stderr`, `separated` or `merged`)",
         returns: "pid",
@@ -41,6 +44,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-exec-status",
+        role: Some(Role::Exec),
         arguments: "pid",
         returns: "exited, exitcode?, signal?, out-data?, err-data?, out-truncated?, err-truncated?",
         summary: "How a program of guest-exec does. One that has ended is told once, and then forgotten.",
@@ -82,12 +86,9 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
             return Err(Error::argument("\"path\"", "must not be empty"));
         }
         let guest = &call.context.guest;
-        let limits = &call.context.policy.limits;
-        if task.environment.as_ref().is_some_and(|variables| !variables.is_empty()) {
-            limits.environment()?;
-        }
-        let may = limits.exec_paths.is_some().then(|| limits.clone());
-        let may = may.map(|limits| move |path: &std::path::Path| limits.exec(path));
+        let environment = task.environment.as_ref().is_some_and(|variables| !variables.is_empty());
+        let check = call.context.policy.looks_at_programs().then(|| call.check("guest-exec"));
+        let may = check.map(|check| move |path: &Path| check.program(path, environment));
         let pid = guest.processes.start(&guest.root, task, may).await?;
         Reply::value(&Started { pid })
     })

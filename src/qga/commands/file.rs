@@ -11,6 +11,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::timeout;
 
 use crate::guest::files::{MAX_READ, Mode, PIECE, Piece, Pieces};
+use crate::policy::Role;
 use crate::qga::arguments::{Refused, Value};
 use crate::qga::base64::{Base64, encode};
 use crate::qga::call::Call;
@@ -32,6 +33,7 @@ const FILES: Command = Command { since: "0.15", class: Class::Files, ..Command::
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-file-close",
+        role: Some(Role::FilesRead),
         arguments: "handle",
         summary: "Closes a file.",
         differences: "What close(2) says is not kept back: with some file systems it tells of writes that failed.",
@@ -40,6 +42,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-file-flush",
+        role: Some(Role::FilesRead),
         arguments: "handle",
         summary: "Hands what was written over to the kernel.",
         differences: "Every write has done so already; the command finds nothing left to do.",
@@ -48,6 +51,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-file-open",
+        role: Some(Role::FilesRead),
         arguments: "path, mode? (as fopen(3): `r`, `w`, `a`, each with `+` and `b`; default `r`)",
         returns: "handle",
         audited: true,
@@ -62,6 +66,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-file-read",
+        role: Some(Role::FilesRead),
         arguments: "handle, count? (bytes, default 4096, at most 48 MiB)",
         returns: "count, buf-b64, eof",
         summary: "Reads from where the file is.",
@@ -73,6 +78,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-file-seek",
+        role: Some(Role::FilesRead),
         arguments: "handle, offset, whence (`set`, `cur`, `end`, or 0, 1, 2)",
         returns: "position, eof",
         summary: "Goes to a place of the file.",
@@ -81,6 +87,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-file-write",
+        role: Some(Role::FilesWrite),
         arguments: "handle, buf-b64, count? (bytes, default all)",
         returns: "count, eof",
         summary: "Writes where the file is, or at its end if it was opened with `a`.",
@@ -102,9 +109,12 @@ pub fn open<'a>(call: &'a Call<'a>) -> Pending<'a> {
             return Err(Error::argument("\"path\"", "must not be empty"));
         }
         let guest = &call.context.guest;
-        let limits = call.context.policy.limits.clone();
+        let check = call.check("guest-file-open");
+        if mode.writes() {
+            check.needs(Role::FilesWrite);
+        }
         let place = guest.root.path_as_given(&path);
-        let handle = guest.files.open(place, mode, move |path| limits.file(path, mode.writes())).await?;
+        let handle = guest.files.open(place, mode, move |path| check.file(path, mode.writes())).await?;
         Reply::value(&handle)
     })
 }

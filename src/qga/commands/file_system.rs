@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::guest::file_systems::{self, FileSystem, Trim};
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::commands::disk::{AddressReply, address, away};
 use crate::qga::error::Error;
@@ -13,6 +14,7 @@ use crate::qga::table::{Class, Command, Pending, Run};
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-fsinfo",
+        role: Some(Role::Status),
         since: "2.2",
         returns: "[{name, mountpoint, type, used-bytes?, total-bytes?, total-bytes-privileged?, disk[{pci-controller{domain, \
                   bus, slot, function}, bus-type, bus, target, unit, serial?, dev, ccw-address?}]}]",
@@ -25,6 +27,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-fstrim",
+        role: Some(Role::Disks),
         since: "1.2",
         arguments: "minimum? (bytes; default 0)",
         returns: "paths[{path, trimmed?, minimum?, error?}]",

@@ -1,6 +1,7 @@
 //! Commands that freeze and thaw file systems.
 
 use crate::guest::freeze::{self, By};
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
@@ -9,6 +10,7 @@ use crate::qga::table::{Class, Command, Outcome, Pending, Run};
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-fsfreeze-status",
+        role: Some(Role::Freeze),
         since: "0.15",
         returns: "`thawed` or `frozen`",
         always: true,
@@ -19,6 +21,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-fsfreeze-freeze",
+        role: Some(Role::Freeze),
         since: "0.15",
         returns: "how many file systems were frozen",
         class: Class::Control,
@@ -30,6 +33,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-fsfreeze-freeze-list",
+        role: Some(Role::Freeze),
         since: "2.2",
         arguments: "mountpoints? (list of mount points; default all)",
         returns: "how many file systems were frozen",
@@ -42,6 +46,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-fsfreeze-thaw",
+        role: Some(Role::Freeze),
         since: "0.15",
         returns: "how many file systems were frozen",
         class: Class::Control,

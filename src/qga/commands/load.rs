@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::guest::load;
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Outcome, Run};
@@ -10,6 +11,7 @@ use crate::qga::table::{Command, Outcome, Run};
 /// The rows of the command table.
 pub const COMMANDS: &[Command] = &[Command {
     name: "guest-get-load",
+    role: Some(Role::Metrics),
     since: "10.0",
     returns: "load1m, load5m, load15m",
     summary: "How many processes ran or wanted to, on average over 1, 5 and 15 minutes.",

@@ -5,6 +5,7 @@ use std::io;
 use serde::Serialize;
 
 use crate::guest::memory_blocks::{self, Block, Outcome as Became};
+use crate::policy::Role;
 use crate::qga::arguments::Members;
 use crate::qga::call::Call;
 use crate::qga::commands::processors::{in_words, switched};
@@ -15,6 +16,7 @@ use crate::qga::table::{Class, Command, Outcome, Pending, Run};
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-memory-block-info",
+        role: Some(Role::Status),
         since: "2.3",
         returns: "size (bytes)",
         summary: "The size of a block of memory.",
@@ -23,6 +25,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-get-memory-blocks",
+        role: Some(Role::Status),
         since: "2.3",
         returns: "[{phys-index, online, can-offline}]",
         summary: "The blocks that memory can be switched on and off in.",
@@ -32,6 +35,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-set-memory-blocks",
+        role: Some(Role::Power),
         since: "2.3",
         arguments: "mem-blks[{phys-index, online, can-offline?}]",
         returns: "[{phys-index, response (`success`, `not-found`, `operation-not-supported` or `operation-failed`), error-code? (errno)}]",

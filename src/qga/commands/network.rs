@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use serde::Serialize;
 
 use crate::guest::network::{self, Address, Interface};
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Outcome, Run};
@@ -13,6 +14,7 @@ use crate::sys::rtnetlink::message::Statistics;
 /// The rows of the command table.
 pub const COMMANDS: &[Command] = &[Command {
     name: "guest-network-get-interfaces",
+    role: Some(Role::Status),
     since: "1.1",
     returns: "[{name, hardware-address?, ip-addresses[{ip-address, ip-address-type, prefix}]?, statistics?}]",
     summary: "Network interfaces with their addresses and counters.",

@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::guest::power;
 use crate::guest::suspend::{self, Mode};
+use crate::policy::Role;
 use crate::qga::arguments::{Refused, Value};
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
@@ -15,6 +16,7 @@ use crate::qga::table::{Class, Command, Pending, Run};
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-shutdown",
+        role: Some(Role::Power),
         since: "0.15",
         arguments: "mode? (`powerdown`, `halt` or `reboot`; default `powerdown`)",
         success_response: false,
@@ -27,18 +29,21 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-suspend-disk",
+        role: Some(Role::Power),
         summary: "Suspends the guest to a disk.",
         run: Run::Later(|call| suspend(call, Mode::Disk)),
         ..SUSPEND
     },
     Command {
         name: "guest-suspend-hybrid",
+        role: Some(Role::Power),
         summary: "Suspends the guest to memory, and to a disk in case that memory is lost.",
         run: Run::Later(|call| suspend(call, Mode::Hybrid)),
         ..SUSPEND
     },
     Command {
         name: "guest-suspend-ram",
+        role: Some(Role::Power),
         summary: "Suspends the guest to memory.",
         run: Run::Later(|call| suspend(call, Mode::Ram)),
         ..SUSPEND

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::guest::processors::{self, Processor};
+use crate::policy::Role;
 use crate::qga::arguments::Members;
 use crate::qga::call::Call;
 use crate::qga::error::Error;
@@ -14,6 +15,7 @@ use crate::sys::proc_stat::Times;
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-cpustats",
+        role: Some(Role::Metrics),
         since: "7.1",
         returns: "[{type (`linux`), cpu, user, nice, system, idle, iowait?, irq?, softirq?, steal?, guest?, guestnice?}]",
         summary: "What the processors have spent their time with since the boot, in milliseconds.",
@@ -22,6 +24,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-get-vcpus",
+        role: Some(Role::Status),
         since: "1.5",
         returns: "[{logical-id, online, can-offline}]",
         summary: "The processors, and which are online.",
@@ -31,6 +34,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-set-vcpus",
+        role: Some(Role::Power),
         since: "1.5",
         arguments: "vcpus[{logical-id, online, can-offline?}]",
         returns: "how many are as they should be, from the first one on; an error only if the first one fails",

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::error::Error;
 use crate::qga::reply::Reply;
@@ -11,6 +12,7 @@ use crate::qga::table::{COMMANDS as ALL, Class, Command, Outcome, Run};
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-info",
+        role: Some(Role::Status),
         since: "0.15",
         returns: "version, supported_commands[{name, enabled, success-response}]",
         class: Class::Protocol,
@@ -22,6 +24,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-ping",
+        role: Some(Role::Status),
         since: "0.15",
         class: Class::Protocol,
         always: true,
@@ -32,6 +35,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-sync",
+        role: Some(Role::Status),
         since: "0.15",
         arguments: "id (integer of 64 bits)",
         returns: "the id",
@@ -43,6 +47,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-sync-delimited",
+        role: Some(Role::Status),
         since: "1.1",
         arguments: "id (integer of 64 bits)",
         returns: "the id, after a byte 0xFF",

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use serde::Serialize;
 
 use crate::guest::routes;
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Pending, Run};
@@ -13,6 +14,7 @@ use crate::sys::routes::{Route4, Route6};
 /// The rows of the command table.
 pub const COMMANDS: &[Command] = &[Command {
     name: "guest-network-get-route",
+    role: Some(Role::Status),
     since: "9.1",
     returns: "[{iface, destination, metric, flags, refcnt, use, version (4 or 6)}], with {gateway, mask, mtu, window, \
               irtt} in IPv4 and {desprefixlen, source, srcprefixlen, nexthop} in IPv6",

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::guest::{identity, system};
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Outcome, Pending, Run};
@@ -12,6 +13,7 @@ use crate::sys::blocking;
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-host-name",
+        role: Some(Role::Status),
         since: "2.10",
         returns: "host-name",
         summary: "The kernel's host name.",
@@ -20,6 +22,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-get-osinfo",
+        role: Some(Role::Status),
         since: "2.10",
         returns: "kernel-release?, kernel-version?, machine?, id?, name?, pretty-name?, version?, version-id?, variant?, variant-id?",
         summary: "The kernel, and the operating system as os-release(5) names it.",

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::guest::clock;
+use crate::policy::Role;
 use crate::qga::arguments::{Refused, Value};
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
@@ -16,6 +17,7 @@ use crate::sys::blocking;
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-time",
+        role: Some(Role::Status),
         since: "1.5",
         returns: "nanoseconds since 1970-01-01 in UTC",
         summary: "The time of day.",
@@ -24,6 +26,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-get-timezone",
+        role: Some(Role::Status),
         since: "2.10",
         returns: "zone?, offset (seconds east of UTC)",
         summary: "The time zone: its abbreviation, and how far it is from UTC now.",
@@ -32,6 +35,7 @@ pub const COMMANDS: &[Command] = &[
     },
     Command {
         name: "guest-set-time",
+        role: Some(Role::Power),
         since: "1.5",
         arguments: "time? (nanoseconds since 1970-01-01 in UTC, before 2070)",
         class: Class::Control,

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::guest::users;
+use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Pending, Run};
@@ -10,6 +11,7 @@ use crate::qga::table::{Command, Pending, Run};
 /// The rows of the command table.
 pub const COMMANDS: &[Command] = &[Command {
     name: "guest-get-users",
+    role: Some(Role::Status),
     since: "2.10",
     returns: "[{user, login-time (seconds since 1970)}]",
     summary: "Who is logged in, each user once, and since when.",
