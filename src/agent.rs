@@ -23,6 +23,7 @@ use crate::qga;
 use crate::qga::complaints::Complaints;
 use crate::qga::policy::Policy;
 use crate::qga::room::Room;
+use crate::rpc::guard::Gate;
 use crate::rpc::holder::Holder;
 use crate::rpc::introduced::Introduced;
 use crate::rpc::{callback, guest, local};
@@ -101,8 +102,10 @@ pub async fn run(
         kubelet_knows_host = settings.csi.topology.iter().any(|key| key == labels::HOST);
         let teller = csi::start(settings.csi, has_node, &folder, &guest, holder.clone(), &mut supervisor);
         let people = people(&guest, &folder)?;
-        let keyring = keys::keyring(settings.trust, &guest);
-        api = Some(Api { control, keyring, people, channels, folder, holder, teller });
+        let plain = !settings.rules.plain.is_empty();
+        let keyring = keys::keyring(settings.trust, plain, &guest);
+        let gate = Gate::new(settings.rules, audit.clone(), keyring.is_keyed());
+        api = Some(Api { control, keyring, people, channels, folder, holder, teller, gate });
     }
     let ticker = Ticker::new(TICK)?;
     // What an earlier run has left frozen is not to be written to, and whoever asks is told the truth.
@@ -158,6 +161,7 @@ struct Api {
     folder: PathBuf,
     holder: Holder,
     teller: csi::Teller,
+    gate: Gate,
 }
 
 impl Api {
@@ -177,6 +181,7 @@ impl Api {
 
         keys::follow(&self.keyring, supervisor)?;
         let door = Door {
+            gate: self.gate,
             keyring: self.keyring,
             complaints: clients::Complaints::default(),
             shutdown: shutdown.clone(),
@@ -205,6 +210,7 @@ impl Api {
 /// Where host halves come in.
 #[derive(Clone)]
 struct Door {
+    gate: Gate,
     keyring: Keyring,
     complaints: clients::Complaints,
     shutdown: CancellationToken,
@@ -226,7 +232,8 @@ impl Door {
             }
         };
         let peer = Arc::new(peer);
-        let service = Introduced::new(api.into_server(), Arc::clone(&peer), binding);
+        let service = self.gate.before(api.into_server());
+        let service = Introduced::new(service, Arc::clone(&peer), binding);
         let served = serve(name.clone(), stream, service, self.shutdown);
         tokio::select! {
             () = served => {}

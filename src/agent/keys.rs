@@ -27,8 +27,8 @@ const GENERATION: &str = "/sys/firmware/qemu_fw_cfg/by_name/etc/vmgenid_guid/raw
 /// Editors write a file in several steps: it is read when nothing has happened for this long.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// The keyring of this machine. Reads nothing yet.
-pub fn keyring(settings: TrustSettings, guest: &Guest) -> Keyring {
+/// The keyring of this machine; with `plain`, peers without a key are let in beside keys. Reads nothing yet.
+pub fn keyring(settings: TrustSettings, plain: bool, guest: &Guest) -> Keyring {
     let given = guest.root.clone();
     let (root, freezer) = (guest.root.clone(), guest.freezer.clone());
     Keyring::new(Sources {
@@ -38,7 +38,7 @@ pub fn keyring(settings: TrustSettings, guest: &Guest) -> Keyring {
         machine: Box::new(move || machine(&root)),
         is_writable: Box::new(move || matches!(freezer.status(), freeze::Status::Thawed { .. })),
         clock: clock_of_the_day,
-        plain: false,
+        plain,
     })
 }
 
@@ -95,7 +95,7 @@ pub fn parse(words: &[OsString]) -> Result<Asked, String> {
 
 /// The keys that this machine has, for people or for programs. Blocks.
 pub fn list(settings: TrustSettings, json: bool) -> String {
-    let found = keyring(settings, &Guest::default()).list();
+    let found = keyring(settings, false, &Guest::default()).list();
     let own = found.own.map(|key| key.fingerprint().to_string());
     if json {
         let anchors: Vec<_> = found.anchors.iter().map(anchor_json).collect();
@@ -149,7 +149,7 @@ fn anchor_json(anchor: &Anchor) -> serde_json::Value {
 /// # Errors
 /// If a file cannot be removed.
 pub fn reset(settings: TrustSettings) -> anyhow::Result<String> {
-    let keyring = keyring(settings, &Guest::default());
+    let keyring = keyring(settings, false, &Guest::default());
     keyring.forget().context("cannot forget the keys")?;
     let left = keyring.list();
     let mut text = "Forgotten: this guest's own key, and that it was ever given one.\n".to_owned();

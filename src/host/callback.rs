@@ -2,7 +2,7 @@
 //! messages of the connection on which it is asked ([`crate::transport::callback`]).
 //!
 //! ```text
-//!  open ──▶ WhoAmI ──▶ in use
+//!  open ──▶ WhoAmI ──▶ in use        (denied by the guest's settings: none, for as long as the session lasts)
 //!   ▲ │                  │
 //!   │ └──refused, lost───┤
 //!   └── wait (backoff) ◀─┘──too many calls, or broken again and again──▶ refused
@@ -84,6 +84,11 @@ pub async fn keep(
         teller.send(Report::Callback(CallbackState::Connecting, reason)).await;
         let began = Instant::now();
         reason = match serve(client.clone(), contact, &guard, &teller).await {
+            // Its settings change with a restart of the agent, and that with the session.
+            Err(End::Refused(Refusal::Denied(reason))) => {
+                teller.send(Report::Callback(CallbackState::Unspecified, reason)).await;
+                return std::future::pending().await;
+            }
             Err(End::Refused(refusal)) => return refusal,
             Err(End::Lost(loss)) => text::chain(&loss),
             Ok(()) => "the guest closes it".to_owned(),

@@ -107,6 +107,9 @@ pub enum Refusal {
     /// Another host half has it; in the guest's words, cleaned.
     #[error("{0}")]
     Held(String),
+    /// The guest's settings do not let this host half; in the guest's words, cleaned.
+    #[error("{0}")]
+    Denied(String),
 }
 
 impl Refusal {
@@ -137,6 +140,7 @@ impl From<Status> for End {
             // Of tonic's decoder, which has read the length of a message and none of the rest.
             Code::OutOfRange if message.contains(TOO_LARGE) => Refusal::Message(message).into(),
             Code::FailedPrecondition | Code::Aborted => Refusal::Held(message).into(),
+            Code::PermissionDenied => Refusal::Denied(message).into(),
             code => Loss::Call { code, message }.into(),
         }
     }

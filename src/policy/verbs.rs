@@ -27,10 +27,13 @@ const fn verb(name: &'static str, role: Role, audited: bool) -> Verb {
 pub static VERBS: &[Verb] = &[
     // What the guest asks on it is decided by the host half.
     verb("Callback", Role::Disks, false),
+    verb("Enroll", Role::Status, true),
     verb("FindDisk", Role::Disks, false),
     verb("GetInfo", Role::Status, false),
     verb("Ping", Role::Status, false),
     verb("ReleaseDisk", Role::Disks, true),
+    // A host half that may come in may have the key by which it knows this guest replaced.
+    verb("RotateKey", Role::Status, true),
     verb("SetTopology", Role::Topology, true),
     verb("WatchEvents", Role::Status, false),
 ];

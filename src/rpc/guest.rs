@@ -16,9 +16,9 @@ use crate::guest::events::{self, Event, News, Watcher};
 use crate::guest::topology::Refusal;
 use crate::guest::{Guest, identity, system};
 use crate::rpc::callback::{self, Surroundings};
-use crate::rpc::convert;
 use crate::rpc::holder::{Hold, Holder};
 use crate::rpc::keys::Keys;
+use crate::rpc::{convert, guard};
 use crate::sys::{blocking, error_chain};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::disk_selector::By;
@@ -228,18 +228,15 @@ impl guest_server::Guest for Service {
         &self,
         request: Request<v1::ReleaseDiskRequest>,
     ) -> Result<Response<v1::ReleaseDiskResponse>, Status> {
-        let selector = selector(request.into_inner().disk)?;
+        let wanted = request.get_ref().disk.clone();
+        let selector = selector(wanted)?;
+        guard::concerns(&request, || selector.to_string());
         may_work()?;
-        tracing::info!("audit: the host half: release the disk with {selector}");
         let (disk, removed) = match release::release(&self.guest, &selector).await {
             Ok(Released::Absent) => (None, false),
             Ok(Released::Unused(disk)) => (Some(convert::disk(&disk)), false),
             Ok(Released::Removed(disk)) => (Some(convert::disk(&disk)), true),
-            Err(error) => {
-                let status = not_released(&error);
-                tracing::info!("not released: {}", status.message());
-                return Err(status);
-            }
+            Err(error) => return Err(not_released(&error)),
         };
         Ok(Response::new(v1::ReleaseDiskResponse { disk, removed }))
     }
@@ -248,6 +245,10 @@ impl guest_server::Guest for Service {
         &self,
         request: Request<v1::SetTopologyRequest>,
     ) -> Result<Response<v1::SetTopologyResponse>, Status> {
+        guard::concerns(&request, || {
+            let topology = request.get_ref().topology.clone().unwrap_or_default();
+            format!("{}/{}/{}", topology.region, topology.zone, topology.host)
+        });
         let v1::SetTopologyRequest { host_instance_id, topology } = request.into_inner();
         let holder = self.holder.held().filter(|held| held.host.instance_id == host_instance_id);
         let holder = holder.ok_or_else(|| {

@@ -1,10 +1,11 @@
 //! The guestlet API in the guest, one file per service that it serves or calls.
 //!
 //! [`guest`] serves the host half, [`callback`] calls it, [`local`] serves people in the guest. [`holder`] knows which host
-//! half holds the guest.
+//! half holds the guest, [`guard`] who may call what.
 
 pub mod callback;
 mod convert;
+pub mod guard;
 pub mod guest;
 pub mod holder;
 pub mod introduced;

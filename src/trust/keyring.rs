@@ -17,6 +17,7 @@ use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -87,6 +88,8 @@ struct Shared {
     standing: Mutex<Option<Standing>>,
     /// Who may stay now.
     welcome: watch::Sender<Welcome>,
+    /// The guest was given a key, now or before.
+    is_keyed: Arc<AtomicBool>,
 }
 
 /// Who may stay.
@@ -126,7 +129,13 @@ impl Keyring {
     /// A keyring of these sources. Reads nothing yet.
     pub fn new(sources: Sources) -> Self {
         let welcome = watch::Sender::default();
-        Self(Arc::new(Shared { sources, good: Arc::default(), standing: Mutex::default(), welcome }))
+        Self(Arc::new(Shared {
+            sources,
+            good: Arc::default(),
+            standing: Mutex::default(),
+            welcome,
+            is_keyed: Arc::default(),
+        }))
     }
 
     /// One that is never given a key, for guests that are simulated.
@@ -179,7 +188,9 @@ impl Keyring {
                 error_chain::words(&error)
             )),
         };
-        let keyed_only = !matches!(standing, Standing::Plain) && !plain;
+        let is_keyed = !matches!(standing, Standing::Plain);
+        self.0.is_keyed.store(is_keyed, Ordering::Relaxed);
+        let keyed_only = is_keyed && !plain;
         let welcome = Welcome { anchors, keyed_only };
         self.0.welcome.send_if_modified(|before| {
             let changed = *before != welcome;
@@ -257,6 +268,11 @@ impl Keyring {
             })?;
         }
         Ok(())
+    }
+
+    /// Whether the guest was given a key, as of the last reading; set before anybody is let in because of that.
+    pub fn is_keyed(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0.is_keyed)
     }
 
     /// Completes when `peer` would not be let in any more, or not with the roles that it has.

@@ -35,7 +35,7 @@ async fn a_disk_that_nobody_has_is_not_there_and_not_held() {
     assert!(
         agent
             .log()
-            .contains(&format!("audit: the host half: release the disk with the serial number \"{nobody}\""))
+            .contains(&format!("audit: the host half: ReleaseDisk (the serial number \"{nobody}\"): done"))
     );
 }
 

@@ -8,6 +8,7 @@ mod agent;
 mod disk_rules;
 mod disks;
 mod events;
+mod grants;
 mod hold;
 mod host;
 mod status;

@@ -49,6 +49,27 @@ fn an_agent_that_has_no_callback_is_talked_to_all_the_same() {
     assert_eq!((&lab.info("a")["sessions"], a.answers()), (&1.into(), 0));
 }
 
+/// What the settings of a guest do not give is said, and neither ends the session nor is asked for again.
+#[test]
+fn a_guest_that_gives_no_more_than_status_keeps_its_session() {
+    let lab = Lab::new().set("topology = { zone = 'a' }").guest("a", 1).start();
+    let able = GuestInfo {
+        capabilities: ["events", "callback", "topology"].map(str::to_owned).to_vec(),
+        ..info(&uuid(1), "boot-1")
+    };
+    let a = Guest::start(&lab.path("a.sock"), Door::Unix, Manner::Narrow, able);
+    let vm = lab.until_vm("a", |vm| vm["callback_reason"] == "no grant gives the role disks");
+    assert_eq!((&vm["session"], &vm["callback"]), (&"connected".into(), &"none".into()));
+    lab.until("people see that it is not told where it runs", || {
+        lab.words(&["topology"]).contains("no grant gives the role topology")
+    });
+    // Long enough for another try of either, which come within a second.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!((a.places().callbacks_denied, a.places().told.len()), (1, 1));
+    assert_eq!((&lab.info("a")["sessions"], &lab.info("a")["session"]), (&1.into(), &"connected".into()));
+    assert!(lab.words(&["ping", "-c", "1", "a"]).contains("1 pings, min"));
+}
+
 #[test]
 fn keys_of_the_first_release_are_ignored_and_said() {
     let keys = "unix-socket = '@a.sock'\ncallback-socket = '@a.sock.callback'";

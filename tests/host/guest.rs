@@ -53,6 +53,8 @@ pub enum Manner {
     Fickle,
     /// Is held by another host half.
     Held,
+    /// Its settings give the host half nothing but `status`.
+    Narrow,
     /// Calls the host as fast as it can.
     Nagging,
     /// Makes calls of the host and cancels them at once.
@@ -236,6 +238,8 @@ pub struct Places {
     pub told: Vec<v1::Topology>,
     /// Why none is taken, if none is.
     pub refusal: Option<(Code, String)>,
+    /// Callbacks that the settings did not allow.
+    pub callbacks_denied: usize,
 }
 
 /// The disks of a guest, as a test wants them.
@@ -375,6 +379,9 @@ impl guest_server::Guest for Agent {
         assert!(!request.host_instance_id.is_empty());
         let mut places = self.places.lock().unwrap();
         places.told.push(request.topology.unwrap());
+        if self.manner == Manner::Narrow {
+            return Err(Status::permission_denied("no grant gives the role topology"));
+        }
         match &places.refusal {
             Some((code, words)) => Err(Status::new(*code, words.clone())),
             None => Ok(Response::new(v1::SetTopologyResponse {})),
@@ -387,6 +394,10 @@ impl guest_server::Guest for Agent {
         &self,
         request: Request<tonic::Streaming<v1::CallbackFromHost>>,
     ) -> Result<Response<asking::Messages>, Status> {
+        if self.manner == Manner::Narrow {
+            self.places.lock().unwrap().callbacks_denied += 1;
+            return Err(Status::permission_denied("no grant gives the role disks"));
+        }
         let mut answers = request.into_inner();
         let Some(Message::Bounds(bounds)) = answers.message().await?.unwrap().message else {
             panic!("no bounds")

@@ -1,0 +1,314 @@
+//! Who may call which method of the guestlet API: asked before a request reaches the service, and written down when it has
+//! been answered.
+//!
+//! ```text
+//! request ──▶ verb (by its path) ──▶ decide (peer, caller) ──▶ the service ──▶ record, if the verb is audited
+//!                  │ none: UNIMPLEMENTED      │ denied: PERMISSION_DENIED, and a record
+//! ```
+//!
+//! The peer is in the extensions of a request (`Arc<Peer>`); one without is taken for a peer that has proved nothing. For
+//! whom the host half asks, and the number of the call, are in its metadata.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use http::{HeaderMap, Request, Response};
+use tonic::body::Body;
+use tonic::{Code, Status};
+
+use crate::policy::audit::{Id, Noted, Record, printable};
+use crate::policy::grant::MAX_CALLER;
+use crate::policy::verbs::{self, Verb};
+use crate::policy::{Asked, Audit, Decision, Rules, Who};
+use crate::trust::Peer;
+
+/// Metadata: for whom the host half asks, such as `uid:0 root`; absent for itself. What is not printable is percent-encoded.
+const CALLER: &str = "guestlet-caller";
+/// Metadata: the number of the call in the audit records of both ends, 32 hexadecimal digits.
+const AUDIT_ID: &str = "guestlet-audit-id";
+
+/// What requests are held to; clones share it.
+#[derive(Debug, Clone)]
+pub struct Gate(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    rules: Rules,
+    audit: Audit,
+    /// The guest was given keys of host halves.
+    guest_has_keys: Arc<AtomicBool>,
+}
+
+impl Gate {
+    /// Holds requests to `rules`, and writes them down in `audit`. As soon as `guest_has_keys` is set, a peer that has proved
+    /// nothing is a stranger.
+    pub fn new(rules: Rules, audit: Audit, guest_has_keys: Arc<AtomicBool>) -> Self {
+        Self(Arc::new(Inner { rules, audit, guest_has_keys }))
+    }
+
+    /// The same service behind this gate.
+    pub fn before<S>(&self, service: S) -> Guarded<S> {
+        Guarded { service, gate: self.clone() }
+    }
+}
+
+/// A service that only those reach who may.
+#[derive(Debug, Clone)]
+pub struct Guarded<S> {
+    service: S,
+    gate: Gate,
+}
+
+/// How the services answer that tonic generates.
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+impl<S, B> tower_service::Service<Request<B>> for Guarded<S>
+where
+    S: tower_service::Service<Request<B>, Response = Response<Body>, Error = Infallible, Future = Answering>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Answering {
+        let Some(verb) = verbs::find(request.uri().path()) else {
+            return refused(Status::unimplemented("there is no such method"));
+        };
+        match self.gate.admit(verb, &request) {
+            Err(status) => refused(status),
+            Ok(None) => self.service.call(request),
+            Ok(Some(open)) => {
+                let mut request = request;
+                request.extensions_mut().insert(Arc::clone(&open.noted));
+                let answering = self.service.call(request);
+                Box::pin(async move {
+                    let Ok(answer) = answering.await;
+                    open.ended(&answer);
+                    Ok(answer)
+                })
+            }
+        }
+    }
+}
+
+fn refused(status: Status) -> Answering {
+    Box::pin(std::future::ready(Ok(status.into_http())))
+}
+
+impl Gate {
+    /// Whether a request may reach the service, and what is to be written down when it was answered. Allocates nothing for a
+    /// verb that is not.
+    fn admit<B>(&self, verb: &'static Verb, request: &Request<B>) -> Result<Option<Open>, Status> {
+        let caller = caller(request.headers())?;
+        let peer = request.extensions().get::<Arc<Peer>>();
+        let guest_has_keys = self.0.guest_has_keys.load(Ordering::Relaxed);
+        let who = peer.map_or(Who::Plain { guest_has_keys }, |peer| Who::peer(peer, guest_has_keys));
+        let asked = Asked::new(who, caller, verb.name, verb.role);
+        let noted = match self.0.rules.decide(&asked) {
+            Decision::Allowed(_) if !verb.audited && !self.0.audit.is_new(&who, caller, verb.role) => {
+                return Ok(None);
+            }
+            Decision::Allowed(_) => Noted::default(),
+            Decision::WouldDeny(why) => Noted { would_deny: why.to_string().into(), ..Noted::default() },
+            Decision::Denied(why) => {
+                let words = why.to_string();
+                let open = self.open(
+                    verb,
+                    request,
+                    caller,
+                    Noted { denied: words.clone().into(), ..Noted::default() },
+                );
+                open.record("not begun");
+                return Err(Status::permission_denied(words));
+            }
+        };
+        Ok(Some(self.open(verb, request, caller, noted)))
+    }
+
+    fn open<B>(&self, verb: &'static Verb, request: &Request<B>, caller: &str, noted: Noted) -> Open {
+        let id = request.headers().get(AUDIT_ID).and_then(|id| Id::parse(id.to_str().ok()?));
+        let peer = request.extensions().get::<Arc<Peer>>();
+        Open {
+            gate: self.clone(),
+            id,
+            peer: peer.map_or_else(|| Arc::new(Peer::Plain), Arc::clone),
+            caller: caller.to_owned(),
+            verb,
+            noted: Arc::new(noted),
+            begun: Instant::now(),
+            ended: false,
+        }
+    }
+}
+
+/// For whom the host half asks; empty if it does not say.
+fn caller(headers: &HeaderMap) -> Result<&str, Status> {
+    let Some(caller) = headers.get(CALLER) else { return Ok("") };
+    let printable =
+        |text: &&str| text.len() <= MAX_CALLER && text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    caller.to_str().ok().filter(printable).ok_or_else(|| {
+        Status::invalid_argument(format!("{CALLER} is not at most {MAX_CALLER} printable ASCII characters"))
+    })
+}
+
+/// A call that has not ended. When this is dropped before, as it is when the host half goes away, the record says so.
+struct Open {
+    gate: Gate,
+    id: Option<Id>,
+    peer: Arc<Peer>,
+    caller: String,
+    verb: &'static Verb,
+    noted: Arc<Noted>,
+    begun: Instant,
+    ended: bool,
+}
+
+impl Open {
+    fn ended(mut self, answer: &Response<Body>) {
+        self.ended = true;
+        match Status::from_header_map(answer.headers()).filter(|status| status.code() != Code::Ok) {
+            None => self.record("done"),
+            Some(status) => self.record(status.message()),
+        }
+    }
+
+    fn record(&self, result: &str) {
+        let inner = &self.gate.0;
+        inner.audit.record(&Record {
+            id: self.id,
+            who: Who::peer(&self.peer, inner.guest_has_keys.load(Ordering::Relaxed)),
+            caller: &self.caller,
+            role: self.verb.role,
+            verb: self.verb.name,
+            noted: &self.noted,
+            result: &printable(result),
+            took: self.begun.elapsed(),
+        });
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if !self.ended && self.noted.denied.get().is_none() {
+            self.record("not known: the call was cancelled");
+        }
+    }
+}
+
+/// Says for the audit record what the call is about; never a secret.
+pub fn concerns<T>(request: &tonic::Request<T>, subject: impl FnOnce() -> String) {
+    if let Some(noted) = request.extensions().get::<Arc<Noted>>() {
+        let _ = noted.subject.set(subject());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Caller, Grant, Host, Mode, Role, Roles};
+    use crate::trust::Fingerprint;
+    use crate::trust::peer::Keyed;
+
+    /// A service that answers everything.
+    #[derive(Clone)]
+    struct Willing;
+
+    impl tower_service::Service<Request<()>> for Willing {
+        type Response = Response<Body>;
+        type Error = Infallible;
+        type Future = Answering;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<()>) -> Answering {
+            Box::pin(std::future::ready(Ok(Response::new(Body::default()))))
+        }
+    }
+
+    fn grant(host: Host, caller: &str, role: Role) -> Grant {
+        let (origin, roles) = ("a.toml:1".to_owned(), Roles::of(&[role]));
+        Grant { origin, host, caller: Caller::new(caller), roles, exec: None, files: None }
+    }
+
+    /// The code and the words of the answer to a call.
+    async fn call(gate: &Gate, method: &str, peer: Option<Peer>, caller: Option<&str>) -> (Code, String) {
+        let mut request = Request::builder().uri(format!("/guestlet.v1.Guest/{method}"));
+        if let Some(caller) = caller {
+            request = request.header(CALLER, caller);
+        }
+        let mut request = request.body(()).unwrap();
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(Arc::new(peer));
+        }
+        let answer = tower_service::Service::call(&mut gate.before(Willing), request).await.unwrap();
+        let status = Status::from_header_map(answer.headers());
+        status.map_or((Code::Ok, String::new()), |status| (status.code(), status.message().to_owned()))
+    }
+
+    fn keyed(key: &[u8]) -> Peer {
+        Peer::Keyed(Keyed { fingerprint: Fingerprint::of(key), names: Vec::new(), roles: Vec::new() })
+    }
+
+    fn gate(rules: Rules, guest_has_keys: bool) -> Gate {
+        Gate::new(rules, Audit::default(), Arc::new(AtomicBool::new(guest_has_keys)))
+    }
+
+    #[tokio::test]
+    async fn each_key_and_each_caller_has_what_its_grants_give() {
+        let one = Host::Key(Fingerprint::of(b"one"));
+        let grants = vec![grant(one, "uid:0 *", Role::Disks), grant(Host::AnyKey, "*", Role::Topology)];
+        let gate = gate(Rules { grants, ..Rules::default() }, true);
+        let root = Some("uid:0 root");
+        for (method, key, caller, expected) in [
+            ("GetInfo", "one", None, Code::Ok),
+            ("SetTopology", "other", None, Code::Ok),
+            ("FindDisk", "one", root, Code::Ok),
+            ("FindDisk", "one", Some("uid:1000 a"), Code::PermissionDenied),
+            ("FindDisk", "one", None, Code::PermissionDenied),
+            ("FindDisk", "other", root, Code::PermissionDenied),
+            ("Callback", "other", root, Code::PermissionDenied),
+            ("Nothing", "one", root, Code::Unimplemented),
+        ] {
+            let (code, words) = call(&gate, method, Some(keyed(key.as_bytes())), caller).await;
+            assert_eq!(code, expected, "{method} {key} {caller:?}: {words}");
+            assert_eq!(
+                code == Code::PermissionDenied,
+                words.contains("the role disks to the host half SHA256:")
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn who_has_proved_nothing_has_all_of_before_until_there_are_keys() {
+        for peer in [None, Some(Peer::Plain)] {
+            for mode in [Mode::Enforce, Mode::Audit] {
+                let rules = Rules { mode, plain: Roles::of(&[Role::Status]), ..Rules::default() };
+                let before = gate(rules.clone(), false);
+                assert_eq!(call(&before, "ReleaseDisk", peer.clone(), None).await.0, Code::Ok);
+                let after = gate(rules, true);
+                assert_eq!(call(&after, "GetInfo", peer.clone(), None).await.0, Code::Ok);
+                let (code, words) = call(&after, "ReleaseDisk", peer.clone(), None).await;
+                assert!(code == Code::PermissionDenied && words.contains("trust.plain"), "{words}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_is_too_long_or_not_printable_is_no_caller() {
+        let gate = gate(Rules::default(), false);
+        for wrong in ["x".repeat(MAX_CALLER + 1), "a\tb".to_owned()] {
+            assert_eq!(call(&gate, "Ping", None, Some(&wrong)).await.0, Code::InvalidArgument, "{wrong}");
+        }
+        assert_eq!(call(&gate, "Ping", None, Some(&"x".repeat(MAX_CALLER))).await.0, Code::Ok);
+    }
+}
