@@ -10,8 +10,8 @@
 //!      │         ├─ topology
 //!      │         ├─ policy ── trust
 //!      │         └─ config, transport
-//!      ├─ hostd ─┬─ host ──── transport, sys
-//!      │         └─ config
+//!      ├─ hostd ─┬─ host ──── access, transport, sys
+//!      │         └─ config ── access
 //!      ├─ ctl ────── transport
 //!      ├─ status ─── transport
 //!      ├─ doctor ─── status, config, privileges
@@ -19,11 +19,14 @@
 //! ```
 //!
 //! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
-//! of a session; `policy` decides who may do what in a guest, for `qga` and `rpc`. `text` is how sizes and
-//! tables look to people; `labels` knows what Kubernetes takes for one. `supervise` owns every task. `agent` and `hostd`
+//! of a session; `policy` decides who may do what in a guest, for `qga` and `rpc`; `access` decides which users of a host may
+//! ask for what. `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one. `supervise` owns
+//! every task. `agent` and `hostd`
 //! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
 //! settings come to.
 
+#[cfg(feature = "host")]
+pub mod access;
 #[cfg(feature = "agent")]
 pub mod agent;
 pub mod config;

@@ -19,11 +19,19 @@
 //! [cluster.dev]                   # what a cluster may, optional
 //! max-volumes = 100
 //!
+//! [[access]]                      # what users of the host may, optional
+//! groups = ["vm-operators"]
+//! roles = ["read"]
+//! vms = ["web-*"]
+//!
+//! [audit]                         # optional
+//! file = "/var/log/guestlet-host/audit.json"
+//!
 //! [limits]                        # optional
 //! events-per-second = 64
 //! ```
 //!
-//! `[[vm]]` and `[[pool]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
+//! `[[vm]]`, `[[pool]]` and `[[access]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
 //! field in `vm::VmFragment`, its check in `Checker::vm`, and its place in [`VmSettings`].
 
 use std::collections::{BTreeMap, HashMap};
@@ -34,7 +42,10 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::{Error, Fragment, load};
+use crate::access::{Rule, Rules};
 
+mod access;
+mod audit;
 mod cluster;
 mod limits;
 mod pool;
@@ -42,6 +53,9 @@ mod topology;
 mod trust;
 mod vm;
 
+use access::AccessFragment;
+use audit::AuditFragment;
+pub use audit::AuditSettings;
 use cluster::ClusterFragment;
 pub use cluster::ClusterSettings;
 pub use limits::LimitSettings;
@@ -77,6 +91,10 @@ pub struct HostSettings {
     pub metrics: Option<SocketAddr>,
     /// The folder of the volumes that are made for VMs.
     pub volumes: PathBuf,
+    /// What users of the host may ask for, beside root and guestlet-host's own.
+    pub access: Rules,
+    /// What is written down of it.
+    pub audit: AuditSettings,
     /// What one guest may cost.
     pub limits: LimitSettings,
     /// The pools, in the order in which they are written.
@@ -127,6 +145,10 @@ struct Parsed {
     metrics: Option<Spanned<String>>,
     volumes_dir: Option<Spanned<PathBuf>>,
     #[serde(default)]
+    access: Vec<Spanned<AccessFragment>>,
+    #[serde(default)]
+    audit: AuditFragment,
+    #[serde(default)]
     limits: LimitsFragment,
     #[serde(default)]
     pool: Vec<Spanned<PoolFragment>>,
@@ -172,6 +194,7 @@ impl HostFragment {
         let mut topology = TopologySettings::default();
         let mut trust = TrustSettings::default();
         let (mut vms, mut pools, mut clusters) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let (mut access, mut audit) = (Vec::<Rule>::new(), AuditSettings::default());
         let mut remarks = Vec::new();
         let mut taken = HashMap::new();
         for source in &self.sources {
@@ -187,6 +210,10 @@ impl HostFragment {
             if let Some(path) = &source.parsed.volumes_dir {
                 volumes = source.absolute("volumes-dir", path)?;
             }
+            for rule in &source.parsed.access {
+                access.push(access::check(source, rule)?);
+            }
+            audit::check(source, &source.parsed.audit, &mut audit)?;
             limits::check(source, &source.parsed.limits, &mut limits)?;
             for pool in &source.parsed.pool {
                 pools.push(pool::check(source, pool, &mut taken)?);
@@ -209,6 +236,8 @@ impl HostFragment {
             metrics_socket,
             metrics,
             volumes,
+            access: Rules::new(access),
+            audit,
             limits,
             pools,
             clusters,

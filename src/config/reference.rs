@@ -187,7 +187,11 @@ const AGENT: &[Row] = &[
 ];
 
 const HOST: &[Row] = &[
-    ("socket", "`/run/guestlet-host/api.sock`", "where guestctl asks; for root only"),
+    (
+        "socket",
+        "`/run/guestlet-host/api.sock`",
+        "where guestctl asks; for root only, unless there is an `[[access]]` table",
+    ),
     ("metrics-socket", "`metrics.sock` beside `socket`", "Prometheus metrics over HTTP, on a unix socket"),
     ("metrics", "none", "the same on TCP, such as `\"127.0.0.1:9970\"`; only on loopback"),
     (
@@ -253,6 +257,26 @@ const HOST: &[Row] = &[
         "trust.certificate",
         "none",
         "a CA's certificate for that key, followed by the CA's own (PEM), where VMs move between hosts; read again when it changes",
+    ),
+    (
+        "access.users",
+        "none",
+        "users of the host, by name or number, who may ask what the table `[[access]]` says; tables add up. See \
+         [security.md](security.md)",
+    ),
+    ("access.groups", "none", "groups of the host, by name or number, whose members may"),
+    (
+        "access.roles",
+        "none",
+        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, or `all`",
+    ),
+    ("access.verbs", "none", "single verbs that they may use, such as `\"ping\"` or `\"disk attach\"`"),
+    ("access.vms", "all", "to which VMs: names, or patterns such as `\"web-*\"`"),
+    ("access.clusters", "all", "to VMs and volumes of which clusters; names or patterns"),
+    (
+        "audit.file",
+        "none",
+        "a file to which each call that changes something, reaches into a guest or is denied is written, beside the journal",
     ),
     ("topology.region", "none", "where this host is; each guest is told. See [topology.md](topology.md)"),
     ("topology.zone", "none", "the failure domain within the region"),
@@ -322,7 +346,7 @@ fn markdown() -> String {
         ),
         (
             "The host half: /etc/guestlet/host.toml, then /etc/guestlet/host.d/*.toml",
-            "They take effect when they are written, but for `socket`, `metrics`, `metrics-socket` and `volumes-dir`. Each \
+            "They take effect when they are written, but for `socket`, `metrics`, `metrics-socket`, `volumes-dir` and `audit.file`. Each \
              VM is a table `[[vm]]`.",
             HOST,
         ),

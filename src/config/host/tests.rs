@@ -260,3 +260,71 @@ fn what_is_wrong_with_pools_and_clusters_is_named_with_file_and_line() {
         ("unknown in cluster", vec!["[cluster.dev]\nclass = 'a'".into()], "0.toml:2: unknown field `class`"),
     ]);
 }
+
+#[test]
+fn rules_of_access_and_where_it_is_written_down() {
+    let first = "[audit]\nfile = '/var/log/a.json'\n[[access]]\nusers = ['alice', '1007']\nverbs = ['ls', 'disk attach --file']\n\
+                 vms = ['web-*']\n";
+    let second = "[[access]]\ngroups = ['ops']\nroles = ['all']\nclusters = ['dev']\n";
+    let settings = check(&[first, second]).unwrap();
+    assert_eq!(settings.audit.file.as_deref(), Some(Path::new("/var/log/a.json")));
+    let rules: Vec<_> = settings.access.iter().collect();
+    assert_eq!(rules.len(), 2);
+    assert_eq!(rules[0].users, ["alice", "1007"]);
+    assert_eq!(rules[0].verbs, ["ls", "disk attach --file"].into());
+    assert_eq!(rules[0].vms.as_deref().unwrap()[0].to_string(), "web-*");
+    assert_eq!((rules[0].clusters.as_ref(), rules[0].roles.len()), (None, 0));
+    assert_eq!((rules[1].roles.len(), rules[1].groups.as_slice()), (4, &["ops".to_owned()][..]));
+    assert!(check(&[]).unwrap().access.is_empty());
+}
+
+#[test]
+fn what_is_wrong_with_rules_of_access_is_named_with_file_and_line() {
+    let rule = |rest: &str| format!("\n[[access]]\nusers = ['alice']\n{rest}\n");
+    assert_wrong(vec![
+        ("nobody", vec!["\n[[access]]\nverbs = ['ls']".into()], "0.toml:2: [[access]] names nobody"),
+        (
+            "nobody else",
+            vec!["[[access]]\nusers = []\nverbs = ['ls']".into()],
+            "0.toml:1: [[access]] names nobody",
+        ),
+        ("nothing", vec![rule("vms = ['a']")], "0.toml:2: [[access]] allows nothing"),
+        (
+            "verb",
+            vec![rule("verbs = ['ls',\n'frob']")],
+            "0.toml:5: verbs has \"frob\", and there is no such verb; known",
+        ),
+        (
+            "role",
+            vec![rule("roles = ['root']")],
+            "0.toml:4: roles has \"root\", and there is no such role; known are",
+        ),
+        (
+            "name",
+            vec![rule("roles = ['all']\ngroups = ['*']")],
+            "0.toml:5: groups has \"*\", which can be no name",
+        ),
+        (
+            "pattern",
+            vec![rule("roles = ['all']\nvms = ['a', 'web-[0-9]']")],
+            "0.toml:5: vms: \"web-[0-9]\" has the",
+        ),
+        (
+            "empty pattern",
+            vec![rule("roles = ['all']\nclusters = ['']")],
+            "0.toml:5: clusters: \"\" is empty; write",
+        ),
+        (
+            "no VM",
+            vec![rule("roles = ['all']\nvms = []")],
+            "0.toml:5: vms is empty, so that the rule covers nothing",
+        ),
+        ("key", vec![rule("role = ['all']")], "0.toml:4: unknown field `role`"),
+        (
+            "file",
+            vec!["[audit]\nfile = 'a.json'".into()],
+            "0.toml:2: audit.file = \"a.json\" is a relative path",
+        ),
+        ("of audit", vec!["[audit]\npath = '/a'".into()], "0.toml:2: unknown field `path`"),
+    ]);
+}

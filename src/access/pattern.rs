@@ -1,0 +1,129 @@
+//! Patterns of names, in which `*` stands for any number of characters.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Bytes of the longest one, which is that of the longest DNS name.
+const LONGEST: usize = 253;
+
+/// A name, or several of them, such as `web-*`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern(String);
+
+/// Why a text is no pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoPattern {
+    /// It matches nothing.
+    #[error("is empty; write \"*\" for all")]
+    Empty,
+    /// No name is so long.
+    #[error("has more than {LONGEST} bytes")]
+    Long,
+    /// As of a regular expression, or a glob of a shell.
+    #[error("has the character {0:?}, which patterns do not take; * stands for any number of characters")]
+    Character(char),
+}
+
+impl Pattern {
+    /// Whether it stands for this name.
+    pub fn matches(&self, name: &str) -> bool {
+        let mut parts = self.0.split('*');
+        let first = parts.next().unwrap_or_default();
+        let Some(mut rest) = name.strip_prefix(first) else { return false };
+        let Some(last) = parts.next_back() else { return rest.is_empty() };
+        // The first place that fits leaves most to the parts behind it.
+        for part in parts {
+            match rest.find(part) {
+                Some(at) => rest = &rest[at + part.len()..],
+                None => return false,
+            }
+        }
+        rest.ends_with(last)
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = NoPattern;
+
+    fn from_str(text: &str) -> Result<Self, NoPattern> {
+        let is_strange =
+            |one: &char| one.is_control() || one.is_whitespace() || "?[]{}()|^$+\\/!\"'`".contains(*one);
+        match text.chars().find(is_strange) {
+            _ if text.is_empty() => Err(NoPattern::Empty),
+            _ if text.len() > LONGEST => Err(NoPattern::Long),
+            Some(strange) => Err(NoPattern::Character(strange)),
+            None => Ok(Self(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_star_stands_for_any_number_of_characters() {
+        let cases = [
+            ("web-1", "web-1", true),
+            ("web-1", "web-12", false),
+            ("web-*", "web-", true),
+            ("web-*", "web-1", true),
+            ("web-*", "my-web-1", false),
+            ("*", "", true),
+            ("*", "anything", true),
+            ("*-db", "a-db", true),
+            ("*-db", "a-db-1", false),
+            ("a*a", "a", false),
+            ("a*a", "aa", true),
+            ("a*b*c", "aXbXbXc", true),
+            ("a*b*c", "acb", false),
+            ("**", "x", true),
+        ];
+        for (pattern, name, expected) in cases {
+            assert_eq!(pattern.parse::<Pattern>().unwrap().matches(name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pattern_is_refused() {
+        let refused = |text: &str| text.parse::<Pattern>().unwrap_err();
+        assert_eq!(refused(""), NoPattern::Empty);
+        assert_eq!(refused(&"a".repeat(254)), NoPattern::Long);
+        for (text, strange) in
+            [("web-[0-9]", '['), ("web-?", '?'), ("a b", ' '), ("web.+", '+'), ("a\n", '\n')]
+        {
+            assert_eq!(refused(text), NoPattern::Character(strange), "{text}");
+        }
+    }
+
+    /// By trying every place for every star.
+    fn slowly(pattern: &[u8], name: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => name.is_empty(),
+            Some((b'*', rest)) => (0..=name.len()).any(|at| slowly(rest, &name[at..])),
+            Some((one, rest)) => name.first() == Some(one) && slowly(rest, &name[1..]),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_matches_what_trying_every_place_matches(pattern in "[ab*]{1,8}", name in "[ab]{0,10}") {
+            let expected = slowly(pattern.as_bytes(), name.as_bytes());
+            prop_assert_eq!(pattern.parse::<Pattern>().unwrap().matches(&name), expected);
+        }
+
+        #[test]
+        fn a_name_is_a_pattern_that_matches_itself_alone(name in "[a-z0-9.-]{1,20}", other in "[a-z0-9.-]{0,20}") {
+            let pattern: Pattern = name.parse().unwrap();
+            prop_assert!(pattern.matches(&name));
+            prop_assert_eq!(pattern.matches(&other), name == other);
+        }
+    }
+}

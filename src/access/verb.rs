@@ -1,0 +1,139 @@
+//! What can be asked of guestlet-host: one row for each method of its admin API, and one for each use of it that has to be
+//! allowed by itself.
+//!
+//! To add a method: its constant, its place in [`VERBS`], and what it is done to in `host::asked`.
+
+/// A class of verbs, as rules name them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Look at VMs, disks and volumes, and see whether an agent answers.
+    Read,
+    /// Attach, detach, resize and remove disks that guestlet-host makes itself.
+    Disks,
+    /// Attach any file of the host as a disk: who may do that can read and write whatever the hypervisor can.
+    Files,
+    /// Change volumes of clusters.
+    Volumes,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: &[Self] = &[Self::Read, Self::Disks, Self::Files, Self::Volumes];
+
+    /// As the settings write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Disks => "disks",
+            Self::Files => "files",
+            Self::Volumes => "volumes",
+        }
+    }
+}
+
+/// One thing that can be asked.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Verb {
+    /// The method of `guestlet.v1.Admin`.
+    pub method: &'static str,
+    /// As people type it after `guestctl`, and write it in rules.
+    pub words: &'static str,
+    /// Its class.
+    pub role: Role,
+    /// It changes something, or reaches into a guest, so that each use of it is recorded.
+    pub is_recorded: bool,
+}
+
+const fn looks(method: &'static str, words: &'static str) -> Verb {
+    Verb { method, words, role: Role::Read, is_recorded: false }
+}
+
+const fn changes(method: &'static str, words: &'static str, role: Role) -> Verb {
+    Verb { method, words, role, is_recorded: true }
+}
+
+/// List the VMs; also `topology` and `nodes`.
+pub static LS: Verb = looks("ListVirtualMachines", "ls");
+/// All of one VM.
+pub static INFO: Verb = looks("GetVirtualMachine", "info");
+/// Events.
+pub static WATCH: Verb = looks("WatchVirtualMachines", "watch");
+/// Round trips to an agent.
+pub static PING: Verb =
+    Verb { method: "PingVirtualMachine", words: "ping", role: Role::Read, is_recorded: true };
+/// Disks as a guest sees them.
+pub static DISKS: Verb = looks("ListDisks", "disks");
+/// How the host half is; part of `ls` and `doctor`.
+pub static STATUS: Verb = looks("GetHostStatus", "status");
+/// A disk with a volume that guestlet-host makes.
+pub static DISK_ATTACH: Verb = changes("AttachDisk", "disk attach", Role::Disks);
+/// A disk with a file of the caller's choice.
+pub static DISK_ATTACH_FILE: Verb = changes("AttachDisk", "disk attach --file", Role::Files);
+/// Take a disk away.
+pub static DISK_DETACH: Verb = changes("DetachDisk", "disk detach", Role::Disks);
+/// Make a disk larger.
+pub static DISK_RESIZE: Verb = changes("ResizeDisk", "disk resize", Role::Disks);
+/// The volumes of disks.
+pub static DISK_VOLUMES: Verb = looks("ListDiskVolumes", "disk volumes");
+/// Remove one of them.
+pub static DISK_RM: Verb = changes("RemoveDiskVolume", "disk rm", Role::Disks);
+/// Disks as the hypervisor has them.
+pub static DISK_LS: Verb = looks("ListAttachedDisks", "disk ls");
+/// Volumes of clusters.
+pub static VOLUMES_LS: Verb = looks("ListVolumes", "volumes ls");
+/// Make one.
+pub static VOLUMES_CREATE: Verb = changes("CreateVolume", "volumes create", Role::Volumes);
+/// Plug one into a VM.
+pub static VOLUMES_ATTACH: Verb = changes("AttachVolume", "volumes attach", Role::Volumes);
+/// Take one away from its VM.
+pub static VOLUMES_DETACH: Verb = changes("DetachVolume", "volumes detach", Role::Volumes);
+/// Make one larger.
+pub static VOLUMES_EXPAND: Verb = changes("ExpandVolume", "volumes expand", Role::Volumes);
+/// Remove one.
+pub static VOLUMES_RM: Verb = changes("RemoveVolume", "volumes rm", Role::Volumes);
+
+/// All of them.
+pub static VERBS: &[&Verb] = &[
+    &LS,
+    &INFO,
+    &WATCH,
+    &PING,
+    &DISKS,
+    &STATUS,
+    &DISK_ATTACH,
+    &DISK_ATTACH_FILE,
+    &DISK_DETACH,
+    &DISK_RESIZE,
+    &DISK_VOLUMES,
+    &DISK_RM,
+    &DISK_LS,
+    &VOLUMES_LS,
+    &VOLUMES_CREATE,
+    &VOLUMES_ATTACH,
+    &VOLUMES_DETACH,
+    &VOLUMES_EXPAND,
+    &VOLUMES_RM,
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_method_of_the_admin_api_has_a_class() {
+        let proto = include_str!("../../proto/guestlet/v1/admin.proto");
+        let methods: BTreeSet<_> =
+            proto.lines().filter_map(|line| line.trim().strip_prefix("rpc ")?.split('(').next()).collect();
+        assert!(methods.len() > 15, "the methods were not found");
+        let rows: BTreeSet<_> = VERBS.iter().map(|verb| verb.method).collect();
+        assert_eq!(rows, methods);
+    }
+
+    #[test]
+    fn each_verb_has_words_of_its_own() {
+        let words: BTreeSet<_> = VERBS.iter().map(|verb| verb.words).collect();
+        assert_eq!(words.len(), VERBS.len());
+    }
+}
