@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::host::{HostSettings, TrustSettings};
+use crate::host::admission::Admission;
 use crate::host::api::{self, Api};
 use crate::host::backends;
 use crate::host::fleet::{Fleet, Handle};
@@ -131,7 +132,11 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         Ok(())
     });
     let (fleet, settings, topology) = (handle.clone(), followed.standing, followed.topology);
-    let api = Api { fleet, disks, volumes: keeper, trust, half: Arc::clone(&half), settings, topology };
+    let rules = followed.access;
+    let admission =
+        Admission { rules, fleet: handle.clone(), volumes: keeper.clone(), half: Arc::clone(&half) };
+    let api =
+        Api { admission, fleet, disks, volumes: keeper, trust, half: Arc::clone(&half), settings, topology };
     let token = shutdown.clone();
     supervisor.spawn("api", async move {
         api::run(socket, api, token).await;

@@ -14,11 +14,13 @@ pub enum Role {
     Files,
     /// Change volumes of clusters.
     Volumes,
+    /// Decide which keys of guests are taken, and hand out what guests need to know this host half.
+    Keys,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: &[Self] = &[Self::Read, Self::Disks, Self::Files, Self::Volumes];
+    pub const ALL: &[Self] = &[Self::Read, Self::Disks, Self::Files, Self::Volumes, Self::Keys];
 
     /// As the settings write it.
     pub fn name(self) -> &'static str {
@@ -27,6 +29,7 @@ impl Role {
             Self::Disks => "disks",
             Self::Files => "files",
             Self::Volumes => "volumes",
+            Self::Keys => "keys",
         }
     }
 }
@@ -92,6 +95,17 @@ pub static VOLUMES_EXPAND: Verb = changes("ExpandVolume", "volumes expand", Role
 /// Remove one.
 pub static VOLUMES_RM: Verb = changes("RemoveVolume", "volumes rm", Role::Volumes);
 
+/// The keys of guests.
+pub static TRUST_LS: Verb = looks("ListKeys", "trust ls");
+/// Take another key of a guest.
+pub static TRUST_ACCEPT: Verb = changes("AcceptKey", "trust accept", Role::Keys);
+/// Forget that of a guest.
+pub static TRUST_FORGET: Verb = changes("ForgetKey", "trust forget", Role::Keys);
+/// Give a guest another one.
+pub static TRUST_ROTATE: Verb = changes("RotateGuestKey", "trust rotate", Role::Keys);
+/// What a guest needs to know this host half, with a secret if that is asked for.
+pub static TRUST_BOOTSTRAP: Verb = changes("GetTrustBootstrap", "trust bootstrap", Role::Keys);
+
 /// All of them.
 pub static VERBS: &[&Verb] = &[
     &LS,
@@ -113,6 +127,11 @@ pub static VERBS: &[&Verb] = &[
     &VOLUMES_DETACH,
     &VOLUMES_EXPAND,
     &VOLUMES_RM,
+    &TRUST_LS,
+    &TRUST_ACCEPT,
+    &TRUST_FORGET,
+    &TRUST_ROTATE,
+    &TRUST_BOOTSTRAP,
 ];
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::rpc::keys::Keys;
 use crate::supervise::Supervisor;
 use crate::sys::folder_news::FolderNews;
 use crate::sys::root::Root;
-use crate::sys::{clock, files};
+use crate::sys::{clock, error_chain, files};
 use crate::text::{or_dash, table};
 use crate::trust::anchors::Anchor;
 use crate::trust::enrollment::Token;
@@ -166,7 +166,7 @@ pub fn of_the_api(keyring: &Keyring, guest: &Guest) -> Keys {
         let found = provided::enrollment_token(&root, credentials().as_deref());
         found
             .map(|token| token.map(|token| Token::from(*token.bytes())))
-            .map_err(|problem| problem.to_string())
+            .map_err(|problem| error_chain::words(&problem))
     })
 }
 
@@ -179,7 +179,7 @@ fn credentials() -> Option<PathBuf> {
 fn platform(root: &Root) -> Vec<Text> {
     let text = |given: Result<Provided, provided::Problem>| match given {
         Ok(Provided { place, text }) => (place, Ok(text)),
-        Err(problem) => ("the platform".to_owned(), Err(problem.to_string())),
+        Err(problem) => ("the platform".to_owned(), Err(error_chain::words(&problem))),
     };
     provided::hosts(root, credentials().as_deref()).into_iter().map(text).collect()
 }

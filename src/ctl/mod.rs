@@ -89,8 +89,10 @@ pub enum Error {
         "guestlet-host is not running (nobody answers at {0}); start it with: systemctl start guestlet-host"
     )]
     NobodyAnswers(PathBuf),
-    /// The socket is for root.
-    #[error("you may not open {0}; run guestctl as root")]
+    /// The socket is for root, as there are no rules of access.
+    #[error(
+        "you may not open {0}; run guestctl as root, or have root add an [[access]] table for you to the settings of guestlet-host"
+    )]
     Forbidden(PathBuf),
     /// The socket cannot be opened for another reason.
     #[error("cannot open {0}")]

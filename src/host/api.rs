@@ -1,25 +1,35 @@
-//! `guestlet.v1.Admin` for `guestctl`, on a unix socket that only its owner can open.
+//! `guestlet.v1.Admin` for `guestctl`, on a unix socket: for its owner alone, or for everybody as soon as there are rules of
+//! who may do what ([`super::admission`]). Each method begins with `admit`, which is how it gets its request.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 
+use hyper::body::Incoming;
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+use super::admission::{Admission, Sight};
 use super::backends::disks::Disks;
 use super::clients::Clients;
 use super::disks;
-use super::fleet::{Handle, Reach, Stopped, Watched};
+use super::fleet::{Handle, Identity, Known, Reach, Stopped, Watched};
 use super::half::Half;
+use super::metrics::Tally;
+use super::peer::Peer;
 use super::ping;
 use super::place::Topology;
+use super::seats::Seats;
 use super::settings::Standing;
 use super::trust::{Trust, people};
 use super::volumes::Keeper;
-use crate::transport::http2;
+use crate::access::Rules;
+use crate::transport::http2::{self, Bounds};
 use crate::transport::unix::Listener;
 use crate::wire::proto::v1::admin_server::{Admin, AdminServer};
 use crate::wire::proto::v1::{
@@ -31,7 +41,7 @@ use crate::wire::proto::v1::{
     ListVirtualMachineDisksResponse, ListVirtualMachinesRequest, ListVirtualMachinesResponse,
     ListVolumesRequest, ListVolumesResponse, PingVirtualMachineRequest, Pong, RemoveDiskVolumeRequest,
     RemoveDiskVolumeResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResizeDiskRequest,
-    RotateGuestKeyRequest, TrustBootstrap, VirtualMachine, VirtualMachineEvent, Volume,
+    RotateGuestKeyRequest, SessionState, TrustBootstrap, VirtualMachine, VirtualMachineEvent, Volume,
     WatchVirtualMachinesRequest,
 };
 
@@ -42,18 +52,42 @@ const MAX_REQUEST: usize = 8 * 1024;
 
 /// Serves `socket` until `shutdown`, and then closes every connection within moments. Removes the socket.
 pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
+    let mut rules = api.admission.rules.clone();
     let service = AdminServer::new(api).max_decoding_message_size(MAX_REQUEST);
     let clients = Clients::new("API", MAX_CLIENTS);
+    let seats = Seats::default();
+    open_or_close(&socket, &rules.borrow_and_update());
     loop {
         let accepted = tokio::select! {
             () = shutdown.cancelled() => break,
+            Ok(()) = rules.changed() => {
+                open_or_close(&socket, &rules.borrow_and_update());
+                continue;
+            }
             accepted = socket.accept() => accepted,
         };
+        let accepted = accepted.and_then(|stream| {
+            let credentials = stream.peer_cred()?;
+            Ok((stream, Peer::new(credentials.uid(), credentials.gid())))
+        });
+        let seat = match &accepted {
+            Ok((_, peer)) if !peer.is_trusted() => match seats.take(peer.uid()) {
+                None => {
+                    tracing::debug!(uid = peer.uid(), "a client was turned away: its user has too many");
+                    continue;
+                }
+                seat => seat,
+            },
+            _ => None,
+        };
         let (service, shutdown) = (service.clone(), shutdown.clone());
-        let serve = |stream| async move {
-            if let Err(error) = http2::serve(stream, service, shutdown).await {
+        let serve = |(stream, peer): (UnixStream, Arc<Peer>)| async move {
+            let bounds = if peer.is_trusted() { Bounds::USUAL } else { Bounds::SMALL };
+            let service = Introduced { service, peer };
+            if let Err(error) = http2::serve_within(stream, service, shutdown, bounds).await {
                 tracing::debug!(%error, "a client's connection broke");
             }
+            drop(seat);
         };
         clients.take(accepted, serve).await;
     }
@@ -62,9 +96,40 @@ pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
     clients.ended().await;
 }
 
+/// Lets everybody in to be asked who they are, if anybody else than the socket's owner may do anything.
+fn open_or_close(socket: &Listener, rules: &Rules) {
+    if let Err(error) = socket.open_to_all(!rules.is_empty()) {
+        tracing::error!("cannot change the mode of {}: {error}", socket.path().display());
+    }
+}
+
+/// A service whose requests say who makes them.
+#[derive(Debug, Clone)]
+struct Introduced<S> {
+    service: S,
+    peer: Arc<Peer>,
+}
+
+impl<S: http2::Service> tower_service::Service<http::Request<Incoming>> for Introduced<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: http::Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(Arc::clone(&self.peer));
+        self.service.call(request)
+    }
+}
+
 /// What answers.
 #[derive(Debug, Clone)]
 pub struct Api {
+    /// Decides who may ask for what.
+    pub admission: Admission,
     /// Knows the VMs.
     pub fleet: Handle,
     /// Plugs disks into them.
@@ -91,15 +156,68 @@ fn unknown() -> Status {
     Status::not_found("no VM of this name is known")
 }
 
+/// What happens, as it is told.
+type Events = Pin<Box<dyn Stream<Item = Result<VirtualMachineEvent, Status>> + Send>>;
+
+/// The clusters of VMs, by the VMs' names.
+type Clusters = BTreeMap<String, String>;
+
+fn cluster<'c>(clusters: &'c Clusters, vm: &str) -> &'c str {
+    clusters.get(vm).map_or("", String::as_str)
+}
+
+impl Api {
+    async fn clusters(&self) -> Result<Clusters, Stopped> {
+        let machines = self.fleet.machines().await?;
+        Ok(machines.into_iter().map(|one| (one.vm.name.clone(), one.vm.cluster.clone())).collect())
+    }
+
+    /// How many VMs and sessions there are in this sight.
+    async fn tally(&self, sight: &Sight) -> Result<Tally, Stopped> {
+        if sight.is_full() {
+            return self.fleet.tally().await;
+        }
+        let known = self.fleet.list().await?;
+        let seen: Vec<_> = known.iter().filter(|one| sight.has(&one.view.name, &one.view.cluster)).collect();
+        let is_connected = |one: &&&Known| one.view.session() == SessionState::Connected;
+        let connected = seen.iter().filter(is_connected).count();
+        Ok(Tally { vms: seen.len(), connected, ..Tally::default() })
+    }
+
+    /// Those of `events` that are about VMs in this sight. Of a VM that is gone the cluster that it had counts.
+    async fn in_sight(
+        &self,
+        sight: Sight,
+        events: impl Stream<Item = Result<VirtualMachineEvent, Status>> + Send + 'static,
+    ) -> Result<Events, Stopped> {
+        let clusters = Arc::new(Mutex::new(self.clusters().await?));
+        let fleet = self.fleet.clone();
+        let seen = futures_util::StreamExt::filter_map(events, move |event| {
+            let (sight, fleet, clusters) = (sight.clone(), fleet.clone(), Arc::clone(&clusters));
+            async move {
+                let Ok(event) = event else { return Some(event) };
+                let found = fleet.find(Identity::Name(event.name.clone())).await.ok().flatten();
+                let mut clusters = clusters.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(found) = found {
+                    clusters.insert(event.name.clone(), found.vm.cluster.clone());
+                }
+                sight.has(&event.name, cluster(&clusters, &event.name)).then_some(Ok(event))
+            }
+        });
+        Ok(Box::pin(seen))
+    }
+}
+
 #[tonic::async_trait]
 impl Admin for Api {
     async fn list_virtual_machines(
         &self,
         request: Request<ListVirtualMachinesRequest>,
     ) -> Result<Response<ListVirtualMachinesResponse>, Status> {
-        let with_state = request.into_inner().with_state;
-        let known = self.fleet.list().await?;
-        let virtual_machines = known.into_iter().map(|known| known.told(with_state)).collect();
+        let (call, asked) = self.admission.admit(request).await?;
+        let mut known = self.fleet.list().await?;
+        known.retain(|known| call.sight.has(&known.view.name, &known.view.cluster));
+        let virtual_machines = known.into_iter().map(|known| known.told(asked.with_state)).collect();
         Ok(Response::new(ListVirtualMachinesResponse { virtual_machines }))
     }
 
@@ -107,17 +225,18 @@ impl Admin for Api {
         &self,
         request: Request<GetVirtualMachineRequest>,
     ) -> Result<Response<VirtualMachine>, Status> {
-        let found = self.fleet.get(request.into_inner().name).await?;
+        let (_, asked) = self.admission.admit(request).await?;
+        let found = self.fleet.get(asked.name).await?;
         Ok(Response::new(found.ok_or_else(unknown)?.told(true)))
     }
 
-    type WatchVirtualMachinesStream = Pin<Box<dyn Stream<Item = Result<VirtualMachineEvent, Status>> + Send>>;
+    type WatchVirtualMachinesStream = Events;
 
     async fn watch_virtual_machines(
         &self,
         request: Request<WatchVirtualMachinesRequest>,
     ) -> Result<Response<Self::WatchVirtualMachinesStream>, Status> {
-        let WatchVirtualMachinesRequest { name, since } = request.into_inner();
+        let (call, WatchVirtualMachinesRequest { name, since }) = self.admission.admit(request).await?;
         let name = Some(name).filter(|name| !name.is_empty());
         let Watched { past, coming } = self.fleet.watch(name.clone(), since).await?.ok_or_else(unknown)?;
         let past = tokio_stream::iter(past).map(|event| Ok(VirtualMachineEvent::clone(&event)));
@@ -126,7 +245,11 @@ impl Admin for Api {
             Ok(event) => Some(Ok(VirtualMachineEvent::clone(&event))),
             Err(_) => Some(Err(Status::data_loss("events were lost: they came faster than they were read"))),
         });
-        Ok(Response::new(Box::pin(past.chain(coming))))
+        let events = past.chain(coming);
+        if call.sight.is_full() {
+            return Ok(Response::new(Box::pin(events)));
+        }
+        Ok(Response::new(self.in_sight(call.sight, events).await?))
     }
 
     type PingVirtualMachineStream = Pin<Box<dyn Stream<Item = Result<Pong, Status>> + Send>>;
@@ -135,10 +258,10 @@ impl Admin for Api {
         &self,
         request: Request<PingVirtualMachineRequest>,
     ) -> Result<Response<Self::PingVirtualMachineStream>, Status> {
-        let request = request.into_inner();
+        let (call, request) = self.admission.admit(request).await?;
         let plan = ping::Plan::of(&request)?;
-        let caller = match self.fleet.caller(request.name).await?.ok_or_else(unknown)? {
-            Reach::Session { caller, .. } => *caller,
+        let calls = match self.fleet.caller(request.name).await?.ok_or_else(unknown)? {
+            Reach::Session { agent, .. } => agent.on_behalf_of(call.behalf),
             Reach::Paused => {
                 return Err(Status::failed_precondition("the VM is paused: its guest cannot answer"));
             }
@@ -146,14 +269,15 @@ impl Admin for Api {
                 return Err(Status::failed_precondition("there is no session with this guest now"));
             }
         };
-        Ok(Response::new(Box::pin(ping::pongs(caller, plan).map(Ok))))
+        Ok(Response::new(Box::pin(ping::pongs(calls, plan).map(Ok))))
     }
 
     async fn list_disks(
         &self,
         request: Request<ListVirtualMachineDisksRequest>,
     ) -> Result<Response<ListVirtualMachineDisksResponse>, Status> {
-        let vm = self.fleet.get(request.into_inner().name).await?.ok_or_else(unknown)?;
+        let (_, asked) = self.admission.admit(request).await?;
+        let vm = self.fleet.get(asked.name).await?.ok_or_else(unknown)?;
         let (session, last_heard) = (vm.view.session, vm.view.last_heard);
         let state = vm.state.as_ref().ok_or_else(|| {
             Status::failed_precondition(
@@ -170,10 +294,15 @@ impl Admin for Api {
 
     async fn get_host_status(
         &self,
-        _: Request<GetHostStatusRequest>,
+        request: Request<GetHostStatusRequest>,
     ) -> Result<Response<HostStatus>, Status> {
-        let tally = self.fleet.tally().await?;
-        let settings = self.settings.borrow().clone();
+        let (call, _) = self.admission.admit(request).await?;
+        let tally = self.tally(&call.sight).await?;
+        let mut settings = self.settings.borrow().clone();
+        if !call.sight.is_full() {
+            // It may name what the caller may not see.
+            settings.problem = settings.problem.map(|_| "root is told why (guestctl doctor)".to_owned());
+        }
         let count = |count| u32::try_from(count).unwrap_or(u32::MAX);
         Ok(Response::new(HostStatus {
             version: crate::VERSION.to_owned(),
@@ -192,105 +321,137 @@ impl Admin for Api {
         &self,
         request: Request<AttachDiskRequest>,
     ) -> Result<Response<AttachedDisk>, Status> {
-        disks::attach(&*self.disks, &self.fleet, request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        disks::attach(&*self.disks, &self.fleet, &call.behalf, asked).await.map(Response::new)
     }
 
     async fn detach_disk(
         &self,
         request: Request<DetachDiskRequest>,
     ) -> Result<Response<DetachDiskResponse>, Status> {
-        disks::detach(&*self.disks, &self.fleet, request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        disks::detach(&*self.disks, &self.fleet, &call.behalf, asked).await.map(Response::new)
     }
 
     async fn resize_disk(
         &self,
         request: Request<ResizeDiskRequest>,
     ) -> Result<Response<AttachedDisk>, Status> {
-        disks::resize(&*self.disks, request.into_inner()).await.map(Response::new)
+        let (_, asked) = self.admission.admit(request).await?;
+        disks::resize(&*self.disks, asked).await.map(Response::new)
     }
 
     async fn list_disk_volumes(
         &self,
         request: Request<ListDiskVolumesRequest>,
     ) -> Result<Response<ListDiskVolumesResponse>, Status> {
-        disks::volumes(&*self.disks, request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        let mut answer = disks::volumes(&*self.disks, asked).await?;
+        if !call.sight.is_full() {
+            let clusters = self.clusters().await?;
+            answer.volumes.retain(|one| call.sight.has(&one.name, cluster(&clusters, &one.name)));
+        }
+        Ok(Response::new(answer))
     }
 
     async fn remove_disk_volume(
         &self,
         request: Request<RemoveDiskVolumeRequest>,
     ) -> Result<Response<RemoveDiskVolumeResponse>, Status> {
-        disks::remove_volume(&*self.disks, request.into_inner()).await.map(Response::new)
+        let (_, asked) = self.admission.admit(request).await?;
+        disks::remove_volume(&*self.disks, asked).await.map(Response::new)
     }
 
     async fn list_attached_disks(
         &self,
         request: Request<ListAttachedDisksRequest>,
     ) -> Result<Response<ListAttachedDisksResponse>, Status> {
-        disks::list(&*self.disks, request.into_inner()).await.map(Response::new)
+        let (_, asked) = self.admission.admit(request).await?;
+        disks::list(&*self.disks, asked).await.map(Response::new)
     }
 
     async fn list_volumes(
         &self,
         request: Request<ListVolumesRequest>,
     ) -> Result<Response<ListVolumesResponse>, Status> {
-        self.volumes.list_for_people(request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        let mut answer = self.volumes.list_for_people(asked).await?;
+        answer.volumes.retain(|one| {
+            let vm = one.holder.as_ref().map_or("", |holder| &holder.vm);
+            call.sight.has(vm, &one.cluster)
+        });
+        Ok(Response::new(answer))
     }
 
     async fn create_volume(&self, request: Request<CreateVolumeRequest>) -> Result<Response<Volume>, Status> {
-        self.volumes.create_for_people(request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        self.volumes.create_for_people(call.behalf, asked).await.map(Response::new)
     }
 
     async fn attach_volume(&self, request: Request<AttachVolumeRequest>) -> Result<Response<Volume>, Status> {
-        self.volumes.attach_for_people(request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        self.volumes.attach_for_people(call.behalf, asked).await.map(Response::new)
     }
 
     async fn detach_volume(&self, request: Request<DetachVolumeRequest>) -> Result<Response<Volume>, Status> {
-        self.volumes.detach_for_people(request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        self.volumes.detach_for_people(call.behalf, asked).await.map(Response::new)
     }
 
     async fn expand_volume(&self, request: Request<ExpandVolumeRequest>) -> Result<Response<Volume>, Status> {
-        self.volumes.expand_for_people(request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        self.volumes.expand_for_people(call.behalf, asked).await.map(Response::new)
     }
 
     async fn list_keys(
         &self,
         request: Request<ListKeysRequest>,
     ) -> Result<Response<ListKeysResponse>, Status> {
-        people::list(&self.trust, &self.fleet, request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        let mut answer = people::list(&self.trust, &self.fleet, asked).await?;
+        if !call.sight.is_full() {
+            let clusters = self.clusters().await?;
+            answer.guests.retain(|one| call.sight.has(&one.name, cluster(&clusters, &one.name)));
+        }
+        Ok(Response::new(answer))
     }
 
     async fn accept_key(&self, request: Request<AcceptKeyRequest>) -> Result<Response<GuestKey>, Status> {
-        people::accept(&self.trust, &self.fleet, request.into_inner()).await.map(Response::new)
+        let (_, asked) = self.admission.admit(request).await?;
+        people::accept(&self.trust, &self.fleet, asked).await.map(Response::new)
     }
 
     async fn forget_key(
         &self,
         request: Request<ForgetKeyRequest>,
     ) -> Result<Response<ForgetKeyResponse>, Status> {
-        people::forget(&self.trust, &self.fleet, request.into_inner()).await.map(Response::new)
+        let (_, asked) = self.admission.admit(request).await?;
+        people::forget(&self.trust, &self.fleet, asked).await.map(Response::new)
     }
 
     async fn rotate_guest_key(
         &self,
         request: Request<RotateGuestKeyRequest>,
     ) -> Result<Response<GuestKey>, Status> {
-        people::rotate(&self.trust, &self.fleet, request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        people::rotate(&self.trust, &self.fleet, &call.behalf, asked).await.map(Response::new)
     }
 
     async fn get_trust_bootstrap(
         &self,
         request: Request<GetTrustBootstrapRequest>,
     ) -> Result<Response<TrustBootstrap>, Status> {
+        let (_, asked) = self.admission.admit(request).await?;
         let host_name = &self.half.host.host_name;
-        people::bootstrap(&self.trust, &self.fleet, host_name, request.into_inner()).await.map(Response::new)
+        people::bootstrap(&self.trust, &self.fleet, host_name, asked).await.map(Response::new)
     }
 
     async fn remove_volume(
         &self,
         request: Request<RemoveVolumeRequest>,
     ) -> Result<Response<RemoveVolumeResponse>, Status> {
-        self.volumes.remove_for_people(request.into_inner()).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        self.volumes.remove_for_people(call.behalf, asked).await.map(Response::new)
     }
 }
 
@@ -317,11 +478,14 @@ mod tests {
             let built = Kind::Qemu { machines, topology, volumes: "/nowhere".into(), pools }.build(&half);
             let policies = watch::channel(Policies::new()).1;
             let volumes = Keeper::new(built.volumes, handle.clone(), policies, Arc::clone(&half));
-            let (fleet, disks) = (handle.clone(), built.disks);
+            let (fleet, disks, rules) = (handle.clone(), built.disks, watch::channel(Arc::default()).1);
+            let (keeper, counts) = (volumes.clone(), Arc::clone(&half));
+            let admission = Admission { rules, fleet: handle.clone(), volumes: keeper, half: counts };
             let trust = Arc::new(Trust::for_tests());
-            let api = Api { fleet, disks, volumes, trust, half, topology: place, settings };
-            let request = WatchVirtualMachinesRequest::default();
-            let mut events = api.watch_virtual_machines(Request::new(request)).await.unwrap().into_inner();
+            let api = Api { admission, fleet, disks, volumes, trust, half, topology: place, settings };
+            let mut request = Request::new(WatchVirtualMachinesRequest::default());
+            request.extensions_mut().insert(Peer::new(0, 0));
+            let mut events = api.watch_virtual_machines(request).await.unwrap().into_inner();
             for power in [PowerState::Paused, PowerState::Running].into_iter().cycle().take(2000) {
                 let change = Change::Power { name: "a".into(), power, problem: String::new() };
                 changes.send(change).await.unwrap();

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 
 use super::backends::disks::{self, Bus, Detached, DiskError, Disks, Format, NewDisk, Source};
+use super::caller::Behalf;
 use super::fleet::Handle;
 use crate::wire::proto::v1::{
     AttachDiskRequest, AttachedDisk, DetachDiskRequest, DetachDiskResponse, DiskVolume, GuestView,
@@ -26,6 +27,7 @@ const LONGEST_WAIT: u32 = 600;
 pub(super) async fn attach(
     disks: &dyn Disks,
     fleet: &Handle,
+    behalf: &Behalf,
     request: AttachDiskRequest,
 ) -> Result<AttachedDisk, Status> {
     let bus = match request.bus() {
@@ -46,7 +48,7 @@ pub(super) async fn attach(
     let is_whole = matches!(source, Source::Volume(_));
     let disk =
         NewDisk { serial: request.serial, bus, source, format, is_whole, read_only: request.read_only };
-    let guest = Agent::new(fleet, &request.name, &disk.serial);
+    let guest = Agent::new(fleet, &request.name, &disk.serial, Some(behalf));
     let attached = AttachedDisk::from(disks.attach(&request.name, disk).await?);
     let view = match guest.find().await {
         Ok(name) => View::Name(name),
@@ -59,6 +61,7 @@ pub(super) async fn attach(
 pub(super) async fn detach(
     disks: &dyn Disks,
     fleet: &Handle,
+    behalf: &Behalf,
     request: DetachDiskRequest,
 ) -> Result<DetachDiskResponse, Status> {
     let seconds = match request.wait_seconds {
@@ -67,7 +70,7 @@ pub(super) async fn detach(
         _ => return Err(Status::invalid_argument(format!("wait_seconds is more than {LONGEST_WAIT}"))),
     };
     let patience = Duration::from_secs(seconds.into());
-    let guest = Agent::new(fleet, &request.name, &request.serial);
+    let guest = Agent::new(fleet, &request.name, &request.serial, Some(behalf));
     let (side, mut forced) = release::side(guest, request.force);
     let detached = disks.detach(&request.name, request.serial, patience, side).await?;
     Ok(DetachDiskResponse {

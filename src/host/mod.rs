@@ -10,16 +10,23 @@
 //!                        └── the guest asks, on the same connection (callback)
 //! ```
 //!
+//! Who may ask the api for what is decided in [`admission`]; on whose behalf a guest is called goes with the call
+//! ([`calls`]).
+//!
 //! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM. [`volumes`] are what
 //! clusters have of them; their guests ask for them by the callback, in the words of [`csi`].
 //!
 //! [`fleet`] is one task and owns what is known of all VMs; everybody else sends it messages. Guests are
 //! taken for hostile: what they say is bounded by [`limits`], and cleaned by [`text`], before it goes on.
 
+pub mod admission;
 pub mod api;
+mod asked;
 pub mod backends;
 pub mod backoff;
 pub mod callback;
+pub mod caller;
+pub mod calls;
 mod clients;
 pub mod contact;
 pub mod conversation;
@@ -33,11 +40,13 @@ mod lines;
 pub mod metered;
 pub mod metrics;
 pub mod order;
+pub mod peer;
 pub mod ping;
 pub mod place;
 pub mod rate;
 pub mod report;
 pub mod scrape;
+mod seats;
 pub mod session;
 pub mod settings;
 pub mod state;

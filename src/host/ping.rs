@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tokio_stream::Stream;
 use tonic::Status;
 
-use super::conversation::Caller;
+use super::calls::Calls;
 use super::text;
 use crate::wire::proto::v1::{PingRequest, PingVirtualMachineRequest, Pong, pong::Outcome};
 
@@ -48,23 +48,23 @@ impl Plan {
 }
 
 /// Pings as planned, until the first failure.
-pub fn pongs(caller: Caller, plan: Plan) -> impl Stream<Item = Pong> + Send {
+pub fn pongs(calls: Calls, plan: Plan) -> impl Stream<Item = Pong> + Send {
     let mut ticks = tokio::time::interval(plan.interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    futures_util::stream::unfold((Some(caller), ticks, 0), move |(caller, mut ticks, done)| async move {
-        let mut caller = caller.filter(|_| done < plan.count)?;
+    futures_util::stream::unfold((Some(calls), ticks, 0), move |(calls, mut ticks, done)| async move {
+        let mut calls = calls.filter(|_| done < plan.count)?;
         ticks.tick().await;
         let number = done + 1;
-        let outcome = ping(&mut caller, number).await;
-        let next = matches!(outcome, Outcome::Nanoseconds(_)).then_some(caller);
+        let outcome = ping(&mut calls, number).await;
+        let next = matches!(outcome, Outcome::Nanoseconds(_)).then_some(calls);
         Some((Pong { number, outcome: Some(outcome) }, (next, ticks, number)))
     })
 }
 
-async fn ping(caller: &mut Caller, number: u32) -> Outcome {
+async fn ping(calls: &mut Calls, number: u32) -> Outcome {
     let payload = number.to_be_bytes().to_vec();
     let began = Instant::now();
-    let answer = tokio::time::timeout(DEADLINE, caller.ping(PingRequest { payload: payload.clone() })).await;
+    let answer = tokio::time::timeout(DEADLINE, calls.ping(PingRequest { payload: payload.clone() })).await;
     let took = began.elapsed();
     match answer {
         Ok(Ok(answer)) if answer.get_ref().payload == payload => {

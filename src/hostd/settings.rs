@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{Options, check};
+use crate::access::Rules;
 use crate::config::host::{
     Allocation, Bus, ClusterSettings, DialSettings, Format, HostSettings, LimitSettings, PoolSettings,
     TopologySettings, VmSettings,
@@ -24,6 +25,7 @@ use crate::config::host::{
 use crate::host::backends::qemu::pools;
 use crate::host::backends::{Ids, Vm, disks, qemu};
 use crate::host::limits::Limits;
+use crate::host::peer;
 use crate::host::place::Topology;
 use crate::host::settings::Standing;
 use crate::host::volumes::policy::{Policies, Policy};
@@ -44,6 +46,7 @@ pub struct Reloader {
     pools: watch::Sender<Vec<pools::Pool>>,
     policies: watch::Sender<Policies>,
     topology: watch::Sender<Arc<Topology>>,
+    access: watch::Sender<Arc<Rules>>,
     standing: watch::Sender<Standing>,
     changed: mpsc::Receiver<()>,
     watcher: notify::RecommendedWatcher,
@@ -59,6 +62,8 @@ pub struct Followed {
     pub policies: watch::Receiver<Policies>,
     /// Where this host is.
     pub topology: watch::Receiver<Arc<Topology>>,
+    /// Who may ask for what.
+    pub access: watch::Receiver<Arc<Rules>>,
     /// How the settings are.
     pub standing: watch::Receiver<Standing>,
 }
@@ -73,6 +78,7 @@ impl Reloader {
         let (pools, followed_pools) = watch::channel(pools_of(&current));
         let (policies, followed_policies) = watch::channel(policies_of(&current));
         let (topology, topologies) = watch::channel(Arc::new(topology(&current.topology)));
+        let (access, rules) = watch::channel(Arc::new(current.access.clone()));
         let (standing, told) = watch::channel(Standing::new(options.file.clone()));
         let (change, changed) = mpsc::channel(1);
         let ours = Ours::of(&options.file);
@@ -83,14 +89,25 @@ impl Reloader {
             }
         })
         .context("cannot watch files")?;
-        let mut reloader =
-            Self { options, current, machines, pools, policies, topology, standing, changed, watcher };
+        let mut reloader = Self {
+            options,
+            current,
+            machines,
+            pools,
+            policies,
+            topology,
+            access,
+            standing,
+            changed,
+            watcher,
+        };
         reloader.watch();
         let followed = Followed {
             machines: followed_machines,
             pools: followed_pools,
             policies: followed_policies,
             topology: topologies,
+            access: rules,
             standing: told,
         };
         Ok((reloader, followed))
@@ -98,6 +115,7 @@ impl Reloader {
 
     /// Reloads until `shutdown`.
     pub async fn run(mut self, shutdown: CancellationToken) {
+        self.warn_of_unknown_names().await;
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -107,7 +125,19 @@ impl Reloader {
                 async { while let Ok(Some(())) = tokio::time::timeout(QUIET, self.changed.recv()).await {} };
             drop(tokio::time::timeout(PATIENCE, quiet).await);
             self.watch();
+            let rules = Arc::clone(&self.access.borrow());
             self.reload();
+            if !Arc::ptr_eq(&rules, &self.access.borrow()) {
+                self.warn_of_unknown_names().await;
+            }
+        }
+    }
+
+    /// Names of rules that nobody has may be mistakes, or those of users to be.
+    async fn warn_of_unknown_names(&self) {
+        let rules = Arc::clone(&self.access.borrow());
+        for name in peer::unknown_names(&rules).await {
+            tracing::warn!("an [[access]] table names the {name}, and there is none");
         }
     }
 
@@ -133,6 +163,7 @@ impl Reloader {
                     metrics: self.current.metrics,
                     volumes: self.current.volumes.clone(),
                     trust: self.current.trust.clone(),
+                    audit: self.current.audit.clone(),
                     ..new
                 };
                 if new.remarks != self.current.remarks {
@@ -148,6 +179,9 @@ impl Reloader {
                     }
                     if new.topology != self.current.topology {
                         self.topology.send_replace(Arc::new(topology(&new.topology)));
+                    }
+                    if new.access != self.current.access {
+                        self.access.send_replace(Arc::new(new.access.clone()));
                     }
                     self.standing.send_modify(|standing| standing.since = SystemTime::now());
                     self.current = new;
@@ -204,6 +238,7 @@ fn waits_for_restart(current: &HostSettings, new: &HostSettings) -> Option<Strin
         ("metrics", new.metrics != current.metrics),
         ("volumes-dir", new.volumes != current.volumes),
         ("trust", new.trust != current.trust),
+        ("audit.file", new.audit != current.audit),
     ];
     let keys: Vec<_> = changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect();
     (!keys.is_empty()).then(|| format!("{} changed: restart guestlet-host for that", keys.join(", ")))

@@ -112,6 +112,8 @@ pub mod uevents;
 pub mod usage;
 #[cfg(feature = "agent")]
 pub mod user_files;
+#[cfg(feature = "host")]
+pub mod users;
 #[cfg(feature = "agent")]
 pub mod utmp;
 #[cfg(feature = "agent")]

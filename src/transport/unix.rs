@@ -7,7 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -91,6 +91,18 @@ impl Listener {
         Ok(Self { inner: UnixListener::from_std(listener)?, path, file: None })
     }
 
+    /// Lets everybody connect who can reach it, or root and the process's own user only.
+    ///
+    /// # Errors
+    /// As chmod(2) gives them, or if the socket at its path is not this one.
+    pub fn open_to_all(&self, open: bool) -> io::Result<()> {
+        if !self.is_there() {
+            return Err(io::Error::from(io::ErrorKind::NotFound));
+        }
+        let mode = if open { 0o666 } else { 0o600 };
+        std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(mode))
+    }
+
     /// Where it listens.
     pub fn path(&self) -> &Path {
         &self.path
@@ -165,8 +177,6 @@ impl Drop for Listener {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
     #[tokio::test]
@@ -192,7 +202,12 @@ mod tests {
         let path = folder.path().join("socket");
         drop(StdListener::bind(&path).unwrap());
         let listener = Listener::bind(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(), 0o600);
+        for (open, expected) in [(true, 0o666), (false, 0o600)] {
+            listener.open_to_all(open).unwrap();
+            assert_eq!(mode(), expected);
+        }
         assert!(matches!(Listener::bind(&path), Err(Error::InUse(_))));
         drop(listener);
         assert!(!path.exists());

@@ -128,6 +128,7 @@ impl Guest {
             asked: Arc::default(),
             disks: Arc::default(),
             places: Arc::default(),
+            behalves: Arc::default(),
         };
         let (counter, serving) = (open.clone(), agent.clone());
         let thread = std::thread::spawn(move || {
@@ -173,6 +174,11 @@ impl Guest {
     /// Where it was told that it runs.
     pub fn places(&self) -> MutexGuard<'_, Places> {
         self.agent.places.lock().unwrap()
+    }
+
+    /// On whose behalf it was called so far.
+    pub fn behalves(&self) -> Vec<Behalf> {
+        self.agent.behalves.lock().unwrap().clone()
     }
 
     /// How many of its calls the host half has answered.
@@ -230,6 +236,15 @@ struct Agent {
     asked: Arc<Asked>,
     disks: Arc<Mutex<Disks>>,
     places: Arc<Mutex<Places>>,
+    behalves: Arc<Mutex<Vec<Behalf>>>,
+}
+
+/// On whose behalf the host half has called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Behalf {
+    pub method: &'static str,
+    pub caller: Option<String>,
+    pub audit_id: Option<String>,
 }
 
 /// Where a guest was told that it runs.
@@ -254,6 +269,12 @@ pub struct Disks {
 }
 
 impl Agent {
+    fn called<T>(&self, method: &'static str, request: &Request<T>) {
+        let told = |key| Some(request.metadata().get(key)?.to_str().unwrap().to_owned());
+        let (caller, audit_id) = (told("guestlet-caller"), told("guestlet-audit-id"));
+        self.behalves.lock().unwrap().push(Behalf { method, caller, audit_id });
+    }
+
     async fn serve(self, mut stream: UnixStream, door: Door) -> std::io::Result<()> {
         if door != Door::Unix {
             let mut request = [0; b"CONNECT 970\n".len()];
@@ -337,11 +358,13 @@ fn serial(disk: Option<v1::DiskSelector>) -> String {
 
 #[tonic::async_trait]
 impl guest_server::Guest for Agent {
-    async fn get_info(&self, _: Request<v1::GetInfoRequest>) -> Result<Response<GuestInfo>, Status> {
+    async fn get_info(&self, request: Request<v1::GetInfoRequest>) -> Result<Response<GuestInfo>, Status> {
+        self.called("GetInfo", &request);
         Ok(Response::new(self.info.clone()))
     }
 
     async fn ping(&self, request: Request<v1::PingRequest>) -> Result<Response<v1::PingResponse>, Status> {
+        self.called("Ping", &request);
         Ok(Response::new(v1::PingResponse { payload: request.into_inner().payload }))
     }
 
@@ -349,6 +372,7 @@ impl guest_server::Guest for Agent {
         &self,
         request: Request<v1::FindDiskRequest>,
     ) -> Result<Response<v1::FindDiskResponse>, Status> {
+        self.called("FindDisk", &request);
         let request = request.into_inner();
         assert_eq!(request.wait_milliseconds, 10_000);
         let serial = serial(request.disk);
@@ -362,6 +386,7 @@ impl guest_server::Guest for Agent {
         &self,
         request: Request<v1::ReleaseDiskRequest>,
     ) -> Result<Response<v1::ReleaseDiskResponse>, Status> {
+        self.called("ReleaseDisk", &request);
         let serial = serial(request.into_inner().disk);
         let mut disks = self.disks.lock().unwrap();
         disks.asked.push(format!("release {serial}"));
@@ -375,6 +400,7 @@ impl guest_server::Guest for Agent {
         &self,
         request: Request<v1::SetTopologyRequest>,
     ) -> Result<Response<v1::SetTopologyResponse>, Status> {
+        self.called("SetTopology", &request);
         let request = request.into_inner();
         assert!(!request.host_instance_id.is_empty());
         let mut places = self.places.lock().unwrap();
@@ -394,6 +420,7 @@ impl guest_server::Guest for Agent {
         &self,
         request: Request<tonic::Streaming<v1::CallbackFromHost>>,
     ) -> Result<Response<asking::Messages>, Status> {
+        self.called("Callback", &request);
         if self.manner == Manner::Narrow {
             self.places.lock().unwrap().callbacks_denied += 1;
             return Err(Status::permission_denied("no grant gives the role disks"));
@@ -412,6 +439,7 @@ impl guest_server::Guest for Agent {
         &self,
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
+        self.called("WatchEvents", &request);
         let v1::WatchEventsRequest { host, after } = request.into_inner();
         assert!(!host.unwrap().instance_id.is_empty());
         if self.manner == Manner::Held {

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
@@ -129,6 +131,21 @@ impl Lab {
         self.ctl_command(arguments).output().unwrap()
     }
 
+    /// A guestctl of another user, who can reach the socket if its mode allows it.
+    pub fn ctl_as(&self, uid: u32, arguments: &[&str]) -> Command {
+        let everybody = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(self.folder.path(), everybody).unwrap();
+        // Where programs are built others may not go.
+        let program = self.path("guestctl");
+        if !program.exists() {
+            std::fs::copy(env!("CARGO_BIN_EXE_guestctl"), &program).unwrap();
+        }
+        let mut command = Command::new(program);
+        command.arg("--socket").arg(self.socket()).args(arguments).env_remove("GUESTLET_HOST_SOCKET");
+        command.uid(uid).gid(uid);
+        command
+    }
+
     /// What guestctl prints, which must succeed.
     pub fn words(&self, arguments: &[&str]) -> String {
         let output = self.ctl(arguments);
@@ -216,12 +233,12 @@ impl Watch {
 
     /// Starts to watch, and begins to see events some time later.
     pub fn quiet(lab: &Lab, arguments: &[&str]) -> Self {
-        let mut child = lab
-            .ctl_command(&[&["watch"], arguments].concat())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::of(lab.ctl_command(&[&["watch"], arguments].concat()))
+    }
+
+    /// Runs a command that watches.
+    pub fn of(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, lines) = mpsc::channel();
         let reader = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || {

@@ -11,6 +11,7 @@
     reason = "a test runs programs and threads, and may panic"
 )]
 
+mod access;
 mod asking;
 mod frames;
 mod guest;

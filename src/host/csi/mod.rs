@@ -9,6 +9,7 @@ use tonic::{Request, Response, Status};
 
 use super::backends::disks::Bus;
 use super::backends::volumes::{self, Plugged};
+use super::caller::{Behalf, Caller};
 use super::place::Told;
 use super::volumes::problem::{Kind, Problem};
 use super::volumes::size::{Range, SMALLEST};
@@ -29,7 +30,7 @@ const BUS: &str = "guestlet.io/bus";
 #[derive(Debug, Clone)]
 pub struct Service {
     keeper: Keeper,
-    asker: Asker,
+    vm: String,
     cluster: String,
     /// Where the guest runs, as it is told itself.
     place: watch::Receiver<Told>,
@@ -40,8 +41,7 @@ type Answer<T> = Result<Response<T>, Status>;
 impl Service {
     /// Answers the guest of this VM, which acts for that cluster and runs at `place`.
     pub fn new(keeper: Keeper, vm: &str, cluster: &str, place: watch::Receiver<Told>) -> Self {
-        let asker = Asker::Guest { vm: vm.to_owned(), cluster: cluster.to_owned() };
-        Self { keeper, asker, cluster: cluster.to_owned(), place }
+        Self { keeper, vm: vm.to_owned(), cluster: cluster.to_owned(), place }
     }
 
     /// The host as the guest is told of it, and tells kubelet.
@@ -54,9 +54,11 @@ impl Service {
     }
 
     /// Who may not ask learns nothing, not even what is wrong with a request.
-    fn admit<T>(&self, request: Request<T>) -> Result<T, Status> {
-        self.keeper.authorise(&self.asker).map_err(Problem::for_guest)?;
-        Ok(request.into_inner())
+    fn admit<T>(&self, request: Request<T>) -> Result<(Asker, T), Status> {
+        let behalf = Behalf::of(Caller::Guest(self.vm.clone()));
+        let asker = Asker::Guest { vm: self.vm.clone(), cluster: self.cluster.clone(), behalf };
+        self.keeper.authorise(&asker).map_err(Problem::for_guest)?;
+        Ok((asker, request.into_inner()))
     }
 }
 
@@ -112,7 +114,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::CreateVolumeRequest>,
     ) -> Answer<csi::CreateVolumeResponse> {
-        let request = self.admit(request)?;
+        let (asker, request) = self.admit(request)?;
         let created = async {
             check::capabilities(&request.volume_capabilities)?;
             check::without("volume_content_source", request.volume_content_source.is_some())?;
@@ -122,7 +124,7 @@ impl Controller for Service {
             let range = Range::new(range.required_bytes, range.limit_bytes)?;
             let places = check::placed(request.accessibility_requirements.as_ref(), || self.host())?;
             let wanted = Wanted { name: request.name, class, range, claim };
-            let made = self.keeper.create(&self.asker, &self.cluster, wanted).await?;
+            let made = self.keeper.create(&asker, &self.cluster, wanted).await?;
             Ok(csi::Volume { accessible_topology: places, ..volume(made) })
         };
         answer(created.await.map(|made| csi::CreateVolumeResponse { volume: Some(made) }))
@@ -132,10 +134,10 @@ impl Controller for Service {
         &self,
         request: Request<csi::DeleteVolumeRequest>,
     ) -> Answer<csi::DeleteVolumeResponse> {
-        let request = self.admit(request)?;
+        let (asker, request) = self.admit(request)?;
         let deleted = async {
             check::volume_id(&request.volume_id)?;
-            self.keeper.remove(&self.asker, &request.volume_id).await
+            self.keeper.remove(&asker, &request.volume_id).await
         };
         answer(deleted.await.map(|()| csi::DeleteVolumeResponse {}))
     }
@@ -144,7 +146,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerPublishVolumeRequest>,
     ) -> Answer<csi::ControllerPublishVolumeResponse> {
-        let request = self.admit(request)?;
+        let (asker, request) = self.admit(request)?;
         let published = async {
             check::volume_id(&request.volume_id)?;
             check::node_id(&request.node_id)?;
@@ -152,7 +154,7 @@ impl Controller for Service {
             let missing = || Problem::new(Kind::Invalid, "volume_capability is missing");
             check::capability(capability.ok_or_else(missing)?)?;
             let (id, node) = (&request.volume_id, &request.node_id);
-            self.keeper.publish(&self.asker, id, node, request.readonly).await
+            self.keeper.publish(&asker, id, node, request.readonly).await
         };
         answer(published.await.map(|Plugged { serial, bus }| {
             let bus = match bus {
@@ -168,14 +170,14 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerUnpublishVolumeRequest>,
     ) -> Answer<csi::ControllerUnpublishVolumeResponse> {
-        let request = self.admit(request)?;
+        let (asker, request) = self.admit(request)?;
         let unpublished = async {
             check::volume_id(&request.volume_id)?;
             let node = Some(request.node_id.as_str()).filter(|node| !node.is_empty());
             if let Some(node) = node {
                 check::node_id(node)?;
             }
-            self.keeper.unpublish(&self.asker, &request.volume_id, node, false).await
+            self.keeper.unpublish(&asker, &request.volume_id, node, false).await
         };
         answer(unpublished.await.map(|()| csi::ControllerUnpublishVolumeResponse {}))
     }
@@ -185,11 +187,11 @@ impl Controller for Service {
         request: Request<csi::ValidateVolumeCapabilitiesRequest>,
     ) -> Answer<csi::ValidateVolumeCapabilitiesResponse> {
         use csi::validate_volume_capabilities_response::Confirmed;
-        let request = self.admit(request)?;
+        let (asker, request) = self.admit(request)?;
         let validated = async {
             check::volume_id(&request.volume_id)?;
             check::present(&request.volume_capabilities)?;
-            self.keeper.get(&self.asker, &request.volume_id).await?;
+            self.keeper.get(&asker, &request.volume_id).await?;
             check::capabilities(&request.volume_capabilities)?;
             check::without("mutable_parameters", !request.mutable_parameters.is_empty())?;
             check::parameters(&request.parameters).map(drop)
@@ -221,11 +223,11 @@ impl Controller for Service {
         request: Request<csi::ListVolumesRequest>,
     ) -> Answer<csi::ListVolumesResponse> {
         use csi::list_volumes_response::{Entry, VolumeStatus};
-        let request = self.admit(request)?;
+        let (asker, request) = self.admit(request)?;
         let listed = async {
             let most = usize::try_from(request.max_entries)
                 .map_err(|_| Problem::new(Kind::Invalid, "max_entries is negative"))?;
-            self.keeper.list(&self.asker, &request.starting_token, most).await
+            self.keeper.list(&asker, &request.starting_token, most).await
         };
         answer(listed.await.map(|(volumes, next_token)| {
             let entry = |one: volumes::Volume| {
@@ -241,7 +243,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::GetCapacityRequest>,
     ) -> Answer<csi::GetCapacityResponse> {
-        let request = self.admit(request)?;
+        let (asker, request) = self.admit(request)?;
         let capacity = async {
             let Parameters { class, .. } = check::parameters(&request.parameters)?;
             if !request.volume_capabilities.is_empty()
@@ -255,7 +257,7 @@ impl Controller for Service {
             {
                 return Ok(csi::GetCapacityResponse::default());
             }
-            let found = self.keeper.capacity(&self.asker, &self.cluster, class.as_deref()).await?;
+            let found = self.keeper.capacity(&asker, &self.cluster, class.as_deref()).await?;
             Ok(csi::GetCapacityResponse {
                 available_capacity: bytes(found.free),
                 maximum_volume_size: Some(bytes(found.largest)),
@@ -269,7 +271,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerExpandVolumeRequest>,
     ) -> Answer<csi::ControllerExpandVolumeResponse> {
-        let request = self.admit(request)?;
+        let (asker, request) = self.admit(request)?;
         let expanded = async {
             check::volume_id(&request.volume_id)?;
             let missing = || Problem::new(Kind::Invalid, "capacity_range is missing");
@@ -278,7 +280,7 @@ impl Controller for Service {
             if let Some(capability) = &request.volume_capability {
                 check::capability(capability)?;
             }
-            self.keeper.expand(&self.asker, &request.volume_id, range).await
+            self.keeper.expand(&asker, &request.volume_id, range).await
         };
         let is_block = request.volume_capability.as_ref().is_some_and(check::is_block);
         answer(expanded.await.map(|size| csi::ControllerExpandVolumeResponse {
@@ -292,10 +294,10 @@ impl Controller for Service {
         request: Request<csi::ControllerGetVolumeRequest>,
     ) -> Answer<csi::ControllerGetVolumeResponse> {
         use csi::controller_get_volume_response::VolumeStatus;
-        let request = self.admit(request)?;
+        let (asker, request) = self.admit(request)?;
         let found = async {
             check::volume_id(&request.volume_id)?;
-            self.keeper.get(&self.asker, &request.volume_id).await
+            self.keeper.get(&asker, &request.volume_id).await
         };
         answer(found.await.map(|one| {
             let (published_node_ids, volume_condition) = (nodes(&one), Some(condition(&one)));

@@ -10,7 +10,8 @@ use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
 use super::super::backends::disks::{DiskError, GuestSide};
-use super::super::conversation::Caller;
+use super::super::caller::Behalf;
+use super::super::calls::Calls;
 use super::super::fleet::{Handle, Reach, Watched};
 use super::super::text;
 use crate::wire::proto::v1::disk_selector::By;
@@ -37,19 +38,21 @@ pub struct Agent {
     fleet: Handle,
     vm: String,
     serial: String,
+    behalf: Option<Behalf>,
 }
 
 impl Agent {
-    /// Of the VM with this name, about the disk with this serial number.
-    pub fn new(fleet: &Handle, vm: &str, serial: &str) -> Self {
-        Self { fleet: fleet.clone(), vm: vm.to_owned(), serial: serial.to_owned() }
+    /// Of the VM with this name, about the disk with this serial number, on behalf of somebody, if not of the host half.
+    pub fn new(fleet: &Handle, vm: &str, serial: &str, behalf: Option<&Behalf>) -> Self {
+        let behalf = behalf.cloned();
+        Self { fleet: fleet.clone(), vm: vm.to_owned(), serial: serial.to_owned(), behalf }
     }
 
     /// For calls, or why there can be none.
-    async fn caller(&self) -> Result<Caller, Unreleased> {
+    async fn calls(&self) -> Result<Calls, Unreleased> {
         let stopped = |error: super::super::fleet::Stopped| Unreleased::Unasked(error.to_string());
-        let (caller, capabilities) = match self.fleet.caller(self.vm.clone()).await.map_err(stopped)? {
-            Some(Reach::Session { caller, capabilities }) => (caller, capabilities),
+        let (agent, capabilities) = match self.fleet.caller(self.vm.clone()).await.map_err(stopped)? {
+            Some(Reach::Session { agent, capabilities }) => (agent, capabilities),
             // It is not that it cannot answer: it has the disk until it runs again.
             Some(Reach::Paused) => {
                 let words = "the VM is paused, so its guest cannot be asked; resume it first";
@@ -61,7 +64,7 @@ impl Agent {
             }
         };
         if capabilities.iter().any(|one| one == CAPABILITY) {
-            Ok(*caller)
+            Ok(agent.on_behalf_of_any(self.behalf.clone()))
         } else {
             let words = format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}");
             Err(Unreleased::Unasked(words))
@@ -74,10 +77,10 @@ impl Agent {
 
     /// The guest's name for the disk, as soon as the guest has it; or why there is none.
     pub(super) async fn find(&self) -> Result<String, String> {
-        let mut caller = self.caller().await.map_err(Unreleased::words)?;
+        let mut calls = self.calls().await.map_err(Unreleased::words)?;
         let wait_milliseconds = u32::try_from(SEEN.as_millis()).unwrap_or(u32::MAX);
         let request = FindDiskRequest { disk: Some(self.selector()), wait_milliseconds };
-        let answer = within(SEEN + ANSWER, caller.find_disk(request)).await.map_err(Unreleased::words)?;
+        let answer = within(SEEN + ANSWER, calls.find_disk(request)).await.map_err(Unreleased::words)?;
         match answer.disk {
             Some(disk) => Ok(text::clean(&disk.name)),
             None => Err(format!("it has not within {} s", SEEN.as_secs())),
@@ -93,10 +96,10 @@ impl Agent {
         let limits = limits.map_err(|error| Unreleased::Unasked(error.to_string()))?.unwrap_or_default();
         let busy_end = end.min(begun + limits.busy);
         let answer = loop {
-            let mut caller = self.caller().await?;
+            let mut calls = self.calls().await?;
             let request = ReleaseDiskRequest { disk: Some(self.selector()) };
             let left = end.saturating_duration_since(Instant::now());
-            match within(left, caller.release_disk(request)).await {
+            match within(left, calls.release_disk(request)).await {
                 Err(Unreleased::Busy(_)) if Instant::now() + BUSY < busy_end => sleep(BUSY).await,
                 answer => break answer?,
             }

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::super::backends::Vm;
+use super::super::calls::Agent;
 use super::super::conversation::Caller;
 use super::super::history::History;
 use super::super::lines::{Lines, line};
@@ -99,7 +100,7 @@ impl Entry {
             return Reach::Paused;
         }
         let Some(caller) = self.caller.clone() else { return Reach::NoSession };
-        Reach::Session { caller, capabilities: Arc::clone(&self.capabilities) }
+        Reach::Session { agent: Agent::new(caller), capabilities: Arc::clone(&self.capabilities) }
     }
 
     /// Says of the VM what may change while it stays the same one.

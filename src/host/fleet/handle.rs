@@ -6,7 +6,7 @@ use prost_types::Timestamp;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::super::backends::Vm;
-use super::super::conversation::Caller;
+use super::super::calls::Agent;
 use super::super::limits::Limits;
 use super::super::lines::Log;
 use super::super::metrics::Tally;
@@ -73,7 +73,7 @@ pub enum Reach {
     /// Through this.
     Session {
         /// For calls.
-        caller: Box<Caller>,
+        agent: Agent,
         /// What its agent says that it can.
         capabilities: Arc<[String]>,
     },

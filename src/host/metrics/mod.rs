@@ -54,6 +54,8 @@ pub struct Metrics {
     pub missed_events: AtomicU64,
     /// Calls of guests.
     pub callback_calls: AtomicU64,
+    /// Calls of the admin API that their callers may not make.
+    pub denied_calls: AtomicU64,
     /// Bytes from guests.
     pub bytes_received: AtomicU64,
     /// Bytes to guests.
@@ -180,6 +182,7 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
         ("events", "Events of guests, heartbeats included.", &metrics.events),
         ("missed_events", "Events of guests that were lost.", &metrics.missed_events),
         ("callback_calls", "Calls of guests.", &metrics.callback_calls),
+        ("denied_calls", "Calls of the admin API that their callers may not make.", &metrics.denied_calls),
         ("received_bytes", "Bytes from guests.", &metrics.bytes_received),
         ("sent_bytes", "Bytes to guests.", &metrics.bytes_sent),
     ];

@@ -10,7 +10,8 @@ use tonic::Status;
 use super::pins::Previous;
 use super::{Error, Record, Trust};
 use crate::host::backends::Vm;
-use crate::host::conversation::Caller;
+use crate::host::caller::Behalf;
+use crate::host::calls::{Agent, Calls};
 use crate::host::fleet::{Handle, Identity, Reach};
 use crate::host::text;
 use crate::sys::error_chain;
@@ -106,20 +107,21 @@ pub async fn forget(
 pub async fn rotate(
     trust: &Arc<Trust>,
     fleet: &Handle,
+    behalf: &Behalf,
     request: v1::RotateGuestKeyRequest,
 ) -> Result<v1::GuestKey, Status> {
     let vm = vm(fleet, request.name).await?;
-    let mut caller = session(fleet, &vm).await?;
-    let key = rotate_step(&mut caller, String::new()).await?;
+    let mut calls = session(fleet, &vm).await?.on_behalf_of(behalf.clone());
+    let key = rotate_step(&mut calls, String::new()).await?;
     // It is remembered before the guest uses it.
     trust.promise(&vm, key).await?;
-    rotate_step(&mut caller, key.fingerprint().to_string()).await?;
+    rotate_step(&mut calls, key.fingerprint().to_string()).await?;
     tracing::info!(vm = vm.name, key = %key.fingerprint(), "audit: the guest has a new key");
     one(trust, fleet, &vm).await
 }
 
-async fn rotate_step(caller: &mut Caller, which: String) -> Result<PublicKey, Status> {
-    let call = caller.rotate_key(v1::RotateKeyRequest { r#use: which });
+async fn rotate_step(calls: &mut Calls, which: String) -> Result<PublicKey, Status> {
+    let call = calls.rotate_key(v1::RotateKeyRequest { r#use: which });
     let answer = tokio::time::timeout(ANSWER, call).await;
     let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("the guest does not answer")));
     let answer = answer.map_err(|status| Status::new(status.code(), text::clean(status.message())))?;
@@ -152,9 +154,9 @@ async fn vm(fleet: &Handle, name: String) -> Result<Arc<Vm>, Status> {
 }
 
 /// For calls of a guest with keys.
-async fn session(fleet: &Handle, vm: &Vm) -> Result<Caller, Status> {
+async fn session(fleet: &Handle, vm: &Vm) -> Result<Agent, Status> {
     match fleet.caller(vm.name.clone()).await? {
-        Some(Reach::Session { caller, .. }) => Ok(*caller),
+        Some(Reach::Session { agent, .. }) => Ok(agent),
         Some(Reach::Paused) => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
         _ => Err(Status::failed_precondition("there is no session with this guest now")),
     }

@@ -223,13 +223,13 @@ impl Keeper {
                     volumes.forget(id).await?;
                 }
                 Next::Unplug(place) => {
-                    let side = self.side(id, &place, request).await?;
+                    let side = self.side(by, id, &place, request).await?;
                     let unplugged = volumes.unplug(id, &place.vm, PATIENCE, side).await;
                     unplugged.map_err(|error| self.logged(by, "unplug a volume", id, error))?;
                     return Ok(End::Done);
                 }
                 Next::TakeBack(place) => {
-                    let side = self.side(id, &place, request).await?;
+                    let side = self.side(by, id, &place, request).await?;
                     let taken = volumes.take_back(id, &place, PATIENCE, side).await;
                     taken.map_err(|error| self.logged(by, "take a volume back", id, error))?;
                 }
@@ -241,6 +241,7 @@ impl Keeper {
     /// What the guest of a VM is told of a volume that is taken away.
     async fn side(
         &self,
+        by: &Asker,
         id: &str,
         place: &Place,
         request: Request<'_>,
@@ -248,7 +249,7 @@ impl Keeper {
         if self.vm(&place.uuid).await?.is_some_and(|vm| vm.power == PowerState::Off) {
             return Ok(release::nobody());
         }
-        let agent = self.agent(id, &place.vm);
+        let agent = self.agent(id, &place.vm, by);
         Ok(match request {
             Request::Unpublish { by_force: true } => release::side(agent, true).0,
             _ => release::bounded(agent),
@@ -303,8 +304,8 @@ impl Keeper {
     }
 
     /// The agent of the VM with this name, about a volume.
-    pub(super) fn agent(&self, id: &str, vm: &str) -> Agent {
-        Agent::new(&self.0.fleet, vm, &self.0.volumes.serial(id).unwrap_or_default())
+    pub(super) fn agent(&self, id: &str, vm: &str, by: &Asker) -> Agent {
+        Agent::new(&self.0.fleet, vm, &self.0.volumes.serial(id).unwrap_or_default(), by.behalf())
     }
 
     /// The VM with this UUID, if it is known.

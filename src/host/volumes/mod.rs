@@ -24,6 +24,7 @@ use tokio::sync::{Mutex, oneshot, watch};
 use super::backends::Vm;
 use super::backends::disks::DiskError;
 use super::backends::volumes::{Capacity, NewVolume, Volume, VolumeError, Volumes};
+use super::caller::Behalf;
 use super::fleet::Handle;
 use super::half::Half;
 use super::metrics::operations::Operation;
@@ -70,9 +71,23 @@ pub enum Asker {
         vm: String,
         /// Of the VM.
         cluster: String,
+        /// As part of which call.
+        behalf: Behalf,
     },
-    /// Whoever may do everything on this host.
+    /// A person, who was admitted by the admin API.
+    Person(Behalf),
+    /// The host half itself.
     Host,
+}
+
+impl Asker {
+    /// On whose behalf guests are called; none for the host half's own.
+    fn behalf(&self) -> Option<&Behalf> {
+        match self {
+            Self::Guest { behalf, .. } | Self::Person(behalf) => Some(behalf),
+            Self::Host => None,
+        }
+    }
 }
 
 /// A volume that somebody wants.
@@ -147,7 +162,7 @@ impl Keeper {
         self.authorise(asker)?;
         let place = match asker {
             Asker::Guest { vm, .. } => Some(self.0.turns.enter(vm)?),
-            Asker::Host => None,
+            Asker::Person(_) | Asker::Host => None,
         };
         let (answer, answered) = oneshot::channel();
         let operation = operation(self.clone());
@@ -174,7 +189,7 @@ impl Keeper {
     /// # Errors
     /// If not, in words.
     pub fn authorise(&self, asker: &Asker) -> Result<(), Problem> {
-        let Asker::Guest { vm, cluster } = asker else { return Ok(()) };
+        let Asker::Guest { vm, cluster, .. } = asker else { return Ok(()) };
         if cluster.is_empty() {
             return Err(Problem::new(
                 Kind::Denied,

@@ -6,13 +6,12 @@ use super::problem::{Kind, Problem};
 use super::size::Range;
 use super::{Asker, Keeper, Wanted};
 use crate::host::backends::volumes::{self, Published};
+use crate::host::caller::Behalf;
 use crate::wire::proto::v1::{
     AttachVolumeRequest, CreateVolumeRequest, DetachVolumeRequest, ExpandVolumeRequest, GuestState, IoError,
     IoOperation, ListVolumesRequest, ListVolumesResponse, RemoveVolumeRequest, RemoveVolumeResponse, Volume,
     VolumeHolder,
 };
-
-const HOST: Asker = Asker::Host;
 
 impl Keeper {
     /// All volumes, or those of one cluster.
@@ -34,7 +33,12 @@ impl Keeper {
     ///
     /// # Errors
     /// As [`Keeper::create`].
-    pub async fn create_for_people(&self, request: CreateVolumeRequest) -> Result<Volume, Status> {
+    pub async fn create_for_people(
+        &self,
+        behalf: Behalf,
+        request: CreateVolumeRequest,
+    ) -> Result<Volume, Status> {
+        let person = Asker::Person(behalf);
         let CreateVolumeRequest { cluster, name, size, class } = request;
         if cluster.is_empty() {
             return Err(Problem::new(Kind::Invalid, "say of which cluster the volume is to be").for_host());
@@ -42,7 +46,7 @@ impl Keeper {
         let class = Some(class).filter(|class| !class.is_empty());
         let range = Range { required: size, limit: 0 };
         let wanted = Wanted { name, class, range, claim: String::new() };
-        let made = self.create(&HOST, &cluster, wanted).await.map_err(Problem::for_host)?;
+        let made = self.create(&person, &cluster, wanted).await.map_err(Problem::for_host)?;
         Ok(self.show(&made).await)
     }
 
@@ -50,9 +54,14 @@ impl Keeper {
     ///
     /// # Errors
     /// As [`Keeper::publish`].
-    pub async fn attach_for_people(&self, request: AttachVolumeRequest) -> Result<Volume, Status> {
+    pub async fn attach_for_people(
+        &self,
+        behalf: Behalf,
+        request: AttachVolumeRequest,
+    ) -> Result<Volume, Status> {
+        let person = Asker::Person(behalf);
         let AttachVolumeRequest { volume_id, vm, read_only } = request;
-        self.publish(&HOST, &volume_id, &vm, read_only).await.map_err(Problem::for_host)?;
+        self.publish(&person, &volume_id, &vm, read_only).await.map_err(Problem::for_host)?;
         self.show_by_id(&volume_id).await
     }
 
@@ -60,10 +69,15 @@ impl Keeper {
     ///
     /// # Errors
     /// As [`Keeper::unpublish`]; and if there is no such volume.
-    pub async fn detach_for_people(&self, request: DetachVolumeRequest) -> Result<Volume, Status> {
+    pub async fn detach_for_people(
+        &self,
+        behalf: Behalf,
+        request: DetachVolumeRequest,
+    ) -> Result<Volume, Status> {
+        let person = Asker::Person(behalf);
         let DetachVolumeRequest { volume_id, force } = request;
-        self.get(&HOST, &volume_id).await.map_err(Problem::for_host)?;
-        self.unpublish(&HOST, &volume_id, None, force).await.map_err(Problem::for_host)?;
+        self.get(&person, &volume_id).await.map_err(Problem::for_host)?;
+        self.unpublish(&person, &volume_id, None, force).await.map_err(Problem::for_host)?;
         self.show_by_id(&volume_id).await
     }
 
@@ -71,10 +85,15 @@ impl Keeper {
     ///
     /// # Errors
     /// As [`Keeper::expand`].
-    pub async fn expand_for_people(&self, request: ExpandVolumeRequest) -> Result<Volume, Status> {
+    pub async fn expand_for_people(
+        &self,
+        behalf: Behalf,
+        request: ExpandVolumeRequest,
+    ) -> Result<Volume, Status> {
+        let person = Asker::Person(behalf);
         let ExpandVolumeRequest { volume_id, size } = request;
         let range = Range { required: size, limit: 0 };
-        self.expand(&HOST, &volume_id, range).await.map_err(Problem::for_host)?;
+        self.expand(&person, &volume_id, range).await.map_err(Problem::for_host)?;
         self.show_by_id(&volume_id).await
     }
 
@@ -84,14 +103,15 @@ impl Keeper {
     /// As [`Keeper::remove`].
     pub async fn remove_for_people(
         &self,
+        behalf: Behalf,
         request: RemoveVolumeRequest,
     ) -> Result<RemoveVolumeResponse, Status> {
-        self.remove(&HOST, &request.volume_id).await.map_err(Problem::for_host)?;
+        self.remove(&Asker::Person(behalf), &request.volume_id).await.map_err(Problem::for_host)?;
         Ok(RemoveVolumeResponse {})
     }
 
     async fn show_by_id(&self, id: &str) -> Result<Volume, Status> {
-        let volume = self.get(&HOST, id).await.map_err(Problem::for_host)?;
+        let volume = self.get(&Asker::Host, id).await.map_err(Problem::for_host)?;
         Ok(self.show(&volume).await)
     }
 

@@ -14,7 +14,7 @@ impl Keeper {
         let (about, words) = (text::clean(about), format!("cannot {what}: {}", problem.words_for_host()));
         match by {
             Asker::Guest { vm, .. } => self.0.fleet.log().warn(vm, &about, &words),
-            Asker::Host => tracing::warn!(about, "{words}"),
+            Asker::Person(_) | Asker::Host => tracing::warn!(about, "{words}"),
         }
         problem
     }
@@ -23,7 +23,7 @@ impl Keeper {
     pub(super) async fn tell(&self, action: VolumeAction, volume: &Volume, by: &Asker, vm: Option<&str>) {
         let (asker, by) = match by {
             Asker::Guest { vm, .. } => (vm.as_str(), vm.as_str()),
-            Asker::Host => ("", "host"),
+            Asker::Person(_) | Asker::Host => ("", "host"),
         };
         let name = vm.unwrap_or(asker).to_owned();
         let what = action.as_str_name();

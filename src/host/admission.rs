@@ -1,0 +1,174 @@
+//! Whether a caller of the admin API may do what it asks for. Root and guestlet-host's own user may do everything, others
+//! what the rules of the settings allow ([`crate::access`]).
+//!
+//! ```text
+//!  request ──▶ who (peer) ──▶ what, to what (asked) ──▶ rules ──allowed──▶ Call ──▶ work ──▶ end
+//!                                                         └──denied──▶ PERMISSION_DENIED
+//! ```
+//!
+//! A denial says which rule would be needed, and nothing of whether there is such a VM.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::watch;
+use tonic::{Request, Status};
+
+use super::asked::{Asked, Object};
+use super::caller::Behalf;
+use super::fleet::{Handle, Identity};
+use super::half::Half;
+use super::peer::{Known, Peer};
+use super::text;
+use super::volumes::problem::{Kind, Problem};
+use super::volumes::{Asker, Keeper};
+use crate::access::{Person, Rules, Verb};
+
+/// Decides.
+#[derive(Debug, Clone)]
+pub struct Admission {
+    /// The rules in force.
+    pub rules: watch::Receiver<Arc<Rules>>,
+    /// Knows the VMs' clusters.
+    pub fleet: Handle,
+    /// Knows the volumes' clusters, and which VMs have them.
+    pub volumes: Keeper,
+    /// Counts.
+    pub half: Arc<Half>,
+}
+
+/// A call that was admitted.
+#[derive(Debug)]
+pub struct Call {
+    /// On whose behalf it is.
+    pub behalf: Behalf,
+    /// What its caller may see.
+    pub sight: Sight,
+}
+
+/// What a caller may see of VMs and volumes, by the rules as they are each time.
+#[derive(Debug, Clone)]
+pub struct Sight {
+    rules: watch::Receiver<Arc<Rules>>,
+    /// None sees everything.
+    person: Option<Person>,
+    verb: &'static Verb,
+}
+
+impl Sight {
+    /// Whether it is everything.
+    pub fn is_full(&self) -> bool {
+        self.person.is_none()
+    }
+
+    /// Whether it is the VM of this name, or a volume that it has, of this cluster.
+    pub fn has(&self, vm: &str, cluster: &str) -> bool {
+        self.person.as_ref().is_none_or(|person| self.rules.borrow().allow(person, self.verb, vm, cluster))
+    }
+}
+
+impl Admission {
+    /// Admits a call, or not.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED` if the caller may not; another one if that cannot be told.
+    pub async fn admit<T: Asked>(&self, request: Request<T>) -> Result<(Call, T), Status> {
+        let peer = request.extensions().get::<Arc<Peer>>().cloned();
+        let peer = peer.ok_or_else(|| Status::internal("it is not known who calls"))?;
+        let asked = request.into_inner();
+        let rules = Arc::clone(&self.rules.borrow());
+        let known = peer.known(&rules).await;
+        let (behalf, verb) = (Behalf::of(known.caller()), asked.verb());
+        if !peer.is_trusted() && !self.is_allowed(&rules, &known.person, verb, asked.object()).await? {
+            return Err(self.denied(&behalf, &known, &asked));
+        }
+        let person = Some(known.person).filter(|_| !peer.is_trusted());
+        let sight = Sight { rules: self.rules.clone(), person, verb };
+        Ok((Call { behalf, sight }, asked))
+    }
+
+    async fn is_allowed(
+        &self,
+        rules: &Rules,
+        person: &Person,
+        verb: &Verb,
+        object: Object<'_>,
+    ) -> Result<bool, Status> {
+        let allow = |vm: &str, cluster: &str| rules.allow(person, verb, vm, cluster);
+        // Who has no use for an answer causes no work.
+        if !rules.admit(person, verb) {
+            return Ok(false);
+        }
+        Ok(match object {
+            Object::Seen => true,
+            Object::Machine(vm) => allow(vm, &self.cluster(vm).await?),
+            Object::Cluster(cluster) => allow("", cluster),
+            Object::Volume(volume) => {
+                let (vm, cluster) = self.place(volume).await?;
+                allow(&vm, &cluster)
+            }
+            Object::VolumeTo { volume, vm } => {
+                let (holder, cluster) = self.place(volume).await?;
+                let node = Identity::Node { cluster: cluster.clone(), node: vm.to_owned() };
+                let found = self.fleet.find(node).await?.map(|found| found.vm.name.clone());
+                allow(&holder, &cluster) && allow(found.as_deref().unwrap_or(vm), &cluster)
+            }
+        })
+    }
+
+    /// The cluster of a VM; empty for one that is not known.
+    async fn cluster(&self, vm: &str) -> Result<String, Status> {
+        let found = self.fleet.find(Identity::Name(vm.to_owned())).await?;
+        Ok(found.map(|found| found.vm.cluster.clone()).unwrap_or_default())
+    }
+
+    /// The VM that has a volume, and the volume's cluster; both empty for one that is not known.
+    async fn place(&self, volume: &str) -> Result<(String, String), Status> {
+        match self.volumes.get(&Asker::Host, volume).await {
+            Ok(volume) => {
+                Ok((volume.published.map(|published| published.vm).unwrap_or_default(), volume.cluster))
+            }
+            Err(Problem { kind: Kind::NotFound | Kind::Invalid, .. }) => Ok(Default::default()),
+            Err(problem) => Err(problem.for_host()),
+        }
+    }
+
+    fn denied(&self, behalf: &Behalf, known: &Known, asked: &impl Asked) -> Status {
+        self.half.metrics.denied_calls.fetch_add(1, Ordering::Relaxed);
+        let words = denial(behalf, known, asked);
+        tracing::info!(id = behalf.id(), "denied: {words}");
+        Status::permission_denied(words)
+    }
+}
+
+/// Why a call is denied: the rule that it would need. The words are the same whether or not there is such a VM or volume.
+fn denial(behalf: &Behalf, known: &Known, asked: &impl Asked) -> String {
+    let verb = asked.verb().words;
+    let user = known.person.name.clone().unwrap_or_else(|| known.person.uid.to_string());
+    let rule = format!("users = [{user:?}], verbs = [{verb:?}]");
+    let caller = behalf.caller();
+    let (object, rule) = match asked.object() {
+        Object::Seen => (String::new(), rule),
+        Object::Machine(vm) => (format!(" with the VM {vm:?}"), format!("{rule}, vms = [{vm:?}]")),
+        Object::Cluster(cluster) => {
+            (format!(" with the cluster {cluster:?}"), format!("{rule}, clusters = [{cluster:?}]"))
+        }
+        Object::Volume(volume) => (
+            format!(" with the volume {volume:?}"),
+            format!("{rule} that covers its cluster and the VM that has it"),
+        ),
+        Object::VolumeTo { volume, vm } => (
+            format!(" with the volume {volume:?} and the VM {vm:?}"),
+            format!("{rule} that covers the volume's cluster, and that VM"),
+        ),
+    };
+    let mut words = format!(
+        "{caller} may not do {verb:?}{object}: no [[access]] table in the settings of guestlet-host allows it; one like this \
+         would: {rule}"
+    );
+    if known.is_incomplete {
+        let _ = write!(words, " (the name service did not say in time who this user is: try again)");
+    }
+    text::clean_words(&words)
+}

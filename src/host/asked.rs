@@ -1,0 +1,140 @@
+//! What each request of the admin API asks for: which verb it is, and what it is done to. One entry for each request, so that
+//! a method cannot be admitted without one.
+
+use crate::access::verb::{self, Verb};
+use crate::wire::proto::v1::{
+    AcceptKeyRequest, AttachDiskRequest, AttachVolumeRequest, CreateVolumeRequest, DetachDiskRequest,
+    DetachVolumeRequest, ExpandVolumeRequest, ForgetKeyRequest, GetHostStatusRequest,
+    GetTrustBootstrapRequest, GetVirtualMachineRequest, ListAttachedDisksRequest, ListDiskVolumesRequest,
+    ListKeysRequest, ListVirtualMachineDisksRequest, ListVirtualMachinesRequest, ListVolumesRequest,
+    PingVirtualMachineRequest, RemoveDiskVolumeRequest, RemoveVolumeRequest, ResizeDiskRequest,
+    RotateGuestKeyRequest, WatchVirtualMachinesRequest, attach_disk_request::Source,
+};
+
+/// What something is done to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Object<'r> {
+    /// Whatever the caller may see: the answer has that alone.
+    Seen,
+    /// The VM of this name.
+    Machine(&'r str),
+    /// A volume to be, of this cluster.
+    Cluster(&'r str),
+    /// The volume of this identifier.
+    Volume(&'r str),
+    /// A volume, and the VM that is to have it, by name or UUID.
+    VolumeTo {
+        /// Its identifier.
+        volume: &'r str,
+        /// The VM.
+        vm: &'r str,
+    },
+}
+
+/// A request of the admin API.
+pub trait Asked {
+    /// What it asks for.
+    fn verb(&self) -> &'static Verb;
+
+    /// What that is done to, for the decision whether the caller may.
+    fn object(&self) -> Object<'_>;
+
+    /// Which disk or volume of it, for the record.
+    fn subject(&self) -> String {
+        String::new()
+    }
+}
+
+/// The VM of this name, or all of them that are seen if there is none.
+fn machine_or_seen(name: &str) -> Object<'_> {
+    if name.is_empty() { Object::Seen } else { Object::Machine(name) }
+}
+
+/// An entry: the request, its verb, what it is done to, and which part of that.
+macro_rules! asked {
+    ($request:ty, $verb:expr, $object:expr $(, $subject:expr)?) => {
+        impl Asked for $request {
+            fn verb(&self) -> &'static Verb {
+                let verb: fn(&$request) -> &'static Verb = $verb;
+                verb(self)
+            }
+
+            fn object(&self) -> Object<'_> {
+                let object: fn(&$request) -> Object<'_> = $object;
+                object(self)
+            }
+
+            $(fn subject(&self) -> String {
+                let subject: fn(&$request) -> String = $subject;
+                subject(self)
+            })?
+        }
+    };
+}
+
+asked!(ListVirtualMachinesRequest, |_| &verb::LS, |_| Object::Seen);
+asked!(GetVirtualMachineRequest, |_| &verb::INFO, |asked| Object::Machine(&asked.name));
+asked!(WatchVirtualMachinesRequest, |_| &verb::WATCH, |asked| machine_or_seen(&asked.name));
+asked!(PingVirtualMachineRequest, |_| &verb::PING, |asked| Object::Machine(&asked.name));
+asked!(ListVirtualMachineDisksRequest, |_| &verb::DISKS, |asked| Object::Machine(&asked.name));
+asked!(GetHostStatusRequest, |_| &verb::STATUS, |_| Object::Seen);
+asked!(
+    AttachDiskRequest,
+    |asked| match asked.source {
+        Some(Source::File(_)) => &verb::DISK_ATTACH_FILE,
+        _ => &verb::DISK_ATTACH,
+    },
+    |asked| Object::Machine(&asked.name),
+    |asked| match &asked.source {
+        Some(Source::File(file)) => format!("{} ({file})", asked.serial),
+        _ => asked.serial.clone(),
+    }
+);
+asked!(DetachDiskRequest, |_| &verb::DISK_DETACH, |asked| Object::Machine(&asked.name), |asked| forced(
+    &asked.serial,
+    asked.force
+));
+asked!(ResizeDiskRequest, |_| &verb::DISK_RESIZE, |asked| Object::Machine(&asked.name), |asked| asked
+    .serial
+    .clone());
+asked!(ListDiskVolumesRequest, |_| &verb::DISK_VOLUMES, |asked| machine_or_seen(&asked.name));
+asked!(RemoveDiskVolumeRequest, |_| &verb::DISK_RM, |asked| Object::Machine(&asked.name), |asked| asked
+    .serial
+    .clone());
+asked!(ListAttachedDisksRequest, |_| &verb::DISK_LS, |asked| Object::Machine(&asked.name));
+asked!(ListVolumesRequest, |_| &verb::VOLUMES_LS, |_| Object::Seen);
+asked!(
+    CreateVolumeRequest,
+    |_| &verb::VOLUMES_CREATE,
+    |asked| Object::Cluster(&asked.cluster),
+    |asked| format!("{}/{}", asked.cluster, asked.name)
+);
+asked!(
+    AttachVolumeRequest,
+    |_| &verb::VOLUMES_ATTACH,
+    |asked| Object::VolumeTo { volume: &asked.volume_id, vm: &asked.vm },
+    |asked| asked.volume_id.clone()
+);
+asked!(DetachVolumeRequest, |_| &verb::VOLUMES_DETACH, |asked| Object::Volume(&asked.volume_id), |asked| {
+    forced(&asked.volume_id, asked.force)
+});
+asked!(ExpandVolumeRequest, |_| &verb::VOLUMES_EXPAND, |asked| Object::Volume(&asked.volume_id), |asked| {
+    asked.volume_id.clone()
+});
+asked!(RemoveVolumeRequest, |_| &verb::VOLUMES_RM, |asked| Object::Volume(&asked.volume_id), |asked| asked
+    .volume_id
+    .clone());
+
+asked!(ListKeysRequest, |_| &verb::TRUST_LS, |asked| machine_or_seen(&asked.name));
+asked!(AcceptKeyRequest, |_| &verb::TRUST_ACCEPT, |asked| Object::Machine(&asked.name), |asked| asked
+    .key
+    .clone());
+asked!(ForgetKeyRequest, |_| &verb::TRUST_FORGET, |asked| Object::Machine(&asked.name));
+asked!(RotateGuestKeyRequest, |_| &verb::TRUST_ROTATE, |asked| Object::Machine(&asked.name));
+asked!(GetTrustBootstrapRequest, |_| &verb::TRUST_BOOTSTRAP, |asked| Object::Machine(&asked.name), |asked| {
+    if asked.with_token { "with a token".to_owned() } else { String::new() }
+});
+
+fn forced(what: &str, is_forced: bool) -> String {
+    format!("{what}{}", if is_forced { " (by force)" } else { "" })
+}

@@ -1,0 +1,125 @@
+//! Who asks for something, as guests and the audit log are told: a user of this host, or a guest. To add a kind: its variant,
+//! and how it is written.
+
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+
+use tonic::Request;
+use tonic::metadata::AsciiMetadataValue;
+
+/// The metadata of a call of a guest that says who asks; absent where the host half itself does.
+const CALLER: &str = "guestlet-caller";
+/// The metadata of a call of a guest that says as part of what.
+const AUDIT_ID: &str = "guestlet-audit-id";
+
+/// Who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Caller {
+    /// A user of this host, at the socket of the admin API.
+    User {
+        /// The user ID, as the kernel vouches for it.
+        uid: u32,
+        /// The login name, if the name service knows one.
+        name: Option<String>,
+    },
+    /// The guest of the VM of this name.
+    Guest(String),
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User { uid, name: Some(name) } => write!(formatter, "uid:{uid} {name}"),
+            Self::User { uid, name: None } => write!(formatter, "uid:{uid}"),
+            Self::Guest(vm) => write!(formatter, "vm:{vm}"),
+        }
+    }
+}
+
+/// On whose behalf something is done, and as part of which call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Behalf(Arc<(Caller, String)>);
+
+impl Behalf {
+    /// On behalf of this one, who makes a call now.
+    pub fn of(caller: Caller) -> Self {
+        Self(Arc::new((caller, format!("{:032x}", fastrand::u128(..)))))
+    }
+
+    /// Who asks.
+    pub fn caller(&self) -> &Caller {
+        &self.0.0
+    }
+
+    /// The call's identifier, by which the records of host and guest belong together: 32 hexadecimal digits.
+    pub fn id(&self) -> &str {
+        &self.0.1
+    }
+
+    /// The request to a guest, with what it is told of this.
+    pub fn state<T>(&self, request: T) -> Request<T> {
+        let mut request = Request::new(request);
+        let metadata = request.metadata_mut();
+        for (key, value) in [(CALLER, encode(&self.caller().to_string())), (AUDIT_ID, self.id().to_owned())] {
+            // It always is one: all else has been encoded.
+            if let Ok(value) = AsciiMetadataValue::try_from(value) {
+                metadata.insert(key, value);
+            }
+        }
+        request
+    }
+}
+
+/// With `%` and two hexadecimal digits for each byte that is not printable ASCII, and for `%` itself.
+fn encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if (b' '..=b'~').contains(&byte) && byte != b'%' {
+            encoded.push(byte.into());
+        } else {
+            // Writing to a String cannot fail.
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn user(uid: u32, name: Option<&str>) -> Caller {
+        Caller::User { uid, name: name.map(str::to_owned) }
+    }
+
+    #[test]
+    fn a_guest_is_told_who_asks_and_as_part_of_what() {
+        let behalf = Behalf::of(user(1000, Some("jürgen 100%")));
+        let request = behalf.state(());
+        assert_eq!(request.metadata().get(CALLER).unwrap(), "uid:1000 j%C3%BCrgen 100%25");
+        assert_eq!(request.metadata().get(AUDIT_ID).unwrap(), behalf.id());
+        assert!(behalf.id().len() == 32 && behalf.id().bytes().all(|one| one.is_ascii_hexdigit()));
+        assert_ne!(behalf.id(), Behalf::of(user(1000, None)).id());
+        let written = [user(7, None), Caller::Guest("web-1".into())].map(|caller| caller.to_string());
+        assert_eq!(written, ["uid:7", "vm:web-1"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_can_be_told(name in ".{0,40}") {
+            let request = Behalf::of(user(1, Some(&name))).state(());
+            let told = request.metadata().get(CALLER).unwrap().to_str().unwrap().to_owned();
+            let (mut bytes, mut rest) = (Vec::new(), told.bytes());
+            while let Some(byte) = rest.next() {
+                if byte != b'%' {
+                    bytes.push(byte);
+                    continue;
+                }
+                let digits = [rest.next().unwrap(), rest.next().unwrap()];
+                bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).unwrap(), 16).unwrap());
+            }
+            prop_assert_eq!(String::from_utf8(bytes).unwrap(), format!("uid:1 {name}"));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Users of this machine, as its name service knows them. It may ask others over a network: whoever calls this has a thread
+//! for it, and does not wait for ever.
+
+use std::collections::BTreeSet;
+use std::ffi::CString;
+
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+
+/// What is known of a user.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The login name, if there is one.
+    pub name: Option<String>,
+    /// Those of the groups that were asked about that the user is in, as they were written.
+    pub groups: BTreeSet<String>,
+}
+
+/// The user of a process with these IDs, and whether that is a member of these groups, which are names or numbers.
+pub fn find(uid: u32, gid: u32, groups: &[String]) -> Found {
+    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+    let mut member: BTreeSet<u32> = [gid].into();
+    if let Some(user) = &user {
+        member.insert(user.gid.as_raw());
+        let listed =
+            CString::new(user.name.as_str()).ok().and_then(|name| getgrouplist(&name, user.gid).ok());
+        member.extend(listed.into_iter().flatten().map(Gid::as_raw));
+    }
+    let groups = groups.iter().filter(|group| group_id(group).is_some_and(|gid| member.contains(&gid)));
+    Found { groups: groups.cloned().collect(), name: user.map(|user| user.name) }
+}
+
+/// Whether there is a user of this name. A number may always be one.
+pub fn is_user(name: &str) -> bool {
+    name.parse::<u32>().is_ok() || matches!(User::from_name(name), Ok(Some(_)) | Err(_))
+}
+
+/// Whether there is a group of this name. A number may always be one.
+pub fn is_group(name: &str) -> bool {
+    name.parse::<u32>().is_ok() || matches!(Group::from_name(name), Ok(Some(_)) | Err(_))
+}
+
+/// The user that this process runs as.
+pub fn own() -> u32 {
+    Uid::effective().as_raw()
+}
+
+fn group_id(group: &str) -> Option<u32> {
+    let known = || Some(Group::from_name(group).ok()??.gid.as_raw());
+    group.parse().ok().or_else(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_have_names_and_groups() {
+        let groups = ["root", "0", "daemon", "no-such-group"].map(str::to_owned);
+        let root = find(0, 0, &groups);
+        assert_eq!(root.name.as_deref(), Some("root"));
+        assert!(root.groups.contains("root") && root.groups.contains("0"), "{root:?}");
+        assert!(!root.groups.contains("no-such-group"), "{root:?}");
+        // Nobody has this number; the group is the process's.
+        let unknown = find(4_000_000_000, 0, &groups);
+        assert_eq!((unknown.name, unknown.groups), (None, ["root", "0"].map(str::to_owned).into()));
+    }
+
+    #[test]
+    fn names_that_nobody_has() {
+        assert!(is_user("root") && is_group("root") && is_user("4000000000"));
+        assert!(!is_user("no-such-user") && !is_group("no-such-group"));
+    }
+}
