@@ -256,7 +256,8 @@ mod tests {
     }
 
     fn keyed(key: &[u8]) -> Peer {
-        Peer::Keyed(Keyed { fingerprint: Fingerprint::of(key), names: Vec::new(), roles: Vec::new() })
+        let fingerprint = Fingerprint::of(key);
+        Peer::Keyed(Keyed { fingerprint, anchor: fingerprint, names: Vec::new(), roles: Vec::new() })
     }
 
     fn gate(rules: Rules, guest_has_keys: bool) -> Gate {

@@ -414,6 +414,17 @@ impl guest_server::Guest for Agent {
         }
     }
 
+    async fn enroll(&self, _: Request<v1::EnrollRequest>) -> Result<Response<v1::EnrollResponse>, Status> {
+        Err(Status::failed_precondition("this guest has no keys"))
+    }
+
+    async fn rotate_key(
+        &self,
+        _: Request<v1::RotateKeyRequest>,
+    ) -> Result<Response<v1::RotateKeyResponse>, Status> {
+        Err(Status::failed_precondition("this guest has no keys"))
+    }
+
     type CallbackStream = asking::Messages;
 
     async fn callback(

@@ -56,7 +56,7 @@ async fn a_boot_id_that_changed_is_a_reboot_and_the_first_is_not() {
     for (boot_id, expected) in [("one", false), ("one", false), ("two", true)] {
         let info = Box::new(v1::GuestInfo { boot_id: boot_id.into(), ..v1::GuestInfo::default() });
         let (after, caller) = (Duration::from_millis(1500), caller().await);
-        fleet.report(1, Report::Opened { info, after, caller });
+        fleet.report(1, Report::Opened { info, after, caller, key: None });
         let Some(Kind::SessionOpened(opened)) = events.try_recv().unwrap().kind.clone() else { panic!() };
         assert_eq!((opened.rebooted, opened.after_milliseconds), (expected, 1500));
     }
