@@ -210,6 +210,22 @@ fn what_the_unit_takes_away_is_held_against_the_settings() {
     assert_eq!(level(&machine.examine(""), "mounts"), Level::Wrong);
 }
 
+/// Keys are worth little while QGA leads around them.
+#[test]
+fn grants_that_hold_nobody_back_are_told() {
+    let machine = Machine::sound();
+    let has = |settings: &str| {
+        let found = machine.examine(settings);
+        found.iter().find(|finding| finding.subject == "grants").map(|finding| finding.says.clone())
+    };
+    let for_keys = "[[grant]]\nhost = '*'\nprofile = 'volumes'\n";
+    let for_qga = "[[grant]]\nhost = 'qga'\nroles = ['status']\n";
+    assert_eq!(has(""), None);
+    assert!(has(for_keys).unwrap().contains("QGA clients may run programs"));
+    assert_eq!(has(&[for_keys, for_qga].concat()), None);
+    assert!(has("policy.mode = 'audit'").unwrap().contains("passes"));
+}
+
 #[test]
 fn what_else_matters_is_told() {
     let mut machine = Machine::sound();
