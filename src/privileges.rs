@@ -63,7 +63,7 @@ pub fn may_call(settings: &AgentSettings, command: &str) -> bool {
     let Some(row) = table::find(command).and_then(|place| table::COMMANDS.get(place)) else { return false };
     let protocol = row.class == table::Class::Protocol;
     let detail = if command == PASSWORD { Detail::Password } else { Detail::None };
-    let asked = Asked { protocol, detail, ..Asked::new(Who::Qga, "", command, row.needs()) };
+    let asked = Asked { detail, protocol, ..Asked::new(Who::Qga, "", command, row.needs()) };
     settings.qga != QgaChannel::None && settings.rules.decide(&asked).passes()
 }
 

@@ -148,7 +148,8 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     denials: Denials,
-    /// Of the file.
+    /// Denials that the file does not have, and records that it has lost.
+    more: u64,
     lost: u64,
     /// What was done at least once.
     uses: BTreeSet<(String, String, Role)>,
@@ -205,6 +206,7 @@ impl Audit {
     pub fn record(&self, record: &Record<'_>) {
         let mut state = self.state();
         if record.noted.denied.get().is_some() && !state.denials.admit(Instant::now()) {
+            state.more += 1;
             return;
         }
         let more = std::mem::take(&mut state.denials.unsaid);
@@ -229,10 +231,14 @@ impl Audit {
                 "reason": reason.map(|reason| printable(reason)).unwrap_or_default(),
                 "result": result,
                 "duration_usec": micro,
-                "more_denied_before": more,
+                "more_denied_before": state.more,
                 "lost_before": state.lost,
             });
-            state.lost = if file.append(format!("{line}\n")) { 0 } else { state.lost.saturating_add(1) };
+            if file.append(format!("{line}\n")) {
+                (state.more, state.lost) = (0, 0);
+            } else {
+                state.lost += 1;
+            }
         }
         drop(state);
         logging::record(

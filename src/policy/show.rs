@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::policy::grant::{Grant, Host};
-use crate::policy::role::{QEMU_GA, Roles};
+use crate::policy::role::{QEMU_GA, Role, Roles};
 use crate::policy::rules::{Mode, Rules};
 
 fn words(roles: Roles) -> String {
-    roles.iter().map(|role| role.word()).collect::<Vec<_>>().join(" ")
+    roles.iter().map(Role::word).collect::<Vec<_>>().join(" ")
 }
 
 fn mode(mode: Mode) -> &'static str {
@@ -104,7 +104,7 @@ fn bounds(rules: &Rules) -> String {
 
 /// For programs.
 pub fn json(rules: &Rules) -> Value {
-    let list = |roles: Roles| roles.iter().map(|role| role.word()).collect::<Vec<_>>();
+    let list = |roles: Roles| roles.iter().map(Role::word).collect::<Vec<_>>();
     let limits = &rules.bounds.limits;
     json!({
         "mode": mode(rules.mode),

@@ -14,12 +14,12 @@ use tonic::{Code, Request};
 use crate::agent::{Agent, PATIENCE};
 use crate::host::{Callback, Control, next};
 
-fn nobody() -> Option<DiskSelector> {
-    Some(DiskSelector { by: Some(By::Serial("nobody-has-this-serial-number".to_owned())) })
+fn nobody() -> DiskSelector {
+    DiskSelector { by: Some(By::Serial("nobody-has-this-serial-number".to_owned())) }
 }
 
 fn release() -> ReleaseDiskRequest {
-    ReleaseDiskRequest { disk: nobody() }
+    ReleaseDiskRequest { disk: Some(nobody()) }
 }
 
 /// The records in a file, as soon as there are so many.
@@ -46,7 +46,7 @@ async fn a_host_half_with_status_alone_has_a_session_and_is_told_what_to_add_for
     client.ping(PingRequest::default()).await.unwrap();
     let mut events = control.watch("first", None).await.unwrap();
     next(&mut events).await;
-    let find = FindDiskRequest { disk: nobody(), wait_milliseconds: 0 };
+    let find = FindDiskRequest { disk: Some(nobody()), wait_milliseconds: 0 };
     for (refused, role) in [
         (client.find_disk(find).await.unwrap_err(), "disks"),
         (client.release_disk(release()).await.unwrap_err(), "disks"),

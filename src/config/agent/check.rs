@@ -11,7 +11,7 @@ use crate::config::agent::{
     AgentSettings, ApiChannel, CONTROL_PORT, DaemonSettings, QgaChannel, QgaLimits, RUNTIME_FOLDER,
     TopologySettings, TrustSettings, VsockPeer, csi, grants,
 };
-use crate::policy::{Bounds, Limits, Rules};
+use crate::policy::{Bounds, Limits, Mode, Rules};
 
 /// `VMADDR_CID_HOST`, vsock(7).
 const HOST_CID: u32 = 2;
@@ -93,6 +93,10 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
     };
     let rules =
         Rules { mode: grants::mode(&policy)?, plain: grants::plain(&trust)?, bounds, ..Rules::default() };
+
+    if rules.mode == Mode::Audit {
+        remarks.push("policy.mode is \"audit\": what no grant gives is written down, and passes".to_owned());
+    }
 
     let control = control_channel(&control)?;
     if callback.listen.is_some() || callback.port.is_some() {
