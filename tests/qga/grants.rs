@@ -1,13 +1,15 @@
 //! Grants for QGA clients: the real agent with settings that have some, and what it writes down.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::Output;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::agent::{Agent, Client, PATIENCE, launch};
+use crate::agent::{Agent, Client, PATIENCE, launch, settings_in};
+use crate::namespace::{is_outside, run};
 
 fn exec(client: &mut Client, path: &str) -> Value {
     client.ask(&json!({"execute": "guest-exec", "arguments": {"path": path, "arg": ["secret"]}}).to_string())
@@ -281,4 +283,66 @@ fn what_is_in_force_is_shown_with_its_file_and_line_and_a_mistake_is_refused_wit
     }
     let wrong = guestlet(&["policy", "sugest"]);
     assert!(String::from_utf8(wrong.stderr).unwrap().contains("policy takes show or suggest"));
+}
+
+/// The test is journald, in a mount namespace of its own.
+#[test]
+fn journald_has_the_parts_of_a_record_as_fields() {
+    if is_outside() {
+        return;
+    }
+    run("mount -t tmpfs run /run");
+    std::fs::create_dir_all("/run/systemd/journal").unwrap();
+    let journal = UnixDatagram::bind("/run/systemd/journal/socket").unwrap();
+    journal.set_read_timeout(Some(PATIENCE)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (settings, socket) = (folder.path().join("agent.toml"), folder.path().join("qga.sock"));
+    let grant = "[[grant]]\nhost = 'qga'\nroles = ['status']\n";
+    std::fs::write(&settings, settings_in(folder.path()) + grant).unwrap();
+    let log = std::fs::File::create(folder.path().join("log")).unwrap();
+    let found = log.metadata().unwrap();
+    let child = launch::guestlet()
+        .args(["-m", "unix-listen", "-p"])
+        .arg(&socket)
+        .arg("-t")
+        .arg(folder.path())
+        .arg("--settings")
+        .arg(&settings)
+        .env("JOURNAL_STREAM", format!("{}:{}", found.dev(), found.ino()))
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let _agent = Agent { child, folder };
+    let deadline = Instant::now() + PATIENCE;
+    while UnixStream::connect(&socket).is_err() {
+        assert!(Instant::now() < deadline, "the agent does not listen");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    refusal(&exec(&mut Client::connect(&socket), "/bin/true"));
+    let mut buffer = [0; 1 << 16];
+    let entry = loop {
+        let length = journal.recv(&mut buffer).unwrap();
+        let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        if text.contains("audit: ") {
+            break text;
+        }
+    };
+    for line in [
+        "PRIORITY=6",
+        "SYSLOG_IDENTIFIER=guestlet",
+        "GUESTLET_HOST=qga",
+        "GUESTLET_ROLE=exec",
+        "GUESTLET_VERB=guest-exec",
+        "GUESTLET_DECISION=denied",
+        "GUESTLET_RESULT=not begun",
+    ] {
+        assert!(entry.lines().any(|found| found == line), "{line}: {entry:?}");
+    }
+    let field = |name: &str| {
+        let found = entry.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        found.unwrap_or_else(|| panic!("{name}: {entry:?}")).to_owned()
+    };
+    assert_eq!(field("GUESTLET_AUDIT_ID").len(), 32);
+    assert!(field("GUESTLET_CALLER").starts_with(socket.to_str().unwrap()));
+    assert!(field("GUESTLET_DURATION_USEC").parse::<u64>().is_ok());
 }
