@@ -4,6 +4,7 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -34,6 +35,9 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 const LEFT_BEHIND: Duration = Duration::from_secs(5);
 /// How often systemd is told how many sessions there are.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often it is said which audit records were left out or lost.
+const AUDIT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long systemd waits for a start with mended settings.
 const WRONG_SETTINGS_PAUSE: Duration = Duration::from_secs(10);
@@ -98,7 +102,13 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         let listener = listener.with_context(|| format!("cannot serve the metrics at {address}"))?;
         metrics.push(scrape::Listener::Tcp(listener));
     }
-    let half = Arc::new(Half::new(host_name()));
+    let half = Half::new(host_name());
+    let half = Arc::new(match &settings.audit.file {
+        None => half,
+        Some(file) => half
+            .with_audit_file(file)
+            .with_context(|| format!("cannot write audit records to {} (audit.file)", file.display()))?,
+    });
     let trust = Arc::new(trust(&settings.trust)?);
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
     let volumes = settings.volumes.clone();
@@ -150,13 +160,26 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
             Ok(())
         });
     }
+    supervisor.spawn("audit", settle(Arc::clone(&half), shutdown.clone()));
     supervisor.spawn("systemd", notify(handle, shutdown));
     tracing::info!(socket = %path.display(), "guestlet-host {}", crate::VERSION);
     let stop = async {
         stop.await;
         service::stopping();
     };
-    supervisor.run(stop, DRAIN_DEADLINE).await
+    let outcome = supervisor.run(stop, DRAIN_DEADLINE).await;
+    half.audit.finish();
+    outcome
+}
+
+/// Says now and then which records were left out or lost.
+async fn settle(half: Arc<Half>, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let mut ticks = tokio::time::interval(AUDIT_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+        half.metrics.lost_records.fetch_add(half.audit.settle(), Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// The keys of guests and of this host half.

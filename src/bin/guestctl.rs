@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Parser, Subcommand, ValueEnum, value_parser};
+use guestlet::ctl::audit::Query;
 use guestlet::ctl::disk::{self, Action};
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
@@ -87,6 +88,21 @@ enum Command {
     },
     /// Say what works on this host, what is missing, and what to do
     Doctor,
+    /// Show who asked guestlet-host for what, and what came of it
+    ///
+    /// That is, calls that changed something, reached into a guest or were denied, as the file has them that audit.file in the
+    /// settings of guestlet-host names. It is for root.
+    Audit {
+        /// Of so long ago at most, such as 90s, 5m, 2h or 1d
+        #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+        since: Option<Duration>,
+        /// Of this VM only
+        #[arg(long, value_name = "NAME")]
+        vm: Option<String>,
+        /// Show beside each call what a guest has recorded of it: the file that audit.file in the agent's settings names
+        #[arg(long, value_name = "PATH")]
+        guest_file: Option<PathBuf>,
+    },
     /// Plug disks into a running VM
     #[command(subcommand)]
     Disk(Disk),
@@ -352,6 +368,7 @@ fn main() -> ExitCode {
         }
         Command::Ping { name, count } => Verb::Ping { name, count },
         Command::Doctor => Verb::Doctor,
+        Command::Audit { since, vm, guest_file } => Verb::Audit(Query { since, vm, guest_file }),
         Command::Disk(disk) => disk.into(),
         Command::Manifests { driver, kubelet_root } => {
             return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use tonic::{Code, Status};
 
+pub mod audit;
 pub mod client;
 pub mod disk;
 pub mod disks;
@@ -76,6 +77,8 @@ pub enum Verb {
     Volumes(volumes::Action),
     /// Look after keys.
     Trust(trust::Action),
+    /// Show who did what.
+    Audit(audit::Query),
 }
 
 /// Why a verb failed.
@@ -112,6 +115,15 @@ pub enum Error {
     /// The daemon's own words.
     #[error("{}", .0.message())]
     Call(Status),
+    /// There are no records but those in the journal.
+    #[error(
+        "guestlet-host writes no audit file; name one in its settings and restart it: [audit] file = \
+         \"/var/log/guestlet-host/audit.json\" (the records are in its journal as well: journalctl -u guestlet-host -g ^audit:)"
+    )]
+    NoAuditFile,
+    /// A file of records cannot be read.
+    #[error("cannot read the audit file {0}")]
+    AuditFile(PathBuf, #[source] io::Error),
     /// A file's name cannot be sent.
     #[error("the file name {0:?} {1}")]
     File(PathBuf, &'static str),
@@ -169,6 +181,7 @@ pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Erro
         Verb::Disk { name, action } => disk::run(client, &mut printer, name, action).await,
         Verb::Volumes(action) => volumes::run(client, &mut printer, action).await,
         Verb::Trust(action) => trust::run(client, &mut printer, action).await,
+        Verb::Audit(query) => audit::run(client, &mut printer, query).await,
         Verb::Doctor => Ok(()),
     })
     .await

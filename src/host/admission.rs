@@ -6,6 +6,8 @@
 //!                                                         └──denied──▶ PERMISSION_DENIED
 //! ```
 //!
+//! Each call that changes something, that reaches into a guest, or that is denied is recorded ([`super::audit`]).
+//!
 //! A denial says which rule would be needed, and nothing of whether there is such a VM.
 
 use std::fmt::Write as _;
@@ -13,9 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::watch;
-use tonic::{Request, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::asked::{Asked, Object};
+use super::audit::{Entry, What};
 use super::caller::Behalf;
 use super::fleet::{Handle, Identity};
 use super::half::Half;
@@ -45,6 +48,21 @@ pub struct Call {
     pub behalf: Behalf,
     /// What its caller may see.
     pub sight: Sight,
+    /// Its record, if it has one.
+    pub entry: Option<Entry>,
+}
+
+impl Call {
+    /// It has ended so, which is the answer.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn end<T>(self, outcome: Result<T, Status>) -> Result<Response<T>, Status> {
+        if let Some(entry) = self.entry {
+            entry.end(outcome.as_ref().err().map_or(Code::Ok, Status::code));
+        }
+        outcome.map(Response::new)
+    }
 }
 
 /// What a caller may see of VMs and volumes, by the rules as they are each time.
@@ -85,7 +103,8 @@ impl Admission {
         }
         let person = Some(known.person).filter(|_| !peer.is_trusted());
         let sight = Sight { rules: self.rules.clone(), person, verb };
-        Ok((Call { behalf, sight }, asked))
+        let entry = verb.is_recorded.then(|| self.half.audit.begin(&behalf, what(&asked)));
+        Ok((Call { behalf, sight, entry }, asked))
     }
 
     async fn is_allowed(
@@ -136,10 +155,18 @@ impl Admission {
 
     fn denied(&self, behalf: &Behalf, known: &Known, asked: &impl Asked) -> Status {
         self.half.metrics.denied_calls.fetch_add(1, Ordering::Relaxed);
-        let words = denial(behalf, known, asked);
-        tracing::info!(id = behalf.id(), "denied: {words}");
-        Status::permission_denied(words)
+        self.half.audit.denied(behalf, &what(asked));
+        Status::permission_denied(denial(behalf, known, asked))
     }
+}
+
+/// What the record of a call says that it is about.
+fn what(asked: &impl Asked) -> What {
+    let vm = match asked.object() {
+        Object::Machine(vm) | Object::VolumeTo { vm, .. } => vm.to_owned(),
+        Object::Seen | Object::Cluster(_) | Object::Volume(_) => String::new(),
+    };
+    What { verb: asked.verb(), vm, subject: asked.subject() }
 }
 
 /// Why a call is denied: the rule that it would need. The words are the same whether or not there is such a VM or volume.

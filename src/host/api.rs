@@ -14,8 +14,9 @@ use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::admission::{Admission, Sight};
+use super::admission::{Admission, Call, Sight};
 use super::backends::disks::Disks;
+use super::calls::Calls;
 use super::clients::Clients;
 use super::disks;
 use super::fleet::{Handle, Identity, Known, Reach, Stopped, Watched};
@@ -167,6 +168,20 @@ fn cluster<'c>(clusters: &'c Clusters, vm: &str) -> &'c str {
 }
 
 impl Api {
+    /// What a ping needs: the agent, and the plan.
+    async fn calls(
+        &self,
+        request: PingVirtualMachineRequest,
+        call: &Call,
+    ) -> Result<(Calls, ping::Plan), Status> {
+        let plan = ping::Plan::of(&request)?;
+        match self.fleet.caller(request.name).await?.ok_or_else(unknown)? {
+            Reach::Session { agent, .. } => Ok((agent.on_behalf_of(call.behalf.clone()), plan)),
+            Reach::Paused => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
+            Reach::NoSession => Err(Status::failed_precondition("there is no session with this guest now")),
+        }
+    }
+
     async fn clusters(&self) -> Result<Clusters, Stopped> {
         let machines = self.fleet.machines().await?;
         Ok(machines.into_iter().map(|one| (one.vm.name.clone(), one.vm.cluster.clone())).collect())
@@ -258,18 +273,14 @@ impl Admin for Api {
         &self,
         request: Request<PingVirtualMachineRequest>,
     ) -> Result<Response<Self::PingVirtualMachineStream>, Status> {
-        let (call, request) = self.admission.admit(request).await?;
-        let plan = ping::Plan::of(&request)?;
-        let calls = match self.fleet.caller(request.name).await?.ok_or_else(unknown)? {
-            Reach::Session { agent, .. } => agent.on_behalf_of(call.behalf),
-            Reach::Paused => {
-                return Err(Status::failed_precondition("the VM is paused: its guest cannot answer"));
+        let (mut call, request) = self.admission.admit(request).await?;
+        match self.calls(request, &call).await {
+            Ok((calls, plan)) => {
+                let pongs = ping::pongs(calls, plan, call.entry.take());
+                Ok(Response::new(Box::pin(pongs.map(Ok))))
             }
-            Reach::NoSession => {
-                return Err(Status::failed_precondition("there is no session with this guest now"));
-            }
-        };
-        Ok(Response::new(Box::pin(ping::pongs(calls, plan).map(Ok))))
+            Err(status) => call.end(Err(status)),
+        }
     }
 
     async fn list_disks(
@@ -314,6 +325,7 @@ impl Admin for Api {
             virtual_machines: count(tally.vms),
             connected: count(tally.connected),
             topology: Some(Topology::clone(&self.topology.borrow())),
+            audit_file: self.half.audit.file().map(|file| file.display().to_string()).unwrap_or_default(),
         }))
     }
 
@@ -322,7 +334,8 @@ impl Admin for Api {
         request: Request<AttachDiskRequest>,
     ) -> Result<Response<AttachedDisk>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        disks::attach(&*self.disks, &self.fleet, &call.behalf, asked).await.map(Response::new)
+        let done = disks::attach(&*self.disks, &self.fleet, &call.behalf, asked).await;
+        call.end(done)
     }
 
     async fn detach_disk(
@@ -330,15 +343,17 @@ impl Admin for Api {
         request: Request<DetachDiskRequest>,
     ) -> Result<Response<DetachDiskResponse>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        disks::detach(&*self.disks, &self.fleet, &call.behalf, asked).await.map(Response::new)
+        let done = disks::detach(&*self.disks, &self.fleet, &call.behalf, asked).await;
+        call.end(done)
     }
 
     async fn resize_disk(
         &self,
         request: Request<ResizeDiskRequest>,
     ) -> Result<Response<AttachedDisk>, Status> {
-        let (_, asked) = self.admission.admit(request).await?;
-        disks::resize(&*self.disks, asked).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        let done = disks::resize(&*self.disks, asked).await;
+        call.end(done)
     }
 
     async fn list_disk_volumes(
@@ -358,8 +373,9 @@ impl Admin for Api {
         &self,
         request: Request<RemoveDiskVolumeRequest>,
     ) -> Result<Response<RemoveDiskVolumeResponse>, Status> {
-        let (_, asked) = self.admission.admit(request).await?;
-        disks::remove_volume(&*self.disks, asked).await.map(Response::new)
+        let (call, asked) = self.admission.admit(request).await?;
+        let done = disks::remove_volume(&*self.disks, asked).await;
+        call.end(done)
     }
 
     async fn list_attached_disks(
@@ -385,22 +401,26 @@ impl Admin for Api {
 
     async fn create_volume(&self, request: Request<CreateVolumeRequest>) -> Result<Response<Volume>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        self.volumes.create_for_people(call.behalf, asked).await.map(Response::new)
+        let done = self.volumes.create_for_people(call.behalf.clone(), asked).await;
+        call.end(done)
     }
 
     async fn attach_volume(&self, request: Request<AttachVolumeRequest>) -> Result<Response<Volume>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        self.volumes.attach_for_people(call.behalf, asked).await.map(Response::new)
+        let done = self.volumes.attach_for_people(call.behalf.clone(), asked).await;
+        call.end(done)
     }
 
     async fn detach_volume(&self, request: Request<DetachVolumeRequest>) -> Result<Response<Volume>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        self.volumes.detach_for_people(call.behalf, asked).await.map(Response::new)
+        let done = self.volumes.detach_for_people(call.behalf.clone(), asked).await;
+        call.end(done)
     }
 
     async fn expand_volume(&self, request: Request<ExpandVolumeRequest>) -> Result<Response<Volume>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        self.volumes.expand_for_people(call.behalf, asked).await.map(Response::new)
+        let done = self.volumes.expand_for_people(call.behalf.clone(), asked).await;
+        call.end(done)
     }
 
     async fn list_keys(
@@ -451,7 +471,8 @@ impl Admin for Api {
         request: Request<RemoveVolumeRequest>,
     ) -> Result<Response<RemoveVolumeResponse>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        self.volumes.remove_for_people(call.behalf, asked).await.map(Response::new)
+        let done = self.volumes.remove_for_people(call.behalf.clone(), asked).await;
+        call.end(done)
     }
 }
 

@@ -118,7 +118,13 @@ async fn serve(
     let service = HostServer::new(service).max_decoding_message_size(MAX_REQUEST);
     let volumes = contact.volumes.clone().map(|keeper| {
         let place = contact.topology.clone();
-        let service = csi::Service::new(keeper, &contact.vm.name, &contact.vm.cluster, place);
+        let service = csi::Service::new(
+            keeper,
+            contact.half.audit.clone(),
+            &contact.vm.name,
+            &contact.vm.cluster,
+            place,
+        );
         ControllerServer::new(service)
     });
     let service = Guarded { service, volumes, guard: Arc::clone(guard) };

@@ -1,7 +1,10 @@
-//! This run of the host half: its name to guests, and its counters.
+//! This run of the host half: its name to guests, its counters, and where it is recorded who did what.
 
+use std::io;
+use std::path::Path;
 use std::time::SystemTime;
 
+use super::audit::Audit;
 use super::metrics::Metrics;
 use crate::wire::proto::v1::HostHalf;
 
@@ -14,6 +17,8 @@ pub struct Half {
     pub started: SystemTime,
     /// What it counts.
     pub metrics: Metrics,
+    /// Where it records who did what.
+    pub audit: Audit,
 }
 
 impl Half {
@@ -21,9 +26,19 @@ impl Half {
     pub fn new(host_name: String) -> Self {
         let instance_id = format!("{:032x}", fastrand::u128(..));
         Self {
+            audit: Audit::new(&host_name),
             host: HostHalf { instance_id, host_name },
             started: SystemTime::now(),
             metrics: Metrics::default(),
         }
+    }
+
+    /// The same run, which records who did what in a file as well.
+    ///
+    /// # Errors
+    /// If that cannot be opened.
+    pub fn with_audit_file(self, path: &Path) -> io::Result<Self> {
+        let audit = Audit::with_file(&self.host.host_name, path)?;
+        Ok(Self { audit, ..self })
     }
 }

@@ -22,6 +22,7 @@
 pub mod admission;
 pub mod api;
 mod asked;
+pub mod audit;
 pub mod backends;
 pub mod backoff;
 pub mod callback;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_stream::Stream;
-use tonic::Status;
+use tonic::{Code, Status};
 
+use super::audit::Entry;
 use super::calls::Calls;
 use super::text;
 use crate::wire::proto::v1::{PingRequest, PingVirtualMachineRequest, Pong, pong::Outcome};
@@ -47,18 +48,27 @@ impl Plan {
     }
 }
 
-/// Pings as planned, until the first failure.
-pub fn pongs(calls: Calls, plan: Plan) -> impl Stream<Item = Pong> + Send {
+/// Pings as planned, until the first failure. The record ends with the last of them.
+pub fn pongs(calls: Calls, plan: Plan, entry: Option<Entry>) -> impl Stream<Item = Pong> + Send {
     let mut ticks = tokio::time::interval(plan.interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    futures_util::stream::unfold((Some(calls), ticks, 0), move |(calls, mut ticks, done)| async move {
-        let mut calls = calls.filter(|_| done < plan.count)?;
-        ticks.tick().await;
-        let number = done + 1;
-        let outcome = ping(&mut calls, number).await;
-        let next = matches!(outcome, Outcome::Nanoseconds(_)).then_some(calls);
-        Some((Pong { number, outcome: Some(outcome) }, (next, ticks, number)))
-    })
+    futures_util::stream::unfold(
+        (Some((calls, entry)), ticks, 0),
+        move |(calls, mut ticks, done)| async move {
+            let (mut calls, mut entry) = calls.filter(|_| done < plan.count)?;
+            ticks.tick().await;
+            let number = done + 1;
+            let outcome = ping(&mut calls, number).await;
+            let is_answered = matches!(outcome, Outcome::Nanoseconds(_));
+            if (!is_answered || number == plan.count)
+                && let Some(entry) = entry.take()
+            {
+                entry.end(if is_answered { Code::Ok } else { Code::Unavailable });
+            }
+            let next = is_answered.then_some((calls, entry));
+            Some((Pong { number, outcome: Some(outcome) }, (next, ticks, number)))
+        },
+    )
 }
 
 async fn ping(calls: &mut Calls, number: u32) -> Outcome {

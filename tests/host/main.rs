@@ -13,6 +13,7 @@
 
 mod access;
 mod asking;
+mod audit;
 mod frames;
 mod guest;
 mod hypervisor;

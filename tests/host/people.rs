@@ -49,7 +49,7 @@ fn vms_are_listed_and_described_for_people_and_programs() {
     }
     let expected = json!({
         "name": "web-1", "uuid": uuid(1), "cluster": "dev", "power": "unknown", "session": "connected",
-        "reason": "", "dial": format!("hybrid:{}:970", text(&lab.path("web.vsock"))),
+        "reason": "", "guest_key": "", "dial": format!("hybrid:{}:970", text(&lab.path("web.vsock"))),
         "since": null, "last_heard": null, "sessions": 1,
         "guest": {
             "machine_id": "0123456789abcdef0123456789abcdef", "boot_id": "boot-1", "dmi_uuid": uuid(1),

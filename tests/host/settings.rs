@@ -42,7 +42,7 @@ fn wrong_edits_are_refused_and_the_old_settings_stay_in_force() {
     let _a = guest(&lab, "a", 1);
     lab.until_session("a", "connected");
     lab.edit("name = 'a'", "nam = 'a'");
-    let words = format!(" ago are in force: {}:4: unknown field `nam`", text(&lab.settings()));
+    let words = format!(" ago are in force: {}:5: unknown field `nam`", text(&lab.settings()));
     lab.until("people are warned", || warnings(&lab).contains(&words));
     assert!(warnings(&lab).starts_with("guestctl: warning: the settings of "));
     assert!(lab.log().contains("the settings are wrong, and those before stay in force: "), "{}", lab.log());

@@ -56,7 +56,7 @@ fn an_edit_reaches_every_guest_and_ends_no_session() {
     lab.until("people are told", || {
         String::from_utf8(lab.ctl(&["ls"]).stderr)
             .unwrap()
-            .contains("host.toml:3: topology.zone = \"no zone\": ")
+            .contains("host.toml:4: topology.zone = \"no zone\": ")
     });
     assert_eq!(zones(&a).len(), 2);
 

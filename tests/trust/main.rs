@@ -23,4 +23,5 @@ mod wire;
 mod certificates;
 mod files;
 mod first_contact;
+mod grants;
 mod life;

@@ -5,8 +5,9 @@
 //! `check` is where requests are refused that make no sense. To add a call: its arm here, and its capability.
 
 use tokio::sync::watch;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
+use super::audit::{Audit, Entry, What};
 use super::backends::disks::Bus;
 use super::backends::volumes::{self, Plugged};
 use super::caller::{Behalf, Caller};
@@ -14,6 +15,7 @@ use super::place::Told;
 use super::volumes::problem::{Kind, Problem};
 use super::volumes::size::{Range, SMALLEST};
 use super::volumes::{Asker, Keeper, Wanted};
+use crate::access::verb::{self, Verb};
 use crate::wire::proto::csi::controller_server::Controller;
 use crate::wire::proto::csi::{self, controller_service_capability as capability};
 
@@ -30,6 +32,7 @@ const BUS: &str = "guestlet.io/bus";
 #[derive(Debug, Clone)]
 pub struct Service {
     keeper: Keeper,
+    audit: Audit,
     vm: String,
     cluster: String,
     /// Where the guest runs, as it is told itself.
@@ -40,8 +43,8 @@ type Answer<T> = Result<Response<T>, Status>;
 
 impl Service {
     /// Answers the guest of this VM, which acts for that cluster and runs at `place`.
-    pub fn new(keeper: Keeper, vm: &str, cluster: &str, place: watch::Receiver<Told>) -> Self {
-        Self { keeper, vm: vm.to_owned(), cluster: cluster.to_owned(), place }
+    pub fn new(keeper: Keeper, audit: Audit, vm: &str, cluster: &str, place: watch::Receiver<Told>) -> Self {
+        Self { keeper, audit, vm: vm.to_owned(), cluster: cluster.to_owned(), place }
     }
 
     /// The host as the guest is told of it, and tells kubelet.
@@ -53,13 +56,42 @@ impl Service {
         })
     }
 
+    fn asker(&self) -> (Asker, Behalf) {
+        let behalf = Behalf::of(Caller::Guest(self.vm.clone()));
+        let (vm, cluster) = (self.vm.clone(), self.cluster.clone());
+        (Asker::Guest { vm, cluster, behalf: behalf.clone() }, behalf)
+    }
+
     /// Who may not ask learns nothing, not even what is wrong with a request.
     fn admit<T>(&self, request: Request<T>) -> Result<(Asker, T), Status> {
-        let behalf = Behalf::of(Caller::Guest(self.vm.clone()));
-        let asker = Asker::Guest { vm: self.vm.clone(), cluster: self.cluster.clone(), behalf };
+        let (asker, _) = self.asker();
         self.keeper.authorise(&asker).map_err(Problem::for_guest)?;
         Ok((asker, request.into_inner()))
     }
+
+    /// The same for a call that changes something, and so is recorded: with the node and the volume that it names.
+    fn begin<T>(
+        &self,
+        request: Request<T>,
+        verb: &'static Verb,
+        about: impl FnOnce(&T) -> (&str, &str),
+    ) -> Result<(Asker, Entry, T), Status> {
+        let (asker, behalf) = self.asker();
+        let request = request.into_inner();
+        let (node, volume) = about(&request);
+        let what = What { verb, vm: node.to_owned(), subject: volume.to_owned() };
+        if let Err(problem) = self.keeper.authorise(&asker) {
+            self.audit.denied(&behalf, &what);
+            return Err(problem.for_guest());
+        }
+        Ok((asker, self.audit.begin(&behalf, what), request))
+    }
+}
+
+/// The answer to a call that is recorded.
+fn ended<T>(entry: Entry, outcome: Result<T, Problem>) -> Answer<T> {
+    entry.end(outcome.as_ref().err().map_or(Code::Ok, Problem::code));
+    answer(outcome)
 }
 
 fn answer<T>(outcome: Result<T, Problem>) -> Answer<T> {
@@ -114,7 +146,8 @@ impl Controller for Service {
         &self,
         request: Request<csi::CreateVolumeRequest>,
     ) -> Answer<csi::CreateVolumeResponse> {
-        let (asker, request) = self.admit(request)?;
+        let (asker, entry, request) =
+            self.begin(request, &verb::VOLUMES_CREATE, |asked| ("", &asked.name))?;
         let created = async {
             check::capabilities(&request.volume_capabilities)?;
             check::without("volume_content_source", request.volume_content_source.is_some())?;
@@ -127,26 +160,28 @@ impl Controller for Service {
             let made = self.keeper.create(&asker, &self.cluster, wanted).await?;
             Ok(csi::Volume { accessible_topology: places, ..volume(made) })
         };
-        answer(created.await.map(|made| csi::CreateVolumeResponse { volume: Some(made) }))
+        ended(entry, created.await.map(|made| csi::CreateVolumeResponse { volume: Some(made) }))
     }
 
     async fn delete_volume(
         &self,
         request: Request<csi::DeleteVolumeRequest>,
     ) -> Answer<csi::DeleteVolumeResponse> {
-        let (asker, request) = self.admit(request)?;
+        let (asker, entry, request) =
+            self.begin(request, &verb::VOLUMES_RM, |asked| ("", &asked.volume_id))?;
         let deleted = async {
             check::volume_id(&request.volume_id)?;
             self.keeper.remove(&asker, &request.volume_id).await
         };
-        answer(deleted.await.map(|()| csi::DeleteVolumeResponse {}))
+        ended(entry, deleted.await.map(|()| csi::DeleteVolumeResponse {}))
     }
 
     async fn controller_publish_volume(
         &self,
         request: Request<csi::ControllerPublishVolumeRequest>,
     ) -> Answer<csi::ControllerPublishVolumeResponse> {
-        let (asker, request) = self.admit(request)?;
+        let (asker, entry, request) =
+            self.begin(request, &verb::VOLUMES_ATTACH, |asked| (&asked.node_id, &asked.volume_id))?;
         let published = async {
             check::volume_id(&request.volume_id)?;
             check::node_id(&request.node_id)?;
@@ -156,21 +191,25 @@ impl Controller for Service {
             let (id, node) = (&request.volume_id, &request.node_id);
             self.keeper.publish(&asker, id, node, request.readonly).await
         };
-        answer(published.await.map(|Plugged { serial, bus }| {
-            let bus = match bus {
-                Bus::Scsi => "scsi",
-                Bus::VirtioBlk => "virtio",
-            };
-            let context = [(SERIAL.to_owned(), serial), (BUS.to_owned(), bus.to_owned())];
-            csi::ControllerPublishVolumeResponse { publish_context: context.into() }
-        }))
+        ended(
+            entry,
+            published.await.map(|Plugged { serial, bus }| {
+                let bus = match bus {
+                    Bus::Scsi => "scsi",
+                    Bus::VirtioBlk => "virtio",
+                };
+                let context = [(SERIAL.to_owned(), serial), (BUS.to_owned(), bus.to_owned())];
+                csi::ControllerPublishVolumeResponse { publish_context: context.into() }
+            }),
+        )
     }
 
     async fn controller_unpublish_volume(
         &self,
         request: Request<csi::ControllerUnpublishVolumeRequest>,
     ) -> Answer<csi::ControllerUnpublishVolumeResponse> {
-        let (asker, request) = self.admit(request)?;
+        let (asker, entry, request) =
+            self.begin(request, &verb::VOLUMES_DETACH, |asked| (&asked.node_id, &asked.volume_id))?;
         let unpublished = async {
             check::volume_id(&request.volume_id)?;
             let node = Some(request.node_id.as_str()).filter(|node| !node.is_empty());
@@ -179,7 +218,7 @@ impl Controller for Service {
             }
             self.keeper.unpublish(&asker, &request.volume_id, node, false).await
         };
-        answer(unpublished.await.map(|()| csi::ControllerUnpublishVolumeResponse {}))
+        ended(entry, unpublished.await.map(|()| csi::ControllerUnpublishVolumeResponse {}))
     }
 
     async fn validate_volume_capabilities(
@@ -271,7 +310,8 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerExpandVolumeRequest>,
     ) -> Answer<csi::ControllerExpandVolumeResponse> {
-        let (asker, request) = self.admit(request)?;
+        let (asker, entry, request) =
+            self.begin(request, &verb::VOLUMES_EXPAND, |asked| ("", &asked.volume_id))?;
         let expanded = async {
             check::volume_id(&request.volume_id)?;
             let missing = || Problem::new(Kind::Invalid, "capacity_range is missing");
@@ -283,10 +323,13 @@ impl Controller for Service {
             self.keeper.expand(&asker, &request.volume_id, range).await
         };
         let is_block = request.volume_capability.as_ref().is_some_and(check::is_block);
-        answer(expanded.await.map(|size| csi::ControllerExpandVolumeResponse {
-            capacity_bytes: bytes(size),
-            node_expansion_required: !is_block,
-        }))
+        ended(
+            entry,
+            expanded.await.map(|size| csi::ControllerExpandVolumeResponse {
+                capacity_bytes: bytes(size),
+                node_expansion_required: !is_block,
+            }),
+        )
     }
 
     async fn controller_get_volume(

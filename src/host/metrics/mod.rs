@@ -56,6 +56,8 @@ pub struct Metrics {
     pub callback_calls: AtomicU64,
     /// Calls of the admin API that their callers may not make.
     pub denied_calls: AtomicU64,
+    /// Records of who did what that could not be written to their file.
+    pub lost_records: AtomicU64,
     /// Bytes from guests.
     pub bytes_received: AtomicU64,
     /// Bytes to guests.
@@ -183,6 +185,11 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
         ("missed_events", "Events of guests that were lost.", &metrics.missed_events),
         ("callback_calls", "Calls of guests.", &metrics.callback_calls),
         ("denied_calls", "Calls of the admin API that their callers may not make.", &metrics.denied_calls),
+        (
+            "lost_audit_records",
+            "Audit records that could not be written to their file.",
+            &metrics.lost_records,
+        ),
         ("received_bytes", "Bytes from guests.", &metrics.bytes_received),
         ("sent_bytes", "Bytes to guests.", &metrics.bytes_sent),
     ];

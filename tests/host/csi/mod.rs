@@ -15,6 +15,7 @@ use crate::guest::{Door, Guest, Manner, info};
 use crate::hypervisor::Hypervisor;
 use crate::lab::{DEADLINE, Lab, text, uuid};
 
+mod access;
 mod authority;
 mod busy;
 mod clusters;

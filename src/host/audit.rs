@@ -1,0 +1,333 @@
+//! Who has done what: a record of each call that changes something, that reaches into a guest, or that is denied; in the
+//! journal, with fields for programs, and in a file of JSON lines if the settings name one.
+//!
+//! ```text
+//!  call ──begin──▶ Entry ──end, or dropped (CANCELLED)──▶ record ──▶ journal
+//!  denied ──▶ so many of each caller; the rest are counted ──┘  └──▶ file (a thread writes; what has no room is counted)
+//! ```
+//!
+//! A record never has what is written or read, no environment, and no secrets. Nothing here waits for anything.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use tokio::time::Instant;
+use tonic::Code;
+
+use super::caller::{Behalf, Caller};
+use super::rate::Allowance;
+use super::text;
+use crate::access::Verb;
+use crate::sys::logging;
+use crate::sys::record_file::RecordFile;
+
+/// Denials of one user at once, and in each second in the long run.
+const DENIALS: (f64, f64) = (20.0, 1.0);
+/// The same of all that one guest does, who repeats calls when they fail.
+const OF_A_GUEST: (f64, f64) = (256.0, 10.0);
+/// Callers that are counted by themselves; those beyond are counted together.
+const MOST_CALLERS: usize = 1024;
+/// After how long a caller who does nothing is forgotten.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long the end of the program waits for the file.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Writes records.
+#[derive(Debug, Clone)]
+pub struct Audit(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    host: String,
+    file: Option<(PathBuf, RecordFile)>,
+    callers: Mutex<BTreeMap<String, Held>>,
+}
+
+/// What is held back of one caller.
+#[derive(Debug)]
+struct Held {
+    allowance: Allowance,
+    left_out: u64,
+    last: Instant,
+}
+
+/// What a record is about.
+#[derive(Debug)]
+pub struct What {
+    /// What was asked for.
+    pub verb: &'static Verb,
+    /// To which VM, if to one; its name.
+    pub vm: String,
+    /// Which disk or volume, if that is about one.
+    pub subject: String,
+}
+
+/// A call that is under way. Its record is written when it ends; one that is dropped before was given up by its caller.
+#[derive(Debug)]
+pub struct Entry {
+    audit: Audit,
+    behalf: Behalf,
+    what: What,
+    begun: Instant,
+    is_over: bool,
+}
+
+impl Entry {
+    /// It has ended with this code.
+    pub fn end(mut self, code: Code) {
+        self.is_over = true;
+        self.audit.record(&self.behalf, &self.what, Some(self.begun.elapsed()), code);
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.audit.record(&self.behalf, &self.what, Some(self.begun.elapsed()), Code::Cancelled);
+        }
+    }
+}
+
+/// A line of the file. Keys are part of the interface: add, never change. A guest's records have the same.
+#[derive(Debug, Serialize)]
+struct Line<'l> {
+    time: String,
+    side: &'static str,
+    host: &'l str,
+    #[serde(flatten)]
+    told: Told<'l>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Told<'l> {
+    Record {
+        id: &'l str,
+        caller: &'l str,
+        role: &'l str,
+        verb: &'l str,
+        subject: &'l str,
+        vm: &'l str,
+        decision: &'l str,
+        result: &'l str,
+        duration_usec: u64,
+    },
+    /// So many of a caller's were left out.
+    More { caller: &'l str, more: u64 },
+    /// So many could not be written.
+    Lost { lost: u64 },
+}
+
+impl Audit {
+    /// Records of the host of this name, in the journal alone.
+    pub fn new(host: &str) -> Self {
+        Self(Arc::new(Inner { host: host.to_owned(), file: None, callers: Mutex::default() }))
+    }
+
+    /// Records of the host of this name, in a file as well.
+    ///
+    /// # Errors
+    /// If that cannot be opened.
+    pub fn with_file(host: &str, path: &Path) -> io::Result<Self> {
+        let file = Some((path.to_owned(), RecordFile::open(path)?));
+        Ok(Self(Arc::new(Inner { host: host.to_owned(), file, callers: Mutex::default() })))
+    }
+
+    /// The file, if there is one.
+    pub fn file(&self) -> Option<&Path> {
+        self.0.file.as_ref().map(|(path, _)| path.as_path())
+    }
+
+    /// A call begins.
+    pub fn begin(&self, behalf: &Behalf, what: What) -> Entry {
+        let (audit, behalf) = (self.clone(), behalf.clone());
+        Entry { audit, behalf, what, begun: Instant::now(), is_over: false }
+    }
+
+    /// A call was denied.
+    pub fn denied(&self, behalf: &Behalf, what: &What) {
+        self.record(behalf, what, None, Code::PermissionDenied);
+    }
+
+    /// Writes a record, unless there were too many of its caller. Without a time the call was denied.
+    fn record(&self, behalf: &Behalf, what: &What, took: Option<Duration>, code: Code) {
+        let caller = text::clean(&behalf.caller().to_string());
+        if !self.admit(behalf.caller(), &caller, took.is_none(), Instant::now()) {
+            return;
+        }
+        let (vm, subject) = (text::clean(&what.vm), text::clean(&what.subject));
+        let (decision, result) = (if took.is_some() { "allowed" } else { "denied" }, name(code));
+        let Verb { words, role, .. } = what.verb;
+        let duration_usec = u64::try_from(took.unwrap_or_default().as_micros()).unwrap_or(u64::MAX);
+        let uid = match behalf.caller() {
+            Caller::User { uid, .. } => uid.to_string(),
+            Caller::Guest(_) => String::new(),
+        };
+        let about =
+            [&vm, &subject].into_iter().filter(|part| !part.is_empty()).map(|part| format!(" {part:?}"));
+        let line = format!("audit: {caller}: {words}{}: {decision}, {result}", about.collect::<String>());
+        logging::record(
+            &line,
+            &[
+                ("GUESTLET_AUDIT_ID", behalf.id()),
+                ("GUESTLET_CALLER", &caller),
+                ("GUESTLET_UID", &uid),
+                ("GUESTLET_VM", &vm),
+                ("GUESTLET_ROLE", role.name()),
+                ("GUESTLET_VERB", words),
+                ("GUESTLET_SUBJECT", &subject),
+                ("GUESTLET_DECISION", decision),
+                ("GUESTLET_RESULT", result),
+                ("GUESTLET_DURATION_USEC", &duration_usec.to_string()),
+            ],
+        );
+        let (caller, subject, vm) = (caller.as_str(), subject.as_str(), vm.as_str());
+        let (id, role, verb) = (behalf.id(), role.name(), *words);
+        self.write(Told::Record { id, caller, role, verb, subject, vm, decision, result, duration_usec });
+    }
+
+    fn write(&self, told: Told<'_>) {
+        let Some((_, file)) = &self.0.file else { return };
+        let time = logging::timestamp(SystemTime::now());
+        let line = Line { time, side: "host", host: &self.0.host, told };
+        // It has nothing that JSON cannot say.
+        if let Ok(line) = serde_json::to_string(&line) {
+            file.write(line);
+        }
+    }
+
+    /// Whether one more record of this caller is written.
+    fn admit(&self, caller: &Caller, name: &str, is_denied: bool, now: Instant) -> bool {
+        let (burst, per_second) = match caller {
+            Caller::User { .. } if is_denied => DENIALS,
+            Caller::User { .. } => return true,
+            Caller::Guest(_) => OF_A_GUEST,
+        };
+        let mut callers = self.callers();
+        let is_known = callers.contains_key(name) || callers.len() < MOST_CALLERS;
+        let held = callers.entry(if is_known { name.to_owned() } else { "others".to_owned() });
+        let held = held.or_insert_with(|| Held {
+            allowance: Allowance::new(now, burst, per_second),
+            left_out: 0,
+            last: now,
+        });
+        held.last = now;
+        let is_admitted = held.allowance.take(now, 1.0);
+        held.left_out += u64::from(!is_admitted);
+        is_admitted
+    }
+
+    /// Says what was left out and what was lost since the last time; returns how many records were lost.
+    pub fn settle(&self) -> u64 {
+        let (now, mut left_out) = (Instant::now(), Vec::new());
+        self.callers().retain(|caller, held| {
+            let more = std::mem::take(&mut held.left_out);
+            if more > 0 {
+                left_out.push((caller.clone(), more));
+            }
+            now.saturating_duration_since(held.last) < IDLE
+        });
+        for (caller, more) in left_out {
+            let words = format!(
+                "audit: {caller}: {more} more were denied, or repeated too often, and are not recorded"
+            );
+            logging::record(&words, &[("GUESTLET_CALLER", &caller)]);
+            self.write(Told::More { caller: &caller, more });
+        }
+        let Some((path, file)) = &self.0.file else { return 0 };
+        let lost = file.take_lost();
+        if lost > 0 {
+            tracing::warn!(lost, file = %path.display(), "audit records could not be written to their file");
+            self.write(Told::Lost { lost });
+        }
+        lost
+    }
+
+    /// Waits for a moment until what is to be written is. Blocks; for the end of the program.
+    pub fn finish(&self) {
+        self.settle();
+        if let Some((_, file)) = &self.0.file {
+            file.finish(LAST_WORDS);
+        }
+    }
+
+    fn callers(&self) -> MutexGuard<'_, BTreeMap<String, Held>> {
+        // Nothing that is done under the lock leaves it half changed.
+        self.0.callers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A code as gRPC names it.
+fn name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn denials_of_a_user_are_bounded_and_what_is_done_is_not() {
+        let (audit, now) = (Audit::new("host"), Instant::now());
+        let user = |uid| Caller::User { uid, name: None };
+        let admitted = |uid: u32, is_denied| {
+            (0..100).filter(|_| audit.admit(&user(uid), &uid.to_string(), is_denied, now)).count()
+        };
+        assert_eq!((admitted(1, true), admitted(1, false), admitted(2, true)), (20, 100, 20));
+        assert_eq!(audit.callers()["1"].left_out, 80);
+        audit.settle();
+        assert_eq!(audit.callers()["1"].left_out, 0);
+        let guest = Caller::Guest("a".into());
+        assert_eq!((0..1000).filter(|_| audit.admit(&guest, "vm:a", false, now)).count(), 256);
+    }
+
+    #[test]
+    fn many_callers_cost_little() {
+        let (audit, now) = (Audit::new("host"), Instant::now());
+        for uid in 0..5000 {
+            audit.admit(&Caller::User { uid, name: None }, &uid.to_string(), true, now);
+        }
+        assert_eq!(audit.callers().len(), MOST_CALLERS + 1);
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods)]
+    fn a_caller_cannot_forge_a_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.json");
+        let audit = Audit::with_file("host", &path).unwrap();
+        let behalf = Behalf::of(Caller::User { uid: 1, name: Some("me\n{}".into()) });
+        let subject = format!("a\n{{\"id\":\"forged\"}}{}", "x".repeat(10_000));
+        audit
+            .begin(&behalf, What { verb: &crate::access::verb::PING, vm: "b\u{1b}[31m".into(), subject })
+            .end(Code::Ok);
+        audit.finish();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.len() < 2000 && !text.contains('\u{1b}'), "{text}");
+        let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&line["id"], &line["vm"]), (&behalf.id().into(), &"b\u{fffd}[31m".into()));
+    }
+}
