@@ -104,8 +104,8 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    fn patterns(names: &[&str]) -> Option<Vec<Pattern>> {
-        Some(names.iter().map(|name| name.parse().unwrap()).collect())
+    fn patterns(names: &[&str]) -> Vec<Pattern> {
+        names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
     fn person(uid: u32, name: &str, groups: &[&str]) -> Person {
@@ -119,14 +119,14 @@ mod tests {
             Rule {
                 users: vec!["alice".into()],
                 verbs: [verb::PING.words].into(),
-                vms: patterns(&["web-*"]),
+                vms: Some(patterns(&["web-*"])),
                 ..Rule::default()
             },
             Rule {
                 groups: vec!["vm-operators".into()],
                 users: vec!["1007".into()],
                 roles: [Role::Read].into(),
-                clusters: patterns(&["dev"]),
+                clusters: Some(patterns(&["dev"])),
                 ..Rule::default()
             },
         ]);

@@ -66,7 +66,7 @@ pub static PING: Verb =
     Verb { method: "PingVirtualMachine", words: "ping", role: Role::Read, is_recorded: true };
 /// Disks as a guest sees them.
 pub static DISKS: Verb = looks("ListDisks", "disks");
-/// How the host half is; part of `ls` and `doctor`.
+/// How the host half is, which `ls` and `doctor` ask beside the rest; every table of the settings allows it.
 pub static STATUS: Verb = looks("GetHostStatus", "status");
 /// A disk with a volume that guestlet-host makes.
 pub static DISK_ATTACH: Verb = changes("AttachDisk", "disk attach", Role::Disks);

@@ -102,6 +102,12 @@ fn open_or_close(socket: &Listener, rules: &Rules) {
     if let Err(error) = socket.open_to_all(!rules.is_empty()) {
         tracing::error!("cannot change the mode of {}: {error}", socket.path().display());
     }
+    if !rules.is_empty() && !socket.is_in_reach() {
+        let path = socket.path().display();
+        tracing::warn!(
+            "{path} cannot be reached by those who may use it: others may not pass its directory; chmod o+x"
+        );
+    }
 }
 
 /// A service whose requests say who makes them.

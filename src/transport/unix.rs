@@ -103,6 +103,12 @@ impl Listener {
         std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(mode))
     }
 
+    /// Whether others than its owner may pass its directory.
+    pub fn is_in_reach(&self) -> bool {
+        let folder = self.path.parent().and_then(|folder| std::fs::metadata(folder).ok());
+        folder.is_some_and(|found| found.mode() & 0o001 != 0)
+    }
+
     /// Where it listens.
     pub fn path(&self) -> &Path {
         &self.path

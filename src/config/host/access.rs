@@ -24,9 +24,10 @@ pub(super) struct AccessFragment {
     clusters: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
+/// The rule of a table. Whoever may do anything may also ask how the host half is, which guestctl does by itself.
 pub(super) fn check(source: &Source, table: &Spanned<AccessFragment>) -> Result<Rule, Error> {
     let found = table.get_ref();
-    let rule = Rule {
+    let mut rule = Rule {
         users: names(source, "users", found.users.as_deref())?,
         groups: names(source, "groups", found.groups.as_deref())?,
         roles: roles(source, found.roles.as_deref().unwrap_or_default())?,
@@ -42,6 +43,7 @@ pub(super) fn check(source: &Source, table: &Spanned<AccessFragment>) -> Result<
         let problem = "[[access]] allows nothing; set roles or verbs".to_owned();
         return Err(source.wrong(table, problem));
     }
+    rule.verbs.insert(verb::STATUS.words);
     Ok(rule)
 }
 

@@ -271,7 +271,7 @@ fn rules_of_access_and_where_it_is_written_down() {
     let rules: Vec<_> = settings.access.iter().collect();
     assert_eq!(rules.len(), 2);
     assert_eq!(rules[0].users, ["alice", "1007"]);
-    assert_eq!(rules[0].verbs, ["ls", "disk attach --file"].into());
+    assert_eq!(rules[0].verbs, ["ls", "disk attach --file", "status"].into());
     assert_eq!(rules[0].vms.as_deref().unwrap()[0].to_string(), "web-*");
     assert_eq!((rules[0].clusters.as_ref(), rules[0].roles.len()), (None, 0));
     assert_eq!((rules[1].roles.len(), rules[1].groups.as_slice()), (4, &["ops".to_owned()][..]));
