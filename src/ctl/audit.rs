@@ -163,8 +163,9 @@ fn join(
     for (time, record) in guest {
         match places.get(&record.id).copied() {
             Some(place) => {
-                let call = place.and_then(|place| calls.get_mut(place));
-                call.into_iter().for_each(|(_, call)| call.guest.push(record.clone()));
+                if let Some((_, call)) = place.and_then(|place| calls.get_mut(place)) {
+                    call.guest.push(record);
+                }
             }
             None if is_late(&time) => {
                 if !record.id.is_empty() {

@@ -25,9 +25,9 @@ use crate::access::Verb;
 use crate::sys::logging;
 use crate::sys::record_file::RecordFile;
 
-/// Denials of one user at once, and in each second in the long run.
-const DENIALS: (f64, f64) = (20.0, 1.0);
-/// The same of all that one guest does, who repeats calls when they fail.
+/// Denials of one caller at once, and in each second in the long run; of a guest, which repeats what fails, all that fails.
+const IN_VAIN: (f64, f64) = (20.0, 1.0);
+/// The same of what one guest does.
 const OF_A_GUEST: (f64, f64) = (256.0, 10.0);
 /// Callers that are counted by themselves; those beyond are counted together.
 const MOST_CALLERS: usize = 1024;
@@ -44,8 +44,11 @@ pub struct Audit(Arc<Inner>);
 struct Inner {
     host: String,
     file: Option<(PathBuf, RecordFile)>,
-    callers: Mutex<BTreeMap<String, Held>>,
+    callers: Mutex<Callers>,
 }
+
+/// By the caller, and whether it asked in vain.
+type Callers = BTreeMap<(String, bool), Held>;
 
 /// What is held back of one caller.
 #[derive(Debug)]
@@ -156,7 +159,9 @@ impl Audit {
     /// Writes a record, unless there were too many of its caller. Without a time the call was denied.
     fn record(&self, behalf: &Behalf, what: &What, took: Option<Duration>, code: Code) {
         let caller = text::clean(&behalf.caller().to_string());
-        if !self.admit(behalf.caller(), &caller, took.is_none(), Instant::now()) {
+        let is_guest = matches!(behalf.caller(), Caller::Guest(_));
+        let is_in_vain = took.is_none() || is_guest && code != Code::Ok;
+        if !self.admit(behalf.caller(), &caller, is_in_vain, Instant::now()) {
             return;
         }
         let (vm, subject) = (text::clean(&what.vm), text::clean(&what.subject));
@@ -201,15 +206,16 @@ impl Audit {
     }
 
     /// Whether one more record of this caller is written.
-    fn admit(&self, caller: &Caller, name: &str, is_denied: bool, now: Instant) -> bool {
+    fn admit(&self, caller: &Caller, name: &str, is_in_vain: bool, now: Instant) -> bool {
         let (burst, per_second) = match caller {
-            Caller::User { .. } if is_denied => DENIALS,
+            _ if is_in_vain => IN_VAIN,
             Caller::User { .. } => return true,
             Caller::Guest(_) => OF_A_GUEST,
         };
         let mut callers = self.callers();
-        let is_known = callers.contains_key(name) || callers.len() < MOST_CALLERS;
-        let held = callers.entry(if is_known { name.to_owned() } else { "others".to_owned() });
+        let key = (name.to_owned(), is_in_vain);
+        let is_known = callers.contains_key(&key) || callers.len() < MOST_CALLERS;
+        let held = callers.entry(if is_known { key } else { ("others".to_owned(), is_in_vain) });
         let held = held.or_insert_with(|| Held {
             allowance: Allowance::new(now, burst, per_second),
             left_out: 0,
@@ -224,7 +230,7 @@ impl Audit {
     /// Says what was left out and what was lost since the last time; returns how many records were lost.
     pub fn settle(&self) -> u64 {
         let (now, mut left_out) = (Instant::now(), Vec::new());
-        self.callers().retain(|caller, held| {
+        self.callers().retain(|(caller, _), held| {
             let more = std::mem::take(&mut held.left_out);
             if more > 0 {
                 left_out.push((caller.clone(), more));
@@ -232,9 +238,8 @@ impl Audit {
             now.saturating_duration_since(held.last) < IDLE
         });
         for (caller, more) in left_out {
-            let words = format!(
-                "audit: {caller}: {more} more were denied, or repeated too often, and are not recorded"
-            );
+            let words =
+                format!("audit: {caller}: {more} more were denied, or were too many, and are not recorded");
             logging::record(&words, &[("GUESTLET_CALLER", &caller)]);
             self.write(Told::More { caller: &caller, more });
         }
@@ -255,7 +260,7 @@ impl Audit {
         }
     }
 
-    fn callers(&self) -> MutexGuard<'_, BTreeMap<String, Held>> {
+    fn callers(&self) -> MutexGuard<'_, Callers> {
         // Nothing that is done under the lock leaves it half changed.
         self.0.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -296,11 +301,13 @@ mod tests {
             (0..100).filter(|_| audit.admit(&user(uid), &uid.to_string(), is_denied, now)).count()
         };
         assert_eq!((admitted(1, true), admitted(1, false), admitted(2, true)), (20, 100, 20));
-        assert_eq!(audit.callers()["1"].left_out, 80);
+        assert_eq!(audit.callers()[&("1".to_owned(), true)].left_out, 80);
         audit.settle();
-        assert_eq!(audit.callers()["1"].left_out, 0);
+        assert_eq!(audit.callers()[&("1".to_owned(), true)].left_out, 0);
         let guest = Caller::Guest("a".into());
-        assert_eq!((0..1000).filter(|_| audit.admit(&guest, "vm:a", false, now)).count(), 256);
+        let of_guest =
+            |is_in_vain| (0..1000).filter(|_| audit.admit(&guest, "vm:a", is_in_vain, now)).count();
+        assert_eq!((of_guest(false), of_guest(true)), (256, 20));
     }
 
     #[test]

@@ -162,9 +162,9 @@ fn guestctl_shows_both_sides() {
 
     let table = lab.words(&["audit"]);
     let row = table.lines().find(|line| line.ends_with(&id)).unwrap_or_else(|| panic!("{table}"));
-    let cells: Vec<_> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+    let columns: Vec<_> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
     assert_eq!(
-        (&cells[1..6], cells.len()),
+        (&columns[1..6], columns.len()),
         (&["uid:0 root", "ping", "web-1", "-", "allowed, OK"][..], 8),
         "{table}"
     );
