@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use base64_simd::STANDARD;
 use lexopt::Arg;
 use rustls::pki_types::UnixTime;
 
@@ -129,7 +130,7 @@ pub fn list(settings: TrustSettings, json: bool) -> String {
         text += "It was given keys, and has none now: nobody is let in. See guestlet trust reset.\n";
     }
     for problem in &found.problems {
-        text += &format!("wrong: {problem}\n");
+        text.extend(["wrong: ", problem, "\n"]);
     }
     text
 }
@@ -188,7 +189,7 @@ fn platform(root: &Root) -> Vec<Text> {
 fn machine(root: &Root) -> String {
     let identity::Identity { machine_id, dmi_uuid, .. } = identity::identity(root);
     let generation = files::read(&root.path(GENERATION)).unwrap_or_default();
-    let generation: String = generation.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let generation = STANDARD.encode_to_string(generation);
     format!("dmi {dmi_uuid}\nmachine-id {machine_id}\nvmgenid {generation}\n")
 }
 

@@ -21,13 +21,14 @@ use super::clients::Clients;
 use super::disks;
 use super::fleet::{Handle, Identity, Known, Reach, Stopped, Watched};
 use super::half::Half;
+use super::keys;
 use super::metrics::Tally;
 use super::peer::Peer;
 use super::ping;
 use super::place::Topology;
 use super::seats::Seats;
 use super::settings::Standing;
-use super::trust::{Trust, people};
+use super::trust::Trust;
 use super::volumes::Keeper;
 use crate::access::Rules;
 use crate::transport::http2::{self, Bounds};
@@ -434,7 +435,7 @@ impl Admin for Api {
         request: Request<ListKeysRequest>,
     ) -> Result<Response<ListKeysResponse>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        let mut answer = people::list(&self.trust, &self.fleet, asked).await?;
+        let mut answer = keys::list(&self.trust, &self.fleet, asked).await?;
         if !call.sight.is_full() {
             let clusters = self.clusters().await?;
             answer.guests.retain(|one| call.sight.has(&one.name, cluster(&clusters, &one.name)));
@@ -444,7 +445,7 @@ impl Admin for Api {
 
     async fn accept_key(&self, request: Request<AcceptKeyRequest>) -> Result<Response<GuestKey>, Status> {
         let (_, asked) = self.admission.admit(request).await?;
-        people::accept(&self.trust, &self.fleet, asked).await.map(Response::new)
+        keys::accept(&self.trust, &self.fleet, asked).await.map(Response::new)
     }
 
     async fn forget_key(
@@ -452,7 +453,7 @@ impl Admin for Api {
         request: Request<ForgetKeyRequest>,
     ) -> Result<Response<ForgetKeyResponse>, Status> {
         let (_, asked) = self.admission.admit(request).await?;
-        people::forget(&self.trust, &self.fleet, asked).await.map(Response::new)
+        keys::forget(&self.trust, &self.fleet, asked).await.map(Response::new)
     }
 
     async fn rotate_guest_key(
@@ -460,7 +461,7 @@ impl Admin for Api {
         request: Request<RotateGuestKeyRequest>,
     ) -> Result<Response<GuestKey>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        people::rotate(&self.trust, &self.fleet, &call.behalf, asked).await.map(Response::new)
+        keys::rotate(&self.trust, &self.fleet, &call.behalf, asked).await.map(Response::new)
     }
 
     async fn get_trust_bootstrap(
@@ -469,7 +470,7 @@ impl Admin for Api {
     ) -> Result<Response<TrustBootstrap>, Status> {
         let (_, asked) = self.admission.admit(request).await?;
         let host_name = &self.half.host.host_name;
-        people::bootstrap(&self.trust, &self.fleet, host_name, asked).await.map(Response::new)
+        keys::bootstrap(&self.trust, &self.fleet, host_name, asked).await.map(Response::new)
     }
 
     async fn remove_volume(

@@ -36,6 +36,7 @@ pub mod disks;
 pub mod fleet;
 pub mod half;
 pub mod history;
+pub mod keys;
 pub mod limits;
 mod lines;
 pub mod metered;

@@ -82,13 +82,12 @@ impl Shown {
     /// If something is missing, damaged, or does not fit together.
     pub fn load(from: &Files) -> Result<Self, Unusable> {
         let Some(path) = &from.certificate else {
-            let key = match Key::load(&from.key)? {
-                Some(key) => key,
-                None => {
-                    let key = Key::generate()?;
-                    key.save(&from.key)?;
-                    key
-                }
+            let key = if let Some(key) = Key::load(&from.key)? {
+                key
+            } else {
+                let key = Key::generate()?;
+                key.save(&from.key)?;
+                key
             };
             let leaf = certificate::self_signed(&key, End::Host)?;
             return Ok(Self { key: key.public(), ca: None, config: tls::client(&key, vec![leaf])? });

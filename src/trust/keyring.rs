@@ -227,7 +227,7 @@ impl Keyring {
             return Ok(key.public());
         }
         self.check_writable(&own)?;
-        let key = Key::load(&path)?.filter(is_it).ok_or_else(|| KeyError::NoSuchKey(which))?;
+        let key = Key::load(&path)?.filter(is_it).ok_or(KeyError::NoSuchKey(which))?;
         key.save(&own)?;
         files::remove(&path);
         tracing::info!("this guest has a new key: {which}");

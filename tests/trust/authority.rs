@@ -13,7 +13,7 @@ use crate::host::Lab;
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// What is unusual about a certificate.
-#[derive(Default)]
+#[derive(Default, Clone, Copy)]
 pub struct Oddly {
     pub name: Option<&'static str>,
     pub not_before: Option<i32>,

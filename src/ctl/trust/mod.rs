@@ -64,12 +64,12 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
             let request = ListKeysRequest { name: name.clone() };
             let list = answer(client.list_keys(request), &name).await?;
             let guest = list.guests.into_iter().next().unwrap_or_default();
-            show(printer, guest)
+            show(printer, &guest)
         }
         Action::Accept { name, key } => {
             let guest =
                 answer(client.accept_key(AcceptKeyRequest { name: name.clone(), key }), &name).await?;
-            show(printer, guest)
+            show(printer, &guest)
         }
         Action::Forget { name } => {
             let request = ForgetKeyRequest { name: name.clone() };
@@ -80,7 +80,7 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
         Action::Rotate { name } => {
             let guest =
                 answer(client.rotate_guest_key(RotateGuestKeyRequest { name: name.clone() }), &name).await?;
-            show(printer, guest)
+            show(printer, &guest)
         }
         Action::Bootstrap { name, format, with_token } => {
             let request = GetTrustBootstrapRequest { name: name.clone(), with_token };
@@ -158,7 +158,7 @@ async fn list(mut client: Client, printer: &mut Printer) -> Result<(), Error> {
     Ok(printer.value(&all, || {
         let mut words = format!("This host half: {}\n", list.host_key);
         if !list.ca_key.is_empty() {
-            words += &format!("Its CA:         {}\n", list.ca_key);
+            words.extend(["Its CA:         ", &list.ca_key, "\n"]);
         }
         let mut rows = vec![["NAME", "SESSION", "PINNED", "AGE", "KEY", "NOTE"].map(str::to_owned)];
         let now = SystemTime::now();
@@ -195,7 +195,7 @@ fn notes(key: &GuestKey) -> Vec<String> {
     notes
 }
 
-fn show(printer: &mut Printer, key: GuestKey) -> Result<(), Error> {
+fn show(printer: &mut Printer, key: &GuestKey) -> Result<(), Error> {
     let rows = || {
         let now = SystemTime::now();
         let mut lines = vec![

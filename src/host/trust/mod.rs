@@ -15,7 +15,6 @@ use crate::trust::host::{Identity, Shown};
 use crate::trust::key::PublicKey;
 
 pub mod judge;
-pub mod people;
 pub mod pins;
 
 pub use judge::{Refusal, Verdict};
@@ -40,6 +39,7 @@ impl Trust {
 
     /// Those of nobody, of a host half that is gone with the test.
     #[cfg(test)]
+    #[allow(clippy::missing_panics_doc)]
     pub fn for_tests() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let files = crate::trust::host::Files { key: folder.path().join("host.key"), certificate: None };

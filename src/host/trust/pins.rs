@@ -223,11 +223,10 @@ impl Pins {
     pub fn owner(&self, key: &PublicKey) -> Option<(String, String)> {
         let key = key.to_string();
         let records = self.records();
-        let owner = records.iter().find_map(|(vm, record)| {
+        records.iter().find_map(|(vm, record)| {
             let pin = record.pin.as_ref()?;
             (pin.key == key || pin.next.as_ref() == Some(&key)).then(|| (vm.clone(), pin.name.clone()))
-        });
-        owner
+        })
     }
 
     /// Remembers, until the end of the program, which key a guest was refused with.

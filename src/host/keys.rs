@@ -7,8 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use prost_types::Timestamp;
 use tonic::Status;
 
-use super::pins::Previous;
-use super::{Error, Record, Trust};
+use super::trust::pins::Previous;
+use super::trust::{Error, Record, Trust};
 use crate::host::backends::Vm;
 use crate::host::caller::Behalf;
 use crate::host::calls::{Agent, Calls};
@@ -35,6 +35,9 @@ impl From<Error> for Status {
 }
 
 /// Lists the keys.
+///
+/// # Errors
+/// If nothing is known of that VM, or the fleet has ended.
 pub async fn list(
     trust: &Arc<Trust>,
     fleet: &Handle,
@@ -68,6 +71,9 @@ pub async fn list(
 }
 
 /// Accepts the key that a guest was refused with.
+///
+/// # Errors
+/// `FAILED_PRECONDITION` if it has shown none, or another one; `INTERNAL` if it cannot be remembered.
 pub async fn accept(
     trust: &Arc<Trust>,
     fleet: &Handle,
@@ -87,6 +93,9 @@ pub async fn accept(
 }
 
 /// Forgets what is known of a guest's keys.
+///
+/// # Errors
+/// If there is no such VM, or a file cannot be removed.
 pub async fn forget(
     trust: &Trust,
     fleet: &Handle,
@@ -104,6 +113,9 @@ pub async fn forget(
 }
 
 /// Gives a guest a new key.
+///
+/// # Errors
+/// `FAILED_PRECONDITION` without a session with keys; as the agent; `INTERNAL` if the key cannot be remembered.
 pub async fn rotate(
     trust: &Arc<Trust>,
     fleet: &Handle,
@@ -130,6 +142,9 @@ async fn rotate_step(calls: &mut Calls, which: String) -> Result<PublicKey, Stat
 }
 
 /// What a guest has to be given.
+///
+/// # Errors
+/// If there is no such VM, or a token cannot be remembered.
 pub async fn bootstrap(
     trust: &Arc<Trust>,
     fleet: &Handle,
