@@ -319,7 +319,7 @@ fn journald_has_the_parts_of_a_record_as_fields() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     refusal(&exec(&mut Client::connect(&socket), "/bin/true"));
-    let mut buffer = [0; 1 << 16];
+    let mut buffer = vec![0; 1 << 16];
     let entry = loop {
         let length = journal.recv(&mut buffer).unwrap();
         let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
