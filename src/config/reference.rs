@@ -268,7 +268,7 @@ const HOST: &[Row] = &[
     (
         "access.roles",
         "none",
-        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, or `all`",
+        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, `keys`, or `all`",
     ),
     ("access.verbs", "none", "single verbs that they may use, such as `\"ping\"` or `\"disk attach\"`"),
     ("access.vms", "all", "to which VMs: names, or patterns such as `\"web-*\"`"),

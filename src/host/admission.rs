@@ -121,7 +121,10 @@ impl Admission {
         }
         Ok(match object {
             Object::Seen => true,
-            Object::Machine(vm) => allow(vm, &self.cluster(vm).await?),
+            Object::Machine(vm) => {
+                let (vm, cluster) = self.machine(vm).await?;
+                allow(&vm, &cluster)
+            }
             Object::Cluster(cluster) => allow("", cluster),
             Object::Volume(volume) => {
                 let (vm, cluster) = self.place(volume).await?;
@@ -136,10 +139,18 @@ impl Admission {
         })
     }
 
-    /// The cluster of a VM; empty for one that is not known.
-    async fn cluster(&self, vm: &str) -> Result<String, Status> {
-        let found = self.fleet.find(Identity::Name(vm.to_owned())).await?;
-        Ok(found.map(|found| found.vm.cluster.clone()).unwrap_or_default())
+    /// The name of the VM that is named so, and its cluster, which is empty for one that is not known. What looks like a UUID
+    /// stands for the VM that has it, and for no name that a pattern matches.
+    async fn machine(&self, vm: &str) -> Result<(String, String), Status> {
+        let mut found = self.fleet.find(Identity::Name(vm.to_owned())).await?;
+        let is_name = found.is_some() || !is_uuid(vm);
+        if found.is_none() {
+            found = self.fleet.find(Identity::Uuid(vm.to_lowercase())).await?;
+        }
+        Ok(match found {
+            Some(found) => (found.vm.name.clone(), found.vm.cluster.clone()),
+            None => (if is_name { vm.to_owned() } else { String::new() }, String::new()),
+        })
     }
 
     /// The VM that has a volume, and the volume's cluster; both empty for one that is not known.
@@ -158,6 +169,11 @@ impl Admission {
         self.half.audit.denied(behalf, &what(asked));
         Status::permission_denied(denial(behalf, known, asked))
     }
+}
+
+/// Whether a text is written as a UUID is.
+fn is_uuid(text: &str) -> bool {
+    text.len() == 36 && text.bytes().all(|one| one == b'-' || one.is_ascii_hexdigit())
 }
 
 /// What the record of a call says that it is about.

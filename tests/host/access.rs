@@ -70,8 +70,10 @@ fn without_rules_the_socket_is_for_root_alone_and_rules_take_effect_at_once() {
     lab.until("it is in force", || names(&words(&lab, DAEMON, &["ls", "-o", "json"])).len() == 2);
     // A mistake opens nothing, and shuts nothing.
     lab.edit("verbs = ['ls', 'status']", "verbs = ['ls', 'statos']");
+    let settings = std::fs::read_to_string(lab.settings()).unwrap();
+    let line = settings.lines().position(|line| line.contains("statos")).unwrap() + 1;
     let wrong = format!(
-        "{}:5: verbs has \"statos\", and there is no such verb; known are ls, info,",
+        "{}:{line}: verbs has \"statos\", and there is no such verb; known are ls, info,",
         text(&lab.settings())
     );
     lab.until("root is told", || String::from_utf8_lossy(&lab.ctl(&["ls"]).stderr).contains(&wrong));
@@ -172,17 +174,25 @@ const DENIED: &[(&str, &[&str])] = &[
     ("volumes detach", &["volumes", "detach", "v"]),
     ("volumes expand", &["volumes", "expand", "v", "--size", "2G"]),
     ("volumes rm", &["volumes", "rm", "v"]),
+    ("trust ls", &["trust", "show", "db-1"]),
+    ("trust accept", &["trust", "accept", "db-1"]),
+    ("trust forget", &["trust", "forget", "db-1"]),
+    ("trust rotate", &["trust", "rotate", "db-1"]),
+    ("trust bootstrap", &["trust", "bootstrap", "db-1"]),
 ];
 
 #[test]
 fn every_verb_is_denied_where_no_rule_covers_what_it_is_done_to() {
-    let lab = lab("users = ['daemon']\nroles = ['all']\nvms = ['web-1']\nclusters = ['dev']").start();
+    let lab = lab("users = ['daemon']\nroles = ['all']\nvms = ['web-1', '6f1c*']").start();
     for (verb, command) in DENIED {
         let expected = format!("uid:1 daemon may not do {verb:?} with ");
         assert_fails(&ask(&lab, DAEMON, command), 1, &expected);
         let nothing_of_it = format!("uid:2 bin may not do {verb:?}");
         assert_fails(&ask(&lab, BIN, command), 1, &nothing_of_it);
     }
+    // A UUID is no name, whatever it looks like.
+    let forget = ["trust", "forget", &uuid(3)];
+    assert_fails(&ask(&lab, DAEMON, &forget), 1, "uid:1 daemon may not do \"trust forget\"");
     // What is left has no object, and shows what the caller may see.
     let mut left: Vec<_> = verb::VERBS.iter().map(|verb| verb.words).collect();
     left.retain(|words| DENIED.iter().all(|(verb, _)| verb != words));

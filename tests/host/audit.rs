@@ -63,10 +63,11 @@ fn each_call_that_reaches_a_guest_or_changes_something_or_is_denied_is_recorded(
         lab.ctl_as(DAEMON, &["disk", "attach", "db-1", "--serial", "s", "--file", "/etc/shadow"]).output();
     assert_fails(&denied.unwrap(), 1, "may not do \"disk attach --file\"");
     lab.words(&["disk", "rm", "db-1", "--serial", "../s"]);
-    until_record(&lab, |record| record["verb"] == "disk rm");
+    lab.words(&["trust", "forget", "db-1"]);
+    until_record(&lab, |record| record["verb"] == "trust forget");
 
     let records = records(&lab);
-    assert_eq!(records.len(), 4, "reading is not recorded: {records:#?}");
+    assert_eq!(records.len(), 5, "reading is not recorded: {records:#?}");
     let ids: Vec<_> = web.behalves().into_iter().filter_map(|behalf| behalf.audit_id).collect();
     let host =
         [("side", "host"), ("vm", "web-1"), ("role", "read"), ("verb", "ping"), ("decision", "allowed")];
@@ -83,6 +84,7 @@ fn each_call_that_reaches_a_guest_or_changes_something_or_is_denied_is_recorded(
         &[("decision", "allowed"), ("caller", "uid:0 root"), ("subject", "../s"), ("role", "disks")],
     );
     check(&records[3], &[("result", "OK"), ("vm", "db-1")]);
+    check(&records[4], &[("result", "OK"), ("vm", "db-1"), ("role", "keys")]);
     for record in &records {
         assert!(record["time"].as_str().unwrap().parse::<prost_types::Timestamp>().is_ok(), "{record}");
         assert!(record["duration_usec"].is_u64() && record["host"] != "", "{record}");

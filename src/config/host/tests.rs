@@ -1,4 +1,5 @@
 use super::*;
+use crate::access::Role;
 use crate::config::parse;
 
 const ONE: &str = "6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d";
@@ -274,7 +275,10 @@ fn rules_of_access_and_where_it_is_written_down() {
     assert_eq!(rules[0].verbs, ["ls", "disk attach --file", "status"].into());
     assert_eq!(rules[0].vms.as_deref().unwrap()[0].to_string(), "web-*");
     assert_eq!((rules[0].clusters.as_ref(), rules[0].roles.len()), (None, 0));
-    assert_eq!((rules[1].roles.len(), rules[1].groups.as_slice()), (4, &["ops".to_owned()][..]));
+    assert_eq!(
+        (rules[1].roles.len(), rules[1].groups.as_slice()),
+        (Role::ALL.len(), &["ops".to_owned()][..])
+    );
     assert!(check(&[]).unwrap().access.is_empty());
 }
 
