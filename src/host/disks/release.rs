@@ -143,7 +143,7 @@ async fn within<T>(
             let words = text::clean_words(status.message());
             Err(match status.code() {
                 Code::Aborted => Unreleased::Busy(words),
-                Code::FailedPrecondition | Code::Internal => Unreleased::Kept(words),
+                Code::FailedPrecondition | Code::PermissionDenied | Code::Internal => Unreleased::Kept(words),
                 _ => Unreleased::Unasked(words),
             })
         }
