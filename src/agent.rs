@@ -113,6 +113,7 @@ pub async fn run(
     ready().context("cannot leave the terminal")?;
 
     supervisor.spawn("qga", qga.run(context, shutdown.clone()));
+    let keyring = api.as_ref().map(|api: &Api| api.keyring.clone());
     if let Some(api) = api {
         let folder = api.folder.clone();
         api.start(&guest, &mut supervisor)?;
@@ -124,7 +125,7 @@ pub async fn run(
         let _ = ending.run_until_cancelled(processes.care()).await;
         Ok(())
     });
-    supervisor.spawn("tick", tick(guest.clone(), audit, ticker, shutdown));
+    supervisor.spawn("tick", tick(guest.clone(), audit, keyring, ticker, shutdown));
 
     tracing::info!("guestlet {} started: {status}", crate::VERSION);
     service::ready(&status);
@@ -275,12 +276,21 @@ fn audit(settings: &AgentSettings) -> anyhow::Result<Audit> {
 }
 
 /// The one periodic wakeup.
-async fn tick(guest: Guest, audit: Audit, ticker: Ticker, shutdown: CancellationToken) -> anyhow::Result<()> {
+async fn tick(
+    guest: Guest,
+    audit: Audit,
+    keyring: Option<Keyring>,
+    ticker: Ticker,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
     while let Some(tick) = shutdown.run_until_cancelled(ticker.tick()).await {
         tick?;
         service::alive();
         guest.events.tick();
         audit.tick();
+        if let Some(keyring) = &keyring {
+            keyring.tick().await;
+        }
     }
     Ok(())
 }

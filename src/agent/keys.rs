@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use base64_simd::STANDARD;
 use lexopt::Arg;
 use rustls::pki_types::UnixTime;
 
@@ -18,10 +17,11 @@ use crate::sys::folder_news::FolderNews;
 use crate::sys::root::Root;
 use crate::sys::{clock, error_chain, files};
 use crate::text::{or_dash, table};
+use crate::trust::Fingerprint;
 use crate::trust::anchors::Anchor;
 use crate::trust::enrollment::Token;
 use crate::trust::guest::Clock;
-use crate::trust::keyring::{Keyring, Sources, Text};
+use crate::trust::keyring::{Keyring, Machine, Sources, Text};
 
 /// Changes with each copy of the VM's memory, where the hypervisor provides that.
 const GENERATION: &str = "/sys/firmware/qemu_fw_cfg/by_name/etc/vmgenid_guid/raw";
@@ -186,11 +186,10 @@ fn platform(root: &Root) -> Vec<Text> {
 }
 
 /// What tells this machine from its copies.
-fn machine(root: &Root) -> String {
+fn machine(root: &Root) -> Machine {
     let identity::Identity { machine_id, dmi_uuid, .. } = identity::identity(root);
-    let generation = files::read(&root.path(GENERATION)).unwrap_or_default();
-    let generation = STANDARD.encode_to_string(generation);
-    format!("dmi {dmi_uuid}\nmachine-id {machine_id}\nvmgenid {generation}\n")
+    let generation = files::read(&root.path(GENERATION)).map(|bytes| Fingerprint::of(&bytes).to_string());
+    Machine { dmi: dmi_uuid, id: machine_id, generation: generation.unwrap_or_default() }
 }
 
 fn clock_of_the_day() -> Clock {

@@ -145,6 +145,9 @@ enum Trust {
         /// With a one-time token, by which the guest proves at its first contact that it is the one that was set up
         #[arg(long)]
         token: bool,
+        /// Roles and profiles that the key gives this host half in the guest; the guest's own settings may give it more
+        #[arg(long = "role", value_name = "ROLE", value_delimiter = ',', default_value = "volumes")]
+        roles: Vec<String>,
     },
     /// Accept the key that a guest was refused with, after it was installed anew or restored
     Accept {
@@ -170,8 +173,8 @@ impl From<Trust> for Verb {
         Self::Trust(match verb {
             Trust::Ls => trust::Action::List,
             Trust::Show { name } => trust::Action::Show { name },
-            Trust::Bootstrap { name, platform, token } => {
-                trust::Action::Bootstrap { name, format: platform, with_token: token }
+            Trust::Bootstrap { name, platform, token, roles } => {
+                trust::Action::Bootstrap { name, format: platform, with_token: token, roles }
             }
             Trust::Accept { name, key } => trust::Action::Accept { name, key: key.unwrap_or_default() },
             Trust::Forget { name } => trust::Action::Forget { name },

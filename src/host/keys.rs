@@ -154,11 +154,18 @@ pub async fn bootstrap(
     let vm = vm(fleet, request.name).await?;
     let shown = trust.shown().await;
     let key = shown.ca.unwrap_or(shown.key);
+    if let Some(role) = request.roles.iter().find(|role| !anchors::ROLES.contains(&role.as_str())) {
+        let role = text::clean(role);
+        return Err(Status::invalid_argument(format!(
+            "there is no role {role:?}; the roles are {}",
+            anchors::ROLES.join(", ")
+        )));
+    }
     let comment = match shown.ca {
         Some(_) => format!("CA of the host half on {host_name}"),
         None => format!("host half on {host_name}"),
     };
-    let key_line = anchors::line(key.spki(), shown.ca.is_some(), &[] as &[&str], &comment);
+    let key_line = anchors::line(key.spki(), shown.ca.is_some(), &request.roles, &comment);
     let token = if request.with_token { trust.token(&vm.ids.lasting).await?.reveal() } else { String::new() };
     Ok(v1::TrustBootstrap { key_line, token })
 }

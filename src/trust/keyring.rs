@@ -54,8 +54,8 @@ pub struct Sources {
     pub folder: PathBuf,
     /// What the platform gives besides. May block.
     pub platform: Box<dyn Fn() -> Vec<Text> + Send + Sync>,
-    /// What tells this machine from others, in words that do not change as long as it is the same one. May block.
-    pub machine: Box<dyn Fn() -> String + Send + Sync>,
+    /// What tells this machine from others. May block.
+    pub machine: Box<dyn Fn() -> Machine + Send + Sync>,
     /// Whether the guest's disks can be written to: not while they are frozen.
     pub is_writable: Box<dyn Fn() -> bool + Send + Sync>,
     /// What the clock is worth.
@@ -72,6 +72,45 @@ impl std::fmt::Debug for Sources {
             .field("hosts", hosts)
             .field("folder", folder)
             .finish_non_exhaustive()
+    }
+}
+
+/// What tells a machine from its copies; what is not known is empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// The SMBIOS system UUID.
+    pub dmi: String,
+    /// machine-id(5).
+    pub id: String,
+    /// Changes with each copy of the VM's memory or disk, where the hypervisor provides that (vmgenid).
+    pub generation: String,
+}
+
+impl Machine {
+    fn text(&self) -> String {
+        format!("dmi {}\nmachine-id {}\nvmgenid {}\n", self.dmi, self.id, self.generation)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let mut value = |name: &str| Some(lines.next()?.strip_prefix(name)?.trim().to_owned());
+        Some(Self { dmi: value("dmi")?, id: value("machine-id")?, generation: value("vmgenid")? })
+    }
+
+    /// Whether nothing speaks against both being the same. A driver that is loaded late, or not at all, does not.
+    fn may_be(&self, other: &Self) -> bool {
+        let fits = |one: &str, other: &str| one.is_empty() || other.is_empty() || one == other;
+        fits(&self.dmi, &other.dmi) && fits(&self.id, &other.id) && fits(&self.generation, &other.generation)
+    }
+
+    /// What is known of it, and of this what was not.
+    fn with(&self, other: Self) -> Self {
+        let known = |one: &str, other: String| if one.is_empty() { other } else { one.to_owned() };
+        Self {
+            dmi: known(&self.dmi, other.dmi),
+            id: known(&self.id, other.id),
+            generation: known(&self.generation, other.generation),
+        }
     }
 }
 
@@ -99,6 +138,9 @@ struct Welcome {
     anchors: Arc<[Anchor]>,
     /// Only those.
     keyed_only: bool,
+    /// How often this machine has turned out to be another one than the key was made on: nobody stays whom the other one had
+    /// let in.
+    machines: u64,
 }
 
 /// What was last right.
@@ -144,7 +186,7 @@ impl Keyring {
             hosts: PathBuf::new(),
             folder: PathBuf::new(),
             platform: Box::new(Vec::new),
-            machine: Box::new(String::new),
+            machine: Box::new(Machine::default),
             is_writable: Box::new(|| false),
             clock: || Clock::Unset,
             plain: false,
@@ -177,9 +219,11 @@ impl Keyring {
         }
         good.problems = gathered.problems;
         let anchors: Arc<[Anchor]> = gathered.anchors.into();
+        let mut machines = self.0.welcome.borrow().machines;
         let standing = match own_key(&self.0.sources, gathered.is_there) {
             Ok(None) => Standing::Plain,
-            Ok(Some(key)) => {
+            Ok(Some((key, is_moved))) => {
+                machines += u64::from(is_moved);
                 let anchors = Arc::clone(&anchors);
                 Standing::Keyed(Keys { key: Arc::new(key), anchors, clock: clock(), plain: *plain })
             }
@@ -191,7 +235,7 @@ impl Keyring {
         let is_keyed = !matches!(standing, Standing::Plain);
         self.0.is_keyed.store(is_keyed, Ordering::Relaxed);
         let keyed_only = is_keyed && !plain;
-        let welcome = Welcome { anchors, keyed_only };
+        let welcome = Welcome { anchors, keyed_only, machines };
         self.0.welcome.send_if_modified(|before| {
             let changed = *before != welcome;
             *before = welcome;
@@ -270,6 +314,13 @@ impl Keyring {
         Ok(())
     }
 
+    /// Notices that this machine has become another one: a copy of it that goes on from its memory.
+    pub async fn tick(&self) {
+        if self.0.is_keyed.load(Ordering::Relaxed) {
+            drop(self.standing().await);
+        }
+    }
+
     /// Whether the guest was given a key, as of the last reading; set before anybody is let in because of that.
     pub fn is_keyed(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0.is_keyed)
@@ -277,7 +328,9 @@ impl Keyring {
 
     /// Completes when `peer` would not be let in any more, or not with the roles that it has.
     pub async fn lost(&self, peer: &Peer) {
+        let machines = self.0.welcome.borrow().machines;
         let may_stay = |welcome: &Welcome| match peer {
+            _ if welcome.machines != machines => false,
             Peer::Plain => !welcome.keyed_only,
             Peer::Keyed(peer) => {
                 let lets_in =
@@ -382,7 +435,8 @@ fn is_ours(path: &Path) -> bool {
 }
 
 /// The guest's own key: the one that it has, or a new one if it has none and needs one, or has that of another machine.
-fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<Key>, KeyError> {
+/// With it comes whether it was made because this is another machine.
+fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<(Key, bool)>, KeyError> {
     let folder = &sources.folder;
     let (path, beside) = (folder.join(KEY), folder.join(MACHINE));
     let found = Key::load(&path)?;
@@ -390,16 +444,21 @@ fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<Key>, KeyError> 
         return Ok(None);
     }
     let machine = (sources.machine)();
-    let of = files::read(&beside).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let of = files::read(&beside).and_then(|bytes| Machine::parse(&String::from_utf8_lossy(&bytes)));
+    let write = |source| KeyError::Io { what: "write", path: beside.clone(), source };
+    let is_moved = found.is_some();
     if let Some(key) = found {
-        if of.as_deref() == Some(machine.as_str()) {
-            return Ok(Some(key));
+        if let Some(of) = of.filter(|of| of.may_be(&machine)) {
+            let known = of.with(machine);
+            if known != of && (sources.is_writable)() {
+                files::replace_synced(&beside, known.text().as_bytes()).map_err(write)?;
+            }
+            return Ok(Some((key, false)));
         }
         tracing::warn!(
             "this machine is not the one that its key was made on, so that it makes itself a new one"
         );
     }
-    let write = |source| KeyError::Io { what: "write", path: beside.clone(), source };
     if !(sources.is_writable)() {
         return Err(write(io::Error::other("file systems are frozen now")));
     }
@@ -409,7 +468,117 @@ fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<Key>, KeyError> 
     // The key first: without the other file it counts as that of another machine, and is replaced.
     files::remove_synced(&beside).map_err(write)?;
     key.save(&path)?;
-    files::replace_synced(&beside, machine.as_bytes()).map_err(write)?;
+    files::replace_synced(&beside, machine.text().as_bytes()).map_err(write)?;
     tracing::info!("this guest has a new key: {}", key.public().fingerprint());
-    Ok(Some(key))
+    Ok(Some((key, is_moved)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(dmi: &str, id: &str, generation: &str) -> Machine {
+        Machine { dmi: dmi.to_owned(), id: id.to_owned(), generation: generation.to_owned() }
+    }
+
+    #[test]
+    fn a_machine_is_another_one_only_where_something_known_differs() {
+        let known = machine("a", "b", "c");
+        for (other, same) in [
+            (machine("a", "b", "c"), true),
+            (machine("a", "b", ""), true),
+            (machine("", "", ""), true),
+            (machine("a", "b", "x"), false),
+            (machine("a", "x", "c"), false),
+            (machine("x", "b", "c"), false),
+        ] {
+            assert_eq!((known.may_be(&other), other.may_be(&known)), (same, same), "{other:?}");
+        }
+        assert_eq!(machine("a", "", "").with(machine("x", "b", "")), machine("a", "b", ""));
+        assert_eq!(Machine::parse(&known.text()), Some(known));
+        for damaged in ["", "dmi a\n", "dmi a\nvmgenid c\nmachine-id b\n"] {
+            assert_eq!(Machine::parse(damaged), None, "{damaged:?}");
+        }
+    }
+
+    /// A keyring in `folder` whose machine is what the cell says.
+    fn keyring(folder: &Path, now: &Arc<Mutex<Machine>>, is_writable: bool) -> Keyring {
+        let now = Arc::clone(now);
+        Keyring::new(Sources {
+            hosts: folder.join("hosts.d"),
+            folder: folder.join("own"),
+            platform: Box::new(Vec::new),
+            machine: Box::new(move || now.lock().unwrap().clone()),
+            is_writable: Box::new(move || is_writable),
+            clock: || Clock::Unset,
+            plain: false,
+        })
+    }
+
+    #[allow(clippy::disallowed_methods)]
+    fn give(folder: &Path, name: &str, text: &str) {
+        std::fs::create_dir_all(folder.join("hosts.d")).unwrap();
+        std::fs::write(folder.join("hosts.d").join(name), text).unwrap();
+    }
+
+    fn line() -> String {
+        format!("{}\n", Key::generate().unwrap().public())
+    }
+
+    #[tokio::test]
+    async fn whoever_was_let_in_before_a_machine_became_another_one_does_not_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        give(folder.path(), "a.pub", &line());
+        let now = Arc::new(Mutex::new(machine("a", "b", "")));
+        let keyring = keyring(folder.path(), &now, true);
+        let Standing::Keyed(keys) = keyring.read().await else { panic!("no keys") };
+        let anchor = keys.anchors[0].fingerprint;
+        let peer = Peer::Keyed(crate::trust::peer::Keyed {
+            fingerprint: anchor,
+            anchor,
+            names: Vec::new(),
+            roles: Vec::new(),
+        });
+        let mut lost = Box::pin(keyring.lost(&peer));
+        // What becomes known only later is no change.
+        *now.lock().unwrap() = machine("a", "b", "c");
+        keyring.tick().await;
+        assert!(tokio::time::timeout(Duration::from_millis(50), &mut lost).await.is_err());
+        *now.lock().unwrap() = machine("a", "b", "d");
+        keyring.tick().await;
+        lost.await;
+        let Standing::Keyed(after) = keyring.read().await else { panic!("no keys") };
+        assert_ne!(after.key.public(), keys.key.public());
+    }
+
+    #[tokio::test]
+    async fn while_nothing_can_be_written_a_guest_that_needs_a_key_lets_nobody_in() {
+        let folder = tempfile::tempdir().unwrap();
+        give(folder.path(), "a.pub", &line());
+        let now = Arc::default();
+        let frozen = keyring(folder.path(), &now, false);
+        assert!(matches!(frozen.read().await, Standing::Unusable(_)));
+        assert!(!folder.path().join("own").exists());
+        let thawed = keyring(folder.path(), &now, true);
+        assert!(matches!(thawed.read().await, Standing::Keyed(_)));
+        // One that is there is used.
+        assert!(matches!(frozen.read().await, Standing::Keyed(_)));
+    }
+
+    #[tokio::test]
+    async fn texts_that_disagree_leave_what_was_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = line();
+        give(folder.path(), "a.pub", &line);
+        let keyring = keyring(folder.path(), &Arc::default(), true);
+        let Standing::Keyed(before) = keyring.read().await else { panic!("no keys") };
+        give(folder.path(), "b.pub", &line.replace('\n', " ca\n"));
+        let Standing::Keyed(after) = keyring.read().await else { panic!("no keys") };
+        assert_eq!(after.anchors, before.anchors);
+        assert_eq!(keyring.list().problems.len(), 1);
+        // Who begins with that has none of them.
+        let fresh = super::tests::keyring(folder.path(), &Arc::default(), true);
+        let Standing::Keyed(fresh) = fresh.read().await else { panic!("no keys") };
+        assert!(fresh.anchors.is_empty());
+    }
 }

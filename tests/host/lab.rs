@@ -138,7 +138,10 @@ impl Lab {
         // Where programs are built others may not go.
         let program = self.path("guestctl");
         if !program.exists() {
-            std::fs::copy(env!("CARGO_BIN_EXE_guestctl"), &program).unwrap();
+            // By another process: what this one has open to be written, programs that other tests start at that moment have
+            // open as well, and then it cannot be run.
+            let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_guestctl")).arg(&program).status();
+            assert!(copied.unwrap().success());
         }
         let mut command = Command::new(program);
         command.arg("--socket").arg(self.socket()).args(arguments).env_remove("GUESTLET_HOST_SOCKET");

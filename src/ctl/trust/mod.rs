@@ -50,6 +50,8 @@ pub enum Action {
         format: Option<bootstrap::Format>,
         /// With a token for the first contact.
         with_token: bool,
+        /// What the host half is to be given.
+        roles: Vec<String>,
     },
 }
 
@@ -82,8 +84,8 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
                 answer(client.rotate_guest_key(RotateGuestKeyRequest { name: name.clone() }), &name).await?;
             show(printer, &guest)
         }
-        Action::Bootstrap { name, format, with_token } => {
-            let request = GetTrustBootstrapRequest { name: name.clone(), with_token };
+        Action::Bootstrap { name, format, with_token, roles } => {
+            let request = GetTrustBootstrapRequest { name: name.clone(), with_token, roles };
             let found = answer(client.get_trust_bootstrap(request), &name).await?;
             let token = with_token.then_some(found.token.as_str());
             let told = Bootstrap { name: &name, key_line: &found.key_line, token };
