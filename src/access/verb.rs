@@ -103,6 +103,8 @@ pub static TRUST_ACCEPT: Verb = changes("AcceptKey", "trust accept", Role::Keys)
 pub static TRUST_FORGET: Verb = changes("ForgetKey", "trust forget", Role::Keys);
 /// Give a guest another one.
 pub static TRUST_ROTATE: Verb = changes("RotateGuestKey", "trust rotate", Role::Keys);
+/// Give this host half another key. (Who may do that, may it for all guests.)
+pub static TRUST_ROTATE_HOST: Verb = changes("RotateHostKey", "trust rotate --host", Role::Keys);
 /// What a guest needs to know this host half, with a secret if that is asked for.
 pub static TRUST_BOOTSTRAP: Verb = changes("GetTrustBootstrap", "trust bootstrap", Role::Keys);
 
@@ -131,6 +133,7 @@ pub static VERBS: &[&Verb] = &[
     &TRUST_ACCEPT,
     &TRUST_FORGET,
     &TRUST_ROTATE,
+    &TRUST_ROTATE_HOST,
     &TRUST_BOOTSTRAP,
 ];
 

@@ -161,10 +161,20 @@ enum Trust {
         /// The VM's name, or the UUID of one that is gone
         name: String,
     },
-    /// Have a guest make itself a new key, for its next session
+    /// Have a guest make itself a new key, for its next session; or give this host half one
     Rotate {
         /// The VM's name
-        name: String,
+        #[arg(required_unless_present = "host", conflicts_with = "host")]
+        name: Option<String>,
+        /// Make this host half a new key, tell the guests, and say which of them know it
+        #[arg(long)]
+        host: bool,
+        /// Use the new key of this host half; guests drop the one before
+        #[arg(long, requires = "host")]
+        finish: bool,
+        /// Also if some guests do not know it yet
+        #[arg(long, requires = "finish")]
+        force: bool,
     },
 }
 
@@ -178,7 +188,8 @@ impl From<Trust> for Verb {
             }
             Trust::Accept { name, key } => trust::Action::Accept { name, key: key.unwrap_or_default() },
             Trust::Forget { name } => trust::Action::Forget { name },
-            Trust::Rotate { name } => trust::Action::Rotate { name },
+            Trust::Rotate { host: true, finish, force, .. } => trust::Action::RotateHost { finish, force },
+            Trust::Rotate { name, .. } => trust::Action::Rotate { name: name.unwrap_or_default() },
         })
     }
 }

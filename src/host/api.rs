@@ -43,8 +43,8 @@ use crate::wire::proto::v1::{
     ListVirtualMachineDisksResponse, ListVirtualMachinesRequest, ListVirtualMachinesResponse,
     ListVolumesRequest, ListVolumesResponse, PingVirtualMachineRequest, Pong, RemoveDiskVolumeRequest,
     RemoveDiskVolumeResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResizeDiskRequest,
-    RotateGuestKeyRequest, SessionState, TrustBootstrap, VirtualMachine, VirtualMachineEvent, Volume,
-    WatchVirtualMachinesRequest,
+    RotateGuestKeyRequest, RotateHostKeyRequest, RotateHostKeyResponse, SessionState, TrustBootstrap,
+    VirtualMachine, VirtualMachineEvent, Volume, WatchVirtualMachinesRequest,
 };
 
 /// Connections at a time; a further one is closed at once.
@@ -464,6 +464,15 @@ impl Admin for Api {
     ) -> Result<Response<GuestKey>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
         let done = keys::rotate(&self.trust, &self.fleet, &call.behalf, asked).await;
+        call.end(done)
+    }
+
+    async fn rotate_host_key(
+        &self,
+        request: Request<RotateHostKeyRequest>,
+    ) -> Result<Response<RotateHostKeyResponse>, Status> {
+        let (call, asked) = self.admission.admit(request).await?;
+        let done = keys::rotate_host(&self.trust, asked).await;
         call.end(done)
     }
 

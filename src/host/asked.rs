@@ -8,7 +8,7 @@ use crate::wire::proto::v1::{
     GetTrustBootstrapRequest, GetVirtualMachineRequest, ListAttachedDisksRequest, ListDiskVolumesRequest,
     ListKeysRequest, ListVirtualMachineDisksRequest, ListVirtualMachinesRequest, ListVolumesRequest,
     PingVirtualMachineRequest, RemoveDiskVolumeRequest, RemoveVolumeRequest, ResizeDiskRequest,
-    RotateGuestKeyRequest, WatchVirtualMachinesRequest, attach_disk_request::Source,
+    RotateGuestKeyRequest, RotateHostKeyRequest, WatchVirtualMachinesRequest, attach_disk_request::Source,
 };
 
 /// What something is done to.
@@ -131,6 +131,9 @@ asked!(AcceptKeyRequest, |_| &verb::TRUST_ACCEPT, |asked| Object::Machine(&asked
     .clone());
 asked!(ForgetKeyRequest, |_| &verb::TRUST_FORGET, |asked| Object::Machine(&asked.name));
 asked!(RotateGuestKeyRequest, |_| &verb::TRUST_ROTATE, |asked| Object::Machine(&asked.name));
+asked!(RotateHostKeyRequest, |_| &verb::TRUST_ROTATE_HOST, |_| Object::Seen, |asked| {
+    if asked.finish { "finish".to_owned() } else { String::new() }
+});
 asked!(GetTrustBootstrapRequest, |_| &verb::TRUST_BOOTSTRAP, |asked| Object::Machine(&asked.name), |asked| {
     if asked.with_token { "with a token".to_owned() } else { String::new() }
 });

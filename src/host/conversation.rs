@@ -56,6 +56,9 @@ pub enum Loss {
         /// The agent's words, cleaned.
         message: String,
     },
+    /// It began with a key that is not used any more.
+    #[error("this host half uses another key from now on")]
+    Renewed,
     /// No event for too long.
     #[error("no word from the agent for {} s", .0.as_secs_f32())]
     Silent(Duration),

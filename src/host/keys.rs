@@ -16,6 +16,7 @@ use crate::host::fleet::{Handle, Identity, Reach};
 use crate::host::text;
 use crate::sys::error_chain;
 use crate::trust::anchors;
+use crate::trust::host::Unusable;
 use crate::trust::key::PublicKey;
 use crate::wire::proto::v1;
 
@@ -130,6 +131,47 @@ pub async fn rotate(
     rotate_step(&mut calls, key.fingerprint().to_string()).await?;
     tracing::info!(vm = vm.name, key = %key.fingerprint(), "audit: the guest has a new key");
     one(trust, fleet, &vm).await
+}
+
+/// Gives this host half another key.
+///
+/// # Errors
+/// `FAILED_PRECONDITION` where a CA vouches for the key, there is no next one, or guests do not know it; `INTERNAL` if a file
+/// cannot be used.
+pub async fn rotate_host(
+    trust: &Arc<Trust>,
+    request: v1::RotateHostKeyRequest,
+) -> Result<v1::RotateHostKeyResponse, Status> {
+    let unusable = |error: Unusable| match error {
+        Unusable::OfAuthority | Unusable::NoKey(_) => Status::failed_precondition(error.to_string()),
+        error => Status::internal(error_chain::words(&error)),
+    };
+    let next = if request.finish {
+        let rotation = trust.rotation().await.map_err(unusable)?;
+        rotation.next.ok_or_else(|| {
+            Status::failed_precondition("there is no next key; begin with guestctl trust rotate --host")
+        })?
+    } else {
+        trust.prepare().await.map_err(unusable)?
+    };
+    let name = next.fingerprint().to_string();
+    let (mut known_to, mut unknown_to) = (Vec::new(), Vec::new());
+    for pin in trust.records().into_iter().filter_map(|(_, record)| record.pin) {
+        let list = if pin.told.as_ref() == Some(&name) { &mut known_to } else { &mut unknown_to };
+        list.push(pin.name);
+    }
+    if request.finish {
+        if !unknown_to.is_empty() && !request.force {
+            return Err(Status::failed_precondition(format!(
+                "the guests of these VMs do not know the next key yet: {}; wait until they have had a session, or use --force \
+                 and give it to them by hand (guestctl trust bootstrap)",
+                unknown_to.join(", ")
+            )));
+        }
+        trust.switch().await.map_err(unusable)?;
+        tracing::info!(key = name, "audit: this host half uses another key");
+    }
+    Ok(v1::RotateHostKeyResponse { key: name, known_to, unknown_to })
 }
 
 async fn rotate_step(calls: &mut Calls, which: String) -> Result<PublicKey, Status> {

@@ -47,6 +47,7 @@ pub mod ping;
 pub mod place;
 pub mod rate;
 pub mod report;
+pub mod rotation;
 pub mod scrape;
 mod seats;
 pub mod session;

@@ -23,6 +23,7 @@ use super::conversation::{Caller, End, Loss, Refusal};
 use super::order::Order;
 use super::rate::Allowance;
 use super::report::{Machine, Notes, Report};
+use super::rotation;
 use super::text;
 use super::topology;
 use super::trust::{self, How};
@@ -104,12 +105,14 @@ async fn calls(
     let patience = patience(info.heartbeat_interval_seconds);
     let capabilities = info.capabilities.clone();
     notes.opened(info, client.clone(), guest.key()).await;
+    let rotation = Box::pin(rotation::keep(client.clone(), contact, guest.key()));
     let topology = Box::pin(topology::keep(client, contact, &capabilities, notes.teller()));
     let callback = Box::pin(callback::keep(channel, contact, &capabilities, notes.teller()));
     tokio::select! {
         end = listen(&mut events, first, patience, contact, order, notes, machine) => end,
         refusal = callback => Err(refusal.into()),
         never = topology => match never {},
+        () = rotation => Err(Loss::Renewed.into()),
     }
 }
 

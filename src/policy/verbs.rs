@@ -32,7 +32,8 @@ pub static VERBS: &[Verb] = &[
     verb("GetInfo", Role::Status, false),
     verb("Ping", Role::Status, false),
     verb("ReleaseDisk", Role::Disks, true),
-    // A host half that may come in may have the key by which it knows this guest replaced.
+    // A host half that may come in may replace its own key, and have that replaced by which it knows this guest.
+    verb("ReplaceHostKey", Role::Status, true),
     verb("RotateKey", Role::Status, true),
     verb("SetTopology", Role::Topology, true),
     verb("WatchEvents", Role::Status, false),

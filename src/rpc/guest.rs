@@ -291,6 +291,16 @@ impl guest_server::Guest for Service {
         Ok(Response::new(v1::RotateKeyResponse { public_key: key.spki().to_vec() }))
     }
 
+    async fn replace_host_key(
+        &self,
+        request: Request<v1::ReplaceHostKeyRequest>,
+    ) -> Result<Response<v1::ReplaceHostKeyResponse>, Status> {
+        may_work()?;
+        let (_, extensions, request) = request.into_parts();
+        self.keys.replace_host_key(&extensions, request.step).await?;
+        Ok(Response::new(v1::ReplaceHostKeyResponse {}))
+    }
+
     type WatchEventsStream = Pin<Box<dyn Stream<Item = Result<v1::Event, Status>> + Send>>;
 
     async fn watch_events(

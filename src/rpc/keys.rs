@@ -8,9 +8,10 @@ use tonic::{Extensions, Status};
 use crate::rpc::introduced::Binding;
 use crate::sys::{blocking, error_chain};
 use crate::trust::enrollment::Token;
-use crate::trust::key::PublicKey;
+use crate::trust::key::{KeyError, PublicKey};
 use crate::trust::keyring::Keyring;
 use crate::trust::{Fingerprint, Peer};
+use crate::wire::proto::v1::replace_host_key_request::Step;
 
 /// Finds the token that this guest was given; an error is why that cannot be found out. May block.
 type FindToken = dyn Fn() -> Result<Option<Token>, String> + Send + Sync;
@@ -56,6 +57,39 @@ impl Keys {
             Some(which) => keyring.use_next(which),
         };
         blocking::run(rotate).await.map_err(|error| Status::internal(error_chain::words(&error)))
+    }
+
+    /// Lets the host half of a connection replace its own key.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` if it may not, `INVALID_ARGUMENT` if it says no key, `INTERNAL` if it cannot be kept.
+    pub async fn replace_host_key(&self, request: &Extensions, step: Option<Step>) -> Result<(), Status> {
+        let peer = request.get::<Arc<Peer>>().map(Arc::clone);
+        let keyring = self.keyring.clone();
+        let step = match step {
+            Some(Step::Next(spki)) => {
+                let key = PublicKey::from_spki(&spki);
+                Ok(key.ok_or_else(|| Status::invalid_argument("next: it is no Ed25519 key"))?)
+            }
+            Some(Step::Retire(name)) => {
+                Err(name.parse().map_err(|error| Status::invalid_argument(format!("retire: {error}")))?)
+            }
+            None => return Err(Status::invalid_argument("step is missing")),
+        };
+        let replaced = blocking::run(move || {
+            let Some(Peer::Keyed(keyed)) = peer.as_deref() else { return Err(KeyError::NotReplaceable) };
+            match step {
+                Ok(next) => keyring.add_host(keyed, next),
+                Err(before) => keyring.retire_host(keyed, before),
+            }
+        });
+        replaced.await.map_err(|error| match error {
+            KeyError::NotReplaceable => Status::failed_precondition(error.to_string()),
+            error => Status::internal(error_chain::words(&error)),
+        })?;
+        // Who is let in, and who may stay, follows at once.
+        drop(self.keyring.standing().await);
+        Ok(())
     }
 
     /// Shows on the connection of a request that this guest was given its token.

@@ -20,6 +20,9 @@ use crate::trust::tls::{self, BINDING, BINDING_LABEL, PROTOCOL};
 
 /// Bytes of a file with certificates.
 const MAX_FILE: u64 = 64 * 1024;
+/// Ends of the names of files beside the key: the one that is to follow it, and the public half of the one before.
+const NEXT: &str = ".next";
+const RETIRED: &str = ".retired";
 /// The certificate of the host half and that of its CA.
 const MOST_CERTIFICATES: usize = 2;
 
@@ -38,8 +41,13 @@ pub enum Unusable {
     /// Its key.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The key is named in the settings, and is not there.
-    #[error("{0} does not exist, and is the key of the certificate in the settings")]
+    /// A CA vouches for it.
+    #[error(
+        "a CA vouches for this host half's key (trust.certificate): give it another key with another certificate"
+    )]
+    OfAuthority,
+    /// A key that has to be there is not.
+    #[error("there is no key {0}")]
     NoKey(PathBuf),
     /// Its certificate cannot be read.
     #[error("cannot read {path}")]
@@ -157,6 +165,70 @@ impl Identity {
             now.1 = stamp;
         }
         now.0.clone()
+    }
+}
+
+/// What guests are to be told of the keys of this host half.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rotation {
+    /// The one that it is going to use.
+    pub next: Option<PublicKey>,
+    /// The one that it used before.
+    pub retired: Option<PublicKey>,
+}
+
+impl Identity {
+    fn beside(&self, end: &str) -> PathBuf {
+        let mut path = self.files.key.clone().into_os_string();
+        path.push(end);
+        path.into()
+    }
+
+    /// What guests are to be told. Blocks.
+    ///
+    /// # Errors
+    /// If a file cannot be used.
+    pub fn rotation(&self) -> Result<Rotation, Unusable> {
+        if self.files.certificate.is_some() {
+            return Ok(Rotation::default());
+        }
+        let next = Key::load(&self.beside(NEXT))?.map(|key| key.public());
+        let path = self.beside(RETIRED);
+        let retired = files::text(&path).map_err(|source| Unusable::Read { path, source })?;
+        let retired = retired.and_then(|text| text.trim().parse().ok());
+        // A switch that was cut off has named the key that is still used.
+        let own = self.shown().key;
+        Ok(Rotation { next, retired: retired.filter(|retired| *retired != own) })
+    }
+
+    /// The key that is going to be used, made if there is none. Blocks.
+    ///
+    /// # Errors
+    /// If a CA vouches for the key, or a file cannot be written.
+    pub fn prepare(&self) -> Result<PublicKey, Unusable> {
+        if self.files.certificate.is_some() {
+            return Err(Unusable::OfAuthority);
+        }
+        if let Some(key) = Key::load(&self.beside(NEXT))? {
+            return Ok(key.public());
+        }
+        let key = Key::generate()?;
+        key.save(&self.beside(NEXT))?;
+        Ok(key.public())
+    }
+
+    /// Begins to use the next key. Blocks.
+    ///
+    /// # Errors
+    /// If there is none, or a file cannot be written.
+    pub fn switch(&self) -> Result<PublicKey, Unusable> {
+        let next = Key::load(&self.beside(NEXT))?.ok_or_else(|| Unusable::NoKey(self.beside(NEXT)))?;
+        let (own, path) = (self.shown().key, self.beside(RETIRED));
+        let write = |source| KeyError::Io { what: "write", path: self.beside(RETIRED), source };
+        files::replace_synced(&path, format!("{own}\n").as_bytes()).map_err(write)?;
+        next.save(&self.files.key)?;
+        files::remove(&self.beside(NEXT));
+        Ok(self.shown().key)
     }
 }
 

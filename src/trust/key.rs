@@ -85,6 +85,11 @@ pub enum KeyError {
         "{0} can be read by others than its owner; take that away (chmod 600), and replace the key if anybody did"
     )]
     Exposed(PathBuf),
+    /// It is not this host half's to replace.
+    #[error(
+        "only a host half whose own key this guest was given can replace it, and only by one that it has announced"
+    )]
+    NotReplaceable,
     /// There is no key of this name.
     #[error("there is no next key {0}")]
     NoSuchKey(Fingerprint),

@@ -27,6 +27,7 @@ use crate::sys::{blocking, error_chain, files};
 use crate::trust::anchors::{self, Anchor};
 use crate::trust::guest::{Clock, Keys, Standing};
 use crate::trust::key::{Key, KeyError, PublicKey};
+use crate::trust::peer::Keyed;
 use crate::trust::{Fingerprint, Peer};
 
 /// Bytes of a file with keys.
@@ -40,8 +41,11 @@ const KEY: &str = "guest.key";
 const MACHINE: &str = "guest.machine";
 /// A key that takes the place of the guest's own as soon as a host half has used it.
 const NEXT: &str = "guest.key.next";
-/// The keys that host halves have put in the place of theirs.
+/// The keys that host halves have put in the place of theirs, and the names of those that they have given up.
 const ROTATED: &str = "rotated.pub";
+const RETIRED: &str = "retired";
+/// What stands before the name of the key whose place one has taken.
+const IN_PLACE_OF: &str = "in place of ";
 
 /// Something that gives keys, by its name for people: their lines, or why it cannot be read.
 pub type Text = (String, Result<String, String>);
@@ -278,6 +282,58 @@ impl Keyring {
         Ok(key.public())
     }
 
+    /// Lets in a further key of the host half that came in as `peer`, with the roles of the one that it has. Blocks.
+    ///
+    /// # Errors
+    /// If it did not come in with a key that the guest was given itself, or the key cannot be kept.
+    pub fn add_host(&self, peer: &Keyed, next: PublicKey) -> Result<(), KeyError> {
+        if peer.fingerprint != peer.anchor {
+            return Err(KeyError::NotReplaceable);
+        }
+        let path = self.0.sources.folder.join(ROTATED);
+        let io =
+            |what| move |source| KeyError::Io { what, path: self.0.sources.folder.join(ROTATED), source };
+        self.check_writable(&path)?;
+        let mut text = files::text(&path).map_err(io("read"))?.unwrap_or_default();
+        let is_there = anchors::parse(ROTATED, &text).unwrap_or_default();
+        if is_there.iter().any(|anchor| anchor.public_key == *next.spki()) {
+            return Ok(());
+        }
+        text += &anchors::line(next.spki(), false, &peer.roles, &format!("{IN_PLACE_OF}{}", peer.anchor));
+        text.push('\n');
+        files::replace_synced(&path, text.as_bytes()).map_err(io("write"))?;
+        tracing::info!("audit: {} will be followed by {}", peer.anchor, next.fingerprint());
+        Ok(())
+    }
+
+    /// Has the key of the host half count no more whose place that of `peer` has taken. Blocks.
+    ///
+    /// # Errors
+    /// If it has not taken that one's place, or this cannot be kept.
+    pub fn retire_host(&self, peer: &Keyed, before: Fingerprint) -> Result<(), KeyError> {
+        let folder = &self.0.sources.folder;
+        let io = |what, name: &str| {
+            let path = folder.join(name);
+            move |source| KeyError::Io { what, path, source }
+        };
+        let text = files::text(&folder.join(ROTATED)).map_err(io("read", ROTATED))?.unwrap_or_default();
+        let follows = |anchor: &Anchor| {
+            anchor.fingerprint == peer.anchor && anchor.comment == format!("{IN_PLACE_OF}{before}")
+        };
+        if !anchors::parse(ROTATED, &text).unwrap_or_default().iter().any(follows) {
+            return Err(KeyError::NotReplaceable);
+        }
+        let path = folder.join(RETIRED);
+        let mut retired = files::text(&path).map_err(io("read", RETIRED))?.unwrap_or_default();
+        if !retired.lines().any(|line| line == before.to_string()) {
+            self.check_writable(&path)?;
+            retired.extend([before.to_string().as_str(), "\n"]);
+            files::replace_synced(&path, retired.as_bytes()).map_err(io("write", RETIRED))?;
+            tracing::info!("audit: {before} is followed by {}, and counts no more", peer.anchor);
+        }
+        Ok(())
+    }
+
     fn check_writable(&self, path: &Path) -> Result<(), KeyError> {
         if (self.0.sources.is_writable)() {
             return Ok(());
@@ -304,7 +360,7 @@ impl Keyring {
     /// If a file cannot be removed.
     pub fn forget(&self) -> io::Result<()> {
         // The key last: it is what remembers.
-        for name in [NEXT, MACHINE, ROTATED, KEY] {
+        for name in [NEXT, MACHINE, ROTATED, RETIRED, KEY] {
             let path = self.0.sources.folder.join(name);
             files::remove_synced(&path).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),
@@ -395,6 +451,19 @@ fn gather(sources: &Sources, good: &mut Good) -> Gathered {
     }
     good.texts = now;
     found.anchors.clone_from(&good.merged);
+    match files::text(&sources.folder.join(RETIRED)) {
+        Ok(retired) => {
+            let retired = retired.unwrap_or_default();
+            let counts =
+                |anchor: &Anchor| !retired.lines().any(|line| line == anchor.fingerprint.to_string());
+            found.anchors.retain(counts);
+        }
+        // Which keys count cannot be told.
+        Err(error) => {
+            found.anchors.clear();
+            found.problems.push(format!("{}: {error}", sources.folder.join(RETIRED).display()));
+        }
+    }
     found
 }
 

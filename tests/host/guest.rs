@@ -418,6 +418,13 @@ impl guest_server::Guest for Agent {
         Err(Status::failed_precondition("this guest has no keys"))
     }
 
+    async fn replace_host_key(
+        &self,
+        _: Request<v1::ReplaceHostKeyRequest>,
+    ) -> Result<Response<v1::ReplaceHostKeyResponse>, Status> {
+        Err(Status::failed_precondition("this guest has no keys"))
+    }
+
     async fn rotate_key(
         &self,
         _: Request<v1::RotateKeyRequest>,

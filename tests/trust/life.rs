@@ -122,6 +122,56 @@ fn a_rotated_key_is_used_from_the_next_session_on_and_a_disk_from_before_is_stil
 }
 
 #[test]
+fn a_host_half_gets_a_new_key_which_its_guests_know_before_it_is_used() {
+    let mut lab = lab(&["web", "db"]).start();
+    let mut web = Agent::new(&lab, "web");
+    web.give("host.pub", &crate::agent::key_line(&lab).replace(" role=volumes", " role=disks"));
+    web.start();
+    until_speaks(&lab, "web", "keyed");
+    let mut db = Agent::new(&lab, "db");
+    db.know(&lab);
+    db.start();
+    until_speaks(&lab, "db", "keyed");
+    db.stop();
+    let before = crate::agent::keys(&lab)["host_key"].as_str().unwrap().to_owned();
+    let old = lab.path("old.key");
+    std::fs::copy(lab.path("trust/host.key"), &old).unwrap();
+    let unfinished = lab.ctl(&["trust", "rotate", "--host", "--finish"]);
+    assert!(String::from_utf8_lossy(&unfinished.stderr).contains("there is no next key"), "{unfinished:?}");
+    let rotation = || -> serde_json::Value {
+        serde_json::from_str(&lab.words(&["trust", "rotate", "--host", "-o", "json"])).unwrap()
+    };
+    lab.until("web knows the next key", || rotation()["known_to"] == serde_json::json!(["web"]));
+    let next = rotation()["key"].as_str().unwrap().to_owned();
+    let refused = lab.ctl(&["trust", "rotate", "--host", "--finish"]);
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("do not know the next key yet: db"),
+        "{refused:?}"
+    );
+    let given = |agent: &Agent| {
+        let keys = agent.keys();
+        let list = keys["hosts"].as_array().unwrap().iter();
+        list.map(|one| (one["key"].as_str().unwrap().to_owned(), one["roles"].clone())).collect::<Vec<_>>()
+    };
+    assert!(given(&web).contains(&(next.clone(), serde_json::json!(["disks"]))), "{:?}", given(&web));
+    db.start();
+    lab.until("db knows it, too", || rotation()["unknown_to"] == serde_json::json!([]));
+    lab.words(&["trust", "rotate", "--host", "--finish"]);
+    assert_eq!(crate::agent::keys(&lab)["host_key"], next.as_str());
+    // Sessions go on; those that begin now do so with the new key, and then the old one is dropped.
+    web.restart();
+    lab.until("the old key is dropped", || given(&web).iter().all(|(key, _)| *key != before));
+    until_speaks(&lab, "web", "keyed");
+    // Whoever has stolen the old key is let in no more, and neither does a restart bring it back.
+    lab.kill();
+    std::fs::rename(lab.path("trust/host.key"), lab.path("new.key")).unwrap();
+    std::fs::rename(&old, lab.path("trust/host.key")).unwrap();
+    web.restart();
+    lab.again();
+    assert!(until_refused(&lab, "web").contains("does not know this host half's key"));
+}
+
+#[test]
 fn a_rotation_that_is_cut_off_at_any_step_loses_nothing() {
     let mut lab = lab(&["web"]).start();
     let mut web = Agent::new(&lab, "web");

@@ -10,7 +10,7 @@ use super::{Error, json, words};
 use crate::text;
 use crate::wire::proto::v1::{
     AcceptKeyRequest, ForgetKeyRequest, GetTrustBootstrapRequest, GuestKey, ListKeysRequest,
-    RotateGuestKeyRequest,
+    RotateGuestKeyRequest, RotateHostKeyRequest,
 };
 
 pub mod bootstrap;
@@ -41,6 +41,13 @@ pub enum Action {
     Rotate {
         /// The VM's name.
         name: String,
+    },
+    /// Give the host half another key.
+    RotateHost {
+        /// Use the next one from now on.
+        finish: bool,
+        /// Also if guests do not know it.
+        force: bool,
     },
     /// Print what a guest needs.
     Bootstrap {
@@ -84,6 +91,12 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
                 answer(client.rotate_guest_key(RotateGuestKeyRequest { name: name.clone() }), &name).await?;
             show(printer, &guest)
         }
+        Action::RotateHost { finish, force } => {
+            let request = RotateHostKeyRequest { finish, force };
+            let done = answer(client.rotate_host_key(request), "").await?;
+            let told = Rotated { key: &done.key, known_to: &done.known_to, unknown_to: &done.unknown_to };
+            Ok(printer.value(&told, || told.words(finish))?)
+        }
         Action::Bootstrap { name, format, with_token, roles } => {
             let request = GetTrustBootstrapRequest { name: name.clone(), with_token, roles };
             let found = answer(client.get_trust_bootstrap(request), &name).await?;
@@ -101,6 +114,28 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
 struct Forgotten<'a> {
     name: &'a str,
     was_there: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Rotated<'a> {
+    key: &'a str,
+    known_to: &'a [String],
+    unknown_to: &'a [String],
+}
+
+impl Rotated<'_> {
+    fn words(&self, is_finished: bool) -> String {
+        if is_finished {
+            return format!("This host half: {}\n", self.key);
+        }
+        let list = |names: &[String]| text::or_dash(&names.join(", "));
+        format!(
+            "Next key:  {}\nKnown to:  {}\nNot yet:   {}\nWhen all guests know it: guestctl trust rotate --host --finish\n",
+            self.key,
+            list(self.known_to),
+            list(self.unknown_to)
+        )
+    }
 }
 
 #[derive(Debug, Serialize)]

@@ -4,6 +4,7 @@
 //! [`judge`] decides, purely; [`pins`] remembers. What this host half shows to guests is in [`Trust::shown`].
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
@@ -11,7 +12,7 @@ use tokio::sync::watch;
 use crate::host::backends::Vm;
 use crate::sys::blocking;
 use crate::trust::enrollment::Token;
-use crate::trust::host::{Identity, Shown};
+use crate::trust::host::{Identity, Rotation, Shown, Unusable};
 use crate::trust::key::PublicKey;
 
 pub mod judge;
@@ -29,12 +30,14 @@ pub struct Trust {
     identity: Identity,
     pins: Pins,
     changes: watch::Sender<u64>,
+    /// How often this host half has begun to use another key.
+    switches: AtomicU64,
 }
 
 impl Trust {
     /// With these pins, as the host half of this identity.
     pub fn new(identity: Identity, pins: Pins) -> Self {
-        Self { identity, pins, changes: watch::Sender::new(0) }
+        Self { identity, pins, changes: watch::Sender::new(0), switches: AtomicU64::new(0) }
     }
 
     /// Those of nobody, of a host half that is gone with the test.
@@ -132,6 +135,69 @@ impl Trust {
         let token = Token::generate().ok_or(Error::Random)?;
         self.pins.remember_token(vm, token.clone()).await?;
         Ok(token)
+    }
+
+    /// What guests are to be told of this host half's keys. Looks at files.
+    ///
+    /// # Errors
+    /// If one cannot be used.
+    pub async fn rotation(self: &Arc<Self>) -> Result<Rotation, Unusable> {
+        let trust = Arc::clone(self);
+        blocking::run(move || trust.identity.rotation()).await
+    }
+
+    /// Makes the next key of this host half, if there is none, and has guests told.
+    ///
+    /// # Errors
+    /// If there can be none.
+    pub async fn prepare(self: &Arc<Self>) -> Result<PublicKey, Unusable> {
+        let trust = Arc::clone(self);
+        let next = blocking::run(move || trust.identity.prepare()).await?;
+        self.changes.send_modify(|count| *count += 1);
+        Ok(next)
+    }
+
+    /// Begins to use the next key of this host half.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub async fn switch(self: &Arc<Self>) -> Result<PublicKey, Unusable> {
+        let trust = Arc::clone(self);
+        let key = blocking::run(move || trust.identity.switch()).await?;
+        self.switches.fetch_add(1, Ordering::Relaxed);
+        self.changes.send_modify(|count| *count += 1);
+        Ok(key)
+    }
+
+    /// Remembers what the guest of a VM knows of this host half's keys.
+    ///
+    /// # Errors
+    /// If it cannot be remembered.
+    pub async fn told(
+        &self,
+        vm: &Vm,
+        told: Option<PublicKey>,
+        dropped: Option<PublicKey>,
+    ) -> Result<(), Error> {
+        let name = |key: PublicKey| key.fingerprint().to_string();
+        self.change(vm, |pin| {
+            pin.map(|pin| Pin {
+                told: told.map(name).or(pin.told),
+                dropped: dropped.map(name).or(pin.dropped),
+                ..pin
+            })
+        })
+        .await
+    }
+
+    /// How often this host half has begun to use another key.
+    pub fn switches(&self) -> u64 {
+        self.switches.load(Ordering::Relaxed)
+    }
+
+    /// A watch of what people change.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     /// Completes when people have changed something, after which a guest that was refused may not be.

@@ -65,6 +65,12 @@ pub struct Pin {
     /// The key that it had before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous: Option<Previous>,
+    /// The name of the next key of this host half, once the guest knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub told: Option<String>,
+    /// The name of the key of this host half that the guest has dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<String>,
 }
 
 /// A key that was replaced.
@@ -88,7 +94,16 @@ impl Pin {
     /// That of a guest whose key is pinned now.
     pub fn new(name: &str, key: PublicKey, how: How) -> Self {
         let since = seconds(SystemTime::now());
-        Self { name: name.to_owned(), key: key.to_string(), how, since, next: None, previous: None }
+        Self {
+            name: name.to_owned(),
+            key: key.to_string(),
+            how,
+            since,
+            next: None,
+            previous: None,
+            told: None,
+            dropped: None,
+        }
     }
 
     /// After the guest has begun to use its next key.

@@ -1,0 +1,72 @@
+//! Tells guests that this host half is going to use another key, and that the one before counts no more.
+//!
+//! ```text
+//!  guestctl trust rotate --host ──▶ next key ──every session──▶ the guest lets in both
+//!                     --finish ──▶ it is used ──every session──▶ the guest drops the one before
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::contact::Contact;
+use super::conversation::Caller;
+use super::text;
+use super::trust::Trust;
+use crate::trust::key::PublicKey;
+use crate::wire::proto::v1::ReplaceHostKeyRequest;
+use crate::wire::proto::v1::replace_host_key_request::Step;
+
+/// How long an agent may take to answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// When a guest that did not take it is asked again.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Tells the guest whatever it has to know, for as long as the session may last: completes when this host half has begun to
+/// use another key. Only a guest with a key is told anything.
+pub async fn keep(mut caller: Caller, contact: &Contact, key: Option<PublicKey>) {
+    let (Some(_), Some(trust)) = (key, &contact.trust) else { return std::future::pending().await };
+    let mut changes = trust.changes();
+    let began = trust.switches();
+    loop {
+        if trust.switches() != began {
+            return;
+        }
+        changes.mark_unchanged();
+        let told = tell(&mut caller, contact, trust).await;
+        if let Err(problem) = &told {
+            tracing::warn!(vm = contact.vm.name, problem, "the guest is not told of this host half's keys");
+        }
+        tokio::select! {
+            // The trust outlives every session.
+            _ = changes.changed() => {}
+            () = tokio::time::sleep(AGAIN), if told.is_err() => {}
+        }
+    }
+}
+
+async fn tell(caller: &mut Caller, contact: &Contact, trust: &Arc<Trust>) -> Result<(), String> {
+    let rotation = trust.rotation().await.map_err(|error| error.to_string())?;
+    let known = |key: Option<PublicKey>, by: Option<&String>| {
+        key.filter(|key| by != Some(&key.fingerprint().to_string()))
+    };
+    let Some(pin) = trust.record(&contact.vm.ids.lasting).pin else { return Ok(()) };
+    let wrong = |error: super::trust::Error| error.to_string();
+    if let Some(next) = known(rotation.next, pin.told.as_ref()) {
+        step(caller, Step::Next(next.spki().to_vec())).await?;
+        trust.told(&contact.vm, Some(next), None).await.map_err(wrong)?;
+    }
+    if let Some(before) = known(rotation.retired, pin.dropped.as_ref()) {
+        step(caller, Step::Retire(before.fingerprint().to_string())).await?;
+        trust.told(&contact.vm, None, Some(before)).await.map_err(wrong)?;
+    }
+    Ok(())
+}
+
+async fn step(caller: &mut Caller, step: Step) -> Result<(), String> {
+    let call = caller.replace_host_key(ReplaceHostKeyRequest { step: Some(step) });
+    match tokio::time::timeout(DEADLINE, call).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(status)) => Err(text::clean(status.message())),
+        Err(_) => Err("it does not answer".to_owned()),
+    }
+}
