@@ -1,6 +1,7 @@
 //! What people ask about keys, in the words of the admin API.
 
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -178,7 +179,10 @@ async fn rotate_step(calls: &mut Calls, which: String) -> Result<PublicKey, Stat
     let call = calls.rotate_key(v1::RotateKeyRequest { r#use: which });
     let answer = tokio::time::timeout(ANSWER, call).await;
     let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("the guest does not answer")));
-    let answer = answer.map_err(|status| Status::new(status.code(), text::clean(status.message())))?;
+    let answer = answer.map_err(|status| match status.source() {
+        Some(_) => Status::unavailable("the session with the agent ended; say it again"),
+        None => Status::new(status.code(), text::clean(status.message())),
+    })?;
     PublicKey::from_spki(&answer.into_inner().public_key)
         .ok_or_else(|| Status::internal("the guest's next key is no Ed25519 key"))
 }

@@ -11,6 +11,7 @@
 //! ([`callback`]): dropping it closes the stream at once.
 
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -72,7 +73,9 @@ pub async fn talk(
             ended = connection.ended() => {
                 let left = tokio::time::timeout(LEFTOVERS, calls).await;
                 match (left.unwrap_or(Err(Loss::Closed.into())), ended) {
-                    (Err(End::Lost(Loss::Closed)), Err(error)) => Err(Loss::Broken(error).into()),
+                    (Err(End::Lost(Loss::Closed)), Err(error)) if !is_end(&error) => {
+                        Err(Loss::Broken(error).into())
+                    }
                     (left, _) => left,
                 }
             }
@@ -83,6 +86,11 @@ pub async fn talk(
         *speech = Speech::Secured;
     }
     gate.shut().map_or(end, |excess| Err(Refusal::from(excess).into()))
+}
+
+/// Whether the agent has only gone: TLS says more of a stream that ends without its farewell than people need to know.
+fn is_end(error: &http2::ClientError) -> bool {
+    error.get_io().is_some_and(|error| error.kind() == ErrorKind::UnexpectedEof)
 }
 
 async fn calls(
