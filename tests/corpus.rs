@@ -70,6 +70,12 @@ fn smbios() {
     run("smbios", |bytes| with_one_bit_changed(bytes, checks::smbios));
 }
 
+#[test]
+fn greeting() {
+    run("greeting", checks::greeting::greeting);
+    run("greeting", |bytes| with_one_bit_changed(bytes, checks::greeting::greeting));
+}
+
 /// All of it again, with one bit of each of its bytes changed.
 fn with_one_bit_changed(bytes: &[u8], check: fn(&[u8])) {
     for at in 0..bytes.len() {

@@ -2,6 +2,8 @@
 
 #[path = "dispatch.rs"]
 pub mod dispatch;
+#[path = "greeting.rs"]
+pub mod greeting;
 
 use std::cell::RefCell;
 use std::convert::Infallible;
