@@ -285,3 +285,6 @@ fn is_of_a_host(name: &str) -> bool {
     let parts = name.strip_prefix("guestlet://").map(|rest| rest.split('/').collect::<Vec<_>>());
     matches!(parts.as_deref(), Some([cluster, "host", host]) if !cluster.is_empty() && !host.is_empty())
 }
+
+#[cfg(test)]
+mod tests;
