@@ -30,7 +30,7 @@ pub struct Listed {
     uuid: String,
     cluster: String,
     vsock: PathBuf,
-    qmp: PathBuf,
+    qmp: Option<PathBuf>,
 }
 
 impl Listed {
@@ -41,8 +41,14 @@ impl Listed {
             uuid: vm.uuid().into(),
             cluster: "test".into(),
             vsock: vm.vsock_socket(),
-            qmp: vm.host_qmp(),
+            qmp: Some(vm.host_qmp()),
         }
+    }
+
+    /// A VM that may be started later or by somebody else: its hybrid vsock socket will be there. The host half is not told of a
+    /// monitor.
+    pub fn at(name: &str, uuid: &str, vsock: PathBuf) -> Self {
+        Self { name: name.into(), uuid: uuid.into(), cluster: "test".into(), vsock, qmp: None }
     }
 
     /// With another UUID than the VM's.
@@ -63,16 +69,25 @@ impl Listed {
 impl HostHalf {
     /// Starts it for these VMs.
     pub fn start(vms: &[Listed]) -> anyhow::Result<Self> {
+        Self::start_with(vms, "")
+    }
+
+    /// The same with these lines in its settings, which are of no table.
+    pub fn start_with(vms: &[Listed], lines: &str) -> anyhow::Result<Self> {
         let mut half = Self { process: None, folder: RunFolder::new()? };
         let (socket, volumes, pool) = (json!(half.socket()), json!(half.volumes()), json!(half.pool()));
         let trust = json!(half.folder.file("trust"));
-        let mut settings = format!("socket = {socket}\nvolumes-dir = {volumes}\ntrust.state-dir = {trust}\n");
+        let mut settings =
+            format!("socket = {socket}\nvolumes-dir = {volumes}\ntrust.state-dir = {trust}\n{lines}");
         write!(settings, "\n[[pool]]\nname = \"fast\"\npath = {pool}\n")?;
         for Listed { name, uuid, cluster, vsock, qmp } in vms {
             // A JSON string is a TOML string as well.
-            let (vsock, qmp) = (json!(vsock), json!(qmp));
+            let vsock = json!(vsock);
             write!(settings, "\n[[vm]]\nname = {name:?}\nuuid = {uuid:?}\ncluster = {cluster:?}\n")?;
-            write!(settings, "vsock-socket = {vsock}\nqmp = {qmp}\n")?;
+            writeln!(settings, "vsock-socket = {vsock}")?;
+            if let Some(qmp) = qmp {
+                writeln!(settings, "qmp = {}", json!(qmp))?;
+            }
         }
         std::fs::write(half.settings(), settings)?;
         half.launch()?;

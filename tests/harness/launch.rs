@@ -79,10 +79,22 @@ impl Options {
         self
     }
 
+    /// Its SMBIOS UUID.
+    pub fn its_uuid(&self) -> &str {
+        &self.uuid
+    }
+
     /// Without cloud-init, which has had its turn on the disk that it boots from, or is not wanted.
     #[must_use]
     pub fn without_cloud_init(mut self) -> Self {
         self.words.push("cloud-init=disabled".into());
+        self
+    }
+
+    /// A fast guest whose agent the test starts.
+    #[must_use]
+    pub fn without_agent_at_boot(mut self) -> Self {
+        self.words.push("testguest.agent=no".into());
         self
     }
 

@@ -1,14 +1,12 @@
 //! A CA, and the certificates that it gives to host halves.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use base64_simd::STANDARD;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     PKCS_ED25519, SanType, date_time_ymd,
 };
-
-use crate::host::Lab;
 
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -36,14 +34,8 @@ impl Authority {
         format!("ed25519:{} ca # the CA\n", STANDARD.encode_to_string(spki))
     }
 
-    /// Gives the lab's host half a key and a certificate, which its settings name from then on.
-    pub fn vouch(&self, lab: Lab, host: &str, oddly: Oddly) -> Lab {
-        let (key, certificate) = self.files(&lab, host, oddly);
-        lab.set(&format!("trust.key = '{}'\ntrust.certificate = '{}'", key.display(), certificate.display()))
-    }
-
-    /// Writes a new key and certificate to where those of [`Authority::vouch`] are.
-    pub fn files(&self, lab: &Lab, host: &str, oddly: Oddly) -> (PathBuf, PathBuf) {
+    /// Writes the key of a host half and its certificate to `folder`, in the place of those that are there.
+    pub fn files(&self, folder: &Path, host: &str, oddly: Oddly) -> (PathBuf, PathBuf) {
         use std::os::unix::fs::PermissionsExt as _;
 
         let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
@@ -59,7 +51,7 @@ impl Authority {
         };
         params.extended_key_usages = vec![usage];
         let certificate = params.signed_by(&key, &self.0).unwrap();
-        let (key_file, chain_file) = (lab.path("tls.key"), lab.path("tls.pem"));
+        let (key_file, chain_file) = (folder.join("tls.key"), folder.join("tls.pem"));
         std::fs::write(&key_file, key.serialize_pem()).unwrap();
         std::fs::set_permissions(&key_file, std::fs::Permissions::from_mode(0o600)).unwrap();
         std::fs::write(&chain_file, certificate.pem() + &self.0.pem()).unwrap();

@@ -4,10 +4,16 @@ use crate::agent::{Agent, key, keys, listed, until_refused, until_speaks};
 use crate::authority::{Authority, Oddly};
 use crate::host::Lab;
 
+/// Gives the lab's host half a key and a certificate, which its settings name from then on.
+fn vouch(authority: &Authority, lab: Lab, host: &str, oddly: Oddly) -> Lab {
+    let (key, certificate) = authority.files(&lab.path(""), host, oddly);
+    lab.set(&format!("trust.key = '{}'\ntrust.certificate = '{}'", key.display(), certificate.display()))
+}
+
 #[test]
 fn a_guest_goes_to_another_host_of_the_same_ca_and_to_none_of_another() {
     let (ours, theirs) = (Authority::new(), Authority::new());
-    let here = listed(ours.vouch(Lab::new(), "one", Oddly::default()), &["web"]).start();
+    let here = listed(vouch(&ours, Lab::new(), "one", Oddly::default()), &["web"]).start();
     let mut web = Agent::new(&here, "web");
     web.give("ca.pub", &ours.line());
     web.start();
@@ -17,7 +23,7 @@ fn a_guest_goes_to_another_host_of_the_same_ca_and_to_none_of_another() {
     let mut here = here;
     here.stop();
     let dial = |authority: &Authority, oddly| {
-        let lab = listed(authority.vouch(Lab::new(), "two", oddly), &["web"]);
+        let lab = listed(vouch(authority, Lab::new(), "two", oddly), &["web"]);
         std::fs::create_dir_all(lab.path("web")).unwrap();
         std::os::unix::fs::symlink(web.socket(), lab.path("web/control.sock")).unwrap();
         lab.start()
@@ -63,13 +69,13 @@ fn web_clock_counts() -> bool {
 #[test]
 fn a_certificate_is_renewed_without_a_restart() {
     let ours = Authority::new();
-    let mut lab = listed(ours.vouch(Lab::new(), "one", Oddly::default()), &["web"]).start();
+    let mut lab = listed(vouch(&ours, Lab::new(), "one", Oddly::default()), &["web"]).start();
     let mut web = Agent::new(&lab, "web");
     web.give("ca.pub", &ours.line());
     web.start();
     until_speaks(&lab, "web", "keyed");
     let before = keys(&lab)["host_key"].clone();
-    ours.files(&lab, "one", Oddly::default());
+    ours.files(&lab.path(""), "one", Oddly::default());
     lab.until("the new one is shown", || keys(&lab)["host_key"] != before);
     web.restart();
     lab.until("a new session", || lab.info("web")["sessions"] == 2);

@@ -21,7 +21,11 @@ fn key(number: u8, comment: &str) -> (String, String) {
 
 /// The options for QEMU that are printed for a key, as a shell takes them: those of this name.
 fn options(name: &str, line: &str) -> Vec<String> {
-    let printed = text(Format::Qemu, "vm", line, None);
+    printed_options(name, &text(Format::Qemu, "vm", line, None))
+}
+
+/// Those of this name in what guestctl printed.
+pub fn printed_options(name: &str, printed: &str) -> Vec<String> {
     let mut words = String::new();
     printed.lines().filter(|line| line.starts_with(name)).for_each(|line| words = format!("{words} {line}"));
     let script = format!("printf '%s\\n' {words}");

@@ -10,6 +10,7 @@
 //! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster,
 //! [`cluster_node`] the same with the kubelet and the control plane of Kubernetes, [`repair`] a repair that takes long,
 //! [`churn`] disks that change under names that others had, [`keys`] how public keys of host halves come into a guest,
+//! [`trust`] what becomes of them,
 //! [`topology`] where the guest runs, [`as_qemu_ga`] the agent under the name of qemu-ga and on the other channels of QGA,
 //! [`libvirt`] what virsh does through the agent, [`qapi`] what an independent client of it reads (with real guests),
 //! [`packages`] how the package is installed, upgraded and removed.
@@ -33,6 +34,13 @@ mod api_server;
 mod random;
 #[path = "../soak.rs"]
 mod soak;
+
+#[allow(dead_code, reason = "shared with the tests of keys")]
+#[path = "../trust/authority.rs"]
+mod certificates;
+#[allow(dead_code, reason = "shared with the tests of keys")]
+#[path = "../trust/wire.rs"]
+mod wire;
 
 // The control plane for `cluster_node`, and what its node needs.
 #[allow(dead_code, reason = "shared with the tests of QGA")]
@@ -106,6 +114,7 @@ mod repair;
 mod service;
 mod sessions;
 mod topology;
+mod trust;
 mod udev_words;
 
 use std::sync::OnceLock;
