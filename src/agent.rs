@@ -191,8 +191,10 @@ impl Api {
         let control = self.control;
         supervisor.spawn("control", async move {
             let complaints = door.complaints.clone();
-            let serve_api = move |name, incoming| door.clone().serve(name, incoming, api.clone());
-            clients::run_doubting(control, ending, &complaints, serve_api).await
+            let doorkeeper = door.clone();
+            let greet = move |name, incoming| doorkeeper.clone().greet(name, incoming);
+            let serve = move |name, greeted| door.clone().serve(name, greeted, api.clone());
+            clients::run_doubting(control, ending, &complaints, greet, serve).await
         });
         let ending = shutdown.clone();
         let serve_people =
@@ -218,20 +220,25 @@ struct Door {
 }
 
 impl Door {
-    /// Finds out who has come, and serves it as long as it would be let in.
-    async fn serve(self, name: String, incoming: Incoming, api: guest::Service) {
+    /// Finds out who has come.
+    async fn greet(self, name: String, incoming: Incoming) -> Option<Greeted> {
         let standing = self.keyring.standing().await;
-        let Greeted { stream, peer, binding } = match greet(incoming, standing).await {
-            Ok(greeted) => greeted,
+        match greet(incoming, standing).await {
+            Ok(greeted) => return Some(greeted),
             // A host half asks for keys first, and then without.
-            Err(Refused::NoKeys) => return tracing::debug!("{name}: there are no keys"),
-            Err(Refused::Gone) => return tracing::debug!("{name}: gone"),
+            Err(Refused::NoKeys) => tracing::debug!("{name}: there are no keys"),
+            Err(Refused::Gone) => tracing::debug!("{name}: gone"),
             Err(refused) => {
-                return self
-                    .complaints
-                    .tell(&format_args!("{name} is refused: {}", error_chain::words(&refused)));
+                let words = error_chain::words(&refused);
+                self.complaints.tell(&format_args!("{name} is refused: {words}"));
             }
-        };
+        }
+        None
+    }
+
+    /// Serves it as long as it would be let in.
+    async fn serve(self, name: String, greeted: Greeted, api: guest::Service) {
+        let Greeted { stream, peer, binding } = greeted;
         let peer = Arc::new(peer);
         let service = self.gate.before(api.into_server());
         let service = Introduced::new(service, Arc::clone(&peer), binding);

@@ -1,10 +1,11 @@
 //! Accepts clients of one channel and serves each in a task of its own, a bounded number at a time.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::supervise::Scope;
@@ -13,6 +14,8 @@ use crate::transport::listen::{Incoming, Listener};
 
 /// Clients that may be connected to one channel; one more is closed.
 const MAX_CLIENTS: usize = 64;
+/// Clients that may be in the middle of saying who they are.
+const MAX_GREETED: usize = 32;
 /// How long accepting rests after the system had no means for it.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -60,43 +63,75 @@ where
     S: Fn(String, BoxStream, Place) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
-    accept(listener, shutdown, &Complaints::default(), Incoming::plain, serve).await
+    accept(listener, shutdown, &Complaints::default(), MAX_CLIENTS, Incoming::plain, serve).await
 }
 
-/// As [`run`], for a `serve` that finds out who its clients are, and complains of them as `complaints` do.
-pub async fn run_doubting<S, F>(
+/// As [`run`], for clients of whom it is not known yet who they are. While `greet` finds that out they have no place of a
+/// client: of many who say nothing, or too little, the one who has waited longest is closed. What goes wrong is said by
+/// `complaints`.
+pub async fn run_doubting<G, H, T, S, F>(
     listener: Listener,
     shutdown: CancellationToken,
     complaints: &Complaints,
+    greet: G,
     serve: S,
 ) -> anyhow::Result<()>
 where
-    S: Fn(String, Incoming) -> F,
-    F: Future<Output = ()> + Send + 'static,
+    G: Fn(String, Incoming) -> H,
+    H: Future<Output = Option<T>> + Send + 'static,
+    T: Send,
+    S: Fn(String, T) -> F + Clone + Send + 'static,
+    F: Future<Output = ()> + Send,
 {
-    accept(listener, shutdown, complaints, Ok, |peer, incoming, place| {
-        let served = serve(peer, incoming);
+    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
+    let mut waiting: VecDeque<oneshot::Sender<Infallible>> = VecDeque::new();
+    // Those who have waited are more than there are places only until they have ended.
+    accept(listener, shutdown, complaints, usize::MAX >> 4, Ok, |peer, incoming, _| {
+        waiting.retain(|one| !one.is_closed());
+        if waiting.len() >= MAX_GREETED {
+            waiting.pop_front();
+        }
+        let (stays, displaced) = oneshot::channel();
+        waiting.push_back(stays);
+        let (greeting, places, serve) = (greet(peer.clone(), incoming), Arc::clone(&places), serve.clone());
+        let complaints = complaints.clone();
         async move {
-            served.await;
-            drop(place);
+            let greeted = tokio::select! {
+                greeted = greeting => greeted,
+                // Nothing is ever sent.
+                _ = displaced => None,
+            };
+            let Some(greeted) = greeted else { return };
+            match places.try_acquire_owned() {
+                Ok(place) => {
+                    serve(peer, greeted).await;
+                    drop(place);
+                }
+                Err(_) => complaints.tell(&too_many(&peer)),
+            }
         }
     })
     .await
+}
+
+fn too_many(peer: &str) -> String {
+    format!("{peer}: {MAX_CLIENTS} clients are connected; one more is closed")
 }
 
 async fn accept<T, S, F>(
     listener: Listener,
     shutdown: CancellationToken,
     complaints: &Complaints,
+    most: usize,
     admit: fn(Incoming) -> Result<T, String>,
-    serve: S,
+    mut serve: S,
 ) -> anyhow::Result<()>
 where
-    S: Fn(String, T, Place) -> F,
+    S: FnMut(String, T, Place) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
     let scope = Scope::new();
-    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
+    let places = Arc::new(Semaphore::new(most));
     // Held by each `serve` to its end.
     let (serving, mut served) = mpsc::channel::<Infallible>(1);
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
@@ -111,9 +146,7 @@ where
                 }
                 // Better an end at once than to wait for what may never come.
                 Err(_) => {
-                    complaints.tell(&format_args!(
-                        "{peer}: {MAX_CLIENTS} clients are connected; one more is closed"
-                    ));
+                    complaints.tell(&too_many(&peer));
                 }
             },
             Ok((peer, Err(refusal))) => complaints.tell(&format_args!("{peer} is refused: {refusal}")),

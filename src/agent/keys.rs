@@ -180,7 +180,7 @@ fn credentials() -> Option<PathBuf> {
 fn platform(root: &Root) -> Vec<Text> {
     let text = |given: Result<Provided, provided::Problem>| match given {
         Ok(Provided { place, text }) => (place, Ok(text)),
-        Err(problem) => ("the platform".to_owned(), Err(error_chain::words(&problem))),
+        Err(problem) => (problem.place().to_owned(), Err(error_chain::words(&problem))),
     };
     provided::hosts(root, credentials().as_deref()).into_iter().map(text).collect()
 }

@@ -97,6 +97,21 @@ pub enum Problem {
     },
 }
 
+impl Problem {
+    /// Where it is.
+    pub fn place(&self) -> &str {
+        match self {
+            Self::Unreadable { place, .. }
+            | Self::TooLarge { place }
+            | Self::NotText { place }
+            | Self::NotBase64 { place }
+            | Self::CutOff { place, .. }
+            | Self::NotAToken { place }
+            | Self::Ignored { place, .. } => place,
+        }
+    }
+}
+
 /// A secret of 128 bits that the guest proves once to have, so that its host half knows which VM it is. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token([u8; 16]);

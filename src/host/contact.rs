@@ -108,7 +108,10 @@ impl Contact {
     /// If there is no connection, or not with the guest that is expected.
     pub async fn reach(&self, speech: &mut Speech) -> Result<Reached, End> {
         let Some(trust) = &self.trust else { return self.plain().await };
-        let pin = trust.record(&self.vm.ids.lasting).pin;
+        let trust::Record { pin, unreadable, .. } = trust.record(&self.vm.ids.lasting);
+        if let Some(problem) = unreadable {
+            return Err(Refusal::from(trust::Refusal::from(trust::Error::Unreadable(problem))).into());
+        }
         if pin.is_none() && *speech == Speech::Plain {
             return self.plain().await;
         }

@@ -28,7 +28,7 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let words = error_chain::words(&error);
         match error {
-            Error::NothingOffered | Error::Owned(_) | Error::Unreadable(_) => {
+            Error::NothingOffered | Error::NoPin | Error::Owned(_) | Error::Unreadable(_) => {
                 Self::failed_precondition(words)
             }
             Error::Random | Error::Io { .. } => Self::internal(words),
@@ -82,14 +82,15 @@ pub async fn accept(
     request: v1::AcceptKeyRequest,
 ) -> Result<v1::GuestKey, Status> {
     let vm = vm(fleet, request.name).await?;
-    let offered = trust.record(&vm.ids.lasting).offered.map(|key| key.fingerprint().to_string());
-    if let Some(offered) = offered.filter(|offered| !request.key.is_empty() && *offered != request.key) {
+    let key = trust.record(&vm.ids.lasting).offered.ok_or(Error::NothingOffered)?;
+    let offered = key.fingerprint().to_string();
+    if !request.key.is_empty() && offered != request.key {
         return Err(Status::failed_precondition(format!(
             "the guest has shown the key {offered} last, and not {}",
             text::clean(&request.key)
         )));
     }
-    let key = trust.accept(&vm).await?;
+    let key = trust.accept(&vm, key).await?;
     tracing::info!(vm = vm.name, key = %key.fingerprint(), "audit: the guest's key was accepted");
     one(trust, fleet, &vm).await
 }

@@ -138,11 +138,17 @@ async fn begin(
         let how = match token {
             None => How::FirstUse,
             Some(token) => {
-                let proof =
-                    soon(async { Ok(client.enroll(v1::EnrollRequest {}).await?.into_inner().proof) }).await?;
-                if !token.is_proved(binding, &proof) {
-                    let words = "what it says does not fit the token".to_owned();
-                    return Err(Refusal::from(trust::Refusal::Token(words)).into());
+                let proof = soon(async { Ok(client.enroll(v1::EnrollRequest {}).await) }).await?;
+                let problem = match proof {
+                    Ok(proof) if token.is_proved(binding, &proof.get_ref().proof) => None,
+                    Ok(_) => Some("what it says does not fit the token".to_owned()),
+                    Err(status) if std::error::Error::source(&status).is_some() => return Err(status.into()),
+                    Err(status) => Some(text::clean(status.message())),
+                };
+                if let Some(problem) = problem {
+                    trust.offered(&contact.vm, *key);
+                    let vm = contact.vm.name.clone();
+                    return Err(Refusal::from(trust::Refusal::Token { vm, problem }).into());
                 }
                 How::Token
             }

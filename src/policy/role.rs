@@ -29,10 +29,12 @@ pub enum Role {
     Power,
     /// Change who may log in.
     Accounts,
+    /// Replace its own key, and that of the guest.
+    Keys,
 }
 
 /// Every role with its word in the settings, in the order of [`Role`].
-const WORDS: [(Role, &str); 12] = [
+const WORDS: [(Role, &str); 13] = [
     (Role::Status, "status"),
     (Role::Metrics, "metrics"),
     (Role::Logs, "logs"),
@@ -45,6 +47,7 @@ const WORDS: [(Role, &str); 12] = [
     (Role::Forward, "forward"),
     (Role::Power, "power"),
     (Role::Accounts, "accounts"),
+    (Role::Keys, "keys"),
 ];
 
 impl Role {
@@ -86,7 +89,7 @@ pub const QEMU_GA: Roles = Roles::of(&[
 pub const PROFILES: [(&str, Roles); 4] = [
     ("qemu-ga", QEMU_GA),
     ("monitor", Roles::of(&[Role::Status, Role::Metrics, Role::Logs])),
-    ("volumes", Roles::of(&[Role::Status, Role::Topology, Role::Disks])),
+    ("volumes", Roles::of(&[Role::Status, Role::Topology, Role::Disks, Role::Keys])),
     (
         "operator",
         Roles::of(&[
@@ -99,6 +102,7 @@ pub const PROFILES: [(&str, Roles); 4] = [
             Role::FilesRead,
             Role::Forward,
             Role::Power,
+            Role::Keys,
         ]),
     ),
 ];

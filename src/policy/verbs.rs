@@ -32,9 +32,8 @@ pub static VERBS: &[Verb] = &[
     verb("GetInfo", Role::Status, false),
     verb("Ping", Role::Status, false),
     verb("ReleaseDisk", Role::Disks, true),
-    // A host half that may come in may replace its own key, and have that replaced by which it knows this guest.
-    verb("ReplaceHostKey", Role::Status, true),
-    verb("RotateKey", Role::Status, true),
+    verb("ReplaceHostKey", Role::Keys, true),
+    verb("RotateKey", Role::Keys, true),
     verb("SetTopology", Role::Topology, true),
     verb("WatchEvents", Role::Status, false),
 ];

@@ -14,6 +14,7 @@ use tonic::{Request, Status, Streaming};
 use crate::rpc::holder::Holder;
 use crate::transport::callback::{self, Caller, Calls};
 use crate::transport::http2::ORIGIN;
+use crate::trust::Peer;
 use crate::wire::proto::v1::callback_from_host::Message;
 use crate::wire::proto::v1::host_client::HostClient;
 use crate::wire::proto::v1::{
@@ -100,6 +101,7 @@ async fn introduction(mut client: HostClient<Caller>) -> Result<WhoAmIResponse, 
 pub async fn open(
     mut answers: Streaming<CallbackFromHost>,
     holder: &Holder,
+    peer: Arc<Peer>,
     surroundings: Surroundings,
 ) -> Result<Open, Status> {
     let first = tokio::time::timeout(BEGINNING, answers.message()).await;
@@ -107,10 +109,9 @@ pub async fn open(
     let Some(Message::Bounds(bounds)) = first.and_then(|first| first.message) else {
         return Err(Status::invalid_argument("the first message has to have the bounds"));
     };
-    let half = holder.held().map(|held| held.host);
-    let half = half.filter(|half| half.instance_id == bounds.host_instance_id).ok_or_else(stranger)?;
+    let half = holder.held_by(&bounds.host_instance_id, &peer).ok_or_else(stranger)?;
     let (caller, calls) = callback::open(&bounds, answers);
-    let asking = Box::pin(ask(caller, half, holder.clone(), surroundings));
+    let asking = Box::pin(ask(caller, half, peer, holder.clone(), surroundings));
     Ok(Open { calls, asking, has_ended: false })
 }
 
@@ -119,7 +120,13 @@ fn stranger() -> Status {
 }
 
 /// Introduces this guest and keeps what the host half says of it, for as long as that holds it; returns why it ended.
-async fn ask(caller: Caller, half: HostHalf, holder: Holder, surroundings: Surroundings) -> Status {
+async fn ask(
+    caller: Caller,
+    half: HostHalf,
+    peer: Arc<Peer>,
+    holder: Holder,
+    surroundings: Surroundings,
+) -> Status {
     let Surroundings { mut changes, known } = surroundings;
     let client = host(caller.clone());
     let mut told = match introduction(client.clone()).await {
@@ -127,7 +134,7 @@ async fn ask(caller: Caller, half: HostHalf, holder: Holder, surroundings: Surro
         Err(status) => return Status::aborted(format!("no answer to WhoAmI: {}", status.message())),
     };
     let number = OPENED.fetch_add(1, Ordering::Relaxed);
-    let Some(over) = holder.attach(&half, Callback { number, caller, identity: told.clone() }) else {
+    let Some(over) = holder.attach(&half, &peer, Callback { number, caller, identity: told.clone() }) else {
         return stranger();
     };
     let _attached = Attached { holder, number };

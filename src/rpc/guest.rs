@@ -18,7 +18,7 @@ use crate::guest::{Guest, identity, system};
 use crate::rpc::callback::{self, Surroundings};
 use crate::rpc::holder::{Hold, Holder};
 use crate::rpc::keys::Keys;
-use crate::rpc::{convert, guard};
+use crate::rpc::{convert, guard, introduced};
 use crate::sys::{blocking, error_chain};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::disk_selector::By;
@@ -249,15 +249,16 @@ impl guest_server::Guest for Service {
             let topology = request.get_ref().topology.clone().unwrap_or_default();
             format!("{}/{}/{}", topology.region, topology.zone, topology.host)
         });
+        let peer = introduced::peer(&request);
         let v1::SetTopologyRequest { host_instance_id, topology } = request.into_inner();
-        let holder = self.holder.held().filter(|held| held.host.instance_id == host_instance_id);
+        let holder = self.holder.held_by(&host_instance_id, &peer);
         let holder = holder.ok_or_else(|| {
             Status::failed_precondition("only the host half that holds this guest says where it runs")
         })?;
         let topology = topology.ok_or_else(|| Status::invalid_argument("topology is missing"))?;
         may_work()?;
         let (desk, events) = (&self.guest.topology, &self.guest.events);
-        match desk.take(convert::told(topology), &holder.host.host_name, events).await {
+        match desk.take(convert::told(topology), &holder.host_name, events).await {
             Ok(()) => Ok(Response::new(v1::SetTopologyResponse {})),
             Err(refusal @ Refusal::Wrong(_)) => Err(Status::invalid_argument(refusal.to_string())),
             Err(refusal) => Err(Status::internal(error_chain::words(&refusal))),
@@ -270,7 +271,9 @@ impl guest_server::Guest for Service {
         &self,
         request: Request<Streaming<v1::CallbackFromHost>>,
     ) -> Result<Response<callback::Open>, Status> {
-        callback::open(request.into_inner(), &self.holder, self.surroundings.clone()).await.map(Response::new)
+        let peer = introduced::peer(&request);
+        let surroundings = self.surroundings.clone();
+        callback::open(request.into_inner(), &self.holder, peer, surroundings).await.map(Response::new)
     }
 
     async fn enroll(
@@ -307,11 +310,12 @@ impl guest_server::Guest for Service {
         &self,
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
+        let peer = introduced::peer(&request);
         let v1::WatchEventsRequest { host, after } = request.into_inner();
         let host = host.filter(|host| !host.instance_id.is_empty()).ok_or_else(|| {
             Status::invalid_argument("host.instance_id is empty: a host half has to say which one it is")
         })?;
-        let hold = self.holder.take(host).await?;
+        let hold = self.holder.take(host, peer).await?;
         let after = after.map(|after| events::Position { run_id: after.run_id, sequence: after.sequence });
         let (opening, watcher) = self.guest.events.watch(after.as_ref());
         let watching = Watching { watcher, hold, ended: false };

@@ -18,6 +18,7 @@ use tonic::Status;
 
 use crate::rpc::callback::Callback;
 use crate::transport::callback::Caller;
+use crate::trust::Peer;
 use crate::wire::proto::v1::{HostHalf, WhoAmIResponse};
 
 /// How long a holder may be without a callback before another may take its place.
@@ -37,6 +38,8 @@ struct Slot {
 struct Current {
     number: u64,
     host: HostHalf,
+    /// Who it has proved to be.
+    peer: Arc<Peer>,
     since: SystemTime,
     taken: Instant,
     callback: watch::Sender<Option<Callback>>,
@@ -45,6 +48,11 @@ struct Current {
 }
 
 impl Current {
+    /// Whether it is this one: what it calls itself anybody can say, and who it is it has proved.
+    fn is(&self, host: &HostHalf, peer: &Peer) -> bool {
+        self.host.instance_id == host.instance_id && *self.peer == *peer
+    }
+
     fn callback(&self) -> Option<Callback> {
         self.callback.borrow().clone()
     }
@@ -62,15 +70,18 @@ pub struct Held {
 }
 
 impl Holder {
-    /// Makes `host` the holder.
+    /// Makes `host` the holder, which has proved to be `peer`.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` if another one holds the guest and answers.
-    pub async fn take(&self, host: HostHalf) -> Result<Hold, Status> {
+    /// `FAILED_PRECONDITION` if another one holds the guest and answers. One without a key never takes it from one that has one.
+    pub async fn take(&self, host: HostHalf, peer: Arc<Peer>) -> Result<Hold, Status> {
         let rival = {
             let slot = self.slot();
             match &slot.current {
-                Some(current) if current.host.instance_id != host.instance_id => {
+                Some(current) if *peer == Peer::Plain && *current.peer != Peer::Plain => {
+                    return Err(held(&current.host, &host));
+                }
+                Some(current) if !current.is(&host, &peer) => {
                     Some((current.number, current.host.clone(), current.taken, current.callback()))
                 }
                 _ => None,
@@ -83,31 +94,23 @@ impl Holder {
             };
             let mut slot = self.slot();
             // Whoever took the guest meanwhile has just shown that it is there.
-            let held = slot.current.as_ref().filter(|current| answers || current.number != number);
-            if let Some(current) = held {
-                tracing::warn!(
-                    "host half {} is refused: {} holds this guest",
-                    name(&host),
-                    name(&current.host)
-                );
-                return Err(Status::failed_precondition(format!(
-                    "held by host half {}, which answers",
-                    name(&current.host)
-                )));
+            let holder = slot.current.as_ref().filter(|current| answers || current.number != number);
+            if let Some(current) = holder {
+                return Err(held(&current.host, &host));
             }
             tracing::warn!("host half {} takes over: {} does not answer", name(&host), name(&rival));
-            return Ok(self.replace(&mut slot, host));
+            return Ok(self.replace(&mut slot, host, peer));
         }
-        Ok(self.replace(&mut self.slot(), host))
+        Ok(self.replace(&mut self.slot(), host, peer))
     }
 
-    fn replace(&self, slot: &mut Slot, host: HostHalf) -> Hold {
+    fn replace(&self, slot: &mut Slot, host: HostHalf, peer: Arc<Peer>) -> Hold {
         slot.holds += 1;
         let number = slot.holds;
         let (over, lost) = watch::channel(None);
         tracing::info!("held by host half {}", name(&host));
         if let Some(before) = slot.current.take() {
-            before.over.send_replace(Some(if before.host.instance_id == host.instance_id {
+            before.over.send_replace(Some(if before.is(&host, &peer) {
                 "the same host half opened the events anew".to_owned()
             } else {
                 format!("taken over by host half {}", name(&host))
@@ -116,6 +119,7 @@ impl Holder {
         slot.current = Some(Current {
             number,
             host,
+            peer,
             since: SystemTime::now(),
             taken: Instant::now(),
             callback: watch::Sender::new(None),
@@ -126,9 +130,14 @@ impl Holder {
 
     /// Gives the holder its callback, in place of the one that it had. Returns what completes when this one must be closed;
     /// nothing if `host` does not hold the guest.
-    pub fn attach(&self, host: &HostHalf, callback: Callback) -> Option<impl Future<Output = ()> + use<>> {
+    pub fn attach(
+        &self,
+        host: &HostHalf,
+        peer: &Peer,
+        callback: Callback,
+    ) -> Option<impl Future<Output = ()> + use<>> {
         let mut slot = self.slot();
-        let current = slot.current.as_mut().filter(|current| current.host.instance_id == host.instance_id)?;
+        let current = slot.current.as_mut().filter(|current| current.is(host, peer))?;
         let number = callback.number();
         current.callback.send_replace(Some(callback));
         let (mut callback, mut over) = (current.callback.subscribe(), current.over.subscribe());
@@ -151,6 +160,13 @@ impl Holder {
             // As if taken now: the holder may open another one.
             current.taken = Instant::now();
         }
+    }
+
+    /// The host half that calls itself so and has proved to be `peer`, if it holds the guest.
+    pub fn held_by(&self, instance_id: &str, peer: &Peer) -> Option<HostHalf> {
+        let slot = self.slot();
+        let current = slot.current.as_ref()?;
+        (current.host.instance_id == instance_id && *current.peer == *peer).then(|| current.host.clone())
     }
 
     /// Who holds the guest now.
@@ -183,9 +199,19 @@ impl Holder {
     }
 }
 
+/// What a rival is told: not what the holder calls itself.
+fn held(holder: &HostHalf, rival: &HostHalf) -> Status {
+    tracing::warn!("host half {} is refused: {} holds this guest", name(rival), name(holder));
+    let host_name = clean(&holder.host_name);
+    Status::failed_precondition(format!("held by the host half on {host_name}, which answers"))
+}
+
+fn clean(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(64).collect()
+}
+
 /// A host half as people know it.
 fn name(host: &HostHalf) -> String {
-    let clean = |text: &str| text.chars().filter(|c| !c.is_control()).take(64).collect::<String>();
     format!("{} ({})", clean(&host.host_name), clean(&host.instance_id))
 }
 

@@ -51,12 +51,11 @@ impl Keys {
             "" => None,
             which => Some(which.parse().map_err(|error| Status::invalid_argument(format!("use: {error}")))?),
         };
-        let keyring = self.keyring.clone();
-        let rotate = move || match which {
-            None => keyring.prepare_next(),
-            Some(which) => keyring.use_next(which),
-        };
-        blocking::run(rotate).await.map_err(|error| Status::internal(error_chain::words(&error)))
+        let rotated = self.keyring.change(move |files| match which {
+            None => files.prepare_next(),
+            Some(which) => files.use_next(which),
+        });
+        rotated.await.map_err(|error| Status::internal(error_chain::words(&error)))
     }
 
     /// Lets the host half of a connection replace its own key.
@@ -65,7 +64,6 @@ impl Keys {
     /// `FAILED_PRECONDITION` if it may not, `INVALID_ARGUMENT` if it says no key, `INTERNAL` if it cannot be kept.
     pub async fn replace_host_key(&self, request: &Extensions, step: Option<Step>) -> Result<(), Status> {
         let peer = request.get::<Arc<Peer>>().map(Arc::clone);
-        let keyring = self.keyring.clone();
         let step = match step {
             Some(Step::Next(spki)) => {
                 let key = PublicKey::from_spki(&spki);
@@ -76,11 +74,11 @@ impl Keys {
             }
             None => return Err(Status::invalid_argument("step is missing")),
         };
-        let replaced = blocking::run(move || {
+        let replaced = self.keyring.change(move |files| {
             let Some(Peer::Keyed(keyed)) = peer.as_deref() else { return Err(KeyError::NotReplaceable) };
             match step {
-                Ok(next) => keyring.add_host(keyed, next),
-                Err(before) => keyring.retire_host(keyed, before),
+                Ok(next) => files.add_host(keyed, next),
+                Err(before) => files.retire_host(keyed, before),
             }
         });
         replaced.await.map_err(|error| match error {

@@ -26,7 +26,7 @@ pub const MAX_KEYS: usize = 64;
 pub const MAX_LINE: usize = 4096;
 
 /// What `role=` may name: the roles, and then the profiles that stand for several.
-pub const ROLES: [&str; 16] = [
+pub const ROLES: [&str; 17] = [
     "status",
     "metrics",
     "logs",
@@ -39,6 +39,7 @@ pub const ROLES: [&str; 16] = [
     "forward",
     "power",
     "accounts",
+    "keys",
     "qemu-ga",
     "monitor",
     "volumes",

@@ -29,14 +29,14 @@ use crate::trust::tls::{self, BINDING, BINDING_LABEL, Doorkeeper, FIRST_BYTE, PR
 use crate::trust::{Fingerprint, Peer};
 
 /// How long a peer may take to its first byte.
-const FIRST: Duration = Duration::from_secs(10);
+const FIRST: Duration = Duration::from_secs(5);
 /// The fatal alert `no_application_protocol` (RFC 8446, 6): no keys, and so no guestlet/1.
 const NO_KEYS: [u8; 7] = [0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 120];
 /// How long a client may take to go after it was told, and how much of what it says is read till then.
 const FAREWELL: Duration = Duration::from_secs(1);
 const MOST_IGNORED: u64 = 64 * 1024;
 /// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// What a guest's clock is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,6 +123,9 @@ async fn say_no(mut stream: impl Stream) -> io::Result<()> {
     tokio::io::copy(&mut stream.take(MOST_IGNORED), &mut tokio::io::sink()).await?;
     Ok(())
 }
+
+/// The extended key usage of TLS clients, 1.3.6.1.5.5.7.3.2 in DER.
+const CLIENT_AUTH: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x02];
 
 /// Finds out what a peer speaks, and whether it is let in.
 ///
@@ -275,7 +278,15 @@ fn recognize(
         Clock::Unset => certificate::begins(leaf).ok_or_else(unreadable)?,
     };
     parsed
-        .verify_for_usage(&[webpki::ring::ED25519], &[trusted], &[], at, KeyUsage::client_auth(), None, None)
+        .verify_for_usage(
+            &[webpki::ring::ED25519],
+            &[trusted],
+            &[],
+            at,
+            KeyUsage::required(CLIENT_AUTH),
+            None,
+            None,
+        )
         .map_err(|error| Refusal::wrong(&error))?;
     Ok(Keyed { fingerprint, anchor: anchor.fingerprint, names, roles: anchor.roles.clone() })
 }

@@ -84,19 +84,13 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// Reads the files, and makes the key if need be. Blocks.
+    /// Reads the files. Blocks.
     ///
     /// # Errors
     /// If something is missing, damaged, or does not fit together.
     pub fn load(from: &Files) -> Result<Self, Unusable> {
         let Some(path) = &from.certificate else {
-            let key = if let Some(key) = Key::load(&from.key)? {
-                key
-            } else {
-                let key = Key::generate()?;
-                key.save(&from.key)?;
-                key
-            };
+            let key = Key::load(&from.key)?.ok_or_else(|| Unusable::NoKey(from.key.clone()))?;
             let leaf = certificate::self_signed(&key, End::Host)?;
             return Ok(Self { key: key.public(), ca: None, config: tls::client(&key, vec![leaf])? });
         };
@@ -136,45 +130,60 @@ fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unusable> {
 #[derive(Debug)]
 pub struct Identity {
     files: Files,
-    now: Mutex<(Shown, Stamp)>,
+    now: Mutex<Shown>,
+    /// When the files were last read. Whoever has it reads, one at a time.
+    stamp: Mutex<Stamp>,
 }
 
 /// When the files were last changed.
 type Stamp = [Option<SystemTime>; 2];
 
 impl Identity {
-    /// Reads it. Blocks.
+    /// Reads it, and makes the key if there is none. Blocks.
     ///
     /// # Errors
     /// As [`Shown::load`].
     pub fn load(files: Files) -> Result<Self, Unusable> {
         let stamp = stamp(&files);
+        if files.certificate.is_none() && Key::load(&files.key)?.is_none() {
+            Key::generate()?.save(&files.key)?;
+        }
         let shown = Shown::load(&files)?;
-        Ok(Self { files, now: Mutex::new((shown, stamp)) })
+        Ok(Self { files, now: Mutex::new(shown), stamp: Mutex::new(stamp) })
     }
 
-    /// What is shown now. Files that have become wrong are told in the log, and what was shown before stays.
-    pub fn shown(&self) -> Shown {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Looks whether the files have changed. Ones that have become wrong are told in the log, and what was shown before stays.
+    /// Blocks.
+    pub fn refresh(&self) {
+        let mut last = self.stamp.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = stamp(&self.files);
-        if stamp != now.1 {
+        if stamp != *last {
             match Shown::load(&self.files) {
-                Ok(shown) => now.0 = shown,
+                Ok(shown) => *self.now.lock().unwrap_or_else(PoisonError::into_inner) = shown,
                 Err(error) => tracing::error!("the key of before stays in use: {error}"),
             }
-            now.1 = stamp;
+            *last = stamp;
         }
-        now.0.clone()
+    }
+
+    /// What is shown now, as of the last look at the files.
+    pub fn shown(&self) -> Shown {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
+fn stamp(files: &Files) -> Stamp {
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
+    [modified(&files.key), files.certificate.as_deref().and_then(modified)]
+}
+
 /// What guests are to be told of the keys of this host half.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rotation {
     /// The one that it is going to use.
     pub next: Option<PublicKey>,
-    /// The one that it used before.
-    pub retired: Option<PublicKey>,
+    /// Those that it used before.
+    pub retired: Vec<PublicKey>,
 }
 
 impl Identity {
@@ -192,13 +201,14 @@ impl Identity {
         if self.files.certificate.is_some() {
             return Ok(Rotation::default());
         }
-        let next = Key::load(&self.beside(NEXT))?.map(|key| key.public());
+        let own = self.shown().key;
+        let next = Key::load(&self.beside(NEXT))?.map(|key| key.public()).filter(|next| *next != own);
         let path = self.beside(RETIRED);
         let retired = files::text(&path).map_err(|source| Unusable::Read { path, source })?;
-        let retired = retired.and_then(|text| text.trim().parse().ok());
+        let retired = retired.unwrap_or_default();
         // A switch that was cut off has named the key that is still used.
-        let own = self.shown().key;
-        Ok(Rotation { next, retired: retired.filter(|retired| *retired != own) })
+        let retired = retired.lines().filter_map(|line| line.parse().ok()).filter(|retired| *retired != own);
+        Ok(Rotation { next, retired: retired.collect() })
     }
 
     /// The key that is going to be used, made if there is none. Blocks.
@@ -209,7 +219,9 @@ impl Identity {
         if self.files.certificate.is_some() {
             return Err(Unusable::OfAuthority);
         }
-        if let Some(key) = Key::load(&self.beside(NEXT))? {
+        let own = self.shown().key;
+        // One that is in use already was left by a step that was cut off.
+        if let Some(key) = Key::load(&self.beside(NEXT))?.filter(|key| key.public() != own) {
             return Ok(key.public());
         }
         let key = Key::generate()?;
@@ -225,16 +237,13 @@ impl Identity {
         let next = Key::load(&self.beside(NEXT))?.ok_or_else(|| Unusable::NoKey(self.beside(NEXT)))?;
         let (own, path) = (self.shown().key, self.beside(RETIRED));
         let write = |source| KeyError::Io { what: "write", path: self.beside(RETIRED), source };
-        files::replace_synced(&path, format!("{own}\n").as_bytes()).map_err(write)?;
+        let retired = files::text(&path).map_err(write)?.unwrap_or_default();
+        files::replace_synced(&path, format!("{retired}{own}\n").as_bytes()).map_err(write)?;
         next.save(&self.files.key)?;
         files::remove(&self.beside(NEXT));
+        self.refresh();
         Ok(self.shown().key)
     }
-}
-
-fn stamp(files: &Files) -> Stamp {
-    let modified = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
-    [modified(&files.key), files.certificate.as_deref().and_then(modified)]
 }
 
 /// A connection with a guest that has a key.

@@ -152,7 +152,14 @@ impl Key {
         use std::os::unix::fs::PermissionsExt as _;
 
         let io = |source| KeyError::Io { what: "read", path: path.to_owned(), source };
-        let Some(bytes) = files::read_at_most(path, MAX_FILE).map_err(io)? else { return Ok(None) };
+        let Some(bytes) = files::read_at_most(path, MAX_FILE).map_err(io)? else {
+            // That the disk is not there which a link leads to does not say that there is no key.
+            return if path.is_symlink() {
+                Err(io(io::Error::other("it is a link to nothing")))
+            } else {
+                Ok(None)
+            };
+        };
         let mode = std::fs::metadata(path).map_err(io)?.permissions().mode();
         if mode & 0o077 != 0 {
             return Err(KeyError::Exposed(path.to_owned()));

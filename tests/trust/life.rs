@@ -225,6 +225,14 @@ fn a_pin_that_cannot_be_read_opens_nothing_until_it_is_forgotten() {
     lab.again();
     let reason = until_refused(&lab, "web");
     assert!(reason.contains(pin.to_str().unwrap()), "{reason}");
+    // Nor is it spoken to without keys, if that is what it does now.
+    lab.kill();
+    std::fs::remove_file(web.file("hosts.d/host.pub")).unwrap();
+    assert!(web.trust(&["reset"]).status.success());
+    lab.again();
+    let reason = until_refused(&lab, "web");
+    assert!(reason.contains(pin.to_str().unwrap()), "{reason}");
+    web.know(&lab);
     lab.words(&["trust", "forget", "web"]);
     until_speaks(&lab, "web", "keyed");
 }

@@ -80,8 +80,16 @@ pub enum Refusal {
     #[error("the guest does not take the certificate of this host half: {0}")]
     Certificate(&'static str),
     /// It does not prove that it has the token.
-    #[error("the guest does not prove that it was given the token of guestctl trust bootstrap: {0}")]
-    Token(String),
+    #[error(
+        "the guest does not prove that it was given the token of guestctl trust bootstrap --token: {problem}; give it the token, or \
+         accept its key as it is: guestctl trust accept {vm}"
+    )]
+    Token {
+        /// The VM's name.
+        vm: String,
+        /// Why.
+        problem: String,
+    },
     /// What is remembered cannot be used, or changed.
     #[error(transparent)]
     Pins(#[from] pins::Error),

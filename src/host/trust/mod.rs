@@ -24,6 +24,9 @@ pub use pins::{Error, How, Pin, Pins, Record};
 /// How long the key that a guest had before is still taken, for disks that are restored to before a rotation.
 pub const PREVIOUS: Duration = Duration::from_secs(30 * 24 * 3600);
 
+/// How long the files of this host half's key may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// The keys of the guests, and this host half's own.
 #[derive(Debug)]
 pub struct Trust {
@@ -52,7 +55,10 @@ impl Trust {
     /// What this host half shows to guests now. Looks at files.
     pub async fn shown(self: &Arc<Self>) -> Shown {
         let trust = Arc::clone(self);
-        blocking::run(move || trust.identity.shown()).await
+        let looking = blocking::run(move || trust.identity.refresh());
+        // A disk that hangs keeps nobody from the key that is known.
+        drop(tokio::time::timeout(PATIENCE, looking).await);
+        self.identity.shown()
     }
 
     /// What is known of the guest of the VM with this lasting identifier.
@@ -95,12 +101,16 @@ impl Trust {
         Ok(())
     }
 
-    /// Takes the key that the guest has shown last and was refused with, in the place of the one that is pinned.
+    /// Remembers the key that the guest of a VM was refused with, so that people can accept it.
+    pub fn offered(&self, vm: &Vm, key: PublicKey) {
+        self.pins.offered(&vm.ids.lasting, key);
+    }
+
+    /// Takes this key of the guest of a VM in the place of the one that is pinned.
     ///
     /// # Errors
-    /// If it has shown none, or that cannot be remembered.
-    pub async fn accept(&self, vm: &Vm) -> Result<PublicKey, Error> {
-        let offered = self.pins.record(&vm.ids.lasting).offered.ok_or(Error::NothingOffered)?;
+    /// If that cannot be remembered.
+    pub async fn accept(&self, vm: &Vm, offered: PublicKey) -> Result<PublicKey, Error> {
         self.change(vm, |_| Some(Pin::new(&vm.name, offered, How::Operator))).await?;
         self.changes.send_modify(|count| *count += 1);
         Ok(offered)
@@ -121,6 +131,9 @@ impl Trust {
     /// # Errors
     /// If it cannot be remembered, or none is pinned.
     pub async fn promise(&self, vm: &Vm, next: PublicKey) -> Result<(), Error> {
+        if self.record(&vm.ids.lasting).pin.is_none() {
+            return Err(Error::NoPin);
+        }
         self.change(vm, |pin| pin.map(|pin| Pin { next: Some(next.to_string()), ..pin })).await
     }
 
@@ -129,12 +142,7 @@ impl Trust {
     /// # Errors
     /// If it cannot be remembered.
     pub async fn token(&self, vm: &str) -> Result<Token, Error> {
-        if let Some(token) = self.pins.record(vm).token {
-            return Ok(token);
-        }
-        let token = Token::generate().ok_or(Error::Random)?;
-        self.pins.remember_token(vm, token.clone()).await?;
-        Ok(token)
+        self.pins.token(vm).await
     }
 
     /// What guests are to be told of this host half's keys. Looks at files.
@@ -173,21 +181,9 @@ impl Trust {
     ///
     /// # Errors
     /// If it cannot be remembered.
-    pub async fn told(
-        &self,
-        vm: &Vm,
-        told: Option<PublicKey>,
-        dropped: Option<PublicKey>,
-    ) -> Result<(), Error> {
-        let name = |key: PublicKey| key.fingerprint().to_string();
-        self.change(vm, |pin| {
-            pin.map(|pin| Pin {
-                told: told.map(name).or(pin.told),
-                dropped: dropped.map(name).or(pin.dropped),
-                ..pin
-            })
-        })
-        .await
+    pub async fn told(&self, vm: &Vm, next: PublicKey) -> Result<(), Error> {
+        let told = Some(next.fingerprint().to_string());
+        self.change(vm, |pin| pin.map(|pin| Pin { told, ..pin })).await
     }
 
     /// How often this host half has begun to use another key.

@@ -68,9 +68,6 @@ pub struct Pin {
     /// The name of the next key of this host half, once the guest knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told: Option<String>,
-    /// The name of the key of this host half that the guest has dropped.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dropped: Option<String>,
 }
 
 /// A key that was replaced.
@@ -102,7 +99,6 @@ impl Pin {
             next: None,
             previous: None,
             told: None,
-            dropped: None,
         }
     }
 
@@ -159,6 +155,9 @@ pub enum Error {
     /// The key is pinned for another VM.
     #[error("this key is that of VM {0}; if that VM is gone for good: guestctl trust forget {0}")]
     Owned(String),
+    /// No key is pinned.
+    #[error("no key of this guest is pinned; it is pinned at its next session")]
+    NoPin,
     /// There is no key to accept.
     #[error("this guest has shown no key that was refused, since guestlet-host started")]
     NothingOffered,
@@ -278,15 +277,19 @@ impl Pins {
         Ok(())
     }
 
-    /// Remembers a token.
+    /// The token of a VM, which is made if there is none.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub async fn remember_token(&self, vm: &str, token: Token) -> Result<(), Error> {
+    pub async fn token(&self, vm: &str) -> Result<Token, Error> {
         let _writing = self.writing.lock().await;
+        if let Some(token) = self.record(vm).token {
+            return Ok(token);
+        }
+        let token = Token::generate().ok_or(Error::Random)?;
         self.write(vm, TOKEN, token.reveal().into_bytes()).await?;
-        self.records().entry(vm.to_owned()).or_default().token = Some(token);
-        Ok(())
+        self.records().entry(vm.to_owned()).or_default().token = Some(token.clone());
+        Ok(token)
     }
 
     /// Forgets the token of a VM: it was used.
@@ -377,8 +380,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pins = Pins::open(folder.path().to_owned()).unwrap();
         let (key, other) = (Key::generate().unwrap().public(), Key::generate().unwrap().public());
-        let token = Token::generate().unwrap();
-        pins.remember_token(VM, token.clone()).await.unwrap();
+        let token = pins.token(VM).await.unwrap();
+        assert_eq!(pins.token(VM).await.unwrap(), token);
         pins.change(VM, |_| Some(Pin::new("web", key, How::Token))).await.unwrap();
         assert_eq!(pins.record(VM).token, Some(token.clone()));
         pins.change(VM, |pin| pin.map(|pin| Pin { next: Some(other.to_string()), ..pin })).await.unwrap();

@@ -1,0 +1,167 @@
+//! What changes the files of keys. All of it blocks, and is done by one at a time ([`Keyring::change`](super::Keyring::change)).
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+
+use super::machine::Machine;
+use super::replaced::Replaced;
+use super::{KEY, MACHINE, MAX_FILE, NEXT, Sources};
+use crate::sys::files;
+use crate::trust::Fingerprint;
+use crate::trust::anchors::Anchor;
+use crate::trust::key::{Key, KeyError, PublicKey};
+use crate::trust::peer::Keyed;
+
+/// The files of keys, for whoever has them alone.
+#[derive(Debug)]
+pub struct Files<'k> {
+    pub(super) sources: &'k Sources,
+    /// The keys that were given in other places.
+    pub(super) given: &'k [Anchor],
+}
+
+impl Files<'_> {
+    /// The key that is to take the place of this guest's own, made if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be kept.
+    pub fn prepare_next(&self) -> Result<PublicKey, KeyError> {
+        let path = self.sources.folder.join(NEXT);
+        let own = Key::load(&self.sources.folder.join(KEY))?.map(|key| key.public());
+        // One that is in use already was left by a step that was cut off.
+        if let Some(key) = Key::load(&path)?.filter(|key| Some(key.public()) != own) {
+            return Ok(key.public());
+        }
+        self.check_writable(&path)?;
+        let key = Key::generate()?;
+        key.save(&path)?;
+        Ok(key.public())
+    }
+
+    /// Has the next key take the place of this guest's own, for the connections from now on. Success if it has already.
+    ///
+    /// # Errors
+    /// If there is no such key, or it cannot be kept.
+    pub fn use_next(&self, which: Fingerprint) -> Result<PublicKey, KeyError> {
+        let (path, own) = (self.sources.folder.join(NEXT), self.sources.folder.join(KEY));
+        let is_it = |key: &Key| key.public().fingerprint() == which;
+        if let Some(key) = Key::load(&own)?.filter(is_it) {
+            if Key::load(&path)?.is_some_and(|next| is_it(&next)) {
+                files::remove(&path);
+            }
+            return Ok(key.public());
+        }
+        self.check_writable(&own)?;
+        let key = Key::load(&path)?.filter(is_it).ok_or(KeyError::NoSuchKey(which))?;
+        key.save(&own)?;
+        files::remove(&path);
+        tracing::info!("this guest has a new key: {which}");
+        Ok(key.public())
+    }
+
+    /// Lets in a further key of the host half that came in as `peer`, with the roles of the one that it has, in the place of
+    /// one that it has said before.
+    ///
+    /// # Errors
+    /// If it did not come in with a key that the guest was given itself, the key is one of another place, or it cannot be kept.
+    pub fn add_host(&self, peer: &Keyed, next: PublicKey) -> Result<(), KeyError> {
+        if peer.fingerprint != peer.anchor {
+            return Err(KeyError::NotReplaceable);
+        }
+        self.replace(|replaced| replaced.add(self.given, peer, next))?;
+        tracing::info!("audit: {} will be followed by {}", peer.anchor, next.fingerprint());
+        Ok(())
+    }
+
+    /// Has the key of the host half count no more which that of `peer` has followed.
+    ///
+    /// # Errors
+    /// If it has not, or this cannot be kept.
+    pub fn retire_host(&self, peer: &Keyed, before: Fingerprint) -> Result<(), KeyError> {
+        if self.replace(|replaced| replaced.retire(peer, before))? {
+            tracing::info!("audit: {before} was followed by {}, and counts no more", peer.anchor);
+        }
+        Ok(())
+    }
+
+    fn replace(
+        &self,
+        change: impl FnOnce(&mut Replaced) -> Result<bool, KeyError>,
+    ) -> Result<bool, KeyError> {
+        let folder = &self.sources.folder;
+        let unreadable =
+            |problem| KeyError::Io { what: "read", path: folder.clone(), source: io::Error::other(problem) };
+        let mut replaced = Replaced::read(folder).map_err(unreadable)?;
+        let is_new = change(&mut replaced)?;
+        if is_new {
+            for (name, text) in replaced.texts() {
+                let path = folder.join(name);
+                self.check_writable(&path)?;
+                let write = |source| KeyError::Io { what: "write", path: path.clone(), source };
+                files::replace_synced(&path, text.as_bytes()).map_err(write)?;
+            }
+        }
+        Ok(is_new)
+    }
+
+    fn check_writable(&self, path: &Path) -> Result<(), KeyError> {
+        if (self.sources.is_writable)() {
+            return Ok(());
+        }
+        let source = io::Error::other("file systems are frozen now");
+        Err(KeyError::Io { what: "write", path: path.to_owned(), source })
+    }
+}
+
+/// The guest's own key: the one that it has, or a new one if it has none and needs one, or has that of another machine.
+/// With it comes whether it was made because this is another machine.
+pub(super) fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<(Key, bool)>, KeyError> {
+    let folder = &sources.folder;
+    let (path, beside) = (folder.join(KEY), folder.join(MACHINE));
+    if folder.is_symlink() && !folder.exists() {
+        let source = io::Error::other("it is a link to nothing");
+        return Err(KeyError::Io { what: "read", path: folder.clone(), source });
+    }
+    let found = Key::load(&path)?;
+    if found.is_none() && !is_needed {
+        return Ok(None);
+    }
+    let machine = (sources.machine)();
+    // What cannot be read does not say that this is another machine.
+    let read = |source| KeyError::Io { what: "read", path: beside.clone(), source };
+    let of = match files::read_at_most(&beside, MAX_FILE).map_err(read)? {
+        None => None,
+        Some(bytes) => {
+            let damaged = || read(io::Error::other("it is damaged; guestlet trust reset makes a new key"));
+            Some(Machine::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(damaged)?)
+        }
+    };
+    let write = |source| KeyError::Io { what: "write", path: beside.clone(), source };
+    let is_moved = found.is_some();
+    if let Some(key) = found {
+        if let Some(of) = of.filter(|of| of.may_be(&machine)) {
+            let known = of.with(machine);
+            if known != of && (sources.is_writable)() {
+                files::replace_synced(&beside, known.text().as_bytes()).map_err(write)?;
+            }
+            return Ok(Some((key, false)));
+        }
+        tracing::warn!(
+            "this machine is not the one that its key was made on, so that it makes itself a new one"
+        );
+    }
+    if !(sources.is_writable)() {
+        return Err(write(io::Error::other("file systems are frozen now")));
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(write)?;
+    let key = Key::generate()?;
+    files::remove(&folder.join(NEXT));
+    // The key first: without the other file it counts as that of another machine, and is replaced.
+    files::remove_synced(&beside).map_err(write)?;
+    key.save(&path)?;
+    files::replace_synced(&beside, machine.text().as_bytes()).map_err(write)?;
+    tracing::info!("this guest has a new key: {}", key.public().fingerprint());
+    Ok(Some((key, is_moved)))
+}

@@ -1,0 +1,129 @@
+//! What files and the platform say of keys.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use super::{MAX_FILE, ROTATED, Sources, Text, replaced};
+use crate::sys::files;
+use crate::trust::anchors::{self, Anchor, Problem};
+
+/// Files with keys that are read.
+const MOST_FILES: usize = 256;
+
+/// What was last right.
+#[derive(Debug, Default)]
+pub(super) struct Good {
+    /// Of each text.
+    pub(super) texts: HashMap<String, Vec<Anchor>>,
+    /// Of all together.
+    pub(super) merged: Vec<Anchor>,
+    /// Those of them that count, without what host halves have replaced.
+    pub(super) given: Vec<Anchor>,
+    /// What is wrong, as last told.
+    pub(super) problems: Vec<String>,
+}
+
+/// What the sources say together.
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
+    pub(super) anchors: Vec<Anchor>,
+    pub(super) problems: Vec<String>,
+    /// There is something that gives keys, right or wrong: whoever put it there wants no plain peers.
+    pub(super) is_there: bool,
+}
+
+pub(super) fn gather(sources: &Sources, good: &mut Good) -> Gathered {
+    let mut found = Gathered::default();
+    let mut texts = hosts_files(&sources.hosts);
+    texts.extend((sources.platform)());
+    let mut now = HashMap::new();
+    for (place, text) in texts {
+        found.is_there = true;
+        let parsed = match &text {
+            Ok(text) => anchors::parse(&place, text),
+            Err(problem) => {
+                found.problems.push(format!("{place}: {problem}"));
+                keep(&mut now, good, place);
+                continue;
+            }
+        };
+        match parsed {
+            Ok(anchors) => drop(now.insert(place, anchors)),
+            // Somebody has taken its keys away, and left the rest.
+            Err(error) if error.problem == Problem::Empty => {
+                found.problems.push(error.to_string());
+                now.insert(place, Vec::new());
+            }
+            Err(error) => {
+                found.problems.push(error.to_string());
+                keep(&mut now, good, place);
+            }
+        }
+    }
+    let mut places: Vec<_> = now.iter().collect();
+    places.sort_by(|one, other| one.0.cmp(other.0));
+    match anchors::merge(places.into_iter().map(|(_, anchors)| anchors.clone())) {
+        Ok(anchors) => good.merged = anchors,
+        Err(error) => {
+            // Which of them is meant cannot be told: what was before counts, as far as it is still there.
+            let is_there =
+                |anchor: &Anchor| now.values().flatten().any(|other| other.public_key == anchor.public_key);
+            good.merged.retain(is_there);
+            found.problems.push(error.to_string());
+        }
+    }
+    good.texts = now;
+    good.given.clone_from(&good.merged);
+    found.is_there |= sources.folder.join(ROTATED).is_file();
+    match replaced::Replaced::read(&sources.folder) {
+        Ok(replaced) => found.anchors = replaced.apply(&good.merged),
+        // Which keys count cannot be told.
+        Err(problem) => found.problems.push(problem),
+    }
+    found
+}
+
+/// Whoever has spoilt a file has not taken away what it said.
+fn keep(now: &mut HashMap<String, Vec<Anchor>>, good: &mut Good, place: String) {
+    if let Some(before) = good.texts.remove(&place) {
+        now.insert(place, before);
+    }
+}
+
+/// The texts of `*.pub`, in the order of their names.
+fn hosts_files(folder: &Path) -> Vec<Text> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
+        Err(error) => {
+            return vec![(folder.display().to_string(), Err(format!("it cannot be listed: {error}")))];
+        }
+    };
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|end| end == "pub")).collect();
+    paths.sort_unstable();
+    paths.truncate(MOST_FILES);
+    paths.iter().filter_map(|path| file(path)).collect()
+}
+
+/// The text of one file; `None` if there is none.
+fn file(path: &Path) -> Option<Text> {
+    let text = match files::read_at_most(path, MAX_FILE) {
+        Ok(None) if path.is_symlink() => Err("it is a link to nothing".to_owned()),
+        Ok(None) => return None,
+        Ok(Some(_)) if !is_ours(path) => {
+            Err("others than root can write to it; chown root, and chmod go-w".to_owned())
+        }
+        Ok(Some(bytes)) => String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned()),
+        Err(error) => Err(format!("it cannot be read: {error}")),
+    };
+    Some((path.display().to_string(), text))
+}
+
+/// Whether only root and the process's own user can write to a file.
+fn is_ours(path: &Path) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    std::fs::metadata(path).is_ok_and(|found| found.mode() & 0o022 == 0 && [0, own].contains(&found.uid()))
+}

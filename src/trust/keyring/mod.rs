@@ -1,0 +1,289 @@
+//! What a guest knows of keys: those that it was given, and its own. The files and the firmware are asked again for each
+//! connection, so that whoever edits a file need not restart anything.
+//!
+//! ```text
+//!  hosts.d/*.pub ─┐                         ┌─ none, ever ─────────▶ plain
+//!  rotated.pub  ──┼─▶ texts ──▶ anchors ────┤
+//!  the platform ──┘  (a wrong one counts    └─ one, now or before ─▶ keyed, with a key of this guest's own
+//!                     as it was before)
+//! ```
+//!
+//! That there was a key once is remembered by the guest's own key, in `folder`: from then on nobody gets in without one, until
+//! [`Keyring::forget`], for root in the guest. The key belongs to one machine: a copy of the disk that wakes up in another one
+//! makes itself a new key before anybody is let in.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Mutex as AsyncMutex, watch};
+
+use crate::sys::{blocking, error_chain, files};
+use crate::trust::Peer;
+use crate::trust::anchors::Anchor;
+use crate::trust::guest::{Clock, Keys, Standing};
+use crate::trust::key::{Key, KeyError, PublicKey};
+
+mod changes;
+mod gather;
+mod machine;
+mod replaced;
+#[cfg(test)]
+mod tests;
+
+pub use changes::Files;
+use changes::own_key;
+use gather::{Good, gather};
+pub use machine::Machine;
+
+/// Bytes of a file with keys.
+const MAX_FILE: u64 = 64 * 1024;
+/// How long reading may take; with more, a disk hangs, and what was known before counts.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The guest's own key, and the machine that it belongs to.
+const KEY: &str = "guest.key";
+const MACHINE: &str = "guest.machine";
+/// A key that takes the place of the guest's own as soon as a host half has used it.
+const NEXT: &str = "guest.key.next";
+/// The keys that host halves have put in the place of theirs, and the names of those that they have given up.
+const ROTATED: &str = "rotated.pub";
+const RETIRED: &str = "retired";
+
+/// Something that gives keys, by its name for people: their lines, or why it cannot be read.
+pub type Text = (String, Result<String, String>);
+
+/// Where keys come from.
+pub struct Sources {
+    /// The directory of the files that root in the guest, or cloud-init, writes.
+    pub hosts: PathBuf,
+    /// The directory that the agent owns, on a disk of the guest.
+    pub folder: PathBuf,
+    /// What the platform gives besides. May block.
+    pub platform: Box<dyn Fn() -> Vec<Text> + Send + Sync>,
+    /// What tells this machine from others. May block.
+    pub machine: Box<dyn Fn() -> Machine + Send + Sync>,
+    /// Whether the guest's disks can be written to: not while they are frozen.
+    pub is_writable: Box<dyn Fn() -> bool + Send + Sync>,
+    /// What the clock is worth.
+    pub clock: fn() -> Clock,
+    /// Peers without a key may come in even beside keys.
+    pub plain: bool,
+}
+
+impl std::fmt::Debug for Sources {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { hosts, folder, .. } = self;
+        formatter
+            .debug_struct("Sources")
+            .field("hosts", hosts)
+            .field("folder", folder)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The keys; clones share them.
+#[derive(Debug, Clone)]
+pub struct Keyring(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    sources: Sources,
+    /// Whoever has it reads, one at a time: a disk that hangs keeps one thread, whoever comes.
+    good: Arc<AsyncMutex<Good>>,
+    /// What was read last.
+    standing: Mutex<Option<Standing>>,
+    /// Who may stay now.
+    welcome: watch::Sender<Welcome>,
+    /// The guest was given a key, now or before.
+    is_keyed: Arc<AtomicBool>,
+}
+
+/// Who may stay.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Welcome {
+    /// Host halves with one of these keys, or of these CAs.
+    anchors: Arc<[Anchor]>,
+    /// Only those.
+    keyed_only: bool,
+    /// How often this machine has turned out to be another one than the key was made on: nobody stays whom the other one had
+    /// let in.
+    machines: u64,
+}
+
+/// What people see of a keyring.
+#[derive(Debug, Clone, Default)]
+pub struct Listing {
+    /// The guest's own key; `None` if it has none.
+    pub own: Option<PublicKey>,
+    /// The keys that it was given.
+    pub anchors: Vec<Anchor>,
+    /// What is wrong, in words.
+    pub problems: Vec<String>,
+    /// It was given a key, now or before: nobody is let in without one.
+    pub is_keyed: bool,
+}
+
+impl Keyring {
+    /// A keyring of these sources. Reads nothing yet.
+    pub fn new(sources: Sources) -> Self {
+        let welcome = watch::Sender::default();
+        Self(Arc::new(Shared {
+            sources,
+            good: Arc::default(),
+            standing: Mutex::default(),
+            welcome,
+            is_keyed: Arc::default(),
+        }))
+    }
+
+    /// One that is never given a key, for guests that are simulated.
+    pub fn empty() -> Self {
+        Self::new(Sources {
+            hosts: PathBuf::new(),
+            folder: PathBuf::new(),
+            platform: Box::new(Vec::new),
+            machine: Box::new(Machine::default),
+            is_writable: Box::new(|| false),
+            clock: || Clock::Unset,
+            plain: false,
+        })
+    }
+
+    /// How a new connection is to be begun. If the sources do not answer in time, they count as they did before.
+    pub async fn standing(&self) -> Standing {
+        if let Ok(standing) = tokio::time::timeout(PATIENCE, self.read()).await {
+            return standing;
+        }
+        let before = self.last().clone();
+        before.unwrap_or_else(|| {
+            Standing::Unusable("the files of the keys cannot be read: their disk does not answer".to_owned())
+        })
+    }
+
+    /// Reads everything, makes the guest's own key if it is needed, and says what is wrong. There is no deadline.
+    pub async fn read(&self) -> Standing {
+        let mut good = Arc::clone(&self.0.good).lock_owned().await;
+        let keyring = self.clone();
+        blocking::run(move || keyring.read_now(&mut good)).await
+    }
+
+    fn read_now(&self, good: &mut Good) -> Standing {
+        let Sources { clock, plain, .. } = &self.0.sources;
+        let gathered = gather(&self.0.sources, good);
+        for problem in gathered.problems.iter().filter(|problem| !good.problems.contains(problem)) {
+            tracing::error!("a key is not taken: {problem}");
+        }
+        good.problems = gathered.problems;
+        let anchors: Arc<[Anchor]> = gathered.anchors.into();
+        let mut machines = self.0.welcome.borrow().machines;
+        let standing = match own_key(&self.0.sources, gathered.is_there) {
+            Ok(None) => Standing::Plain,
+            Ok(Some((key, is_moved))) => {
+                machines += u64::from(is_moved);
+                let anchors = Arc::clone(&anchors);
+                Standing::Keyed(Keys { key: Arc::new(key), anchors, clock: clock(), plain: *plain })
+            }
+            Err(error) => Standing::Unusable(format!(
+                "this guest was given keys, and cannot use its own: {}",
+                error_chain::words(&error)
+            )),
+        };
+        let is_keyed = !matches!(standing, Standing::Plain);
+        self.0.is_keyed.store(is_keyed, Ordering::Relaxed);
+        let keyed_only = is_keyed && !plain;
+        let welcome = Welcome { anchors, keyed_only, machines };
+        self.0.welcome.send_if_modified(|before| {
+            let changed = *before != welcome;
+            *before = welcome;
+            changed
+        });
+        *self.last() = Some(standing.clone());
+        standing
+    }
+
+    /// Changes the files of keys, one at a time, and nobody reads them meanwhile.
+    pub async fn change<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&Files<'_>) -> Result<T, KeyError> + Send + 'static,
+    ) -> Result<T, KeyError> {
+        let good = Arc::clone(&self.0.good).lock_owned().await;
+        let shared = Arc::clone(&self.0);
+        let changed = blocking::run(move || {
+            let changed = change(&Files { sources: &shared.sources, given: &good.given });
+            drop(good);
+            changed
+        });
+        changed.await
+    }
+
+    /// What people see. Blocks; changes nothing.
+    pub fn list(&self) -> Listing {
+        let gathered = gather(&self.0.sources, &mut Good::default());
+        let mut problems = gathered.problems;
+        let own = Key::load(&self.0.sources.folder.join(KEY)).unwrap_or_else(|error| {
+            problems.push(error_chain::words(&error));
+            None
+        });
+        let is_keyed = gathered.is_there || self.0.sources.folder.join(KEY).exists();
+        Listing { own: own.map(|key| key.public()), anchors: gathered.anchors, problems, is_keyed }
+    }
+
+    /// Forgets the guest's own key, that there ever was one, and what host halves have put in the place of theirs. Blocks.
+    ///
+    /// # Errors
+    /// If a file cannot be removed.
+    pub fn forget(&self) -> io::Result<()> {
+        // The key last: it is what remembers.
+        for name in [NEXT, MACHINE, ROTATED, RETIRED, KEY] {
+            let path = self.0.sources.folder.join(name);
+            files::remove_synced(&path).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Notices that this machine has become another one: a copy of it that goes on from its memory.
+    pub async fn tick(&self) {
+        if self.0.is_keyed.load(Ordering::Relaxed) {
+            drop(self.standing().await);
+        }
+    }
+
+    /// Whether the guest was given a key, as of the last reading; set before anybody is let in because of that.
+    pub fn is_keyed(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0.is_keyed)
+    }
+
+    /// Completes when `peer` would not be let in any more, or not with the roles that it has.
+    pub async fn lost(&self, peer: &Peer) {
+        let machines = self.0.welcome.borrow().machines;
+        let may_stay = |welcome: &Welcome| match peer {
+            _ if welcome.machines != machines => false,
+            Peer::Plain => !welcome.keyed_only,
+            Peer::Keyed(peer) => {
+                let is_ca = peer.anchor != peer.fingerprint;
+                let lets_in = |anchor: &Anchor| {
+                    anchor.fingerprint == peer.anchor && anchor.roles == peer.roles && anchor.is_ca == is_ca
+                };
+                welcome.anchors.iter().any(lets_in)
+            }
+        };
+        let mut welcome = self.0.welcome.subscribe();
+        // The sender is part of this keyring.
+        let _ = welcome.wait_for(|welcome| !may_stay(welcome)).await;
+    }
+
+    /// The directory of the files that root writes.
+    pub fn hosts(&self) -> &Path {
+        &self.0.sources.hosts
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Standing>> {
+        // It is replaced as a whole.
+        self.0.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
