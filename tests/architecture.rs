@@ -302,9 +302,10 @@ fn tests_get_the_programs_in_one_place_each() {
     let mut found = Vec::new();
     files(&top.join("tests"), &mut found);
     files(&top.join("benches"), &mut found);
-    for (words, places) in
-        [(agent, &["tests/fixtures/launch.rs"][..]), (host, &["benches/host_scale.rs", "tests/host/lab.rs"])]
-    {
+    for (words, places) in [
+        (agent, &["tests/fixtures/launch.rs"][..]),
+        (host, &["benches/host_scale/host.rs", "tests/host/lab.rs"]),
+    ] {
         let has = |path: &&PathBuf| std::fs::read_to_string(path).unwrap().contains(words);
         let there = found.iter().filter(has).map(|path| path.strip_prefix(top).unwrap().to_str().unwrap());
         assert_eq!(there.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(), places);
