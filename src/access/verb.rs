@@ -103,7 +103,7 @@ pub static TRUST_ACCEPT: Verb = changes("AcceptKey", "trust accept", Role::Keys)
 pub static TRUST_FORGET: Verb = changes("ForgetKey", "trust forget", Role::Keys);
 /// Give a guest another one.
 pub static TRUST_ROTATE: Verb = changes("RotateGuestKey", "trust rotate", Role::Keys);
-/// Give this host half another key. (Who may do that, may it for all guests.)
+/// Give this host half another key.
 pub static TRUST_ROTATE_HOST: Verb = changes("RotateHostKey", "trust rotate --host", Role::Keys);
 /// What a guest needs to know this host half, with a secret if that is asked for.
 pub static TRUST_BOOTSTRAP: Verb = changes("GetTrustBootstrap", "trust bootstrap", Role::Keys);

@@ -121,6 +121,8 @@ impl Admission {
         }
         Ok(match object {
             Object::Seen => true,
+            // Only a rule for all VMs fits a name that none has.
+            Object::Host => allow("", ""),
             Object::Machine(vm) => {
                 let (vm, cluster) = self.machine(vm).await?;
                 allow(&vm, &cluster)
@@ -180,7 +182,7 @@ fn is_uuid(text: &str) -> bool {
 fn what(asked: &impl Asked) -> What {
     let vm = match asked.object() {
         Object::Machine(vm) | Object::VolumeTo { vm, .. } => vm.to_owned(),
-        Object::Seen | Object::Cluster(_) | Object::Volume(_) => String::new(),
+        Object::Seen | Object::Host | Object::Cluster(_) | Object::Volume(_) => String::new(),
     };
     What { verb: asked.verb(), vm, subject: asked.subject() }
 }
@@ -193,6 +195,9 @@ fn denial(behalf: &Behalf, known: &Known, asked: &impl Asked) -> String {
     let caller = behalf.caller();
     let (object, rule) = match asked.object() {
         Object::Seen => (String::new(), rule),
+        Object::Host => {
+            (" with the host half itself".to_owned(), format!("{rule}, without vms and clusters"))
+        }
         Object::Machine(vm) => (format!(" with the VM {vm:?}"), format!("{rule}, vms = [{vm:?}]")),
         Object::Cluster(cluster) => {
             (format!(" with the cluster {cluster:?}"), format!("{rule}, clusters = [{cluster:?}]"))

@@ -16,6 +16,8 @@ use crate::wire::proto::v1::{
 pub enum Object<'r> {
     /// Whatever the caller may see: the answer has that alone.
     Seen,
+    /// The host half itself, and so all VMs.
+    Host,
     /// The VM of this name.
     Machine(&'r str),
     /// A volume to be, of this cluster.
@@ -131,7 +133,7 @@ asked!(AcceptKeyRequest, |_| &verb::TRUST_ACCEPT, |asked| Object::Machine(&asked
     .clone());
 asked!(ForgetKeyRequest, |_| &verb::TRUST_FORGET, |asked| Object::Machine(&asked.name));
 asked!(RotateGuestKeyRequest, |_| &verb::TRUST_ROTATE, |asked| Object::Machine(&asked.name));
-asked!(RotateHostKeyRequest, |_| &verb::TRUST_ROTATE_HOST, |_| Object::Seen, |asked| {
+asked!(RotateHostKeyRequest, |_| &verb::TRUST_ROTATE_HOST, |_| Object::Host, |asked| {
     if asked.finish { "finish".to_owned() } else { String::new() }
 });
 asked!(GetTrustBootstrapRequest, |_| &verb::TRUST_BOOTSTRAP, |asked| Object::Machine(&asked.name), |asked| {

@@ -189,8 +189,11 @@ mod tests {
         let words =
             |name| Roles::of_profile(name).unwrap().iter().map(Role::word).collect::<Vec<_>>().join(" ");
         assert_eq!(words("monitor"), "status metrics logs");
-        assert_eq!(words("volumes"), "status topology disks");
-        assert_eq!(words("operator"), "status metrics logs topology freeze disks files-read forward power");
+        assert_eq!(words("volumes"), "status topology disks keys");
+        assert_eq!(
+            words("operator"),
+            "status metrics logs topology freeze disks files-read forward power keys"
+        );
         assert_eq!(
             words("qemu-ga"),
             "status metrics topology freeze disks files-read files-write exec power accounts"

@@ -179,6 +179,7 @@ const DENIED: &[(&str, &[&str])] = &[
     ("trust forget", &["trust", "forget", "db-1"]),
     ("trust rotate", &["trust", "rotate", "db-1"]),
     ("trust bootstrap", &["trust", "bootstrap", "db-1"]),
+    ("trust rotate --host", &["trust", "rotate", "--host"]),
 ];
 
 #[test]

@@ -79,9 +79,9 @@ impl Agent {
         std::fs::rename(beside, hosts.join(name)).unwrap();
     }
 
-    /// Gives it the key of a host half.
+    /// Gives it the key of a host half, as guestctl prints it.
     pub fn know(&self, lab: &Lab) {
-        self.give("host.pub", &key_line(lab));
+        self.give("host.pub", &(bootstrap(lab, &[])["key_line"].as_str().unwrap().to_owned() + "\n"));
     }
 
     /// Gives it a token, from its next start on.
@@ -157,9 +157,9 @@ pub fn listed(mut lab: Lab, names: &[&str]) -> Lab {
     lab
 }
 
-/// The line that guests need to know this host half, from `guestctl trust bootstrap`.
+/// The line that guests need to know this host half, from `guestctl trust bootstrap`, without any role.
 pub fn key_line(lab: &Lab) -> String {
-    bootstrap(lab, &[])["key_line"].as_str().unwrap().to_owned() + "\n"
+    bootstrap(lab, &[])["key_line"].as_str().unwrap().replace(" role=volumes", "") + "\n"
 }
 
 /// What `guestctl trust bootstrap` says of the first VM.

@@ -21,7 +21,7 @@ fn topology(lab: &Lab) -> String {
 fn a_key_alone_gives_status_and_its_line_or_a_grant_gives_more() {
     let lab = listed(Lab::new().set("topology = { zone = 'a' }"), &["web"]).start();
     let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
+    web.give("host.pub", &key_line(&lab));
     web.start();
     until_speaks(&lab, "web", "keyed");
     let why = until_denied(&lab);
@@ -56,7 +56,7 @@ fn a_key_alone_gives_status_and_its_line_or_a_grant_gives_more() {
 fn a_grant_for_another_key_or_caller_gives_nothing() {
     let lab = listed(Lab::new(), &["web"]).start();
     let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
+    web.give("host.pub", &key_line(&lab));
     std::fs::create_dir(web.file("agent.d")).unwrap();
     let other = "SHA256:LHDhK3oGRvkiefQnx7OOczTY5Tic/xZ6HcMOc/gmtoM";
     let grants = format!(

@@ -125,7 +125,7 @@ fn a_rotated_key_is_used_from_the_next_session_on_and_a_disk_from_before_is_stil
 fn a_host_half_gets_a_new_key_which_its_guests_know_before_it_is_used() {
     let mut lab = lab(&["web", "db"]).start();
     let mut web = Agent::new(&lab, "web");
-    web.give("host.pub", &crate::agent::key_line(&lab).replace(" role=volumes", " role=disks"));
+    web.give("host.pub", &crate::agent::key_line(&lab).replace(" #", " role=disks,keys #"));
     web.start();
     until_speaks(&lab, "web", "keyed");
     let mut db = Agent::new(&lab, "db");
@@ -153,7 +153,7 @@ fn a_host_half_gets_a_new_key_which_its_guests_know_before_it_is_used() {
         let list = keys["hosts"].as_array().unwrap().iter();
         list.map(|one| (one["key"].as_str().unwrap().to_owned(), one["roles"].clone())).collect::<Vec<_>>()
     };
-    assert!(given(&web).contains(&(next.clone(), serde_json::json!(["disks"]))), "{:?}", given(&web));
+    assert!(given(&web).contains(&(next.clone(), serde_json::json!(["disks", "keys"]))), "{:?}", given(&web));
     db.start();
     lab.until("db knows it, too", || rotation()["unknown_to"] == serde_json::json!([]));
     lab.words(&["trust", "rotate", "--host", "--finish"]);
