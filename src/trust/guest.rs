@@ -25,7 +25,8 @@ use crate::trust::anchors::Anchor;
 use crate::trust::certificate::{self, Certified};
 use crate::trust::key::Key;
 use crate::trust::peer::Keyed;
-use crate::trust::tls::{self, BINDING, BINDING_LABEL, Doorkeeper, FIRST_BYTE, PROTOCOL};
+use crate::trust::tls::server::Doorkeeper;
+use crate::trust::tls::{self, BINDING, BINDING_LABEL, FIRST_BYTE, PROTOCOL};
 use crate::trust::{Fingerprint, Peer};
 
 /// How long a peer may take to its first byte.
@@ -166,7 +167,7 @@ async fn shake(stream: BoxStream, keys: Keys) -> Result<Greeted, Refused> {
     let unusable = |error: rustls::Error| Refused::Unusable(error.to_string());
     let judged = Arc::new(OnceLock::new());
     let door = Door { anchors: keys.anchors, clock: keys.clock, judged: Arc::clone(&judged) };
-    let acceptor = TlsAcceptor::from(tls::server(&keys.key, door).map_err(unusable)?);
+    let acceptor = TlsAcceptor::from(tls::server::config(&keys.key, door).map_err(unusable)?);
     let accepted = acceptor.accept(stream).await;
     // Why the certificate was not taken says more than what TLS makes of it.
     let keyed = match judged.get() {

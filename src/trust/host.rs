@@ -92,7 +92,7 @@ impl Shown {
         let Some(path) = &from.certificate else {
             let key = Key::load(&from.key)?.ok_or_else(|| Unusable::NoKey(from.key.clone()))?;
             let leaf = certificate::self_signed(&key, End::Host)?;
-            return Ok(Self { key: key.public(), ca: None, config: tls::client(&key, vec![leaf])? });
+            return Ok(Self { key: key.public(), ca: None, config: tls::client::config(&key, vec![leaf])? });
         };
         let key = Key::load(&from.key)?.ok_or_else(|| Unusable::NoKey(from.key.clone()))?;
         let chain = chain(path)?;
@@ -105,7 +105,7 @@ impl Shown {
             return Err(wrong("its first certificate is about another key than that of the host half"));
         }
         let ca = read(1)?.key;
-        Ok(Self { key: key.public(), ca: Some(ca), config: tls::client(&key, chain)? })
+        Ok(Self { key: key.public(), ca: Some(ca), config: tls::client::config(&key, chain)? })
     }
 }
 

@@ -204,6 +204,9 @@ impl Keyring {
     }
 
     /// Changes the files of keys, one at a time, and nobody reads them meanwhile.
+    ///
+    /// # Errors
+    /// Those of `change`.
     pub async fn change<T: Send + 'static>(
         &self,
         change: impl FnOnce(&Files<'_>) -> Result<T, KeyError> + Send + 'static,
