@@ -140,9 +140,6 @@ pub async fn greet(incoming: Incoming, standing: Standing) -> Result<Greeted, Re
     };
     let lets_in_plain = keys.as_ref().is_none_or(|keys| keys.plain);
     let Incoming { stream, plain_refusal } = incoming;
-    if let (None, Some(refusal)) = (&keys, &plain_refusal) {
-        return Err(Refused::Channel(refusal.clone()));
-    }
     let first = timeout(FIRST, first_byte::wait(stream)).await.map_err(|_| Refused::Late(FIRST))?;
     let (first, stream) = first.map_err(|_| Refused::Gone)?;
     match (first == FIRST_BYTE, keys) {

@@ -82,6 +82,10 @@ impl Trust {
         let verdict = judge::judge(&record, shown, owner.map(|(_, name)| name), SystemTime::now());
         match &verdict {
             Ok(Verdict::Next) => self.change(vm, |pin| pin.map(|pin| pin.rotated(SystemTime::now()))).await?,
+            Ok(Verdict::Previous) => {
+                let key = shown.fingerprint();
+                tracing::warn!(vm = vm.name, %key, "the guest uses the key that it had before: was its disk restored?");
+            }
             Ok(_) => {}
             Err(_) => self.pins.offered(id, shown),
         }

@@ -239,7 +239,8 @@ impl Pins {
         let records = self.records();
         records.iter().find_map(|(vm, record)| {
             let pin = record.pin.as_ref()?;
-            (pin.key == key || pin.next.as_ref() == Some(&key)).then(|| (vm.clone(), pin.name.clone()))
+            // One that a guest has only announced is not its own before it has shown it.
+            (pin.key == key).then(|| (vm.clone(), pin.name.clone()))
         })
     }
 
@@ -261,11 +262,9 @@ impl Pins {
         let before = self.record(vm).pin;
         let Some(pin) = change(before.clone()) else { return Ok(()) };
         // One key is that of one guest, whoever was first.
-        let keys = [Some(&pin.key), pin.next.as_ref()];
-        for key in keys.into_iter().flatten().filter_map(|key| key.parse().ok()) {
-            if let Some((_, owner)) = self.owner(&key).filter(|(owner, _)| owner != vm) {
-                return Err(Error::Owned(owner));
-            }
+        let owner = pin.key.parse().ok().and_then(|key| self.owner(&key));
+        if let Some((_, name)) = owner.filter(|(owner, _)| owner != vm) {
+            return Err(Error::Owned(name));
         }
         if before.as_ref() != Some(&pin) {
             let bytes = serde_json::to_vec_pretty(&pin).unwrap_or_default();
@@ -388,7 +387,8 @@ mod tests {
         pins.offered(VM, other);
         let again = Pins::open(folder.path().to_owned()).unwrap();
         assert_eq!(Record { offered: Some(other), ..again.record(VM) }, pins.record(VM));
-        assert_eq!(again.owner(&other), Some((VM.to_owned(), "web".to_owned())));
+        assert_eq!(again.owner(&key), Some((VM.to_owned(), "web".to_owned())));
+        assert_eq!(again.owner(&other), None, "it was only announced");
         assert!(pins.forget(VM).await.unwrap() && !pins.forget(VM).await.unwrap());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
