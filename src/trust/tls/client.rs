@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::version::TLS13;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 
-use super::{PROTOCOL, algorithms, private, provider};
+use super::{PROTOCOL, SCHEMES, private, provider};
 use crate::trust::certificate;
 use crate::trust::key::Key;
 
@@ -37,7 +37,7 @@ impl ServerCertVerifier for AnyGuest {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("only TLS 1.3 is spoken".to_owned()))
+        super::too_old()
     }
 
     fn verify_tls13_signature(
@@ -46,11 +46,11 @@ impl ServerCertVerifier for AnyGuest {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms())
+        super::verify(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
+        SCHEMES.to_vec()
     }
 }
 

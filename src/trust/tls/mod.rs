@@ -3,10 +3,12 @@
 //!
 //! No resumption and no tickets: a session that is taken up again would outlast the key that it began with.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring};
-use rustls::pki_types::PrivateKeyDer;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
 use crate::trust::key::Key;
 
@@ -21,15 +23,30 @@ pub const PROTOCOL: &[u8] = b"guestlet/1";
 pub const FIRST_BYTE: u8 = 0x16;
 /// Bytes of the secret that both ends of a connection know, and nobody else.
 pub const BINDING: usize = 32;
+/// How both ends sign: with the only kind of keys that they have.
+const SCHEMES: [SignatureScheme; 1] = [SignatureScheme::ED25519];
 /// What that secret is made for (RFC 5705).
 pub(super) const BINDING_LABEL: &[u8] = b"EXPORTER-guestlet-enrollment";
 
+static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(ring::default_provider()));
+
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
+    Arc::clone(&PROVIDER)
 }
 
-fn algorithms() -> WebPkiSupportedAlgorithms {
-    ring::default_provider().signature_verification_algorithms
+/// Whether the end that shows a certificate holds its key: what both ends ask of each other.
+fn verify(
+    message: &[u8],
+    certificate: &CertificateDer<'_>,
+    signature: &DigitallySignedStruct,
+) -> Result<HandshakeSignatureValid, Error> {
+    let algorithms = &PROVIDER.signature_verification_algorithms;
+    rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+}
+
+/// What is said of a signature as TLS 1.2 has it.
+fn too_old() -> Result<HandshakeSignatureValid, Error> {
+    Err(Error::General("only TLS 1.3 is spoken".to_owned()))
 }
 
 fn private(key: &Key) -> PrivateKeyDer<'static> {

@@ -11,7 +11,7 @@ use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
 };
 
-use super::{PROTOCOL, algorithms, private, provider};
+use super::{PROTOCOL, SCHEMES, private, provider};
 use crate::trust::certificate;
 use crate::trust::key::Key;
 
@@ -50,7 +50,7 @@ impl<D: Doorkeeper> ClientCertVerifier for Verifier<D> {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("only TLS 1.3 is spoken".to_owned()))
+        super::too_old()
     }
 
     fn verify_tls13_signature(
@@ -59,11 +59,11 @@ impl<D: Doorkeeper> ClientCertVerifier for Verifier<D> {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &algorithms())
+        super::verify(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
+        SCHEMES.to_vec()
     }
 }
 
