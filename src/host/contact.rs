@@ -143,7 +143,7 @@ impl Contact {
                 self.plain().await
             }
             (Failure::Plain, Some(pin)) => {
-                Err(Refusal::from(trust::Refusal::Downgraded { vm, expected: pin.fingerprint() }).into())
+                Err(Refusal::from(trust::Refusal::Downgraded { vm, expected: pin.key.fingerprint() }).into())
             }
             (Failure::Unknown, _) => {
                 Err(Refusal::from(trust::Refusal::Stranger { vm, own: shown.key.fingerprint() }).into())

@@ -185,7 +185,7 @@ async fn rotate_step(calls: &mut Calls, which: String) -> Result<PublicKey, Stat
         None => Status::new(status.code(), text::clean(status.message())),
     })?;
     PublicKey::from_spki(&answer.into_inner().public_key)
-        .ok_or_else(|| Status::internal("the guest's next key is no Ed25519 key"))
+        .map_err(|_| Status::internal("the guest's next key is no Ed25519 key"))
 }
 
 /// What a guest has to be given.
@@ -212,7 +212,7 @@ pub async fn bootstrap(
         Some(_) => format!("CA of the host half on {host_name}"),
         None => format!("host half on {host_name}"),
     };
-    let key_line = anchors::line(key.spki(), shown.ca.is_some(), &request.roles, &comment);
+    let key_line = anchors::line(&key, shown.ca.is_some(), &request.roles, &comment);
     let token = if request.with_token { trust.token(&vm.ids.lasting).await?.reveal() } else { String::new() };
     Ok(v1::TrustBootstrap { key_line, token })
 }
@@ -258,20 +258,20 @@ fn told(name: &str, uuid: &str, record: Record) -> v1::GuestKey {
         ..v1::GuestKey::default()
     };
     if let Some(pin) = pin {
-        told.key = pin.fingerprint().to_string();
+        told.key = named(pin.key);
         pin.how.word().clone_into(&mut told.how);
         told.since = Some(time(pin.since));
-        told.next = pin.next.as_deref().map(named).unwrap_or_default();
+        told.next = pin.next.map(named).unwrap_or_default();
         if let Some(Previous { key, until }) = &pin.previous {
-            told.previous = named(key);
+            told.previous = named(*key);
             told.previous_until = Some(time(*until));
         }
     }
     told
 }
 
-fn named(key: &str) -> String {
-    key.parse::<PublicKey>().map(|key| key.fingerprint().to_string()).unwrap_or_default()
+fn named(key: PublicKey) -> String {
+    key.fingerprint().to_string()
 }
 
 fn time(seconds: u64) -> Timestamp {

@@ -64,24 +64,24 @@ impl Keys {
     /// `FAILED_PRECONDITION` if it may not, `INVALID_ARGUMENT` if it says no key, `INTERNAL` if it cannot be kept.
     pub async fn replace_host_key(&self, request: &Extensions, step: Option<Step>) -> Result<(), Status> {
         let peer = request.get::<Arc<Peer>>().map(Arc::clone);
-        let step = match step {
+        let keyed = move || match peer.as_deref() {
+            Some(Peer::Keyed(keyed)) => Ok(keyed.clone()),
+            _ => Err(KeyError::NotReplaceable),
+        };
+        let replaced = match step {
             Some(Step::Next(spki)) => {
                 let key = PublicKey::from_spki(&spki);
-                Ok(key.ok_or_else(|| Status::invalid_argument("next: it is no Ed25519 key"))?)
+                let next = key.map_err(|_| Status::invalid_argument("next: it is no Ed25519 key"))?;
+                self.keyring.change(move |files| files.add_host(&keyed()?, next)).await
             }
             Some(Step::Retire(name)) => {
-                Err(name.parse().map_err(|error| Status::invalid_argument(format!("retire: {error}")))?)
+                let before =
+                    name.parse().map_err(|error| Status::invalid_argument(format!("retire: {error}")))?;
+                self.keyring.change(move |files| files.retire_host(&keyed()?, before)).await
             }
             None => return Err(Status::invalid_argument("step is missing")),
         };
-        let replaced = self.keyring.change(move |files| {
-            let Some(Peer::Keyed(keyed)) = peer.as_deref() else { return Err(KeyError::NotReplaceable) };
-            match step {
-                Ok(next) => files.add_host(keyed, next),
-                Err(before) => files.retire_host(keyed, before),
-            }
-        });
-        replaced.await.map_err(|error| match error {
+        replaced.map_err(|error| match error {
             KeyError::NotReplaceable => Status::failed_precondition(error.to_string()),
             error => Status::internal(error_chain::words(&error)),
         })?;

@@ -18,7 +18,8 @@ use std::fmt;
 use base64_simd::STANDARD;
 
 use crate::trust::Fingerprint;
-use crate::trust::public_key::{self, NotAPublicKey};
+use crate::trust::key::{self, PublicKey};
+use crate::trust::public_key::NotAPublicKey;
 
 /// Keys that a guest may be given, in one text and altogether.
 pub const MAX_KEYS: usize = 64;
@@ -46,15 +47,14 @@ pub const ROLES: [&str; 17] = [
     "operator",
 ];
 
-const PREFIX: &str = "ed25519:";
 /// Characters of what is repeated in a message; a private key has more in every spelling.
 const MAX_REPEATED: usize = 24;
 
 /// A public key that a guest was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Anchor {
-    /// The key, as the DER `SubjectPublicKeyInfo` of RFC 8410.
-    pub public_key: [u8; public_key::LENGTH],
+    /// The key.
+    pub public_key: PublicKey,
     /// What people call the key.
     pub fingerprint: Fingerprint,
     /// Whether it signs the certificates of host halves, and is not itself the key of one.
@@ -234,13 +234,8 @@ pub fn merge(texts: impl IntoIterator<Item = Vec<Anchor>>) -> Result<Vec<Anchor>
 
 /// Writes the line of a key, without a line's end. Of the comment, line breaks and other control characters become spaces,
 /// and what would make the line too long is left out.
-pub fn line(
-    public_key: &[u8; public_key::LENGTH],
-    is_ca: bool,
-    roles: &[impl AsRef<str>],
-    comment: &str,
-) -> String {
-    let mut line = format!("{PREFIX}{}", STANDARD.encode_to_string(public_key));
+pub fn line(public_key: &PublicKey, is_ca: bool, roles: &[impl AsRef<str>], comment: &str) -> String {
+    let mut line = public_key.to_string();
     if is_ca {
         line.push_str(" ca");
     }
@@ -262,7 +257,7 @@ pub fn line(
 
 /// A line with a key, taken apart.
 struct Words<'a> {
-    public_key: [u8; public_key::LENGTH],
+    public_key: PublicKey,
     is_ca: bool,
     roles: Option<Vec<&'a str>>,
     comment: &'a str,
@@ -302,7 +297,7 @@ impl<'a> Words<'a> {
     fn anchor(self, origin: Origin) -> Anchor {
         Anchor {
             public_key: self.public_key,
-            fingerprint: Fingerprint::of(&self.public_key),
+            fingerprint: self.public_key.fingerprint(),
             is_ca: self.is_ca,
             roles: self.roles.unwrap_or_default().into_iter().map(str::to_owned).collect(),
             comment: self.comment.to_owned(),
@@ -321,15 +316,15 @@ fn without_comment(content: &str) -> (&str, &str) {
 }
 
 /// The key that is the first word of a line.
-fn read_key(content: &str, word: &str) -> Result<[u8; public_key::LENGTH], Problem> {
-    let Some(base64) = word.strip_prefix(PREFIX) else { return Err(instead_of_a_key(content, word)) };
+fn read_key(content: &str, word: &str) -> Result<PublicKey, Problem> {
+    let Some(base64) = word.strip_prefix(key::WORD) else { return Err(instead_of_a_key(content, word)) };
     let der = STANDARD.decode_to_vec(base64).map_err(|_| Problem::Base64)?;
-    public_key::ed25519(&der).map_err(Problem::Key)
+    PublicKey::from_spki(&der).map_err(Problem::Key)
 }
 
 /// What a line begins with that has no key of ours.
 fn instead_of_a_key(content: &str, word: &str) -> Problem {
-    let der = STANDARD.decode_to_vec(word).ok().map(|der| public_key::ed25519(&der));
+    let der = STANDARD.decode_to_vec(word).ok().map(|der| PublicKey::from_spki(&der));
     if content.contains("PRIVATE KEY") || matches!(der, Some(Err(NotAPublicKey::Private))) {
         Problem::PrivateKey
     } else if content.trim_start().starts_with("-----BEGIN") {

@@ -57,7 +57,7 @@ pub struct Certified {
 /// `None` if it is none, or is about another kind of key.
 pub fn read(der: &CertificateDer<'_>) -> Option<Certified> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    let key = PublicKey::from_spki(certificate.public_key().raw)?;
+    let key = PublicKey::from_spki(certificate.public_key().raw).ok()?;
     let mut names = Vec::new();
     for extension in certificate.extensions() {
         if let ParsedExtension::SubjectAlternativeName(found) = extension.parsed_extension() {

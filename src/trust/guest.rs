@@ -252,7 +252,7 @@ fn recognize(
     };
     let Certified { key, names } = certificate::read(leaf).ok_or_else(unreadable)?;
     let fingerprint = key.fingerprint();
-    if let Some(anchor) = anchors.iter().find(|anchor| anchor.public_key == *key.spki() && !anchor.is_ca) {
+    if let Some(anchor) = anchors.iter().find(|anchor| anchor.public_key == key && !anchor.is_ca) {
         return Ok(Keyed {
             fingerprint,
             anchor: fingerprint,
@@ -262,7 +262,7 @@ fn recognize(
     }
     let [ca] = others else { return Err(Refusal::Unknown(fingerprint)) };
     let issuer = certificate::read(ca).ok_or_else(unreadable)?.key;
-    let anchor = anchors.iter().find(|anchor| anchor.public_key == *issuer.spki() && anchor.is_ca);
+    let anchor = anchors.iter().find(|anchor| anchor.public_key == issuer && anchor.is_ca);
     let anchor = anchor.ok_or(Refusal::Unknown(fingerprint))?;
     let names: Vec<_> = names.into_iter().filter(|name| is_of_a_host(name)).collect();
     if names.is_empty() {

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{AlertDescription, ClientConfig};
 use tokio::io::AsyncBufReadExt as _;
 use tokio_rustls::TlsConnector;
@@ -89,12 +88,11 @@ impl Shown {
     /// # Errors
     /// If something is missing, damaged, or does not fit together.
     pub fn load(from: &Files) -> Result<Self, Unusable> {
+        let key = Key::load(&from.key)?.ok_or_else(|| Unusable::NoKey(from.key.clone()))?;
         let Some(path) = &from.certificate else {
-            let key = Key::load(&from.key)?.ok_or_else(|| Unusable::NoKey(from.key.clone()))?;
             let leaf = certificate::self_signed(&key, End::Host)?;
             return Ok(Self { key: key.public(), ca: None, config: tls::client::config(&key, vec![leaf])? });
         };
-        let key = Key::load(&from.key)?.ok_or_else(|| Unusable::NoKey(from.key.clone()))?;
         let chain = chain(path)?;
         let wrong = |problem: &str| Unusable::Certificate { path: path.clone(), problem: problem.to_owned() };
         let read = |at: usize| {
@@ -193,6 +191,12 @@ impl Identity {
         path.into()
     }
 
+    /// The key that is to follow the one in use. One that is in use already was left by a step that was cut off.
+    fn next(&self) -> Result<Option<Key>, KeyError> {
+        let own = self.shown().key;
+        Ok(Key::load(&self.beside(NEXT))?.filter(|key| key.public() != own))
+    }
+
     /// What guests are to be told. Blocks.
     ///
     /// # Errors
@@ -201,8 +205,7 @@ impl Identity {
         if self.files.certificate.is_some() {
             return Ok(Rotation::default());
         }
-        let own = self.shown().key;
-        let next = Key::load(&self.beside(NEXT))?.map(|key| key.public()).filter(|next| *next != own);
+        let (own, next) = (self.shown().key, self.next()?.map(|key| key.public()));
         let path = self.beside(RETIRED);
         let retired = files::text(&path).map_err(|source| Unusable::Read { path, source })?;
         let retired = retired.unwrap_or_default();
@@ -219,9 +222,7 @@ impl Identity {
         if self.files.certificate.is_some() {
             return Err(Unusable::OfAuthority);
         }
-        let own = self.shown().key;
-        // One that is in use already was left by a step that was cut off.
-        if let Some(key) = Key::load(&self.beside(NEXT))?.filter(|key| key.public() != own) {
+        if let Some(key) = self.next()? {
             return Ok(key.public());
         }
         let key = Key::generate()?;
@@ -234,7 +235,7 @@ impl Identity {
     /// # Errors
     /// If there is none, or a file cannot be written.
     pub fn switch(&self) -> Result<PublicKey, Unusable> {
-        let next = Key::load(&self.beside(NEXT))?.ok_or_else(|| Unusable::NoKey(self.beside(NEXT)))?;
+        let next = self.next()?.ok_or_else(|| Unusable::NoKey(self.beside(NEXT)))?;
         let (own, path) = (self.shown().key, self.beside(RETIRED));
         let write = |source| KeyError::Io { what: "write", path: self.beside(RETIRED), source };
         let retired = files::text(&path).map_err(write)?.unwrap_or_default();

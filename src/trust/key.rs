@@ -10,15 +10,17 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::sys::files;
-use crate::trust::{Fingerprint, public_key};
+use crate::trust::Fingerprint;
+use crate::trust::public_key::{self, NotAPublicKey};
 
 /// What stands before the 32 bytes of a private key in PKCS #8.
 const PRIVATE_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 /// What stands before the Base64 of a public key in text.
-const WORD: &str = "ed25519:";
+pub(super) const WORD: &str = "ed25519:";
 /// Bytes of a file with a key.
 const MAX_FILE: u64 = 16 * 1024;
 
@@ -27,9 +29,12 @@ const MAX_FILE: u64 = 16 * 1024;
 pub struct PublicKey([u8; public_key::LENGTH]);
 
 impl PublicKey {
-    /// The key in a `SubjectPublicKeyInfo`; `None` if that is not one of Ed25519, or a weak one.
-    pub fn from_spki(spki: &[u8]) -> Option<Self> {
-        public_key::ed25519(spki).ok().map(Self)
+    /// The key in a `SubjectPublicKeyInfo`.
+    ///
+    /// # Errors
+    /// If that is not one of Ed25519, or a weak one.
+    pub fn from_spki(spki: &[u8]) -> Result<Self, NotAPublicKey> {
+        public_key::ed25519(spki).map(Self)
     }
 
     /// The `SubjectPublicKeyInfo` in DER.
@@ -67,7 +72,20 @@ impl FromStr for PublicKey {
     fn from_str(text: &str) -> Result<Self, NotAKey> {
         let encoded = text.strip_prefix(WORD).ok_or(NotAKey)?;
         let spki = STANDARD.decode_to_vec(encoded).map_err(|_| NotAKey)?;
-        Self::from_spki(&spki).ok_or(NotAKey)
+        Self::from_spki(&spki).map_err(|_| NotAKey)
+    }
+}
+
+/// In files as in text.
+impl Serialize for PublicKey {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PublicKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 
@@ -130,7 +148,8 @@ impl Key {
 
     fn from_pkcs8(pkcs8: Vec<u8>) -> Option<Self> {
         let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(&pkcs8).ok()?;
-        let public = PublicKey::from_spki(&[&public_key::HEAD[..], pair.public_key().as_ref()].concat())?;
+        let public =
+            PublicKey::from_spki(&[&public_key::HEAD[..], pair.public_key().as_ref()].concat()).ok()?;
         Some(Self { pkcs8, public })
     }
 

@@ -3,7 +3,8 @@
 use std::process::Command;
 
 use guestlet::ctl::trust::bootstrap::{Format, text};
-use guestlet::trust::{Fingerprint, anchors};
+use guestlet::trust::anchors;
+use guestlet::trust::key::PublicKey;
 
 use crate::harness::launch::Options;
 use crate::harness::tools;
@@ -15,8 +16,9 @@ use crate::{images, installed};
 fn key(number: u8, comment: &str) -> (String, String) {
     let mut public_key = [number; 44];
     public_key[..12].copy_from_slice(&[0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0]);
+    let public_key = PublicKey::from_spki(&public_key).unwrap();
     let line = anchors::line(&public_key, false, &["status", "freeze"], comment);
-    (line, Fingerprint::of(&public_key).to_string())
+    (line, public_key.fingerprint().to_string())
 }
 
 /// The options for QEMU that are printed for a key, as a shell takes them: those of this name.

@@ -112,18 +112,17 @@ pub fn judge(
         return Err(Refusal::Owned { found: found.fingerprint(), owner });
     }
     let Some(pin) = &record.pin else { return Ok(Verdict::First(record.token.clone())) };
-    let found_text = found.to_string();
-    if pin.key == found_text {
+    if pin.key == found {
         return Ok(Verdict::Known);
     }
-    if pin.next.as_ref() == Some(&found_text) {
+    if pin.next == Some(found) {
         return Ok(Verdict::Next);
     }
     match &pin.previous {
-        Some(previous) if previous.key == found_text && previous.is_valid(now) => Ok(Verdict::Previous),
+        Some(previous) if previous.key == found && previous.is_valid(now) => Ok(Verdict::Previous),
         _ => Err(Refusal::Changed {
             vm: pin.name.clone(),
-            expected: pin.fingerprint(),
+            expected: pin.key.fingerprint(),
             found: found.fingerprint(),
         }),
     }
@@ -153,7 +152,7 @@ mod tests {
         let pin = Pin::new("web", old, How::FirstUse);
         assert_eq!(judge(&pinned(pin.clone()), old, None, now).unwrap(), Verdict::Known);
         assert!(matches!(judge(&pinned(pin.clone()), new, None, now), Err(Refusal::Changed { .. })));
-        let promised = Pin { next: Some(new.to_string()), ..pin };
+        let promised = Pin { next: Some(new), ..pin };
         assert_eq!(judge(&pinned(promised.clone()), old, None, now).unwrap(), Verdict::Known);
         assert_eq!(judge(&pinned(promised.clone()), new, None, now).unwrap(), Verdict::Next);
         let rotated = pinned(promised.rotated(now));

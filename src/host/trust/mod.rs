@@ -138,7 +138,7 @@ impl Trust {
         if self.record(&vm.ids.lasting).pin.is_none() {
             return Err(Error::NoPin);
         }
-        self.change(vm, |pin| pin.map(|pin| Pin { next: Some(next.to_string()), ..pin })).await
+        self.change(vm, |pin| pin.map(|pin| Pin { next: Some(next), ..pin })).await
     }
 
     /// A token by which the guest of a VM can prove at its first contact that it is the one which was set up for that.

@@ -14,7 +14,6 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use super::PREVIOUS;
 use crate::sys::{blocking, files};
-use crate::trust::Fingerprint;
 use crate::trust::enrollment::Token;
 use crate::trust::key::PublicKey;
 
@@ -53,15 +52,15 @@ impl How {
 pub struct Pin {
     /// The VM's name when it was pinned, for people.
     pub name: String,
-    /// The key, as lines of keys have it.
-    pub key: String,
+    /// The key.
+    pub key: PublicKey,
     /// How it was pinned.
     pub how: How,
     /// When, in seconds since 1970.
     pub since: u64,
     /// The key that the guest has said it is going to use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
+    pub next: Option<PublicKey>,
     /// The key that it had before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous: Option<Previous>,
@@ -75,7 +74,7 @@ pub struct Pin {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Previous {
     /// The key.
-    pub key: String,
+    pub key: PublicKey,
     /// Until when it is taken all the same, in seconds since 1970.
     pub until: u64,
 }
@@ -91,15 +90,7 @@ impl Pin {
     /// That of a guest whose key is pinned now.
     pub fn new(name: &str, key: PublicKey, how: How) -> Self {
         let since = seconds(SystemTime::now());
-        Self {
-            name: name.to_owned(),
-            key: key.to_string(),
-            how,
-            since,
-            next: None,
-            previous: None,
-            told: None,
-        }
+        Self { name: name.to_owned(), key, how, since, next: None, previous: None, told: None }
     }
 
     /// After the guest has begun to use its next key.
@@ -114,15 +105,6 @@ impl Pin {
                 next: None,
                 ..self
             },
-        }
-    }
-
-    /// The name of the key.
-    pub fn fingerprint(&self) -> Fingerprint {
-        match self.key.parse::<PublicKey>() {
-            Ok(key) => key.fingerprint(),
-            // Files are checked when they are read.
-            Err(_) => Fingerprint::of(self.key.as_bytes()),
         }
     }
 }
@@ -235,12 +217,11 @@ impl Pins {
 
     /// The VM, and its name, for which a key is pinned.
     pub fn owner(&self, key: &PublicKey) -> Option<(String, String)> {
-        let key = key.to_string();
         let records = self.records();
         records.iter().find_map(|(vm, record)| {
             let pin = record.pin.as_ref()?;
             // One that a guest has only announced is not its own before it has shown it.
-            (pin.key == key).then(|| (vm.clone(), pin.name.clone()))
+            (pin.key == *key).then(|| (vm.clone(), pin.name.clone()))
         })
     }
 
@@ -262,8 +243,7 @@ impl Pins {
         let before = self.record(vm).pin;
         let Some(pin) = change(before.clone()) else { return Ok(()) };
         // One key is that of one guest, whoever was first.
-        let owner = pin.key.parse().ok().and_then(|key| self.owner(&key));
-        if let Some((_, name)) = owner.filter(|(owner, _)| owner != vm) {
+        if let Some((_, name)) = self.owner(&pin.key).filter(|(owner, _)| owner != vm) {
             return Err(Error::Owned(name));
         }
         if before.as_ref() != Some(&pin) {
@@ -358,13 +338,7 @@ fn text(path: &Path) -> Result<String, String> {
 }
 
 fn read_pin(path: &Path) -> Result<Pin, String> {
-    let wrong = |problem: String| format!("{}: {problem}", path.display());
-    let pin: Pin = serde_json::from_str(&text(path)?).map_err(|error| wrong(error.to_string()))?;
-    let keys = [Some(&pin.key), pin.next.as_ref(), pin.previous.as_ref().map(|previous| &previous.key)];
-    for key in keys.into_iter().flatten() {
-        key.parse::<PublicKey>().map_err(|error| wrong(format!("{key:?}: {error}")))?;
-    }
-    Ok(pin)
+    serde_json::from_str(&text(path)?).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -383,7 +357,7 @@ mod tests {
         assert_eq!(pins.token(VM).await.unwrap(), token);
         pins.change(VM, |_| Some(Pin::new("web", key, How::Token))).await.unwrap();
         assert_eq!(pins.record(VM).token, Some(token.clone()));
-        pins.change(VM, |pin| pin.map(|pin| Pin { next: Some(other.to_string()), ..pin })).await.unwrap();
+        pins.change(VM, |pin| pin.map(|pin| Pin { next: Some(other), ..pin })).await.unwrap();
         pins.offered(VM, other);
         let again = Pins::open(folder.path().to_owned()).unwrap();
         assert_eq!(Record { offered: Some(other), ..again.record(VM) }, pins.record(VM));

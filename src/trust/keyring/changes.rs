@@ -3,7 +3,6 @@
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
 
 use super::machine::Machine;
 use super::replaced::Replaced;
@@ -34,7 +33,7 @@ impl Files<'_> {
         if let Some(key) = Key::load(&path)?.filter(|key| Some(key.public()) != own) {
             return Ok(key.public());
         }
-        self.check_writable(&path)?;
+        self.sources.check_writable(&path)?;
         let key = Key::generate()?;
         key.save(&path)?;
         Ok(key.public())
@@ -53,7 +52,7 @@ impl Files<'_> {
             }
             return Ok(key.public());
         }
-        self.check_writable(&own)?;
+        self.sources.check_writable(&own)?;
         let key = Key::load(&path)?.filter(is_it).ok_or(KeyError::NoSuchKey(which))?;
         key.save(&own)?;
         files::remove(&path);
@@ -98,20 +97,12 @@ impl Files<'_> {
         if is_new {
             for (name, text) in replaced.texts() {
                 let path = folder.join(name);
-                self.check_writable(&path)?;
+                self.sources.check_writable(&path)?;
                 let write = |source| KeyError::Io { what: "write", path: path.clone(), source };
                 files::replace_synced(&path, text.as_bytes()).map_err(write)?;
             }
         }
         Ok(is_new)
-    }
-
-    fn check_writable(&self, path: &Path) -> Result<(), KeyError> {
-        if (self.sources.is_writable)() {
-            return Ok(());
-        }
-        let source = io::Error::other("file systems are frozen now");
-        Err(KeyError::Io { what: "write", path: path.to_owned(), source })
     }
 }
 
@@ -152,9 +143,7 @@ pub(super) fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<(Key,
             "this machine is not the one that its key was made on, so that it makes itself a new one"
         );
     }
-    if !(sources.is_writable)() {
-        return Err(write(io::Error::other("file systems are frozen now")));
-    }
+    sources.check_writable(&beside)?;
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(write)?;
     let key = Key::generate()?;
     files::remove(&folder.join(NEXT));

@@ -19,8 +19,6 @@ pub(super) struct Good {
     pub(super) texts: HashMap<String, Vec<Anchor>>,
     /// Of all together.
     pub(super) merged: Vec<Anchor>,
-    /// Those of them that count, without what host halves have replaced.
-    pub(super) given: Vec<Anchor>,
     /// What is wrong, as last told.
     pub(super) problems: Vec<String>,
 }
@@ -75,7 +73,6 @@ pub(super) fn gather(sources: &Sources, good: &mut Good) -> Gathered {
         }
     }
     good.texts = now;
-    good.given.clone_from(&good.merged);
     found.is_there |= sources.folder.join(ROTATED).is_file();
     match replaced::Replaced::read(&sources.folder) {
         Ok(replaced) => found.anchors = replaced.apply(&good.merged),

@@ -72,6 +72,17 @@ pub struct Sources {
     pub plain: bool,
 }
 
+impl Sources {
+    /// That `path` can be written to.
+    fn check_writable(&self, path: &Path) -> Result<(), KeyError> {
+        if (self.is_writable)() {
+            return Ok(());
+        }
+        let source = io::Error::other("file systems are frozen now");
+        Err(KeyError::Io { what: "write", path: path.to_owned(), source })
+    }
+}
+
 impl std::fmt::Debug for Sources {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { hosts, folder, .. } = self;
@@ -214,7 +225,7 @@ impl Keyring {
         let good = Arc::clone(&self.0.good).lock_owned().await;
         let shared = Arc::clone(&self.0);
         let changed = blocking::run(move || {
-            let changed = change(&Files { sources: &shared.sources, given: &good.given });
+            let changed = change(&Files { sources: &shared.sources, given: &good.merged });
             drop(good);
             changed
         });

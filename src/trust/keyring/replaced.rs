@@ -73,7 +73,7 @@ impl Replaced {
     /// # Errors
     /// If that is a key of somebody else, or there is no room.
     pub fn add(&mut self, given: &[Anchor], peer: &Keyed, next: PublicKey) -> Result<bool, KeyError> {
-        let is_next = |anchor: &&Anchor| anchor.public_key == *next.spki();
+        let is_next = |anchor: &&Anchor| anchor.public_key == next;
         if let Some(known) = self.successors.iter().find(is_next) {
             return if predecessor(known) == Some(peer.anchor) {
                 Ok(false)
@@ -88,8 +88,7 @@ impl Replaced {
         if self.successors.len() + given.len() >= MAX_KEYS {
             return Err(KeyError::NotReplaceable);
         }
-        let line =
-            anchors::line(next.spki(), false, &[] as &[&str], &format!("{IN_PLACE_OF}{}", peer.anchor));
+        let line = anchors::line(&next, false, &[] as &[&str], &format!("{IN_PLACE_OF}{}", peer.anchor));
         if let Ok(added) = anchors::parse(ROTATED, &line) {
             self.successors.extend(added);
         }
@@ -158,7 +157,7 @@ mod tests {
         assert_eq!(replaced.apply(&[other]), both[1..], "it counts without the key whose place it took");
         // Nobody else's key, neither to add nor to retire.
         assert!(replaced.add(&both, &of_other, next).is_err());
-        assert!(replaced.add(&both, &of_other, PublicKey::from_spki(&one.public_key).unwrap()).is_err());
+        assert!(replaced.add(&both, &of_other, one.public_key).is_err());
         assert!(replaced.retire(&of_other, one.fingerprint).is_err());
         assert!(replaced.retire(&of_one, one.fingerprint).is_err());
         let of_next = peer(&counted[2]);
