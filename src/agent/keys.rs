@@ -9,7 +9,6 @@ use lexopt::Arg;
 use rustls::pki_types::UnixTime;
 
 use crate::config::agent::TrustSettings;
-use crate::guest::provided::{self, Provided};
 use crate::guest::{Guest, freeze, identity};
 use crate::rpc::keys::Keys;
 use crate::supervise::Supervisor;
@@ -19,9 +18,9 @@ use crate::sys::{clock, error_chain, files};
 use crate::text::{or_dash, table};
 use crate::trust::Fingerprint;
 use crate::trust::anchors::Anchor;
-use crate::trust::enrollment::Token;
 use crate::trust::guest::Clock;
 use crate::trust::keyring::{Keyring, Machine, Sources, Text};
+use crate::trust::provided::{self, Provided};
 
 /// Changes with each copy of the VM's memory, where the hypervisor provides that.
 const GENERATION: &str = "/sys/firmware/qemu_fw_cfg/by_name/etc/vmgenid_guid/raw";
@@ -165,9 +164,7 @@ pub fn of_the_api(keyring: &Keyring, guest: &Guest) -> Keys {
     let root = guest.root.clone();
     Keys::new(keyring.clone(), move || {
         let found = provided::enrollment_token(&root, credentials().as_deref());
-        found
-            .map(|token| token.map(|token| Token::from(*token.bytes())))
-            .map_err(|problem| error_chain::words(&problem))
+        found.map_err(|problem| error_chain::words(&problem))
     })
 }
 

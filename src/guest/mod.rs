@@ -27,7 +27,6 @@ pub mod pod_volumes;
 pub mod power;
 pub mod processes;
 pub mod processors;
-pub mod provided;
 pub mod routes;
 pub mod ssh_keys;
 pub mod state;

@@ -31,7 +31,7 @@ impl FromStr for Token {
     type Err = NotAToken;
 
     fn from_str(text: &str) -> Result<Self, NotAToken> {
-        let digits = text.trim();
+        let digits = text.trim_ascii();
         if digits.len() != 2 * LENGTH || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(NotAToken);
         }
@@ -39,6 +39,7 @@ impl FromStr for Token {
     }
 }
 
+#[cfg(test)]
 impl From<[u8; LENGTH]> for Token {
     fn from(bytes: [u8; LENGTH]) -> Self {
         Self(bytes)

@@ -16,6 +16,8 @@ pub mod key;
 #[cfg(feature = "agent")]
 pub mod keyring;
 pub mod peer;
+#[cfg(feature = "agent")]
+pub mod provided;
 pub mod public_key;
 pub mod tls;
 

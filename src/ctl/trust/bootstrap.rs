@@ -1,7 +1,7 @@
 //! `guestctl trust bootstrap`: what to add to a VM so that its guest knows its host half by its key.
 //!
 //! Pure: strings in, text out. To add a platform: its [`Format`], and the function that writes it. What the guest looks for,
-//! and where, is in `guest::provided`.
+//! and where, is in `trust::provided`.
 
 use clap::ValueEnum;
 

@@ -8,12 +8,12 @@
 //! In a confidential VM only the guest's own store counts: whatever else there is may have been written by the host, from
 //! which the guest is to be safe.
 
-use std::fmt;
 use std::io;
 use std::path::Path;
 
 use crate::sys::root::Root;
 use crate::sys::{confidential, files, smbios};
+use crate::trust::enrollment::{NotAToken, Token};
 
 /// The name of the public keys of host halves: text.
 pub const HOSTS: &str = "guestlet.hosts";
@@ -112,31 +112,6 @@ impl Problem {
     }
 }
 
-/// A secret of 128 bits that the guest proves once to have, so that its host half knows which VM it is. It is never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token([u8; 16]);
-
-impl Token {
-    /// The secret itself.
-    pub fn bytes(&self) -> &[u8; 16] {
-        &self.0
-    }
-
-    /// Of 32 hexadecimal digits.
-    fn parse(text: &str) -> Option<Self> {
-        let text = text.trim_ascii();
-        let is_plain = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = is_plain.then(|| u128::from_str_radix(text, 16).ok()).flatten()?;
-        Some(Self(number.to_be_bytes()))
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Token(…)")
-    }
-}
-
 /// The texts with the public keys of host halves, from every source that has one. `credentials` is what the service manager
 /// calls `$CREDENTIALS_DIRECTORY`. Systemd copies what it finds in the firmware, so that one text may come several times.
 pub fn hosts(root: &Root, credentials: Option<&Path>) -> Vec<Result<Provided, Problem>> {
@@ -150,7 +125,7 @@ pub fn hosts(root: &Root, credentials: Option<&Path>) -> Vec<Result<Provided, Pr
 pub fn enrollment_token(root: &Root, credentials: Option<&Path>) -> Result<Option<Token>, Problem> {
     let Some(first) = all(root, credentials, ENROLLMENT).into_iter().next() else { return Ok(None) };
     let Provided { place, text } = first.and_then(Found::text)?;
-    Token::parse(&text).map(Some).ok_or(Problem::NotAToken { place })
+    text.parse().map(Some).map_err(|NotAToken| Problem::NotAToken { place })
 }
 
 /// What one source has.
@@ -306,7 +281,7 @@ mod tests {
         ];
         assert_eq!(told(&root), expected);
         let token = token(&root).unwrap().unwrap();
-        assert_eq!(token.bytes(), &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+        assert_eq!(token, Token::from([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]));
         assert_eq!(format!("{token:?}"), "Token(…)");
     }
 
