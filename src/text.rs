@@ -1,6 +1,7 @@
-//! How people are shown things: sizes, rows of tables, and a dash where there is nothing.
+//! How people are shown things, and write them: sizes, rows of tables, a dash where there is nothing, patterns of names.
 
 pub mod findings;
+pub mod wildcard;
 
 /// Rows as columns of equal width, two spaces apart, with a line's end after each.
 pub fn table<R: AsRef<[String]>>(rows: &[R]) -> String {

@@ -58,7 +58,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qga", &["guest", "policy", "sys", "wire"]),
     ("rpc", &["guest", "policy", "sys", "transport", "trust", "wire"]),
     // Who may do what, and what was done; the protocols ask it.
-    ("policy", &["sys", "trust"]),
+    ("policy", &["sys", "text", "trust"]),
     // kubelet's sockets come and go with its folder, so that it owns them and what is served on them.
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     ("guest", &["labels", "sys"]),
@@ -69,7 +69,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("transport", &["supervise", "sys", "wire"]),
     // (Grants and rules of access are checked where they are read.)
     ("config", &["access", "labels", "policy", "text", "trust"]),
-    ("access", &[]),
+    ("access", &["text"]),
     ("labels", &[]),
     ("supervise", &[]),
     ("sys", &[]),

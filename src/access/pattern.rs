@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::text::wildcard;
+
 /// Bytes of the longest one, which is that of the longest DNS name.
 const LONGEST: usize = 253;
 
@@ -27,18 +29,7 @@ pub enum NoPattern {
 impl Pattern {
     /// Whether it stands for this name.
     pub fn matches(&self, name: &str) -> bool {
-        let mut parts = self.0.split('*');
-        let first = parts.next().unwrap_or_default();
-        let Some(mut rest) = name.strip_prefix(first) else { return false };
-        let Some(last) = parts.next_back() else { return rest.is_empty() };
-        // The first place that fits leaves most to the parts behind it.
-        for part in parts {
-            match rest.find(part) {
-                Some(at) => rest = &rest[at + part.len()..],
-                None => return false,
-            }
-        }
-        rest.ends_with(last)
+        wildcard::matches(&self.0, name)
     }
 }
 

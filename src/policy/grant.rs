@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::policy::role::{Role, Roles};
 use crate::policy::rules::{Detail, Who};
+use crate::text::wildcard;
 use crate::trust::Fingerprint;
 
 /// Bytes of the name of a caller, and of a pattern for it.
@@ -72,16 +73,7 @@ impl Caller {
 
     /// Whether `caller` fits; one that is not named is empty.
     pub fn fits(&self, caller: &str) -> bool {
-        let mut parts = self.0.split('*');
-        let Some(mut rest) = caller.strip_prefix(parts.next().unwrap_or_default()) else { return false };
-        let Some(last) = parts.next_back() else { return rest.is_empty() };
-        for part in parts {
-            match rest.find(part) {
-                Some(at) => rest = &rest[at + part.len()..],
-                None => return false,
-            }
-        }
-        rest.ends_with(last)
+        wildcard::matches(&self.0, caller)
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::policy::grant::{Grant, Host};
 use crate::policy::role::{QEMU_GA, Role, Roles};
 use crate::policy::rules::{Mode, Rules};
+use crate::text;
 
 fn words(roles: Roles) -> String {
     roles.iter().map(Role::word).collect::<Vec<_>>().join(" ")
@@ -51,13 +52,7 @@ pub fn table(rules: &Rules) -> String {
     }
     rows.push(["*", "*", "its key; the line of it may give more", "status"].map(str::to_owned));
     rows.extend(rules.grants.iter().map(row));
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths = [width(0), width(1), width(2)];
-    for [host, caller, by, roles] in &rows {
-        let [first, second, third] = widths;
-        let _ = writeln!(text, "{host:<first$}  {caller:<second$}  {by:<third$}  {roles}");
-    }
-    text + &bounds(rules)
+    text + &text::table(&rows) + &bounds(rules)
 }
 
 fn row(grant: &Grant) -> [String; 4] {
