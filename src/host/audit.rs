@@ -22,8 +22,7 @@ use super::caller::{Behalf, Caller};
 use super::rate::Allowance;
 use super::text;
 use crate::access::Verb;
-use crate::sys::logging;
-use crate::sys::record_file::RecordFile;
+use crate::sys::logging::{self, Lines};
 
 /// Denials of one caller at once, and in each second in the long run; of a guest, which repeats what fails, all that fails.
 const IN_VAIN: (f64, f64) = (20.0, 1.0);
@@ -33,6 +32,8 @@ const OF_A_GUEST: (f64, f64) = (256.0, 10.0);
 const MOST_CALLERS: usize = 1024;
 /// After how long a caller who does nothing is forgotten.
 const IDLE: Duration = Duration::from_secs(60);
+/// Records that wait to be written to the file.
+const QUEUE: usize = 1024;
 /// How long the end of the program waits for the file.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -43,7 +44,7 @@ pub struct Audit(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     host: String,
-    file: Option<(PathBuf, RecordFile)>,
+    file: Option<(PathBuf, Lines)>,
     callers: Mutex<Callers>,
 }
 
@@ -136,7 +137,7 @@ impl Audit {
     /// # Errors
     /// If that cannot be opened.
     pub fn with_file(host: &str, path: &Path) -> io::Result<Self> {
-        let file = Some((path.to_owned(), RecordFile::open(path)?));
+        let file = Some((path.to_owned(), Lines::start(path, QUEUE)?));
         Ok(Self(Arc::new(Inner { host: host.to_owned(), file, callers: Mutex::default() })))
     }
 
@@ -201,7 +202,8 @@ impl Audit {
         let line = Line { time, side: "host", host: &self.0.host, told };
         // It has nothing that JSON cannot say.
         if let Ok(line) = serde_json::to_string(&line) {
-            file.write(line);
+            // What has no room is counted.
+            file.append(line + "\n");
         }
     }
 

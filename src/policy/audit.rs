@@ -24,6 +24,8 @@ use crate::sys::logging;
 
 /// Characters of a client's words in a record.
 const MAX_WORDS: usize = 256;
+/// Records that wait to be written to the file.
+const QUEUE: usize = 256;
 /// Denials that are written down at once, and how long it takes until there may be one more.
 const BURST: u32 = 20;
 const AGAIN: Duration = Duration::from_secs(1);
@@ -188,7 +190,7 @@ impl Audit {
     /// # Errors
     /// If the file cannot be opened.
     pub fn start(mode: Mode, file: Option<&Path>) -> io::Result<Self> {
-        let file = file.map(logging::Lines::start).transpose()?;
+        let file = file.map(|file| logging::Lines::start(file, QUEUE)).transpose()?;
         Ok(Self(Arc::new(Inner { mode, file, state: Mutex::default() })))
     }
 

@@ -82,8 +82,6 @@ pub mod process_end;
 pub mod process_group;
 #[cfg(feature = "agent")]
 pub mod program;
-#[cfg(feature = "host")]
-pub mod record_file;
 #[cfg(feature = "agent")]
 pub mod refused;
 pub mod root;

@@ -14,14 +14,14 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tracing::Level;
 
 use crate::sys::calendar::Date;
 
-/// Entries that wait to be written.
+/// Entries of the log that wait to be written.
 const QUEUE: usize = 256;
 /// How long the end of the program waits for what is still to be written.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -63,10 +63,7 @@ pub fn finish() {
         return;
     }
     for writer in WRITERS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        let (done, written) = sync_channel(1);
-        if writer.try_send(Message::Done(done)).is_ok() {
-            let _ = written.recv_timeout(LAST_WORDS);
-        }
+        finished(writer, LAST_WORDS);
     }
 }
 
@@ -74,27 +71,46 @@ pub fn finish() {
 #[derive(Debug)]
 pub struct Lines {
     writer: SyncSender<Message>,
+    lost: Arc<AtomicU64>,
 }
 
 impl Lines {
     /// Opens the file at `path` to append to it, for root and the process's own user only if it is new, and starts
-    /// the thread.
+    /// the thread. So many lines may wait for it.
     ///
     /// # Errors
     /// As open(2) gives them.
-    pub fn start(path: &Path) -> io::Result<Self> {
-        let file = open(path)?;
-        let (writer, entries) = sync_channel(QUEUE);
-        let path = path.to_owned();
-        std::thread::Builder::new().name("log".into()).spawn(move || write(file, &path, &entries))?;
+    pub fn start(path: &Path, queue: usize) -> io::Result<Self> {
+        let (file, lost) = (open(path)?, Arc::new(AtomicU64::new(0)));
+        let (writer, entries) = sync_channel(queue);
+        let (path, counter) = (path.to_owned(), Arc::clone(&lost));
+        let work = move || write(file, &path, &entries, &counter);
+        std::thread::Builder::new().name("log".into()).spawn(work)?;
         WRITERS.lock().unwrap_or_else(PoisonError::into_inner).push(writer.clone());
-        Ok(Self { writer })
+        Ok(Self { writer, lost })
     }
 
     /// Hands over a line with its end; false if there is no room for it, and it is lost.
     pub fn append(&self, line: impl Into<Vec<u8>>) -> bool {
-        self.writer.try_send(Message::Line(line.into())).is_ok()
+        let is_taken = self.writer.try_send(Message::Line(line.into())).is_ok();
+        self.lost.fetch_add((!is_taken).into(), Ordering::Relaxed);
+        is_taken
     }
+
+    /// Lines for which there was no room, here or on the disk, since this was asked the last time.
+    pub fn take_lost(&self) -> u64 {
+        self.lost.swap(0, Ordering::Relaxed)
+    }
+
+    /// Waits so long for what is still to be written; false if it is not by then. Blocks.
+    pub fn finish(&self, patience: Duration) -> bool {
+        finished(&self.writer, patience)
+    }
+}
+
+fn finished(writer: &SyncSender<Message>, patience: Duration) -> bool {
+    let (done, written) = sync_channel(1);
+    writer.try_send(Message::Done(done)).is_ok() && written.recv_timeout(patience).is_ok()
 }
 
 /// The log as lines with their time and level.
@@ -109,7 +125,7 @@ impl Log {
     /// # Errors
     /// As open(2) gives them.
     pub fn start(path: &Path) -> io::Result<Self> {
-        Ok(Self { lines: Lines::start(path)?, lost: AtomicU64::new(0) })
+        Ok(Self { lines: Lines::start(path, QUEUE)?, lost: AtomicU64::new(0) })
     }
 
     /// Hands over an entry, or counts it as lost.
@@ -128,7 +144,8 @@ impl Log {
     }
 }
 
-fn write(mut file: File, path: &Path, entries: &Receiver<Message>) {
+fn write(mut file: File, path: &Path, entries: &Receiver<Message>, lost: &AtomicU64) {
+    let mut is_torn = false;
     while let Ok(message) = entries.recv() {
         drop(RESUMED.wait_while(paused(), |paused| *paused));
         match message {
@@ -136,10 +153,12 @@ fn write(mut file: File, path: &Path, entries: &Receiver<Message>) {
                 if !is_at(&file, path)
                     && let Ok(anew) = open(path)
                 {
-                    file = anew;
+                    (file, is_torn) = (anew, false);
                 }
-                // There is nowhere to say that it failed.
-                let _ = file.write_all(&line);
+                // What was written of a line before the disk was full stays a line of its own.
+                let line = if is_torn { [b"\n", line.as_slice()].concat() } else { line };
+                is_torn = file.write_all(&line).is_err();
+                lost.fetch_add(is_torn.into(), Ordering::Relaxed);
             }
             Message::Done(done) => drop(done.try_send(())),
         }
@@ -173,6 +192,8 @@ pub fn timestamp(time: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -220,5 +241,50 @@ mod tests {
         log.take(Level::INFO, b"anew\n");
         assert!(written());
         assert!(std::fs::read_to_string(&path).unwrap().ends_with("anew\n"));
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+    const RECORDS: usize = 1024;
+
+    #[test]
+    #[allow(clippy::disallowed_methods)]
+    fn records_are_appended_and_a_rotated_file_is_begun_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.json");
+        let file = Lines::start(&path, RECORDS).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        file.append("one\n");
+        assert!(file.finish(LONG));
+        std::fs::rename(&path, folder.path().join("audit.json.1")).unwrap();
+        file.append("two\n");
+        assert!(file.finish(LONG));
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!((read("audit.json.1").as_str(), read("audit.json").as_str()), ("one\n", "two\n"));
+        assert_eq!(file.take_lost(), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_counted() {
+        let file = Lines::start(Path::new("/dev/full"), RECORDS).unwrap();
+        for _ in 0..3 {
+            file.append("no room\n");
+        }
+        assert!(file.finish(LONG));
+        assert_eq!((file.take_lost(), file.take_lost()), (3, 0));
+    }
+
+    #[test]
+    fn a_disk_that_hangs_holds_nobody_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let _reader = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let file = Lines::start(&path, RECORDS).unwrap();
+        // More than a pipe and the queue have room for.
+        for _ in 0..4 * RECORDS {
+            file.append("x".repeat(1024) + "\n");
+        }
+        let lost = file.take_lost();
+        assert!(lost > 0 && lost < 4 * RECORDS as u64, "{lost}");
     }
 }
