@@ -63,7 +63,11 @@ where
     S: Fn(String, BoxStream, Place) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
-    accept(listener, shutdown, &Complaints::default(), MAX_CLIENTS, Incoming::plain, serve).await
+    let (complaints, places) = (Complaints::default(), Places::new());
+    accept(listener, shutdown, &complaints, Incoming::plain, |peer, stream| {
+        Some(serve(peer.to_owned(), stream, places.take(peer, &complaints)?))
+    })
+    .await
 }
 
 /// As [`run`], for clients of whom it is not known yet who they are. While `greet` finds that out they have no place of a
@@ -83,72 +87,79 @@ where
     S: Fn(String, T) -> F + Clone + Send + 'static,
     F: Future<Output = ()> + Send,
 {
-    let places = Arc::new(Semaphore::new(MAX_CLIENTS));
+    let places = Places::new();
     let mut waiting: VecDeque<oneshot::Sender<Infallible>> = VecDeque::new();
-    // Those who have waited are more than there are places only until they have ended.
-    accept(listener, shutdown, complaints, usize::MAX >> 4, Ok, |peer, incoming, _| {
+    accept(listener, shutdown, complaints, Ok, |peer, incoming| {
+        let peer = peer.to_owned();
         waiting.retain(|one| !one.is_closed());
         if waiting.len() >= MAX_GREETED {
             waiting.pop_front();
         }
         let (stays, displaced) = oneshot::channel();
         waiting.push_back(stays);
-        let (greeting, places, serve) = (greet(peer.clone(), incoming), Arc::clone(&places), serve.clone());
+        let (greeting, places, serve) = (greet(peer.clone(), incoming), places.clone(), serve.clone());
         let complaints = complaints.clone();
-        async move {
+        Some(async move {
             let greeted = tokio::select! {
                 greeted = greeting => greeted,
                 // Nothing is ever sent.
                 _ = displaced => None,
             };
             let Some(greeted) = greeted else { return };
-            match places.try_acquire_owned() {
-                Ok(place) => {
-                    serve(peer, greeted).await;
-                    drop(place);
-                }
-                Err(_) => complaints.tell(&too_many(&peer)),
+            if let Some(place) = places.take(&peer, &complaints) {
+                serve(peer, greeted).await;
+                drop(place);
             }
-        }
+        })
     })
     .await
 }
 
-fn too_many(peer: &str) -> String {
-    format!("{peer}: {MAX_CLIENTS} clients are connected; one more is closed")
+/// The places of the clients of one channel.
+#[derive(Clone)]
+struct Places(Arc<Semaphore>);
+
+impl Places {
+    fn new() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_CLIENTS)))
+    }
+
+    /// One for `peer`. If there is none it is to be closed: better an end at once than to wait for what may never come.
+    fn take(&self, peer: &str, complaints: &Complaints) -> Option<Place> {
+        let place = Arc::clone(&self.0).try_acquire_owned().ok();
+        if place.is_none() {
+            complaints.tell(&format_args!("{peer}: {MAX_CLIENTS} clients are connected; one more is closed"));
+        }
+        place.map(Place)
+    }
 }
 
+/// Serves whom `admit` admits and `serve` has something for; others are closed.
 async fn accept<T, S, F>(
     listener: Listener,
     shutdown: CancellationToken,
     complaints: &Complaints,
-    most: usize,
     admit: fn(Incoming) -> Result<T, String>,
     mut serve: S,
 ) -> anyhow::Result<()>
 where
-    S: FnMut(String, T, Place) -> F,
+    S: FnMut(&str, T) -> Option<F>,
     F: Future<Output = ()> + Send + 'static,
 {
     let scope = Scope::new();
-    let places = Arc::new(Semaphore::new(most));
     // Held by each `serve` to its end.
     let (serving, mut served) = mpsc::channel::<Infallible>(1);
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match accepted.map(|(peer, incoming)| (peer, incoming.and_then(admit))) {
-            Ok((peer, Ok(stream))) => match Arc::clone(&places).try_acquire_owned() {
-                Ok(place) => {
-                    let (client, serving) = (serve(peer, stream, Place(place)), serving.clone());
+            Ok((peer, Ok(incoming))) => {
+                if let Some(client) = serve(&peer, incoming) {
+                    let serving = serving.clone();
                     scope.children().spawn(async move {
                         client.await;
                         drop(serving);
                     });
                 }
-                // Better an end at once than to wait for what may never come.
-                Err(_) => {
-                    complaints.tell(&too_many(&peer));
-                }
-            },
+            }
             Ok((peer, Err(refusal))) => complaints.tell(&format_args!("{peer} is refused: {refusal}")),
             Err(error) => {
                 // A lack of descriptors or memory passes.
