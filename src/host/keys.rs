@@ -49,12 +49,12 @@ pub async fn list(
     let mut guests = Vec::new();
     if request.name.is_empty() {
         let mut rest: BTreeMap<_, _> = trust.records().into_iter().collect();
-        for machine in fleet.machines().await? {
-            let record = rest.remove(&machine.vm.ids.lasting).unwrap_or_default();
-            guests.push(
-                with_session(fleet, &machine.vm, told(&machine.vm.name, &machine.vm.ids.lasting, record))
-                    .await?,
-            );
+        for known in fleet.list().await? {
+            let record = rest.remove(&known.view.uuid).unwrap_or_default();
+            guests.push(v1::GuestKey {
+                session: session_words(&known.view).to_owned(),
+                ..told(&known.view.name, &known.view.uuid, record)
+            });
         }
         for (uuid, record) in rest {
             let name = record.pin.as_ref().map(|pin| pin.name.clone()).unwrap_or_default();
@@ -232,18 +232,18 @@ async fn session(fleet: &Handle, vm: &Vm) -> Result<Agent, Status> {
 }
 
 async fn one(trust: &Trust, fleet: &Handle, vm: &Vm) -> Result<v1::GuestKey, Status> {
-    with_session(fleet, vm, told(&vm.name, &vm.ids.lasting, trust.record(&vm.ids.lasting))).await
+    let known = fleet.get(vm.name.clone()).await?;
+    let session = known.map_or("", |known| session_words(&known.view)).to_owned();
+    Ok(v1::GuestKey { session, ..told(&vm.name, &vm.ids.lasting, trust.record(&vm.ids.lasting)) })
 }
 
-async fn with_session(fleet: &Handle, vm: &Vm, key: v1::GuestKey) -> Result<v1::GuestKey, Status> {
-    let known = fleet.get(vm.name.clone()).await?;
-    let session = match known {
-        Some(known) if known.view.session() != v1::SessionState::Connected => "",
-        Some(known) if known.view.guest_key.is_empty() => "plain",
-        Some(_) => "keyed",
-        None => "",
-    };
-    Ok(v1::GuestKey { session: session.to_owned(), ..key })
+/// How the open session of a VM speaks; empty without one.
+fn session_words(view: &v1::VirtualMachine) -> &'static str {
+    match view.session() {
+        v1::SessionState::Connected if view.guest_key.is_empty() => "plain",
+        v1::SessionState::Connected => "keyed",
+        _ => "",
+    }
 }
 
 fn told(name: &str, uuid: &str, record: Record) -> v1::GuestKey {
