@@ -84,6 +84,15 @@ impl Agent {
         self.give("host.pub", &(bootstrap(lab, &[])["key_line"].as_str().unwrap().to_owned() + "\n"));
     }
 
+    /// One that was given the key of the lab's host half, and has a session with it.
+    pub fn keyed(lab: &Lab, name: &str) -> Self {
+        let mut agent = Self::new(lab, name);
+        agent.know(lab);
+        agent.start();
+        until_speaks(lab, name, "keyed");
+        agent
+    }
+
     /// Gives it a token, from its next start on.
     pub fn token(&mut self, token: &str) {
         std::fs::create_dir_all(self.file("credentials")).unwrap();

@@ -8,10 +8,7 @@ use crate::wire::{PLAIN, say};
 #[test]
 fn a_mistake_leaves_what_was_before_and_is_told_with_its_line() {
     let lab = lab(&["web"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let web = Agent::keyed(&lab, "web");
     let line = key_line(&lab);
     let cases = [
         (format!("{line}{line}"), "host.pub:2: the key SHA256:"),
@@ -52,10 +49,7 @@ fn a_guest_whose_only_key_is_wrong_from_the_beginning_lets_nobody_in() {
 #[test]
 fn a_guest_that_cannot_use_its_own_key_lets_nobody_in_and_says_why() {
     let lab = lab(&["web"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let mut web = Agent::keyed(&lab, "web");
     web.stop();
     let own = web.file("trust/guest.key");
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o644)).unwrap();
@@ -69,10 +63,7 @@ fn a_guest_that_cannot_use_its_own_key_lets_nobody_in_and_says_why() {
 #[test]
 fn garbage_and_silence_disturb_nobody() {
     let lab = lab(&["web"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let web = Agent::keyed(&lab, "web");
     let begun = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
     let silent: Vec<_> =
         (0..8).map(|_| std::os::unix::net::UnixStream::connect(web.socket()).unwrap()).collect();

@@ -21,10 +21,7 @@ fn on_another_machine(folder: &Path) {
 #[test]
 fn a_copy_of_a_guest_makes_itself_a_new_key_before_it_lets_anybody_in() {
     let lab = lab(&["web", "copy"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let web = Agent::keyed(&lab, "web");
     let mut copy = Agent::new(&lab, "copy");
     copy.know(&lab);
     copy_key(&web, &copy.file("trust"));
@@ -39,10 +36,7 @@ fn a_copy_of_a_guest_makes_itself_a_new_key_before_it_lets_anybody_in() {
 #[test]
 fn a_key_of_one_vm_never_opens_another() {
     let lab = lab(&["web", "copy"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let web = Agent::keyed(&lab, "web");
     // One that hides that it is a copy.
     let mut copy = Agent::new(&lab, "copy");
     copy.know(&lab);
@@ -63,10 +57,7 @@ fn a_key_of_one_vm_never_opens_another() {
 #[test]
 fn a_guest_that_was_installed_anew_is_held_back_until_its_key_is_accepted() {
     let lab = lab(&["web"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let mut web = Agent::keyed(&lab, "web");
     let before = web.own();
     web.stop();
     std::fs::remove_dir_all(web.file("trust")).unwrap();
@@ -93,10 +84,7 @@ fn a_guest_that_was_installed_anew_is_held_back_until_its_key_is_accepted() {
 #[test]
 fn a_rotated_key_is_used_from_the_next_session_on_and_a_disk_from_before_is_still_known() {
     let lab = lab(&["web"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let mut web = Agent::keyed(&lab, "web");
     let before = web.own();
     let old_disk = lab.path("old-disk");
     copy_key(&web, &old_disk);
@@ -128,10 +116,7 @@ fn a_host_half_gets_a_new_key_which_its_guests_know_before_it_is_used() {
     web.give("host.pub", &crate::agent::key_line(&lab).replace(" #", " role=disks,keys #"));
     web.start();
     until_speaks(&lab, "web", "keyed");
-    let mut db = Agent::new(&lab, "db");
-    db.know(&lab);
-    db.start();
-    until_speaks(&lab, "db", "keyed");
+    let mut db = Agent::keyed(&lab, "db");
     db.stop();
     let before = crate::agent::keys(&lab)["host_key"].as_str().unwrap().to_owned();
     let old = lab.path("old.key");
@@ -174,10 +159,7 @@ fn a_host_half_gets_a_new_key_which_its_guests_know_before_it_is_used() {
 #[test]
 fn a_rotation_that_is_cut_off_at_any_step_loses_nothing() {
     let mut lab = lab(&["web"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let mut web = Agent::keyed(&lab, "web");
     for turn in 0..4 {
         let mut rotation = lab.ctl_command(&["trust", "rotate", "web"]).spawn().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(turn * 7));
@@ -201,10 +183,7 @@ fn a_rotation_that_is_cut_off_at_any_step_loses_nothing() {
 #[test]
 fn a_keys_file_that_goes_takes_its_sessions_with_it() {
     let lab = lab(&["web"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let web = Agent::keyed(&lab, "web");
     std::fs::remove_file(web.file("hosts.d/host.pub")).unwrap();
     web.until_it_says("is cut off: its key");
     let reason = until_refused(&lab, "web");
@@ -214,10 +193,7 @@ fn a_keys_file_that_goes_takes_its_sessions_with_it() {
 #[test]
 fn a_pin_that_cannot_be_read_opens_nothing_until_it_is_forgotten() {
     let mut lab = lab(&["web"]).start();
-    let mut web = Agent::new(&lab, "web");
-    web.know(&lab);
-    web.start();
-    until_speaks(&lab, "web", "keyed");
+    let web = Agent::keyed(&lab, "web");
     lab.kill();
     let pin = lab.path("trust/guests").join(format!("{}.json", crate::host::uuid(1)));
     let text = std::fs::read_to_string(&pin).unwrap();
