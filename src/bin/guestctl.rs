@@ -446,7 +446,8 @@ mod tests {
             synopsis: vec!["guestctl [OPTIONS] <COMMAND>".to_owned()],
             description: vec![
                 command.get_about().map(ToString::to_string).unwrap_or_default(),
-                "Only root may ask guestlet-host(8).".to_owned(),
+                "Root may ask guestlet-host(8) for everything, and others for what the [[access]] tables of its settings let them do."
+                    .to_owned(),
             ],
             sections,
         };
