@@ -21,6 +21,8 @@ pub mod authority;
 #[cfg(test)]
 pub mod conformance;
 pub mod disks;
+#[cfg(feature = "kubevirt")]
+pub mod kubevirt;
 #[cfg(test)]
 pub mod memory;
 pub mod qemu;

@@ -1,0 +1,378 @@
+//! What is read of the objects of KubeVirt's API, `kubevirt.io/v1`. Fields are named as there, and any of them may be
+//! missing: what an older KubeVirt leaves out must not keep the rest from being read.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use kube::core::NamespaceResourceScope;
+use serde::{Deserialize, Deserializer};
+
+/// The group of these kinds.
+pub const GROUP: &str = "kubevirt.io";
+
+/// The label by which KubeVirt says on which node a VirtualMachineInstance runs.
+pub const NODE_LABEL: &str = "kubevirt.io/nodeName";
+/// The label by which it says to which node one is migrated.
+pub const TARGET_LABEL: &str = "kubevirt.io/migrationTargetNodeName";
+
+/// A VM as its owner wants it; it may run or not.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct VirtualMachine {
+    /// Name, namespace, UID.
+    pub metadata: ObjectMeta,
+    /// What is wanted.
+    #[serde(default)]
+    pub spec: VirtualMachineSpec,
+}
+
+/// What is wanted of a VM.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VirtualMachineSpec {
+    /// What each run of it is made from.
+    pub template: Template,
+    /// `Migration`: KubeVirt hands no change of volumes to the running VM.
+    pub update_volumes_strategy: Option<String>,
+}
+
+/// What each run of a VM is made from.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Template {
+    /// As that of a VirtualMachineInstance.
+    pub spec: InstanceSpec,
+}
+
+/// A VM that runs, or is about to, or did until just now.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Instance {
+    /// Name, namespace, UID, labels, owner.
+    pub metadata: ObjectMeta,
+    /// What it was made from.
+    #[serde(default)]
+    pub spec: InstanceSpec,
+    /// How it is.
+    #[serde(default)]
+    pub status: InstanceStatus,
+}
+
+/// What a run of a VM is made from.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct InstanceSpec {
+    /// The machine.
+    pub domain: Domain,
+    /// What its disks are made of.
+    #[serde(deserialize_with = "or_default")]
+    pub volumes: Vec<Volume>,
+}
+
+/// The machine.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Domain {
+    /// Its firmware.
+    #[serde(deserialize_with = "or_default")]
+    pub firmware: Firmware,
+    /// Its devices.
+    #[serde(deserialize_with = "or_default")]
+    pub devices: Devices,
+}
+
+/// Firmware of a machine.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Firmware {
+    /// What the guest reads from DMI. The VM's owner can choose it.
+    pub uuid: Option<String>,
+}
+
+/// Devices of a machine.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Devices {
+    /// It has vsock.
+    #[serde(rename = "autoattachVSOCK")]
+    pub autoattach_vsock: Option<bool>,
+    /// Its disks, each of a volume of the same name.
+    #[serde(deserialize_with = "or_default")]
+    pub disks: Vec<Disk>,
+}
+
+/// A disk of a machine.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Disk {
+    /// That of its volume.
+    pub name: String,
+    /// What its guest reads.
+    pub serial: Option<String>,
+}
+
+/// What a disk is made of. Of the many kinds only those are read that are claims.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Volume {
+    /// Unique in the VM.
+    pub name: String,
+    /// A claim.
+    pub persistent_volume_claim: Option<ClaimSource>,
+    /// A claim with the name of this DataVolume.
+    pub data_volume: Option<DataVolumeSource>,
+}
+
+/// A claim, as the source of a volume.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClaimSource {
+    /// In the VM's namespace.
+    pub claim_name: String,
+    /// It may come and go while the VM runs.
+    pub hotpluggable: bool,
+    /// The guest cannot write.
+    pub read_only: bool,
+}
+
+/// A DataVolume, as the source of a volume.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DataVolumeSource {
+    /// In the VM's namespace; its claim has the same name.
+    pub name: String,
+    /// It may come and go while the VM runs.
+    pub hotpluggable: bool,
+}
+
+impl Volume {
+    /// The claim that it is made of, if it is one.
+    pub fn claim(&self) -> Option<&str> {
+        let claim = self.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
+        claim.or_else(|| self.data_volume.as_ref().map(|source| source.name.as_str()))
+    }
+}
+
+/// How a VM is.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct InstanceStatus {
+    /// `Pending`, `Scheduling`, `Scheduled`, `Running`, `Succeeded`, `Failed`, `Unknown`; empty at first.
+    pub phase: String,
+    /// Where it runs; changes when a migration completes.
+    pub node_name: Option<String>,
+    /// The context identifier of its vsock, if it has that.
+    #[serde(rename = "VSOCKCID")]
+    pub vsock_cid: Option<u32>,
+    /// The UIDs of its launchers, each with the node that it is on.
+    #[serde(deserialize_with = "or_default")]
+    pub active_pods: BTreeMap<String, String>,
+    /// Its volumes, as they are.
+    #[serde(deserialize_with = "or_default")]
+    pub volume_status: Vec<VolumeStatus>,
+    /// Its last migration.
+    pub migration_state: Option<MigrationState>,
+    /// What is said of it.
+    #[serde(deserialize_with = "or_default")]
+    pub conditions: Vec<Condition>,
+}
+
+/// How a volume of a VM is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeStatus {
+    /// As in the VM's spec.
+    pub name: String,
+    /// What the machine's disk is called, such as `sda`; empty before there is one.
+    pub target: String,
+    /// Of one that came while the VM ran: `Pending`, `Bound`, `AttachedToNode`, `MountedToPod`, `Ready`; when it goes,
+    /// `UnMountedFromPod`, `Detaching`.
+    pub phase: Option<String>,
+    /// A word for why it is so.
+    pub reason: Option<String>,
+    /// The same for people.
+    pub message: Option<String>,
+    /// It came while the VM ran.
+    pub hotplug_volume: Option<HotplugStatus>,
+    /// The claim that it is made of.
+    pub persistent_volume_claim_info: Option<ClaimInfo>,
+}
+
+/// What carries a volume to a VM that runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HotplugStatus {
+    /// The pod that has all such volumes of the VM.
+    pub attach_pod_name: Option<String>,
+}
+
+/// A claim, as the source of a volume that a VM has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClaimInfo {
+    /// In the VM's namespace.
+    pub claim_name: Option<String>,
+}
+
+/// A migration of a VM.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MigrationState {
+    /// From there.
+    pub source_node: Option<String>,
+    /// To there.
+    pub target_node: Option<String>,
+    /// It has ended, well or not.
+    pub completed: bool,
+    /// It has not ended well.
+    pub failed: bool,
+}
+
+/// What is said of a VM.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Condition {
+    /// Of what.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// A word for why.
+    pub reason: Option<String>,
+    /// The same for people.
+    pub message: Option<String>,
+}
+
+impl Instance {
+    /// Whether this condition is true.
+    pub fn is(&self, condition: &str) -> bool {
+        self.status.conditions.iter().any(|one| one.kind == condition && one.status == "True")
+    }
+}
+
+/// The settings of KubeVirt itself.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct KubeVirt {
+    /// Its name.
+    pub metadata: ObjectMeta,
+    /// What is wanted of it.
+    #[serde(default)]
+    pub spec: KubeVirtSpec,
+    /// How it is.
+    #[serde(default)]
+    pub status: KubeVirtStatus,
+}
+
+/// What is wanted of KubeVirt.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct KubeVirtSpec {
+    /// How it works.
+    #[serde(deserialize_with = "or_default")]
+    pub configuration: Configuration,
+}
+
+/// How KubeVirt works.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Configuration {
+    /// Which of its features are on.
+    #[serde(deserialize_with = "or_default")]
+    pub developer_configuration: DeveloperConfiguration,
+}
+
+/// Which features of KubeVirt are on.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeveloperConfiguration {
+    /// These, beside those that its version has on.
+    #[serde(deserialize_with = "or_default")]
+    pub feature_gates: Vec<String>,
+    /// These are off, though its version has them on.
+    #[serde(deserialize_with = "or_default")]
+    pub disabled_feature_gates: Vec<String>,
+}
+
+/// How KubeVirt is.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct KubeVirtStatus {
+    /// The version that runs, such as `v1.7.0`.
+    pub observed_kube_virt_version: Option<String>,
+}
+
+/// Null is as good as missing.
+fn or_default<'d, D: Deserializer<'d>, T: Default + Deserialize<'d>>(from: D) -> Result<T, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
+}
+
+/// Makes a type an object of KubeVirt's API.
+macro_rules! resource {
+    ($type:ty, $kind:literal, $plural:literal) => {
+        impl Resource for $type {
+            type DynamicType = ();
+            type Scope = NamespaceResourceScope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                GROUP.into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                "v1".into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(VirtualMachine, "VirtualMachine", "virtualmachines");
+resource!(Instance, "VirtualMachineInstance", "virtualmachineinstances");
+resource!(KubeVirt, "KubeVirt", "kubevirts");
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn fields_may_be_missing_or_null_and_others_there() {
+        let bare: Instance = serde_json::from_value(json!({"metadata": {}})).unwrap();
+        assert_eq!(bare.status.phase, "");
+        let nulls = json!({
+            "metadata": {"name": "a"},
+            "spec": {"domain": {"firmware": null, "devices": {"disks": null, "interfaces": []}}, "volumes": null},
+            "status": {"activePods": null, "volumeStatus": null, "conditions": null, "VSOCKCID": null, "nodeName": null},
+        });
+        let read: Instance = serde_json::from_value(nulls).unwrap();
+        assert_eq!(read.spec, InstanceSpec::default());
+        let all = json!({
+            "metadata": {"name": "a"},
+            "spec": {"volumes": [
+                {"name": "root", "containerDisk": {"image": "x"}},
+                {"name": "a", "persistentVolumeClaim": {"claimName": "b", "hotpluggable": true}},
+                {"name": "c", "dataVolume": {"name": "d"}},
+            ]},
+            "status": {"VSOCKCID": 7, "conditions": [{"type": "Paused", "status": "True"}]},
+        });
+        let read: Instance = serde_json::from_value(all).unwrap();
+        let claims: Vec<_> = read.spec.volumes.iter().map(Volume::claim).collect();
+        assert_eq!((read.status.vsock_cid, claims), (Some(7), vec![None, Some("b"), Some("d")]));
+        assert!(read.is("Paused") && !read.is("AgentConnected"));
+    }
+}
