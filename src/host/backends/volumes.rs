@@ -133,6 +133,17 @@ pub enum VolumeError {
     /// What holds the volume cannot be looked at now.
     #[error("{0}")]
     Unavailable(String),
+    /// Others have to do something first, or have not done it in time: in words for guests, and more of them for the host.
+    #[error("{words}: {detail}")]
+    Waiting {
+        /// For everybody.
+        words: String,
+        /// For the host.
+        detail: String,
+    },
+    /// It cannot be done as things are; in words for everybody.
+    #[error("{0}")]
+    Refused(String),
     /// It is kept by another host, or in a pool that is not in the settings: nobody here can tell whether it is there.
     #[error("{0}")]
     Elsewhere(String),

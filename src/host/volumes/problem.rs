@@ -118,6 +118,10 @@ impl From<VolumeError> for Problem {
             VolumeError::Unavailable(_) => {
                 Self::with_detail(Kind::Unavailable, "what holds the volume cannot be used now", words)
             }
+            VolumeError::Waiting { words: for_all, .. } => {
+                Self::with_detail(Kind::Unavailable, for_all, words)
+            }
+            VolumeError::Refused(words) => Self::new(Kind::Precondition, words),
             VolumeError::InUse(_) => Self::with_detail(Kind::Unavailable, "the volume is in use", words),
             // All that it says stands in the identifier, but for the host's name, which guests are told anyway.
             VolumeError::Elsewhere(_) => Self::new(Kind::Unavailable, format!("{words}; {ELSEWHERE}")),

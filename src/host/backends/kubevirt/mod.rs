@@ -11,4 +11,12 @@
 //! Nothing is remembered but in the API: what a claim is and which VM is to have it are in its labels and annotations,
 //! which VM has it is in the VMs' specs and statuses. Objects are read as far as [`objects`] says, and no further.
 
+pub mod api;
+pub mod authority;
+pub mod claims;
+mod copies;
+pub mod gates;
+pub mod hotplug;
+pub mod names;
 pub mod objects;
+pub mod volumes;

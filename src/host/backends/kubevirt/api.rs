@@ -1,0 +1,406 @@
+//! What is read from the host cluster's API, and written to it. One function for each request; none remembers anything.
+//!
+//! Everything is read from the API server when it is asked for, since what follows from it may be that a disk is given to
+//! somebody else. A request that fails says which, of what object, and what the API server said.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{NamespaceResourceScope, Resource};
+use kube::{Client, Error};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::authority::{Evidence, Use};
+use super::claims::PUBLISHED;
+use super::gates::{self, Way};
+use super::hotplug::patch::Disk;
+use super::hotplug::seen::Seen;
+use super::names::Claim;
+use super::objects::{Instance, KubeVirt, VirtualMachine};
+use crate::host::backends::volumes::VolumeError;
+
+/// How long an answer may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Objects in one answer to a list.
+const PAGE: u32 = 500;
+/// Characters of an event's text that are told.
+const LONGEST_EVENT: usize = 300;
+
+/// The API server.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Cluster")
+    }
+}
+
+/// What became of a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Written {
+    /// It was made.
+    Yes,
+    /// Somebody has changed the object since it was read.
+    Conflict,
+    /// The object is not there any more.
+    Gone,
+}
+
+/// Whose answer it is: the words of an error begin with it.
+fn unavailable(what: &str, error: &Error) -> VolumeError {
+    VolumeError::Unavailable(format!("cannot {what}: {}", words(error)))
+}
+
+/// What the API server said, or why it said nothing.
+fn words(error: &Error) -> String {
+    match error {
+        Error::Api(status) if status.code == 403 => {
+            format!("{}; see the roles in packaging/kubernetes/host", status.message)
+        }
+        Error::Api(status) => status.message.clone(),
+        error => crate::sys::error_chain::words(error),
+    }
+}
+
+fn code(error: &Error) -> Option<u16> {
+    match error {
+        Error::Api(status) => Some(status.code),
+        _ => None,
+    }
+}
+
+/// The answer to a request about `what`, within the deadline.
+async fn ask<T>(what: &str, request: impl Future<Output = Result<T, Error>>) -> Result<T, VolumeError> {
+    in_time(what, request).await?.map_err(|error| unavailable(what, &error))
+}
+
+/// The same, where some refusals mean something.
+async fn in_time<T>(what: &str, request: impl Future<Output = T>) -> Result<T, VolumeError> {
+    let late = |_| {
+        let words = format!("cannot {what}: the API server does not answer within {} s", DEADLINE.as_secs());
+        VolumeError::Unavailable(words)
+    };
+    tokio::time::timeout(DEADLINE, request).await.map_err(late)
+}
+
+/// What it is if there is nothing of this name.
+fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, VolumeError> {
+    match outcome {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if code(&error) == Some(404) => Ok(None),
+        Err(error) => Err(unavailable(what, &error)),
+    }
+}
+
+impl Cluster {
+    /// The one that this client asks.
+    pub fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// For what is watched.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    fn claims(&self, namespace: &str) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    fn vms(&self, namespace: &str) -> Api<VirtualMachine> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// All objects of a kind in a namespace, page by page.
+    async fn all<K>(&self, namespace: &str) -> Result<Vec<K>, VolumeError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let what = format!("list the {} of the namespace {namespace}", K::plural(&()));
+        pages(&what, &Api::<K>::namespaced(self.client.clone(), namespace)).await
+    }
+
+    /// A claim, if it is there.
+    ///
+    /// # Errors
+    /// If that cannot be told.
+    pub async fn claim(&self, claim: &Claim) -> Result<Option<PersistentVolumeClaim>, VolumeError> {
+        let what = format!("read the claim {}/{}", claim.namespace, claim.name);
+        let outcome = in_time(&what, self.claims(&claim.namespace).get(&claim.name)).await?;
+        found(outcome, &what)
+    }
+
+    /// Makes a claim; none if there is one of this name already.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub async fn make(
+        &self,
+        namespace: &str,
+        claim: &PersistentVolumeClaim,
+    ) -> Result<Option<PersistentVolumeClaim>, VolumeError> {
+        let what = format!("make a claim in the namespace {namespace}");
+        let made = in_time(&what, self.claims(namespace).create(&PostParams::default(), claim)).await?;
+        match made {
+            Ok(made) => Ok(Some(made)),
+            Err(error) if code(&error) == Some(409) => Ok(None),
+            // A ResourceQuota, or an admission policy; or the namespace is going.
+            Err(Error::Api(status)) if status.code == 403 && status.message.contains("exceeded quota") => {
+                Err(VolumeError::Full(format!(
+                    "the host cluster has no more room for it: {}",
+                    status.message
+                )))
+            }
+            Err(error) => Err(unavailable(&what, &error)),
+        }
+    }
+
+    /// Deletes the very claim that was read. It is there until nothing uses it any more.
+    ///
+    /// # Errors
+    /// If it cannot be deleted.
+    pub async fn delete(&self, claim: &Claim, read: &PersistentVolumeClaim) -> Result<Written, VolumeError> {
+        let what = format!("delete the claim {}/{}", claim.namespace, claim.name);
+        let preconditions = Preconditions {
+            uid: read.metadata.uid.clone(),
+            resource_version: read.metadata.resource_version.clone(),
+        };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let deleted = in_time(&what, self.claims(&claim.namespace).delete(&claim.name, &parameters)).await?;
+        written(deleted.map(drop), &what)
+    }
+
+    /// Writes which VM is to have the volume of a claim, unless that has changed since it was read.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub async fn record(
+        &self,
+        claim: &Claim,
+        read: &PersistentVolumeClaim,
+        published: Option<String>,
+    ) -> Result<Written, VolumeError> {
+        let patch = json!({"metadata": {
+            "annotations": {PUBLISHED: published},
+            // With these, the change is refused if the object is another one, or not as it was.
+            "uid": read.metadata.uid,
+            "resourceVersion": read.metadata.resource_version,
+        }});
+        self.merge(claim, &patch).await
+    }
+
+    /// Asks for more bytes.
+    ///
+    /// # Errors
+    /// If the claim cannot be made larger.
+    pub async fn resize(&self, claim: &Claim, bytes: u64) -> Result<Written, VolumeError> {
+        let patch = json!({"spec": {"resources": {"requests": {"storage": bytes.to_string()}}}});
+        self.merge(claim, &patch).await
+    }
+
+    async fn merge(&self, claim: &Claim, patch: &Value) -> Result<Written, VolumeError> {
+        let what = format!("change the claim {}/{}", claim.namespace, claim.name);
+        let claims = self.claims(&claim.namespace);
+        let parameters = PatchParams::default();
+        let patched = in_time(&what, claims.patch(&claim.name, &parameters, &Patch::Merge(patch))).await?;
+        match patched {
+            Err(Error::Api(status)) if matches!(status.code, 403 | 422) => {
+                Err(VolumeError::Refused(format!("the host cluster refuses it: {}", status.message)))
+            }
+            outcome => written(outcome.map(drop), &what),
+        }
+    }
+
+    /// A VM and its run, if the VM is there.
+    ///
+    /// # Errors
+    /// If that cannot be told.
+    pub async fn seen(&self, namespace: &str, name: &str) -> Result<Option<Seen>, VolumeError> {
+        let what = format!("read the VirtualMachine {namespace}/{name}");
+        let Some(vm) = found(in_time(&what, self.vms(namespace).get(name)).await?, &what)? else {
+            return Ok(None);
+        };
+        let what = format!("read the VirtualMachineInstance {namespace}/{name}");
+        let instances = Api::<Instance>::namespaced(self.client.clone(), namespace);
+        let instance = found(in_time(&what, instances.get(name)).await?, &what)?;
+        Ok(Some(Seen { vm, instance }))
+    }
+
+    /// Changes a VM as a JSON patch says that tests the version that was `read`.
+    ///
+    /// # Errors
+    /// If KubeVirt refuses it, in its words, or it cannot be asked.
+    pub async fn change(&self, read: &VirtualMachine, steps: Value) -> Result<Written, VolumeError> {
+        let (namespace, name) = of(read);
+        let what = format!("change the VirtualMachine {namespace}/{name}");
+        let steps = serde_json::from_value(steps)
+            .map_err(|error| VolumeError::Unavailable(format!("cannot {what}: {error}")))?;
+        let vms = self.vms(namespace);
+        let parameters = PatchParams::default();
+        let patched = in_time(&what, vms.patch(name, &parameters, &Patch::<()>::Json(steps))).await?;
+        match patched {
+            // Of a patch whose test fails, and of what a webhook does not admit.
+            Err(Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
+                let now = found(in_time(&what, vms.get(name)).await?, &what)?;
+                match now {
+                    None => Ok(Written::Gone),
+                    Some(now) if now.metadata.resource_version != read.metadata.resource_version => {
+                        Ok(Written::Conflict)
+                    }
+                    Some(_) => Err(VolumeError::Refused(format!("KubeVirt refuses it: {}", status.message))),
+                }
+            }
+            outcome => written(outcome.map(drop), &what),
+        }
+    }
+
+    /// Asks KubeVirt to plug a disk into a VM. Success if it was asked before.
+    ///
+    /// # Errors
+    /// If KubeVirt refuses it, in its words, or it cannot be asked.
+    pub async fn add_volume(&self, vm: &VirtualMachine, disk: &Disk) -> Result<Written, VolumeError> {
+        let name = disk.claim.volume();
+        let body = json!({"name": name, "disk": disk.device(), "volumeSource": disk.source()});
+        self.subresource(vm, "addvolume", &body).await
+    }
+
+    /// Asks KubeVirt to unplug the disk of this name from a VM. Success if it was asked before.
+    ///
+    /// # Errors
+    /// If KubeVirt refuses it, in its words, or it cannot be asked.
+    pub async fn remove_volume(&self, vm: &VirtualMachine, name: &str) -> Result<Written, VolumeError> {
+        self.subresource(vm, "removevolume", &json!({"name": name})).await
+    }
+
+    async fn subresource(
+        &self,
+        vm: &VirtualMachine,
+        verb: &str,
+        body: &Value,
+    ) -> Result<Written, VolumeError> {
+        let (namespace, name) = of(vm);
+        let what = format!("ask KubeVirt for {verb} of the VirtualMachine {namespace}/{name}");
+        let path =
+            format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{name}/{verb}");
+        let request = http::Request::put(path)
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(body.to_string().into_bytes())
+            .map_err(|error| VolumeError::Unavailable(format!("cannot {what}: {error}")))?;
+        match in_time(&what, self.client.request_text(request)).await? {
+            Ok(_) => Ok(Written::Yes),
+            // It has the volume already, or is being asked for it.
+            Err(error) if code(&error) == Some(409) => Ok(Written::Conflict),
+            Err(error) if code(&error) == Some(404) => Ok(Written::Gone),
+            Err(Error::Api(status)) if matches!(status.code, 400 | 422) => {
+                Err(VolumeError::Refused(format!("KubeVirt refuses it: {}", status.message)))
+            }
+            Err(error) => Err(unavailable(&what, &error)),
+        }
+    }
+
+    /// How KubeVirt is told to plug a disk.
+    ///
+    /// # Errors
+    /// If it cannot plug any, with what to do about it, or that cannot be told.
+    pub async fn way(&self) -> Result<Way, VolumeError> {
+        let what = "read the KubeVirt object";
+        let installed =
+            ask(what, Api::<KubeVirt>::all(self.client.clone()).list(&ListParams::default())).await?;
+        gates::way(&installed.items).map_err(VolumeError::Refused)
+    }
+
+    /// What there is to tell who holds a claim, whose PersistentVolume is of this name.
+    ///
+    /// # Errors
+    /// If any of it cannot be read.
+    pub async fn evidence(&self, claim: &Claim, volume: Option<&str>) -> Result<Evidence, VolumeError> {
+        let namespace = claim.namespace.as_str();
+        let attachments = match volume {
+            None => Vec::new(),
+            Some(volume) => {
+                let all = Api::<VolumeAttachment>::all(self.client.clone());
+                let all = pages("list the VolumeAttachments", &all).await?;
+                let is_of = |one: &VolumeAttachment| {
+                    one.spec.source.persistent_volume_name.as_deref() == Some(volume)
+                };
+                let use_of = |one: VolumeAttachment| Use {
+                    name: one.metadata.name.unwrap_or_default(),
+                    node: one.spec.node_name,
+                };
+                all.into_iter().filter(is_of).map(use_of).collect()
+            }
+        };
+        // A VM that begins to list the claim in between is seen by whoever lists later: first what ends, then what begins.
+        let pods = self.all::<Pod>(namespace).await?;
+        let pods = pods.into_iter().filter(|pod| uses(pod, &claim.name)).map(|pod| Use {
+            name: pod.metadata.name.unwrap_or_default(),
+            node: pod.spec.and_then(|spec| spec.node_name).unwrap_or_default(),
+        });
+        Ok(Evidence {
+            pods: pods.collect(),
+            instances: self.all(namespace).await?,
+            vms: self.all(namespace).await?,
+            attachments,
+        })
+    }
+
+    /// The last warning of the events of an object, if there is one: why it does not get on.
+    pub async fn warning(&self, namespace: &str, kind: &str, name: &str) -> Option<String> {
+        let events = Api::<Event>::namespaced(self.client.clone(), namespace);
+        let fields = format!("involvedObject.kind={kind},involvedObject.name={name},type=Warning");
+        let parameters = ListParams::default().fields(&fields).limit(PAGE);
+        let listed = tokio::time::timeout(DEADLINE, events.list(&parameters)).await.ok()?.ok()?;
+        let time = |event: &Event| event.last_timestamp.as_ref().map(|time| time.0);
+        let last = listed.items.into_iter().max_by_key(time)?;
+        let text: String = last.message?.chars().take(LONGEST_EVENT).collect();
+        Some(format!("{}: {text}", last.reason.unwrap_or_default()))
+    }
+}
+
+/// All objects, page by page.
+async fn pages<K>(what: &str, api: &Api<K>) -> Result<Vec<K>, VolumeError>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let mut parameters = ListParams::default().limit(PAGE);
+    let mut all = Vec::new();
+    loop {
+        let page = ask(what, api.list(&parameters)).await?;
+        all.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            None => return Ok(all),
+            Some(token) => parameters = ListParams::default().limit(PAGE).continue_token(&token),
+        }
+    }
+}
+
+fn written(outcome: Result<(), Error>, what: &str) -> Result<Written, VolumeError> {
+    match outcome {
+        Ok(()) => Ok(Written::Yes),
+        Err(error) if code(&error) == Some(409) => Ok(Written::Conflict),
+        Err(error) if code(&error) == Some(404) => Ok(Written::Gone),
+        Err(error) => Err(unavailable(what, &error)),
+    }
+}
+
+/// Whether a pod uses a claim, or may.
+fn uses(pod: &Pod, claim: &str) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let mut claims = volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref());
+    !matches!(phase, Some("Succeeded" | "Failed")) && claims.any(|source| source.claim_name == claim)
+}
+
+/// Where a VM is.
+fn of(vm: &VirtualMachine) -> (&str, &str) {
+    (vm.metadata.namespace.as_deref().unwrap_or_default(), vm.metadata.name.as_deref().unwrap_or_default())
+}

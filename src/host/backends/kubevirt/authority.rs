@@ -1,0 +1,193 @@
+//! Who holds a claim, as the API of the host cluster says. Pure.
+//!
+//! ```text
+//!  a VM's spec, its instance's spec or its instance's status lists it ──▶ On that VM
+//!     …those of several VMs do ────────────────────────────────────────▶ Unknown
+//!  none does, but a VolumeAttachment of it is there ───────────────────▶ Unknown   (the node may still write)
+//!             or a pod uses it ────────────────────────────────────────▶ Unknown   (as the dying pod of a hot-plug does)
+//!  none of these ──────────────────────────────────────────────────────▶ Off
+//! ```
+//!
+//! All of it has to be read from the API server itself, when it is asked, and not from a copy that may be old. A node that is
+//! dead keeps what it had until the host cluster has proved that (it deletes the VolumeAttachment, or the pod): until then the
+//! instance, the VolumeAttachment or the pod is there.
+
+use std::collections::BTreeMap;
+
+use super::names::Claim;
+use super::objects::{Instance, InstanceSpec, VirtualMachine};
+use crate::host::backends::volumes::{Holder, Place};
+
+/// What was read.
+#[derive(Debug, Clone, Default)]
+pub struct Evidence {
+    /// All VMs of the claim's namespace.
+    pub vms: Vec<VirtualMachine>,
+    /// All their runs.
+    pub instances: Vec<Instance>,
+    /// The VolumeAttachments of the claim's PersistentVolume.
+    pub attachments: Vec<Use>,
+    /// The pods of the namespace that use the claim and have not ended.
+    pub pods: Vec<Use>,
+}
+
+/// Something that uses a claim.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Use {
+    /// Its name.
+    pub name: String,
+    /// Where; empty if that is not decided.
+    pub node: String,
+}
+
+/// Who holds a claim.
+pub fn judge(claim: &Claim, evidence: &Evidence) -> Holder {
+    let mut places = BTreeMap::new();
+    for instance in evidence.instances.iter().filter(|instance| has(claim, instance)) {
+        places.insert(lasting(instance), instance.metadata.name.clone());
+    }
+    for vm in evidence.vms.iter().filter(|vm| lists(claim, &vm.spec.template.spec)) {
+        places.insert(vm.metadata.uid.clone(), vm.metadata.name.clone());
+    }
+    // What lacks a UID or a name holds it all the same.
+    let mut places = places.into_iter().map(|(uuid, name)| Place {
+        uuid: uuid.unwrap_or_default().to_lowercase(),
+        vm: format!("{}/{}", claim.namespace, name.unwrap_or_default()),
+    });
+    match (places.next(), places.next()) {
+        (Some(place), None) => Holder::On(place),
+        (Some(one), Some(other)) => Holder::Unknown(format!(
+            "both the VM {} and the VM {} list the claim {}; take it out of the spec of one of them",
+            one.vm, other.vm, claim.name
+        )),
+        (None, _) => nobody(claim, evidence),
+    }
+}
+
+fn nobody(claim: &Claim, evidence: &Evidence) -> Holder {
+    let Claim { namespace, name } = claim;
+    if let Some(Use { name: attachment, node }) = evidence.attachments.first() {
+        return Holder::Unknown(format!(
+            "no VM lists the claim {namespace}/{name}, but the host cluster has its volume attached to the node {node:?} \
+             (VolumeAttachment {attachment})"
+        ));
+    }
+    match evidence.pods.first() {
+        Some(Use { name: pod, node }) => Holder::Unknown(format!(
+            "no VM lists the claim {namespace}/{name}, but the pod {pod} on the node {node:?} uses it"
+        )),
+        None => Holder::Off,
+    }
+}
+
+/// What lasts of an instance: the UID of its VM, or its own if it has none.
+pub fn lasting(instance: &Instance) -> Option<String> {
+    let mut owners = instance.metadata.owner_references.iter().flatten();
+    let vm = owners.find(|owner| owner.kind == "VirtualMachine" && owner.controller == Some(true));
+    vm.map(|vm| vm.uid.clone()).or_else(|| instance.metadata.uid.clone())
+}
+
+/// Whether an instance has a claim, or is about to, or has not let go of it.
+fn has(claim: &Claim, instance: &Instance) -> bool {
+    let of_claim = |info: Option<&str>| info == Some(claim.name.as_str());
+    lists(claim, &instance.spec)
+        || instance.status.volume_status.iter().any(|status| {
+            let info =
+                status.persistent_volume_claim_info.as_ref().and_then(|info| info.claim_name.as_deref());
+            of_claim(info) || status.name == claim.volume()
+        })
+}
+
+fn lists(claim: &Claim, spec: &InstanceSpec) -> bool {
+    spec.volumes.iter().any(|volume| volume.claim() == Some(claim.name.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn claim() -> Claim {
+        Claim::of_name("dev", "pvc-1")
+    }
+
+    fn vm(name: &str, volumes: &Value) -> VirtualMachine {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": format!("uid-{name}")},
+            "spec": {"template": {"spec": {"volumes": volumes}}},
+        }))
+        .unwrap()
+    }
+
+    fn instance(name: &str, volumes: &Value, status: &Value) -> Instance {
+        let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": name,
+                            "uid": format!("uid-{name}"), "controller": true}]);
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": "run", "ownerReferences": owner},
+            "spec": {"volumes": volumes},
+            "status": {"volumeStatus": status},
+        }))
+        .unwrap()
+    }
+
+    fn holder(evidence: &Evidence) -> String {
+        match judge(&claim(), evidence) {
+            Holder::On(place) => format!("on {} {}", place.vm, place.uuid),
+            Holder::Off => "off".to_owned(),
+            Holder::Unknown(why) => format!("unknown: {why}"),
+        }
+    }
+
+    #[test]
+    fn a_claim_is_held_by_whoever_lists_it_anywhere() {
+        let (none, no_status) = (json!([]), json!([]));
+        let source = json!([{"name": "x", "persistentVolumeClaim": {"claimName": "pvc-1"}}]);
+        let data = json!([{"name": "x", "dataVolume": {"name": "pvc-1"}}]);
+        let other = json!([{"name": "x", "persistentVolumeClaim": {"claimName": "pvc-2"}}]);
+        let by_claim = json!([{"name": "y", "persistentVolumeClaimInfo": {"claimName": "pvc-1"}}]);
+        let by_name = json!([{"name": claim().volume()}]);
+        let cases = [
+            (vm("a", &source), instance("b", &none, &no_status), "on dev/a uid-a"),
+            (vm("a", &data), instance("a", &none, &no_status), "on dev/a uid-a"),
+            (vm("a", &none), instance("a", &source, &no_status), "on dev/a uid-a"),
+            (vm("a", &none), instance("a", &none, &by_claim), "on dev/a uid-a"),
+            (vm("a", &none), instance("a", &none, &by_name), "on dev/a uid-a"),
+            (vm("a", &source), instance("a", &source, &by_claim), "on dev/a uid-a"),
+            (vm("a", &other), instance("a", &other, &no_status), "off"),
+        ];
+        for (vm, instance, expected) in cases {
+            let evidence = Evidence { vms: vec![vm], instances: vec![instance], ..Evidence::default() };
+            assert_eq!(holder(&evidence), expected, "{evidence:?}");
+        }
+        let both = Evidence {
+            vms: vec![vm("a", &source)],
+            instances: vec![instance("b", &none, &by_claim)],
+            ..Evidence::default()
+        };
+        assert!(
+            holder(&both).starts_with("unknown: both the VM dev/a and the VM dev/b"),
+            "{}",
+            holder(&both)
+        );
+    }
+
+    #[test]
+    fn a_claim_that_no_vm_lists_is_held_until_nothing_uses_it() {
+        let one = |name: &str| vec![Use { name: name.to_owned(), node: "n1".to_owned() }];
+        let attached =
+            Evidence { attachments: one("csi-1"), pods: one("hp-volume-1"), ..Evidence::default() };
+        assert!(holder(&attached).contains("VolumeAttachment csi-1"), "{}", holder(&attached));
+        let used = Evidence { pods: one("hp-volume-1"), ..Evidence::default() };
+        assert!(holder(&used).contains("the pod hp-volume-1 on the node \"n1\""), "{}", holder(&used));
+        assert_eq!(holder(&Evidence::default()), "off");
+    }
+
+    #[test]
+    fn an_instance_without_a_vm_is_known_by_itself() {
+        let mut alone = instance("a", &json!([]), &json!([]));
+        assert_eq!(lasting(&alone).as_deref(), Some("uid-a"));
+        alone.metadata.owner_references = None;
+        assert_eq!(lasting(&alone).as_deref(), Some("run"));
+    }
+}

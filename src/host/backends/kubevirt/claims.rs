@@ -1,0 +1,253 @@
+//! A volume as a claim of the host cluster (a PersistentVolumeClaim): how one is made from the other. Pure.
+//!
+//! The claim is the whole record of a volume. Its labels are for people and for other programs of the host cluster; what
+//! is read again is in annotations, whose text has no bounds that names of guests could exceed.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::{Deserialize, Serialize};
+
+use super::names::Claim;
+use crate::host::backends::volumes::{NewVolume, Published, Volume};
+
+/// The label of what is made by guestlet, and its value.
+pub const OURS: (&str, &str) = ("app.kubernetes.io/managed-by", "guestlet");
+/// The label by which Harvester knows the guest cluster that something belongs to.
+pub const CLUSTER_LABEL: &str = "guestcluster.harvesterhci.io/name";
+/// The cluster, as the host half names it.
+const CLUSTER: &str = "guestlet.io/cluster";
+/// The name of the volume in its cluster.
+const NAME: &str = "guestlet.io/name";
+/// The claim of the guest cluster.
+const CLAIM: &str = "guestlet.io/claim";
+/// Which VM is to have the volume.
+pub const PUBLISHED: &str = "guestlet.io/published";
+
+/// Which VM is to have a volume, as an annotation says it. Fields are never renamed: claims outlive this program.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    uuid: String,
+    vm: String,
+    node: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    read_only: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    leaving: bool,
+}
+
+/// The annotation that says which VM is to have a volume.
+pub fn record(published: &Published) -> String {
+    let Published { uuid, vm, node, read_only, leaving } = published.clone();
+    let record = Record { uuid, vm, node, read_only, leaving };
+    // Texts and truth values always become JSON.
+    serde_json::to_string(&record).unwrap_or_default()
+}
+
+/// The namespace of a cluster's VMs and claims, and its name there: `namespace/name`.
+pub fn place(cluster: &str) -> Option<(&str, &str)> {
+    cluster.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
+}
+
+/// The claim for a new volume, with this access mode.
+pub fn build(claim: &Claim, new: &NewVolume, access_mode: &str) -> PersistentVolumeClaim {
+    let mut labels = BTreeMap::from([(OURS.0.to_owned(), OURS.1.to_owned())]);
+    if let Some((_, name)) = place(&new.cluster).filter(|(_, name)| is_label_value(name)) {
+        labels.insert(CLUSTER_LABEL.to_owned(), name.to_owned());
+    }
+    let texts = [(CLUSTER, &new.cluster), (NAME, &new.name), (CLAIM, &new.claim)];
+    let annotations = texts.map(|(key, text)| (key.to_owned(), text.clone())).into();
+    PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some(claim.name.clone()),
+            namespace: Some(claim.namespace.clone()),
+            labels: Some(labels),
+            annotations: Some(annotations),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: Some(vec![access_mode.to_owned()]),
+            volume_mode: Some("Block".to_owned()),
+            storage_class_name: Some(new.class.clone()),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some([("storage".to_owned(), Quantity(new.size.to_string()))].into()),
+                ..VolumeResourceRequirements::default()
+            }),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        ..PersistentVolumeClaim::default()
+    }
+}
+
+/// The volume that a claim is; none if it is none of ours.
+pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
+    let metadata = &claim.metadata;
+    let is_ours = metadata.labels.as_ref()?.get(OURS.0).is_some_and(|by| by == OURS.1);
+    let place = Claim { namespace: metadata.namespace.clone()?, name: metadata.name.clone()? };
+    let empty = BTreeMap::new();
+    let annotations = metadata.annotations.as_ref().unwrap_or(&empty);
+    let text = |key: &str| annotations.get(key).cloned().unwrap_or_default();
+    if !is_ours || text(CLUSTER).is_empty() {
+        return None;
+    }
+    let (published, unreadable) = match annotations.get(PUBLISHED).map(|text| serde_json::from_str(text)) {
+        None => (None, None),
+        Some(Ok(Record { uuid, vm, node, read_only, leaving })) => {
+            (Some(Published { uuid, vm, node, read_only, leaving }), None)
+        }
+        Some(Err(error)) => (None, Some(format!("its annotation {PUBLISHED} cannot be read: {error}"))),
+    };
+    let spec = claim.spec.as_ref();
+    Some(Volume {
+        id: place.id(),
+        name: text(NAME),
+        cluster: text(CLUSTER),
+        class: spec.and_then(|spec| spec.storage_class_name.clone()).unwrap_or_default(),
+        size: size(claim),
+        claim: text(CLAIM),
+        published,
+        problem: unreadable.or_else(|| problem(claim)),
+    })
+}
+
+/// Bytes that were asked for, and at least those that there are: storage may round up.
+fn size(claim: &PersistentVolumeClaim) -> u64 {
+    let storage = |map: Option<&BTreeMap<String, Quantity>>| map.and_then(|map| bytes(map.get("storage")?));
+    let spec = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let wanted = storage(spec.and_then(|resources| resources.requests.as_ref()));
+    let there = capacity(claim);
+    wanted.max(there).unwrap_or_default()
+}
+
+/// Bytes that there are; none before the claim is bound.
+pub fn capacity(claim: &PersistentVolumeClaim) -> Option<u64> {
+    bytes(claim.status.as_ref()?.capacity.as_ref()?.get("storage")?)
+}
+
+fn problem(claim: &PersistentVolumeClaim) -> Option<String> {
+    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    if claim.metadata.deletion_timestamp.is_some() {
+        Some("its claim is being deleted in the host cluster".to_owned())
+    } else if phase == Some("Lost") {
+        Some("its claim has lost its PersistentVolume in the host cluster".to_owned())
+    } else {
+        None
+    }
+}
+
+/// Whether a text can be the value of a label.
+fn is_label_value(text: &str) -> bool {
+    let inside = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let outside = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let bytes = text.as_bytes();
+    bytes.len() <= 63
+        && outside(bytes.first().copied())
+        && outside(bytes.last().copied())
+        && bytes.iter().all(|byte| inside(*byte))
+}
+
+/// Bytes as Kubernetes writes them, such as `10Gi`, `1e9` or `1500M`; fractions are rounded up.
+pub fn bytes(quantity: &Quantity) -> Option<u64> {
+    let text = quantity.0.trim();
+    let end = text.find(|one: char| !one.is_ascii_digit() && one != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits: u128 = format!("{whole}{fraction}").parse().ok()?;
+    let factor: u128 = match unit {
+        "" => 1,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        "Pi" => 1 << 50,
+        "Ei" => 1 << 60,
+        "k" => 1000,
+        "M" => 1000_u128.pow(2),
+        "G" => 1000_u128.pow(3),
+        "T" => 1000_u128.pow(4),
+        "P" => 1000_u128.pow(5),
+        "E" => 1000_u128.pow(6),
+        // Thousandths.
+        "m" => return u64::try_from(digits.checked_mul(1)?.div_ceil(1000)).ok(),
+        exponent => {
+            let power = exponent.strip_prefix(['e', 'E'])?.parse().ok()?;
+            10_u128.checked_pow(power)?
+        }
+    };
+    let parts = 10_u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    u64::try_from(digits.checked_mul(factor)?.div_ceil(parts)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new(name: &str) -> NewVolume {
+        NewVolume {
+            name: name.to_owned(),
+            cluster: "dev/shop".to_owned(),
+            class: "longhorn".to_owned(),
+            size: 10 << 30,
+            claim: "default/data".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_a_claim_was_made_of_is_read_from_it_again() {
+        let name = "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f";
+        let mut claim = build(&Claim::of_name("dev", name), &new(name), "ReadWriteMany");
+        let made = volume(&claim).unwrap();
+        let NewVolume { name, cluster, class, size, claim: told } = new(name);
+        assert_eq!((made.name, made.cluster, made.class, made.size), (name, cluster, class, size));
+        assert_eq!((made.claim, made.published, made.problem), (told, None, None));
+        let published = Published {
+            uuid: "u".to_owned(),
+            vm: "dev/a".to_owned(),
+            node: "a".to_owned(),
+            read_only: true,
+            leaving: false,
+        };
+        let annotations = claim.metadata.annotations.as_mut().unwrap();
+        annotations.insert(PUBLISHED.to_owned(), record(&published));
+        assert_eq!(volume(&claim).unwrap().published, Some(published));
+        assert_eq!(claim.metadata.labels.as_ref().unwrap()[CLUSTER_LABEL], "shop");
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_a_problem_and_a_foreign_claim_is_no_volume() {
+        let mut claim = build(&Claim::of_name("dev", "a"), &new("a"), "ReadWriteMany");
+        claim.metadata.annotations.as_mut().unwrap().insert(PUBLISHED.to_owned(), "{".to_owned());
+        assert!(volume(&claim).unwrap().problem.unwrap().contains("guestlet.io/published cannot be read"));
+        claim.metadata.labels = None;
+        assert_eq!(volume(&claim), None);
+    }
+
+    #[test]
+    fn quantities() {
+        let cases = [
+            ("10Gi", Some(10 << 30)),
+            ("1", Some(1)),
+            ("1500M", Some(1_500_000_000)),
+            ("1.5Gi", Some(3 << 29)),
+            ("0.1", Some(1)),
+            ("1e3", Some(1000)),
+            ("2E3", Some(2000)),
+            ("1E", Some(1_000_000_000_000_000_000)),
+            ("1500m", Some(2)),
+            ("16Ei", None),
+            ("", None),
+            ("Gi", None),
+            ("1Xi", None),
+            ("-1", None),
+            ("1e99", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(bytes(&Quantity(text.to_owned())), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! What is wanted of the volumes of one VM, until all of it is so or cannot be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
+
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
+use kube::api::Api;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::watch_object;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::super::api::{Cluster, Written};
+use super::super::gates::Way;
+use super::super::objects::{Instance, VirtualMachine};
+use super::patch::{self, Disk};
+use super::plan::{Step, Wish, plan};
+use super::seen::{Seen, Stage};
+use super::{Patience, Place};
+use crate::host::backends::volumes::VolumeError;
+
+/// The value of `updateVolumesStrategy` with which KubeVirt hands no change of volumes to a VM that runs.
+const MIGRATION: &str = "Migration";
+
+/// Something that is wanted, and who waits for it.
+#[derive(Debug)]
+pub struct Order {
+    /// Of the VM: another one may have its name.
+    pub uid: String,
+    /// The volume.
+    pub disk: Disk,
+    /// What is wanted of it.
+    pub wish: Wish,
+    /// Where it is told when it is so, or why it cannot be.
+    pub answer: oneshot::Sender<Result<(), VolumeError>>,
+}
+
+/// An order that is worked at.
+#[derive(Debug)]
+struct Open {
+    order: Order,
+    /// When it was begun, or turned into its opposite.
+    since: Instant,
+    /// It was to be plugged, was not in time, and is taken out again; why.
+    withdrawn: Option<String>,
+}
+
+/// The line of one VM.
+#[derive(Debug)]
+pub struct Line {
+    cluster: Cluster,
+    place: Place,
+    patience: Patience,
+    /// By the names of the volumes.
+    open: BTreeMap<String, Open>,
+    /// Since when volumes have been on their way, whoever wants them.
+    since: BTreeMap<String, Instant>,
+    /// A set was refused: one after the other is tried, so that only the one is refused that has to be.
+    is_careful: bool,
+}
+
+/// Says that an object may have changed.
+type Changes = Pin<Box<dyn Stream<Item = ()> + Send>>;
+
+impl Line {
+    /// Of the VM there.
+    pub fn new(cluster: Cluster, place: Place, patience: Patience) -> Self {
+        let (open, since) = (BTreeMap::new(), BTreeMap::new());
+        Self { cluster, place, patience, open, since, is_careful: false }
+    }
+
+    /// Works until nothing more is wanted.
+    pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
+        let mut first = orders.recv().await;
+        while let Some(order) = first {
+            self.take(order);
+            self.work(&mut orders).await;
+            first = last(&mut orders).await;
+        }
+    }
+
+    /// Works until nothing is open.
+    async fn work(&mut self, orders: &mut mpsc::Receiver<Order>) {
+        let mut changes = self.changes();
+        loop {
+            tokio::time::sleep(self.patience.gather).await;
+            while let Ok(order) = orders.try_recv() {
+                self.take(order);
+            }
+            // Those that came meanwhile are all seen at once.
+            while changes.next().now_or_never().flatten().is_some() {}
+            let goes_on = self.step().await;
+            if self.open.is_empty() {
+                return;
+            }
+            if goes_on {
+                continue;
+            }
+            tokio::select! {
+                Some(order) = orders.recv() => self.take(order),
+                Some(()) = changes.next() => {}
+                () = tokio::time::sleep(self.patience.look) => {}
+            }
+        }
+    }
+
+    /// One event for each change of the VM or its run. What is lost of them is made up for by looking now and then.
+    fn changes(&self) -> Changes {
+        let (namespace, name) = &self.place;
+        let client = self.cluster.client();
+        let vms = watch_object(Api::<VirtualMachine>::namespaced(client.clone(), namespace), name);
+        let runs = watch_object(Api::<Instance>::namespaced(client, namespace), name);
+        let vms = vms.default_backoff().filter_map(|change| async { change.ok().map(drop) });
+        let runs = runs.default_backoff().filter_map(|change| async { change.ok().map(drop) });
+        Box::pin(futures_util::stream::select(vms, runs))
+    }
+
+    fn take(&mut self, order: Order) {
+        let name = order.disk.claim.volume();
+        let open = Open { order, since: Instant::now(), withdrawn: None };
+        if let Some(before) = self.open.insert(name, open) {
+            // One at a time works on a volume; who waited for this one has gone.
+            let words = "something else is wanted of this volume now".to_owned();
+            drop(before.order.answer.send(Err(VolumeError::Unavailable(words))));
+        }
+    }
+
+    fn answer(&mut self, name: &str, outcome: Result<(), VolumeError>) {
+        if let Some(open) = self.open.remove(name) {
+            let outcome = match (outcome, open.withdrawn) {
+                (Ok(()), Some(why)) => Err(stuck(why, "it was taken out of the VM again")),
+                (outcome, _) => outcome,
+            };
+            // Who waited may have gone.
+            drop(open.order.answer.send(outcome));
+        }
+    }
+
+    /// Looks, and does what is next; whether it has done something, after which it is looked again at once.
+    async fn step(&mut self) -> bool {
+        let seen = match self.cluster.seen(&self.place.0, &self.place.1).await {
+            Ok(Some(seen)) => seen,
+            Ok(None) => return self.vm_is_gone(),
+            Err(error) => return self.cannot_ask(&error.to_string()),
+        };
+        self.refuse_what_cannot_be(&seen);
+        self.note_times(&seen);
+        self.withdraw_what_is_overdue(&seen).await;
+        let wishes = self.open.iter().map(|(name, open)| (name.clone(), open.order.wish)).collect();
+        let overdue: BTreeSet<_> = self
+            .since
+            .iter()
+            .filter(|(_, since)| self.is_over(**since))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let plan = plan(&seen, &wishes, &overdue);
+        for name in &plan.fulfilled {
+            self.answer(name, Ok(()));
+        }
+        match plan.step {
+            Step::Rest => false,
+            Step::Wait(others) => {
+                self.give_up_waiting(&others);
+                false
+            }
+            Step::Plug(names) | Step::Unplug(names) if names.is_empty() => false,
+            Step::Plug(names) => self.tell(&seen, Wish::Plug, names).await,
+            Step::Unplug(names) => self.tell(&seen, Wish::Unplug, names).await,
+        }
+    }
+
+    fn is_over(&self, since: Instant) -> bool {
+        since.elapsed() >= self.patience.settle
+    }
+
+    /// There is no VM of this name: it has no volumes, and gets none.
+    fn vm_is_gone(&mut self) -> bool {
+        for (name, open) in std::mem::take(&mut self.open) {
+            let outcome = match open.order.wish {
+                Wish::Unplug => Ok(()),
+                Wish::Plug => {
+                    Err(VolumeError::Refused(format!("there is no VM {}/{}", self.place.0, self.place.1)))
+                }
+            };
+            self.open.insert(name.clone(), open);
+            self.answer(&name, outcome);
+        }
+        false
+    }
+
+    /// The API server does not answer: what waits too long is given up.
+    fn cannot_ask(&mut self, why: &str) -> bool {
+        for name in self.overdue_orders() {
+            self.answer(&name, Err(VolumeError::Unavailable(why.to_owned())));
+        }
+        false
+    }
+
+    /// The orders that take too long, from when KubeVirt was told of them, if it was.
+    fn overdue_orders(&self) -> Vec<String> {
+        let begun =
+            |name: &str, open: &Open| self.since.get(name).map_or(open.since, |told| open.since.max(*told));
+        let late = self.open.iter().filter(|(name, open)| self.is_over(begun(name, open)));
+        late.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// What KubeVirt would never do, as things are.
+    fn refuse_what_cannot_be(&mut self, seen: &Seen) {
+        let mut refused = Vec::new();
+        for (name, Open { order, .. }) in &self.open {
+            if let Some(error) = refusal(seen, order) {
+                refused.push((name.clone(), error));
+            }
+        }
+        for (name, error) in refused {
+            self.answer(&name, error);
+        }
+    }
+
+    fn note_times(&mut self, seen: &Seen) {
+        let mut on_their_way = seen.hotplugged();
+        on_their_way.retain(|(_, stage)| stage.is_on_its_way() && seen.instance.is_some());
+        let now = Instant::now();
+        let before = std::mem::take(&mut self.since);
+        self.since = on_their_way
+            .into_iter()
+            .map(|(name, _)| {
+                let since = before.get(&name).copied().unwrap_or(now);
+                (name, since)
+            })
+            .collect();
+    }
+
+    /// A volume of ours that does not get into the VM keeps all others out: it is taken out again.
+    async fn withdraw_what_is_overdue(&mut self, seen: &Seen) {
+        for name in self.overdue_orders() {
+            let Some(open) = self.open.get(&name) else { continue };
+            let stage = seen.stage(&name);
+            let is_stuck = open.order.wish == Wish::Plug && matches!(stage, Stage::Handed | Stage::Coming(_));
+            if !is_stuck {
+                continue;
+            }
+            let why = self.why(seen, &name, &stage).await;
+            tracing::warn!(
+                vm = format!("{}/{}", self.place.0, self.place.1),
+                volume = name,
+                why,
+                "a volume does not get into a VM, and is taken out again"
+            );
+            if let Some(open) = self.open.get_mut(&name) {
+                open.order.wish = Wish::Unplug;
+                open.since = Instant::now();
+                open.withdrawn = Some(why);
+            }
+        }
+    }
+
+    /// Why a volume does not get on, as far as anybody says it.
+    async fn why(&self, seen: &Seen, name: &str, stage: &Stage) -> String {
+        let namespace = &self.place.0;
+        let warning = match seen.attachment_pod(name) {
+            Some(pod) => {
+                self.cluster.warning(namespace, "Pod", pod).await.map(|text| format!("pod {pod}: {text}"))
+            }
+            None => None,
+        };
+        match warning {
+            Some(warning) => format!("it {}; {warning}", stage.words()),
+            None => format!("it {}", stage.words()),
+        }
+    }
+
+    /// What has waited for others for too long is given up, and told for whom it has waited.
+    fn give_up_waiting(&mut self, others: &[(String, Stage)]) {
+        for name in self.overdue_orders() {
+            let of_others = others.iter().filter(|(other, _)| *other != name);
+            let blockers: Vec<_> =
+                of_others.map(|(other, stage)| format!("the volume {other} {}", stage.words())).collect();
+            let own = others.iter().find(|(other, _)| *other == name).map(|(_, stage)| stage.words());
+            let mut why = own.map_or_else(String::new, |words| format!("it {words}; "));
+            if blockers.is_empty() {
+                why.push_str("KubeVirt does not get on with it");
+            } else {
+                why.push_str("KubeVirt carries one set of volumes at a time, and ");
+                why.push_str(&blockers.join(", and "));
+            }
+            let before = self.open.get(&name).and_then(|open| open.withdrawn.clone());
+            let outcome = match before {
+                Some(before) => stuck(before, &format!("it could not be taken out again: {why}")),
+                None => stuck(why, "it is tried again when the call is repeated"),
+            };
+            self.answer(&name, Err(outcome));
+        }
+    }
+
+    /// Tells KubeVirt; whether it is to be looked again at once.
+    async fn tell(&mut self, seen: &Seen, wish: Wish, mut names: Vec<String>) -> bool {
+        if self.is_careful {
+            names.truncate(1);
+        }
+        let told = match self.cluster.way().await {
+            Ok(way) => self.change(seen, way, wish, &names).await,
+            Err(error) => Err(error),
+        };
+        match told {
+            // What is to be seen of it comes with a change.
+            Ok(Written::Yes) => {
+                self.is_careful = false;
+                tracing::debug!(vm = self.place.1, ?wish, ?names, "KubeVirt was told");
+                false
+            }
+            Ok(Written::Conflict | Written::Gone) => true,
+            Err(VolumeError::Refused(_)) if names.len() > 1 => {
+                self.is_careful = true;
+                true
+            }
+            Err(VolumeError::Refused(words)) => {
+                for name in &names {
+                    self.answer(name, Err(VolumeError::Refused(words.clone())));
+                }
+                self.is_careful = false;
+                true
+            }
+            Err(error) => self.cannot_ask(&error.to_string()),
+        }
+    }
+
+    async fn change(
+        &self,
+        seen: &Seen,
+        way: Way,
+        wish: Wish,
+        names: &[String],
+    ) -> Result<Written, VolumeError> {
+        let disks: Vec<_> =
+            names.iter().filter_map(|name| self.open.get(name)).map(|open| open.order.disk.clone()).collect();
+        match (way, wish) {
+            (Way::Declarative, Wish::Plug) => {
+                self.cluster.change(&seen.vm, patch::plug(&seen.vm, &disks)).await
+            }
+            (Way::Declarative, Wish::Unplug) => {
+                self.cluster.change(&seen.vm, patch::unplug(&seen.vm, names)).await
+            }
+            (Way::Subresource, Wish::Plug) => {
+                for disk in &disks {
+                    self.cluster.add_volume(&seen.vm, disk).await?;
+                }
+                Ok(Written::Yes)
+            }
+            (Way::Subresource, Wish::Unplug) => {
+                for name in names {
+                    self.cluster.remove_volume(&seen.vm, name).await?;
+                }
+                Ok(Written::Yes)
+            }
+        }
+    }
+}
+
+/// An order that came while the last one was ended; none if the line has ended. Nothing is lost in between: from here on
+/// nobody can send an order, and is given a new line.
+async fn last(orders: &mut mpsc::Receiver<Order>) -> Option<Order> {
+    orders.close();
+    orders.recv().await
+}
+
+fn stuck(why: String, then: &str) -> VolumeError {
+    let words = "the host cluster does not get the volume into the VM, or out of it, in time".to_owned();
+    VolumeError::Waiting { words, detail: format!("{why}; {then}") }
+}
+
+/// The answer to an order that KubeVirt could never carry out, as things are.
+fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
+    let name = order.disk.claim.volume();
+    let refused = |words: String| Some(Err(VolumeError::Refused(words)));
+    let is_other = seen.vm.metadata.uid.as_deref().is_none_or(|uid| !uid.eq_ignore_ascii_case(&order.uid));
+    match order.wish {
+        // Who asks looks for himself who holds it now.
+        Wish::Unplug if is_other => return Some(Ok(())),
+        Wish::Plug if is_other => {
+            return refused("the VM was made again under the same name; ask again".to_owned());
+        }
+        Wish::Unplug | Wish::Plug => {}
+    }
+    if let Some(other) =
+        seen.wanted(&name).and_then(|volume| volume.claim()).filter(|claim| *claim != order.disk.claim.name)
+    {
+        return refused(format!(
+            "the VM lists a volume {name} that is made of another claim, {other}; take it out of the VM's spec"
+        ));
+    }
+    let is_so =
+        matches!((order.wish, seen.stage(&name)), (Wish::Plug, Stage::Ready) | (Wish::Unplug, Stage::Absent));
+    let strategy = seen.vm.spec.update_volumes_strategy.as_deref();
+    if strategy == Some(MIGRATION) && seen.instance.is_some() && !is_so {
+        return refused(format!(
+            "the VM's spec.updateVolumesStrategy is {MIGRATION}, with which KubeVirt plugs and unplugs nothing while the VM runs; \
+             take it out of the VM's spec"
+        ));
+    }
+    let has_ended =
+        seen.instance.as_ref().is_none_or(|run| matches!(run.status.phase.as_str(), "Succeeded" | "Failed"));
+    if order.wish == Wish::Plug && has_ended {
+        let words = "the VM is off".to_owned();
+        return Some(Err(VolumeError::Waiting { words: words.clone(), detail: words }));
+    }
+    None
+}

@@ -1,0 +1,132 @@
+//! Has KubeVirt plug volumes into VMs and unplug them, one set of changes after the other in each VM.
+//!
+//! ```text
+//!  Hotplug ──order──▶ line of a VM ──reads──▶ VM, its run        (again whenever one of them has changed, and now and then)
+//!                       │    ▲                    │
+//!                       │    └────── plan ◀───────┘
+//!                       └──tells──▶ KubeVirt
+//! ```
+//!
+//! A [`line`] is a task that lives while something is wanted of its VM. It remembers who waits for what, and nothing else:
+//! what was told to KubeVirt is in the API, and whoever comes after this program finds it there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::api::Cluster;
+use crate::host::backends::volumes::VolumeError;
+use crate::supervise::Scope;
+
+mod line;
+pub mod patch;
+pub mod plan;
+pub mod seen;
+
+use line::{Line, Order};
+use patch::Disk;
+use plan::Wish;
+
+/// Orders that may wait for a line; more wait for their turn to be among them.
+const ORDERS: usize = 64;
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// After the first of several orders the others are waited for, so that one attachment pod carries them all.
+    pub gather: Duration,
+    /// A volume is overdue after that.
+    pub settle: Duration,
+    /// Objects are read again after that, though nothing was heard of them.
+    pub look: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            gather: Duration::from_millis(250),
+            settle: Duration::from_secs(90),
+            look: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Which VM: its namespace and name.
+type Place = (String, String);
+
+/// Plugs and unplugs. A clone is the same one.
+#[derive(Debug, Clone)]
+pub struct Hotplug(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    cluster: Cluster,
+    patience: Patience,
+    lines: Mutex<BTreeMap<Place, mpsc::Sender<Order>>>,
+    tasks: Scope,
+}
+
+impl Hotplug {
+    /// Has the KubeVirt of this cluster do it.
+    pub fn new(cluster: Cluster, patience: Patience) -> Self {
+        Self(Arc::new(Inner { cluster, patience, lines: Mutex::default(), tasks: Scope::new() }))
+    }
+
+    /// Has the VM of this name and UID plug a disk; returns when the machine has it. Its guest may not have seen it.
+    ///
+    /// # Errors
+    /// If it has not. What was told to KubeVirt is taken back then; the caller has to look whether that was so.
+    pub async fn plug(&self, vm: &str, uid: &str, disk: Disk) -> Result<(), VolumeError> {
+        self.order(vm, uid, disk, Wish::Plug).await
+    }
+
+    /// Has the VM of this name and UID let go of a disk; returns when neither its spec nor its run lists the volume.
+    ///
+    /// # Errors
+    /// If one of them does.
+    pub async fn unplug(&self, vm: &str, uid: &str, disk: Disk) -> Result<(), VolumeError> {
+        self.order(vm, uid, disk, Wish::Unplug).await
+    }
+
+    async fn order(&self, vm: &str, uid: &str, disk: Disk, wish: Wish) -> Result<(), VolumeError> {
+        let Some((namespace, name)) = vm.split_once('/') else {
+            return Err(VolumeError::Refused(format!("{vm:?} is no VM of a namespace")));
+        };
+        if namespace != disk.claim.namespace {
+            return Err(VolumeError::Refused(format!(
+                "the claim is in the namespace {}, and the VM {vm} is not: KubeVirt plugs no claim of another namespace",
+                disk.claim.namespace
+            )));
+        }
+        let place = (namespace.to_owned(), name.to_owned());
+        let (answer, answered) = oneshot::channel();
+        let mut order = Order { uid: uid.to_owned(), disk, wish, answer };
+        loop {
+            let line = self.line(&place);
+            match line.send(order).await {
+                Ok(()) => break,
+                // It had just ended; there is another one now.
+                Err(mpsc::error::SendError(back)) => order = back,
+            }
+        }
+        let stopped = |_| Err(VolumeError::Unavailable("guestlet-host is stopping".to_owned()));
+        answered.await.unwrap_or_else(stopped)
+    }
+
+    /// The line of a VM.
+    fn line(&self, place: &Place) -> mpsc::Sender<Order> {
+        let mut lines = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(line) = lines.get(place).filter(|line| !line.is_closed()) {
+            return line.clone();
+        }
+        let (orders, waiting) = mpsc::channel(ORDERS);
+        lines.insert(place.clone(), orders.clone());
+        // Those that have ended.
+        lines.retain(|_, line| !line.is_closed());
+        let line = Line::new(self.0.cluster.clone(), place.clone(), self.0.patience);
+        self.0.tasks.children().spawn(line.run(waiting));
+        orders
+    }
+}

@@ -1,0 +1,168 @@
+//! What KubeVirt is told next about the volumes of one VM. Pure.
+//!
+//! One attachment pod carries all volumes that came while a VM runs, and each change makes KubeVirt start a new one with
+//! the whole set. While one is pending there is no other, and changes that follow each other quickly starve all of them. So
+//! what is wanted is collected, and told in sets:
+//!
+//! ```text
+//!  wishes ─┐                ┌─ a wish is fulfilled: its caller is told
+//!  seen ───┼──▶ plan ───────┤
+//!  overdue ┘                └─ Submit: a set of removals, or a set of additions     (only when the set before has settled)
+//!                              Wait: for the API to say something new
+//!                              Rest: nothing is wanted
+//! ```
+//!
+//! * Removals go before additions, and not with them: both at once have raced in KubeVirt.
+//! * A volume that does not settle in time is *overdue*. One of ours is taken out again, since it blocks all that come
+//!   after it. One that somebody else wants is not ours to take out, and is named to those that wait for it.
+//! * What is overdue holds no removal back: to take something away may be what unblocks the rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::seen::{Seen, Stage};
+
+/// What is wanted of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// The VM is to have it.
+    Plug,
+    /// The VM is not to have it.
+    Unplug,
+}
+
+/// What is done next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// These are put into the VM's spec. None of them is in it.
+    Plug(Vec<String>),
+    /// These are taken out of the VM's spec. All of them are in it.
+    Unplug(Vec<String>),
+    /// Nothing can be done before something changes; what it is that is waited for, with where it is.
+    Wait(Vec<(String, Stage)>),
+    /// Nothing is wanted.
+    Rest,
+}
+
+/// What follows from what was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// The volumes about which all is as it is wanted.
+    pub fulfilled: Vec<String>,
+    /// What is done next about the others.
+    pub step: Step,
+}
+
+/// What is done next for these wishes, by the names of the volumes; `overdue` are those that have been on their way for
+/// too long.
+pub fn plan(seen: &Seen, wishes: &BTreeMap<String, Wish>, overdue: &BTreeSet<String>) -> Plan {
+    let is_fulfilled = |(name, wish): &(&String, &Wish)| {
+        matches!((wish, seen.stage(name)), (Wish::Plug, Stage::Ready) | (Wish::Unplug, Stage::Absent))
+    };
+    let (fulfilled, open): (Vec<_>, Vec<_>) = wishes.iter().partition(is_fulfilled);
+    let fulfilled = fulfilled.into_iter().map(|(name, _)| name.clone()).collect();
+    Plan { fulfilled, step: step(seen, &open, overdue) }
+}
+
+fn step(seen: &Seen, open: &[(&String, &Wish)], overdue: &BTreeSet<String>) -> Step {
+    if open.is_empty() {
+        return Step::Rest;
+    }
+    let unplug: Vec<String> = open
+        .iter()
+        .filter(|(name, wish)| **wish == Wish::Unplug && seen.wanted(name).is_some())
+        .map(|(name, _)| (*name).clone())
+        .collect();
+    let mut on_their_way = seen.hotplugged();
+    // In a VM that is off, nothing goes anywhere.
+    on_their_way.retain(|(_, stage)| stage.is_on_its_way() && seen.instance.is_some());
+    if !unplug.is_empty() {
+        let holds_back = |(name, _): &(String, Stage)| !overdue.contains(name) && !unplug.contains(name);
+        return if on_their_way.iter().any(holds_back) {
+            Step::Wait(on_their_way)
+        } else {
+            Step::Unplug(unplug)
+        };
+    }
+    let plug: Vec<String> = open
+        .iter()
+        .filter(|(name, wish)| **wish == Wish::Plug && seen.stage(name) == Stage::Absent)
+        .map(|(name, _)| (*name).clone())
+        .collect();
+    if plug.is_empty() || !on_their_way.is_empty() {
+        return Step::Wait(on_their_way);
+    }
+    Step::Plug(plug)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::seen::tests::seen;
+    use super::*;
+
+    fn wishes(plug: &[&str], unplug: &[&str]) -> BTreeMap<String, Wish> {
+        let all =
+            |names: &[&str], wish| names.iter().map(|name| ((*name).to_owned(), wish)).collect::<Vec<_>>();
+        all(plug, Wish::Plug).into_iter().chain(all(unplug, Wish::Unplug)).collect()
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn decide(seen: &Seen, wishes: &BTreeMap<String, Wish>, overdue: &[&str]) -> Plan {
+        plan(seen, wishes, &overdue.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    #[test]
+    fn what_is_wanted_at_once_is_told_at_once() {
+        let quiet = seen(&["x"], &["x"], &[("x", "Ready")]);
+        let plan = decide(&quiet, &wishes(&["a", "b", "x"], &["gone"]), &[]);
+        assert_eq!(plan.fulfilled, names(&["gone", "x"]));
+        assert_eq!(plan.step, Step::Plug(names(&["a", "b"])));
+    }
+
+    #[test]
+    fn the_next_set_waits_until_the_one_before_has_settled() {
+        let busy = seen(&["x"], &["x"], &[("x", "AttachedToNode")]);
+        for wanted in [wishes(&["a"], &[]), wishes(&["a", "x"], &[])] {
+            assert!(matches!(decide(&busy, &wanted, &[]).step, Step::Wait(_)));
+            // Nothing is gained by a second set beside one that is stuck.
+            assert!(matches!(decide(&busy, &wanted, &["x"]).step, Step::Wait(_)));
+        }
+    }
+
+    #[test]
+    fn removals_go_first_and_alone() {
+        let settled = seen(&["x", "y"], &["x", "y"], &[("x", "Ready"), ("y", "Ready")]);
+        let plan = decide(&settled, &wishes(&["a"], &["x"]), &[]);
+        assert_eq!(plan.step, Step::Unplug(names(&["x"])));
+        let leaving = seen(&["y"], &["y"], &[("x", "Detaching"), ("y", "Ready")]);
+        assert!(matches!(decide(&leaving, &wishes(&["a"], &["x"]), &[]).step, Step::Wait(_)));
+        let left = seen(&["y"], &["y"], &[("y", "Ready")]);
+        let plan = decide(&left, &wishes(&["a"], &["x"]), &[]);
+        assert_eq!((plan.fulfilled, plan.step), (names(&["x"]), Step::Plug(names(&["a"]))));
+    }
+
+    #[test]
+    fn what_is_stuck_is_taken_out_and_holds_no_removal_back() {
+        let stuck = seen(&["x", "y"], &["x", "y"], &[("x", "Pending"), ("y", "Ready")]);
+        // On its own way, it is not waited for.
+        assert_eq!(decide(&stuck, &wishes(&[], &["x"]), &[]).step, Step::Unplug(names(&["x"])));
+        assert!(matches!(decide(&stuck, &wishes(&[], &["y"]), &[]).step, Step::Wait(_)));
+        assert_eq!(decide(&stuck, &wishes(&[], &["y"]), &["x"]).step, Step::Unplug(names(&["y"])));
+    }
+
+    #[test]
+    fn a_vm_that_is_off_loses_a_volume_at_once() {
+        let off = Seen { instance: None, ..seen(&["x", "y"], &[], &[]) };
+        let plan = decide(&off, &wishes(&[], &["x"]), &[]);
+        assert_eq!(plan.step, Step::Unplug(names(&["x"])));
+        assert_eq!(decide(&off, &wishes(&[], &[]), &[]).step, Step::Rest);
+    }
+
+    #[test]
+    fn a_name_that_comes_again_waits_for_its_status() {
+        let late = seen(&[], &[], &[("x", "UnMountedFromPod")]);
+        assert!(matches!(decide(&late, &wishes(&["x"], &[]), &[]).step, Step::Wait(_)));
+    }
+}

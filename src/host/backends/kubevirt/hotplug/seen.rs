@@ -1,0 +1,211 @@
+//! Where a volume is on its way into a VM or out of it, as the objects of the API say. Pure.
+//!
+//! ```text
+//!  VM's spec ──KubeVirt copies──▶ instance's spec ──an attachment pod carries it──▶ instance's status: … Ready
+//!     Handed                          Coming                                              Ready
+//!
+//!  gone from the VM's spec, and still in the instance's spec or status: Leaving.   In none of them: Absent.
+//! ```
+//!
+//! A status outlives its spec, and a name that comes again waits for that; so nothing is called absent before the
+//! status has let go of it, too.
+
+use super::super::objects::{Instance, VirtualMachine, Volume, VolumeStatus};
+
+/// The phase of a volume that a machine has.
+const READY: &str = "Ready";
+
+/// Where a volume is on its way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stage {
+    /// Nowhere.
+    Absent,
+    /// KubeVirt has been told, and has not taken it up.
+    Handed,
+    /// KubeVirt is at it; in words how far.
+    Coming(String),
+    /// The machine has it. Its guest may not have seen it.
+    Ready,
+    /// KubeVirt has been told to take it away, and has not done so; in words how far.
+    Leaving(String),
+}
+
+impl Stage {
+    /// Whether something is going on.
+    pub fn is_on_its_way(&self) -> bool {
+        !matches!(self, Self::Absent | Self::Ready)
+    }
+
+    /// In words, for a sentence that begins with the volume.
+    pub fn words(&self) -> String {
+        match self {
+            Self::Absent => "is not in the VM".to_owned(),
+            Self::Handed => "is in the VM's spec, and KubeVirt has not taken it up".to_owned(),
+            Self::Coming(how) => format!("is being attached ({how})"),
+            Self::Ready => "is attached".to_owned(),
+            Self::Leaving(how) => format!("is being detached ({how})"),
+        }
+    }
+}
+
+/// A VM and its run, if it runs, as they were read.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// The VM.
+    pub vm: VirtualMachine,
+    /// The run of it.
+    pub instance: Option<Instance>,
+}
+
+impl Seen {
+    /// The volume of this name that the VM is to have.
+    pub fn wanted(&self, name: &str) -> Option<&Volume> {
+        self.vm.spec.template.spec.volumes.iter().find(|volume| volume.name == name)
+    }
+
+    fn status(&self, name: &str) -> Option<&VolumeStatus> {
+        self.instance.as_ref()?.status.volume_status.iter().find(|status| status.name == name)
+    }
+
+    fn is_in_instance(&self, name: &str) -> bool {
+        self.instance
+            .as_ref()
+            .is_some_and(|instance| instance.spec.volumes.iter().any(|volume| volume.name == name))
+    }
+
+    /// Where the volume of this name is.
+    pub fn stage(&self, name: &str) -> Stage {
+        let (is_wanted, is_in_instance) = (self.wanted(name).is_some(), self.is_in_instance(name));
+        match (is_wanted, self.status(name)) {
+            (true, Some(status)) if is_in_instance => {
+                // Those of the VM's start have no phase.
+                let is_ready = status.phase.as_deref().is_none_or(|phase| phase == READY);
+                if is_ready && !status.target.is_empty() { Stage::Ready } else { Stage::Coming(how(status)) }
+            }
+            (true, None) if is_in_instance => Stage::Coming("nothing is said of it".to_owned()),
+            // The status is of one that had this name before.
+            (true, _) => Stage::Handed,
+            (false, Some(status)) => Stage::Leaving(how(status)),
+            (false, None) if is_in_instance => Stage::Leaving("it is in the instance's spec".to_owned()),
+            (false, None) => Stage::Absent,
+        }
+    }
+
+    /// Every volume that came while the VM ran, or is to, whoever wants it, with where it is.
+    pub fn hotplugged(&self) -> Vec<(String, Stage)> {
+        let is_one = |volume: &&Volume| {
+            volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
+                || volume.data_volume.as_ref().is_some_and(|source| source.hotpluggable)
+        };
+        let named = |volume: &Volume| volume.name.clone();
+        let mut names: Vec<_> = self.vm.spec.template.spec.volumes.iter().filter(is_one).map(named).collect();
+        if let Some(instance) = &self.instance {
+            names.extend(instance.spec.volumes.iter().filter(is_one).map(named));
+            let statuses = instance.status.volume_status.iter();
+            names.extend(
+                statuses.filter(|status| status.hotplug_volume.is_some()).map(|status| status.name.clone()),
+            );
+        }
+        names.sort();
+        names.dedup();
+        names.into_iter().map(|name| (name.clone(), self.stage(&name))).collect()
+    }
+
+    /// The pod that carries the volume of this name, if there is one.
+    pub fn attachment_pod(&self, name: &str) -> Option<&str> {
+        self.status(name)?.hotplug_volume.as_ref()?.attach_pod_name.as_deref().filter(|pod| !pod.is_empty())
+    }
+}
+
+/// What a status says, in words.
+fn how(status: &VolumeStatus) -> String {
+    let mut words = status.phase.clone().unwrap_or_else(|| "no phase".to_owned());
+    if let Some(why) = status.message.as_ref().or(status.reason.as_ref()).filter(|why| !why.is_empty()) {
+        words.push_str(": ");
+        words.push_str(why);
+    }
+    words
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn volumes(names: &[&str]) -> Value {
+        let volume = |name: &&str| json!({"name": name, "persistentVolumeClaim": {"claimName": name, "hotpluggable": true}});
+        names.iter().map(volume).collect()
+    }
+
+    /// A VM whose spec, whose instance's spec and whose instance's status list these, the last with their phases.
+    pub fn seen(wanted: &[&str], copied: &[&str], status: &[(&str, &str)]) -> Seen {
+        let one = |(name, phase): &(&str, &str)| {
+            let target = if *phase == READY { "sda" } else { "" };
+            json!({"name": name, "phase": phase, "target": target, "hotplugVolume": {"attachPodName": "hp-volume-1"}})
+        };
+        let statuses: Value = status.iter().map(one).collect();
+        Seen {
+            vm: serde_json::from_value(json!({
+                "metadata": {"name": "a", "resourceVersion": "1"},
+                "spec": {"template": {"spec": {"volumes": volumes(wanted)}}},
+            }))
+            .unwrap(),
+            instance: Some(
+                serde_json::from_value(json!({
+                    "metadata": {"name": "a"},
+                    "spec": {"volumes": volumes(copied)},
+                    "status": {"volumeStatus": statuses},
+                }))
+                .unwrap(),
+            ),
+        }
+    }
+
+    #[test]
+    fn a_volume_is_where_all_three_say() {
+        let ready = [("v", "Ready")];
+        let going = [("v", "Detaching")];
+        let (coming, leaving) = ("Coming", "Leaving");
+        let cases: [(&[&str], &[&str], &[(&str, &str)], &str); 9] = [
+            (&[], &[], &[], "Absent"),
+            (&["v"], &[], &[], "Handed"),
+            (&["v"], &["v"], &[], coming),
+            (&["v"], &["v"], &[("v", "AttachedToNode")], coming),
+            (&["v"], &["v"], &ready, "Ready"),
+            (&[], &["v"], &ready, leaving),
+            (&[], &[], &going, leaving),
+            (&[], &["v"], &[], leaving),
+            // It came again while the one before was still going.
+            (&["v"], &[], &going, "Handed"),
+        ];
+        for (wanted, copied, status, expected) in cases {
+            let stage = seen(wanted, copied, status).stage("v");
+            assert!(
+                format!("{stage:?}").starts_with(expected),
+                "{wanted:?} {copied:?} {status:?}: {stage:?}"
+            );
+        }
+        let without_target = Seen {
+            instance: Some(
+                serde_json::from_value(json!({
+                    "metadata": {},
+                    "spec": {"volumes": volumes(&["v"])},
+                    "status": {"volumeStatus": [{"name": "v", "phase": "Ready", "target": ""}]},
+                }))
+                .unwrap(),
+            ),
+            ..seen(&["v"], &[], &[])
+        };
+        assert!(matches!(without_target.stage("v"), Stage::Coming(_)));
+    }
+
+    #[test]
+    fn all_that_comes_and_goes_is_seen_whoever_wants_it() {
+        let seen = seen(&["a", "b"], &["b", "c"], &[("d", "Detaching"), ("b", "Ready")]);
+        let names: Vec<_> = seen.hotplugged().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["a", "b", "c", "d"]);
+        assert_eq!(seen.attachment_pod("b"), Some("hp-volume-1"));
+        assert_eq!(seen.attachment_pod("a"), None);
+    }
+}

@@ -1,0 +1,140 @@
+//! How a volume is named: to its guest cluster, as a claim of the host cluster, in VMs, and to guests. Pure; each name
+//! follows from the one before, so that nothing has to be remembered to find one by another.
+//!
+//! ```text
+//!  name in the guest cluster   pvc-6f0c…              any text of 1 to 128 bytes
+//!  claim                       namespace / pvc-6f0c…  the same text, where Kubernetes allows it
+//!  identifier                  namespace.pvc-6f0c…    what the guest cluster's PersistentVolume remembers
+//!  serial number               6f0c…                  36 bytes, which a SCSI disk shows in full
+//!  volume in a VM's spec       guestlet-6f0c…         by its prefix known as one of ours
+//! ```
+
+use std::fmt::Write as _;
+
+use ring::digest::{SHA256, digest};
+
+/// What the names of our volumes in VMs begin with.
+pub const PREFIX: &str = "guestlet-";
+
+/// Bytes of the longest name of a claim that can be part of an identifier, which CSI bounds at 128 with the namespace's 63
+/// and the dot.
+const LONGEST_CLAIM: usize = 64;
+
+/// Where a claim is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Claim {
+    /// The namespace of its guest cluster's VMs.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Claim {
+    /// The one that an identifier means; none if it cannot be one of ours.
+    pub fn of_id(id: &str) -> Option<Self> {
+        let (namespace, name) = id.split_once('.')?;
+        let is_one = is_label(namespace) && is_subdomain(name);
+        is_one.then(|| Self { namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+
+    /// The one for a volume of this name, whose cluster's VMs are in that namespace.
+    pub fn of_name(namespace: &str, name: &str) -> Self {
+        let fits = is_subdomain(name) && name.len() <= LONGEST_CLAIM;
+        let name = if fits { name.to_owned() } else { format!("{PREFIX}{}", uuid_of(name)) };
+        Self { namespace: namespace.to_owned(), name }
+    }
+
+    /// Its identifier.
+    pub fn id(&self) -> String {
+        format!("{}.{}", self.namespace, self.name)
+    }
+
+    /// The serial number of its disk: the UUID in its name, or one that is made of its name.
+    pub fn serial(&self) -> String {
+        let uuid = ["pvc-", PREFIX].iter().find_map(|prefix| self.name.strip_prefix(prefix));
+        uuid.filter(|uuid| is_uuid(uuid)).map_or_else(|| uuid_of(&self.name), str::to_owned)
+    }
+
+    /// What it is called in a VM's spec.
+    pub fn volume(&self) -> String {
+        format!("{PREFIX}{}", self.serial())
+    }
+}
+
+/// Whether a name is an RFC 1123 label, as those of namespaces are.
+fn is_label(name: &str) -> bool {
+    let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&name.len())
+        && name.bytes().all(inside)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+/// Whether a name is an RFC 1123 subdomain, as those of claims are.
+fn is_subdomain(name: &str) -> bool {
+    name.len() <= 253 && name.split('.').all(is_label)
+}
+
+/// Whether a text is a UUID in lower case.
+fn is_uuid(text: &str) -> bool {
+    let hexadecimal = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let fits = |(at, byte): (usize, u8)| match at {
+        8 | 13 | 18 | 23 => byte == b'-',
+        _ => hexadecimal(byte),
+    };
+    text.len() == 36 && text.bytes().enumerate().all(fits)
+}
+
+/// A UUID that is the same for the same text (version 8 of RFC 9562: of SHA-256).
+fn uuid_of(text: &str) -> String {
+    let hash = digest(&SHA256, text.as_bytes());
+    let mut uuid = String::with_capacity(36);
+    for (at, byte) in hash.as_ref().iter().take(16).enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            uuid.push('-');
+        }
+        let byte = match at {
+            6 => byte & 0x0f | 0x80,
+            8 => byte & 0x3f | 0x80,
+            _ => *byte,
+        };
+        // Writing to a string does not fail.
+        let _ = write!(uuid, "{byte:02x}");
+    }
+    uuid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_name_follows_from_the_one_before() {
+        let claim = Claim::of_name("dev", "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f");
+        assert_eq!(claim.id(), "dev.pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f");
+        assert_eq!(Claim::of_id(&claim.id()), Some(claim.clone()));
+        assert_eq!(claim.serial(), "6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f");
+        assert_eq!(claim.volume(), "guestlet-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f");
+    }
+
+    #[test]
+    fn any_text_can_be_the_name_of_a_volume() {
+        let long = "a".repeat(128);
+        for name in ["data.v1", "Ü b", "-", &long, "pvc-6F0C", "a..b", "pvc-not-a-uuid"] {
+            let claim = Claim::of_name("dev", name);
+            assert_eq!(Claim::of_id(&claim.id()), Some(claim.clone()), "{name}");
+            assert!(claim.id().len() <= 128 && is_uuid(&claim.serial()), "{name}: {claim:?}");
+            assert!(is_label(&claim.volume()), "{name}");
+            assert_ne!(claim.serial(), Claim::of_name("dev", "other").serial());
+            // As it is read again from the identifier.
+            assert_eq!(Claim::of_id(&claim.id()).unwrap().serial(), claim.serial());
+        }
+    }
+
+    #[test]
+    fn what_is_no_identifier_of_ours_is_none() {
+        for id in ["", "a", ".", "a.", ".a", "A.b", "a/b.c", "a.b_c", "a.b/../c", "-a.b", "a.b..c"] {
+            assert_eq!(Claim::of_id(id), None, "{id:?}");
+        }
+    }
+}

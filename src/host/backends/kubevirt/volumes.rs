@@ -1,0 +1,376 @@
+//! Volumes as claims of the host cluster, which KubeVirt plugs.
+//!
+//! What is listed comes from copies that are kept up to date by watches; whatever is decided on is read from the API server.
+//! A volume is free when nothing of what is read says that somebody has it ([`authority`]), and only then is it forgotten,
+//! given to another VM or deleted.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use tokio::time::Instant;
+
+use super::api::{Cluster, Written};
+use super::authority;
+use super::claims;
+use super::copies::Copies;
+use super::hotplug::patch::Disk;
+use super::hotplug::{Hotplug, Patience};
+use super::names::{Claim, PREFIX};
+use super::objects;
+use crate::host::backends::disks::{Bus, DiskError, GuestSide};
+use crate::host::backends::volumes::{
+    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
+};
+
+/// How often something is read again that is waited for.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long a claim may take to be deleted once nobody holds it, and a copy to show what was written.
+const DELETED: Duration = Duration::from_secs(20);
+/// How often a change is tried that somebody else's comes before.
+const TRIES: usize = 8;
+/// Bytes of the largest volume: 64 TiB.
+const LARGEST: u64 = 64 << 40;
+
+/// Claims of the host cluster.
+#[derive(Debug)]
+pub struct Claims {
+    cluster: Cluster,
+    copies: Copies,
+    hotplug: Hotplug,
+    patience: Patience,
+    access_mode: String,
+}
+
+/// A claim of ours, as it was read.
+struct Read {
+    claim: Claim,
+    object: PersistentVolumeClaim,
+    volume: Volume,
+}
+
+impl Claims {
+    /// Those of this cluster; new ones get this access mode. Returns when all of them have been read.
+    pub async fn new(cluster: Cluster, patience: Patience, access_mode: String) -> Self {
+        let copies = Copies::new(&cluster).await;
+        let hotplug = Hotplug::new(cluster.clone(), patience);
+        Self { cluster, copies, hotplug, patience, access_mode }
+    }
+
+    /// The claim of ours that an identifier means.
+    async fn read(&self, id: &str) -> Result<Option<Read>, VolumeError> {
+        let Some(claim) = Claim::of_id(id) else { return Ok(None) };
+        let Some(object) = self.cluster.claim(&claim).await? else { return Ok(None) };
+        Ok(claims::volume(&object).map(|volume| Read { claim, object, volume }))
+    }
+
+    async fn expect(&self, id: &str) -> Result<Read, VolumeError> {
+        self.read(id).await?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))
+    }
+
+    async fn held_by(&self, read: &Read) -> Result<Holder, VolumeError> {
+        let volume = read.object.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+        let evidence = self.cluster.evidence(&read.claim, volume.filter(|name| !name.is_empty())).await?;
+        Ok(authority::judge(&read.claim, &evidence))
+    }
+
+    /// Writes which VM is to have a volume, as long as it is as `expected` until then.
+    async fn record(
+        &self,
+        id: &str,
+        expected: Option<&Published>,
+        published: Option<&Published>,
+    ) -> Result<Read, VolumeError> {
+        for _ in 0..TRIES {
+            let read = self.expect(id).await?;
+            if read.volume.published.as_ref() != expected {
+                return Err(VolumeError::Disk(DiskError::Busy(id.to_owned())));
+            }
+            let text = published.map(claims::record);
+            match self.cluster.record(&read.claim, &read.object, text).await? {
+                Written::Yes => return Ok(read),
+                // Somebody has written something else of it.
+                Written::Conflict => {}
+                Written::Gone => return Err(VolumeError::Unknown(id.to_owned())),
+            }
+        }
+        Err(VolumeError::Disk(DiskError::Busy(id.to_owned())))
+    }
+
+    /// Waits until a claim has its PersistentVolume: until then KubeVirt leaves it out.
+    async fn bound(&self, id: &str) -> Result<Read, VolumeError> {
+        let begun = Instant::now();
+        loop {
+            let read = self.expect(id).await?;
+            if let Some(problem) = &read.volume.problem {
+                return Err(VolumeError::Damaged(problem.clone()));
+            }
+            let phase = read.object.status.as_ref().and_then(|status| status.phase.as_deref());
+            if phase == Some("Bound") {
+                return Ok(read);
+            }
+            if begun.elapsed() >= self.patience.settle {
+                let Claim { namespace, name } = &read.claim;
+                let why = self.cluster.warning(namespace, "PersistentVolumeClaim", name).await;
+                let why = why.unwrap_or_else(|| {
+                    "nothing is said of why; a storage class that waits for the first pod never binds it"
+                        .to_owned()
+                });
+                return Err(VolumeError::Waiting {
+                    words: "the host cluster has not bound the volume's claim".to_owned(),
+                    detail: format!("{namespace}/{name}: {why}"),
+                });
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until nobody holds a volume.
+    async fn off(&self, read: &Read, patience: Duration) -> Result<(), VolumeError> {
+        let begun = Instant::now();
+        loop {
+            let why = match self.held_by(read).await? {
+                Holder::Off => return Ok(()),
+                Holder::On(place) => format!("the VM {} lists it", place.vm),
+                Holder::Unknown(why) => why,
+            };
+            if begun.elapsed() >= patience {
+                return Err(VolumeError::Waiting {
+                    words: "the host cluster has not let go of the volume yet".to_owned(),
+                    detail: why,
+                });
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Takes a volume out of a VM, once its guest has released it.
+    async fn detach(
+        &self,
+        read: &Read,
+        from: &Place,
+        patience: Duration,
+        guest: &dyn GuestSide,
+    ) -> Result<(), VolumeError> {
+        if self.held_by(read).await? != Holder::Off {
+            guest.release().await?;
+        }
+        let disk = Disk { claim: read.claim.clone(), read_only: false };
+        self.hotplug.unplug(&from.vm, &from.uuid, disk).await?;
+        self.off(read, patience).await
+    }
+}
+
+#[tonic::async_trait]
+impl Volumes for Claims {
+    fn classes(&self) -> Vec<Class> {
+        self.copies.classes()
+    }
+
+    async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
+        if !self.classes().iter().any(|one| one.name == class) {
+            return Err(VolumeError::NoClass(class.to_owned()));
+        }
+        // Storage classes do not say it.
+        Ok(Capacity { size: 0, free: LARGEST, largest: LARGEST })
+    }
+
+    fn rooms(&self) -> Vec<Room> {
+        Vec::new()
+    }
+
+    async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
+        let mut volumes: Vec<_> =
+            self.copies.claims().iter().filter_map(|claim| claims::volume(claim)).collect();
+        volumes.sort_by(|one, other| one.id.cmp(&other.id));
+        Ok(volumes)
+    }
+
+    async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
+        Ok(self.read(id).await?.map(|read| read.volume))
+    }
+
+    async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError> {
+        let Some((namespace, _)) = claims::place(&new.cluster) else {
+            let words = format!("the cluster {:?} names no namespace of the host cluster", new.cluster);
+            return Err(VolumeError::Refused(words));
+        };
+        let claim = Claim::of_name(namespace, &new.name);
+        let object = claims::build(&claim, &new, &self.access_mode);
+        let made = match self.cluster.make(namespace, &object).await? {
+            Some(made) => claims::volume(&made),
+            // A copy may lag behind: it may be the very one.
+            None => self.get(&claim.id()).await?,
+        };
+        match made {
+            Some(volume) if (&volume.cluster, &volume.name) == (&new.cluster, &new.name) => {
+                self.copies.shows(&volume.id, DELETED).await;
+                Ok(volume)
+            }
+            _ => Err(VolumeError::Refused(format!(
+                "there is a claim {}/{} in the host cluster already, which is not this volume's",
+                claim.namespace, claim.name
+            ))),
+        }
+    }
+
+    async fn holder(&self, id: &str) -> Result<Holder, VolumeError> {
+        self.held_by(&self.expect(id).await?).await
+    }
+
+    async fn remove(&self, id: &str) -> Result<(), VolumeError> {
+        let begun = Instant::now();
+        loop {
+            let Some(read) = self.read(id).await? else { return Ok(()) };
+            if read.object.metadata.deletion_timestamp.is_none() {
+                match self.held_by(&read).await? {
+                    Holder::Off => {}
+                    Holder::On(place) => {
+                        return Err(VolumeError::InUse(format!("the VM {} has it", place.vm)));
+                    }
+                    Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
+                }
+                self.cluster.delete(&read.claim, &read.object).await?;
+            } else if begun.elapsed() >= DELETED {
+                let finalizers = read.object.metadata.finalizers.unwrap_or_default().join(", ");
+                return Err(VolumeError::Waiting {
+                    words: "the host cluster has not deleted the volume's claim yet".to_owned(),
+                    detail: format!("{}/{} waits for {finalizers}", read.claim.namespace, read.claim.name),
+                });
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn grow(&self, id: &str, size: u64, _: Option<&str>) -> Result<u64, VolumeError> {
+        let read = self.expect(id).await?;
+        if read.volume.size < size && self.cluster.resize(&read.claim, size).await? == Written::Gone {
+            return Err(VolumeError::Unknown(id.to_owned()));
+        }
+        let begun = Instant::now();
+        loop {
+            let read = self.expect(id).await?;
+            let is_bound = read.object.spec.as_ref().is_some_and(|spec| spec.volume_name.is_some());
+            if !is_bound || claims::capacity(&read.object).is_some_and(|there| there >= size) {
+                return Ok(read.volume.size.max(size));
+            }
+            if begun.elapsed() >= self.patience.settle {
+                let Claim { namespace, name } = &read.claim;
+                let why = self.cluster.warning(namespace, "PersistentVolumeClaim", name).await;
+                return Err(VolumeError::Waiting {
+                    words: "the host cluster has not made the volume larger yet".to_owned(),
+                    detail: format!("{namespace}/{name}: {}", why.unwrap_or_default()),
+                });
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError> {
+        let read = self.bound(id).await?;
+        let before = read.volume.published.clone();
+        if before.as_ref().is_some_and(|before| before.uuid != published.uuid) {
+            return Err(VolumeError::Disk(DiskError::Busy(id.to_owned())));
+        }
+        if before.as_ref() != Some(&published) {
+            self.record(id, before.as_ref(), Some(&published)).await?;
+        }
+        let plugged = async {
+            // Only now: whoever else wants it finds it taken.
+            match self.held_by(&read).await? {
+                Holder::Off => {}
+                Holder::On(place) if place.uuid == published.uuid => {}
+                Holder::On(place) => return Err(VolumeError::InUse(format!("the VM {} has it", place.vm))),
+                Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
+            }
+            let disk = Disk { claim: read.claim.clone(), read_only: published.read_only };
+            self.hotplug.plug(vm, &published.uuid, disk).await
+        };
+        if let Err(error) = plugged.await {
+            let is_off = self.held_by(&read).await.is_ok_and(|holder| holder == Holder::Off);
+            if before.is_none() && is_off {
+                self.record(id, Some(&published), None).await?;
+            }
+            return Err(error);
+        }
+        Ok(Plugged { serial: read.claim.serial(), bus: Bus::Scsi })
+    }
+
+    async fn unplug(
+        &self,
+        id: &str,
+        vm: &str,
+        patience: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Result<(), VolumeError> {
+        let read = self.expect(id).await?;
+        let Some(before) = read.volume.published.clone() else { return Ok(()) };
+        let leaving = Published { leaving: true, ..before.clone() };
+        if before != leaving {
+            self.record(id, Some(&before), Some(&leaving)).await?;
+        }
+        let place = Place { uuid: before.uuid.clone(), vm: vm.to_owned() };
+        match self.detach(&read, &place, patience, &*guest).await {
+            Ok(()) => self.record(id, Some(&leaving), None).await.map(drop),
+            Err(error) => {
+                let stays = matches!(
+                    error,
+                    VolumeError::Disk(DiskError::NotReleased(_) | DiskError::GuestRefuses(_))
+                );
+                if stays {
+                    self.record(id, Some(&leaving), Some(&Published { leaving: false, ..before })).await?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn take_back(
+        &self,
+        id: &str,
+        from: &Place,
+        patience: Duration,
+        guest: Box<dyn GuestSide>,
+    ) -> Result<(), VolumeError> {
+        let read = self.expect(id).await?;
+        if read.volume.published.is_none() {
+            // As long as it is there, it is remembered.
+            let (uuid, vm, node) = (from.uuid.clone(), from.vm.clone(), from.uuid.clone());
+            let found = Published { uuid, vm, node, read_only: false, leaving: true };
+            self.record(id, None, Some(&found)).await?;
+            return self.unplug(id, &from.vm, patience, guest).await;
+        }
+        guest.release().await?;
+        let disk = Disk { claim: read.claim.clone(), read_only: false };
+        self.hotplug.unplug(&from.vm, &from.uuid, disk).await
+    }
+
+    async fn forget(&self, id: &str) -> Result<(), VolumeError> {
+        let read = self.expect(id).await?;
+        match read.volume.published {
+            None => Ok(()),
+            Some(published) => self.record(id, Some(&published), None).await.map(drop),
+        }
+    }
+
+    async fn places(&self, _: &str) -> Result<Option<usize>, VolumeError> {
+        Ok(None)
+    }
+
+    async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError> {
+        let Some((namespace, name)) = vm.split_once('/') else { return Err(DiskError::UnknownVm.into()) };
+        let seen = self.cluster.seen(namespace, name).await?.ok_or(DiskError::UnknownVm)?;
+        let wanted = seen.vm.spec.template.spec.volumes.iter();
+        let runs = seen.instance.iter().flat_map(|instance| instance.spec.volumes.iter());
+        let of = |volume: &objects::Volume| {
+            let is_ours = volume.name.starts_with(PREFIX);
+            let name = volume.claim().filter(|_| is_ours)?.to_owned();
+            Some(Claim { namespace: namespace.to_owned(), name }.id())
+        };
+        Ok(wanted.chain(runs).filter_map(of).collect())
+    }
+
+    fn serial(&self, id: &str) -> Option<String> {
+        Claim::of_id(id).map(|claim| claim.serial())
+    }
+}
