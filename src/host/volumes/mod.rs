@@ -368,7 +368,11 @@ impl Keeper {
 
 /// Whether a volume that is there is what somebody wants.
 fn will_do(volume: Volume, wanted: &Wanted) -> Result<Volume, Problem> {
-    let Volume { size, class, .. } = &volume;
+    let Volume { size, class, problem, .. } = &volume;
+    if let Some(problem) = problem {
+        let words = "there is a volume of this name already, which cannot be used now";
+        return Err(Problem::with_detail(Kind::Unavailable, words, format!("{words}: {problem}")));
+    }
     if !wanted.range.has(*size) {
         return Err(Problem::new(
             Kind::Exists,

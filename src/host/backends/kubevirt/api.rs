@@ -13,7 +13,7 @@ use kube::{Client, Error};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::authority::{Evidence, Use};
+use super::authority::{self, Evidence, Use};
 use super::claims::PUBLISHED;
 use super::gates::{self, Way};
 use super::hotplug::patch::Disk;
@@ -232,7 +232,9 @@ impl Cluster {
         let what = format!("read the VirtualMachineInstance {namespace}/{name}");
         let instances = Api::<Instance>::namespaced(self.client.clone(), namespace);
         let instance = found(in_time(&what, instances.get(name)).await?, &what)?;
-        Ok(Some(Seen { vm, instance }))
+        // One of this name that is not the VM's keeps it from running.
+        let is_its = |one: &Instance| authority::lasting(one) == vm.metadata.uid;
+        Ok(Some(Seen { instance: instance.filter(is_its), vm }))
     }
 
     /// Changes a VM as a JSON patch says that tests the version that was `read`.

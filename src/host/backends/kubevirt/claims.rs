@@ -95,12 +95,9 @@ pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
     if !is_ours || text(CLUSTER).is_empty() {
         return None;
     }
-    let (published, unreadable) = match annotations.get(PUBLISHED).map(|text| serde_json::from_str(text)) {
-        None => (None, None),
-        Some(Ok(Record { uuid, vm, node, read_only, leaving })) => {
-            (Some(Published { uuid, vm, node, read_only, leaving }), None)
-        }
-        Some(Err(error)) => (None, Some(format!("its annotation {PUBLISHED} cannot be read: {error}"))),
+    let (published, unreadable) = match published(claim) {
+        Ok(published) => (published, None),
+        Err(why) => (None, Some(why)),
     };
     let spec = claim.spec.as_ref();
     Some(Volume {
@@ -113,6 +110,21 @@ pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
         published,
         problem: unreadable.or_else(|| problem(claim)),
     })
+}
+
+/// Which VM is to have the volume of a claim.
+///
+/// # Errors
+/// If what is written there cannot be read, in words.
+pub fn published(claim: &PersistentVolumeClaim) -> Result<Option<Published>, String> {
+    let annotation = claim.metadata.annotations.as_ref().and_then(|all| all.get(PUBLISHED));
+    match annotation.map(|text| serde_json::from_str(text)) {
+        None => Ok(None),
+        Some(Ok(Record { uuid, vm, node, read_only, leaving })) => {
+            Ok(Some(Published { uuid, vm, node, read_only, leaving }))
+        }
+        Some(Err(error)) => Err(format!("its annotation {PUBLISHED} cannot be read: {error}")),
+    }
 }
 
 /// Bytes that were asked for, and at least those that there are: storage may round up.

@@ -15,6 +15,7 @@ use super::authority;
 use super::claims;
 use super::copies::Copies;
 use super::hotplug::patch::Disk;
+use super::hotplug::seen::Stage;
 use super::hotplug::{Hotplug, Patience};
 use super::names::{Claim, PREFIX};
 use super::objects;
@@ -24,8 +25,8 @@ use crate::host::backends::volumes::{
 };
 
 /// How often something is read again that is waited for.
-const LOOK: Duration = Duration::from_millis(500);
-/// How long a claim may take to be deleted once nobody holds it, and a copy to show what was written.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long a claim may take to be deleted once nobody holds it, and a copy to show what was made.
 const DELETED: Duration = Duration::from_secs(20);
 /// How often a change is tried that somebody else's comes before.
 const TRIES: usize = 8;
@@ -61,7 +62,10 @@ impl Claims {
     async fn read(&self, id: &str) -> Result<Option<Read>, VolumeError> {
         let Some(claim) = Claim::of_id(id) else { return Ok(None) };
         let Some(object) = self.cluster.claim(&claim).await? else { return Ok(None) };
-        Ok(claims::volume(&object).map(|volume| Read { claim, object, volume }))
+        let Some(volume) = claims::volume(&object) else { return Ok(None) };
+        // Whoever has it, it is not known, and must not be taken for nobody.
+        claims::published(&object).map_err(VolumeError::Damaged)?;
+        Ok(Some(Read { claim, object, volume }))
     }
 
     async fn expect(&self, id: &str) -> Result<Read, VolumeError> {
@@ -144,7 +148,19 @@ impl Claims {
         }
     }
 
-    /// Takes a volume out of a VM, once its guest has released it.
+    /// Has a VM let go of a volume, once its guest has released it.
+    async fn unplug_from(&self, read: &Read, from: &Place, guest: &dyn GuestSide) -> Result<(), VolumeError> {
+        let Claim { namespace, .. } = &read.claim;
+        let name = from.vm.rsplit('/').next().unwrap_or_default();
+        let seen = self.cluster.seen(namespace, name).await?;
+        if seen.is_some_and(|seen| seen.stage(&read.claim.volume()) != Stage::Absent) {
+            guest.release().await?;
+        }
+        let disk = Disk { claim: read.claim.clone(), read_only: false };
+        self.hotplug.unplug(&from.vm, &from.uuid, disk).await
+    }
+
+    /// Takes a volume out of a VM, and waits until nobody has it.
     async fn detach(
         &self,
         read: &Read,
@@ -152,11 +168,7 @@ impl Claims {
         patience: Duration,
         guest: &dyn GuestSide,
     ) -> Result<(), VolumeError> {
-        if self.held_by(read).await? != Holder::Off {
-            guest.release().await?;
-        }
-        let disk = Disk { claim: read.claim.clone(), read_only: false };
-        self.hotplug.unplug(&from.vm, &from.uuid, disk).await?;
+        self.unplug_from(read, from, guest).await?;
         self.off(read, patience).await
     }
 }
@@ -203,6 +215,7 @@ impl Volumes for Claims {
             None => self.get(&claim.id()).await?,
         };
         match made {
+            Some(Volume { problem: Some(problem), .. }) => Err(VolumeError::Damaged(problem)),
             Some(volume) if (&volume.cluster, &volume.name) == (&new.cluster, &new.name) => {
                 self.copies.shows(&volume.id, DELETED).await;
                 Ok(volume)
@@ -340,9 +353,7 @@ impl Volumes for Claims {
             self.record(id, None, Some(&found)).await?;
             return self.unplug(id, &from.vm, patience, guest).await;
         }
-        guest.release().await?;
-        let disk = Disk { claim: read.claim.clone(), read_only: false };
-        self.hotplug.unplug(&from.vm, &from.uuid, disk).await
+        self.unplug_from(&read, from, &*guest).await
     }
 
     async fn forget(&self, id: &str) -> Result<(), VolumeError> {
