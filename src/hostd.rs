@@ -117,7 +117,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let kind = backends::Kind::Qemu { machines: followed.machines, topology, volumes, pools };
     let backends::Built { backend, disks, volumes } = kind.build(&half);
     let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
-    let fleet = fleet.with_volumes(keeper.clone()).with_trust(Arc::clone(&trust));
+    let fleet = fleet.with_volumes(Arc::new(keeper.clone())).with_trust(Arc::clone(&trust));
 
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();

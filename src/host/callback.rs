@@ -21,13 +21,12 @@ use http::{Request, Response};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tonic::body::Body;
-use tonic::server::NamedService;
 use tonic::{Code, Status};
 
 use super::backoff::{Backoff, LASTING};
 use super::contact::Contact;
 use super::conversation::{End, Loss, Refusal};
-use super::csi;
+use super::for_guests::{Asking, Volumes};
 use super::half::Half;
 use super::metered;
 use super::rate::Allowance;
@@ -36,7 +35,7 @@ use super::text;
 use super::unread::Unread;
 use crate::transport::callback::{self, Ended};
 use crate::transport::http2;
-use crate::wire::proto::csi::controller_server::ControllerServer;
+use crate::wire::proto::csi::controller_server::SERVICE_NAME as CONTROLLER;
 use crate::wire::proto::v1::guest_client::GuestClient;
 use crate::wire::proto::v1::host_server::{Host, HostServer};
 use crate::wire::proto::v1::{
@@ -116,18 +115,9 @@ async fn serve(
     let service =
         Service { contact: contact.clone(), introduced: Arc::clone(&introduced), counted: Arc::default() };
     let service = HostServer::new(service).max_decoding_message_size(MAX_REQUEST);
-    let volumes = contact.volumes.clone().map(|keeper| {
-        let place = contact.topology.clone();
-        let service = csi::Service::new(
-            keeper,
-            contact.half.audit.clone(),
-            &contact.vm.name,
-            &contact.vm.cluster,
-            place,
-        );
-        ControllerServer::new(service)
-    });
-    let service = Guarded { service, volumes, guard: Arc::clone(guard) };
+    let Contact { vm, topology, half, volumes, .. } = contact.clone();
+    let guest = Asking { vm, place: topology, audit: half.audit.clone() };
+    let service = Guarded { service, volumes, guest, guard: Arc::clone(guard) };
     let bounds = CallbackBounds {
         host_instance_id: contact.half.host.instance_id.clone(),
         // As many for calls about volumes, which may have to wait for a pool, as for all others.
@@ -203,12 +193,12 @@ impl Service {
     /// How many volumes the VM can have: asked of its hypervisor, but not as often as a guest may ask.
     async fn most(&self) -> u32 {
         let Contact { vm, volumes, .. } = &self.contact;
-        let Some(keeper) = volumes else { return vm.max_volumes };
+        let Some(volumes) = volumes else { return vm.max_volumes };
         let mut counted = self.counted.lock().await;
         match *counted {
             Some((then, most)) if then.elapsed() < COUNT_AGAIN => most,
             _ => {
-                let most = keeper.most(vm).await;
+                let most = volumes.most(vm).await;
                 *counted = Some((Instant::now(), most));
                 most
             }
@@ -324,18 +314,15 @@ fn take(allowance: &Mutex<Allowance>) -> bool {
 
 /// The services of one guest, whose calls are counted, whatever they call, and end.
 #[derive(Debug, Clone)]
-struct Guarded<S, V> {
+struct Guarded<S> {
     service: S,
-    /// For what is asked of volumes.
-    volumes: Option<V>,
+    /// For what is asked of volumes, and by whom.
+    volumes: Option<Arc<dyn Volumes>>,
+    guest: Asking,
     guard: Arc<Guard>,
 }
 
-impl<S, V> tower_service::Service<Request<Body>> for Guarded<S, V>
-where
-    S: http2::Service<Body>,
-    V: http2::Service<Body> + NamedService,
-{
+impl<S: http2::Service<Body>> tower_service::Service<Request<Body>> for Guarded<S> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -346,9 +333,9 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let of_volumes = http2::is_of(request.uri().path(), V::NAME);
-        if let Some(mut volumes) = self.volumes.clone().filter(|_| of_volumes) {
-            let guard = Arc::clone(&self.guard);
+        let of_volumes = http2::is_of(request.uri().path(), CONTROLLER);
+        if let Some(volumes) = self.volumes.clone().filter(|_| of_volumes) {
+            let (guard, guest) = (Arc::clone(&self.guard), self.guest.clone());
             let Some(place) = guard.enter() else {
                 let status =
                     Status::unavailable("too many calls about volumes are under way; repeat this one later");
@@ -356,9 +343,9 @@ where
             };
             return Box::pin(in_time(VOLUME_DEADLINE, async move {
                 guard.admit_in_time().await;
-                let answer = volumes.call(request).await;
+                let answer = volumes.answer(guest, request).await;
                 drop(place);
-                answer
+                Ok(answer)
             }));
         }
         if !self.guard.admit() {

@@ -8,11 +8,11 @@ use tokio::sync::watch;
 
 use super::backends::Vm;
 use super::conversation::{End, Loss, Refusal};
+use super::for_guests;
 use super::half::Half;
 use super::metered::{Gate, Metered};
 use super::place::Told;
 use super::trust::{self, Trust, Verdict};
-use super::volumes::Keeper;
 use crate::transport::BoxStream;
 use crate::transport::dial::{self, Source};
 use crate::trust::enrollment::Token;
@@ -34,8 +34,8 @@ pub struct Contact {
     pub vm: Arc<Vm>,
     /// This run of the host half.
     pub half: Arc<Half>,
-    /// For what its guest asks of volumes, where there are any.
-    pub volumes: Option<Keeper>,
+    /// Answers what its guest asks of volumes, where there are any.
+    pub volumes: Option<Arc<dyn for_guests::Volumes>>,
     /// Where the VM runs.
     pub topology: watch::Receiver<Told>,
     /// The keys of guests; without them, all speak plain.
@@ -95,7 +95,7 @@ impl Contact {
     pub fn new(
         vm: Arc<Vm>,
         half: Arc<Half>,
-        volumes: Option<Keeper>,
+        volumes: Option<Arc<dyn for_guests::Volumes>>,
         topology: watch::Receiver<Told>,
         trust: Option<Arc<Trust>>,
     ) -> Self {

@@ -34,6 +34,7 @@ pub mod conversation;
 pub mod csi;
 pub mod disks;
 pub mod fleet;
+pub mod for_guests;
 pub mod half;
 pub mod history;
 pub mod keys;

@@ -4,19 +4,21 @@
 //! Which VM asks is known from the connection, and with it the cluster for which it acts; nothing in a message says it.
 //! `check` is where requests are refused that make no sense. To add a call: its arm here, and its capability.
 
-use tokio::sync::watch;
+use tonic::body::Body;
 use tonic::{Code, Request, Response, Status};
+use tower_service::Service as _;
 
-use super::audit::{Audit, Entry, What};
+use super::audit::{Entry, What};
+use super::backends::Vm;
 use super::backends::disks::Bus;
 use super::backends::volumes::{self, Plugged};
 use super::caller::{Behalf, Caller};
-use super::place::Told;
+use super::for_guests::{self, Answering, Asking};
 use super::volumes::problem::{Kind, Problem};
 use super::volumes::size::{Range, SMALLEST};
 use super::volumes::{Asker, Keeper, Wanted};
 use crate::access::verb::{self, Verb};
-use crate::wire::proto::csi::controller_server::Controller;
+use crate::wire::proto::csi::controller_server::{Controller, ControllerServer};
 use crate::wire::proto::csi::{self, controller_service_capability as capability};
 
 mod check;
@@ -30,26 +32,34 @@ const BUS: &str = "guestlet.io/bus";
 
 /// Answers one guest.
 #[derive(Debug, Clone)]
-pub struct Service {
+struct Service {
     keeper: Keeper,
-    audit: Audit,
-    vm: String,
-    cluster: String,
-    /// Where the guest runs, as it is told itself.
-    place: watch::Receiver<Told>,
+    guest: Asking,
+}
+
+#[tonic::async_trait]
+impl for_guests::Volumes for Keeper {
+    fn answer(&self, guest: Asking, call: http::Request<Body>) -> Answering {
+        let mut server = ControllerServer::new(Service { keeper: self.clone(), guest });
+        Box::pin(async move {
+            match server.call(call).await {
+                Ok(answer) => answer,
+                Err(never) => match never {},
+            }
+        })
+    }
+
+    async fn most(&self, vm: &Vm) -> u32 {
+        Self::most(self, vm).await
+    }
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Service {
-    /// Answers the guest of this VM, which acts for that cluster and runs at `place`.
-    pub fn new(keeper: Keeper, audit: Audit, vm: &str, cluster: &str, place: watch::Receiver<Told>) -> Self {
-        Self { keeper, audit, vm: vm.to_owned(), cluster: cluster.to_owned(), place }
-    }
-
     /// The host as the guest is told of it, and tells kubelet.
     fn host(&self) -> Result<String, Problem> {
-        let place = self.place.borrow();
+        let place = self.guest.place.borrow();
         let host = place.as_ref().map(|place| place.host.clone()).filter(|host| !host.is_empty());
         host.ok_or_else(|| {
             Problem::new(Kind::Unavailable, "it is not known yet on which host this VM is; try again")
@@ -57,8 +67,8 @@ impl Service {
     }
 
     fn asker(&self) -> (Asker, Behalf) {
-        let behalf = Behalf::of(Caller::Guest(self.vm.clone()));
-        let (vm, cluster) = (self.vm.clone(), self.cluster.clone());
+        let Vm { name: vm, cluster, .. } = Vm::clone(&self.guest.vm);
+        let behalf = Behalf::of(Caller::Guest(vm.clone()));
         (Asker::Guest { vm, cluster, behalf: behalf.clone() }, behalf)
     }
 
@@ -81,10 +91,10 @@ impl Service {
         let (node, volume) = about(&request);
         let what = What { verb, vm: node.to_owned(), subject: volume.to_owned() };
         if let Err(problem) = self.keeper.authorise(&asker) {
-            self.audit.denied(&behalf, &what);
+            self.guest.audit.denied(&behalf, &what);
             return Err(problem.for_guest());
         }
-        Ok((asker, self.audit.begin(&behalf, what), request))
+        Ok((asker, self.guest.audit.begin(&behalf, what), request))
     }
 }
 
@@ -157,7 +167,7 @@ impl Controller for Service {
             let range = Range::new(range.required_bytes, range.limit_bytes)?;
             let places = check::placed(request.accessibility_requirements.as_ref(), || self.host())?;
             let wanted = Wanted { name: request.name, class, range, claim };
-            let made = self.keeper.create(&asker, &self.cluster, wanted).await?;
+            let made = self.keeper.create(&asker, &self.guest.vm.cluster, wanted).await?;
             Ok(csi::Volume { accessible_topology: places, ..volume(made) })
         };
         ended(entry, created.await.map(|made| csi::CreateVolumeResponse { volume: Some(made) }))
@@ -296,7 +306,7 @@ impl Controller for Service {
             {
                 return Ok(csi::GetCapacityResponse::default());
             }
-            let found = self.keeper.capacity(&asker, &self.cluster, class.as_deref()).await?;
+            let found = self.keeper.capacity(&asker, &self.guest.vm.cluster, class.as_deref()).await?;
             Ok(csi::GetCapacityResponse {
                 available_capacity: bytes(found.free),
                 maximum_volume_size: Some(bytes(found.largest)),

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backends::{Change, Vm};
 use super::contact::Contact;
+use super::for_guests::Volumes;
 use super::half::Half;
 use super::lines::{Log, line};
 use super::metrics::Tally;
@@ -19,7 +20,6 @@ use super::place;
 use super::report::{self, Report, Reports};
 use super::session::{REFUSED_WAIT, Session};
 use super::trust::Trust;
-use super::volumes::Keeper;
 use super::weight;
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{
@@ -41,7 +41,7 @@ const INBOX: usize = 256;
 /// The task that owns what is known.
 pub struct Fleet {
     half: Arc<Half>,
-    volumes: Option<Keeper>,
+    volumes: Option<Arc<dyn Volumes>>,
     trust: Option<Arc<Trust>>,
     vms: BTreeMap<String, Entry>,
     names: BTreeMap<u64, String>,
@@ -83,8 +83,8 @@ impl Fleet {
 
     /// A fleet whose guests may ask for volumes.
     #[must_use]
-    pub fn with_volumes(self, keeper: Keeper) -> Self {
-        Self { volumes: Some(keeper), ..self }
+    pub fn with_volumes(self, volumes: Arc<dyn Volumes>) -> Self {
+        Self { volumes: Some(volumes), ..self }
     }
 
     /// A fleet whose guests may have keys.
