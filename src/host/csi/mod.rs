@@ -121,9 +121,9 @@ fn nodes(volume: &volumes::Volume) -> Vec<String> {
     volume.published.iter().map(|published| published.node.clone()).collect()
 }
 
-fn condition(volume: &volumes::Volume) -> csi::VolumeCondition {
-    let message = volume.problem.clone().unwrap_or_else(|| "all is well".to_owned());
-    csi::VolumeCondition { abnormal: volume.problem.is_some(), message }
+fn condition(problem: Option<String>) -> csi::VolumeCondition {
+    let abnormal = problem.is_some();
+    csi::VolumeCondition { abnormal, message: problem.unwrap_or_else(|| "all is well".to_owned()) }
 }
 
 #[tonic::async_trait]
@@ -276,16 +276,16 @@ impl Controller for Service {
         let listed = async {
             let most = usize::try_from(request.max_entries)
                 .map_err(|_| Problem::new(Kind::Invalid, "max_entries is negative"))?;
-            self.keeper.list(&asker, &request.starting_token, most).await
+            let (volumes, next_token) = self.keeper.list(&asker, &request.starting_token, most).await?;
+            let mut entries = Vec::with_capacity(volumes.len());
+            for one in volumes {
+                let volume_condition = Some(condition(self.keeper.problem(&one).await));
+                let status = VolumeStatus { published_node_ids: nodes(&one), volume_condition };
+                entries.push(Entry { status: Some(status), volume: Some(volume(one)) });
+            }
+            Ok(csi::ListVolumesResponse { entries, next_token })
         };
-        answer(listed.await.map(|(volumes, next_token)| {
-            let entry = |one: volumes::Volume| {
-                let (published_node_ids, volume_condition) = (nodes(&one), Some(condition(&one)));
-                let status = VolumeStatus { published_node_ids, volume_condition };
-                Entry { status: Some(status), volume: Some(volume(one)) }
-            };
-            csi::ListVolumesResponse { entries: volumes.into_iter().map(entry).collect(), next_token }
-        }))
+        answer(listed.await)
     }
 
     async fn get_capacity(
@@ -350,12 +350,11 @@ impl Controller for Service {
         let (asker, request) = self.admit(request)?;
         let found = async {
             check::volume_id(&request.volume_id)?;
-            self.keeper.get(&asker, &request.volume_id).await
+            let one = self.keeper.get(&asker, &request.volume_id).await?;
+            let volume_condition = Some(condition(self.keeper.problem(&one).await));
+            let status = VolumeStatus { published_node_ids: nodes(&one), volume_condition };
+            Ok(csi::ControllerGetVolumeResponse { status: Some(status), volume: Some(volume(one)) })
         };
-        answer(found.await.map(|one| {
-            let (published_node_ids, volume_condition) = (nodes(&one), Some(condition(&one)));
-            let status = VolumeStatus { published_node_ids, volume_condition };
-            csi::ControllerGetVolumeResponse { status: Some(status), volume: Some(volume(one)) }
-        }))
+        answer(found.await)
     }
 }

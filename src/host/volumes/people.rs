@@ -134,6 +134,18 @@ impl Keeper {
         }
     }
 
+    /// What is wrong with a volume: of itself, or where it is plugged; if anything is.
+    pub async fn problem(&self, volume: &volumes::Volume) -> Option<String> {
+        let failed = match volume.published.clone() {
+            Some(published) => {
+                let serial = self.0.volumes.serial(&volume.id).unwrap_or_default();
+                self.holder_of(published, &serial).await.1
+            }
+            None => None,
+        };
+        failed.or_else(|| volume.problem.clone())
+    }
+
     /// The VM that has a volume, and what is wrong with that there.
     async fn holder_of(&self, published: Published, serial: &str) -> (Option<VolumeHolder>, Option<String>) {
         let Published { uuid, vm, read_only, leaving, .. } = published;
