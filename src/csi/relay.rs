@@ -5,35 +5,32 @@
 //!  sidecar ──unix socket──▶ Relay ──callback──▶ host half, which knows from the connection which guest asks
 //! ```
 //!
+//! The messages pass as bytes: what a later version of CSI adds to them passes as well, and whether a call makes sense the host
+//! half says.
+//!
 //! Nothing waits for a host half that is not there: UNAVAILABLE, at once, with the reason; the sidecars try again by
 //! themselves. A call whose callback breaks is UNAVAILABLE as well: whether the host half has begun with it is unknown, and
 //! every call may be repeated. A sidecar that hangs up ends its call here; what the host half has begun it finishes.
 
-use std::error::Error as _;
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::Uri;
+use http::{Request, Response};
+use hyper::body::Incoming;
 use tokio::sync::Semaphore;
-use tonic::{Code, Request, Response, Status};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower_service::Service;
 
-use crate::transport::callback::Caller;
-use crate::transport::http2::ORIGIN;
-use crate::wire::proto::csi::controller_client::ControllerClient;
-use crate::wire::proto::csi::controller_server::{Controller, ControllerServer};
-use crate::wire::proto::csi::{
-    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
-    ControllerGetCapabilitiesResponse, ControllerGetVolumeRequest, ControllerGetVolumeResponse,
-    ControllerPublishVolumeRequest, ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
-    ControllerUnpublishVolumeResponse, CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest,
-    DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest, ListVolumesResponse,
-    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse,
-};
+use crate::transport::callback::{Caller, request_message};
+use crate::wire::proto::csi::controller_server::SERVICE_NAME;
 
 /// Bytes of one request; the names and parameters of one volume are far below it.
 const MAX_REQUEST: usize = 64 * 1024;
-/// Bytes of one answer; the longest is a page of the list of volumes.
-const MAX_ANSWER: usize = 4 << 20;
 /// How long the host half may take. The sidecars give up sooner, unless they are told not to.
 const DEADLINE: Duration = Duration::from_secs(150);
 /// Calls that it is asked at a time: it takes as many by default. Further ones wait here, within the same deadline.
@@ -55,70 +52,46 @@ impl Relay {
         Self { way, places: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
-    /// As something to serve.
-    pub fn into_server(self) -> ControllerServer<Self> {
-        ControllerServer::new(self).max_decoding_message_size(MAX_REQUEST)
-    }
-
-    /// Makes one call of the host half.
-    async fn ask<Answer, F>(
-        &self,
-        call: impl FnOnce(ControllerClient<Caller>) -> F,
-    ) -> Result<Response<Answer>, Status>
-    where
-        F: Future<Output = Result<Response<Answer>, Status>>,
-    {
+    /// Makes one call of the host half. Of the request's head only the method is passed on: neither side's metadata is the
+    /// other's business.
+    async fn ask(self, request: Request<Incoming>) -> Result<Response<Body>, Status> {
+        let (head, body) = request.into_parts();
+        let message = request_message(Body::new(body), MAX_REQUEST).await?;
         let caller = (self.way)()
             .map_err(|reason| Status::unavailable(format!("the host half cannot be asked: {reason}")))?;
-        let client = ControllerClient::with_origin(caller, Uri::from_static(ORIGIN))
-            .max_decoding_message_size(MAX_ANSWER);
         let answer = tokio::time::timeout(DEADLINE, async {
             // Nobody closes it.
             let _place = self.places.acquire().await;
-            call(client).await
+            caller.ask(head.uri.path(), message).await
         });
         let answer = answer.await.map_err(|_| {
             let seconds = DEADLINE.as_secs();
             Status::deadline_exceeded(format!("the host half did not answer within {seconds} s; try again"))
         })?;
-        // Neither side's metadata is the other's business.
-        answer.map(|answer| Response::new(answer.into_inner())).map_err(|status| of_host(&status))
+        answer.map_err(|broken| {
+            Status::unavailable(format!(
+                "the way to the host half broke, and what came of the call is unknown; try again: {broken}"
+            ))
+        })
     }
 }
 
-/// What the sidecar is told where the host half refused, or could not be asked any more.
-fn of_host(status: &Status) -> Status {
-    let unknown = matches!(status.code(), Code::Unknown | Code::Internal | Code::Cancelled);
-    match status.source() {
-        Some(source) if unknown => Status::unavailable(format!(
-            "the way to the host half broke, and what came of the call is unknown; try again: {source}"
-        )),
-        _ => Status::new(status.code(), status.message()),
+impl NamedService for Relay {
+    const NAME: &'static str = SERVICE_NAME;
+}
+
+impl Service<Request<Incoming>> for Relay {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        // Each call waits for its own turn.
+        Poll::Ready(Ok(()))
     }
-}
 
-/// Every call, passed on.
-macro_rules! relayed {
-    ($($call:ident($request:ty) -> $answer:ty;)+) => {
-        #[tonic::async_trait]
-        impl Controller for Relay {
-            $(async fn $call(&self, request: Request<$request>) -> Result<Response<$answer>, Status> {
-                let request = request.into_inner();
-                self.ask(|mut client| async move { client.$call(request).await }).await
-            })+
-        }
-    };
-}
-
-relayed! {
-    create_volume(CreateVolumeRequest) -> CreateVolumeResponse;
-    delete_volume(DeleteVolumeRequest) -> DeleteVolumeResponse;
-    controller_publish_volume(ControllerPublishVolumeRequest) -> ControllerPublishVolumeResponse;
-    controller_unpublish_volume(ControllerUnpublishVolumeRequest) -> ControllerUnpublishVolumeResponse;
-    validate_volume_capabilities(ValidateVolumeCapabilitiesRequest) -> ValidateVolumeCapabilitiesResponse;
-    list_volumes(ListVolumesRequest) -> ListVolumesResponse;
-    get_capacity(GetCapacityRequest) -> GetCapacityResponse;
-    controller_get_capabilities(ControllerGetCapabilitiesRequest) -> ControllerGetCapabilitiesResponse;
-    controller_expand_volume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse;
-    controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let answer = self.clone().ask(request);
+        Box::pin(async move { Ok(answer.await.unwrap_or_else(Status::into_http)) })
+    }
 }

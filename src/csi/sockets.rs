@@ -85,10 +85,7 @@ pub async fn run(
     let is_current = move || stale_until.is_none_or(|until| Instant::now() >= until);
     let services = Services {
         node: Both(about(Arc::new(move || is_known.borrow().is_some())), node.clone().into_server()),
-        controller: Both(
-            about(Arc::new(move || is_current() && is_there().is_ok())),
-            Relay::new(way).into_server(),
-        ),
+        controller: Both(about(Arc::new(move || is_current() && is_there().is_ok())), Relay::new(way)),
         registration: registration::Service::new(&settings.driver, &settings.node_socket).into_server(),
     };
     let desk = Desk {

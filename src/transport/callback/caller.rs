@@ -12,7 +12,7 @@ use tokio_stream::Stream;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
-use super::unary;
+use super::unary::{self, too_large};
 use crate::wire::proto::v1::callback_from_guest::Message as FromGuest;
 use crate::wire::proto::v1::callback_from_host::Message as FromHost;
 use crate::wire::proto::v1::{
@@ -95,39 +95,50 @@ impl tower_service::Service<Request<Body>> for Caller {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        Box::pin(call(Arc::clone(&self.0), request))
+        let caller = self.clone();
+        Box::pin(async move {
+            let (head, body) = request.into_parts();
+            match request_message(body, caller.0.request_bytes).await {
+                Ok(message) => caller.ask(head.uri.path(), message).await,
+                Err(status) => Ok(status.into_http()),
+            }
+        })
     }
 }
 
-/// Makes one call; dropping the future cancels it.
-async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, Broken> {
-    let (head, body) = request.into_parts();
-    let request = match request_message(body, shared.request_bytes).await {
-        Ok(request) => Vec::from(request),
-        Err(status) => return Ok(status.into_http()),
-    };
-    let place = Arc::clone(&shared.places).acquire_owned().await.map_err(|_| Broken)?;
-    let (answer, answered) = oneshot::channel();
-    let number = {
-        let mut open = shared.open();
-        if open.has_ended {
-            return Err(Broken);
+impl Caller {
+    /// Makes one call of `method` with this message, waiting for its turn; dropping the future cancels the call.
+    ///
+    /// # Errors
+    /// If the host half closes the callback before it has answered.
+    pub async fn ask(&self, method: &str, message: Bytes) -> Result<Response<Body>, Broken> {
+        let shared = &*self.0;
+        if message.len() > shared.request_bytes {
+            return Ok(too_large(shared.request_bytes).into_http());
         }
-        open.last += 1;
-        let number = open.last;
-        open.calls.insert(number, Call { answer, _place: place });
-        // Under the lock, so that they go in their order.
-        let method = head.uri.path().to_owned();
-        shared.send(number, FromGuest::Call(CallbackCall { method, request }));
-        number
-    };
-    let waiting = Waiting { shared: &shared, number };
-    let answer = answered.await.map_err(|_| Broken)?;
-    drop(waiting);
-    Ok(match Code::from(i32::try_from(answer.code).unwrap_or(-1)) {
-        Code::Ok => response(&answer.answer),
-        code => Status::new(code, answer.message).into_http(),
-    })
+        let place = Arc::clone(&shared.places).acquire_owned().await.map_err(|_| Broken)?;
+        let (answer, answered) = oneshot::channel();
+        let number = {
+            let mut open = shared.open();
+            if open.has_ended {
+                return Err(Broken);
+            }
+            open.last += 1;
+            let number = open.last;
+            open.calls.insert(number, Call { answer, _place: place });
+            // Under the lock, so that they go in their order.
+            let call = CallbackCall { method: method.to_owned(), request: message.into() };
+            shared.send(number, FromGuest::Call(call));
+            number
+        };
+        let waiting = Waiting { shared, number };
+        let answer = answered.await.map_err(|_| Broken)?;
+        drop(waiting);
+        Ok(match Code::from(i32::try_from(answer.code).unwrap_or(-1)) {
+            Code::Ok => response(&answer.answer),
+            code => Status::new(code, answer.message).into_http(),
+        })
+    }
 }
 
 /// Somebody waits for the answer to a call.
@@ -211,7 +222,7 @@ impl<S> Drop for Calls<S> {
 ///
 /// # Errors
 /// If it is larger than `most` bytes, compressed, or none.
-pub(super) async fn request_message(body: Body, most: usize) -> Result<Bytes, Status> {
+pub async fn request_message(body: Body, most: usize) -> Result<Bytes, Status> {
     let (message, _) = unary::message(body, most).await?;
     message.ok_or_else(|| Status::invalid_argument("the call has no request"))
 }

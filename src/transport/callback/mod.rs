@@ -20,6 +20,6 @@ mod tests;
 mod unary;
 
 #[cfg(feature = "agent")]
-pub use caller::{Broken, Caller, Calls, open};
+pub use caller::{Broken, Caller, Calls, open, request_message};
 #[cfg(feature = "host")]
 pub use serve::{Breach, Ended, Messages, serve};

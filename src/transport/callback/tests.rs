@@ -47,7 +47,7 @@ impl tower_service::Service<Request<Body>> for Echo {
         let waiting = Arc::clone(&self.waiting);
         Box::pin(async move {
             let (head, body) = request.into_parts();
-            let message = caller::request_message(body, usize::MAX).await.unwrap();
+            let message = request_message(body, usize::MAX).await.unwrap();
             match head.uri.path() {
                 "/s/Refuse" => Ok(Status::new(Code::NotFound, "refused, in words").into_http()),
                 "/s/Wait" => {

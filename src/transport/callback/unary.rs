@@ -21,7 +21,7 @@ pub async fn message(mut body: Body, most: usize) -> Result<(Option<Bytes>, Opti
     while let Some(frame) = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         match frame?.into_data() {
             Ok(data) if bytes.len() + data.len() > most.saturating_add(PREFIX) => {
-                return Err(Status::resource_exhausted(format!("the request has more than {most} bytes")));
+                return Err(too_large(most));
             }
             Ok(data) => bytes.extend_from_slice(&data),
             Err(frame) => trailers = frame.into_trailers().ok(),
@@ -31,6 +31,11 @@ pub async fn message(mut body: Body, most: usize) -> Result<(Option<Bytes>, Opti
         return Ok((None, trailers));
     }
     unframed(bytes.freeze()).map(|message| (Some(message), trailers))
+}
+
+/// What is said of a request that has more than `most` bytes.
+pub fn too_large(most: usize) -> Status {
+    Status::resource_exhausted(format!("the request has more than {most} bytes"))
 }
 
 /// A message as a body has it.
