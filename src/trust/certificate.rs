@@ -7,8 +7,11 @@ use rcgen::{
     date_time_ymd,
 };
 use rustls::pki_types::{CertificateDer, UnixTime};
-use x509_parser::extensions::{GeneralName, ParsedExtension};
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::certificate::{X509Certificate, X509CertificateParser};
+use x509_parser::extensions::{GeneralName, SubjectAlternativeName};
+use x509_parser::nom::Parser as _;
+use x509_parser::oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME;
+use x509_parser::prelude::FromDer as _;
 
 use crate::trust::key::{Key, PublicKey};
 
@@ -52,22 +55,33 @@ pub struct Certified {
     pub names: Vec<String>,
 }
 
+/// A certificate whose extensions are left as bytes: the parser has code for some twenty kinds of them, and one counts here.
+fn parse(der: &[u8]) -> Option<X509Certificate<'_>> {
+    X509CertificateParser::new()
+        .with_deep_parse_extensions(false)
+        .parse(der)
+        .ok()
+        .map(|(_, certificate)| certificate)
+}
+
 /// Reads a certificate. That it was signed by anybody, this does not say.
 ///
 /// `None` if it is none, or is about another kind of key.
 pub fn read(der: &CertificateDer<'_>) -> Option<Certified> {
-    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let certificate = parse(der)?;
     let key = PublicKey::from_spki(certificate.public_key().raw).ok()?;
     let mut names = Vec::new();
     for extension in certificate.extensions() {
-        if let ParsedExtension::SubjectAlternativeName(found) = extension.parsed_extension() {
-            for name in &found.general_names {
-                match name {
-                    GeneralName::URI(uri) if uri.len() <= MAX_NAME && names.len() < MAX_NAMES => {
-                        names.push((*uri).to_owned());
-                    }
-                    _ => {}
+        if extension.oid != OID_X509_EXT_SUBJECT_ALT_NAME {
+            continue;
+        }
+        let Ok((_, found)) = SubjectAlternativeName::from_der(extension.value) else { continue };
+        for name in &found.general_names {
+            match name {
+                GeneralName::URI(uri) if uri.len() <= MAX_NAME && names.len() < MAX_NAMES => {
+                    names.push((*uri).to_owned());
                 }
+                _ => {}
             }
         }
     }
@@ -76,7 +90,7 @@ pub fn read(der: &CertificateDer<'_>) -> Option<Certified> {
 
 /// When a certificate begins to be valid; `None` if it is none.
 pub fn begins(der: &CertificateDer<'_>) -> Option<UnixTime> {
-    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let certificate = parse(der)?;
     let seconds = u64::try_from(certificate.validity().not_before.timestamp()).ok()?;
     Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
 }
