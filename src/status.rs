@@ -50,6 +50,20 @@ async fn call<T>(
     deadline: Duration,
     ask: impl AsyncFnOnce(LocalClient<http2::Client>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
+    let (client, mut connection) = dial(path).await?;
+    let asking = async {
+        tokio::select! {
+            answer = ask(client) => answer,
+            _ = connection.ended() => bail!("the agent closed the connection"),
+        }
+    };
+    tokio::time::timeout(deadline, asking)
+        .await
+        .with_context(|| format!("the agent does not answer within {} s", deadline.as_secs()))?
+}
+
+/// Beside [`call`], so that the program has this once, and not for each kind of answer.
+async fn dial(path: &Path) -> anyhow::Result<(LocalClient<http2::Client>, http2::Connection)> {
     let stream = match UnixStream::connect(path).await {
         Ok(stream) => stream,
         Err(error) => match error.kind() {
@@ -61,17 +75,9 @@ async fn call<T>(
             _ => return Err(error).with_context(|| format!("cannot connect to {}", path.display())),
         },
     };
-    let asking = async {
-        let (client, mut connection) = http2::connect(stream).await?;
-        let client = LocalClient::with_origin(client, http::Uri::from_static(ORIGIN));
-        tokio::select! {
-            answer = ask(client) => answer,
-            _ = connection.ended() => bail!("the agent closed the connection"),
-        }
-    };
-    tokio::time::timeout(deadline, asking)
-        .await
-        .with_context(|| format!("the agent does not answer within {} s", deadline.as_secs()))?
+    // The agent's part of the handshake is not waited for.
+    let (client, connection) = http2::connect(stream).await?;
+    Ok((LocalClient::with_origin(client, http::Uri::from_static(ORIGIN)), connection))
 }
 
 /// The answer for people.
