@@ -17,6 +17,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure()
         .build_transport(false)
         .codec_path("crate::wire::codec::Prost")
+        // Large, and there in few of those messages: events are kept, and wait, in all places of their size.
+        .boxed(".guestlet.v1.AgentReady.state")
+        .boxed(".guestlet.v1.VirtualMachine.state")
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -237,7 +237,7 @@ impl From<v1::VirtualMachine> for Vm {
             callback_reason: vm.callback_reason,
             missed_events: vm.missed_events,
             topology: vm.topology.map(places::Standing::from),
-            state: vm.state.map(State::from),
+            state: vm.state.map(|state| State::from(*state)),
             state_cut: vm.state_cut.map(StateCut::from),
             io_errors: vm.io_errors.into_iter().map(IoError::from).collect(),
         }

@@ -108,7 +108,7 @@ mod tests {
             interface(true, &["198.51.100.1"]),
         ];
         let state = Some(GuestState { interfaces, ..GuestState::default() });
-        let vm = VirtualMachine { state, ..VirtualMachine::default() };
+        let vm = VirtualMachine { state: state.map(Box::new), ..VirtualMachine::default() };
         assert_eq!(addresses(&vm), ["192.0.2.7", "2001:db8::7", "198.51.100.1"]);
     }
 }

@@ -94,7 +94,7 @@ mod tests {
 
     fn ready(run_id: &str, sequence: u64, resumed: bool) -> v1::Event {
         let state = (!resumed).then(v1::GuestState::default);
-        let ready = v1::AgentReady { run_id: run_id.into(), resumed, missed: 0, state };
+        let ready = v1::AgentReady { run_id: run_id.into(), resumed, missed: 0, state: state.map(Box::new) };
         v1::Event { sequence, time: None, kind: Some(Kind::AgentReady(ready)) }
     }
 

@@ -124,7 +124,7 @@ impl Kept {
         if let Kind::AgentReady(ready) = kind {
             if let Some(whole) = ready.state.take() {
                 check(&whole, limits)?;
-                self.begin(whole);
+                self.begin(*whole);
             }
             return Ok(());
         }
@@ -304,7 +304,7 @@ mod tests {
     }
 
     fn ready(state: Option<v1::GuestState>) -> v1::Event {
-        event(Kind::AgentReady(v1::AgentReady { state, ..v1::AgentReady::default() }))
+        event(Kind::AgentReady(v1::AgentReady { state: state.map(Box::new), ..v1::AgentReady::default() }))
     }
 
     #[test]

@@ -86,7 +86,7 @@ fn clean_kind(kind: Kind) -> Kind {
     match kind {
         Kind::AgentReady(ready) => Kind::AgentReady(v1::AgentReady {
             run_id: clean(&ready.run_id),
-            state: ready.state.as_ref().map(clean_state),
+            state: ready.state.as_deref().map(clean_state).map(Box::new),
             ..ready
         }),
         Kind::ShutdownRequested(request) => {

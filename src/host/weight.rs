@@ -26,6 +26,12 @@ impl Heap for String {
     }
 }
 
+impl<T: Heap> Heap for Box<T> {
+    fn heap(&self) -> usize {
+        size_of::<T>() + PIECE + T::heap(self)
+    }
+}
+
 impl<T: Heap> Heap for Vec<T> {
     fn heap(&self) -> usize {
         self.capacity() * size_of::<T>() + PIECE + self.iter().map(Heap::heap).sum::<usize>()

@@ -34,7 +34,7 @@ pub fn ready(opening: Opening) -> v1::Event {
         run_id: opening.position.run_id,
         resumed: opening.state.is_none(),
         missed: opening.missed,
-        state: opening.state.as_ref().map(state),
+        state: opening.state.as_ref().map(|known| Box::new(state(known))),
     };
     message(opening.position.sequence, SystemTime::now(), Kind::AgentReady(ready))
 }

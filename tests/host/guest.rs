@@ -470,7 +470,7 @@ impl guest_server::Guest for Agent {
             run_id: self.run_id.clone(),
             resumed: resumed.is_some(),
             missed: 0,
-            state: resumed.is_none().then(|| self.state.clone()),
+            state: resumed.is_none().then(|| Box::new(self.state.clone())),
         };
         let sequence = resumed.map_or(newest, |after| after.sequence);
         sender.send(Ok(event(sequence, Kind::AgentReady(ready)))).await.unwrap();

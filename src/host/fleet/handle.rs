@@ -63,7 +63,7 @@ impl Known {
     /// As it is told, with or without its state.
     pub fn told(self, with_state: bool) -> v1::VirtualMachine {
         let state = self.state.filter(|_| with_state).map(Arc::unwrap_or_clone);
-        v1::VirtualMachine { state, ..Arc::unwrap_or_clone(self.view) }
+        v1::VirtualMachine { state: state.map(Box::new), ..Arc::unwrap_or_clone(self.view) }
     }
 }
 
