@@ -32,7 +32,8 @@ pub async fn keep(mut caller: Caller, contact: &Contact, key: Option<PublicKey>)
             return;
         }
         changes.mark_unchanged();
-        let told = tell(&mut caller, contact, trust).await;
+        // Boxed, because the session lives for long, and the calls do not.
+        let told = Box::pin(tell(&mut caller, contact, trust)).await;
         if let Err(problem) = &told {
             tracing::warn!(vm = contact.vm.name, problem, "the guest is not told of this host half's keys");
         }

@@ -107,12 +107,11 @@ async fn calls(
         .max_decoding_message_size(contact.vm.limits.message_bytes);
     // Boxed, because the session lives for long, and its beginning does not.
     let (info, mut events, first) = Box::pin(begin(&mut client, contact, &guest, order)).await?;
-    let first = text::clean_event(first);
     order.take(&first).map_err(Refusal::from)?;
     contact.half.metrics.connect.observe(began.elapsed());
     let patience = patience(info.heartbeat_interval_seconds);
     let capabilities = info.capabilities.clone();
-    notes.opened(info, client.clone(), guest.key()).await;
+    Box::pin(notes.opened(info, client.clone(), guest.key())).await;
     let rotation = Box::pin(rotation::keep(client.clone(), contact, guest.key()));
     let topology = Box::pin(topology::keep(client, contact, &capabilities, notes.teller()));
     let callback = Box::pin(callback::keep(channel, contact, &capabilities, notes.teller()));
@@ -130,7 +129,7 @@ async fn begin(
     contact: &Contact,
     guest: &Proved,
     order: &mut Order,
-) -> Result<(v1::GuestInfo, Streaming<v1::Event>, v1::Event), End> {
+) -> Result<(v1::GuestInfo, Streaming<v1::Event>, Box<v1::Event>), End> {
     let info = soon(async { Ok(client.get_info(v1::GetInfoRequest {}).await?.into_inner()) }).await?;
     let info = text::clean_info(info);
     check_dmi(&info.dmi_uuid, &contact.vm.ids.dmi)?;
@@ -162,7 +161,7 @@ async fn begin(
         Ok((events, first))
     })
     .await?;
-    Ok((info, events, first))
+    Ok((info, events, Box::new(text::clean_event(first))))
 }
 
 /// Whether this is the guest that is expected: what is not told proves nothing.
@@ -179,7 +178,7 @@ fn check_dmi(found: &str, expected: &str) -> Result<(), Refusal> {
 
 async fn listen(
     events: &mut Streaming<v1::Event>,
-    first: v1::Event,
+    first: Box<v1::Event>,
     patience: Duration,
     contact: &Contact,
     order: &mut Order,
@@ -189,7 +188,7 @@ async fn listen(
     let limits = &contact.vm.limits;
     let mut allowance =
         Allowance::new(Instant::now(), limits.event_burst.into(), limits.events_per_second.into());
-    notes.send(Report::Heard(Box::new(first))).await;
+    notes.send(Report::Heard(first)).await;
     loop {
         let event = text::clean_event(next(events, patience, &mut machine).await?);
         if !allowance.take(Instant::now(), 1.0) {

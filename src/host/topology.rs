@@ -38,7 +38,8 @@ pub async fn keep(
         let mut wait = None;
         if let Some(topology) = topology {
             let outcome = if able {
-                let (outcome, passes) = tell(&mut caller, contact, topology).await;
+                // Boxed, because the session lives for long, and the call does not.
+                let (outcome, passes) = Box::pin(tell(&mut caller, contact, topology)).await;
                 if passes {
                     wait = Some(again);
                     again = (again * 2).min(AGAIN_AT_MOST);

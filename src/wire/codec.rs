@@ -10,7 +10,7 @@ use tonic::codec::{BufferSettings, Codec};
 use tonic_prost::{ProstDecoder, ProstEncoder};
 
 /// Bytes that a buffer begins with, and grows by.
-const BUFFER: usize = 512;
+const BUFFER: usize = 128;
 /// Bytes that are collected before they are sent.
 const YIELD: usize = 32 * 1024;
 

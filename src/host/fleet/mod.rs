@@ -302,9 +302,13 @@ impl Fleet {
         let watched = machine.clone();
         scope.children().spawn(async move {
             watched.closed().await;
-            drop(reports.send((session, Report::Failed)).await);
-            tokio::time::sleep(REFUSED_WAIT).await;
-            drop(reports.send((session, Report::Renewable)).await);
+            // Boxed: there is one for each guest, and hardly any ever fails.
+            let failed = Box::pin(async move {
+                drop(reports.send((session, Report::Failed)).await);
+                tokio::time::sleep(REFUSED_WAIT).await;
+                drop(reports.send((session, Report::Renewable)).await);
+            });
+            failed.await;
         });
         Running { session, machine, _scope: scope }
     }

@@ -73,7 +73,7 @@ where
     let mut serving = Serving::new(bounds.open_calls, service);
     let first = CallbackFromHost { message: Some(FromHost::Bounds(bounds)) };
     // There is room for one.
-    let _ = outgoing.try_send(first);
+    let _ = outgoing.try_send(Box::new(first));
     let mut calls = open(Messages(messages)).await.map_err(Box::new)?;
     loop {
         tokio::select! {
@@ -81,7 +81,7 @@ where
             Some(outcome) = serving.running.next() => serving.ended(outcome),
             Ok(room) = outgoing.reserve(), if !serving.answers.is_empty() => {
                 let answer = serving.answers.pop_front().map(FromHost::Answer);
-                room.send(CallbackFromHost { message: answer });
+                room.send(Box::new(CallbackFromHost { message: answer }));
             }
             message = calls.next() => match message {
                 Some(message) => serving.take(message.map_err(Box::new)?)?,
@@ -91,9 +91,9 @@ where
     }
 }
 
-/// The host half's messages, as the call of `Callback` sends them.
+/// The host half's messages, as the call of `Callback` sends them. Boxed: a channel has places for 32, however few may wait.
 #[derive(Debug)]
-pub struct Messages(mpsc::Receiver<CallbackFromHost>);
+pub struct Messages(mpsc::Receiver<Box<CallbackFromHost>>);
 
 impl Stream for Messages {
     type Item = CallbackFromHost;
@@ -102,7 +102,7 @@ impl Stream for Messages {
         mut self: Pin<&mut Self>,
         context: &mut std::task::Context<'_>,
     ) -> std::task::Poll<Option<CallbackFromHost>> {
-        self.0.poll_recv(context)
+        self.0.poll_recv(context).map(|message| message.map(|message| *message))
     }
 }
 
