@@ -32,6 +32,7 @@ pub struct Options {
     words: Vec<String>,
     user_data: Option<String>,
     more: Vec<String>,
+    is_awaited: bool,
 }
 
 impl Options {
@@ -47,6 +48,7 @@ impl Options {
             words: Vec::new(),
             user_data: None,
             more: Vec::new(),
+            is_awaited: false,
         }
     }
 
@@ -118,6 +120,14 @@ impl Options {
         self.start(images, initrd, Source::Memory)
     }
 
+    /// Starts the machine of a fast guest that is still elsewhere: it goes on here once [`Vm::move_to`] or [`Vm::restore`] has
+    /// brought its memory.
+    pub fn awaited(mut self, images: &Images, agent: &Path) -> anyhow::Result<Vm> {
+        self.more.extend(["-incoming", "defer"].map(str::to_owned));
+        self.is_awaited = true;
+        self.fast(images, agent)
+    }
+
     /// Starts the fast guest without an agent.
     pub fn bare(self, images: &Images) -> anyhow::Result<Vm> {
         self.start(images, images.initrd().to_owned(), Source::Memory)
@@ -187,7 +197,8 @@ impl Options {
             initrd,
             words: self.words,
             disk,
-            vsock: (vhost.is_some() && restore.is_none()).then(|| folder.file("vhost.sock")),
+            vsock: (vhost.is_some() && restore.is_none() && !self.is_awaited)
+                .then(|| folder.file("vhost.sock")),
             restore,
         };
         let mut arguments = machine.arguments(|name| folder.file(name));

@@ -249,6 +249,28 @@ impl Vm {
         self.wait_off(SOON)
     }
 
+    /// Goes on with a state that [`Vm::save`] has saved, of a VM whose vsock device was unplugged before.
+    pub fn restore(&self, memory: &Path) -> anyhow::Result<()> {
+        let command = format!("exec:cat {}", super::qemu::shell_quoted(memory));
+        self.qmp.execute("migrate-incoming", json!({ "uri": command }))?;
+        self.finish_restore()
+    }
+
+    /// Moves the guest to the QEMU of `to` while it runs, and ends this one. QEMU cannot move a vhost-user-vsock device: the guest
+    /// loses this one, and gets that of `to`, with another address. A kernel's vhost-vsock device tells the guest to drop its
+    /// connections and to look at its address again.
+    pub fn move_to(&mut self, to: &Self) -> anyhow::Result<()> {
+        self.unplug_vsock()?;
+        let uri = json!({ "uri": format!("unix:{}", to.file("incoming.sock").display()) });
+        to.qmp.execute("migrate-incoming", uri.clone())?;
+        self.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": 1u64 << 34 }))?;
+        self.qmp.execute("migrate", uri)?;
+        self.wait_migrated()?;
+        to.finish_restore()?;
+        self.qmp.execute("quit", json!({}))?;
+        self.wait_off(SOON)
+    }
+
     /// Waits until the saved state is loaded, plugs vsock and lets the guest run.
     pub(super) fn finish_restore(&self) -> anyhow::Result<()> {
         self.wait_migrated()?;

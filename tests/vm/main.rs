@@ -10,7 +10,7 @@
 //! ([`disk_calls`] is what they ask an agent, [`udev_words`] when udev was done), [`csi`] volumes of a guest's cluster,
 //! [`cluster_node`] the same with the kubelet and the control plane of Kubernetes, [`repair`] a repair that takes long,
 //! [`churn`] disks that change under names that others had, [`keys`] how public keys of host halves come into a guest,
-//! [`trust`] what becomes of them, [`ports`] which vsock ports a host half with a key dials from,
+//! [`trust`] what becomes of them, [`moves`] the same when a guest's memory goes on elsewhere, [`ports`] which vsock ports a host half with a key dials from,
 //! [`topology`] where the guest runs, [`as_qemu_ga`] the agent under the name of qemu-ga and on the other channels of QGA,
 //! [`libvirt`] what virsh does through the agent, [`qapi`] what an independent client of it reads (with real guests),
 //! [`packages`] how the package is installed, upgraded and removed.
@@ -106,6 +106,7 @@ mod hotplug;
 mod hotplug_host;
 mod keys;
 mod libvirt;
+mod moves;
 mod packages;
 mod ports;
 mod power_loss;

@@ -30,48 +30,56 @@ const START: &str = "mkdir -p /var/lib/guestlet && mount -t ext4 /dev/vda /var/l
     { while :; do guestlet > /dev/ttyS1 2>&1; sleep 0.2; done & }";
 
 /// A host half and its VMs, which it is told of before they are started.
-struct Lab {
-    host: HostHalf,
+pub struct Lab {
+    pub host: HostHalf,
     folder: RunFolder,
     vms: Vec<(String, String)>,
 }
 
 /// A VM that runs, and what was said to it since it was started.
-struct Guest {
-    vm: Vm,
+pub struct Guest {
+    pub vm: Vm,
     tap: Tap,
 }
 
 /// What the firmware of a VM says.
 #[derive(Clone, Copy, PartialEq)]
-enum Firmware {
+pub enum Firmware {
     /// The host half's key, as `guestctl trust bootstrap` prints it.
     Key,
     Nothing,
 }
 
 impl Lab {
-    fn new(names: &[&str]) -> Self {
+    pub fn new(names: &[&str]) -> Self {
         Self::with(names, |_| String::new())
     }
 
     /// With settings of the host half, whose files are made in this folder.
-    fn with(names: &[&str], settings: impl FnOnce(&Path) -> String) -> Self {
-        let folder = RunFolder::new().unwrap();
+    pub fn with(names: &[&str], settings: impl FnOnce(&Path) -> String) -> Self {
         let vm = |name: &&str| ((*name).to_owned(), Options::named(name).its_uuid().to_owned());
-        let vms: Vec<_> = names.iter().map(vm).collect();
+        Self::of(names.iter().map(vm).collect(), settings)
+    }
+
+    /// Another host, which is told of the same VMs.
+    pub fn beside(&self, settings: impl FnOnce(&Path) -> String) -> Self {
+        Self::of(self.vms.clone(), settings)
+    }
+
+    fn of(vms: Vec<(String, String)>, settings: impl FnOnce(&Path) -> String) -> Self {
+        let folder = RunFolder::new().unwrap();
         let listed = |(name, uuid): &(String, String)| Listed::at(name, uuid, front(&folder, name));
         let listed: Vec<_> = vms.iter().map(listed).collect();
         let host = HostHalf::start_with(&listed, &settings(&folder.file(""))).unwrap();
         Self { host, folder, vms }
     }
 
-    fn uuid(&self, name: &str) -> &str {
+    pub fn uuid(&self, name: &str) -> &str {
         &self.vms.iter().find(|(vm, _)| vm == name).unwrap().1
     }
 
     /// An empty disk.
-    fn disk(&self, name: &str) -> PathBuf {
+    pub fn disk(&self, name: &str) -> PathBuf {
         let disk = self.folder.file(name);
         std::fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
         let made = Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(&disk).status().unwrap();
@@ -87,8 +95,8 @@ impl Lab {
         copy
     }
 
-    /// Starts a VM with this disk, and its agent; these are more options of QEMU.
-    fn start(&self, name: &str, disk: &Path, firmware: Firmware, more: &[&str]) -> Guest {
+    /// A VM with this disk; these are more options of QEMU.
+    fn options(&self, name: &str, disk: &Path, firmware: Firmware, more: &[&str]) -> Options {
         let mut options = vec!["-drive".to_owned(), "-device".to_owned()];
         options.insert(1, format!("if=none,id=kept,format=raw,file={}", disk.display()));
         options.push("virtio-blk-pci,drive=kept,bus=pcie.0,addr=6".to_owned());
@@ -97,23 +105,41 @@ impl Lab {
             let printed = self.host.ctl(&["trust", "bootstrap", name, "--for", "qemu"]).unwrap();
             options.extend(printed_options("-smbios", &printed));
         }
-        let options = Options::named(name).uuid(self.uuid(name)).without_agent_at_boot().qemu(options);
+        Options::named(name).uuid(self.uuid(name)).without_agent_at_boot().qemu(options)
+    }
+
+    /// Starts it, and its agent.
+    pub fn start(&self, name: &str, disk: &Path, firmware: Firmware, more: &[&str]) -> Guest {
+        let options = self.options(name, disk, firmware, more);
         let vm = options.fast(images(), &tools::program("guestlet").unwrap()).unwrap();
         vm.wait_booted(FAST_READY, 1).unwrap();
-        let front = front(&self.folder, name);
-        drop(std::fs::remove_file(&front));
-        let tap = Tap::new(&front, &vm.vsock_socket());
+        let tap = self.tap(name, &vm);
         vm.run(START).unwrap();
         wait_for("the agent", SOON, || vm.run("guestlet status").ok()).unwrap();
         Guest { vm, tap }
     }
 
+    /// Starts its machine, for a guest that is still elsewhere.
+    pub fn await_guest(&self, name: &str, disk: &Path, more: &[&str]) -> Guest {
+        let options = self.options(name, disk, Firmware::Key, more);
+        let vm = options.awaited(images(), &tools::program("guestlet").unwrap()).unwrap();
+        let tap = self.tap(name, &vm);
+        Guest { vm, tap }
+    }
+
+    /// Has the host half reach this VM.
+    fn tap(&self, name: &str, vm: &Vm) -> Tap {
+        let front = front(&self.folder, name);
+        drop(std::fs::remove_file(&front));
+        Tap::new(&front, &vm.vsock_socket())
+    }
+
     /// What `guestctl trust show` says of a VM.
-    fn key(&self, name: &str) -> Value {
+    pub fn key(&self, name: &str) -> Value {
         serde_json::from_str(&self.host.ctl(&["trust", "show", name, "-o", "json"]).unwrap()).unwrap()
     }
 
-    fn until_speaks(&self, name: &str, how: &str) {
+    pub fn until_speaks(&self, name: &str, how: &str) {
         let seen =
             wait_for(&format!("{how} session"), BOOT, || (self.key(name)["session"] == how).then_some(()));
         seen.unwrap_or_else(|error| {
@@ -121,12 +147,12 @@ impl Lab {
         });
     }
 
-    fn until_refused(&self, name: &str) -> String {
+    pub fn until_refused(&self, name: &str) -> String {
         until_refused(&self.host, name)
     }
 
     /// Waits until a session with the guest that shows this key is open.
-    fn until_shows(&self, name: &str, key: &str) {
+    pub fn until_shows(&self, name: &str, key: &str) {
         let shown = |vm: &Value| vm["session"] == "connected" && vm["guest_key"] == key;
         self.host.wait(name, "keyed", BOOT, shown).unwrap();
     }
@@ -138,24 +164,24 @@ fn front(folder: &RunFolder, name: &str) -> PathBuf {
 }
 
 /// Waits until the host half talks to the VM no more, and returns why.
-fn until_refused(host: &HostHalf, name: &str) -> String {
+pub fn until_refused(host: &HostHalf, name: &str) -> String {
     let (seen, _) = host.wait(name, "refused", BOOT, |vm| vm["session"] == "refused").unwrap();
     seen["reason"].as_str().unwrap().to_owned()
 }
 
 impl Guest {
     /// What `guestlet trust ls` says.
-    fn keys(&self) -> Value {
+    pub fn keys(&self) -> Value {
         serde_json::from_str(&self.vm.run("guestlet trust ls -o json").unwrap()).unwrap()
     }
 
     /// The fingerprint of its own key.
-    fn own(&self) -> String {
+    pub fn own(&self) -> String {
         self.keys()["own"].as_str().unwrap_or_default().to_owned()
     }
 
     /// The agent ends, and is started again.
-    fn restart_agent(&self) {
+    pub fn restart_agent(&self) {
         self.vm.run("kill -9 $(pidof guestlet)").unwrap();
     }
 
@@ -174,14 +200,14 @@ impl Guest {
     }
 
     /// Waits until its agent's log says so.
-    fn until_logs(&self, words: &str) {
+    pub fn until_logs(&self, words: &str) {
         let log = || std::fs::read_to_string(self.vm.file("agent.log")).unwrap_or_default();
         let said = wait_for(&format!("{words:?} in the log"), SOON, || log().contains(words).then_some(()));
         said.unwrap_or_else(|error| panic!("{error}: {}", log()));
     }
 
     /// Asserts that a handshake or more went through the tap, and nothing but TLS.
-    fn said_tls_alone(&self) {
+    pub fn said_tls_alone(&self) {
         let mut handshakes = 0;
         for [host, guest] in self.tap.seen() {
             let (asked, host) = first_line(&host);
@@ -204,11 +230,17 @@ impl Guest {
     }
 
     /// Ends QEMU, as a power cut does, once its disk has all.
-    fn end(self) {
+    pub fn end(self) {
         self.vm.run("sync").unwrap();
         self.vm.qmp().execute("quit", json!({})).unwrap();
         self.vm.wait_off(SOON).unwrap();
     }
+}
+
+/// Settings of a host half with a certificate of this CA, whose files are made in this folder.
+pub fn vouched(authority: &Authority, host: &str, folder: &Path) -> String {
+    let (key, certificate) = authority.files(folder, host, Oddly::default());
+    format!("trust.key = {}\ntrust.certificate = {}\n", json!(key), json!(certificate))
 }
 
 /// The first line, which hybrid vsock has, and what follows it.
@@ -338,11 +370,7 @@ fn a_disk_of_before_a_rotation_is_known_and_one_of_before_two_is_held_back_until
 #[test]
 fn a_guest_in_1970_takes_the_certificate_of_its_ca_and_none_of_another() {
     let (ours, theirs) = (Authority::new(), Authority::new());
-    let vouched = |authority: &Authority, folder: &Path| {
-        let (key, certificate) = authority.files(folder, "one", Oddly::default());
-        format!("trust.key = {}\ntrust.certificate = {}\n", json!(key), json!(certificate))
-    };
-    let lab = Lab::with(&["web"], |folder| vouched(&ours, folder));
+    let lab = Lab::with(&["web"], |folder| vouched(&ours, "one", folder));
     let disk = lab.disk("web.raw");
     let guest = lab.start("web", &disk, Firmware::Key, &["-rtc", "base=1970-01-02"]);
     assert_eq!(guest.vm.run("date +%Y").unwrap().trim(), "1970");
@@ -354,7 +382,7 @@ fn a_guest_in_1970_takes_the_certificate_of_its_ca_and_none_of_another() {
     // A host half with a certificate of the other CA.
     let folder = RunFolder::new().unwrap();
     let listed = Listed::at("web", lab.uuid("web"), guest.vm.vsock_socket());
-    let foreign = HostHalf::start_with(&[listed], &vouched(&theirs, &folder.file(""))).unwrap();
+    let foreign = HostHalf::start_with(&[listed], &vouched(&theirs, "one", &folder.file(""))).unwrap();
     let reason = until_refused(&foreign, "web");
     assert!(reason.contains("does not know this host half's key"), "{reason}");
     assert_eq!(guest.vm.run("date +%Y").unwrap().trim(), "1970");
