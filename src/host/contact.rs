@@ -107,17 +107,17 @@ impl Contact {
     /// # Errors
     /// If there is no connection, or not with the guest that is expected.
     pub async fn reach(&self, speech: &mut Speech) -> Result<Reached, End> {
-        let Some(trust) = &self.trust else { return self.plain().await };
+        let Some(trust) = &self.trust else { return self.plain(speech).await };
         let trust::Record { pin, unreadable, .. } = trust.record(&self.vm.ids.lasting);
         if let Some(problem) = unreadable {
             return Err(Refusal::from(trust::Refusal::from(trust::Error::Unreadable(problem))).into());
         }
         if pin.is_none() && *speech == Speech::Plain {
-            return self.plain().await;
+            return self.plain(speech).await;
         }
-        // Until its key is known, it may be one without, which looks at the port.
-        let source = if pin.is_some() { Source::Any } else { Source::Privileged };
-        let (stream, gate) = self.dial(source).await.map_err(Loss::from)?;
+        // A guest with keys knows its host half by its key, from whatever port; one without says so, and an older agent closes the
+        // connection. There are fewer privileged ports than there may be guests with keys.
+        let (stream, gate) = self.dial(Source::Any).await.map_err(Loss::from)?;
         let shown = trust.shown().await;
         let shaken = tokio::time::timeout(HANDSHAKE_DEADLINE, handshake::connect(stream, &shown));
         let failure = match shaken.await {
@@ -140,7 +140,7 @@ impl Contact {
         match (failure, pin) {
             (Failure::Plain | Failure::Closed, None) => {
                 *speech = Speech::Plain;
-                self.plain().await
+                self.plain(speech).await
             }
             (Failure::Plain, Some(pin)) => {
                 Err(Refusal::from(trust::Refusal::Downgraded { vm, expected: pin.key.fingerprint() }).into())
@@ -155,8 +155,13 @@ impl Contact {
         }
     }
 
-    async fn plain(&self) -> Result<Reached, End> {
-        let (stream, gate) = self.dial(Source::Privileged).await.map_err(Loss::from)?;
+    async fn plain(&self, speech: &mut Speech) -> Result<Reached, End> {
+        let dialled = self.dial(Source::Privileged).await;
+        if let Err(dial::Error::NoPortLeft | dial::Error::Unprivileged) = dialled {
+            // It may have been given keys since, and could be reached with them.
+            *speech = Speech::Secured;
+        }
+        let (stream, gate) = dialled.map_err(Loss::from)?;
         Ok(Reached { stream: Box::new(stream), gate, guest: Proved::Nothing })
     }
 

@@ -118,7 +118,7 @@ pub enum Source {
     /// One below 1024, by which an agent without keys knows that the kernel has let somebody with privileges dial. There are
     /// 1022.
     Privileged,
-    /// Any: an agent with keys knows its host half by its key.
+    /// Any: an agent with keys knows its host half by its key, and one without says that it has none.
     Any,
 }
 

@@ -31,6 +31,23 @@ except ConnectionError:
     print(0)
 ";
 
+/// Takes every port below 1024 that nobody has, says how many these are, and holds them.
+const HOLDER: &str = "\
+import resource, socket, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+held = []
+for port in range(1, 1024):
+    holder = socket.socket(socket.AF_VSOCK)
+    try:
+        holder.bind((socket.VMADDR_CID_ANY, port))
+        held.append(holder)
+    except OSError:
+        pass
+with open('/run/held', 'w') as told:
+    told.write(str(len(held)))
+time.sleep(1000)
+";
+
 /// Has the guest's programs of the host half, and vsock lead back to it.
 fn prepare(vm: &Vm) {
     let folder = RunFolder::new().unwrap();
@@ -97,6 +114,14 @@ fn answered(vm: &Vm, port: u32) -> u32 {
     told.trim().parse().unwrap()
 }
 
+/// Gives the guest the host half's key.
+fn give_key(vm: &Vm) {
+    let line = ctl(vm, "trust bootstrap self")["key_line"].as_str().unwrap().to_owned() + "\n";
+    vm.run("mkdir -p /etc/guestlet/hosts.d").unwrap();
+    vm.write("/run/host.pub", line.as_bytes()).unwrap();
+    vm.run("install -m 644 /run/host.pub /etc/guestlet/hosts.d/host.pub").unwrap();
+}
+
 #[test]
 fn a_host_half_with_a_key_needs_no_privileged_port_and_nobody_else_gets_in_by_one() {
     let vm = real("ports");
@@ -107,14 +132,10 @@ fn a_host_half_with_a_key_needs_no_privileged_port_and_nobody_else_gets_in_by_on
     assert!(matches!(ports[..], [port] if port < FIRST_UNPRIVILEGED), "{ports:?}");
     assert_eq!((answered(&vm, 700), answered(&vm, 7000)), (9, 0), "of who may bind a port and who may not");
 
-    let line = ctl(&vm, "trust bootstrap self")["key_line"].as_str().unwrap().to_owned() + "\n";
-    vm.run("mkdir -p /etc/guestlet/hosts.d").unwrap();
-    vm.write("/run/host.pub", line.as_bytes()).unwrap();
-    vm.run("install -m 644 /run/host.pub /etc/guestlet/hosts.d/host.pub").unwrap();
+    give_key(&vm);
     until_speaks(&vm, "keyed");
-    // It was not known before that this guest has keys.
     let ports = sources(&vm);
-    assert!(matches!(ports[..], [port] if port < FIRST_UNPRIVILEGED), "{ports:?}");
+    assert!(matches!(ports[..], [port] if port >= FIRST_UNPRIVILEGED), "at the first contact: {ports:?}");
     vm.run("systemctl stop half").unwrap();
     start_host_half(&vm);
     until_speaks(&vm, "keyed");
@@ -123,4 +144,34 @@ fn a_host_half_with_a_key_needs_no_privileged_port_and_nobody_else_gets_in_by_on
     // A process with privileges, as a pod of the host may have them.
     assert_eq!((answered(&vm, 701), answered(&vm, 7001)), (0, 0));
     assert_eq!(sources(&vm), ports, "the session went on");
+}
+
+#[test]
+fn keyed_sessions_are_opened_when_every_privileged_port_is_taken_and_plain_ones_are_not() {
+    let vm = real("taken");
+    prepare(&vm);
+    vm.write("/run/holder.py", HOLDER.as_bytes()).unwrap();
+    vm.run("systemd-run --unit=holder python3 /run/holder.py").unwrap();
+    let held = || vm.run("cat /run/held").ok().filter(|told| !told.is_empty());
+    // All but that of the agent.
+    assert_eq!(wait_for("the ports", SOON, held).unwrap(), "1022");
+    start_host_half(&vm);
+    let reason = || {
+        let told = ctl(&vm, "info self")["reason"].as_str().unwrap().to_owned();
+        told.contains("every vsock port below 1024 is in use").then_some(())
+    };
+    wait_for("want of a port", SOON, reason)
+        .unwrap_or_else(|error| panic!("{error}: {:#}", ctl(&vm, "info self")));
+
+    // That guest's key is not pinned yet.
+    give_key(&vm);
+    until_speaks(&vm, "keyed");
+    let ports = sources(&vm);
+    assert!(matches!(ports[..], [port] if port >= FIRST_UNPRIVILEGED), "{ports:?}");
+    vm.run("rm /etc/guestlet/hosts.d/host.pub && guestlet trust reset").unwrap();
+    vm.run("/mnt/guestctl --socket /run/half/api.sock trust forget self").unwrap();
+    wait_for("want of a port", SOON, reason)
+        .unwrap_or_else(|error| panic!("{error}: {:#}", ctl(&vm, "info self")));
+    vm.run("systemctl stop holder").unwrap();
+    until_speaks(&vm, "plain");
 }
