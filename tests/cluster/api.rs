@@ -14,10 +14,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
-use crate::cluster::PATIENCE;
-use crate::components::endpoint;
+use crate::patience::PATIENCE;
 
 /// A client; a connection for each request.
 #[derive(Clone)]
@@ -27,8 +27,12 @@ pub struct Api {
 }
 
 impl Api {
-    /// One that asks as the user of `<name>.pem` in the folder of the cluster's [`crate::authority::Authority`].
+    /// One that asks as the user of `<name>.conf` in the folder of the cluster's [`crate::authority::Authority`].
     pub fn read(folder: &Path, name: &str) -> Self {
+        let config = std::fs::read(folder.join(format!("{name}.conf"))).unwrap();
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        let server = config["clusters"][0]["cluster"]["server"].as_str().unwrap();
+        let address = server.strip_prefix("https://").unwrap().parse().unwrap();
         let authority = CertificateDer::from_pem_file(folder.join("ca.crt")).unwrap();
         let pair = folder.join(format!("{name}.pem"));
         let mut roots = RootCertStore::empty();
@@ -42,7 +46,7 @@ impl Api {
                 PrivateKeyDer::from_pem_file(&pair).unwrap(),
             )
             .unwrap();
-        Self { address: endpoint(), tls: TlsConnector::from(Arc::new(config)) }
+        Self { address, tls: TlsConnector::from(Arc::new(config)) }
     }
 
     /// Whether the API server says that it is ready.
@@ -104,11 +108,12 @@ impl Api {
     async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> (StatusCode, Value) {
         let kind = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
         let body = body.map(Value::to_string).unwrap_or_default();
-        // A server that a test has ended is asked again until it is back, and knows who may do what.
+        // A server that a test has ended is asked again until it is back, is ready and knows who may do what.
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.send(method.clone(), path, body.clone(), kind).await {
-                Ok((StatusCode::FORBIDDEN, _)) if Instant::now() < deadline => {}
+                Ok((StatusCode::FORBIDDEN | StatusCode::SERVICE_UNAVAILABLE, _))
+                    if Instant::now() < deadline => {}
                 Ok((status, answer)) => return (status, serde_json::from_slice(&answer).unwrap()),
                 Err(error) => assert!(Instant::now() < deadline, "{path}: {error}"),
             }
@@ -123,11 +128,24 @@ impl Api {
         body: String,
         kind: &str,
     ) -> std::io::Result<(StatusCode, Vec<u8>)> {
+        let answer = self.open(method, path, body, kind).await?;
+        let body = read(answer.body).await.map_err(std::io::Error::other)?;
+        Ok((answer.status, body))
+    }
+
+    /// Asks once. The answer's body is read by whoever asks, as long as it comes.
+    pub async fn open(
+        &self,
+        method: Method,
+        path: &str,
+        body: String,
+        kind: &str,
+    ) -> std::io::Result<Answer> {
         let stream = TcpStream::connect(self.address).await?;
         let stream = self.tls.connect(ServerName::from(self.address.ip()), stream).await?;
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(std::io::Error::other)?;
-        let connection = tokio::spawn(connection);
+        let connection = Connection(tokio::spawn(async move { drop(connection.await) }));
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -137,13 +155,28 @@ impl Api {
             .unwrap();
         let answer = sender.send_request(request).await.map_err(std::io::Error::other)?;
         let (head, body) = answer.into_parts();
-        let body = read(body).await.map_err(std::io::Error::other)?;
-        connection.abort();
-        Ok((head.status, body))
+        Ok(Answer { status: head.status, body, _connection: connection })
     }
 }
 
-async fn read(mut body: Incoming) -> hyper::Result<Vec<u8>> {
+/// What the API server answers with.
+pub struct Answer {
+    pub status: StatusCode,
+    pub body: Incoming,
+    _connection: Connection,
+}
+
+/// Ends with this value.
+struct Connection(JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The whole of a body.
+pub async fn read(mut body: Incoming) -> hyper::Result<Vec<u8>> {
     let mut all = Vec::new();
     while let Some(frame) = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         all.extend(frame?.into_data().unwrap_or_default());

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::cluster::{CLAIMS, Cluster, Layout, NODES, PODS, pod, told, until};
-use crate::components::is_outside;
 use crate::half::Call;
 use crate::lab::wait;
+use crate::place::is_outside;
 
 /// A pod that has to run on this node.
 fn pod_on(cluster: &Cluster, number: usize, name: &str, claim: &str, script: &str) -> Value {

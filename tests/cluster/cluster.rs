@@ -7,11 +7,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::components::ControlPlane;
 use crate::disk::Machine;
 use crate::half::Half;
 use crate::lab::{DRIVER, Lab};
 use crate::node::{self, Node};
+pub use crate::patience::{PATIENCE, until};
+use crate::plane::ControlPlane;
 use crate::sidecars::Sidecars;
 
 pub const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -24,8 +25,6 @@ pub const NODES: &str = "/api/v1/nodes";
 pub const NODE: &str = node::NODES[0].name;
 /// Where a pod has its volume.
 pub const AT: &str = "/mnt/volume";
-/// How long anything may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
 /// What people apply to their cluster.
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/csi.yaml");
 
@@ -283,21 +282,4 @@ pub async fn told(cluster: &Cluster, name: &str, reason: &str) -> String {
         events.iter().find(is_meant).map(|event| event["message"].as_str().unwrap().to_owned())
     })
     .await
-}
-
-/// Waits until there is something.
-pub async fn until<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
-    until_within(PATIENCE, what, look).await
-}
-
-/// The same where more takes longer.
-pub async fn until_within<T>(limit: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = tokio::time::Instant::now() + limit;
-    loop {
-        if let Some(found) = look().await {
-            return found;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use serde_json::json;
 
 use crate::cluster::{CLAIMS, Cluster, Layout, pod, until};
-use crate::components::is_outside;
 use crate::host::MOST_VOLUMES;
 use crate::lab::wait;
+use crate::place::is_outside;
 
 const HOST: &str = "guestlet.io/host";
 

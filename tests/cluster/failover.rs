@@ -8,8 +8,8 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::cluster::{CLAIMS, Cluster, Layout, PODS, pod, until};
-use crate::components::is_outside;
 use crate::lab::wait;
+use crate::place::is_outside;
 use crate::sidecars::Role;
 use crate::stand_in::LEASES;
 

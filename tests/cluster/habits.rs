@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use serde_json::json;
 
 use crate::cluster::{CLAIMS, Cluster, PODS, pod, told, until};
-use crate::components::is_outside;
 use crate::lab::{DRIVER, wait};
+use crate::place::is_outside;
 
 #[test]
 fn groups_parts_read_only_and_inline_volumes() {

@@ -6,10 +6,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
 use crate::cluster::{Cluster, NODE, NODES, until};
-use crate::components::{ControlPlane, is_outside, release};
+use crate::components::release;
 use crate::disk::Machine;
 use crate::host::host;
 use crate::lab::{Lab, wait};
+use crate::place::is_outside;
+use crate::plane::ControlPlane;
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 const REGION: &str = "topology.kubernetes.io/region";

@@ -18,6 +18,7 @@ mod api;
 mod attach;
 mod authority;
 mod cluster;
+#[allow(dead_code, reason = "each test program uses a part of it")]
 mod components;
 #[allow(dead_code, reason = "shared with the tests of CSI")]
 #[path = "../csi/disk.rs"]
@@ -42,6 +43,10 @@ mod messages;
 #[path = "../qga/namespace.rs"]
 mod namespace;
 mod node;
+mod patience;
+mod place;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+mod plane;
 #[path = "../random.rs"]
 mod random;
 mod runtime;

@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::cluster::{CLAIMS, CLASSES, Cluster, PODS, pod};
-use crate::components::is_outside;
 use crate::host::MOST_VOLUMES;
 use crate::lab::{DRIVER, wait};
+use crate::place::is_outside;
 use crate::random::{Random, seed};
 use crate::soak::steps;
 

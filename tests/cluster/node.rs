@@ -18,10 +18,11 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::cluster::until;
-use crate::components::{Component, ControlPlane, PLUGINS, command, is_old};
+use crate::components::{Component, command, is_old};
 use crate::disk::Machine;
 use crate::half::Half;
 use crate::lab::{Lab, run};
+use crate::plane::{ControlPlane, PLUGINS};
 use crate::runtime::Runtime;
 
 /// What kubelet wants the kernel's settings to be. It sees files with these in their places, so that it changes nothing.

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use crate::cluster::{ATTACHMENTS, CLAIMS, Cluster, PODS, pod, until};
-use crate::components::is_outside;
 use crate::lab::{NODE, wait};
+use crate::place::is_outside;
 use crate::sidecars::bytes;
 
 /// Issue 17: kubelet never got to know the driver, which the tests' own kubelet did.

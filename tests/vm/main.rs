@@ -80,6 +80,14 @@ mod namespace;
 #[allow(dead_code, reason = "shared with the tests in a cluster")]
 #[path = "../cluster/node.rs"]
 mod node;
+#[path = "../cluster/patience.rs"]
+mod patience;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/place.rs"]
+mod place;
+#[allow(dead_code, reason = "shared with the tests in a cluster")]
+#[path = "../cluster/plane.rs"]
+mod plane;
 #[allow(dead_code, reason = "shared with the tests in a cluster")]
 #[path = "../cluster/runtime.rs"]
 mod runtime;
