@@ -1,0 +1,38 @@
+//! A host cluster: the real etcd, kube-apiserver and kube-controller-manager with `KubeVirt`'s kinds, on which [`model`] plays
+//! `KubeVirt` itself, the kubelets of the hosts and their storage. For root.
+//!
+//! [`lab`] is what a test begins with. The tests here show that the model does what is known of `KubeVirt`; each is named
+//! after what it shows.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "a test runs programs and tasks, and may panic"
+)]
+
+#[path = "../cluster/api.rs"]
+mod api;
+#[path = "../cluster/authority.rs"]
+mod authority;
+mod client;
+#[allow(dead_code, reason = "shared with the tests in a guest's cluster")]
+#[path = "../cluster/components.rs"]
+mod components;
+mod lab;
+mod model;
+#[path = "../cluster/patience.rs"]
+mod patience;
+#[allow(dead_code, reason = "shared with the tests in a guest's cluster")]
+#[path = "../cluster/plane.rs"]
+mod plane;
+mod pool;
+
+mod hotplug;
+mod kinds;
+mod lifecycle;
+mod migration;
+mod requests;
+mod storage;
