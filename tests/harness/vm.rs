@@ -256,13 +256,15 @@ impl Vm {
         self.finish_restore()
     }
 
-    /// Moves the guest to the QEMU of `to` while it runs, and ends this one. QEMU cannot move a vhost-user-vsock device: the guest
+    /// Moves the guest to the QEMU of `to`, and ends this one. The guest stands still meanwhile: QEMU 7.2 loses what an emulated
+    /// processor writes to memory that is being moved, and the guest's kernel crashes. QEMU cannot move a vhost-user-vsock device: the guest
     /// loses this one, and gets that of `to`, with another address. A kernel's vhost-vsock device tells the guest to drop its
     /// connections and to look at its address again.
     pub fn move_to(&mut self, to: &Self) -> anyhow::Result<()> {
         self.unplug_vsock()?;
         let uri = json!({ "uri": format!("unix:{}", to.file("incoming.sock").display()) });
         to.qmp.execute("migrate-incoming", uri.clone())?;
+        self.qmp.execute("stop", json!({}))?;
         self.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": 1u64 << 34 }))?;
         self.qmp.execute("migrate", uri)?;
         self.wait_migrated()?;

@@ -1,7 +1,7 @@
-//! Guests with keys whose memory goes on in another QEMU: moved to another host while they run, or restored.
+//! Guests with keys whose memory goes on in another QEMU: moved to another host, or restored.
 //!
 //! The vsock device is unplugged before and another one is plugged after that: see [`Vm::move_to`](crate::harness::vm::Vm::move_to).
-//! All else is carried as in any migration, with the disk on storage that both hosts reach.
+//! All else is carried from one QEMU to another as in any migration, with the disk on storage that both hosts reach.
 
 use std::path::{Path, PathBuf};
 
