@@ -29,7 +29,13 @@ mod patience;
 #[path = "../cluster/plane.rs"]
 mod plane;
 mod pool;
+#[path = "../random.rs"]
+mod random;
+#[path = "../soak.rs"]
+mod soak;
 
+mod claims;
+mod claims_churn;
 mod hotplug;
 mod kinds;
 mod lifecycle;

@@ -64,7 +64,10 @@ fn a_vm_that_stands_still_for_want_of_room_is_told_of_until_it_goes_on() {
     assert!(problem(&lab).starts_with(expected), "{}", problem(&lab));
     let request = csi::ControllerGetVolumeRequest { volume_id: id.clone() };
     let condition = asking.controller_get_volume(request).unwrap().status.unwrap().volume_condition.unwrap();
-    assert!(condition.abnormal && condition.message.starts_with(expected), "its cluster is told: {condition:?}");
+    assert!(
+        condition.abnormal && condition.message.starts_with(expected),
+        "its cluster is told: {condition:?}"
+    );
     let counted =
         |lab: &Lab, line: &str| metrics::ask(lab, "GET /metrics HTTP/1.1").contains(&format!("\n{line}\n"));
     assert!(counted(&lab, "guestlet_host_virtual_machines_stopped 1"));

@@ -389,6 +389,15 @@ fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
             "the VM lists a volume {name} that is made of another claim, {other}; take it out of the VM's spec"
         ));
     }
+    let mut volumes = seen.vm.spec.template.spec.volumes.iter();
+    if let Some(other) = volumes.find(|one| one.claim() == Some(&order.disk.claim.name) && one.name != name)
+        && order.wish == Wish::Plug
+    {
+        return refused(format!(
+            "the VM lists the claim {} already, as a volume {} that guestlet has not plugged; take that out of the VM's spec",
+            order.disk.claim.name, other.name
+        ));
+    }
     let is_so =
         matches!((order.wish, seen.stage(&name)), (Wish::Plug, Stage::Ready) | (Wish::Unplug, Stage::Absent));
     let strategy = seen.vm.spec.update_volumes_strategy.as_deref();
