@@ -16,6 +16,7 @@ use crate::lab::{Lab, NAMESPACE, NEVER, SHARED, wait};
 use crate::model::objects::{Kind, text, uid};
 use crate::model::pace::Step;
 use crate::patience::until;
+use crate::role;
 
 const SIZE: u64 = 16 << 20;
 /// How long a guest may take to let go, and the host cluster with it.
@@ -45,34 +46,44 @@ fn unwilling() -> Box<dyn GuestSide> {
     Box::new(Guest { is_willing: false, asked: Arc::default() })
 }
 
-fn quick() -> Patience {
+pub fn quick() -> Patience {
     Patience {
         gather: Duration::from_millis(200),
         settle: Duration::from_secs(6),
         look: Duration::from_secs(2),
+        poll: Duration::from_millis(200),
     }
 }
 
 /// The host half's volumes, as a controller has them that has just been started.
 pub async fn volumes(lab: &Lab) -> Arc<Claims> {
-    let config = lab.turn.plane().kubeconfig("claims", "claims", "system:masters");
+    volumes_with(lab, quick()).await
+}
+
+/// The same with another patience.
+pub async fn volumes_with(lab: &Lab, patience: Patience) -> Arc<Claims> {
+    role::install(lab).await;
+    let config = lab.turn.plane().kubeconfig("controller", role::ACCOUNT, "system:serviceaccounts");
     let config = kube::config::Kubeconfig::read_from(config).unwrap();
     let config =
         kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await;
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = kube::Client::try_from(config.unwrap()).unwrap();
-    Arc::new(Claims::new(Cluster::new(client), quick(), "ReadWriteMany".to_owned()).await)
+    Arc::new(Claims::new(Cluster::new(client), patience, "ReadWriteMany".to_owned()).await)
 }
 
-async fn make_in(volumes: &Claims, class: &str, name: &str) -> Volume {
-    let new = NewVolume {
+pub fn new(class: &str, name: &str) -> NewVolume {
+    NewVolume {
         name: name.to_owned(),
         cluster: format!("{NAMESPACE}/shop"),
         class: class.to_owned(),
         size: SIZE,
         claim: "shop/data".to_owned(),
-    };
-    volumes.create(new).await.unwrap()
+    }
+}
+
+pub async fn make_in(volumes: &Claims, class: &str, name: &str) -> Volume {
+    volumes.create(new(class, name)).await.unwrap()
 }
 
 pub async fn make(volumes: &Claims, name: &str) -> Volume {
@@ -92,6 +103,11 @@ pub fn published(place: &Place) -> Published {
 
 pub async fn plug(volumes: &Claims, id: &str, place: &Place) -> Result<String, VolumeError> {
     volumes.plug(id, published(place), &place.vm).await.map(|plugged| plugged.serial)
+}
+
+/// What a volume is called in a VM's spec.
+pub fn volume_name(id: &str) -> String {
+    Claim::of_id(id).unwrap().volume()
 }
 
 fn claim_name(id: &str) -> String {
@@ -154,11 +170,14 @@ fn ten_volumes_at_once_are_carried_by_two_pods_at_most() {
         let lab = Lab::start().await;
         lab.running("web").await;
         let (volumes, web) = (volumes(&lab).await, place(&lab, "web").await);
-        let mut plugging = tokio::task::JoinSet::new();
+        let mut all = Vec::new();
         for number in 0..10 {
-            let made = make(&volumes, &format!("data-{number}")).await;
+            all.push(make(&volumes, &format!("data-{number}")).await.id);
+        }
+        let mut plugging = tokio::task::JoinSet::new();
+        for id in all {
             let (volumes, web) = (Arc::clone(&volumes), web.clone());
-            plugging.spawn(async move { (plug(&volumes, &made.id, &web).await, made.id) });
+            plugging.spawn(async move { (plug(&volumes, &id, &web).await, id) });
         }
         let mut ids = Vec::new();
         while let Some(plugged) = plugging.join_next().await {
@@ -388,14 +407,7 @@ fn what_belongs_to_others_is_left_alone() {
         assert!(volumes.list().await.unwrap().is_empty());
         assert!(matches!(plug(&volumes, &foreign, &web).await, Err(VolumeError::Unknown(_))));
         volumes.remove(&foreign).await.unwrap();
-        let new = NewVolume {
-            name: "foreign".to_owned(),
-            cluster: format!("{NAMESPACE}/shop"),
-            class: SHARED.to_owned(),
-            size: SIZE,
-            claim: String::new(),
-        };
-        let refused = volumes.create(new).await.unwrap_err();
+        let refused = volumes.create(new(SHARED, "foreign")).await.unwrap_err();
         assert!(refused.to_string().contains("which is not this volume's"), "{refused}");
         let claim = lab.api.get(&Kind::Claim.path(&format!("{NAMESPACE}/foreign"))).await.unwrap();
         assert!(claim["metadata"]["deletionTimestamp"].is_null() && claim["metadata"]["labels"].is_null());

@@ -46,7 +46,8 @@ async fn bring(volumes: &Claims, id: &str, wanted: &Wanted) -> Result<(), Volume
 /// The same until it is so, whatever goes wrong on the way.
 async fn bring_at_last(lab: &Lab, volumes: &Claims, id: &str, wanted: &Wanted) {
     until(&format!("{id} is where it is wanted: {wanted:?}"), async || {
-        bring(volumes, id, wanted).await.ok()?;
+        // Shown if the test fails: what has kept it from that.
+        bring(volumes, id, wanted).await.inspect_err(|error| println!("{id}: {error}")).ok()?;
         let record = volumes.get(id).await.ok()??.published;
         (record == wanted.as_ref().map(published)).then_some(())
     })
@@ -152,7 +153,7 @@ fn no_volume_is_in_two_vms_none_is_lost_and_nothing_is_stuck() {
             bring_at_last(&lab, &claims, id, &None).await;
             until(&format!("{id} is removed"), async || claims.remove(id).await.ok()).await;
         }
-        assert!(claims.list().await.unwrap().is_empty());
+        until("nothing is listed", async || claims.list().await.unwrap().is_empty().then_some(())).await;
         assert!(lab.api.list(&Kind::Claim.within(NAMESPACE)).await.is_empty());
         assert!(lab.model.journal().conflicts().is_empty());
         until("no VolumeAttachment is left", async || {

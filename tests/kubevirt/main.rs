@@ -41,4 +41,5 @@ mod kinds;
 mod lifecycle;
 mod migration;
 mod requests;
+mod role;
 mod storage;

@@ -24,10 +24,6 @@ use crate::host::backends::volumes::{
     Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
 };
 
-/// How often something is read again that is waited for.
-const LOOK: Duration = Duration::from_secs(1);
-/// How long a claim may take to be deleted once nobody holds it, and a copy to show what was made.
-const DELETED: Duration = Duration::from_secs(20);
 /// How often a change is tried that somebody else's comes before.
 const TRIES: usize = 8;
 /// Bytes of the largest volume: 64 TiB.
@@ -125,7 +121,7 @@ impl Claims {
                     detail: format!("{namespace}/{name}: {why}"),
                 });
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(self.patience.poll).await;
         }
     }
 
@@ -144,7 +140,7 @@ impl Claims {
                     detail: why,
                 });
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(self.patience.poll).await;
         }
     }
 
@@ -217,7 +213,7 @@ impl Volumes for Claims {
         match made {
             Some(Volume { problem: Some(problem), .. }) => Err(VolumeError::Damaged(problem)),
             Some(volume) if (&volume.cluster, &volume.name) == (&new.cluster, &new.name) => {
-                self.copies.shows(&volume.id, DELETED).await;
+                self.copies.shows(&volume.id, self.patience.look).await;
                 Ok(volume)
             }
             _ => Err(VolumeError::Refused(format!(
@@ -244,14 +240,14 @@ impl Volumes for Claims {
                     Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
                 }
                 self.cluster.delete(&read.claim, &read.object).await?;
-            } else if begun.elapsed() >= DELETED {
+            } else if begun.elapsed() >= self.patience.settle {
                 let finalizers = read.object.metadata.finalizers.unwrap_or_default().join(", ");
                 return Err(VolumeError::Waiting {
                     words: "the host cluster has not deleted the volume's claim yet".to_owned(),
                     detail: format!("{}/{} waits for {finalizers}", read.claim.namespace, read.claim.name),
                 });
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(self.patience.poll).await;
         }
     }
 
@@ -275,7 +271,7 @@ impl Volumes for Claims {
                     detail: format!("{namespace}/{name}: {}", why.unwrap_or_default()),
                 });
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(self.patience.poll).await;
         }
     }
 

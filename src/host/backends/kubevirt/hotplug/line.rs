@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::super::api::{Cluster, Written};
 use super::super::gates::Way;
-use super::super::objects::{Instance, VirtualMachine};
+use super::super::objects::Instance;
 use super::patch::{self, Disk};
 use super::plan::{Step, Wish, plan};
 use super::seen::{Seen, Stage};
@@ -21,6 +21,9 @@ use crate::host::backends::volumes::VolumeError;
 
 /// The value of `updateVolumesStrategy` with which KubeVirt hands no change of volumes to a VM that runs.
 const MIGRATION: &str = "Migration";
+
+/// How often more orders are waited for because some have come; the first ones must not wait for ever.
+const MOST_GATHERED: usize = 8;
 
 /// Something that is wanted, and who waits for it.
 #[derive(Debug)]
@@ -59,7 +62,7 @@ pub struct Line {
     is_careful: bool,
 }
 
-/// Says that an object may have changed.
+/// Says that something may have changed.
 type Changes = Pin<Box<dyn Stream<Item = ()> + Send>>;
 
 impl Line {
@@ -83,10 +86,7 @@ impl Line {
     async fn work(&mut self, orders: &mut mpsc::Receiver<Order>) {
         let mut changes = self.changes();
         loop {
-            tokio::time::sleep(self.patience.gather).await;
-            while let Ok(order) = orders.try_recv() {
-                self.take(order);
-            }
+            self.gather(orders).await;
             // Those that came meanwhile are all seen at once.
             while changes.next().now_or_never().flatten().is_some() {}
             let goes_on = self.step().await;
@@ -104,15 +104,25 @@ impl Line {
         }
     }
 
-    /// One event for each change of the VM or its run. What is lost of them is made up for by looking now and then.
+    /// Takes the orders that come close after each other.
+    async fn gather(&mut self, orders: &mut mpsc::Receiver<Order>) {
+        for _ in 0..MOST_GATHERED {
+            tokio::time::sleep(self.patience.gather).await;
+            let before = self.open.len();
+            while let Ok(order) = orders.try_recv() {
+                self.take(order);
+            }
+            if self.open.len() == before {
+                return;
+            }
+        }
+    }
+
+    /// One event for each change of the VM's run. What is lost of them is made up for by looking now and then.
     fn changes(&self) -> Changes {
         let (namespace, name) = &self.place;
-        let client = self.cluster.client();
-        let vms = watch_object(Api::<VirtualMachine>::namespaced(client.clone(), namespace), name);
-        let runs = watch_object(Api::<Instance>::namespaced(client, namespace), name);
-        let vms = vms.default_backoff().filter_map(|change| async { change.ok().map(drop) });
-        let runs = runs.default_backoff().filter_map(|change| async { change.ok().map(drop) });
-        Box::pin(futures_util::stream::select(vms, runs))
+        let runs = watch_object(Api::<Instance>::namespaced(self.cluster.client(), namespace), name);
+        Box::pin(runs.default_backoff().filter_map(|change| async { change.ok().map(drop) }))
     }
 
     fn take(&mut self, order: Order) {

@@ -1,7 +1,7 @@
 //! Has KubeVirt plug volumes into VMs and unplug them, one set of changes after the other in each VM.
 //!
 //! ```text
-//!  Hotplug ──order──▶ line of a VM ──reads──▶ VM, its run        (again whenever one of them has changed, and now and then)
+//!  Hotplug ──order──▶ line of a VM ──reads──▶ VM, its run            (again whenever its run has changed, and now and then)
 //!                       │    ▲                    │
 //!                       │    └────── plan ◀───────┘
 //!                       └──tells──▶ KubeVirt
@@ -35,12 +35,14 @@ const ORDERS: usize = 64;
 /// How long things may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// After the first of several orders the others are waited for, so that one attachment pod carries them all.
+    /// After an order further ones are waited for, so that one attachment pod carries them all.
     pub gather: Duration,
     /// A volume is overdue after that.
     pub settle: Duration,
     /// Objects are read again after that, though nothing was heard of them.
     pub look: Duration,
+    /// How often something is read that nobody tells of, and that is waited for.
+    pub poll: Duration,
 }
 
 impl Default for Patience {
@@ -49,6 +51,7 @@ impl Default for Patience {
             gather: Duration::from_millis(250),
             settle: Duration::from_secs(90),
             look: Duration::from_secs(10),
+            poll: Duration::from_secs(1),
         }
     }
 }

@@ -1,0 +1,181 @@
+//! The controller's role, as it is installed: it suffices, and no verb of it is there for nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use guestlet::host::backends::kubevirt::hotplug::Patience;
+use guestlet::host::backends::kubevirt::volumes::Claims;
+use guestlet::host::backends::volumes::{Holder, Volumes as _};
+use serde_json::{Value, json};
+
+use crate::claims::{make, make_in, place, plug, quick, volumes, volumes_with, willing};
+use crate::lab::{Lab, NEVER, wait};
+use crate::model::objects::{Kind, text};
+use crate::model::pace::Step;
+use crate::patience::until;
+
+const MANIFESTS: &str = include_str!("../../packaging/kubernetes/host/controller-role.yaml");
+const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+/// Whom the API server takes the controller for.
+pub const ACCOUNT: &str = "system:serviceaccount:guestlet-system:guestlet-controller";
+
+fn documents() -> Vec<Value> {
+    serde_saphyr::from_multiple(MANIFESTS).unwrap()
+}
+
+fn role() -> Value {
+    documents().into_iter().find(|one| one["kind"] == "ClusterRole").unwrap()
+}
+
+/// Gives the controller its role.
+pub async fn install(lab: &Lab) {
+    for document in documents() {
+        match text(&document["kind"]) {
+            "ClusterRole" => lab.api.ensure(ROLES, &document).await,
+            "ClusterRoleBinding" => lab.api.ensure(BINDINGS, &document).await,
+            // It is known by its certificate here.
+            kind => assert_eq!(kind, "ServiceAccount"),
+        }
+    }
+}
+
+/// Every verb of the role: the place of its rule, and its own in that.
+fn verbs(role: &Value) -> Vec<(usize, usize, usize)> {
+    let mut all = Vec::new();
+    for (rule, of) in role["rules"].as_array().unwrap().iter().enumerate() {
+        for resource in 0..of["resources"].as_array().unwrap().len() {
+            all.extend((0..of["verbs"].as_array().unwrap().len()).map(|verb| (rule, resource, verb)));
+        }
+    }
+    all
+}
+
+/// The role without one verb for one kind, and what that was.
+fn without(role: &Value, (rule, resource, verb): (usize, usize, usize)) -> (Value, String) {
+    let mut role = role.clone();
+    let rules = role["rules"].as_array_mut().unwrap();
+    let of = rules[rule].clone();
+    let mut taken = of.clone();
+    let kind = of["resources"][resource].clone();
+    let name = format!("{} {}", text(&of["verbs"][verb]), text(&kind));
+    rules[rule]["resources"].as_array_mut().unwrap().remove(resource);
+    taken["resources"] = json!([kind]);
+    taken["verbs"].as_array_mut().unwrap().remove(verb);
+    rules.push(taken);
+    rules
+        .retain(|rule| ["resources", "verbs"].iter().all(|list| !rule[*list].as_array().unwrap().is_empty()));
+    (role, name)
+}
+
+async fn set(lab: &Lab, role: &Value) {
+    let path = format!("{ROLES}/guestlet-controller");
+    until("the role is another one", async || {
+        let mut new = role.clone();
+        new["metadata"] = lab.api.get(&path).await?["metadata"].clone();
+        lab.api.replace(&path, &new).await
+    })
+    .await;
+}
+
+/// The host half's volumes where nothing is waited for long.
+async fn hasty(lab: &Lab) -> Arc<Claims> {
+    let settle = Duration::from_secs(3);
+    volumes_with(lab, Patience { settle, ..quick() }).await
+}
+
+/// All that the role is for, once; what did not work.
+async fn all(lab: &Lab, volumes: &Claims, round: usize) -> Result<(), String> {
+    let web = place(lab, "web").await;
+    let said = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+    for gates in [&["DeclarativeHotplugVolumes"][..], &["HotplugVolumes"]] {
+        lab.set_gates(gates).await;
+        let name = format!("data-{round}-{}", gates[0].to_lowercase());
+        let new = crate::claims::new(crate::lab::SHARED, &name);
+        let made = volumes.create(new).await.map_err(|error| said("create", &error))?;
+        if !volumes.list().await.is_ok_and(|all| all.iter().any(|one| one.id == made.id)) {
+            return Err("list: it is not among them".to_owned());
+        }
+        plug(volumes, &made.id, &web).await.map_err(|error| said("plug", &error))?;
+        let grown = volumes.grow(&made.id, 2 * made.size, Some(&web.vm)).await;
+        grown.map_err(|error| said("grow", &error))?;
+        let patience = Duration::from_secs(10);
+        let unplugged = volumes.unplug(&made.id, &web.vm, patience, willing()).await;
+        unplugged.map_err(|error| said("unplug", &error))?;
+        match volumes.holder(&made.id).await {
+            Ok(Holder::Off) => {}
+            other => return Err(format!("holder: {other:?}")),
+        }
+        volumes.remove(&made.id).await.map_err(|error| said("remove", &error))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn no_verb_of_the_role_is_there_for_nothing() {
+    wait(async {
+        let lab = Lab::start().await;
+        lab.running("web").await;
+        lab.model.speed(Duration::from_millis(10));
+        let whole = role();
+        let asked = hasty(&lab).await;
+        all(&lab, &asked, 0).await.unwrap();
+        let mut for_nothing = Vec::new();
+        for (round, verb) in (1..).zip(verbs(&whole)) {
+            let (role, name) = without(&whole, verb);
+            set(&lab, &role).await;
+            // One that begins now: watches that stand are not looked at again.
+            let outcome = tokio::time::timeout(Duration::from_secs(10), async {
+                let volumes = hasty(&lab).await;
+                all(&lab, &volumes, round).await
+            });
+            let is_missed = match outcome.await {
+                Err(_) => true,
+                Ok(outcome) => outcome.is_err(),
+            };
+            // Watches are made up for by looking now and then, and words about what is stuck are for people.
+            if !is_missed && !is_told_of(&lab, &name).await {
+                for_nothing.push(name);
+            }
+            set(&lab, &whole).await;
+        }
+        assert!(for_nothing.is_empty(), "{for_nothing:?}");
+    });
+}
+
+/// Whether somebody misses this verb although everything works without it.
+async fn is_told_of(lab: &Lab, verb: &str) -> bool {
+    match verb {
+        "list events" => {
+            let volumes = volumes(lab).await;
+            let never = make_in(&volumes, NEVER, "never").await;
+            let web = place(lab, "web").await;
+            let error = plug(&volumes, &never.id, &web).await.unwrap_err().to_string();
+            error.contains("nothing is said of why")
+        }
+        // Without it, changes are seen late, when it is looked again.
+        "watch virtualmachineinstances" => {
+            let volumes = volumes(lab).await;
+            let (web, made) = (place(lab, "web").await, make(&volumes, "late").await);
+            lab.model.hold(Step::Plug, "late");
+            let plugging = plug(&volumes, &made.id, &web);
+            let mut plugging = std::pin::pin!(plugging);
+            tokio::select! {
+                outcome = &mut plugging => panic!("{outcome:?}"),
+                () = lab.model.reaches(Step::Plug, "late") => {}
+            }
+            lab.model.release(Step::Plug, "late");
+            lab.is_in("web", &crate::claims::volume_name(&made.id), "Ready").await;
+            let at_once = tokio::time::timeout(Duration::from_secs(1), plugging).await;
+            at_once.is_err()
+        }
+        "watch storageclasses" => {
+            let volumes = volumes(lab).await;
+            let class = json!({ "metadata": { "name": "late" }, "provisioner": "nobody.test" });
+            lab.api.create(&Kind::Class.all(), &class).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            !volumes.classes().iter().any(|class| class.name == "late")
+        }
+        _ => false,
+    }
+}
