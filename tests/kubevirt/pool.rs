@@ -6,6 +6,8 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -107,12 +109,28 @@ async fn start(number: u8) -> ControlPlane {
     let address = IpAddr::V4(Ipv4Addr::new(127, 64 + (number & 63), high, low.max(1)));
     let site = Site { address, by: &["setpriv", "--pdeathsig", "KILL", "--"] };
     let mut plane = ControlPlane::servers(site).await;
+    remove_in_the_end(plane.folder.path());
     for kind in KINDS {
         add_kind(&plane.api, kind).await;
     }
     // The garbage collector looks for kinds when it starts, and seldom after.
     plane.add_controllers(CONTROLLERS);
     plane
+}
+
+/// Has a folder removed when this process has ended, however it does: nobody drops what the pool has.
+fn remove_in_the_end(folder: &Path) {
+    let script = r#"cat; until rm -rf -- "$1"; do sleep 0.1; done"#;
+    let mut remover = Command::new("sh")
+        .args(["-c", script, "sh"])
+        .arg(folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // It waits until nobody has the other end.
+    std::mem::forget(remover.stdin.take());
 }
 
 /// Makes a kind known, and waits until it is served.
