@@ -28,10 +28,11 @@ const ACCOUNTS: &str = "system:serviceaccounts";
 pub struct ControlPlane {
     pub api: Api,
     pub api_server: Component,
+    others: Vec<Component>,
     pub authority: Authority,
+    /// Removed after those have ended who write to it.
     pub folder: tempfile::TempDir,
     site: Site,
-    others: Vec<Component>,
 }
 
 /// Where a control plane runs.
