@@ -17,7 +17,8 @@ use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::task::JoinSet;
 
 use crate::api::Api;
-use crate::client::{JSON, call, list};
+use crate::client::{JSON, MERGE, call, list};
+use crate::model::admission::WEBHOOKS;
 use crate::model::objects::namespace;
 use crate::patience::{PATIENCE, until};
 use crate::plane::{ControlPlane, Site};
@@ -119,6 +120,7 @@ async fn start(number: u8) -> ControlPlane {
 }
 
 /// Has a folder removed when this process has ended, however it does: nobody drops what the pool has.
+#[allow(clippy::zombie_processes, reason = "it ends after this process")]
 fn remove_in_the_end(folder: &Path) {
     let script = r#"cat; until rm -rf -- "$1"; do sleep 0.1; done"#;
     let mut remover = Command::new("sh")
@@ -174,6 +176,8 @@ const LEFT: [&str; 20] = [
 
 /// Takes away what a test has left, whatever it waits for.
 async fn sweep(api: &Api) {
+    // Whom the test had asked is gone.
+    while !sweep_once(api, WEBHOOKS).await {}
     let mut sweeps = JoinSet::new();
     for path in LEFT {
         let api = api.clone();
@@ -203,7 +207,9 @@ async fn sweep_once(api: &Api, path: &str) -> bool {
     for object in &left {
         let path = path_of(path, object);
         if object["metadata"]["finalizers"].is_array() {
-            api.patch(&path, &json!({ "metadata": { "finalizers": null } })).await;
+            // A webhook that is gone may be asked for a moment yet; then it is done in the next round.
+            let none = json!({ "metadata": { "finalizers": null } });
+            let _ = call(api, Method::PATCH, &path, MERGE, Some(&none)).await;
         }
         let now = json!({ "gracePeriodSeconds": 0, "propagationPolicy": "Background" });
         let _ = call(api, Method::DELETE, &path, JSON, Some(&now)).await;

@@ -9,11 +9,12 @@
 //! | [`migration`] | both, when a VM is moved |
 //! | [`kubelet`] | the scheduler and the kubelets, for these pods |
 //! | [`storage`] | the storage of the hosts: provisioner, resizer and attacher |
-//! | [`subresources`] | virt-api |
+//! | [`subresources`], [`admission`] | virt-api |
 //!
 //! [`world`] is the task with all objects, [`pace`] what tests have said of steps, [`journal`] what was done. To play one more
 //! thing: give it a file with an `impl World`, a line in `World::pass`, and steps of its own.
 
+pub mod admission;
 mod attachers;
 mod controller;
 pub mod domain;

@@ -117,7 +117,7 @@ pub fn plugging(kubevirt: &Value) -> Plugging {
 }
 
 /// Whether a gate is open: it is listed, or it is open by itself from this minor version of KubeVirt on and not turned off.
-fn is_open(kubevirt: &Value, gate: &str, from: u32) -> bool {
+pub fn is_open(kubevirt: &Value, gate: &str, from: u32) -> bool {
     let settings = &kubevirt["spec"]["configuration"]["developerConfiguration"];
     let version = text(&kubevirt["status"]["observedKubeVirtVersion"]);
     let minor = version.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()).unwrap_or(0);

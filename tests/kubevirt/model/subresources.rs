@@ -1,5 +1,5 @@
 //! virt-api: the subresources addvolume and removevolume, behind the real API server, which asks for them as for any
-//! aggregated API and has decided before who may.
+//! aggregated API and has decided before who may; and the webhook of [`admission`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
-use super::Shared;
 use super::controller::is_owned_by;
 use super::objects::{Kind, claim_of, is_hotpluggable, items, named, text, uid};
 use super::requests::{Plugging, apply, plugging};
+use super::{Shared, admission};
 use crate::api::{Api, read};
 use crate::client::{JSON, MERGE, call, list};
 use crate::patience::until;
@@ -59,6 +59,8 @@ pub async fn serve(plane: &ControlPlane, api: &Api, shared: Arc<Shared>) -> Join
         }
     });
     announce(api, &address.to_string(), port).await;
+    let authority = std::fs::read_to_string(plane.authority.file("ca.crt")).unwrap();
+    admission::announce(api, &format!("https://{address}:{port}{}", admission::PATH), &authority).await;
     task
 }
 
@@ -112,6 +114,9 @@ impl Calls {
         let parts: Vec<_> = rest.trim_start_matches('/').split('/').collect();
         let (status, answer) = match (head.method, parts[..].as_ref()) {
             (Method::GET, [""]) if path == GROUP => (StatusCode::OK, resources().to_string()),
+            (Method::POST, _) if path == admission::PATH => {
+                (StatusCode::OK, admission::review(&self.api, &body).await.to_string())
+            }
             (Method::PUT, ["namespaces", namespace, plural, name, verb]) => {
                 let (status, answer) = match self.change(namespace, plural, name, verb, &body).await {
                     Ok(()) => (StatusCode::ACCEPTED, String::new()),
