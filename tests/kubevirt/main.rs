@@ -42,4 +42,5 @@ mod lifecycle;
 mod migration;
 mod requests;
 mod role;
+mod shares;
 mod storage;

@@ -32,8 +32,9 @@ static FREE: Mutex<Vec<ControlPlane>> = Mutex::new(Vec::new());
 const CONTROLLERS: &str = "persistentvolume-binder,pv-protection,pvc-protection,garbagecollector";
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-/// KubeVirt's kinds.
-pub const KINDS: [&str; 4] = [
+/// KubeVirt's kinds, and Harvester's.
+const KINDS: [&str; 5] = [
+    include_str!("crds/networkfilesystems.yaml"),
     include_str!("crds/kubevirts.yaml"),
     include_str!("crds/virtualmachineinstancemigrations.yaml"),
     include_str!("crds/virtualmachineinstances.yaml"),
@@ -151,7 +152,8 @@ pub async fn add_kind(api: &Api, yaml: &str) {
 }
 
 /// What tests make, and programs under test.
-const LEFT: [&str; 20] = [
+const LEFT: [&str; 21] = [
+    "/apis/harvesterhci.io/v1beta1/networkfilesystems",
     "/apis/apiregistration.k8s.io/v1/apiservices",
     "/apis/kubevirt.io/v1/virtualmachines",
     "/apis/kubevirt.io/v1/virtualmachineinstances",

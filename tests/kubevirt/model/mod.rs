@@ -9,6 +9,7 @@
 //! | [`migration`] | both, when a VM is moved |
 //! | [`kubelet`] | the scheduler and the kubelets, for these pods |
 //! | [`storage`] | the storage of the hosts: provisioner, resizer and attacher |
+//! | [`shares`] | Harvester's NFS servers |
 //! | [`subresources`], [`admission`] | virt-api |
 //!
 //! [`world`] is the task with all objects, [`pace`] what tests have said of steps, [`journal`] what was done. To play one more
@@ -26,6 +27,7 @@ mod migration;
 pub mod objects;
 pub mod pace;
 pub mod requests;
+mod shares;
 pub mod storage;
 mod subresources;
 mod world;
@@ -67,6 +69,9 @@ struct Shared {
     hosts: Mutex<Hosts>,
     changed: Notify,
 }
+
+/// Where volumes are served by NFS, unless a test says otherwise.
+const SHARES: &str = "192.0.2.10";
 
 /// What is on the hosts, whatever the API says.
 #[derive(Default)]
@@ -258,6 +263,16 @@ impl Model {
         let change = json!({ "status": { "conditions": [{ "type": "Ready", "status": status }] } });
         self.api.patch(&format!("{}/status", Kind::Node.path(node)), &change).await;
         self.shared.changed.notify_one();
+    }
+
+    /// A share has another endpoint from now on; none until the next is said.
+    pub async fn move_share(&self, key: &str, endpoint: Option<&str>) {
+        let status = match endpoint {
+            Some(endpoint) => json!({ "endpoint": endpoint, "status": "Ready" }),
+            None => json!({ "status": "Reconciling" }),
+        };
+        let path = Kind::Share.path(key) + "/status";
+        self.api.patch(&path, &json!({ "status": status })).await.expect("the share");
     }
 
     /// Whether the guest agent of an instance is connected, as its status says.

@@ -16,10 +16,11 @@ pub enum Kind {
     Attachment,
     Class,
     Node,
+    Share,
 }
 
 impl Kind {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::KubeVirt,
         Self::Vm,
         Self::Vmi,
@@ -30,6 +31,7 @@ impl Kind {
         Self::Attachment,
         Self::Class,
         Self::Node,
+        Self::Share,
     ];
 
     fn group(self) -> &'static str {
@@ -37,6 +39,7 @@ impl Kind {
             Self::KubeVirt | Self::Vm | Self::Vmi | Self::Migration => "/apis/kubevirt.io/v1",
             Self::Pod | Self::Claim | Self::Volume | Self::Node => "/api/v1",
             Self::Attachment | Self::Class => "/apis/storage.k8s.io/v1",
+            Self::Share => "/apis/harvesterhci.io/v1beta1",
         }
     }
 
@@ -52,6 +55,7 @@ impl Kind {
             Self::Attachment => "volumeattachments",
             Self::Class => "storageclasses",
             Self::Node => "nodes",
+            Self::Share => "networkfilesystems",
         }
     }
 
@@ -68,6 +72,7 @@ impl Kind {
             Self::Attachment => "VolumeAttachment",
             Self::Class => "StorageClass",
             Self::Node => "Node",
+            Self::Share => "NetworkFilesystem",
         };
         let version = self.group().trim_start_matches("/apis/").trim_start_matches("/api/");
         (name, version)

@@ -11,6 +11,10 @@ pub enum Step {
     Bind,
     /// The volume of a claim grows. Failing: `VolumeResizeFailed`.
     Expand,
+    /// The volume of a claim is served by NFS.
+    Share,
+    /// It no longer is.
+    Unshare,
     /// The volume of a claim that is gone is deleted.
     Erase,
     /// A VM that is to run gets its instance.

@@ -227,7 +227,7 @@ fn attached(attachment: &Value) -> &str {
 }
 
 /// The name of the claim that a volume was made for.
-fn claim_named(volume: &Value) -> &str {
+pub fn claim_named(volume: &Value) -> &str {
     text(&volume["spec"]["claimRef"]["name"])
 }
 

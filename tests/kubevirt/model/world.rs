@@ -116,6 +116,10 @@ impl World {
             let done = self.volume(&key).await;
             self.note(done);
         }
+        for key in self.objects.keys(Kind::Share) {
+            let done = self.share(&key).await;
+            self.note(done);
+        }
         for key in self.objects.keys(Kind::Vm) {
             let done = self.vm(&key).await;
             self.note(done);
