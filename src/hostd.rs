@@ -8,14 +8,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::host::{HostSettings, TrustSettings};
+use crate::config::host::{HostSettings, Role as SettingsRole, TrustSettings};
 use crate::host::admission::Admission;
 use crate::host::api::{self, Api};
 use crate::host::backends;
 use crate::host::fleet::{Fleet, Handle};
 use crate::host::half::Half;
+use crate::host::place::Topology;
 use crate::host::scrape;
 use crate::host::trust::{Pins, Trust};
 use crate::host::volumes::Keeper;
@@ -24,9 +26,13 @@ use crate::sys::{host_name::host_name, logging, service};
 use crate::transport::unix::{self, Listener};
 use crate::trust;
 
+#[cfg(feature = "kubevirt")]
+mod node;
 mod settings;
 
-use settings::Reloader;
+#[cfg(feature = "kubevirt")]
+pub use node::NodeOptions;
+use settings::{Followed, Reloader};
 
 /// How long the tasks may take to end.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -42,9 +48,40 @@ const AUDIT_INTERVAL: Duration = Duration::from_secs(5);
 /// How long systemd waits for a start with mended settings.
 const WRONG_SETTINGS_PAUSE: Duration = Duration::from_secs(10);
 
+/// Whose VMs are served.
+#[derive(Debug, Clone)]
+pub enum Role {
+    /// Those of this machine, which the settings list.
+    Machine,
+    /// Those of a node of a Kubernetes cluster.
+    #[cfg(feature = "kubevirt")]
+    Node(NodeOptions),
+}
+
+impl Role {
+    fn of_settings(&self) -> SettingsRole {
+        match self {
+            Self::Machine => SettingsRole::Machine,
+            #[cfg(feature = "kubevirt")]
+            Self::Node(_) => SettingsRole::Node,
+        }
+    }
+
+    /// What guests are told that their host is called.
+    fn host_name(&self) -> String {
+        match self {
+            Self::Machine => host_name(),
+            #[cfg(feature = "kubevirt")]
+            Self::Node(node) => node.name.clone(),
+        }
+    }
+}
+
 /// Which settings, and how much to log.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// Whose VMs.
+    pub role: Role,
     /// The main file.
     pub file: PathBuf,
     /// The main file has to exist.
@@ -58,7 +95,7 @@ pub struct Options {
 /// # Errors
 /// If they are wrong, with file and line.
 pub fn check(options: &Options) -> anyhow::Result<HostSettings> {
-    Ok(HostSettings::load(&options.file, options.required)?)
+    Ok(HostSettings::load(&options.file, options.required, options.role.of_settings())?)
 }
 
 /// Whether it is the settings that are wrong.
@@ -102,7 +139,8 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         let listener = listener.with_context(|| format!("cannot serve the metrics at {address}"))?;
         metrics.push(scrape::Listener::Tcp(listener));
     }
-    let half = Half::new(host_name());
+    let role = options.role.clone();
+    let half = Half::new(role.host_name());
     let half = Arc::new(match &settings.audit.file {
         None => half,
         Some(file) => half
@@ -113,11 +151,13 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
     let volumes = settings.volumes.clone();
     let (reloader, followed) = Reloader::new(options, settings)?;
-    let (topology, pools) = (followed.topology.clone(), followed.pools);
-    let kind = backends::Kind::Qemu { machines: followed.machines, topology, volumes, pools };
+    let Parts { kind, topology, standing, keeps_volumes } = parts(&role, &followed, volumes).await?;
     let backends::Built { backend, disks, volumes } = kind.build(&half);
     let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
-    let fleet = fleet.with_volumes(Arc::new(keeper.clone())).with_trust(Arc::clone(&trust));
+    let mut fleet = fleet.with_trust(Arc::clone(&trust));
+    if keeps_volumes {
+        fleet = fleet.with_volumes(Arc::new(keeper.clone()));
+    }
 
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
@@ -131,22 +171,33 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         token.run_until_cancelled(backend.watch(changes)).await;
         Ok(())
     });
-    let (repairing, token) = (keeper.clone(), shutdown.clone());
-    supervisor.spawn("volumes", async move {
-        repairing.repair(token).await;
-        Ok(())
-    });
+    if keeps_volumes {
+        let (repairing, token) = (keeper.clone(), shutdown.clone());
+        supervisor.spawn("volumes", async move {
+            repairing.repair(token).await;
+            Ok(())
+        });
+    }
     let token = shutdown.clone();
     supervisor.spawn("settings", async move {
         reloader.run(token).await;
         Ok(())
     });
-    let (fleet, settings, topology) = (handle.clone(), followed.standing, followed.topology);
-    let rules = followed.access;
+    let (fleet, settings, rules) = (handle.clone(), followed.standing, followed.access);
     let admission =
         Admission { rules, fleet: handle.clone(), volumes: keeper.clone(), half: Arc::clone(&half) };
-    let api =
-        Api { admission, fleet, disks, volumes: keeper, trust, half: Arc::clone(&half), settings, topology };
+    let half_of_api = Arc::clone(&half);
+    let api = Api {
+        admission,
+        fleet,
+        disks,
+        volumes: keeper,
+        trust,
+        half: half_of_api,
+        settings,
+        topology,
+        backend: standing,
+    };
     let token = shutdown.clone();
     supervisor.spawn("api", async move {
         api::run(socket, api, token).await;
@@ -170,6 +221,40 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let outcome = supervisor.run(stop, DRAIN_DEADLINE).await;
     half.audit.finish();
     outcome
+}
+
+/// What depends on the role.
+struct Parts {
+    kind: backends::Kind,
+    /// Where this host is.
+    topology: watch::Receiver<Arc<Topology>>,
+    standing: backends::Standing,
+    /// Whether guests may ask for volumes.
+    keeps_volumes: bool,
+}
+
+#[allow(clippy::unused_async, reason = "not every build has a role that asks for something")]
+async fn parts(role: &Role, followed: &Followed, volumes: PathBuf) -> anyhow::Result<Parts> {
+    match role {
+        Role::Machine => {
+            let (machines, pools) = (followed.machines.clone(), followed.pools.clone());
+            let topology = followed.topology.clone();
+            let kind = backends::Kind::Qemu { machines, topology: topology.clone(), volumes, pools };
+            let problems = watch::channel(backends::Problems::new()).1;
+            let standing = backends::Standing { node: String::new(), problems };
+            Ok(Parts { kind, topology, standing, keeps_volumes: true })
+        }
+        #[cfg(feature = "kubevirt")]
+        Role::Node(node) => {
+            // Nothing is known of it before the API has told.
+            let nowhere = Topology { host: node.name.clone(), ..Topology::default() };
+            let (place, topology) = watch::channel(Arc::new(nowhere));
+            let (tell, problems) = watch::channel(backends::Problems::new());
+            let kind = node::kind(node, followed.node.clone(), place, tell).await?;
+            let standing = backends::Standing { node: node.name.clone(), problems };
+            Ok(Parts { kind, topology, standing, keeps_volumes: false })
+        }
+    }
 }
 
 /// Says now and then which records were left out or lost.

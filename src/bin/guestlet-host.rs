@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use guestlet::config::host::DEFAULT_FILE;
-use guestlet::hostd::{self, Options};
+use guestlet::hostd::{self, Options, Role};
 
 /// `EX_CONFIG` of sysexits.h.
 const WRONG_SETTINGS: u8 = 78;
@@ -15,27 +15,61 @@ const WRONG_SETTINGS: u8 = 78;
 #[command(name = "guestlet-host", version = guestlet::VERSION)]
 struct Arguments {
     /// Settings; the *.toml files in the folder of the same name with .d for .toml are added
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// Check the settings and exit
-    #[arg(long)]
+    #[arg(long, global = true)]
     check: bool,
     /// Log more
-    #[arg(short, long)]
+    #[arg(short, long, global = true)]
     verbose: bool,
+    #[cfg(feature = "kubevirt")]
+    #[command(subcommand)]
+    role: Option<Command>,
+}
+
+/// What is served, if not the VMs of this machine that the settings list.
+#[cfg(feature = "kubevirt")]
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Serve the VMs that KubeVirt runs on this node of a Kubernetes cluster
+    Node {
+        /// How the API server is reached; in a pod its service account says it
+        #[arg(long, value_name = "FILE")]
+        kubeconfig: Option<PathBuf>,
+        /// The name of the Node
+        #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+        node: String,
+    },
+}
+
+impl Arguments {
+    fn role(&self) -> Role {
+        #[cfg(feature = "kubevirt")]
+        if let Some(Command::Node { kubeconfig, node }) = &self.role {
+            return Role::Node(hostd::NodeOptions { kubeconfig: kubeconfig.clone(), name: node.clone() });
+        }
+        Role::Machine
+    }
 }
 
 #[allow(clippy::print_stderr, reason = "before and after there is a log")]
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let options = Options {
+        role: arguments.role(),
         required: arguments.config.is_some(),
         file: arguments.config.unwrap_or_else(|| PathBuf::from(DEFAULT_FILE)),
         verbose: arguments.verbose,
     };
     let outcome = if arguments.check {
         hostd::check(&options).map(|settings| {
-            eprintln!("guestlet-host: the settings are good: {} VMs", settings.vms.len());
+            let vms = match &options.role {
+                Role::Machine => format!(": {} VMs", settings.vms.len()),
+                #[cfg(feature = "kubevirt")]
+                Role::Node(_) => String::new(),
+            };
+            eprintln!("guestlet-host: the settings are good{vms}");
         })
     } else {
         hostd::run(&options)
@@ -93,7 +127,7 @@ mod tests {
         let page = Page {
             name: "guestlet-host",
             summary: "the host half of guestlet".to_owned(),
-            synopsis: vec!["guestlet-host [OPTIONS]".to_owned()],
+            synopsis: vec!["guestlet-host [OPTIONS]".to_owned(), "guestlet-host node [OPTIONS]".to_owned()],
             description: vec![
                 command.get_about().map(ToString::to_string).unwrap_or_default(),
                 "It runs as guestlet-host.service. What it knows is shown by guestctl(8); all keys of its settings are in \

@@ -31,6 +31,8 @@
 //! events-per-second = 64
 //! ```
 //!
+//! A node of a Kubernetes cluster has a table `[kubevirt]` instead of `[[vm]]`, `[[pool]]` and `[topology]`.
+//!
 //! `[[vm]]`, `[[pool]]` and `[[access]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
 //! field in `vm::VmFragment`, its check in `Checker::vm`, and its place in [`VmSettings`].
 
@@ -47,6 +49,7 @@ use crate::access::{Rule, Rules};
 mod access;
 mod audit;
 mod cluster;
+mod kubevirt;
 mod limits;
 mod pool;
 mod topology;
@@ -58,6 +61,8 @@ use audit::AuditFragment;
 pub use audit::AuditSettings;
 use cluster::ClusterFragment;
 pub use cluster::ClusterSettings;
+use kubevirt::KubevirtFragment;
+pub use kubevirt::KubevirtSettings;
 pub use limits::LimitSettings;
 use limits::LimitsFragment;
 use pool::PoolFragment;
@@ -80,6 +85,15 @@ const VOLUMES: &str = "/var/lib/guestlet-host/volumes";
 /// Longest socket path that Linux takes, in bytes (without the final zero).
 const MAX_SOCKET_PATH: usize = 107;
 
+/// What `guestlet-host` is: what a setting is about may be another's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The host half of this machine, whose VMs are in the settings.
+    Machine,
+    /// That of a node of a Kubernetes cluster, whose API has them.
+    Node,
+}
+
 /// What `guestlet-host` does, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSettings {
@@ -95,6 +109,8 @@ pub struct HostSettings {
     pub access: Rules,
     /// What is written down of it.
     pub audit: AuditSettings,
+    /// What holds for all VMs of a Kubernetes node.
+    pub kubevirt: KubevirtSettings,
     /// What one guest may cost.
     pub limits: LimitSettings,
     /// The pools, in the order in which they are written.
@@ -116,9 +132,9 @@ impl HostSettings {
     ///
     /// # Errors
     /// At the first thing wrong, with file and line. A missing `file` is wrong only if it is `required`.
-    pub fn load(file: &Path, required: bool) -> Result<Self, Error> {
+    pub fn load(file: &Path, required: bool, role: Role) -> Result<Self, Error> {
         let fragment: HostFragment = load(file, required, &file.with_extension("d"))?;
-        fragment.check()
+        fragment.check(role)
     }
 }
 
@@ -148,14 +164,14 @@ struct Parsed {
     access: Vec<Spanned<AccessFragment>>,
     #[serde(default)]
     audit: AuditFragment,
+    kubevirt: Option<Spanned<KubevirtFragment>>,
     #[serde(default)]
     limits: LimitsFragment,
     #[serde(default)]
     pool: Vec<Spanned<PoolFragment>>,
     #[serde(default)]
     cluster: BTreeMap<String, Spanned<ClusterFragment>>,
-    #[serde(default)]
-    topology: TopologyFragment,
+    topology: Option<Spanned<TopologyFragment>>,
     #[serde(default)]
     trust: TrustFragment,
     #[serde(default)]
@@ -186,18 +202,19 @@ impl HostFragment {
     ///
     /// # Errors
     /// At the first thing that makes no sense, with file and line.
-    pub fn check(self) -> Result<HostSettings, Error> {
+    pub fn check(self, role: Role) -> Result<HostSettings, Error> {
         let mut socket = PathBuf::from(DEFAULT_SOCKET);
         let (mut metrics_socket, mut metrics) = (None, None);
         let mut volumes = PathBuf::from(VOLUMES);
         let mut limits = LimitSettings::default();
-        let mut topology = TopologySettings::default();
+        let (mut topology, mut kubevirt) = (TopologySettings::default(), KubevirtSettings::default());
         let mut trust = TrustSettings::default();
         let (mut vms, mut pools, mut clusters) = (Vec::new(), Vec::new(), BTreeMap::new());
         let (mut access, mut audit) = (Vec::<Rule>::new(), AuditSettings::default());
         let mut remarks = Vec::new();
         let mut taken = HashMap::new();
         for source in &self.sources {
+            source.check_role(role)?;
             if let Some(path) = &source.parsed.socket {
                 socket = source.socket_path("socket", path)?;
             }
@@ -205,7 +222,7 @@ impl HostFragment {
                 metrics_socket = Some(source.socket_path("metrics-socket", path)?);
             }
             if let Some(address) = &source.parsed.metrics {
-                metrics = Some(source.loopback(address)?);
+                metrics = Some(source.address(address, role)?);
             }
             if let Some(path) = &source.parsed.volumes_dir {
                 volumes = source.absolute("volumes-dir", path)?;
@@ -222,13 +239,21 @@ impl HostFragment {
                 clusters.insert(name.clone(), cluster::check(source, name, cluster)?);
             }
             trust::check(source, &source.parsed.trust, &mut trust)?;
-            topology::check(source, &source.parsed.topology, &mut topology)?;
+            if let Some(found) = &source.parsed.topology {
+                topology::check(source, found.get_ref(), &mut topology)?;
+            }
+            if let Some(found) = &source.parsed.kubevirt {
+                kubevirt::check(source, found.get_ref(), &mut kubevirt)?;
+            }
             remarks.extend(vm::remark(source, &source.parsed.vm));
             for vm in &source.parsed.vm {
                 vms.push(Checker { source, vm, taken: &mut taken }.vm()?);
             }
         }
-        self.check_references(&pools, &vms)?;
+        // The storage classes and VMs of a cluster are nowhere in the settings.
+        if role == Role::Machine {
+            self.check_references(&pools, &vms)?;
+        }
         vms.sort_by(|a: &VmSettings, b| a.name.cmp(&b.name));
         let metrics_socket = metrics_socket.unwrap_or_else(|| socket.with_file_name(METRICS_SOCKET));
         Ok(HostSettings {
@@ -238,6 +263,7 @@ impl HostFragment {
             volumes,
             access: Rules::new(access),
             audit,
+            kubevirt,
             limits,
             pools,
             clusters,
@@ -264,10 +290,38 @@ impl Source {
         Error::at(&self.file, &self.text, at.span().start, problem)
     }
 
-    fn loopback(&self, address: &Spanned<String>) -> Result<SocketAddr, Error> {
+    /// That nothing is set which another role has.
+    fn check_role(&self, role: Role) -> Result<(), Error> {
+        let Parsed { vm, pool, topology, kubevirt, .. } = &self.parsed;
+        let vm = vm
+            .first()
+            .map(|vm| self.wrong(vm, "a node finds its VMs by the Kubernetes API; remove [[vm]]".to_owned()));
+        let pool = pool.first().map(|pool| {
+            self.wrong(
+                pool,
+                "a node keeps no volumes: those of its VMs are claims of the cluster; remove [[pool]]"
+                    .to_owned(),
+            )
+        });
+        let topology = topology.as_ref().map(|topology| {
+            let words = "the labels of the Node say where a node is; remove [topology], and name further labels in kubevirt.node-labels";
+            self.wrong(topology, words.to_owned())
+        });
+        let kubevirt = kubevirt.as_ref().map(|kubevirt| {
+            self.wrong(kubevirt, "[kubevirt] is for guestlet-host node; start that, or remove it".to_owned())
+        });
+        let wrong = match role {
+            Role::Machine => kubevirt,
+            Role::Node => vm.or(pool).or(topology),
+        };
+        wrong.map_or(Ok(()), Err)
+    }
+
+    /// The address of the metrics: on loopback, unless the network namespace is that of a pod.
+    fn address(&self, address: &Spanned<String>, role: Role) -> Result<SocketAddr, Error> {
         let found = address.get_ref();
         match found.parse::<SocketAddr>() {
-            Ok(parsed) if parsed.ip().is_loopback() => Ok(parsed),
+            Ok(parsed) if parsed.ip().is_loopback() || role == Role::Node => Ok(parsed),
             Ok(_) => {
                 let problem = format!("metrics = {found:?} is not on loopback; use 127.0.0.1 or [::1]");
                 Err(self.wrong(address, problem))

@@ -193,7 +193,12 @@ const HOST: &[Row] = &[
         "where guestctl asks; for root only, unless there is an `[[access]]` table",
     ),
     ("metrics-socket", "`metrics.sock` beside `socket`", "Prometheus metrics over HTTP, on a unix socket"),
-    ("metrics", "none", "the same on TCP, such as `\"127.0.0.1:9970\"`; only on loopback"),
+    (
+        "metrics",
+        "none",
+        "the same on TCP, such as `\"127.0.0.1:9970\"`; only on loopback, but for `guestlet-host node` in its pod. `/healthz` and \
+         `/readyz` answer there as well",
+    ),
     (
         "volumes-dir",
         "`/var/lib/guestlet-host/volumes`",
@@ -278,6 +283,25 @@ const HOST: &[Row] = &[
         "none",
         "a file to which each call that changes something, reaches into a guest or is denied is written, beside the journal",
     ),
+    (
+        "kubevirt.sockets",
+        "none",
+        "of `guestlet-host node`: agents are reached by hybrid vsock, through the unix socket `<UID of the \
+         VirtualMachineInstance>.sock` in this directory, instead of from inside the launchers' pods. See \
+         [kubevirt.md](kubevirt.md)",
+    ),
+    ("kubevirt.port", "`970`", "the agents' vsock port"),
+    (
+        "kubevirt.max-volumes",
+        "`240`",
+        "how many volumes of its cluster a VM may have, as its kubelet is told",
+    ),
+    (
+        "kubevirt.node-labels",
+        "none",
+        "labels of the Node that its guests' Nodes get as well, beside region and zone, if they have a value: \
+         `[\"example.com/rack\"]`",
+    ),
     ("topology.region", "none", "where this host is; each guest is told. See [topology.md](topology.md)"),
     ("topology.zone", "none", "the failure domain within the region"),
     ("topology.host", "its host name", "what guests are told that this host is called"),
@@ -347,7 +371,8 @@ fn markdown() -> String {
         (
             "The host half: /etc/guestlet/host.toml, then /etc/guestlet/host.d/*.toml",
             "They take effect when they are written, but for `socket`, `metrics`, `metrics-socket`, `volumes-dir` and `audit.file`. Each \
-             VM is a table `[[vm]]`.",
+             VM is a table `[[vm]]`. `guestlet-host node` finds its VMs by the Kubernetes API: it refuses `[[vm]]`, `[[pool]]` and \
+             `[topology]`, and it alone has `[kubevirt]` ([kubevirt.md](kubevirt.md)).",
             HOST,
         ),
     ] {

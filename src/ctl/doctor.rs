@@ -47,6 +47,11 @@ pub fn examine(root: &Path, answer: Result<(&HostStatus, &[VirtualMachine]), &Er
         }
     };
     let mut found = vec![daemon(status), settings(status)];
+    found.extend(status.backend_problems.iter().map(|problem| {
+        let remedy =
+            "is the API server reached, and may the service account read it? (packaging/kubernetes/host)";
+        Finding::wrong("cluster", problem.clone(), remedy)
+    }));
     found.extend(kernel(root, vms));
     found.extend(vms.iter().map(vm));
     found
@@ -73,7 +78,7 @@ fn settings(status: &HostStatus) -> Finding {
             "mend that; those before stay in force meanwhile",
         );
     }
-    if status.virtual_machines == 0 {
+    if status.virtual_machines == 0 && status.node.is_empty() {
         return Finding::note(
             "settings",
             format!("{file} lists no VM"),

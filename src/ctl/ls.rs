@@ -27,8 +27,11 @@ pub async fn run(mut client: Client, printer: &mut Printer, wide: bool) -> Resul
 
 fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {
     let age = words::age(status.settings_since.as_ref(), now);
-    (!status.settings_problem.is_empty())
-        .then(|| format!("the settings of {age} ago are in force: {}", status.settings_problem))
+    let settings = (!status.settings_problem.is_empty())
+        .then(|| format!("the settings of {age} ago are in force: {}", status.settings_problem));
+    let backend = status.backend_problems.iter().map(|problem| format!("this may be old: {problem}"));
+    let all: Vec<_> = settings.into_iter().chain(backend).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime) -> String {

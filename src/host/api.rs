@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::time::Duration;
 
-use hyper::body::Incoming;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_stream::wrappers::BroadcastStream;
@@ -15,12 +14,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::admission::{Admission, Call, Sight};
-use super::backends::disks::Disks;
+use super::backends::{self, disks::Disks};
 use super::calls::Calls;
 use super::clients::Clients;
 use super::disks;
 use super::fleet::{Handle, Identity, Known, Reach, Stopped, Watched};
 use super::half::Half;
+use super::introduced::Introduced;
 use super::keys;
 use super::metrics::Tally;
 use super::peer::Peer;
@@ -49,6 +49,8 @@ use crate::wire::proto::v1::{
 
 /// Connections at a time; a further one is closed at once.
 const MAX_CLIENTS: u32 = 64;
+/// How long the fleet may take to count VMs.
+const TO_COUNT: Duration = Duration::from_secs(1);
 /// Bytes of one request.
 const MAX_REQUEST: usize = 8 * 1024;
 
@@ -111,28 +113,6 @@ fn open_or_close(socket: &Listener, rules: &Rules) {
     }
 }
 
-/// A service whose requests say who makes them.
-#[derive(Debug, Clone)]
-struct Introduced<S> {
-    service: S,
-    peer: Arc<Peer>,
-}
-
-impl<S: http2::Service> tower_service::Service<http::Request<Incoming>> for Introduced<S> {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = S::Future;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.service.poll_ready(context)
-    }
-
-    fn call(&mut self, mut request: http::Request<Incoming>) -> Self::Future {
-        request.extensions_mut().insert(Arc::clone(&self.peer));
-        self.service.call(request)
-    }
-}
-
 /// What answers.
 #[derive(Debug, Clone)]
 pub struct Api {
@@ -152,6 +132,8 @@ pub struct Api {
     pub topology: watch::Receiver<Arc<Topology>>,
     /// How the settings are.
     pub settings: watch::Receiver<Standing>,
+    /// How the backend is.
+    pub backend: backends::Standing,
 }
 
 impl From<Stopped> for Status {
@@ -315,7 +297,12 @@ impl Admin for Api {
         request: Request<GetHostStatusRequest>,
     ) -> Result<Response<HostStatus>, Status> {
         let (call, _) = self.admission.admit(request).await?;
-        let tally = self.tally(&call.sight).await?;
+        let problems = self.backend.problems.borrow().clone().into_iter();
+        let tally = match tokio::time::timeout(TO_COUNT, self.tally(&call.sight)).await {
+            Ok(tally) => tally?,
+            // The fleet does not answer before it was told of all VMs once.
+            Err(_) => Tally::default(),
+        };
         let mut settings = self.settings.borrow().clone();
         if !call.sight.is_full() {
             // It may name what the caller may not see.
@@ -332,6 +319,8 @@ impl Admin for Api {
             virtual_machines: count(tally.vms),
             connected: count(tally.connected),
             topology: Some(Topology::clone(&self.topology.borrow())),
+            backend_problems: problems.map(|(what, why)| format!("{what}: {why}")).collect(),
+            node: self.backend.node.clone(),
             audit_file: self.half.audit.file().map(|file| file.display().to_string()).unwrap_or_default(),
         }))
     }

@@ -64,6 +64,13 @@ pub enum Loss {
     Silent(Duration),
 }
 
+impl Loss {
+    /// Whether it is the same as long as the VM is as it is, so that there is no use in trying again.
+    pub fn lasts(&self) -> bool {
+        matches!(self, Self::Dial(dial::Error::NoWay(_)))
+    }
+}
+
 /// The guest is not the one expected, or not fit to talk to.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {

@@ -37,6 +37,7 @@ pub mod fleet;
 pub mod for_guests;
 pub mod half;
 pub mod history;
+mod introduced;
 pub mod keys;
 pub mod limits;
 mod lines;

@@ -1,4 +1,5 @@
-//! Serves the metrics over HTTP/1, on a unix socket or on loopback TCP.
+//! Serves the metrics over HTTP/1, on a unix socket or on TCP; and whether the program works (`/healthz`), and knows its VMs
+//! (`/readyz`).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ const MAX_CLIENTS: u32 = 16;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest a connection may live.
 const LIFETIME: Duration = Duration::from_secs(300);
+/// How long the fleet may take to count VMs.
+const TO_COUNT: Duration = Duration::from_secs(1);
 /// Bytes of a request's head.
 const BUFFER: usize = 8 * 1024;
 
@@ -32,7 +35,7 @@ const BUFFER: usize = 8 * 1024;
 pub enum Listener {
     /// A unix socket.
     Unix(unix::Listener),
-    /// A TCP port; the caller sees to it that it is loopback's.
+    /// A TCP port; the caller sees to it that it is loopback's, or a pod's.
     Tcp(tokio::net::TcpListener),
 }
 
@@ -96,6 +99,15 @@ async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<Stri
                 (StatusCode::OK, metrics::render(&half.metrics, tally, &volumes.rooms(), uptime))
             }
             Err(stopped) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
+        },
+        (&Method::GET, "/healthz" | "/readyz") => match tokio::time::timeout(TO_COUNT, fleet.tally()).await {
+            Ok(Ok(_)) => (StatusCode::OK, "ok\n".to_owned()),
+            Ok(Err(stopped)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
+            // The program is well all the same: to start it again would not help.
+            Err(_) if request.uri().path() == "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
+            Err(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, "it is not known yet which VMs there are\n".to_owned())
+            }
         },
         (&Method::GET, _) => (StatusCode::NOT_FOUND, "the metrics are at /metrics\n".to_owned()),
         _ => (StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n".to_owned()),

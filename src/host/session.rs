@@ -150,12 +150,13 @@ impl Session {
             self.memory.order.forget();
         }
         match end {
-            End::Lost(_) => {
+            End::Lost(loss) => {
                 if lasted.is_some_and(|lasted| lasted >= LASTING) {
                     self.backoff.restart(now);
                 }
                 self.notes.send(Report::Connecting(reason)).await;
-                self.backoff.next(now, fastrand::f64())
+                // The VM that can be reached is another one to the fleet, and gets another session.
+                if loss.lasts() { Duration::MAX } else { self.backoff.next(now, fastrand::f64()) }
             }
             End::Refused(refusal) => {
                 self.notes.send(Report::Refused(reason)).await;

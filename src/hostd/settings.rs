@@ -18,10 +18,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Options, check};
 use crate::access::Rules;
+#[cfg(feature = "kubevirt")]
+use crate::config::host::KubevirtSettings;
 use crate::config::host::{
     Allocation, Bus, ClusterSettings, DialSettings, Format, HostSettings, LimitSettings, PoolSettings,
     TopologySettings, VmSettings,
 };
+#[cfg(feature = "kubevirt")]
+use crate::host::backends::kubevirt::node;
 use crate::host::backends::qemu::pools;
 use crate::host::backends::{Ids, Vm, disks, qemu};
 use crate::host::limits::Limits;
@@ -46,6 +50,8 @@ pub struct Reloader {
     pools: watch::Sender<Vec<pools::Pool>>,
     policies: watch::Sender<Policies>,
     topology: watch::Sender<Arc<Topology>>,
+    #[cfg(feature = "kubevirt")]
+    node: watch::Sender<node::Options>,
     access: watch::Sender<Arc<Rules>>,
     standing: watch::Sender<Standing>,
     changed: mpsc::Receiver<()>,
@@ -62,6 +68,9 @@ pub struct Followed {
     pub policies: watch::Receiver<Policies>,
     /// Where this host is.
     pub topology: watch::Receiver<Arc<Topology>>,
+    /// What holds for all VMs of a node.
+    #[cfg(feature = "kubevirt")]
+    pub node: watch::Receiver<node::Options>,
     /// Who may ask for what.
     pub access: watch::Receiver<Arc<Rules>>,
     /// How the settings are.
@@ -78,6 +87,8 @@ impl Reloader {
         let (pools, followed_pools) = watch::channel(pools_of(&current));
         let (policies, followed_policies) = watch::channel(policies_of(&current));
         let (topology, topologies) = watch::channel(Arc::new(topology(&current.topology)));
+        #[cfg(feature = "kubevirt")]
+        let (node, followed_node) = watch::channel(node_of(&current));
         let (access, rules) = watch::channel(Arc::new(current.access.clone()));
         let (standing, told) = watch::channel(Standing::new(options.file.clone()));
         let (change, changed) = mpsc::channel(1);
@@ -96,6 +107,8 @@ impl Reloader {
             pools,
             policies,
             topology,
+            #[cfg(feature = "kubevirt")]
+            node,
             access,
             standing,
             changed,
@@ -107,6 +120,8 @@ impl Reloader {
             pools: followed_pools,
             policies: followed_policies,
             topology: topologies,
+            #[cfg(feature = "kubevirt")]
+            node: followed_node,
             access: rules,
             standing: told,
         };
@@ -179,6 +194,10 @@ impl Reloader {
                     }
                     if new.topology != self.current.topology {
                         self.topology.send_replace(Arc::new(topology(&new.topology)));
+                    }
+                    #[cfg(feature = "kubevirt")]
+                    if (&new.kubevirt, &new.limits) != (&self.current.kubevirt, &self.current.limits) {
+                        self.node.send_replace(node_of(&new));
                     }
                     if new.access != self.current.access {
                         self.access.send_replace(Arc::new(new.access.clone()));
@@ -268,7 +287,7 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
         name: settings.name.clone(),
         ids: Ids {
             lasting: settings.uuid.clone(),
-            dmi: settings.dmi_uuid.clone(),
+            dmi: Some(settings.dmi_uuid.clone()),
             provider: format!("guestlet://{}", settings.uuid),
         },
         cluster: settings.cluster.clone(),
@@ -277,6 +296,13 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
         limits: Arc::clone(limits),
     };
     qemu::Machine { vm, qmp: settings.qmp.clone() }
+}
+
+/// What holds for all VMs of a node.
+#[cfg(feature = "kubevirt")]
+fn node_of(settings: &HostSettings) -> node::Options {
+    let KubevirtSettings { sockets, port, max_volumes, node_labels } = settings.kubevirt.clone();
+    node::Options { sockets, port, max_volumes, limits: Arc::new(limits(&settings.limits)), node_labels }
 }
 
 /// The pools as the backend knows them.
@@ -355,6 +381,7 @@ fn limits(set: &LimitSettings) -> Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::host::Role;
     use notify::event::{AccessKind, ModifyKind};
 
     #[test]
@@ -367,7 +394,7 @@ mod tests {
                 "[[pool]]\nname = 'a'\npath = '/a'\n[[pool]]\nname = 'b'\npath = '/b'\n{rest}\n[[pool]]\nname = 'c'\npath = '/c'\n"
             );
             std::fs::write(&file, pools).unwrap();
-            let pools = pools_of(&HostSettings::load(&file, true).unwrap());
+            let pools = pools_of(&HostSettings::load(&file, true, Role::Machine).unwrap());
             let names: Vec<_> =
                 pools.iter().filter(|pool| pool.is_default).map(|pool| pool.name.as_str()).collect();
             assert_eq!(names, [expected], "{rest}");
@@ -399,7 +426,7 @@ mod tests {
         let settings = |text: &str| {
             let fragment: crate::config::host::HostFragment =
                 crate::config::parse(Path::new("a"), text).unwrap();
-            fragment.check().unwrap()
+            fragment.check(Role::Machine).unwrap()
         };
         let before = settings("");
         assert_eq!(waits_for_restart(&before, &settings("limits.users = 3")), None);

@@ -63,7 +63,8 @@ pub mod mount_point;
 pub mod mountinfo;
 #[cfg(feature = "agent")]
 pub mod mounting;
-#[cfg(feature = "agent")]
+#[cfg(feature = "kubevirt")]
+pub mod net_namespace;
 #[cfg(feature = "agent")]
 pub mod nvme;
 #[cfg(feature = "agent")]
@@ -74,8 +75,12 @@ pub mod os_release;
 pub mod partition_table;
 #[cfg(feature = "agent")]
 pub mod pid_file;
+#[cfg(feature = "kubevirt")]
+pub mod pod_cgroup;
 #[cfg(feature = "agent")]
 pub mod proc_stat;
+#[cfg(feature = "kubevirt")]
+pub mod process;
 #[cfg(feature = "host")]
 pub mod process_end;
 #[cfg(feature = "agent")]

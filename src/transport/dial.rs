@@ -107,6 +107,12 @@ pub enum Error {
     /// The deadline passed.
     #[error("no answer within {} s", .0.as_secs_f32())]
     Timeout(Duration),
+    /// What leads to the agent is not there, and may come; in the words of whoever dials.
+    #[error("{0}")]
+    NotYet(String),
+    /// The VM as it is has nothing that leads to an agent; in the words of whoever dials, which say what to do about it.
+    #[error("{0}")]
+    NoWay(String),
     /// Anything else.
     #[error("cannot be reached")]
     Io(#[from] io::Error),
@@ -206,29 +212,59 @@ async fn unix(path: &Path) -> Result<UnixStream, Error> {
 }
 
 async fn vsock(cid: u32, port: u32, source: Source) -> Result<BoxStream, Error> {
-    let explain = |error| match error {
+    VsockDial::begin(cid, port, source)?.finish().await
+}
+
+/// A stream over `AF_VSOCK` that comes about, in the network namespace in which it was begun.
+#[derive(Debug)]
+pub struct VsockDial {
+    socket: OwnedFd,
+    cid: u32,
+    is_connected: bool,
+}
+
+impl VsockDial {
+    /// Begins to connect, and does not wait.
+    ///
+    /// # Errors
+    /// If there can be no stream.
+    pub fn begin(cid: u32, port: u32, source: Source) -> Result<Self, Error> {
+        let socket = match source {
+            Source::Privileged => privileged_socket()?,
+            // The kernel chooses a port when it connects.
+            Source::Any => plain_socket()?,
+        };
+        match connect(socket.as_raw_fd(), &VsockAddr::new(cid, port)) {
+            Ok(()) => Ok(Self { socket, cid, is_connected: true }),
+            Err(Errno::EINPROGRESS | Errno::EAGAIN) => Ok(Self { socket, cid, is_connected: false }),
+            Err(error) => Err(explain(cid, error)),
+        }
+    }
+
+    /// Waits until it is connected.
+    ///
+    /// # Errors
+    /// If it cannot be.
+    pub async fn finish(self) -> Result<BoxStream, Error> {
+        let Self { mut socket, cid, is_connected } = self;
+        if !is_connected {
+            let waiting = watch_writable(socket)?;
+            drop(waiting.writable().await?);
+            socket = waiting.into_inner();
+            let error = getsockopt(&socket, sockopt::SocketError).map_err(io::Error::from)?;
+            if error != 0 {
+                return Err(explain(cid, Errno::from_raw(error)));
+            }
+        }
+        Ok(Box::new(VsockStream::new(socket.into())?) as BoxStream)
+    }
+}
+
+fn explain(cid: u32, error: Errno) -> Error {
+    match error {
         Errno::ENODEV | Errno::ENETUNREACH | Errno::EHOSTUNREACH => Error::NoSuchCid(cid),
         Errno::ECONNRESET | Errno::ECONNREFUSED => Error::NobodyListens,
         error => Error::Io(error.into()),
-    };
-    let socket = match source {
-        Source::Privileged => privileged_socket()?,
-        // The kernel chooses a port when it connects.
-        Source::Any => plain_socket()?,
-    };
-    match connect(socket.as_raw_fd(), &VsockAddr::new(cid, port)) {
-        Ok(()) => Ok(Box::new(VsockStream::new(socket.into())?) as BoxStream),
-        Err(Errno::EINPROGRESS | Errno::EAGAIN) => {
-            let waiting = watch_writable(socket)?;
-            drop(waiting.writable().await?);
-            let socket = waiting.into_inner();
-            let error = getsockopt(&socket, sockopt::SocketError).map_err(io::Error::from)?;
-            if error != 0 {
-                return Err(explain(Errno::from_raw(error)));
-            }
-            Ok(Box::new(VsockStream::new(socket.into())?) as BoxStream)
-        }
-        Err(error) => Err(explain(error)),
     }
 }
 

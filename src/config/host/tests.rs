@@ -1,17 +1,21 @@
 use super::*;
-use crate::access::Role;
+use crate::access::Role as AccessRole;
 use crate::config::parse;
 
 const ONE: &str = "6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d";
 const TWO: &str = "7f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d";
 
 fn check(texts: &[&str]) -> Result<HostSettings, String> {
+    check_as(Role::Machine, texts)
+}
+
+fn check_as(role: Role, texts: &[&str]) -> Result<HostSettings, String> {
     let mut merged = HostFragment::default();
     for (number, text) in texts.iter().enumerate() {
         let file = PathBuf::from(format!("{number}.toml"));
         merged.merge(parse(&file, text).map_err(|error| error.to_string())?, &file);
     }
-    merged.check().map_err(|error| error.to_string())
+    merged.check(role).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -277,7 +281,7 @@ fn rules_of_access_and_where_it_is_written_down() {
     assert_eq!((rules[0].clusters.as_ref(), rules[0].roles.len()), (None, 0));
     assert_eq!(
         (rules[1].roles.len(), rules[1].groups.as_slice()),
-        (Role::ALL.len(), &["ops".to_owned()][..])
+        (AccessRole::ALL.len(), &["ops".to_owned()][..])
     );
     assert!(check(&[]).unwrap().access.is_empty());
 }
@@ -331,4 +335,44 @@ fn what_is_wrong_with_rules_of_access_is_named_with_file_and_line() {
         ),
         ("of audit", vec!["[audit]\npath = '/a'".into()], "0.toml:2: unknown field `path`"),
     ]);
+}
+
+#[test]
+fn a_node_takes_what_holds_for_all_of_its_vms() {
+    let first = "metrics = '0.0.0.0:9970'\nkubevirt = { port = 971, node-labels = ['example.com/rack'] }\n[cluster.'ns/dev']\nclasses = ['fast']\n";
+    let second = "[kubevirt]\nsockets = '/run/sockets'\nmax-volumes = 9\nnode-labels = ['example.com/row']\n";
+    let settings = check_as(Role::Node, &[first, second]).unwrap();
+    let expected = KubevirtSettings {
+        sockets: Some("/run/sockets".into()),
+        port: 971,
+        max_volumes: 9,
+        node_labels: vec!["example.com/row".into()],
+    };
+    assert_eq!(settings.kubevirt, expected);
+    assert_eq!(settings.metrics, Some(([0, 0, 0, 0], 9970).into()));
+}
+
+#[test]
+fn what_another_role_has_is_refused_where_it_is() {
+    let vm = format!("\n[[vm]]\nname = 'a'\nuuid = '{ONE}'\nvsock-cid = 3\n");
+    for (role, text, expected) in [
+        (Role::Node, vm.as_str(), "0.toml:2: a node finds its VMs by the Kubernetes API; remove [[vm]]"),
+        (Role::Node, "\n\n[[pool]]\nname = 'a'\npath = '/a'", "0.toml:3: a node keeps no volumes"),
+        (Role::Node, "[topology]\nzone = 'a'", "0.toml:1: the labels of the Node say where a node is"),
+        (Role::Node, "\ntopology.zone = 'a'", "the labels of the Node say where a node is"),
+        (Role::Node, "[topology.labels]\na = 'b'", "the labels of the Node say where a node is"),
+        (Role::Machine, "\n[kubevirt]\nport = 970", "0.toml:2: [kubevirt] is for guestlet-host node"),
+        (
+            Role::Machine,
+            "metrics = '0.0.0.0:9970'",
+            "0.toml:1: metrics = \"0.0.0.0:9970\" is not on loopback",
+        ),
+        (Role::Node, "kubevirt.port = 0", "0.toml:1: kubevirt.port = 0 is no port"),
+        (Role::Node, "kubevirt.sockets = 'a'", "0.toml:1: kubevirt.sockets = \"a\" is a relative path"),
+        (Role::Node, "kubevirt.node-labels = ['a', 'b c']", "0.toml:1: kubevirt.node-labels: \"b c\""),
+        (Role::Node, "kubevirt.vm = 1", "unknown field `vm`"),
+    ] {
+        let problem = check_as(role, &[text]).unwrap_err();
+        assert!(problem.contains(expected), "{text}: {problem}");
+    }
 }

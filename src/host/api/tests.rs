@@ -25,7 +25,8 @@ async fn a_watcher_that_is_too_slow_is_told_so() {
         let (keeper, counts) = (volumes.clone(), Arc::clone(&half));
         let admission = Admission { rules, fleet: handle.clone(), volumes: keeper, half: counts };
         let trust = Arc::new(Trust::for_tests());
-        let api = Api { admission, fleet, disks, volumes, trust, half, topology: place, settings };
+        let backend = backends::Standing { node: String::new(), problems: watch::channel(BTreeMap::new()).1 };
+        let api = Api { admission, fleet, disks, volumes, trust, half, topology: place, settings, backend };
         let mut request = Request::new(WatchVirtualMachinesRequest::default());
         request.extensions_mut().insert(Peer::new(0, 0));
         let mut events = api.watch_virtual_machines(request).await.unwrap().into_inner();

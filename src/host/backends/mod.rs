@@ -4,6 +4,7 @@
 //! [`Kind`], and its arm in [`Kind::build`], the one place that chooses; and put it through the tests of `conformance`, as
 //! `memory`, which is for tests alone, is put through them.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,8 +34,9 @@ pub mod volumes;
 pub struct Ids {
     /// To volumes and their records, and to the VM's cluster: stays as long as the VM does. In lower case.
     pub lasting: String,
-    /// To its guest, by DMI; in lower case. Empty for a VM that has none: its guest must read none.
-    pub dmi: String,
+    /// To its guest, by DMI; in lower case. Empty for a VM that has none: its guest must read none. Absent if nobody says
+    /// it: its guest may read any.
+    pub dmi: Option<String>,
     /// To the cloud provider of its cluster; empty if there is no such name.
     pub provider: String,
 }
@@ -114,6 +116,18 @@ pub enum Change {
     },
 }
 
+/// What a backend cannot learn now, with the reason; both in words for people.
+pub type Problems = BTreeMap<&'static str, String>;
+
+/// How a backend itself is, as people are told.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    /// The name of the Kubernetes node whose VMs it has; empty where it is another backend's.
+    pub node: String,
+    /// What it cannot learn now.
+    pub problems: watch::Receiver<Problems>,
+}
+
 /// Lists VMs and watches them.
 pub trait Backend: Send {
     /// Sends changes until the future is dropped or nobody receives them; starts with all VMs, and [`Change::Synced`].
@@ -134,6 +148,9 @@ pub enum Kind {
         /// The pools of all other volumes, which change when the settings do.
         pools: watch::Receiver<Vec<qemu::pools::Pool>>,
     },
+    /// VMs of a node of a Kubernetes cluster.
+    #[cfg(feature = "kubevirt")]
+    KubevirtNode(Box<kubevirt::node::Site>),
 }
 
 /// The parts of a backend.
@@ -155,6 +172,15 @@ impl Kind {
                 let hotplug = backend.hotplug(volumes);
                 let volumes = Arc::new(qemu::pools::Pools::new(pools, hotplug.clone()));
                 Built { backend: Box::new(backend), disks: Arc::new(hotplug), volumes }
+            }
+            #[cfg(feature = "kubevirt")]
+            Self::KubevirtNode(site) => {
+                let elsewhere = kubevirt::node::elsewhere::Elsewhere;
+                Built {
+                    backend: Box::new(kubevirt::node::Node::new(*site, Arc::clone(half))),
+                    disks: Arc::new(elsewhere),
+                    volumes: Arc::new(elsewhere),
+                }
             }
         }
     }

@@ -58,6 +58,8 @@ pub struct Metrics {
     pub denied_calls: AtomicU64,
     /// Records of who did what that could not be written to their file.
     pub lost_records: AtomicU64,
+    /// Questions to what the backend learns of VMs from that were not answered.
+    pub backend_failures: AtomicU64,
     /// Bytes from guests.
     pub bytes_received: AtomicU64,
     /// Bytes to guests.
@@ -189,6 +191,11 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
             "lost_audit_records",
             "Audit records that could not be written to their file.",
             &metrics.lost_records,
+        ),
+        (
+            "backend_failures",
+            "Questions to a cluster's API server that were not answered.",
+            &metrics.backend_failures,
         ),
         ("received_bytes", "Bytes from guests.", &metrics.bytes_received),
         ("sent_bytes", "Bytes to guests.", &metrics.bytes_sent),

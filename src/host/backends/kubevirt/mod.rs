@@ -14,9 +14,11 @@
 pub mod api;
 pub mod authority;
 pub mod claims;
+pub mod cluster;
 mod copies;
 pub mod gates;
 pub mod hotplug;
 pub mod names;
+pub mod node;
 pub mod objects;
 pub mod volumes;

@@ -1,0 +1,76 @@
+//! The `[kubevirt]` table: the VMs of a Kubernetes node, which are found by themselves.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::super::Error;
+use super::{DEFAULT_PORT, Source};
+use crate::labels;
+
+/// Most labels of the node that guests are told.
+const MOST_LABELS: usize = 64;
+/// Volumes of a VM unless the settings say otherwise; KubeVirt takes 256 in all, and a VM has others of its own.
+const MAX_VOLUMES: u32 = 240;
+
+/// What holds for all VMs of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubevirtSettings {
+    /// The folder of hybrid vsocks by which agents are reached, instead of the node's own vsock.
+    pub sockets: Option<PathBuf>,
+    /// The port of agents.
+    pub port: u32,
+    /// How many volumes a VM may have.
+    pub max_volumes: u32,
+    /// Labels of the Node that guests are told, beside region and zone.
+    pub node_labels: Vec<String>,
+}
+
+impl Default for KubevirtSettings {
+    fn default() -> Self {
+        Self { sockets: None, port: DEFAULT_PORT, max_volumes: MAX_VOLUMES, node_labels: Vec::new() }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(super) struct KubevirtFragment {
+    sockets: Option<Spanned<PathBuf>>,
+    port: Option<Spanned<u32>>,
+    max_volumes: Option<u32>,
+    node_labels: Option<Vec<Spanned<String>>>,
+}
+
+/// Takes what this fragment sets.
+pub(super) fn check(
+    source: &Source,
+    found: &KubevirtFragment,
+    settings: &mut KubevirtSettings,
+) -> Result<(), Error> {
+    if let Some(sockets) = &found.sockets {
+        settings.sockets = Some(source.absolute("kubevirt.sockets", sockets)?);
+    }
+    if let Some(port) = &found.port {
+        if *port.get_ref() == 0 {
+            return Err(source.wrong(port, "kubevirt.port = 0 is no port; agents listen on 970".to_owned()));
+        }
+        settings.port = *port.get_ref();
+    }
+    if let Some(max_volumes) = found.max_volumes {
+        settings.max_volumes = max_volumes;
+    }
+    if let Some(keys) = &found.node_labels {
+        for (at, key) in keys.iter().enumerate() {
+            labels::check_settable(key.get_ref()).map_err(|why| {
+                source.wrong(key, format!("kubevirt.node-labels: {:?}: {why}", key.get_ref()))
+            })?;
+            if at >= MOST_LABELS {
+                let problem = format!("kubevirt.node-labels has more than {MOST_LABELS} labels");
+                return Err(source.wrong(key, problem));
+            }
+        }
+        settings.node_labels = keys.iter().map(|key| key.get_ref().clone()).collect();
+    }
+    Ok(())
+}

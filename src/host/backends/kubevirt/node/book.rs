@@ -1,0 +1,358 @@
+//! Which VMs a node has: what is heard of VirtualMachineInstances, made into changes. Pure.
+//!
+//! They are followed twice, because a server filters by one label at a time: those that run on the node, and those that
+//! are being migrated to it. One may be in both, in two versions; the newer one counts. Where it runs its status says, so
+//! that during a migration one node has it at a time: first the source, and when that has completed the target.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::super::super::{Change, Ids, Vm};
+use super::follow::Heard;
+use super::launcher::Launcher;
+use super::processes::Processes;
+use super::seen::{Facts, Seen};
+use crate::host::limits::Limits;
+use crate::wire::proto::v1::{PowerState, Topology};
+
+/// What of VMs the settings say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// A folder of hybrid vsocks, if agents are reached by these.
+    pub sockets: Option<PathBuf>,
+    /// The port of agents.
+    pub port: u32,
+    /// How many volumes may be plugged into a VM.
+    pub max_volumes: u32,
+    /// What a guest may cost.
+    pub limits: Arc<Limits>,
+    /// Labels of the node that guests are told, beside region and zone.
+    pub node_labels: Vec<String>,
+}
+
+/// By which label a VirtualMachineInstance was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// It runs on this node.
+    Runs,
+    /// It is migrated to this node, or was.
+    Comes,
+}
+
+/// What is known of the VMs of a node, and what was told of it.
+#[derive(Debug)]
+pub struct Book {
+    node: String,
+    options: Options,
+    processes: Arc<Processes>,
+    /// By name.
+    runs: BTreeMap<String, Seen>,
+    comes: BTreeMap<String, Seen>,
+    /// Nothing is told before both were heard.
+    heard: [bool; 2],
+    told: BTreeMap<String, Told>,
+    topology: Option<Arc<Topology>>,
+}
+
+/// What was told of a VM.
+#[derive(Debug, Clone, PartialEq)]
+struct Told {
+    vm: Vm,
+    power: PowerState,
+    problem: String,
+}
+
+impl Book {
+    /// One of the node of this name.
+    pub fn new(node: String, options: Options, processes: Arc<Processes>) -> Self {
+        Self {
+            node,
+            options,
+            processes,
+            runs: BTreeMap::new(),
+            comes: BTreeMap::new(),
+            heard: [false; 2],
+            told: BTreeMap::new(),
+            topology: None,
+        }
+    }
+
+    /// What changes by what was heard.
+    pub fn hear(&mut self, side: Side, heard: Heard<Seen>) -> Vec<Change> {
+        let was_complete = self.is_complete();
+        let known = match side {
+            Side::Runs => &mut self.runs,
+            Side::Comes => &mut self.comes,
+        };
+        let mut names = BTreeSet::new();
+        match heard {
+            Heard::All(all) => {
+                let before = std::mem::take(known);
+                names.extend(before.into_keys());
+                known.extend(all.into_iter().filter_map(named));
+                names.extend(known.keys().cloned());
+                self.heard[side as usize] = true;
+            }
+            Heard::There(seen) => {
+                if let Some((name, seen)) = named(seen) {
+                    known.insert(name.clone(), seen);
+                    names.insert(name);
+                }
+            }
+            Heard::Gone(seen) => {
+                if let Some((name, _)) = named(seen) {
+                    known.remove(&name);
+                    names.insert(name);
+                }
+            }
+        }
+        match (was_complete, self.is_complete()) {
+            (_, false) => Vec::new(),
+            (true, true) => self.tell(names),
+            (false, true) => {
+                let names = self.runs.keys().chain(self.comes.keys()).cloned().collect();
+                let mut changes = self.tell(names);
+                changes.push(Change::Synced);
+                changes
+            }
+        }
+    }
+
+    /// What changes with other settings.
+    pub fn set(&mut self, options: Options) -> Vec<Change> {
+        self.options = options;
+        self.tell(self.told.keys().cloned().collect())
+    }
+
+    /// What changes now that the node is there.
+    pub fn place(&mut self, topology: Arc<Topology>) -> Vec<Change> {
+        if self.topology.as_ref() == Some(&topology) {
+            return Vec::new();
+        }
+        self.topology = Some(Arc::clone(&topology));
+        let changed =
+            |name: &String| Change::Topology { name: name.clone(), topology: Arc::clone(&topology) };
+        self.told.keys().map(changed).collect()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.heard == [true; 2]
+    }
+
+    /// What of these VMs is another than was told. First what is gone: its identifiers may be another's.
+    fn tell(&mut self, names: BTreeSet<String>) -> Vec<Change> {
+        let (mut changes, mut present) = (Vec::new(), Vec::new());
+        for name in names {
+            match self.facts(&name) {
+                Some(facts) => present.push((name, facts)),
+                None if self.told.remove(&name).is_some() => changes.push(Change::Removed { name }),
+                None => {}
+            }
+        }
+        for (name, facts) in present {
+            let now = self.told(&facts);
+            self.tell_one(&now, self.told.get(&name), &mut changes);
+            self.told.insert(name, now);
+        }
+        changes
+    }
+
+    fn tell_one(&self, now: &Told, before: Option<&Told>, changes: &mut Vec<Change>) {
+        let Told { vm, power, problem } = now;
+        // One that is another VM under the same name is new in every respect.
+        let before = before.filter(|before| before.vm.ids.lasting == vm.ids.lasting);
+        if before.is_none_or(|before| before.vm != *vm) {
+            changes.push(Change::Present(vm.clone()));
+        }
+        if before.is_none_or(|before| (&before.power, &before.problem) != (power, problem)) {
+            let (name, problem) = (vm.name.clone(), problem.clone());
+            changes.push(Change::Power { name, power: *power, problem });
+        }
+        if before.is_none()
+            && let Some(topology) = &self.topology
+        {
+            changes.push(Change::Topology { name: vm.name.clone(), topology: Arc::clone(topology) });
+        }
+    }
+
+    /// What is known of a VM of this node, by the newest that was heard.
+    fn facts(&self, name: &str) -> Option<Arc<Facts>> {
+        let both = [self.runs.get(name), self.comes.get(name)];
+        let newest = both.into_iter().flatten().max_by_key(|seen| seen.version())?;
+        newest.facts.clone().filter(|facts| facts.node == self.node)
+    }
+
+    fn told(&self, facts: &Facts) -> Told {
+        let Options { sockets, port, max_volumes, limits, .. } = &self.options;
+        let dial = Launcher::new(facts, &self.node, sockets.as_ref(), *port, Arc::clone(&self.processes));
+        let vm = Vm {
+            name: facts.name.clone(),
+            ids: Ids {
+                lasting: facts.lasting.clone(),
+                dmi: facts.dmi.clone(),
+                provider: format!("guestlet://{}", facts.lasting),
+            },
+            cluster: facts.cluster.clone(),
+            dial: dial.into(),
+            max_volumes: *max_volumes,
+            limits: Arc::clone(limits),
+        };
+        Told { vm, power: facts.power, problem: facts.problem.clone() }
+    }
+}
+
+fn named(seen: Seen) -> Option<(String, Seen)> {
+    let name = seen.facts.as_ref()?.name.clone();
+    Some((name, seen))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::sys::root::Root;
+
+    fn options() -> Options {
+        Options { sockets: None, port: 970, max_volumes: 9, limits: Arc::default(), node_labels: Vec::new() }
+    }
+
+    fn book() -> Book {
+        Book::new("n1".into(), options(), Arc::new(Processes::new(Root::at("/nowhere"))))
+    }
+
+    /// A VirtualMachineInstance of the VM `vm`, which has this UID and runs on this node.
+    fn seen(version: u32, vm: &str, uid: &str, node: &str) -> Seen {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": vm, "namespace": "ns", "uid": uid, "resourceVersion": version.to_string(),
+                "ownerReferences": [{
+                    "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": vm, "uid": format!("vm-{vm}"),
+                    "controller": true,
+                }],
+            },
+            "spec": {"domain": {"firmware": {"uuid": "6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d"}}},
+            "status": {"phase": "Running", "nodeName": node, "VSOCKCID": 7, "activePods": {format!("pod-{uid}"): node}},
+        }))
+        .unwrap()
+    }
+
+    /// What was told, in words.
+    fn words(changes: &[Change]) -> Vec<String> {
+        let word = |change: &Change| match change {
+            Change::Present(vm) => format!("{} by {}", vm.name, vm.dial),
+            Change::Removed { name } => format!("{name} gone"),
+            Change::Synced => "synced".into(),
+            Change::Power { name, power, .. } => {
+                format!("{name} {}", power.as_str_name().rsplit('_').next().unwrap())
+            }
+            Change::Topology { name, topology } => format!("{name} in {}", topology.zone),
+            change => format!("{change:?}"),
+        };
+        changes.iter().map(word).collect()
+    }
+
+    fn place(zone: &str) -> Arc<Topology> {
+        Arc::new(Topology { zone: zone.into(), ..Topology::default() })
+    }
+
+    /// One that has told of `a`, in zone x.
+    fn begun() -> Book {
+        let mut book = book();
+        assert_eq!(book.place(place("x")), []);
+        assert_eq!(book.hear(Side::Comes, Heard::All(Vec::new())), []);
+        let told = words(&book.hear(Side::Runs, Heard::All(vec![seen(1, "a", "1", "n1")])));
+        assert_eq!(told, ["ns/a by vsock 7:970 in pod pod-1", "ns/a RUNNING", "ns/a in x", "synced"]);
+        book
+    }
+
+    #[test]
+    fn only_what_changes_is_told() {
+        let mut book = begun();
+        assert_eq!(book.hear(Side::Runs, Heard::There(seen(2, "a", "1", "n1"))), []);
+        assert_eq!(book.hear(Side::Runs, Heard::All(vec![seen(3, "a", "1", "n1")])), []);
+        assert_eq!(book.place(place("x")), []);
+        assert_eq!(words(&book.place(place("y"))), ["ns/a in y"]);
+        let sockets = Options { sockets: Some("/s".into()), ..options() };
+        assert_eq!(words(&book.set(sockets)), ["ns/a by hybrid:/s/1.sock:970"]);
+        assert_eq!(words(&book.hear(Side::Runs, Heard::Gone(seen(4, "a", "1", "n1")))), ["ns/a gone"]);
+    }
+
+    #[test]
+    fn nothing_is_told_before_all_is_known() {
+        let mut book = book();
+        assert_eq!(book.hear(Side::Runs, Heard::All(vec![seen(1, "a", "1", "n1")])), []);
+        assert_eq!(book.hear(Side::Runs, Heard::There(seen(2, "b", "2", "n1"))), []);
+        let told = words(&book.hear(Side::Comes, Heard::All(Vec::new())));
+        assert_eq!(told.last().map(String::as_str), Some("synced"));
+        assert_eq!(told.len(), 5, "without a place: {told:?}");
+        assert_eq!(words(&book.place(place("x"))), ["ns/a in x", "ns/b in x"]);
+    }
+
+    #[test]
+    fn what_was_missed_is_told_when_all_are_listed_again() {
+        let mut book = begun();
+        let told = words(&book.hear(Side::Runs, Heard::All(vec![seen(9, "b", "2", "n1")])));
+        assert_eq!(told, ["ns/a gone", "ns/b by vsock 7:970 in pod pod-2", "ns/b RUNNING", "ns/b in x"]);
+    }
+
+    #[test]
+    fn a_vm_that_was_started_again_is_reached_otherwise() {
+        let mut book = begun();
+        let again = words(&book.hear(Side::Runs, Heard::There(seen(2, "a", "2", "n1"))));
+        assert_eq!(again, ["ns/a by vsock 7:970 in pod pod-2"]);
+    }
+
+    #[test]
+    fn a_vm_that_was_made_again_is_new_in_every_respect() {
+        let mut book = begun();
+        let mut other = seen(2, "a", "2", "n1");
+        let facts =
+            other.facts.take().map(|facts| Facts { lasting: "vm-another".into(), ..Facts::clone(&facts) });
+        other.facts = facts.map(Arc::new);
+        let told = words(&book.hear(Side::Runs, Heard::There(other)));
+        assert_eq!(told, ["ns/a by vsock 7:970 in pod pod-2", "ns/a RUNNING", "ns/a in x"]);
+    }
+
+    #[test]
+    fn the_target_of_a_migration_has_the_vm_when_it_is_over() {
+        let mut target = book();
+        target.hear(Side::Runs, Heard::All(Vec::new()));
+        assert_eq!(words(&target.hear(Side::Comes, Heard::All(vec![seen(1, "a", "1", "n2")]))), ["synced"]);
+        assert_eq!(target.hear(Side::Comes, Heard::There(seen(2, "a", "1", "n2"))), []);
+        let over = words(&target.hear(Side::Comes, Heard::There(seen(3, "a", "1", "n1"))));
+        assert_eq!(over, ["ns/a by vsock 7:970 in pod pod-1", "ns/a RUNNING"]);
+        // The label by which it is found changes as well, in whatever order that is heard.
+        assert_eq!(target.hear(Side::Runs, Heard::There(seen(3, "a", "1", "n1"))), []);
+        assert_eq!(target.hear(Side::Comes, Heard::Gone(seen(4, "a", "1", "n1"))), []);
+    }
+
+    #[test]
+    fn the_source_of_a_migration_lets_go_when_it_is_over() {
+        for late in [false, true] {
+            let mut source = begun();
+            if late {
+                // It came to this node once, by the label that stays.
+                assert_eq!(source.hear(Side::Comes, Heard::There(seen(1, "a", "1", "n1"))), []);
+                assert_eq!(
+                    words(&source.hear(Side::Comes, Heard::There(seen(5, "a", "1", "n2")))),
+                    ["ns/a gone"]
+                );
+                assert_eq!(source.hear(Side::Runs, Heard::Gone(seen(5, "a", "1", "n1"))), []);
+            } else {
+                assert_eq!(
+                    words(&source.hear(Side::Runs, Heard::Gone(seen(5, "a", "1", "n1")))),
+                    ["ns/a gone"]
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn two_vms_with_one_dmi_uuid_are_two() {
+        let mut book = begun();
+        let told = words(&book.hear(Side::Runs, Heard::There(seen(2, "b", "2", "n1"))));
+        assert_eq!(told, ["ns/b by vsock 7:970 in pod pod-2", "ns/b RUNNING", "ns/b in x"]);
+    }
+}

@@ -1,0 +1,126 @@
+//! Disks and volumes, which a node does not plug: that is for the controller role, which may change VMs.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::host::backends::disks::{
+    Answer, AttachedDisk, Detached, DiskError, DiskVolume, Disks, GuestSide, NewDisk,
+};
+use crate::host::backends::volumes::{
+    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
+};
+
+/// What to do instead.
+const WORDS: &str = "a node of a Kubernetes cluster plugs no disks: volumes are claims, which KubeVirt attaches to VMs; claim \
+                     them in the guest's cluster (docs/kubevirt.md), or use virtctl addvolume";
+
+/// Says for each disk and volume that it is none of this program's.
+#[derive(Debug, Clone, Copy)]
+pub struct Elsewhere;
+
+fn no_disk<T: Send + 'static>() -> Answer<T> {
+    Box::pin(async { Err(DiskError::NoHypervisor(WORDS.to_owned())) })
+}
+
+fn no_volume<T>() -> Result<T, VolumeError> {
+    Err(VolumeError::Elsewhere(WORDS.to_owned()))
+}
+
+impl Disks for Elsewhere {
+    fn attach(&self, _: &str, _: NewDisk) -> Answer<AttachedDisk> {
+        no_disk()
+    }
+
+    fn detach(&self, _: &str, _: String, _: Duration, _: Box<dyn GuestSide>) -> Answer<Detached> {
+        no_disk()
+    }
+
+    fn resize(&self, _: &str, _: String, _: u64) -> Answer<AttachedDisk> {
+        no_disk()
+    }
+
+    fn list(&self, _: &str) -> Answer<Vec<AttachedDisk>> {
+        no_disk()
+    }
+
+    fn volumes(&self, _: Option<&str>) -> Answer<Vec<DiskVolume>> {
+        no_disk()
+    }
+
+    fn remove_volume(&self, _: &str, _: &str) -> Answer<bool> {
+        no_disk()
+    }
+}
+
+#[tonic::async_trait]
+impl Volumes for Elsewhere {
+    fn classes(&self) -> Vec<Class> {
+        Vec::new()
+    }
+
+    fn rooms(&self) -> Vec<Room> {
+        Vec::new()
+    }
+
+    async fn capacity(&self, _: &str) -> Result<Capacity, VolumeError> {
+        no_volume()
+    }
+
+    async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
+        no_volume()
+    }
+
+    async fn get(&self, _: &str) -> Result<Option<Volume>, VolumeError> {
+        no_volume()
+    }
+
+    async fn create(&self, _: NewVolume) -> Result<Volume, VolumeError> {
+        no_volume()
+    }
+
+    async fn holder(&self, _: &str) -> Result<Holder, VolumeError> {
+        no_volume()
+    }
+
+    async fn remove(&self, _: &str) -> Result<(), VolumeError> {
+        no_volume()
+    }
+
+    async fn grow(&self, _: &str, _: u64, _: Option<&str>) -> Result<u64, VolumeError> {
+        no_volume()
+    }
+
+    async fn plug(&self, _: &str, _: Published, _: &str) -> Result<Plugged, VolumeError> {
+        no_volume()
+    }
+
+    async fn unplug(&self, _: &str, _: &str, _: Duration, _: Box<dyn GuestSide>) -> Result<(), VolumeError> {
+        no_volume()
+    }
+
+    async fn take_back(
+        &self,
+        _: &str,
+        _: &Place,
+        _: Duration,
+        _: Box<dyn GuestSide>,
+    ) -> Result<(), VolumeError> {
+        no_volume()
+    }
+
+    async fn forget(&self, _: &str) -> Result<(), VolumeError> {
+        no_volume()
+    }
+
+    async fn places(&self, _: &str) -> Result<Option<usize>, VolumeError> {
+        no_volume()
+    }
+
+    async fn plugged(&self, _: &str) -> Result<BTreeSet<String>, VolumeError> {
+        no_volume()
+    }
+
+    fn serial(&self, _: &str) -> Option<String> {
+        None
+    }
+}

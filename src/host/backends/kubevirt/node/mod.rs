@@ -1,0 +1,170 @@
+//! The node role: the VMs of one node, as the API knows them, and the ways to their agents. It reads, and changes no VM.
+//!
+//! ```text
+//!  API server ──VirtualMachineInstances, by labels──▶ follow ──▶ book ──Change──▶ fleet
+//!             └─the own Node────────────────────────▶ follow ──▶ place ──┘
+//!  fleet's session ──dials──▶ launcher ──by a process of the pod──▶ the guest
+//! ```
+//!
+//! All that comes from the API is read on a thread of its own: however many VMs there are, sessions do not wait for it.
+//! While the API server is silent everything stays as it was: not hearing of a VM says nothing about it.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::{Stream, StreamExt as _, stream};
+use kube::Api;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::super::{Backend, Change, Problems};
+use super::objects::{NODE_LABEL, TARGET_LABEL};
+use crate::host::half::Half;
+use crate::host::text;
+use crate::sys::root::Root;
+use crate::wire::proto::v1::Topology;
+
+mod book;
+pub mod elsewhere;
+mod follow;
+mod launcher;
+mod place;
+mod processes;
+mod seen;
+mod standing;
+
+pub use book::Options;
+use book::{Book, Side};
+use follow::{Heard, Selector, follow};
+use place::Labelled;
+use processes::Processes;
+use seen::Seen;
+use standing::Teller;
+
+/// Which node, and how its cluster is reached.
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// The API server, and who asks it.
+    pub cluster: kube::Config,
+    /// The name of the Node.
+    pub node: String,
+    /// What the settings say.
+    pub options: watch::Receiver<Options>,
+    /// Is told where the node is.
+    pub topology: watch::Sender<Arc<Topology>>,
+    /// Is told what cannot be followed.
+    pub problems: watch::Sender<Problems>,
+}
+
+/// The backend.
+#[derive(Debug)]
+pub struct Node {
+    site: Site,
+    half: Arc<Half>,
+}
+
+/// What is heard.
+enum News {
+    Machine(Side, Heard<Seen>),
+    Node(Heard<Labelled>),
+    Options,
+}
+
+impl Node {
+    /// A backend for the VMs of a node.
+    pub fn new(site: Site, half: Arc<Half>) -> Self {
+        Self { site, half }
+    }
+
+    /// All that is heard, as it comes.
+    fn news(&self, client: &kube::Client) -> impl Stream<Item = News> + Send + use<> {
+        let Site { node, problems, options, .. } = &self.site;
+        let teller = |what| Teller::new(what, problems.clone(), Arc::clone(&self.half));
+        let machines = |side, label: &str, what| {
+            let selector = Selector { labels: Some(format!("{label}={node}")), ..Selector::default() };
+            follow(Api::<Seen>::all(client.clone()), selector, teller(what))
+                .map(move |heard| News::Machine(side, heard))
+                .boxed()
+        };
+        let own = Selector { fields: Some(format!("metadata.name={node}")), ..Selector::default() };
+        let place = follow(Api::<Labelled>::all(client.clone()), own, teller("this Node"));
+        let edits = stream::unfold(options.clone(), |mut options| async move {
+            options.changed().await.ok()?;
+            Some((News::Options, options))
+        });
+        stream::select_all([
+            machines(Side::Runs, NODE_LABEL, "VirtualMachineInstances of this node"),
+            machines(Side::Comes, TARGET_LABEL, "VirtualMachineInstances that are migrated to this node"),
+            place.map(News::Node).boxed(),
+            edits.boxed(),
+        ])
+    }
+
+    /// Tells of changes until nobody receives them.
+    async fn tell(self, changes: mpsc::Sender<Change>) -> Result<(), kube::Error> {
+        let client = kube::Client::try_from(self.site.cluster.clone())?;
+        let mut news = Box::pin(self.news(&client));
+        let Self { site: Site { node, mut options, topology, .. }, .. } = self;
+        let processes = Arc::new(Processes::new(Root::default()));
+        let mut book = Book::new(node.clone(), options.borrow_and_update().clone(), processes);
+        let mut labels = None;
+        while let Some(news) = news.next().await {
+            let mut told = match news {
+                News::Machine(side, heard) => book.hear(side, heard),
+                News::Options => book.set(options.borrow_and_update().clone()),
+                News::Node(heard) => {
+                    labels = match heard {
+                        Heard::All(nodes) => nodes.into_iter().next(),
+                        Heard::There(node) => Some(node),
+                        // Its guests are still where they were.
+                        Heard::Gone(_) => labels,
+                    };
+                    Vec::new()
+                }
+            };
+            if let Some(Labelled { metadata }) = &labels {
+                let labels = metadata.labels.clone().unwrap_or_default();
+                let place = Arc::new(place::topology(&node, &labels, &options.borrow().node_labels));
+                topology.send_if_modified(|told| std::mem::replace(told, Arc::clone(&place)) != place);
+                told.extend(book.place(place));
+            }
+            for change in told {
+                if changes.send(change).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Does all of it, on this thread.
+    fn work(self, changes: mpsc::Sender<Change>, stop: &CancellationToken) -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        match runtime.block_on(stop.run_until_cancelled(self.tell(changes))) {
+            Some(Err(error)) => Err(io::Error::other(text::chain(&error))),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+}
+
+impl Backend for Node {
+    fn watch(self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move {
+            let stop = CancellationToken::new();
+            let (_stopping, (ended, end)) = (stop.clone().drop_guard(), oneshot::channel::<()>());
+            let work = move || {
+                let _ended = ended;
+                if let Err(error) = self.work(changes, &stop) {
+                    tracing::error!("the cluster cannot be asked: {error}");
+                }
+            };
+            if let Err(error) = std::thread::Builder::new().name("cluster".to_owned()).spawn(work) {
+                tracing::error!("a thread cannot be started: {error}");
+                return;
+            }
+            // However it ends, its end of this is dropped.
+            drop(end.await);
+        })
+    }
+}

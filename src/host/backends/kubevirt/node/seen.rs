@@ -1,0 +1,359 @@
+//! A VirtualMachineInstance as the node role keeps it: what it needs, read from an object that may be anything.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::{Deserialize, Deserializer};
+
+use super::super::objects::{Instance, NODE_LABEL};
+use crate::wire::proto::v1::PowerState;
+
+/// The label by which Harvester says to which guest cluster a VM belongs.
+const CLUSTER_LABEL: &str = "guestcluster.harvesterhci.io/name";
+/// Context identifiers below this one are never a guest's.
+const FIRST_CID: u32 = 3;
+
+/// A VirtualMachineInstance, as it comes from the API. One that cannot be read is one as well: others must not suffer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Seen {
+    /// Name, namespace, UID and version; nothing else.
+    pub metadata: ObjectMeta,
+    /// What is known of it; none if it has no name or UID, which no API server gives out.
+    pub facts: Option<Arc<Facts>>,
+}
+
+/// What is known of a VirtualMachineInstance.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Namespace and name, with a slash between them.
+    pub name: String,
+    /// Its UID: another one under the same name is another machine.
+    pub uid: String,
+    /// The UID of its VirtualMachine, which stays; its own for one without.
+    pub lasting: String,
+    /// What its guest reads from DMI, in lower case; none if that is not said.
+    pub dmi: Option<String>,
+    /// Namespace and name of the guest cluster that it belongs to; may be empty.
+    pub cluster: String,
+    /// The node that it runs on, if it does.
+    pub node: String,
+    /// The UIDs of its launchers, each with its node.
+    pub pods: Vec<(String, String)>,
+    /// How its vsock is.
+    pub vsock: Vsock,
+    /// Whether it runs.
+    pub power: PowerState,
+    /// Why that is not known, in words for people.
+    pub problem: String,
+}
+
+/// How the vsock of a VM is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Vsock {
+    /// Nobody has asked for it.
+    #[default]
+    Unwanted,
+    /// It was asked for, and KubeVirt has not given it.
+    Missing,
+    /// It has this context identifier, where the node's namespaces share them.
+    Cid(u32),
+    /// The object cannot be read, and why.
+    Unreadable(String),
+}
+
+impl Seen {
+    /// The greater one is the newer one, of two of the same VirtualMachineInstance.
+    pub fn version(&self) -> u128 {
+        self.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
+    }
+}
+
+impl<'d> Deserialize<'d> for Seen {
+    fn deserialize<D: Deserializer<'d>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Bare {
+            metadata: ObjectMeta,
+        }
+        // One object at a time is held as a whole, however many come at once.
+        let whole = serde_json::Value::deserialize(from)?;
+        let Bare { metadata } = Bare::deserialize(&whole).map_err(serde::de::Error::custom)?;
+        let facts = match Instance::deserialize(&whole) {
+            Ok(instance) => facts(&instance),
+            Err(error) => unreadable(&metadata, &error.to_string()),
+        };
+        let metadata = ObjectMeta {
+            name: metadata.name,
+            namespace: metadata.namespace,
+            uid: metadata.uid,
+            resource_version: metadata.resource_version,
+            ..ObjectMeta::default()
+        };
+        Ok(Self { metadata, facts: facts.map(Arc::new) })
+    }
+}
+
+/// What is known of a VM, by its object alone.
+pub fn facts(instance: &Instance) -> Option<Facts> {
+    let metadata = &instance.metadata;
+    let Instance { spec, status, .. } = instance;
+    let wants_vsock = spec.domain.devices.autoattach_vsock == Some(true);
+    let vsock = match status.vsock_cid.filter(|cid| *cid >= FIRST_CID) {
+        Some(cid) => Vsock::Cid(cid),
+        None if wants_vsock => Vsock::Missing,
+        None => Vsock::Unwanted,
+    };
+    let (power, problem) = power(instance);
+    let dmi = spec.domain.firmware.uuid.as_ref().map(|uuid| uuid.to_ascii_lowercase());
+    let pods = status.active_pods.iter();
+    Some(Facts {
+        dmi: dmi.filter(|uuid| !uuid.is_empty()),
+        node: status.node_name.clone().filter(|node| !node.is_empty()).unwrap_or_else(|| labelled(metadata)),
+        pods: pods.map(|(pod, node)| (pod.to_ascii_lowercase(), node.clone())).collect(),
+        vsock,
+        power,
+        problem,
+        ..known(metadata)?
+    })
+}
+
+/// What its metadata say.
+fn known(metadata: &ObjectMeta) -> Option<Facts> {
+    let namespace = metadata.namespace.clone()?;
+    let uid = metadata.uid.clone().filter(|uid| !uid.is_empty())?.to_ascii_lowercase();
+    let owner = metadata.owner_references.iter().flatten().find(|owner| {
+        owner.kind == "VirtualMachine" && owner.controller == Some(true) && !owner.uid.is_empty()
+    });
+    let cluster = label(metadata, CLUSTER_LABEL);
+    Some(Facts {
+        name: format!("{namespace}/{}", metadata.name.as_ref()?),
+        lasting: owner.map_or_else(|| uid.clone(), |owner| owner.uid.to_ascii_lowercase()),
+        uid,
+        cluster: if cluster.is_empty() { String::new() } else { format!("{namespace}/{cluster}") },
+        ..Facts::default()
+    })
+}
+
+fn unreadable(metadata: &ObjectMeta, problem: &str) -> Option<Facts> {
+    let problem = format!("its VirtualMachineInstance cannot be read: {problem}");
+    let vsock = Vsock::Unreadable(problem.clone());
+    Some(Facts { node: labelled(metadata), vsock, problem, ..known(metadata)? })
+}
+
+/// The node that its label names; KubeVirt keeps it as the status has it.
+fn labelled(metadata: &ObjectMeta) -> String {
+    label(metadata, NODE_LABEL)
+}
+
+fn label(metadata: &ObjectMeta, key: &str) -> String {
+    metadata.labels.as_ref().and_then(|labels: &BTreeMap<_, _>| labels.get(key)).cloned().unwrap_or_default()
+}
+
+/// Whether the VM runs and, where that cannot be told, why.
+fn power(instance: &Instance) -> (PowerState, String) {
+    let state = match instance.status.phase.as_str() {
+        "Running" if instance.is("Paused") => PowerState::Paused,
+        "Running" => PowerState::Running,
+        // There is no guest yet, or no longer.
+        "" | "Pending" | "Scheduling" | "Scheduled" | "WaitingForSync" | "Succeeded" | "Failed" => {
+            PowerState::Off
+        }
+        phase => {
+            return (PowerState::Unspecified, format!("its VirtualMachineInstance is in the phase {phase}"));
+        }
+    };
+    (state, String::new())
+}
+
+impl Resource for Seen {
+    type DynamicType = ();
+    type Scope = kube::core::NamespaceResourceScope;
+
+    fn kind((): &()) -> std::borrow::Cow<'_, str> {
+        Instance::kind(&())
+    }
+
+    fn group((): &()) -> std::borrow::Cow<'_, str> {
+        Instance::group(&())
+    }
+
+    fn version((): &()) -> std::borrow::Cow<'_, str> {
+        Instance::version(&())
+    }
+
+    fn plural((): &()) -> std::borrow::Cow<'_, str> {
+        Instance::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const VM: &str = "AAAAAAAA-0000-4000-8000-000000000001";
+    const UID: &str = "bbbbbbbb-0000-4000-8000-000000000002";
+
+    fn read(object: &Value) -> Option<Facts> {
+        let seen: Seen = serde_json::from_value(object.clone()).unwrap();
+        seen.facts.map(Arc::unwrap_or_clone)
+    }
+
+    /// One that has everything.
+    fn whole() -> Value {
+        json!({
+            "metadata": {
+                "name": "web-1", "namespace": "shop", "uid": UID, "resourceVersion": "17",
+                "labels": {"kubevirt.io/nodeName": "n1", "guestcluster.harvesterhci.io/name": "dev"},
+                "annotations": {"a": "b"}, "managedFields": [{"manager": "x"}],
+                "ownerReferences": [{
+                    "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "web-1", "uid": VM, "controller": true,
+                }],
+            },
+            "spec": {"domain": {
+                "firmware": {"uuid": "6F1C0A52-5C0F-4A8E-9D1B-0D7A2F3B4C5D"}, "devices": {"autoattachVSOCK": true},
+            }},
+            "status": {
+                "phase": "Running", "nodeName": "n1", "VSOCKCID": 4711,
+                "activePods": {"CCCCCCCC-0000-4000-8000-000000000003": "n1"},
+            },
+        })
+    }
+
+    fn expected() -> Facts {
+        Facts {
+            name: "shop/web-1".into(),
+            uid: UID.into(),
+            lasting: VM.to_lowercase(),
+            dmi: Some("6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d".into()),
+            cluster: "shop/dev".into(),
+            node: "n1".into(),
+            pods: vec![("cccccccc-0000-4000-8000-000000000003".into(), "n1".into())],
+            vsock: Vsock::Cid(4711),
+            power: PowerState::Running,
+            problem: String::new(),
+        }
+    }
+
+    /// The whole one with this at a place of it; null takes it out.
+    fn with(place: &str, value: &Value) -> Value {
+        let mut object = whole();
+        *object.pointer_mut(place).unwrap_or_else(|| panic!("{place}")) = value.clone();
+        object
+    }
+
+    #[test]
+    fn every_field_may_be_missing_or_another() {
+        let whole = expected();
+        let is = |change: &dyn Fn(&mut Facts)| {
+            let mut facts = whole.clone();
+            change(&mut facts);
+            Some(facts)
+        };
+        let cases: Vec<(&str, Value, Option<Facts>)> = vec![
+            ("/metadata/labels", Value::Null, is(&|facts| facts.cluster.clear())),
+            (
+                "/metadata/labels/guestcluster.harvesterhci.io~1name",
+                json!(""),
+                is(&|facts| facts.cluster.clear()),
+            ),
+            ("/metadata/ownerReferences", Value::Null, is(&|facts| facts.lasting = UID.into())),
+            ("/metadata/ownerReferences/0/controller", json!(false), is(&|facts| facts.lasting = UID.into())),
+            (
+                "/metadata/ownerReferences/0/kind",
+                json!("VirtualMachinePool"),
+                is(&|facts| facts.lasting = UID.into()),
+            ),
+            ("/metadata/uid", Value::Null, None),
+            ("/metadata/name", Value::Null, None),
+            ("/spec/domain/firmware", Value::Null, is(&|facts| facts.dmi = None)),
+            ("/spec/domain/firmware/uuid", json!(""), is(&|facts| facts.dmi = None)),
+            ("/status/VSOCKCID", Value::Null, is(&|facts| facts.vsock = Vsock::Missing)),
+            ("/status/VSOCKCID", json!(2), is(&|facts| facts.vsock = Vsock::Missing)),
+            ("/spec/domain/devices/autoattachVSOCK", Value::Null, is(&|_| ())),
+            ("/status/nodeName", Value::Null, is(&|_| ())),
+            ("/status/nodeName", json!("n2"), is(&|facts| facts.node = "n2".into())),
+            ("/status/activePods", Value::Null, is(&|facts| facts.pods.clear())),
+            ("/status/phase", json!("Scheduled"), is(&|facts| facts.power = PowerState::Off)),
+            ("/status/phase", json!("Failed"), is(&|facts| facts.power = PowerState::Off)),
+            (
+                "/status/phase",
+                json!("Unknown"),
+                is(&|facts| {
+                    facts.power = PowerState::Unspecified;
+                    facts.problem = "its VirtualMachineInstance is in the phase Unknown".into();
+                }),
+            ),
+        ];
+        assert_eq!(read(&self::whole()), Some(whole.clone()));
+        for (place, value, expected) in cases {
+            assert_eq!(read(&with(place, &value)), expected, "{place} = {value}");
+        }
+    }
+
+    #[test]
+    fn one_without_vsock_or_paused_is_seen_to_be() {
+        let mut object = with("/status/VSOCKCID", &Value::Null);
+        object["spec"]["domain"]["devices"] = json!({});
+        object["status"]["conditions"] = json!([{"type": "Paused", "status": "True"}]);
+        let facts = read(&object).unwrap();
+        assert_eq!((facts.vsock, facts.power), (Vsock::Unwanted, PowerState::Paused));
+        object["status"]["conditions"][0]["status"] = json!("False");
+        assert_eq!(read(&object).unwrap().power, PowerState::Running);
+    }
+
+    #[test]
+    fn one_that_cannot_be_read_is_there_all_the_same() {
+        for (place, value) in [
+            ("/status/VSOCKCID", json!("many")),
+            ("/status/VSOCKCID", json!(1_u64 << 40)),
+            ("/status/activePods", json!(["a"])),
+            ("/spec/domain", json!("yes")),
+            ("/status/phase", json!({})),
+        ] {
+            let facts = read(&with(place, &value)).unwrap();
+            assert_eq!(
+                (facts.name.as_str(), facts.node.as_str(), facts.power),
+                ("shop/web-1", "n1", PowerState::Unspecified)
+            );
+            assert!(
+                facts.problem.starts_with("its VirtualMachineInstance cannot be read: "),
+                "{}",
+                facts.problem
+            );
+            assert_eq!(facts.vsock, Vsock::Unreadable(facts.problem.clone()), "{place}");
+            assert_eq!(facts.lasting, VM.to_lowercase());
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_small_and_tells_versions_apart() {
+        let seen: Seen = serde_json::from_value(whole()).unwrap();
+        assert_eq!(
+            (seen.metadata.managed_fields, seen.metadata.annotations, seen.metadata.labels),
+            (None, None, None)
+        );
+        let version = |text: &str| {
+            serde_json::from_value::<Seen>(with("/metadata/resourceVersion", &json!(text))).unwrap().version()
+        };
+        assert!(version("9") < version("10"));
+        assert_eq!(version("none"), 0);
+    }
+
+    #[test]
+    fn the_longest_names_are_kept() {
+        let name = "n".repeat(253);
+        let facts = read(&with("/metadata/name", &json!(name))).unwrap();
+        assert_eq!(facts.name, format!("shop/{name}"));
+    }
+}
