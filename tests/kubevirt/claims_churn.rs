@@ -120,7 +120,7 @@ fn no_volume_is_in_two_vms_none_is_lost_and_nothing_is_stuck() {
             ids.push(make(&claims, &format!("data-{number}")).await.id);
         }
         let turns: BTreeMap<_, _> = ids.iter().map(|id| (id.clone(), Arc::new(Mutex::new(())))).collect();
-        for _ in 0..steps(3, 40) {
+        for _ in 0..steps(2, 40) {
             let mut calls = JoinSet::new();
             for _ in 0..steps(8, 12) {
                 let id = ids[random.below(u32::try_from(VOLUMES).unwrap()) as usize].clone();
