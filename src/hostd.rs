@@ -3,6 +3,7 @@
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::config::host::{HostSettings, Role as SettingsRole, TrustSettings};
 use crate::host::admission::Admission;
 use crate::host::api::{self, Api};
 use crate::host::backends;
+use crate::host::changed::Changed;
 use crate::host::fleet::{Fleet, Handle};
 use crate::host::half::Half;
 use crate::host::place::Topology;
@@ -133,12 +135,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let stop = termination()?;
     let path = settings.socket.clone();
     let socket = listen(&path)?;
-    let mut metrics = vec![scrape::Listener::Unix(listen(&settings.metrics_socket)?)];
-    if let Some(address) = settings.metrics {
-        let listener = tokio::net::TcpListener::bind(address).await;
-        let listener = listener.with_context(|| format!("cannot serve the metrics at {address}"))?;
-        metrics.push(scrape::Listener::Tcp(listener));
-    }
+    let metrics = listen_for_metrics(&settings).await?;
     let role = options.role.clone();
     let half = Half::new(role.host_name());
     let half = Arc::new(match &settings.audit.file {
@@ -151,12 +148,16 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
     let volumes = settings.volumes.clone();
     let (reloader, followed) = Reloader::new(options, settings)?;
-    let Parts { kind, topology, standing, keeps_volumes } = parts(&role, &followed, volumes).await?;
+    let parts = parts(&role, &followed, volumes, &handle, &half).await?;
+    let Parts { kind, topology, standing, keeps_volumes, changed, telling } = parts;
     let backends::Built { backend, disks, volumes } = kind.build(&half);
     let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
     let mut fleet = fleet.with_trust(Arc::clone(&trust));
     if keeps_volumes {
         fleet = fleet.with_volumes(Arc::new(keeper.clone()));
+    }
+    if let Some(changed) = changed {
+        fleet = fleet.with_changed(changed);
     }
 
     let mut supervisor = Supervisor::new();
@@ -171,6 +172,13 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         token.run_until_cancelled(backend.watch(changes)).await;
         Ok(())
     });
+    if let Some(telling) = telling {
+        let token = shutdown.clone();
+        supervisor.spawn("guests", async move {
+            token.run_until_cancelled(telling).await;
+            Ok(())
+        });
+    }
     if keeps_volumes {
         let (repairing, token) = (keeper.clone(), shutdown.clone());
         supervisor.spawn("volumes", async move {
@@ -231,10 +239,24 @@ struct Parts {
     standing: backends::Standing,
     /// Whether guests may ask for volumes.
     keeps_volumes: bool,
+    /// Is told which VMs have changed.
+    changed: Option<Arc<Changed>>,
+    /// Tells somebody else of them, for as long as it is not dropped.
+    telling: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-#[allow(clippy::unused_async, reason = "not every build has a role that asks for something")]
-async fn parts(role: &Role, followed: &Followed, volumes: PathBuf) -> anyhow::Result<Parts> {
+#[allow(
+    clippy::unused_async,
+    unused_variables,
+    reason = "not every build has a role that asks for something"
+)]
+async fn parts(
+    role: &Role,
+    followed: &Followed,
+    volumes: PathBuf,
+    fleet: &Handle,
+    half: &Arc<Half>,
+) -> anyhow::Result<Parts> {
     match role {
         Role::Machine => {
             let (machines, pools) = (followed.machines.clone(), followed.pools.clone());
@@ -242,17 +264,15 @@ async fn parts(role: &Role, followed: &Followed, volumes: PathBuf) -> anyhow::Re
             let kind = backends::Kind::Qemu { machines, topology: topology.clone(), volumes, pools };
             let problems = watch::channel(backends::Problems::new()).1;
             let standing = backends::Standing { node: String::new(), problems };
-            Ok(Parts { kind, topology, standing, keeps_volumes: true })
+            Ok(Parts { kind, topology, standing, keeps_volumes: true, changed: None, telling: None })
         }
         #[cfg(feature = "kubevirt")]
         Role::Node(node) => {
-            // Nothing is known of it before the API has told.
-            let nowhere = Topology { host: node.name.clone(), ..Topology::default() };
-            let (place, topology) = watch::channel(Arc::new(nowhere));
-            let (tell, problems) = watch::channel(backends::Problems::new());
-            let kind = node::kind(node, followed.node.clone(), place, tell).await?;
-            let standing = backends::Standing { node: node.name.clone(), problems };
-            Ok(Parts { kind, topology, standing, keeps_volumes: false })
+            let node = node::Node::new(node, followed.node.clone()).await?;
+            let telling = node.write(fleet.clone(), Arc::clone(half));
+            let node::Node { kind, topology, standing, changed, .. } = node;
+            let (changed, telling) = (Some(changed), Some(Box::pin(telling) as _));
+            Ok(Parts { kind, topology, standing, keeps_volumes: false, changed, telling })
         }
     }
 }
@@ -296,6 +316,16 @@ fn listen(path: &Path) -> anyhow::Result<Listener> {
         ),
         error => error.into(),
     })
+}
+
+async fn listen_for_metrics(settings: &HostSettings) -> anyhow::Result<Vec<scrape::Listener>> {
+    let mut listeners = vec![scrape::Listener::Unix(listen(&settings.metrics_socket)?)];
+    if let Some(address) = settings.metrics {
+        let listener = tokio::net::TcpListener::bind(address).await;
+        let listener = listener.with_context(|| format!("cannot serve the metrics at {address}"))?;
+        listeners.push(scrape::Listener::Tcp(listener));
+    }
+    Ok(listeners)
 }
 
 /// Tells systemd that the fleet answers, and how many sessions there are.

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -114,6 +115,25 @@ pub fn termination() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
+/// Does `work` on a thread and a runtime of its own, so that nothing else waits for it. It is given up when this is dropped,
+/// and this completes when it has ended by itself, or cannot be begun.
+pub async fn apart<F: Future<Output = ()>>(name: &'static str, work: impl FnOnce() -> F + Send + 'static) {
+    let stop = CancellationToken::new();
+    let (_stopping, (ended, end)) = (stop.clone().drop_guard(), oneshot::channel::<()>());
+    let on_thread = move || {
+        // However the thread ends, this is dropped.
+        let _ended = ended;
+        match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => drop(runtime.block_on(stop.run_until_cancelled(work()))),
+            Err(error) => tracing::error!("{name}: a runtime cannot be started: {error}"),
+        }
+    };
+    match std::thread::Builder::new().name(name.to_owned()).spawn(on_thread) {
+        Ok(_) => drop(end.await),
+        Err(error) => tracing::error!("{name}: a thread cannot be started: {error}"),
+    }
+}
+
 /// Owner of short-lived tasks: when it is dropped, they end at their next await.
 #[derive(Debug)]
 pub struct Scope {
@@ -189,6 +209,26 @@ mod tests {
         let mut supervisor = Supervisor::new();
         supervisor.spawn("stuck", std::future::pending());
         supervisor.run(async {}, Duration::from_millis(20)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn work_apart_is_on_a_thread_of_its_own_and_ends_with_who_wanted_it() {
+        let (send, thread) = oneshot::channel();
+        apart("test", move || async move { send.send(std::thread::current().id()).unwrap() }).await;
+        assert_ne!(thread.await.unwrap(), std::thread::current().id());
+
+        let (alive, gone) = oneshot::channel::<()>();
+        let (begin, start) = oneshot::channel();
+        let endless = apart("test", move || async move {
+            let _alive = alive;
+            begin.send(()).unwrap();
+            std::future::pending::<()>().await;
+        });
+        tokio::select! {
+            () = endless => panic!("it has no end"),
+            started = start => started.unwrap(),
+        }
+        gone.await.unwrap_err();
     }
 
     #[tokio::test]

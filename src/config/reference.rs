@@ -302,6 +302,11 @@ const HOST: &[Row] = &[
         "labels of the Node that its guests' Nodes get as well, beside region and zone, if they have a value: \
          `[\"example.com/rack\"]`",
     ),
+    (
+        "kubevirt.guests",
+        "`true`",
+        "write an object `guests.guestlet.io` for each guest, and events of its VirtualMachineInstance",
+    ),
     ("topology.region", "none", "where this host is; each guest is told. See [topology.md](topology.md)"),
     ("topology.zone", "none", "the failure domain within the region"),
     ("topology.host", "its host name", "what guests are told that this host is called"),

@@ -29,7 +29,7 @@ fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {
     let age = words::age(status.settings_since.as_ref(), now);
     let settings = (!status.settings_problem.is_empty())
         .then(|| format!("the settings of {age} ago are in force: {}", status.settings_problem));
-    let backend = status.backend_problems.iter().map(|problem| format!("this may be old: {problem}"));
+    let backend = status.backend_problems.iter().cloned();
     let all: Vec<_> = settings.into_iter().chain(backend).collect();
     (!all.is_empty()).then(|| all.join("; "))
 }

@@ -16,6 +16,8 @@
 //! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM. [`volumes`] are what
 //! clusters have of them; their guests ask for them by the callback, in the words of [`csi`].
 //!
+//! Where a cluster runs the VMs, `guests` tells it of them: which have changed the fleet says ([`changed`]).
+//!
 //! [`fleet`] is one task and owns what is known of all VMs; everybody else sends it messages. Guests are
 //! taken for hostile: what they say is bounded by [`limits`], and cleaned by [`text`], before it goes on.
 
@@ -28,6 +30,7 @@ pub mod backoff;
 pub mod callback;
 pub mod caller;
 pub mod calls;
+pub mod changed;
 mod clients;
 pub mod contact;
 pub mod conversation;
@@ -35,6 +38,8 @@ pub mod csi;
 pub mod disks;
 pub mod fleet;
 pub mod for_guests;
+#[cfg(feature = "kubevirt")]
+pub mod guests;
 pub mod half;
 pub mod history;
 mod introduced;

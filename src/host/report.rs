@@ -57,6 +57,14 @@ pub enum Report {
     Renewable,
 }
 
+impl Report {
+    /// Whether it says only that the guest is there.
+    pub fn is_heartbeat(&self) -> bool {
+        let Self::Heard(event) = self else { return false };
+        matches!(event.kind, Some(v1::event::Kind::Heartbeat(_)))
+    }
+}
+
 /// Where reports of all sessions go, each with the number of its session.
 pub type Reports = mpsc::Sender<(u64, Report)>;
 

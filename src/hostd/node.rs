@@ -7,8 +7,13 @@ use anyhow::Context as _;
 use tokio::sync::watch;
 
 use crate::host::backends::kubevirt::cluster;
-use crate::host::backends::kubevirt::node::{Options, Site};
-use crate::host::backends::{Kind, Problems};
+use crate::host::backends::kubevirt::node::{Options, Roster, Site};
+use crate::host::backends::kubevirt::standing::Teller;
+use crate::host::backends::{Kind, Problems, Standing};
+use crate::host::changed::Changed;
+use crate::host::fleet::Handle;
+use crate::host::guests::Writer;
+use crate::host::half::Half;
 use crate::host::place::Topology;
 
 /// Which node, and how its cluster is reached.
@@ -20,19 +25,60 @@ pub struct NodeOptions {
     pub name: String,
 }
 
-/// The backend of a node; where it is goes to `topology`, and what cannot be learned to `problems`.
-///
-/// # Errors
-/// If it is not known how to reach the cluster.
-pub async fn kind(
-    node: &NodeOptions,
-    options: watch::Receiver<Options>,
-    topology: watch::Sender<Arc<Topology>>,
+/// The parts of a node.
+pub struct Node {
+    /// The backend.
+    pub kind: Kind,
+    /// Where the node is.
+    pub topology: watch::Receiver<Arc<Topology>>,
+    /// How the backend is.
+    pub standing: Standing,
+    /// Which VMs have changed, for the writer.
+    pub changed: Arc<Changed>,
+    /// Whose VMs they are, for the writer.
+    roster: Arc<Roster>,
     problems: watch::Sender<Problems>,
-) -> anyhow::Result<Kind> {
-    let cluster = cluster::config(node.kubeconfig.as_deref()).await;
-    let cluster = cluster.context("cannot ask the Kubernetes API")?;
-    tracing::info!(node = node.name, server = %cluster.cluster_url, "the VMs of a node");
-    let node = node.name.clone();
-    Ok(Kind::KubevirtNode(Box::new(Site { cluster, node, options, topology, problems })))
+    options: watch::Receiver<Options>,
+    cluster: kube::Config,
+}
+
+impl Node {
+    /// Those of a node with these settings.
+    ///
+    /// # Errors
+    /// If it is not known how to reach the cluster.
+    pub async fn new(node: &NodeOptions, options: watch::Receiver<Options>) -> anyhow::Result<Self> {
+        let cluster = cluster::config(node.kubeconfig.as_deref()).await;
+        let cluster = cluster.context("cannot ask the Kubernetes API")?;
+        tracing::info!(node = node.name, server = %cluster.cluster_url, "the VMs of a node");
+        // Nothing is known of it before the API has told.
+        let nowhere = Topology { host: node.name.clone(), ..Topology::default() };
+        let (place, topology) = watch::channel(Arc::new(nowhere));
+        let (problems, told) = watch::channel(Problems::new());
+        let roster = Arc::new(Roster::default());
+        let site = Site {
+            cluster: cluster.clone(),
+            node: node.name.clone(),
+            options: options.clone(),
+            topology: place,
+            problems: problems.clone(),
+            roster: Arc::clone(&roster),
+        };
+        let standing = Standing { node: node.name.clone(), problems: told };
+        let kind = Kind::KubevirtNode(Box::new(site));
+        Ok(Self { kind, topology, standing, changed: Arc::default(), roster, problems, options, cluster })
+    }
+
+    /// Writes what the cluster sees of the guests, until it is dropped.
+    pub fn write(&self, fleet: Handle, half: Arc<Half>) -> impl Future<Output = ()> + Send + use<> {
+        let writer = Writer {
+            node: self.standing.node.clone(),
+            fleet,
+            changed: Arc::clone(&self.changed),
+            roster: Arc::clone(&self.roster),
+            options: self.options.clone(),
+            teller: Teller::new("the guests' objects cannot be written", self.problems.clone(), half),
+        };
+        writer.run(self.cluster.clone())
+    }
 }

@@ -301,8 +301,9 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
 /// What holds for all VMs of a node.
 #[cfg(feature = "kubevirt")]
 fn node_of(settings: &HostSettings) -> node::Options {
-    let KubevirtSettings { sockets, port, max_volumes, node_labels } = settings.kubevirt.clone();
-    node::Options { sockets, port, max_volumes, limits: Arc::new(limits(&settings.limits)), node_labels }
+    let KubevirtSettings { sockets, port, max_volumes, node_labels, guests } = settings.kubevirt.clone();
+    let limits = Arc::new(limits(&settings.limits));
+    node::Options { sockets, port, max_volumes, limits, node_labels, guests }
 }
 
 /// The pools as the backend knows them.

@@ -25,6 +25,7 @@ pub fn uuid(number: u8) -> String {
 pub struct Lab {
     folder: tempfile::TempDir,
     settings: String,
+    arguments: Vec<String>,
     daemon: Option<Child>,
 }
 
@@ -36,7 +37,7 @@ impl Lab {
         let settings = format!(
             "socket = '{at}/run/api.sock'\nvolumes-dir = '{at}/volumes'\ntrust.state-dir = '{at}/trust'\n"
         );
-        Self { folder, settings, daemon: None }
+        Self { folder, settings, arguments: Vec::new(), daemon: None }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -66,6 +67,13 @@ impl Lab {
         std::fs::rename(beside, self.settings()).unwrap();
     }
 
+    /// The daemon is started with these arguments as well.
+    #[allow(dead_code, reason = "tests of the other role use it")]
+    pub fn with_arguments(mut self, arguments: &[&str]) -> Self {
+        self.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
     /// Adds a VM whose agent is at `<name>.sock`.
     pub fn guest(self, name: &str, number: u8) -> Self {
         self.vm(name, number, &format!("unix-socket = '@{name}.sock'"))
@@ -88,7 +96,7 @@ impl Lab {
     pub fn daemon(&self, log: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_guestlet-host"));
         let log = std::fs::File::create(self.path(log)).unwrap();
-        command.arg("--config").arg(self.settings()).arg("--verbose").stderr(log);
+        command.arg("--config").arg(self.settings()).arg("--verbose").args(&self.arguments).stderr(log);
         command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("JOURNAL_STREAM");
         command
     }

@@ -25,11 +25,19 @@ pub struct KubevirtSettings {
     pub max_volumes: u32,
     /// Labels of the Node that guests are told, beside region and zone.
     pub node_labels: Vec<String>,
+    /// Whether guests have objects in the cluster, and events.
+    pub guests: bool,
 }
 
 impl Default for KubevirtSettings {
     fn default() -> Self {
-        Self { sockets: None, port: DEFAULT_PORT, max_volumes: MAX_VOLUMES, node_labels: Vec::new() }
+        Self {
+            sockets: None,
+            port: DEFAULT_PORT,
+            max_volumes: MAX_VOLUMES,
+            node_labels: Vec::new(),
+            guests: true,
+        }
     }
 }
 
@@ -40,6 +48,7 @@ pub(super) struct KubevirtFragment {
     port: Option<Spanned<u32>>,
     max_volumes: Option<u32>,
     node_labels: Option<Vec<Spanned<String>>>,
+    guests: Option<bool>,
 }
 
 /// Takes what this fragment sets.
@@ -60,6 +69,7 @@ pub(super) fn check(
     if let Some(max_volumes) = found.max_volumes {
         settings.max_volumes = max_volumes;
     }
+    settings.guests = found.guests.unwrap_or(settings.guests);
     if let Some(keys) = &found.node_labels {
         for (at, key) in keys.iter().enumerate() {
             labels::check_settable(key.get_ref()).map_err(|why| {

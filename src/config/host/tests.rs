@@ -340,13 +340,14 @@ fn what_is_wrong_with_rules_of_access_is_named_with_file_and_line() {
 #[test]
 fn a_node_takes_what_holds_for_all_of_its_vms() {
     let first = "metrics = '0.0.0.0:9970'\nkubevirt = { port = 971, node-labels = ['example.com/rack'] }\n[cluster.'ns/dev']\nclasses = ['fast']\n";
-    let second = "[kubevirt]\nsockets = '/run/sockets'\nmax-volumes = 9\nnode-labels = ['example.com/row']\n";
+    let second = "[kubevirt]\nsockets = '/run/sockets'\nmax-volumes = 9\nnode-labels = ['example.com/row']\nguests = false\n";
     let settings = check_as(Role::Node, &[first, second]).unwrap();
     let expected = KubevirtSettings {
         sockets: Some("/run/sockets".into()),
         port: 971,
         max_volumes: 9,
         node_labels: vec!["example.com/row".into()],
+        guests: false,
     };
     assert_eq!(settings.kubevirt, expected);
     assert_eq!(settings.metrics, Some(([0, 0, 0, 0], 9970).into()));

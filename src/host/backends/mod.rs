@@ -116,7 +116,22 @@ pub enum Change {
     },
 }
 
-/// What a backend cannot learn now, with the reason; both in words for people.
+impl Change {
+    /// The VM that it is about.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::Present(vm) => Some(&vm.name),
+            Self::Synced => None,
+            Self::Removed { name }
+            | Self::Power { name, .. }
+            | Self::Topology { name, .. }
+            | Self::IoErrors { name, .. }
+            | Self::Reset { name } => Some(name),
+        }
+    }
+}
+
+/// What a backend cannot learn now, or tell, with the reason; both in words for people.
 pub type Problems = BTreeMap<&'static str, String>;
 
 /// How a backend itself is, as people are told.

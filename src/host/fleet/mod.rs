@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::backends::{Change, Vm};
+use super::changed::Changed;
 use super::contact::Contact;
 use super::for_guests::Volumes;
 use super::half::Half;
@@ -53,6 +54,8 @@ pub struct Fleet {
     reports: (Reports, mpsc::Receiver<(u64, Report)>),
     events: broadcast::Sender<Arc<VirtualMachineEvent>>,
     log: Arc<Log>,
+    /// Is told of each VM that has changed, if anybody wants to know.
+    changed: Option<Arc<Changed>>,
     /// Nobody is answered before all VMs were told once.
     synced: bool,
 }
@@ -76,6 +79,7 @@ impl Fleet {
             reports: mpsc::channel(INBOX),
             events: broadcast::Sender::new(WATCH_BACKLOG),
             log: Arc::clone(&log),
+            changed: None,
             synced: false,
         };
         (fleet, changes, Handle { requests, log })
@@ -93,6 +97,12 @@ impl Fleet {
         Self { trust: Some(trust), ..self }
     }
 
+    /// A fleet that says which VMs have changed.
+    #[must_use]
+    pub fn with_changed(self, changed: Arc<Changed>) -> Self {
+        Self { changed: Some(changed), ..self }
+    }
+
     fn contact(&self, vm: &Arc<Vm>, topology: watch::Receiver<place::Told>) -> Contact {
         let (vm, half) = (Arc::clone(vm), Arc::clone(&self.half));
         Contact::new(vm, half, self.volumes.clone(), topology, self.trust.clone())
@@ -103,10 +113,26 @@ impl Fleet {
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                Some(change) = self.changes.recv() => self.change(change),
-                Some((session, report)) = self.reports.1.recv() => self.report(session, report),
+                Some(change) = self.changes.recv() => {
+                    self.changed(change.name());
+                    self.change(change);
+                }
+                Some((session, report)) = self.reports.1.recv() => {
+                    // A heartbeat comes every few seconds from each, and says nothing new.
+                    if !report.is_heartbeat() {
+                        self.changed(self.names.get(&session).map(String::as_str));
+                    }
+                    self.report(session, report);
+                }
                 Some(request) = self.requests.recv(), if self.synced => self.answer(request),
             }
+        }
+    }
+
+    /// Said before it is so: who is told asks this task, which then knows.
+    fn changed(&self, name: Option<&str>) {
+        if let (Some(changed), Some(name)) = (&self.changed, name) {
+            changed.add(name);
         }
     }
 

@@ -21,4 +21,5 @@ pub mod hotplug;
 pub mod names;
 pub mod node;
 pub mod objects;
+pub mod standing;
 pub mod volumes;

@@ -12,6 +12,7 @@ use super::super::super::{Change, Ids, Vm};
 use super::follow::Heard;
 use super::launcher::Launcher;
 use super::processes::Processes;
+use super::roster::Instance;
 use super::seen::{Facts, Seen};
 use crate::host::limits::Limits;
 use crate::wire::proto::v1::{PowerState, Topology};
@@ -29,6 +30,8 @@ pub struct Options {
     pub limits: Arc<Limits>,
     /// Labels of the node that guests are told, beside region and zone.
     pub node_labels: Vec<String>,
+    /// Whether guests have objects in the cluster.
+    pub guests: bool,
 }
 
 /// By which label a VirtualMachineInstance was found.
@@ -119,6 +122,12 @@ impl Book {
         }
     }
 
+    /// The VirtualMachineInstance of a VM that was told.
+    pub fn instance(&self, name: &str) -> Option<Instance> {
+        let metadata = self.newest(name)?.metadata.clone();
+        Some(Instance { namespace: metadata.namespace?, name: metadata.name?, uid: metadata.uid? })
+    }
+
     /// What changes with other settings.
     pub fn set(&mut self, options: Options) -> Vec<Change> {
         self.options = options;
@@ -126,13 +135,12 @@ impl Book {
     }
 
     /// What changes now that the node is there.
-    pub fn place(&mut self, topology: Arc<Topology>) -> Vec<Change> {
-        if self.topology.as_ref() == Some(&topology) {
+    pub fn place(&mut self, topology: &Arc<Topology>) -> Vec<Change> {
+        if self.topology.as_ref() == Some(topology) {
             return Vec::new();
         }
-        self.topology = Some(Arc::clone(&topology));
-        let changed =
-            |name: &String| Change::Topology { name: name.clone(), topology: Arc::clone(&topology) };
+        self.topology = Some(Arc::clone(topology));
+        let changed = |name: &String| Change::Topology { name: name.clone(), topology: Arc::clone(topology) };
         self.told.keys().map(changed).collect()
     }
 
@@ -178,9 +186,11 @@ impl Book {
 
     /// What is known of a VM of this node, by the newest that was heard.
     fn facts(&self, name: &str) -> Option<Arc<Facts>> {
-        let both = [self.runs.get(name), self.comes.get(name)];
-        let newest = both.into_iter().flatten().max_by_key(|seen| seen.version())?;
-        newest.facts.clone().filter(|facts| facts.node == self.node)
+        self.newest(name)?.facts.clone().filter(|facts| facts.node == self.node)
+    }
+
+    fn newest(&self, name: &str) -> Option<&Seen> {
+        [self.runs.get(name), self.comes.get(name)].into_iter().flatten().max_by_key(|seen| seen.version())
     }
 
     fn told(&self, facts: &Facts) -> Told {
@@ -215,7 +225,14 @@ mod tests {
     use crate::sys::root::Root;
 
     fn options() -> Options {
-        Options { sockets: None, port: 970, max_volumes: 9, limits: Arc::default(), node_labels: Vec::new() }
+        Options {
+            sockets: None,
+            port: 970,
+            max_volumes: 9,
+            limits: Arc::default(),
+            node_labels: Vec::new(),
+            guests: true,
+        }
     }
 
     fn book() -> Book {
@@ -260,7 +277,7 @@ mod tests {
     /// One that has told of `a`, in zone x.
     fn begun() -> Book {
         let mut book = book();
-        assert_eq!(book.place(place("x")), []);
+        assert_eq!(book.place(&place("x")), []);
         assert_eq!(book.hear(Side::Comes, Heard::All(Vec::new())), []);
         let told = words(&book.hear(Side::Runs, Heard::All(vec![seen(1, "a", "1", "n1")])));
         assert_eq!(told, ["ns/a by vsock 7:970 in pod pod-1", "ns/a RUNNING", "ns/a in x", "synced"]);
@@ -272,8 +289,8 @@ mod tests {
         let mut book = begun();
         assert_eq!(book.hear(Side::Runs, Heard::There(seen(2, "a", "1", "n1"))), []);
         assert_eq!(book.hear(Side::Runs, Heard::All(vec![seen(3, "a", "1", "n1")])), []);
-        assert_eq!(book.place(place("x")), []);
-        assert_eq!(words(&book.place(place("y"))), ["ns/a in y"]);
+        assert_eq!(book.place(&place("x")), []);
+        assert_eq!(words(&book.place(&place("y"))), ["ns/a in y"]);
         let sockets = Options { sockets: Some("/s".into()), ..options() };
         assert_eq!(words(&book.set(sockets)), ["ns/a by hybrid:/s/1.sock:970"]);
         assert_eq!(words(&book.hear(Side::Runs, Heard::Gone(seen(4, "a", "1", "n1")))), ["ns/a gone"]);
@@ -287,7 +304,7 @@ mod tests {
         let told = words(&book.hear(Side::Comes, Heard::All(Vec::new())));
         assert_eq!(told.last().map(String::as_str), Some("synced"));
         assert_eq!(told.len(), 5, "without a place: {told:?}");
-        assert_eq!(words(&book.place(place("x"))), ["ns/a in x", "ns/b in x"]);
+        assert_eq!(words(&book.place(&place("x"))), ["ns/a in x", "ns/b in x"]);
     }
 
     #[test]

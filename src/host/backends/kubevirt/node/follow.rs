@@ -18,7 +18,7 @@ use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::standing::Teller;
+use crate::host::backends::kubevirt::standing::Teller;
 use crate::host::text;
 
 /// Objects in one answer to a list: what one answer takes in memory is bounded by it.
@@ -234,9 +234,9 @@ where
         match failure {
             // That happens, and what comes next says whether it goes on.
             Failure::Expired | Failure::Ended => {}
-            Failure::Other(words) => self.teller.failed(words),
+            Failure::Other(words) => self.teller.failed(&words),
         }
-        if self.failures % LIST_AGAIN == 0 {
+        if self.failures.is_multiple_of(LIST_AGAIN) {
             self.at = At::Start;
         }
         let longest = FIRST_WAIT.saturating_mul(1 << self.failures.min(16)).min(LONGEST_WAIT);

@@ -9,19 +9,19 @@
 //! All that comes from the API is read on a thread of its own: however many VMs there are, sessions do not wait for it.
 //! While the API server is silent everything stays as it was: not hearing of a VM says nothing about it.
 
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _, stream};
 use kube::Api;
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{mpsc, watch};
 
 use super::super::{Backend, Change, Problems};
 use super::objects::{NODE_LABEL, TARGET_LABEL};
+use super::standing::Teller;
 use crate::host::half::Half;
 use crate::host::text;
+use crate::supervise;
 use crate::sys::root::Root;
 use crate::wire::proto::v1::Topology;
 
@@ -31,16 +31,16 @@ mod follow;
 mod launcher;
 mod place;
 mod processes;
+mod roster;
 mod seen;
-mod standing;
 
 pub use book::Options;
 use book::{Book, Side};
 use follow::{Heard, Selector, follow};
 use place::Labelled;
 use processes::Processes;
+pub use roster::{Instance, Roster};
 use seen::Seen;
-use standing::Teller;
 
 /// Which node, and how its cluster is reached.
 #[derive(Debug, Clone)]
@@ -55,6 +55,8 @@ pub struct Site {
     pub topology: watch::Sender<Arc<Topology>>,
     /// Is told what cannot be followed.
     pub problems: watch::Sender<Problems>,
+    /// Is told whose VMs they are.
+    pub roster: Arc<Roster>,
 }
 
 /// The backend.
@@ -88,14 +90,22 @@ impl Node {
                 .boxed()
         };
         let own = Selector { fields: Some(format!("metadata.name={node}")), ..Selector::default() };
-        let place = follow(Api::<Labelled>::all(client.clone()), own, teller("this Node"));
+        let place = follow(
+            Api::<Labelled>::all(client.clone()),
+            own,
+            teller("the labels of this Node cannot be read"),
+        );
         let edits = stream::unfold(options.clone(), |mut options| async move {
             options.changed().await.ok()?;
             Some((News::Options, options))
         });
         stream::select_all([
-            machines(Side::Runs, NODE_LABEL, "VirtualMachineInstances of this node"),
-            machines(Side::Comes, TARGET_LABEL, "VirtualMachineInstances that are migrated to this node"),
+            machines(
+                Side::Runs,
+                NODE_LABEL,
+                "this node's VMs cannot be read, and what is known of them may be old",
+            ),
+            machines(Side::Comes, TARGET_LABEL, "the VMs that are migrated to this node cannot be read"),
             place.map(News::Node).boxed(),
             edits.boxed(),
         ])
@@ -105,7 +115,7 @@ impl Node {
     async fn tell(self, changes: mpsc::Sender<Change>) -> Result<(), kube::Error> {
         let client = kube::Client::try_from(self.site.cluster.clone())?;
         let mut news = Box::pin(self.news(&client));
-        let Self { site: Site { node, mut options, topology, .. }, .. } = self;
+        let Self { site: Site { node, mut options, topology, roster, .. }, .. } = self;
         let processes = Arc::new(Processes::new(Root::default()));
         let mut book = Book::new(node.clone(), options.borrow_and_update().clone(), processes);
         let mut labels = None;
@@ -127,9 +137,14 @@ impl Node {
                 let labels = metadata.labels.clone().unwrap_or_default();
                 let place = Arc::new(place::topology(&node, &labels, &options.borrow().node_labels));
                 topology.send_if_modified(|told| std::mem::replace(told, Arc::clone(&place)) != place);
-                told.extend(book.place(place));
+                told.extend(book.place(&place));
             }
             for change in told {
+                match &change {
+                    Change::Present(vm) => roster.set(&vm.name, book.instance(&vm.name)),
+                    Change::Removed { name } => roster.set(name, None),
+                    _ => {}
+                }
                 if changes.send(change).await.is_err() {
                     return Ok(());
                 }
@@ -137,34 +152,15 @@ impl Node {
         }
         Ok(())
     }
-
-    /// Does all of it, on this thread.
-    fn work(self, changes: mpsc::Sender<Change>, stop: &CancellationToken) -> io::Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        match runtime.block_on(stop.run_until_cancelled(self.tell(changes))) {
-            Some(Err(error)) => Err(io::Error::other(text::chain(&error))),
-            Some(Ok(())) | None => Ok(()),
-        }
-    }
 }
 
 impl Backend for Node {
     fn watch(self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(async move {
-            let stop = CancellationToken::new();
-            let (_stopping, (ended, end)) = (stop.clone().drop_guard(), oneshot::channel::<()>());
-            let work = move || {
-                let _ended = ended;
-                if let Err(error) = self.work(changes, &stop) {
-                    tracing::error!("the cluster cannot be asked: {error}");
-                }
-            };
-            if let Err(error) = std::thread::Builder::new().name("cluster".to_owned()).spawn(work) {
-                tracing::error!("a thread cannot be started: {error}");
-                return;
+        let work = move || async move {
+            if let Err(error) = self.tell(changes).await {
+                tracing::error!("the cluster cannot be asked: {}", text::chain(&error));
             }
-            // However it ends, its end of this is dropped.
-            drop(end.await);
-        })
+        };
+        Box::pin(supervise::apart("cluster", work))
     }
 }

@@ -1,4 +1,4 @@
-//! Whether what is known of the cluster is as it is now, and what keeps it from being so.
+//! Whether what is known of the cluster is as it is now and the cluster knows what it is to know; and what is in the way.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use crate::host::backends::Problems;
 use crate::host::half::Half;
 
-/// Says how it goes with one kind of objects.
+/// Says how it goes with objects of one kind.
 #[derive(Debug, Clone)]
 pub struct Teller {
     what: &'static str,
@@ -17,18 +17,18 @@ pub struct Teller {
 }
 
 impl Teller {
-    /// One for `what`, such as "the Node".
+    /// One that says `what` when it fails, such as "the Node cannot be read".
     pub fn new(what: &'static str, problems: watch::Sender<Problems>, half: Arc<Half>) -> Self {
         Self { what, problems, half }
     }
 
-    /// It was asked for and not had. Logged once, until it is well again.
-    pub fn failed(&self, words: String) {
+    /// It did not work. Logged once, until it is well again.
+    pub fn failed(&self, words: &str) {
         self.half.metrics.backend_failures.fetch_add(1, Ordering::Relaxed);
         let what = self.what;
-        self.problems.send_if_modified(|problems| match problems.insert(what, words.clone()) {
+        self.problems.send_if_modified(|problems| match problems.insert(what, words.to_owned()) {
             None => {
-                tracing::warn!("{what} cannot be followed, and what is known stays as it is: {words}");
+                tracing::warn!("{what}; it is tried again: {words}");
                 true
             }
             Some(before) => {
@@ -38,13 +38,13 @@ impl Teller {
         });
     }
 
-    /// It is followed.
+    /// It works.
     pub fn well(&self) {
         let what = self.what;
         self.problems.send_if_modified(|problems| {
             let was_not = problems.remove(what).is_some();
             if was_not {
-                tracing::info!("{what} can be followed again");
+                tracing::info!("over: {what}");
             }
             was_not
         });

@@ -1,0 +1,61 @@
+//! The real `guestlet-host node` and `guestctl` with the real API server, which lets them do what the packaged role says and
+//! no more. Guests are simulated, but for one; agents are reached by hybrid vsock. For root.
+//!
+//! Nothing here opens an `AF_VSOCK` socket.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "a test runs programs and threads, and may panic"
+)]
+
+#[path = "../cluster/api.rs"]
+mod api;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../host/asking.rs"]
+mod asking;
+#[path = "../cluster/authority.rs"]
+mod authority;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../kubevirt/client.rs"]
+mod client;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../kubevirt/lab.rs"]
+mod cluster;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../cluster/components.rs"]
+mod components;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../host/frames.rs"]
+mod frames;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../host/guest.rs"]
+mod guest;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../host/lab.rs"]
+mod lab;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../fixtures/launch.rs"]
+mod launch;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../kubevirt/model/mod.rs"]
+mod model;
+#[path = "../cluster/patience.rs"]
+mod patience;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../cluster/plane.rs"]
+mod plane;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../kubevirt/pool.rs"]
+mod pool;
+
+mod agent;
+mod bench;
+mod guests;
+mod life;
+mod moves;
+mod odd;
+mod rights;
