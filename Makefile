@@ -24,7 +24,7 @@ export KUBERNETES_BIN_DIR := $(CACHE)/tools/kubernetes-$(KUBERNETES)
 export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-packages lint unit-test release package release-package gate-package static rpm tarball image packages \
+.PHONY: help setup setup-packages lint unit-test kubevirt-test release package release-package gate-package static rpm tarball image packages \
 	check-packages images restore-dependencies keep-dependencies vm-test test soak demo bench clean
 
 help: ## show this
@@ -36,7 +36,8 @@ setup: ## install what building and testing need (as root, on Debian 12)
 lint: ## format, clippy for all programs together, each program alone, documentation
 	$(STEP) "format" cargo fmt --check
 	$(STEP) "clippy" cargo clippy $(GATE) --all-targets -- -D warnings
-	$(STEP) "clippy, tests with VMs" cargo clippy $(GATE) --test vm --test disk_layers --test images --test demo -- -D warnings
+	$(STEP) "clippy, tests with VMs" cargo clippy $(GATE) --test vm --test disk_layers --test images --test demo --test kubevirt \
+		-- -D warnings
 	$(STEP) "agent alone" tests/setup/check.sh $(GATE) --no-default-features --features agent
 	$(STEP) "host alone" tests/setup/check.sh $(GATE) --no-default-features --features host
 	$(STEP) "ctl alone" tests/setup/check.sh $(GATE) --no-default-features --features ctl
@@ -45,6 +46,10 @@ lint: ## format, clippy for all programs together, each program alone, documenta
 unit-test: setup ## tests that need no VM
 	$(STEP) "build tests" cargo test $(GATE) --quiet --no-run
 	$(STEP) "tests without VMs" cargo test $(GATE) --quiet
+
+kubevirt-test: setup ## tests on a model of KubeVirt, with a real kube-apiserver; TESTS=name runs some
+	$(STEP) "build tests on KubeVirt" cargo test $(GATE) --quiet --no-run --test kubevirt
+	$(STEP) "tests on KubeVirt" cargo test $(GATE) --quiet --test kubevirt -- --test-threads 4 $(TESTS)
 
 release: ## build the programs
 	$(STEP) "release build" cargo build --locked --release
@@ -110,12 +115,14 @@ images: setup gate-package ## build and cache what the VMs boot
 
 vm-test: restore-dependencies setup ## tests that need VMs; TESTS=name runs some
 	$(STEP) "build tests with VMs" cargo test $(GATE) --quiet --no-run --test images --test vm --test disk_layers
-	@$(MAKE) --no-print-directory images release-package
+	@$(MAKE) --no-print-directory images
+	@$(MAKE) --no-print-directory -j2 release-package $(BESIDE)
 	$(STEP) "tests with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 2 $(TESTS)
 
-# One after the other, what fails fastest first.
+# One after the other, what fails fastest first. The tests on KubeVirt mostly wait, and the release build uses one processor.
 test: ## the whole gate: setup, lint, unit-test, packages, images, vm-test
-	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory restore-dependencies setup lint unit-test vm-test keep-dependencies
+	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory restore-dependencies setup lint unit-test vm-test \
+		keep-dependencies BESIDE=kubevirt-test
 
 restore-dependencies:
 	@tests/setup/dependencies.sh restore $(TARGET) $(CACHE)

@@ -47,7 +47,7 @@ async fn bring(volumes: &Claims, id: &str, wanted: &Wanted) -> Result<(), Volume
 async fn bring_at_last(lab: &Lab, volumes: &Claims, id: &str, wanted: &Wanted) {
     until(&format!("{id} is where it is wanted: {wanted:?}"), async || {
         // Shown if the test fails: what has kept it from that.
-        bring(volumes, id, wanted).await.inspect_err(|error| println!("{id}: {error}")).ok()?;
+        bring(volumes, id, wanted).await.inspect_err(|error| eprintln!("{id}: {error}")).ok()?;
         let record = volumes.get(id).await.ok()??.published;
         (record == wanted.as_ref().map(published)).then_some(())
     })

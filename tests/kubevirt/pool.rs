@@ -24,7 +24,7 @@ use crate::patience::{PATIENCE, until};
 use crate::plane::{ControlPlane, Site};
 
 /// How many there are at once.
-const MOST: usize = 2;
+const MOST: usize = 4;
 static TURNS: Semaphore = Semaphore::const_new(MOST);
 static FREE: Mutex<Vec<ControlPlane>> = Mutex::new(Vec::new());
 

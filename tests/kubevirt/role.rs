@@ -55,9 +55,9 @@ fn verbs(role: &Value) -> Vec<(usize, usize, usize)> {
 }
 
 /// The role without one verb for one kind, and what that was.
-fn without(role: &Value, (rule, resource, verb): (usize, usize, usize)) -> (Value, String) {
-    let mut role = role.clone();
-    let rules = role["rules"].as_array_mut().unwrap();
+fn without(whole: &Value, (rule, resource, verb): (usize, usize, usize)) -> (Value, String) {
+    let mut left = whole.clone();
+    let rules = left["rules"].as_array_mut().unwrap();
     let of = rules[rule].clone();
     let mut taken = of.clone();
     let kind = of["resources"][resource].clone();
@@ -68,7 +68,7 @@ fn without(role: &Value, (rule, resource, verb): (usize, usize, usize)) -> (Valu
     rules.push(taken);
     rules
         .retain(|rule| ["resources", "verbs"].iter().all(|list| !rule[*list].as_array().unwrap().is_empty()));
-    (role, name)
+    (left, name)
 }
 
 async fn set(lab: &Lab, role: &Value) {

@@ -1,5 +1,6 @@
 //! Disks that QEMU cannot write: who is told, and until when.
 
+use guestlet::wire::proto::csi;
 use serde_json::Value;
 
 use super::machine::Machine;

@@ -138,7 +138,7 @@ impl Line {
     fn answer(&mut self, name: &str, outcome: Result<(), VolumeError>) {
         if let Some(open) = self.open.remove(name) {
             let outcome = match (outcome, open.withdrawn) {
-                (Ok(()), Some(why)) => Err(stuck(why, "it was taken out of the VM again")),
+                (Ok(()), Some(why)) => Err(stuck(&why, "it was taken out of the VM again")),
                 (outcome, _) => outcome,
             };
             // Who waited may have gone.
@@ -296,8 +296,8 @@ impl Line {
             }
             let before = self.open.get(&name).and_then(|open| open.withdrawn.clone());
             let outcome = match before {
-                Some(before) => stuck(before, &format!("it could not be taken out again: {why}")),
-                None => stuck(why, "it is tried again when the call is repeated"),
+                Some(before) => stuck(&before, &format!("it could not be taken out again: {why}")),
+                None => stuck(&why, "it is tried again when the call is repeated"),
             };
             self.answer(&name, Err(outcome));
         }
@@ -374,7 +374,7 @@ async fn last(orders: &mut mpsc::Receiver<Order>) -> Option<Order> {
     orders.recv().await
 }
 
-fn stuck(why: String, then: &str) -> VolumeError {
+fn stuck(why: &str, then: &str) -> VolumeError {
     let words = "the host cluster does not get the volume into the VM, or out of it, in time".to_owned();
     VolumeError::Waiting { words, detail: format!("{why}; {then}") }
 }

@@ -97,14 +97,14 @@ impl Seen {
             volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
                 || volume.data_volume.as_ref().is_some_and(|source| source.hotpluggable)
         };
-        let named = |volume: &Volume| volume.name.clone();
-        let mut names: Vec<_> = self.vm.spec.template.spec.volumes.iter().filter(is_one).map(named).collect();
+        let its_name = |volume: &Volume| volume.name.clone();
+        let mut names: Vec<_> =
+            self.vm.spec.template.spec.volumes.iter().filter(is_one).map(its_name).collect();
         if let Some(instance) = &self.instance {
-            names.extend(instance.spec.volumes.iter().filter(is_one).map(named));
-            let statuses = instance.status.volume_status.iter();
-            names.extend(
-                statuses.filter(|status| status.hotplug_volume.is_some()).map(|status| status.name.clone()),
-            );
+            names.extend(instance.spec.volumes.iter().filter(is_one).map(its_name));
+            let entries = instance.status.volume_status.iter();
+            let came = entries.filter(|entry| entry.hotplug_volume.is_some());
+            names.extend(came.map(|entry| entry.name.clone()));
         }
         names.sort();
         names.dedup();
@@ -162,12 +162,15 @@ pub(super) mod tests {
         }
     }
 
+    /// What the VM's spec, the instance's spec and the instance's status list, and the stage that this is.
+    type Case<'c> = (&'c [&'c str], &'c [&'c str], &'c [(&'c str, &'c str)], &'c str);
+
     #[test]
     fn a_volume_is_where_all_three_say() {
         let ready = [("v", "Ready")];
         let going = [("v", "Detaching")];
         let (coming, leaving) = ("Coming", "Leaving");
-        let cases: [(&[&str], &[&str], &[(&str, &str)], &str); 9] = [
+        let cases: [Case; 9] = [
             (&[], &[], &[], "Absent"),
             (&["v"], &[], &[], "Handed"),
             (&["v"], &["v"], &[], coming),
