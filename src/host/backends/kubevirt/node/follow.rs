@@ -251,3 +251,152 @@ async fn answer<T>(asked: impl Future<Output = kube::Result<T>>) -> Result<T, Fa
         Err(_) => Err(Failure::Other(format!("no answer within {} s", PATIENCE.as_secs()))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::pin::pin;
+    use std::sync::{Arc, Mutex};
+    use std::task::{Context, Poll};
+
+    use http::{Request, Response, StatusCode};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tokio::sync::watch;
+
+    use super::super::place::Labelled;
+    use super::*;
+    use crate::host::backends::Problems;
+    use crate::host::half::Half;
+
+    /// An API server that gives these answers, one after the other, and then none; it remembers what it was asked.
+    #[derive(Clone)]
+    struct Server {
+        answers: Arc<Mutex<VecDeque<(StatusCode, String)>>>,
+        asked: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl tower_service::Service<Request<Body>> for Server {
+        type Response = Response<String>;
+        type Error = kube::Error;
+        type Future = std::pin::Pin<Box<dyn Future<Output = Result<Response<String>, kube::Error>> + Send>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), kube::Error>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: Request<Body>) -> Self::Future {
+            self.asked.lock().unwrap().push(request.uri().query().unwrap_or_default().to_owned());
+            let next = self.answers.lock().unwrap().pop_front();
+            Box::pin(async move {
+                let Some((status, body)) = next else { return std::future::pending().await };
+                Ok(Response::builder().status(status).body(body).unwrap())
+            })
+        }
+    }
+
+    fn node(name: &str, version: &str) -> Value {
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name, "resourceVersion": version } })
+    }
+
+    fn list(nodes: &[Value], version: &str, next: &str) -> (StatusCode, String) {
+        let metadata = json!({ "resourceVersion": version, "continue": next });
+        let list = json!({ "apiVersion": "v1", "kind": "NodeList", "metadata": metadata, "items": nodes });
+        (StatusCode::OK, list.to_string())
+    }
+
+    fn failure(status: StatusCode) -> Value {
+        json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": format!("it is {status}"),
+            "reason": "", "code": status.as_u16(),
+        })
+    }
+
+    fn event(kind: &str, object: &Value) -> String {
+        json!({ "type": kind, "object": object }).to_string() + "\n"
+    }
+
+    /// Follows what such a server says; what is heard, what the server was asked, and what people were told.
+    async fn followed(
+        answers: Vec<(StatusCode, String)>,
+        count: usize,
+    ) -> (Vec<Heard<String>>, Vec<String>, Problems) {
+        let server = Server { answers: Arc::new(Mutex::new(answers.into())), asked: Arc::default() };
+        let (asked, client) = (Arc::clone(&server.asked), kube::Client::new(server, "default"));
+        let (problems, told) = watch::channel(Problems::new());
+        let teller = Teller::new("nodes", problems, Arc::new(Half::new("host".into())));
+        let selector = Selector { fields: Some("metadata.name=a".into()), ..Selector::default() };
+        let mut heard = pin!(follow(Api::<Labelled>::all(client), selector, teller));
+        let name = |node: Labelled| node.metadata.name.unwrap();
+        let mut names = Vec::new();
+        for _ in 0..count {
+            names.push(match heard.next().await.unwrap() {
+                Heard::All(all) => Heard::All(all.into_iter().map(name).collect()),
+                Heard::There(node) => Heard::There(name(node)),
+                Heard::Gone(node) => Heard::Gone(name(node)),
+            });
+        }
+        let asked = asked.lock().unwrap().clone();
+        let told = told.borrow().clone();
+        (names, asked, told)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_cut_goes_on_where_it_was_and_what_is_too_old_begins_anew() {
+        let bookmark = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "resourceVersion": "9" } });
+        let gone = StatusCode::GONE;
+        let answers = vec![
+            list(&[node("a", "1")], "5", "more"),
+            list(&[node("b", "2")], "5", ""),
+            (StatusCode::OK, event("ADDED", &node("c", "6")) + "{\"type\":\"MODIFI"),
+            (StatusCode::OK, event("DELETED", &node("c", "8")) + &event("BOOKMARK", &bookmark)),
+            (StatusCode::OK, event("ERROR", &failure(gone))),
+            (StatusCode::INTERNAL_SERVER_ERROR, failure(StatusCode::INTERNAL_SERVER_ERROR).to_string()),
+            list(&[node("b", "2")], "20", ""),
+            (gone, failure(gone).to_string()),
+            list(&[], "30", ""),
+            (StatusCode::OK, event("MODIFIED", &node("d", "31"))),
+        ];
+        let (heard, asked, told) = followed(answers, 6).await;
+        let all = |names: &[&str]| Heard::All(names.iter().map(|&name| name.to_owned()).collect());
+        let expected = [
+            all(&["a", "b"]),
+            Heard::There("c".into()),
+            Heard::Gone("c".into()),
+            all(&["b"]),
+            all(&[]),
+            Heard::There("d".into()),
+        ];
+        assert_eq!(heard, expected);
+        let from = |query: &String| {
+            let value =
+                |key: &str| query.split('&').find_map(|part| part.strip_prefix(key)).map(str::to_owned);
+            if query.contains("watch=true") { value("resourceVersion=") } else { value("continue=") }
+        };
+        let from: Vec<_> = asked.iter().map(from).collect();
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(from[..5], [None, some("more"), some("5"), some("6"), some("9")]);
+        assert_eq!(from[5..], [None, None, some("20"), None, some("30")]);
+        assert!(asked.iter().all(|query| query.contains("fieldSelector=metadata.name%3Da")), "{asked:?}");
+        assert_eq!(told, Problems::new(), "it is well again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_is_silent_is_asked_again() {
+        let begin = Instant::now();
+        // The watch is never answered, and with paused time patience is soon over.
+        let following = followed(vec![list(&[], "5", "")], 2);
+        assert!(tokio::time::timeout(PATIENCE * 3, following).await.is_err());
+        assert!(begin.elapsed() >= PATIENCE * 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_fails_again_and_again_is_begun_with_a_list() {
+        let forbidden = (StatusCode::FORBIDDEN, failure(StatusCode::FORBIDDEN).to_string());
+        let broken =
+            vec![list(&[], "5", ""), forbidden.clone(), forbidden.clone(), forbidden, list(&[], "6", "")];
+        let (heard, asked, told) = followed(broken, 2).await;
+        assert_eq!((heard.len(), asked.len()), (2, 5));
+        assert_eq!(told["nodes"], "it is 403 Forbidden");
+    }
+}

@@ -126,3 +126,83 @@ impl Dial for Launcher {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(vsock: Vsock) -> Facts {
+        let pods = [("aaaa", "n1"), ("bbbb", "n2")].map(|(pod, node)| (pod.to_owned(), node.to_owned()));
+        Facts { uid: "u1".into(), vsock, pods: pods.into(), ..Facts::default() }
+    }
+
+    fn launcher(facts: &Facts, sockets: Option<&str>) -> Launcher {
+        let processes = Arc::new(Processes::new(Root::at("/nowhere")));
+        Launcher::new(facts, "n1", sockets.map(PathBuf::from).as_ref(), 970, processes)
+    }
+
+    async fn refusal(launcher: &Launcher) -> Error {
+        launcher.dial(Source::Privileged).await.err().unwrap()
+    }
+
+    #[tokio::test]
+    async fn one_without_vsock_cannot_be_reached_as_long_as_it_is_so() {
+        for (vsock, words) in [
+            (Vsock::Unwanted, "autoattachVSOCK to true"),
+            (Vsock::Missing, "no status.VSOCKCID"),
+            (Vsock::Unreadable("it is odd".into()), "it is odd"),
+        ] {
+            let launcher = launcher(&facts(vsock), None);
+            let Error::NoWay(why) = refusal(&launcher).await else { panic!("{launcher}") };
+            assert!(why.contains(words), "{why}");
+            assert_eq!(launcher.to_string(), "no vsock");
+        }
+        let there = launcher(&facts(Vsock::Unwanted), Some("/s"));
+        assert_eq!(there.to_string(), "hybrid:/s/u1.sock:970");
+        assert!(matches!(refusal(&there).await, Error::Missing(_)));
+    }
+
+    #[tokio::test]
+    async fn only_pods_of_this_node_are_entered_and_only_if_they_are_there() {
+        let here = launcher(&facts(Vsock::Cid(7)), None);
+        assert_eq!(here.to_string(), "vsock 7:970 in pod aaaa");
+        assert!(matches!(refusal(&here).await, Error::Io(_)), "there is no /proc");
+        let elsewhere = Facts { pods: vec![("bbbb".into(), "n2".into())], ..facts(Vsock::Cid(7)) };
+        let Error::NotYet(why) = refusal(&launcher(&elsewhere, None)).await else { panic!() };
+        assert!(why.contains("names no launcher pod on this node"), "{why}");
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("proc")).unwrap();
+        let processes = Arc::new(Processes::new(Root::at(root.path())));
+        let Error::NotYet(why) = refusal(&Launcher { processes, ..here }).await else { panic!() };
+        assert_eq!(why, "no process on this node is one of the VM's launcher pod aaaa");
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods)]
+    fn a_namespace_of_its_own_has_its_guest_at_one_address() {
+        let root = tempfile::tempdir().unwrap();
+        let seen = || seen_cid(&Root::at(root.path()), 4711);
+        assert_eq!(seen(), 4711, "kernels before namespaces of vsock");
+        std::fs::create_dir_all(root.path().join("proc/sys/net/vsock")).unwrap();
+        for (mode, cid) in [("global\n", 4711), ("local\n", 3), ("", 4711), ("unheard-of\n", 4711)] {
+            std::fs::write(root.path().join("proc/sys/net/vsock/ns_mode"), mode).unwrap();
+            assert_eq!(seen(), cid, "{mode}");
+        }
+    }
+
+    #[test]
+    fn another_machine_is_another_way() {
+        let one = launcher(&facts(Vsock::Cid(7)), None);
+        assert!(one.is_same(&launcher(&facts(Vsock::Cid(7)), None)));
+        for other in [
+            Facts { uid: "u2".into(), ..facts(Vsock::Cid(7)) },
+            facts(Vsock::Cid(8)),
+            Facts { pods: vec![("cccc".into(), "n1".into())], ..facts(Vsock::Cid(7)) },
+        ] {
+            assert!(!one.is_same(&launcher(&other, None)), "{other:?}");
+        }
+        // Where the others run is of no interest.
+        let moving = Facts { pods: vec![("aaaa".into(), "n1".into())], ..facts(Vsock::Cid(7)) };
+        assert!(one.is_same(&launcher(&moving, None)));
+    }
+}
