@@ -1,5 +1,7 @@
 //! The packaged manifests: what the account may do suffices, and nothing of it is too much.
 
+use std::process::Child;
+
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
@@ -10,6 +12,16 @@ use serde_json::{Value, json};
 
 use crate::bench::{Bench, NODE, guest_that_reads, host_of, one, packaged};
 use crate::cluster::wait;
+
+/// A process that ends with the test, however that ends.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
 
 /// A role's rules, each with one resource and one verb.
 fn single() -> Vec<Value> {
@@ -42,7 +54,7 @@ fn each_verb_that_is_taken_away_is_missed() {
             let lab = host_of(&bench.turn.plane().kubeconfig(&user, &user, "nobody"), NODE);
             lab.write();
             let _guest = guest_that_reads(&lab, &web, "77777777-5c0f-4a8e-9d1b-0d7a2f3b4c5d");
-            let mut daemon = lab.daemon("log").spawn().unwrap();
+            let _daemon = Ends(lab.daemon("log").spawn().unwrap());
             let (verb, resource) = (&without["verbs"][0], &without["resources"][0]);
             let words = format!("cannot {} resource {resource}", verb.as_str().unwrap());
             // What is made by a patch is refused in other words.
@@ -51,8 +63,6 @@ fn each_verb_that_is_taken_away_is_missed() {
                     || (verb == "create" && log.contains("guests.guestlet.io \"web\" is forbidden"))
             };
             lab.until(&words, || is_refused(&lab.log()));
-            daemon.kill().unwrap();
-            daemon.wait().unwrap();
         }
     });
 }
