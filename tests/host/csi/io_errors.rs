@@ -25,12 +25,15 @@ fn a_vm_that_stands_still_for_want_of_room_is_told_of_until_it_goes_on() {
     run(&format!("mount -t tmpfs -o size=16M,mode=700 small {small}"));
     lab = lab.set(&format!("[[pool]]\nname = 'thin'\npath = '{small}'\n[cluster.dev]\nmax-bytes = '1G'\n"));
     let sockets = "unix-socket = '@a.sock'\nqmp = '@a.qmp'\ncluster = 'dev'";
-    let mut lab = lab.vm("a", 1, sockets).start();
-    let mut info = info(&uuid(1), "boot-1");
-    info.capabilities.push("disks".to_owned());
-    let guest = Guest::start(&lab.path("a.sock"), Door::Unix, Manner::Good, info);
+    let beside = "unix-socket = '@b.sock'\ncluster = 'dev'";
+    let mut lab = lab.vm("a", 1, sockets).vm("b", 2, beside).start();
+    let other = Guest::start(&lab.path("b.sock"), Door::Unix, Manner::Good, info(&uuid(2), "boot-2"));
+    let mut said = info(&uuid(1), "boot-1");
+    said.capabilities.push("disks".to_owned());
+    let guest = Guest::start(&lab.path("a.sock"), Door::Unix, Manner::Good, said);
     let machine = Machine::start_writing(&lab.path("a.qmp"));
     lab.until_vm("a", |vm| vm["power"] == "running" && vm["callback"] == "open");
+    lab.until_vm("b", |vm| vm["callback"] == "open");
     let asking = Asking(guest.client());
     let id = asking.create("v", 48 * MIB).unwrap().volume_id;
     asking.publish(&id, "a").unwrap();
@@ -63,8 +66,15 @@ fn a_vm_that_stands_still_for_want_of_room_is_told_of_until_it_goes_on() {
     let expected =
         "there is no room left for what its guest writes (No space left on device); the VM a stands still";
     assert!(problem(&lab).starts_with(expected), "{}", problem(&lab));
+    // The guest of a VM that stands still asks nothing; another one of its cluster does.
     let request = csi::ControllerGetVolumeRequest { volume_id: id.clone() };
-    let condition = asking.controller_get_volume(request).unwrap().status.unwrap().volume_condition.unwrap();
+    let condition = Asking(other.client())
+        .controller_get_volume(request)
+        .unwrap()
+        .status
+        .unwrap()
+        .volume_condition
+        .unwrap();
     assert!(
         condition.abnormal && condition.message.starts_with(expected),
         "its cluster is told: {condition:?}"
