@@ -28,6 +28,12 @@ type Wanted = Option<Place>;
 /// Has a volume be where it is wanted, as a sidecar does that repeats its calls; whether it is there.
 async fn bring(volumes: &Claims, id: &str, wanted: &Wanted) -> Result<(), VolumeError> {
     let record = volumes.get(id).await?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))?.published;
+    // A command of a program that has ended may be carried out late. Who keeps volumes looks for that now and then.
+    if let Holder::On(place) = volumes.holder(id).await?
+        && record.as_ref().is_none_or(|record| record.uuid != place.uuid)
+    {
+        return volumes.take_back(id, &place, LET_GO, willing()).await;
+    }
     match (record, wanted) {
         (None, None) => Ok(()),
         (None, Some(place)) => plug(volumes, id, place).await.map(drop),

@@ -296,8 +296,10 @@ impl Volumes for Claims {
             self.hotplug.plug(vm, &published.uuid, disk).await
         };
         if let Err(error) = plugged.await {
-            let is_off = self.held_by(&read).await.is_ok_and(|holder| holder == Holder::Off);
-            if before.is_none() && is_off {
+            // Of what another one holds, KubeVirt was told nothing.
+            let was_told = !matches!(error, VolumeError::InUse(_));
+            let is_free = async || self.held_by(&read).await.is_ok_and(|holder| holder == Holder::Off);
+            if before.is_none() && (!was_told || is_free().await) {
                 self.record(id, Some(&published), None).await?;
             }
             return Err(error);
