@@ -1,13 +1,13 @@
 //! Has KubeVirt plug volumes into VMs and unplug them, one set of changes after the other in each VM.
 //!
 //! ```text
-//!  Hotplug ──order──▶ line of a VM ──reads──▶ VM, its run            (again whenever its run has changed, and now and then)
+//!  Hotplug ──order──▶ queue of a VM ──reads──▶ VM, its run            (again whenever its run has changed, and now and then)
 //!                       │    ▲                    │
 //!                       │    └────── plan ◀───────┘
 //!                       └──tells──▶ KubeVirt
 //! ```
 //!
-//! A [`line`] is a task that lives while something is wanted of its VM. It remembers who waits for what, and nothing else:
+//! A [`queue`] is a task that lives while something is wanted of its VM. It remembers who waits for what, and nothing else:
 //! what was told to KubeVirt is in the API, and whoever comes after this program finds it there.
 
 use std::collections::BTreeMap;
@@ -20,16 +20,16 @@ use super::api::Cluster;
 use crate::host::backends::volumes::VolumeError;
 use crate::supervise::Scope;
 
-mod line;
 pub mod patch;
 pub mod plan;
+mod queue;
 pub mod seen;
 
-use line::{Line, Order};
 use patch::Disk;
 use plan::Wish;
+use queue::{Order, Queue};
 
-/// Orders that may wait for a line; more wait for their turn to be among them.
+/// Orders that may wait for a queue; more wait for their turn to be among them.
 const ORDERS: usize = 64;
 
 /// How long things may take.
@@ -67,14 +67,14 @@ pub struct Hotplug(Arc<Inner>);
 struct Inner {
     cluster: Cluster,
     patience: Patience,
-    lines: Mutex<BTreeMap<Place, mpsc::Sender<Order>>>,
+    queues: Mutex<BTreeMap<Place, mpsc::Sender<Order>>>,
     tasks: Scope,
 }
 
 impl Hotplug {
     /// Has the KubeVirt of this cluster do it.
     pub fn new(cluster: Cluster, patience: Patience) -> Self {
-        Self(Arc::new(Inner { cluster, patience, lines: Mutex::default(), tasks: Scope::new() }))
+        Self(Arc::new(Inner { cluster, patience, queues: Mutex::default(), tasks: Scope::new() }))
     }
 
     /// Has the VM of this name and UID plug a disk; returns when the machine has it. Its guest may not have seen it.
@@ -107,8 +107,8 @@ impl Hotplug {
         let (answer, answered) = oneshot::channel();
         let mut order = Order { uid: uid.to_owned(), disk, wish, answer };
         loop {
-            let line = self.line(&place);
-            match line.send(order).await {
+            let queue = self.queue(&place);
+            match queue.send(order).await {
                 Ok(()) => break,
                 // It had just ended; there is another one now.
                 Err(mpsc::error::SendError(back)) => order = back,
@@ -118,18 +118,18 @@ impl Hotplug {
         answered.await.unwrap_or_else(stopped)
     }
 
-    /// The line of a VM.
-    fn line(&self, place: &Place) -> mpsc::Sender<Order> {
-        let mut lines = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(line) = lines.get(place).filter(|line| !line.is_closed()) {
-            return line.clone();
+    /// The queue of a VM.
+    fn queue(&self, place: &Place) -> mpsc::Sender<Order> {
+        let mut queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queues.get(place).filter(|queue| !queue.is_closed()) {
+            return queue.clone();
         }
         let (orders, waiting) = mpsc::channel(ORDERS);
-        lines.insert(place.clone(), orders.clone());
+        queues.insert(place.clone(), orders.clone());
         // Those that have ended.
-        lines.retain(|_, line| !line.is_closed());
-        let line = Line::new(self.0.cluster.clone(), place.clone(), self.0.patience);
-        self.0.tasks.children().spawn(line.run(waiting));
+        queues.retain(|_, queue| !queue.is_closed());
+        let queue = Queue::new(self.0.cluster.clone(), place.clone(), self.0.patience);
+        self.0.tasks.children().spawn(queue.run(waiting));
         orders
     }
 }

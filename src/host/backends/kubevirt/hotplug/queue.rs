@@ -48,9 +48,9 @@ struct Open {
     withdrawn: Option<String>,
 }
 
-/// The line of one VM.
+/// The queue of one VM.
 #[derive(Debug)]
-pub struct Line {
+pub struct Queue {
     cluster: Cluster,
     place: Place,
     patience: Patience,
@@ -65,7 +65,7 @@ pub struct Line {
 /// Says that something may have changed.
 type Changes = Pin<Box<dyn Stream<Item = ()> + Send>>;
 
-impl Line {
+impl Queue {
     /// Of the VM there.
     pub fn new(cluster: Cluster, place: Place, patience: Patience) -> Self {
         let (open, since) = (BTreeMap::new(), BTreeMap::new());
@@ -367,8 +367,8 @@ impl Line {
     }
 }
 
-/// An order that came while the last one was ended; none if the line has ended. Nothing is lost in between: from here on
-/// nobody can send an order, and is given a new line.
+/// An order that came while the last one was ended; none if the queue has ended. Nothing is lost in between: from here on
+/// nobody can send an order, and is given a new queue.
 async fn last(orders: &mut mpsc::Receiver<Order>) -> Option<Order> {
     orders.close();
     orders.recv().await
