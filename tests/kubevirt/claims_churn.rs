@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use guestlet::host::backends::kubevirt::volumes::Claims;
 use guestlet::host::backends::volumes::{Holder, Place, VolumeError, Volumes as _};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use crate::claims::{LET_GO, domains, make, place, plug, published, volumes, willing};
 use crate::lab::{HOSTS, Lab, NAMESPACE, wait};
-use crate::model::objects::Kind;
+use crate::model::objects::{Kind, text};
 use crate::model::pace::Step;
 use crate::patience::until;
 use crate::random::{Random, seed};
@@ -86,13 +86,27 @@ async fn disturb(lab: &mut Lab, random: &mut Random, volumes: &mut Arc<Claims>, 
         }
         3 => run_strategy(lab, vm, "Halted").await,
         4 => {
-            let host = HOSTS[random.below(2) as usize];
-            lab.model.migrate(NAMESPACE, vm, host).await;
+            // KubeVirt takes no second one of a VM at a time, and none to where the VM is.
+            let node =
+                lab.instance(vm).await.map(|instance| text(&instance["status"]["nodeName"]).to_owned());
+            let host = HOSTS.into_iter().find(|host| node.as_deref().is_some_and(|node| node != *host));
+            if let Some(host) = host.filter(|_| random.below(2) == 0)
+                && migrations(lab).await.is_empty()
+            {
+                lab.model.migrate(NAMESPACE, vm, host).await;
+            }
         }
         5 => lab.model.fail(Step::Attach, &claim, "it is told to fail"),
         6 => lab.model.hold(Step::Detach, &claim),
         _ => lab.model.hold(Step::Unplug, &claim),
     }
+}
+
+/// The migrations that go on.
+async fn migrations(lab: &Lab) -> Vec<Value> {
+    let mut all = lab.api.list(&Kind::Migration.within(NAMESPACE)).await;
+    all.retain(|one| !matches!(text(&one["status"]["phase"]), "Succeeded" | "Failed"));
+    all
 }
 
 async fn calm(lab: &Lab) {
@@ -108,6 +122,7 @@ async fn calm(lab: &Lab) {
     for vm in VMS {
         lab.runs(vm).await;
     }
+    until("no VM is migrated", async || migrations(lab).await.is_empty().then_some(())).await;
 }
 
 #[test]
