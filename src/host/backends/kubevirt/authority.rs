@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 
 use super::names::Claim;
-use super::objects::{Instance, InstanceSpec, VirtualMachine};
+use super::objects::{self, Instance, InstanceSpec, VirtualMachine};
 use crate::host::backends::volumes::{Holder, Place};
 
 /// What was read.
@@ -82,9 +82,7 @@ fn nobody(claim: &Claim, evidence: &Evidence) -> Holder {
 
 /// What lasts of an instance: the UID of its VM, or its own if it has none.
 pub fn lasting(instance: &Instance) -> Option<String> {
-    let mut owners = instance.metadata.owner_references.iter().flatten();
-    let vm = owners.find(|owner| owner.kind == "VirtualMachine" && owner.controller == Some(true));
-    vm.map(|vm| vm.uid.clone()).or_else(|| instance.metadata.uid.clone())
+    objects::owner(&instance.metadata).map(str::to_owned).or_else(|| instance.metadata.uid.clone())
 }
 
 /// Whether an instance has a claim, or is about to, or has not let go of it.

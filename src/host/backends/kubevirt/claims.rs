@@ -13,12 +13,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
 use super::names::Claim;
+use super::objects::CLUSTER_LABEL;
 use crate::host::backends::volumes::{NewVolume, Published, Volume};
 
 /// The label of what is made by guestlet, and its value.
 pub const OURS: (&str, &str) = ("app.kubernetes.io/managed-by", "guestlet");
-/// The label by which Harvester knows the guest cluster that something belongs to.
-pub const CLUSTER_LABEL: &str = "guestcluster.harvesterhci.io/name";
 /// The cluster, as the host half names it.
 const CLUSTER: &str = "guestlet.io/cluster";
 /// The name of the volume in its cluster.

@@ -1,12 +1,9 @@
 //! What is read of the objects of KubeVirt's API, `kubevirt.io/v1`. Fields are named as there, and any of them may be
 //! missing: what an older KubeVirt leaves out must not keep the rest from being read.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
-use kube::core::NamespaceResourceScope;
 use serde::{Deserialize, Deserializer};
 
 /// The group of these kinds.
@@ -16,6 +13,8 @@ pub const GROUP: &str = "kubevirt.io";
 pub const NODE_LABEL: &str = "kubevirt.io/nodeName";
 /// The label by which it says to which node one is migrated.
 pub const TARGET_LABEL: &str = "kubevirt.io/migrationTargetNodeName";
+/// The label by which Harvester says to which guest cluster a VM, or anything else, belongs.
+pub const CLUSTER_LABEL: &str = "guestcluster.harvesterhci.io/name";
 
 /// A VM as its owner wants it; it may run or not.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -107,8 +106,6 @@ pub struct Devices {
 pub struct Disk {
     /// That of its volume.
     pub name: String,
-    /// What its guest reads.
-    pub serial: Option<String>,
 }
 
 /// What a disk is made of. Of the many kinds only those are read that are claims.
@@ -131,8 +128,6 @@ pub struct ClaimSource {
     pub claim_name: String,
     /// It may come and go while the VM runs.
     pub hotpluggable: bool,
-    /// The guest cannot write.
-    pub read_only: bool,
 }
 
 /// A DataVolume, as the source of a volume.
@@ -170,8 +165,6 @@ pub struct InstanceStatus {
     /// Its volumes, as they are.
     #[serde(deserialize_with = "or_default")]
     pub volume_status: Vec<VolumeStatus>,
-    /// Its last migration.
-    pub migration_state: Option<MigrationState>,
     /// What is said of it.
     #[serde(deserialize_with = "or_default")]
     pub conditions: Vec<Condition>,
@@ -212,20 +205,6 @@ pub struct HotplugStatus {
 pub struct ClaimInfo {
     /// In the VM's namespace.
     pub claim_name: Option<String>,
-}
-
-/// A migration of a VM.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct MigrationState {
-    /// From there.
-    pub source_node: Option<String>,
-    /// To there.
-    pub target_node: Option<String>,
-    /// It has ended, well or not.
-    pub completed: bool,
-    /// It has not ended well.
-    pub failed: bool,
 }
 
 /// What is said of a VM.
@@ -301,44 +280,53 @@ pub struct KubeVirtStatus {
     pub observed_kube_virt_version: Option<String>,
 }
 
+/// The UID of the VirtualMachine that a VirtualMachineInstance with this metadata is a run of, if it is one's.
+pub fn owner(metadata: &ObjectMeta) -> Option<&str> {
+    let mut owners = metadata.owner_references.iter().flatten();
+    let vm = owners.find(|owner| owner.kind == "VirtualMachine" && owner.controller == Some(true));
+    vm.map(|vm| vm.uid.as_str()).filter(|uid| !uid.is_empty())
+}
+
 /// Null is as good as missing.
 fn or_default<'d, D: Deserializer<'d>, T: Default + Deserialize<'d>>(from: D) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
-/// Makes a type an object of KubeVirt's API.
+/// Makes a type with `metadata` one of the kinds of KubeVirt's API.
 macro_rules! resource {
     ($type:ty, $kind:literal, $plural:literal) => {
-        impl Resource for $type {
+        impl kube::Resource for $type {
             type DynamicType = ();
-            type Scope = NamespaceResourceScope;
+            type Scope = kube::core::NamespaceResourceScope;
 
-            fn kind((): &()) -> Cow<'_, str> {
+            fn kind((): &()) -> std::borrow::Cow<'_, str> {
                 $kind.into()
             }
 
-            fn group((): &()) -> Cow<'_, str> {
-                GROUP.into()
+            fn group((): &()) -> std::borrow::Cow<'_, str> {
+                $crate::host::backends::kubevirt::objects::GROUP.into()
             }
 
-            fn version((): &()) -> Cow<'_, str> {
+            fn version((): &()) -> std::borrow::Cow<'_, str> {
                 "v1".into()
             }
 
-            fn plural((): &()) -> Cow<'_, str> {
+            fn plural((): &()) -> std::borrow::Cow<'_, str> {
                 $plural.into()
             }
 
-            fn meta(&self) -> &ObjectMeta {
+            fn meta(&self) -> &kube::core::ObjectMeta {
                 &self.metadata
             }
 
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
+            fn meta_mut(&mut self) -> &mut kube::core::ObjectMeta {
                 &mut self.metadata
             }
         }
     };
 }
+
+pub(super) use resource;
 
 resource!(VirtualMachine, "VirtualMachine", "virtualmachines");
 resource!(Instance, "VirtualMachineInstance", "virtualmachineinstances");

@@ -72,9 +72,7 @@ fn step(seen: &Seen, open: &[(&String, &Wish)], overdue: &BTreeSet<String>) -> S
         .filter(|(name, wish)| **wish == Wish::Unplug && seen.wanted(name).is_some())
         .map(|(name, _)| (*name).clone())
         .collect();
-    let mut on_their_way = seen.hotplugged();
-    // In a VM that is off, nothing goes anywhere.
-    on_their_way.retain(|(_, stage)| stage.is_on_its_way() && seen.instance.is_some());
+    let on_their_way = seen.on_their_way();
     if !unplug.is_empty() {
         let holds_back = |(name, _): &(String, Stage)| !overdue.contains(name) && !unplug.contains(name);
         return if on_their_way.iter().any(holds_back) {

@@ -185,14 +185,14 @@ impl Queue {
 
     /// There is no VM of this name: it has no volumes, and gets none.
     fn vm_is_gone(&mut self) -> bool {
-        for (name, open) in std::mem::take(&mut self.open) {
-            let outcome = match open.order.wish {
+        let wishes: Vec<_> = self.open.iter().map(|(name, open)| (name.clone(), open.order.wish)).collect();
+        for (name, wish) in wishes {
+            let outcome = match wish {
                 Wish::Unplug => Ok(()),
                 Wish::Plug => {
                     Err(VolumeError::Refused(format!("there is no VM {}/{}", self.place.0, self.place.1)))
                 }
             };
-            self.open.insert(name.clone(), open);
             self.answer(&name, outcome);
         }
         false
@@ -228,11 +228,10 @@ impl Queue {
     }
 
     fn note_times(&mut self, seen: &Seen) {
-        let mut on_their_way = seen.hotplugged();
-        on_their_way.retain(|(_, stage)| stage.is_on_its_way() && seen.instance.is_some());
         let now = Instant::now();
         let before = std::mem::take(&mut self.since);
-        self.since = on_their_way
+        self.since = seen
+            .on_their_way()
             .into_iter()
             .map(|(name, _)| {
                 let since = before.get(&name).copied().unwrap_or(now);

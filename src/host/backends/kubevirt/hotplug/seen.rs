@@ -32,7 +32,7 @@ pub enum Stage {
 
 impl Stage {
     /// Whether something is going on.
-    pub fn is_on_its_way(&self) -> bool {
+    fn is_on_its_way(&self) -> bool {
         !matches!(self, Self::Absent | Self::Ready)
     }
 
@@ -92,7 +92,7 @@ impl Seen {
     }
 
     /// Every volume that came while the VM ran, or is to, whoever wants it, with where it is.
-    pub fn hotplugged(&self) -> Vec<(String, Stage)> {
+    fn hotplugged(&self) -> Vec<(String, Stage)> {
         let is_one = |volume: &&Volume| {
             volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
                 || volume.data_volume.as_ref().is_some_and(|source| source.hotpluggable)
@@ -109,6 +109,13 @@ impl Seen {
         names.sort();
         names.dedup();
         names.into_iter().map(|name| (name.clone(), self.stage(&name))).collect()
+    }
+
+    /// Those of them that KubeVirt is at, or is to be. In a VM that is off, nothing goes anywhere.
+    pub fn on_their_way(&self) -> Vec<(String, Stage)> {
+        let mut volumes = self.hotplugged();
+        volumes.retain(|(_, stage)| stage.is_on_its_way() && self.instance.is_some());
+        volumes
     }
 
     /// The pod that carries the volume of this name, if there is one.

@@ -4,14 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
 use serde::{Deserialize, Deserializer};
 
-use super::super::objects::{Instance, NODE_LABEL};
+use super::super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, owner, resource};
 use crate::wire::proto::v1::PowerState;
 
-/// The label by which Harvester says to which guest cluster a VM belongs.
-const CLUSTER_LABEL: &str = "guestcluster.harvesterhci.io/name";
 /// Context identifiers below this one are never a guest's.
 const FIRST_CID: u32 = 3;
 
@@ -122,13 +119,10 @@ pub fn facts(instance: &Instance) -> Option<Facts> {
 fn known(metadata: &ObjectMeta) -> Option<Facts> {
     let namespace = metadata.namespace.clone()?;
     let uid = metadata.uid.clone().filter(|uid| !uid.is_empty())?.to_ascii_lowercase();
-    let owner = metadata.owner_references.iter().flatten().find(|owner| {
-        owner.kind == "VirtualMachine" && owner.controller == Some(true) && !owner.uid.is_empty()
-    });
     let cluster = label(metadata, CLUSTER_LABEL);
     Some(Facts {
         name: format!("{namespace}/{}", metadata.name.as_ref()?),
-        lasting: owner.map_or_else(|| uid.clone(), |owner| owner.uid.to_ascii_lowercase()),
+        lasting: owner(metadata).map_or_else(|| uid.clone(), str::to_ascii_lowercase),
         uid,
         cluster: if cluster.is_empty() { String::new() } else { format!("{namespace}/{cluster}") },
         ..Facts::default()
@@ -166,34 +160,7 @@ fn power(instance: &Instance) -> (PowerState, String) {
     (state, String::new())
 }
 
-impl Resource for Seen {
-    type DynamicType = ();
-    type Scope = kube::core::NamespaceResourceScope;
-
-    fn kind((): &()) -> std::borrow::Cow<'_, str> {
-        Instance::kind(&())
-    }
-
-    fn group((): &()) -> std::borrow::Cow<'_, str> {
-        Instance::group(&())
-    }
-
-    fn version((): &()) -> std::borrow::Cow<'_, str> {
-        Instance::version(&())
-    }
-
-    fn plural((): &()) -> std::borrow::Cow<'_, str> {
-        Instance::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+resource!(Seen, "VirtualMachineInstance", "virtualmachineinstances");
 
 #[cfg(test)]
 mod tests {
