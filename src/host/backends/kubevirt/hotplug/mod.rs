@@ -7,7 +7,7 @@
 //!                       └──tells──▶ KubeVirt
 //! ```
 //!
-//! A [`queue`] is a task that lives while something is wanted of its VM. It remembers who waits for what, and nothing else:
+//! A queue is a task that lives while something is wanted of its VM. It remembers who waits for what, and nothing else:
 //! what was told to KubeVirt is in the API, and whoever comes after this program finds it there.
 
 use std::collections::BTreeMap;
