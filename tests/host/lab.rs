@@ -172,7 +172,11 @@ impl Lab {
     pub fn until_vm(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + DEADLINE;
         loop {
-            let vm = self.info(name);
+            let output = self.ctl(&["info", name, "-o", "json"]);
+            // It may be about to come.
+            let is_unknown = String::from_utf8_lossy(&output.stderr).contains("knows no VM named");
+            assert!(output.status.success() || is_unknown, "{name}: {output:?}\n{}", self.log());
+            let vm = serde_json::from_slice(&output.stdout).unwrap_or_default();
             if wanted(&vm) {
                 return vm;
             }
