@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http::{Request, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::Stream;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
-use super::unary::{self, too_large};
+use super::unary::{request_message, response, too_large};
 use crate::wire::proto::v1::callback_from_guest::Message as FromGuest;
 use crate::wire::proto::v1::callback_from_host::Message as FromHost;
 use crate::wire::proto::v1::{
@@ -216,23 +216,4 @@ impl<S> Drop for Calls<S> {
         open.calls.clear();
         self.shared.places.close();
     }
-}
-
-/// The message of a request.
-///
-/// # Errors
-/// If it is larger than `most` bytes, compressed, or none.
-pub async fn request_message(body: Body, most: usize) -> Result<Bytes, Status> {
-    let (message, _) = unary::message(body, most).await?;
-    message.ok_or_else(|| Status::invalid_argument("the call has no request"))
-}
-
-/// The answer of a method that has succeeded.
-pub(super) fn response(message: &[u8]) -> Response<Body> {
-    let mut trailers = HeaderMap::new();
-    trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
-    let body = unary::Frames { data: Some(unary::framed(message)), trailers: Some(trailers) };
-    let mut response = Response::new(Body::new(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
-    response
 }

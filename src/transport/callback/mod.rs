@@ -11,7 +11,7 @@
 //! are under way beside each other, as many as the host half has said; its answer, to a cancellation as well, makes room for
 //! the next one, so that neither end collects more than that.
 
-#[cfg(feature = "agent")]
+#[cfg(any(feature = "agent", feature = "kubevirt"))]
 mod caller;
 #[cfg(feature = "host")]
 mod serve;
@@ -19,7 +19,8 @@ mod serve;
 mod tests;
 mod unary;
 
-#[cfg(feature = "agent")]
-pub use caller::{Broken, Caller, Calls, open, request_message};
+#[cfg(any(feature = "agent", feature = "kubevirt"))]
+pub use caller::{Broken, Caller, Calls, open};
 #[cfg(feature = "host")]
 pub use serve::{Breach, Ended, Messages, serve};
+pub use unary::{request, request_message, response, response_message};

@@ -3,17 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 
-use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::FuturesUnordered;
-use http::{HeaderValue, Request, Response, Uri, header};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
+use tonic::Status;
 use tonic::body::Body;
-use tonic::{Code, Status};
 
-use super::unary;
+use super::unary::{request, response_message};
 use crate::transport::http2;
 use crate::wire::proto::v1::callback_from_guest::Message as FromGuest;
 use crate::wire::proto::v1::callback_from_host::Message as FromHost;
@@ -198,40 +196,4 @@ where
     std::future::poll_fn(|context| service.poll_ready(context)).await.unwrap_or_else(|never| match never {});
     let response = service.call(request).await.unwrap_or_else(|never| match never {});
     response_message(response).await.map(Vec::from)
-}
-
-/// A request whose body is that message.
-///
-/// # Errors
-/// `UNIMPLEMENTED` if the method is no path.
-pub(super) fn request(method: &str, message: &[u8]) -> Result<Request<Body>, Status> {
-    let no_method = || Status::unimplemented(format!("{method:?} is no method"));
-    let path = method.parse::<http::uri::PathAndQuery>().map_err(|_| no_method())?;
-    let mut request =
-        Request::new(Body::new(unary::Frames { data: Some(unary::framed(message)), trailers: None }));
-    *request.method_mut() = http::Method::POST;
-    *request.version_mut() = http::Version::HTTP_2;
-    *request.uri_mut() = Uri::from(path);
-    let headers = request.headers_mut();
-    headers.insert(header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
-    headers.insert(header::TE, HeaderValue::from_static("trailers"));
-    Ok(request)
-}
-
-/// What a response says.
-///
-/// # Errors
-/// The status that it has, if that is no success, or what is wrong with it.
-pub(super) async fn response_message(response: Response<Body>) -> Result<Bytes, Status> {
-    let (head, body) = response.into_parts();
-    // One without a message may have its status at the beginning.
-    let early = Status::from_header_map(&head.headers);
-    if let Some(status) = early.filter(|status| status.code() != Code::Ok) {
-        return Err(status);
-    }
-    let (message, trailers) = unary::message(body, usize::MAX).await?;
-    match trailers.as_ref().and_then(Status::from_header_map) {
-        Some(status) if status.code() != Code::Ok => Err(status),
-        _ => message.ok_or_else(|| Status::internal("the call was answered without a message")),
-    }
 }

@@ -92,9 +92,9 @@ async fn connected(open_calls: u32, service: Echo) -> (Caller, tokio::task::Join
 }
 
 async fn ask(mut caller: Caller, path: &str, message: &[u8]) -> Result<Vec<u8>, Status> {
-    let request = serve::request(path, message).unwrap();
+    let request = request(path, message).unwrap();
     let response = caller.call(request).await.map_err(|broken| Status::from_error(Box::new(broken)))?;
-    serve::response_message(response).await.map(|message| message.to_vec())
+    response_message(response).await.map(|message| message.to_vec())
 }
 
 async fn until(mut found: impl FnMut() -> bool) {

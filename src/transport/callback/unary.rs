@@ -1,21 +1,75 @@
-//! The bodies of a gRPC call that has one request and one answer.
+//! gRPC calls that have one request and one answer, as the bytes of these.
 
 use std::pin::Pin;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
-use tonic::Status;
 use tonic::body::Body;
+use tonic::{Code, Status};
 
 /// Before each message: whether it is compressed (one byte), and its length (gRPC over HTTP/2).
 const PREFIX: usize = 5;
+
+/// A request whose body is that message.
+///
+/// # Errors
+/// `UNIMPLEMENTED` if the method is no path.
+pub fn request(method: &str, message: &[u8]) -> Result<Request<Body>, Status> {
+    let no_method = || Status::unimplemented(format!("{method:?} is no method"));
+    let path = method.parse::<http::uri::PathAndQuery>().map_err(|_| no_method())?;
+    let mut request = Request::new(Body::new(Frames { data: Some(framed(message)), trailers: None }));
+    *request.method_mut() = http::Method::POST;
+    *request.version_mut() = http::Version::HTTP_2;
+    *request.uri_mut() = Uri::from(path);
+    let headers = request.headers_mut();
+    headers.insert(header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
+    headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    Ok(request)
+}
+
+/// What a response says.
+///
+/// # Errors
+/// The status that it has, if that is no success, or what is wrong with it.
+pub async fn response_message(response: Response<Body>) -> Result<Bytes, Status> {
+    let (head, body) = response.into_parts();
+    // One without a message may have its status at the beginning.
+    let early = Status::from_header_map(&head.headers);
+    if let Some(status) = early.filter(|status| status.code() != Code::Ok) {
+        return Err(status);
+    }
+    let (message, trailers) = message_of(body, usize::MAX).await?;
+    match trailers.as_ref().and_then(Status::from_header_map) {
+        Some(status) if status.code() != Code::Ok => Err(status),
+        _ => message.ok_or_else(|| Status::internal("the call was answered without a message")),
+    }
+}
+
+/// The message of a request.
+///
+/// # Errors
+/// If it is larger than `most` bytes, compressed, or none.
+pub async fn request_message(body: Body, most: usize) -> Result<Bytes, Status> {
+    let (message, _) = message_of(body, most).await?;
+    message.ok_or_else(|| Status::invalid_argument("the call has no request"))
+}
+
+/// The answer of a method that has succeeded.
+pub fn response(message: &[u8]) -> Response<Body> {
+    let mut trailers = HeaderMap::new();
+    trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
+    let body = Frames { data: Some(framed(message)), trailers: Some(trailers) };
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
+    response
+}
 
 /// The only message of a body, and its trailers.
 ///
 /// # Errors
 /// If it is larger than `most` bytes, compressed, or more than one; or as the body says.
-pub async fn message(mut body: Body, most: usize) -> Result<(Option<Bytes>, Option<HeaderMap>), Status> {
+async fn message_of(mut body: Body, most: usize) -> Result<(Option<Bytes>, Option<HeaderMap>), Status> {
     let mut bytes = BytesMut::new();
     let mut trailers = None;
     while let Some(frame) = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
@@ -39,7 +93,7 @@ pub fn too_large(most: usize) -> Status {
 }
 
 /// A message as a body has it.
-pub fn framed(message: &[u8]) -> Bytes {
+fn framed(message: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(PREFIX + message.len());
     bytes.put_u8(0);
     // Messages of protobuf have at most 2 GiB.
@@ -58,11 +112,11 @@ fn unframed(mut bytes: Bytes) -> Result<Bytes, Status> {
 }
 
 /// A body that is there already.
-pub struct Frames {
+struct Frames {
     /// Its only data.
-    pub data: Option<Bytes>,
+    data: Option<Bytes>,
     /// What follows.
-    pub trailers: Option<HeaderMap>,
+    trailers: Option<HeaderMap>,
 }
 
 impl HttpBody for Frames {
