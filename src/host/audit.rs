@@ -160,7 +160,7 @@ impl Audit {
     /// Writes a record, unless there were too many of its caller. Without a time the call was denied.
     fn record(&self, behalf: &Behalf, what: &What, took: Option<Duration>, code: Code) {
         let caller = text::clean(&behalf.caller().to_string());
-        let is_guest = matches!(behalf.caller(), Caller::Guest(_));
+        let is_guest = matches!(behalf.caller(), Caller::Guest(_) | Caller::Told(_));
         let is_in_vain = took.is_none() || is_guest && code != Code::Ok;
         if !self.admit(behalf.caller(), &caller, is_in_vain, Instant::now()) {
             return;
@@ -171,7 +171,7 @@ impl Audit {
         let duration_usec = u64::try_from(took.unwrap_or_default().as_micros()).unwrap_or(u64::MAX);
         let uid = match behalf.caller() {
             Caller::User { uid, .. } => uid.to_string(),
-            Caller::Guest(_) => String::new(),
+            Caller::Guest(_) | Caller::Told(_) => String::new(),
         };
         let about =
             [&vm, &subject].into_iter().filter(|part| !part.is_empty()).map(|part| format!(" {part:?}"));
@@ -212,7 +212,7 @@ impl Audit {
         let (burst, per_second) = match caller {
             _ if is_in_vain => IN_VAIN,
             Caller::User { .. } => return true,
-            Caller::Guest(_) => OF_A_GUEST,
+            Caller::Guest(_) | Caller::Told(_) => OF_A_GUEST,
         };
         let mut callers = self.callers();
         let key = (name.to_owned(), is_in_vain);

@@ -24,6 +24,8 @@ pub enum Caller {
     },
     /// The guest of the VM of this name.
     Guest(String),
+    /// Somebody whom another program of guestlet knows, in its words.
+    Told(String),
 }
 
 impl fmt::Display for Caller {
@@ -32,6 +34,7 @@ impl fmt::Display for Caller {
             Self::User { uid, name: Some(name) } => write!(formatter, "uid:{uid} {name}"),
             Self::User { uid, name: None } => write!(formatter, "uid:{uid}"),
             Self::Guest(vm) => write!(formatter, "vm:{vm}"),
+            Self::Told(words) => formatter.write_str(words),
         }
     }
 }
@@ -40,10 +43,21 @@ impl fmt::Display for Caller {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Behalf(Arc<(Caller, String)>);
 
+/// Most bytes of a word that came from another program: more than any that we say.
+const LONGEST_WORD: usize = 1024;
+
 impl Behalf {
     /// On behalf of this one, who makes a call now.
     pub fn of(caller: Caller) -> Self {
         Self(Arc::new((caller, format!("{:032x}", fastrand::u128(..)))))
+    }
+
+    /// As another program of guestlet says: who asks, and the call's identifier; none if that is no word of its.
+    pub fn told(caller: String, id: String) -> Option<Self> {
+        let is_word =
+            |word: &str| !word.is_empty() && word.len() <= LONGEST_WORD && !word.contains(char::is_control);
+        let is_id = is_word(&id) && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (is_word(&caller) && is_id).then(|| Self(Arc::new((Caller::Told(caller), id))))
     }
 
     /// Who asks.

@@ -1,5 +1,10 @@
 //! Calls of a guest that somebody has asked for. They can be made only with the word on whose behalf, which goes to the guest
 //! with each of them. To add a call: its method.
+//!
+//! An agent is called on its session, or by way of the program that has that.
+
+use std::fmt;
+use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
@@ -10,84 +15,117 @@ use crate::wire::proto::v1::{
     RotateKeyRequest, RotateKeyResponse,
 };
 
-/// The agent of a guest with which there is a session.
+/// The agent of a guest that can be called.
 #[derive(Debug, Clone)]
-pub struct Agent(Box<Caller>);
+pub struct Agent(Way);
 
 /// Calls of it on somebody's behalf.
 #[derive(Debug, Clone)]
 pub struct Calls {
-    client: Box<Caller>,
+    way: Way,
     behalf: Option<Behalf>,
 }
+
+#[derive(Debug, Clone)]
+enum Way {
+    Session(Box<Caller>),
+    Elsewhere(Arc<dyn Elsewhere>),
+}
+
+/// An agent whose session another program has.
+#[tonic::async_trait]
+pub trait Elsewhere: fmt::Debug + Send + Sync {
+    /// Asks it for a disk.
+    async fn find_disk(&self, behalf: Option<&Behalf>, request: FindDiskRequest) -> Answer<FindDiskResponse>;
+
+    /// Has it let go of a disk.
+    async fn release_disk(
+        &self,
+        behalf: Option<&Behalf>,
+        request: ReleaseDiskRequest,
+    ) -> Answer<ReleaseDiskResponse>;
+}
+
+/// What an agent answers.
+pub type Answer<T> = Result<Response<T>, Status>;
 
 impl Agent {
     /// The one that is called so.
     pub fn new(client: Box<Caller>) -> Self {
-        Self(client)
+        Self(Way::Session(client))
+    }
+
+    /// One whose session another program has.
+    pub fn elsewhere(agent: Arc<dyn Elsewhere>) -> Self {
+        Self(Way::Elsewhere(agent))
     }
 
     /// On behalf of somebody.
     pub fn on_behalf_of(self, behalf: Behalf) -> Calls {
-        Calls { client: self.0, behalf: Some(behalf) }
+        self.on_behalf_of_any(Some(behalf))
     }
 
     /// On behalf of somebody, or of the host half itself, if nobody has asked for it.
     pub fn on_behalf_of_any(self, behalf: Option<Behalf>) -> Calls {
-        Calls { client: self.0, behalf }
+        Calls { way: self.0, behalf }
     }
 }
 
-impl Calls {
-    fn state<T>(&self, request: T) -> Request<T> {
-        match &self.behalf {
-            Some(behalf) => behalf.state(request),
-            None => Request::new(request),
-        }
-    }
+/// What only the program can do that has the session.
+fn only_there() -> Status {
+    Status::unimplemented("the guest can be asked for this on its own host only")
+}
 
+impl Calls {
     /// Has it answer.
     ///
     /// # Errors
     /// As the agent, or when the session ends.
-    pub async fn ping(&mut self, request: PingRequest) -> Result<Response<PingResponse>, Status> {
-        let request = self.state(request);
-        self.client.ping(request).await
+    pub async fn ping(&mut self, request: PingRequest) -> Answer<PingResponse> {
+        match &mut self.way {
+            Way::Session(client) => client.ping(state(self.behalf.as_ref(), request)).await,
+            Way::Elsewhere(_) => Err(only_there()),
+        }
     }
 
     /// Asks it for a disk.
     ///
     /// # Errors
     /// As the agent, or when the session ends.
-    pub async fn find_disk(
-        &mut self,
-        request: FindDiskRequest,
-    ) -> Result<Response<FindDiskResponse>, Status> {
-        let request = self.state(request);
-        self.client.find_disk(request).await
+    pub async fn find_disk(&mut self, request: FindDiskRequest) -> Answer<FindDiskResponse> {
+        match &mut self.way {
+            Way::Elsewhere(agent) => agent.find_disk(self.behalf.as_ref(), request).await,
+            Way::Session(client) => client.find_disk(state(self.behalf.as_ref(), request)).await,
+        }
     }
 
     /// Gives the guest another key.
     ///
     /// # Errors
     /// As the agent, or when the session ends.
-    pub async fn rotate_key(
-        &mut self,
-        request: RotateKeyRequest,
-    ) -> Result<Response<RotateKeyResponse>, Status> {
-        let request = self.state(request);
-        self.client.rotate_key(request).await
+    pub async fn rotate_key(&mut self, request: RotateKeyRequest) -> Answer<RotateKeyResponse> {
+        match &mut self.way {
+            Way::Session(client) => client.rotate_key(state(self.behalf.as_ref(), request)).await,
+            Way::Elsewhere(_) => Err(only_there()),
+        }
     }
 
     /// Has it let go of a disk.
     ///
     /// # Errors
     /// As the agent, or when the session ends.
-    pub async fn release_disk(
-        &mut self,
-        request: ReleaseDiskRequest,
-    ) -> Result<Response<ReleaseDiskResponse>, Status> {
-        let request = self.state(request);
-        self.client.release_disk(request).await
+    pub async fn release_disk(&mut self, request: ReleaseDiskRequest) -> Answer<ReleaseDiskResponse> {
+        match &mut self.way {
+            Way::Elsewhere(agent) => agent.release_disk(self.behalf.as_ref(), request).await,
+            Way::Session(client) => client.release_disk(state(self.behalf.as_ref(), request)).await,
+        }
+    }
+}
+
+/// The request to a guest, with what it is told of who asks.
+fn state<T>(behalf: Option<&Behalf>, request: T) -> Request<T> {
+    match behalf {
+        Some(behalf) => behalf.state(request),
+        None => Request::new(request),
     }
 }
