@@ -226,4 +226,20 @@ pub trait Volumes: Send + Sync + fmt::Debug {
 
     /// How the guest on the other end of a disk knows a volume.
     fn serial(&self, id: &str) -> Option<String>;
+
+    /// Whether only VMs of one host can have its volumes.
+    fn are_of_one_host(&self) -> bool {
+        true
+    }
+
+    /// Whether a volume is plugged only when its guest says that it sees it: where the word of who plugs it is not enough.
+    fn needs_the_guests_word(&self) -> bool {
+        false
+    }
+
+    /// Whether the VM of this name may have volumes plugged that nobody remembers. If not, [`Volumes::plugged`] need not be
+    /// asked.
+    fn may_have(&self, _vm: &str) -> bool {
+        true
+    }
 }

@@ -165,7 +165,11 @@ impl Controller for Service {
             let Parameters { class, claim } = check::parameters(&request.parameters)?;
             let range = request.capacity_range.unwrap_or_default();
             let range = Range::new(range.required_bytes, range.limit_bytes)?;
-            let places = check::placed(request.accessibility_requirements.as_ref(), || self.host())?;
+            let places = if self.keeper.are_of_one_host() {
+                check::placed(request.accessibility_requirements.as_ref(), || self.host())?
+            } else {
+                Vec::new()
+            };
             let wanted = Wanted { name: request.name, class, range, claim };
             let made = self.keeper.create(&asker, &self.guest.vm.cluster, wanted).await?;
             Ok(csi::Volume { accessible_topology: places, ..volume(made) })
@@ -302,6 +306,7 @@ impl Controller for Service {
             }
             // A provisioner that has been told of no topology asks for a place without segments.
             if let Some(place) = request.accessible_topology.filter(|place| !place.segments.is_empty())
+                && self.keeper.are_of_one_host()
                 && !check::is_here(&place, &self.host()?)
             {
                 return Ok(csi::GetCapacityResponse::default());

@@ -18,7 +18,7 @@ use crate::wire::proto::v1::disk_selector::By;
 use crate::wire::proto::v1::{DiskSelector, FindDiskRequest, ReleaseDiskRequest};
 
 /// What an agent says that it can, if it finds and releases disks.
-const CAPABILITY: &str = "disks";
+pub(in crate::host) const CAPABILITY: &str = "disks";
 /// How long a guest may take to see a disk.
 const SEEN: Duration = Duration::from_secs(10);
 /// How long an agent may take beyond what it waits for.
@@ -76,7 +76,7 @@ impl Agent {
     }
 
     /// The guest's name for the disk, as soon as the guest has it; or why there is none.
-    pub(super) async fn find(&self) -> Result<String, String> {
+    pub(in crate::host) async fn find(&self) -> Result<String, String> {
         let mut calls = self.calls().await.map_err(Unreleased::words)?;
         let wait_milliseconds = u32::try_from(SEEN.as_millis()).unwrap_or(u32::MAX);
         let request = FindDiskRequest { disk: Some(self.selector()), wait_milliseconds };

@@ -99,6 +99,14 @@ impl Keeper {
             if new {
                 keeper.tell(VolumeAction::Attached, &volume, &by, Some(&vm.name)).await;
             }
+            if keeper.0.volumes.needs_the_guests_word() {
+                let seen = keeper.agent(&id, &vm.name, &by).find().await;
+                seen.map_err(|why| {
+                    let words =
+                        "the volume is plugged, and its guest does not say that it sees it; repeat the call";
+                    Problem::with_detail(Kind::Unavailable, words, format!("{words}: {why}"))
+                })?;
+            }
             Ok(plugged)
         })
         .await

@@ -180,6 +180,11 @@ impl Keeper {
         answered.await.unwrap_or_else(ended)
     }
 
+    /// Whether only VMs of one host can have the volumes.
+    pub fn are_of_one_host(&self) -> bool {
+        self.0.volumes.are_of_one_host()
+    }
+
     fn policy(&self, cluster: &str) -> Policy {
         self.0.policies.borrow().get(cluster).cloned().unwrap_or_default()
     }

@@ -9,6 +9,7 @@
 //!
 //! A VM is looked at when it is back, when its agent is, and all are now and then.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,8 +72,14 @@ impl Keeper {
             Some(name) => self.0.fleet.find(Identity::Name(name.to_owned())).await.map(Vec::from_iter),
             None => self.0.fleet.machines().await,
         };
+        let holders: BTreeSet<_> = volumes
+            .iter()
+            .filter_map(|one| one.published.as_ref())
+            .map(|published| &published.uuid)
+            .collect();
         for Machine { vm, power } in vms.unwrap_or_default() {
-            if power == PowerState::Off {
+            let concerns = holders.contains(&vm.ids.lasting) || self.0.volumes.may_have(&vm.name);
+            if power == PowerState::Off || !concerns {
                 continue;
             }
             let Ok(turn) = self.0.turns.take(Thing::Vm(vm.name.clone())) else { continue };

@@ -382,4 +382,13 @@ impl Volumes for Claims {
     fn serial(&self, id: &str) -> Option<String> {
         Claim::of_id(id).map(|claim| claim.serial())
     }
+
+    fn are_of_one_host(&self) -> bool {
+        false
+    }
+
+    /// KubeVirt says what its VMs are to have, and what it has done to that end.
+    fn needs_the_guests_word(&self) -> bool {
+        true
+    }
 }
