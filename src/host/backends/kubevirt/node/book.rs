@@ -8,14 +8,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::super::super::{Change, Ids, Vm};
-use super::follow::Heard;
+use super::super::super::Change;
+use super::super::follow::Heard;
+use super::super::seen::{Facts, Seen};
+use super::super::told::Told;
 use super::launcher::Launcher;
 use super::processes::Processes;
 use super::roster::Instance;
-use super::seen::{Facts, Seen};
 use crate::host::limits::Limits;
-use crate::wire::proto::v1::{PowerState, Topology};
+use crate::wire::proto::v1::Topology;
 
 /// What of VMs the settings say.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,14 +57,6 @@ pub struct Book {
     heard: [bool; 2],
     told: BTreeMap<String, Told>,
     topology: Option<Arc<Topology>>,
-}
-
-/// What was told of a VM.
-#[derive(Debug, Clone, PartialEq)]
-struct Told {
-    vm: Vm,
-    power: PowerState,
-    problem: String,
 }
 
 impl Book {
@@ -167,20 +160,12 @@ impl Book {
     }
 
     fn tell_one(&self, now: &Told, before: Option<&Told>, changes: &mut Vec<Change>) {
-        let Told { vm, power, problem } = now;
-        // One that is another VM under the same name is new in every respect.
-        let before = before.filter(|before| before.vm.ids.lasting == vm.ids.lasting);
-        if before.is_none_or(|before| before.vm != *vm) {
-            changes.push(Change::Present(vm.clone()));
-        }
-        if before.is_none_or(|before| (&before.power, &before.problem) != (power, problem)) {
-            let (name, problem) = (vm.name.clone(), problem.clone());
-            changes.push(Change::Power { name, power: *power, problem });
-        }
+        let before = before.filter(|before| now.is_of_same(before));
+        changes.extend(now.changes(before));
         if before.is_none()
             && let Some(topology) = &self.topology
         {
-            changes.push(Change::Topology { name: vm.name.clone(), topology: Arc::clone(topology) });
+            changes.push(Change::Topology { name: now.vm.name.clone(), topology: Arc::clone(topology) });
         }
     }
 
@@ -196,19 +181,7 @@ impl Book {
     fn told(&self, facts: &Facts) -> Told {
         let Options { sockets, port, max_volumes, limits, .. } = &self.options;
         let dial = Launcher::new(facts, &self.node, sockets.as_ref(), *port, Arc::clone(&self.processes));
-        let vm = Vm {
-            name: facts.name.clone(),
-            ids: Ids {
-                lasting: facts.lasting.clone(),
-                dmi: facts.dmi.clone(),
-                provider: format!("guestlet://{}", facts.lasting),
-            },
-            cluster: facts.cluster.clone(),
-            dial: dial.into(),
-            max_volumes: *max_volumes,
-            limits: Arc::clone(limits),
-        };
-        Told { vm, power: facts.power, problem: facts.problem.clone() }
+        Told::new(facts, dial.into(), *max_volumes, limits)
     }
 }
 

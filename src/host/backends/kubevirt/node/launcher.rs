@@ -13,8 +13,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::super::seen::{Facts, Vsock};
 use super::processes::Processes;
-use super::seen::{Facts, Vsock};
 use crate::sys::root::Root;
 use crate::transport::BoxStream;
 use crate::transport::dial::{Dial, Dialing, Error, Source, Target, VsockDial};

@@ -17,7 +17,9 @@ use kube::Api;
 use tokio::sync::{mpsc, watch};
 
 use super::super::{Backend, Change, Problems};
+use super::follow::{Heard, Selector, follow};
 use super::objects::{NODE_LABEL, TARGET_LABEL};
+use super::seen::Seen;
 use super::standing::Teller;
 use crate::host::half::Half;
 use crate::host::text;
@@ -27,20 +29,16 @@ use crate::wire::proto::v1::Topology;
 
 mod book;
 pub mod elsewhere;
-mod follow;
 mod launcher;
 mod place;
 mod processes;
 mod roster;
-mod seen;
 
 pub use book::Options;
 use book::{Book, Side};
-use follow::{Heard, Selector, follow};
 use place::Labelled;
 use processes::Processes;
 pub use roster::{Instance, Roster};
-use seen::Seen;
 
 /// Which node, and how its cluster is reached.
 #[derive(Debug, Clone)]

@@ -18,7 +18,7 @@ use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::host::backends::kubevirt::standing::Teller;
+use super::standing::Teller;
 use crate::host::text;
 
 /// Objects in one answer to a list: what one answer takes in memory is bounded by it.
@@ -260,11 +260,11 @@ mod tests {
     use std::task::{Context, Poll};
 
     use http::{Request, Response, StatusCode};
+    use k8s_openapi::api::core::v1::Node;
     use kube::client::Body;
     use serde_json::{Value, json};
     use tokio::sync::watch;
 
-    use super::super::place::Labelled;
     use super::*;
     use crate::host::backends::Problems;
     use crate::host::half::Half;
@@ -326,8 +326,8 @@ mod tests {
         let (problems, told) = watch::channel(Problems::new());
         let teller = Teller::new("nodes", problems, Arc::new(Half::new("host".into())));
         let selector = Selector { fields: Some("metadata.name=a".into()), ..Selector::default() };
-        let mut heard = pin!(follow(Api::<Labelled>::all(client), selector, teller));
-        let name = |node: Labelled| node.metadata.name.unwrap();
+        let mut heard = pin!(follow(Api::<Node>::all(client), selector, teller));
+        let name = |node: Node| node.metadata.name.unwrap();
         let mut names = Vec::new();
         for _ in 0..count {
             names.push(match heard.next().await.unwrap() {

@@ -1,4 +1,4 @@
-//! A VirtualMachineInstance as the node role keeps it: what it needs, read from an object that may be anything.
+//! A VirtualMachineInstance as it is kept: what is needed of it, read from an object that may be anything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer};
 
-use super::super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, owner, resource};
+use super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, owner, resource};
 use crate::wire::proto::v1::PowerState;
 
 /// Context identifiers below this one are never a guest's.
