@@ -128,6 +128,9 @@ fn vm(vm: &VirtualMachine) -> Finding {
         _ if matches!(vm.power(), PowerState::Off | PowerState::Paused) => {
             Finding::good(subject, format!("it is {}", words::power(vm.power())))
         }
+        SessionState::Elsewhere => {
+            Finding::good(subject, format!("its agent is asked by the guestlet-host of its {}", vm.dial))
+        }
         SessionState::Refused => Finding::wrong(
             subject,
             format!("refused{reason}"),
@@ -172,6 +175,7 @@ mod tests {
             one("other", SessionState::Refused, "vsock:5:970"),
             off,
             mute,
+            one("elsewhere", SessionState::Elsewhere, "node n1"),
         ];
         let root = tempfile::tempdir().unwrap();
         let found = examine(root.path(), Ok((&host(5), &vms)));
@@ -184,6 +188,7 @@ mod tests {
             ("VM other", Level::Wrong),
             ("VM off", Level::Good),
             ("VM mute", Level::Wrong),
+            ("VM elsewhere", Level::Good),
         ] {
             assert_eq!(level(&found, subject), expected, "{subject}: {found:?}");
         }

@@ -37,6 +37,7 @@ pub fn session(session: SessionState) -> &'static str {
         SessionState::Connected => "connected",
         SessionState::Refused => "refused",
         SessionState::Gone => "gone",
+        SessionState::Elsewhere => "elsewhere",
     }
 }
 

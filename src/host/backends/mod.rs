@@ -114,6 +114,22 @@ pub enum Change {
         /// Which VM.
         name: String,
     },
+    /// A VM runs there, or nowhere, if its agent is not dialled from here. Comes for each such VM that runs.
+    Run {
+        /// Which VM.
+        name: String,
+        /// Where.
+        run: Option<Run>,
+    },
+}
+
+/// A run of a VM whose agent is not dialled from here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// The name of the Kubernetes node that it is on.
+    pub node: String,
+    /// What this run is known by, which no other of the VM is. It stays when it is migrated.
+    pub instance: String,
 }
 
 impl Change {
@@ -126,7 +142,8 @@ impl Change {
             | Self::Power { name, .. }
             | Self::Topology { name, .. }
             | Self::IoErrors { name, .. }
-            | Self::Reset { name } => Some(name),
+            | Self::Reset { name }
+            | Self::Run { name, .. } => Some(name),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! How others ask the fleet.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prost_types::Timestamp;
@@ -10,6 +11,7 @@ use super::super::calls::Agent;
 use super::super::limits::Limits;
 use super::super::lines::Log;
 use super::super::metrics::Tally;
+use super::INBOX;
 use crate::wire::proto::v1::{self, PowerState, VirtualMachineEvent, virtual_machine_event};
 
 /// What can be asked; every answer goes to its sender.
@@ -39,6 +41,28 @@ pub enum Identity {
         /// The identifier.
         node: String,
     },
+}
+
+impl Identity {
+    /// The VM that is meant of these, which are by name; `names` are theirs by UUID. Every step of it is a look-up: guests
+    /// cause it as often as they may call.
+    pub(super) fn find<'a, T>(
+        &self,
+        vms: &'a BTreeMap<String, T>,
+        names: &BTreeMap<String, String>,
+        vm: impl Fn(&T) -> &Vm,
+    ) -> Option<&'a T> {
+        let by_uuid = |uuid: &str| vms.get(names.get(uuid)?);
+        match self {
+            Self::Name(name) => vms.get(name),
+            Self::Uuid(uuid) => by_uuid(uuid),
+            Self::Node { cluster, node } => {
+                let ours = |one: &&T| vm(one).cluster == *cluster;
+                let uuid = by_uuid(&node.to_ascii_lowercase()).filter(ours);
+                uuid.or_else(|| vms.get(node).filter(ours))
+            }
+        }
+    }
 }
 
 /// A VM, as those need it who do something to it. It costs nothing to be given one, whatever its guest has said.
@@ -100,7 +124,7 @@ pub struct Stopped;
 /// Asks the fleet.
 #[derive(Debug, Clone)]
 pub struct Handle {
-    pub(super) requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<Request>,
     pub(super) log: Arc<Log>,
 }
 
@@ -111,6 +135,12 @@ impl std::fmt::Debug for Request {
 }
 
 impl Handle {
+    /// One, and where its requests come.
+    pub(super) fn new() -> (Self, mpsc::Receiver<Request>) {
+        let (requests, inbox) = mpsc::channel(INBOX);
+        (Self { requests, log: Arc::default() }, inbox)
+    }
+
     /// What may be logged of what guests do.
     pub fn log(&self) -> &Log {
         &self.log

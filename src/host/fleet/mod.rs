@@ -29,10 +29,12 @@ use crate::wire::proto::v1::{
 
 mod entry;
 mod handle;
+mod remote;
 
 use entry::{Entry, Running, now};
 use handle::Request;
 pub use handle::{Handle, Identity, Known, Machine, Reach, Stopped, Watched};
+pub use remote::{Reaches, Remote};
 
 /// Events that a watcher may be behind before it loses some.
 const WATCH_BACKLOG: usize = 1024;
@@ -64,8 +66,7 @@ impl Fleet {
     /// A fleet that learns of VMs through the returned sender and answers the returned handle, once it runs.
     pub fn new(half: Arc<Half>) -> (Self, mpsc::Sender<Change>, Handle) {
         let (changes, changes_inbox) = mpsc::channel(INBOX);
-        let (requests, requests_inbox) = mpsc::channel(INBOX);
-        let log = Arc::new(Log::default());
+        let (handle, requests) = Handle::new();
         let fleet = Self {
             half,
             volumes: None,
@@ -75,14 +76,14 @@ impl Fleet {
             uuids: BTreeMap::new(),
             next_session: 1,
             changes: changes_inbox,
-            requests: requests_inbox,
+            requests,
             reports: mpsc::channel(INBOX),
             events: broadcast::Sender::new(WATCH_BACKLOG),
-            log: Arc::clone(&log),
+            log: Arc::clone(&handle.log),
             changed: None,
             synced: false,
         };
-        (fleet, changes, Handle { requests, log })
+        (fleet, changes, handle)
     }
 
     /// A fleet whose guests may ask for volumes.
@@ -164,18 +165,8 @@ impl Fleet {
         }
     }
 
-    /// Every step of this is a look-up: guests cause it as often as they may call.
     fn find(&self, identity: &Identity) -> Option<&Entry> {
-        let by_uuid = |uuid: &str| self.vms.get(self.uuids.get(uuid)?);
-        match identity {
-            Identity::Name(name) => self.vms.get(name),
-            Identity::Uuid(uuid) => by_uuid(uuid),
-            Identity::Node { cluster, node } => {
-                let ours = |entry: &&Entry| entry.vm.cluster == *cluster;
-                let uuid = by_uuid(&node.to_ascii_lowercase()).filter(ours);
-                uuid.or_else(|| self.vms.get(node).filter(ours))
-            }
-        }
+        identity.find(&self.vms, &self.uuids, |entry| &entry.vm)
     }
 
     fn watch(&self, name: Option<&String>, since: Option<&Timestamp>) -> Option<Watched> {
@@ -197,7 +188,9 @@ impl Fleet {
         let mut tally = Tally { vms: self.vms.len(), ..Tally::default() };
         for entry in self.vms.values() {
             match entry.view.session() {
-                SessionState::Unspecified | SessionState::Connecting => tally.connecting += 1,
+                SessionState::Unspecified | SessionState::Connecting | SessionState::Elsewhere => {
+                    tally.connecting += 1;
+                }
                 SessionState::Connected => tally.connected += 1,
                 SessionState::Refused => tally.refused += 1,
                 SessionState::Gone => tally.gone += 1,
@@ -234,6 +227,8 @@ impl Fleet {
                 }
             }
             Change::IoErrors { name, errors } => self.io_errors(&name, errors),
+            // Its agent is dialled.
+            Change::Run { .. } => {}
             Change::Reset { name } => {
                 let Some(entry) = self.vms.get_mut(&name) else { return };
                 if !entry.reset(Instant::now()) {

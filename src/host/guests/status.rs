@@ -105,7 +105,7 @@ fn session(view: &VirtualMachine) -> &'static str {
         SessionState::Refused => "Refused",
         SessionState::Gone => "Off",
         _ if view.power() == PowerState::Off => "Off",
-        SessionState::Connecting | SessionState::Unspecified => "Connecting",
+        SessionState::Connecting | SessionState::Elsewhere | SessionState::Unspecified => "Connecting",
     }
 }
 

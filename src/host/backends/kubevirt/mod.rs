@@ -22,7 +22,7 @@ pub mod hotplug;
 pub mod names;
 pub mod node;
 pub mod objects;
-mod seen;
+pub mod seen;
 pub mod standing;
 mod told;
 pub mod volumes;

@@ -1,0 +1,360 @@
+//! VMs whose agents others dial: all of a cluster, where this program has no session with any of them. Its one task owns
+//! what is known of them, and answers the same [`Handle`]s as a [`Fleet`](super::Fleet) does. What guests have said only those
+//! know who reach them.
+//!
+//! ```text
+//!  backend ──Change──▶ Remote ◀──Request── Handle ◀── volumes, api
+//!                        └──which run, on which node──▶ Reaches ──▶ whoever has the session
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use tokio::sync::{broadcast, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::entry::now;
+use super::handle::{Handle, Known, Machine, Reach, Request, Watched};
+use super::{INBOX, WATCH_BACKLOG};
+use crate::host::backends::{Change, Run, Vm};
+use crate::host::lines::Log;
+use crate::host::metrics::Tally;
+use crate::wire::proto::v1::{
+    self, PowerState, SessionState, VirtualMachineEvent, virtual_machine_event::Kind,
+};
+
+/// Knows how to reach the guests of other programs' sessions.
+pub trait Reaches: Debug + Send + Sync {
+    /// Whether the guest of this VM can be called while this instance of it runs on this node. It is asked for each call, and
+    /// must not take long.
+    fn reach(&self, vm: &str, node: &str, instance: &str) -> Reach;
+}
+
+/// The task that owns what is known.
+pub struct Remote {
+    reaches: Arc<dyn Reaches>,
+    vms: BTreeMap<String, Entry>,
+    /// Names by UUID.
+    names: BTreeMap<String, String>,
+    changes: mpsc::Receiver<Change>,
+    requests: mpsc::Receiver<Request>,
+    events: broadcast::Sender<Arc<VirtualMachineEvent>>,
+    log: Arc<Log>,
+    /// Nobody is answered before all VMs were told once.
+    synced: bool,
+}
+
+/// One VM. There may be many: what is told of it is made when it is asked for.
+struct Entry {
+    vm: Arc<Vm>,
+    power: PowerState,
+    problem: String,
+    run: Option<Run>,
+}
+
+impl Entry {
+    fn known(&self) -> Known {
+        let is_off = self.power == PowerState::Off;
+        let session = if is_off { SessionState::Gone } else { SessionState::Elsewhere };
+        let view = v1::VirtualMachine {
+            name: self.vm.name.clone(),
+            uuid: self.vm.ids.lasting.clone(),
+            cluster: self.vm.cluster.clone(),
+            dial: self.vm.dial.to_string(),
+            power: self.power.into(),
+            power_problem: self.problem.clone(),
+            session: session.into(),
+            reason: if is_off { "the VM is off".to_owned() } else { String::new() },
+            ..v1::VirtualMachine::default()
+        };
+        Known { view: Arc::new(view), state: None }
+    }
+
+    fn machine(&self) -> Machine {
+        Machine { vm: Arc::clone(&self.vm), power: self.power }
+    }
+
+    fn reach(&self, reaches: &dyn Reaches) -> Reach {
+        match (self.power, &self.run) {
+            (PowerState::Paused, _) => Reach::Paused,
+            (PowerState::Off, _) | (_, None) => Reach::NoSession,
+            (_, Some(run)) => reaches.reach(&self.vm.name, &run.node, &run.instance),
+        }
+    }
+}
+
+impl Remote {
+    /// One that learns of VMs through the returned sender and answers the returned handle, once it runs.
+    pub fn new(reaches: Arc<dyn Reaches>) -> (Self, mpsc::Sender<Change>, Handle) {
+        let (changes, inbox) = mpsc::channel(INBOX);
+        let (handle, requests) = Handle::new();
+        let remote = Self {
+            reaches,
+            vms: BTreeMap::new(),
+            names: BTreeMap::new(),
+            changes: inbox,
+            requests,
+            events: broadcast::Sender::new(WATCH_BACKLOG),
+            log: Arc::clone(&handle.log),
+            synced: false,
+        };
+        (remote, changes, handle)
+    }
+
+    /// Runs until `shutdown`.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                Some(change) = self.changes.recv() => self.change(change),
+                Some(request) = self.requests.recv(), if self.synced => self.answer(request),
+            }
+        }
+    }
+
+    fn change(&mut self, change: Change) {
+        match change {
+            Change::Present(vm) => self.present(vm),
+            Change::Removed { name } => self.remove(&name),
+            Change::Synced => self.synced = true,
+            Change::Power { name, power, problem } => {
+                let Some(entry) = self.vms.get_mut(&name) else { return };
+                entry.problem = problem;
+                if std::mem::replace(&mut entry.power, power) != power {
+                    tracing::debug!(vm = name, ?power, "power");
+                    self.tell(name, Kind::PowerChanged(v1::PowerChanged { power: power.into() }));
+                }
+            }
+            Change::Run { name, run } => {
+                if let Some(entry) = self.vms.get_mut(&name) {
+                    entry.run = run;
+                }
+            }
+            // Those hear it who have the session.
+            Change::Topology { .. } | Change::IoErrors { .. } | Change::Reset { .. } => {}
+        }
+    }
+
+    fn present(&mut self, vm: Vm) {
+        let before = self.take(&vm.name);
+        self.names.insert(vm.ids.lasting.clone(), vm.name.clone());
+        let entry = match before.filter(|entry| entry.vm.ids.lasting == vm.ids.lasting) {
+            Some(entry) => Entry { vm: Arc::new(vm), ..entry },
+            None => {
+                let (vm, problem) = (Arc::new(vm), String::new());
+                Entry { vm, power: PowerState::Unspecified, problem, run: None }
+            }
+        };
+        self.vms.insert(entry.vm.name.clone(), entry);
+    }
+
+    fn remove(&mut self, name: &str) {
+        if self.take(name).is_some() {
+            tracing::debug!(vm = name, "no longer listed");
+            self.log.forget(name);
+        }
+    }
+
+    /// Takes a VM out, and out of the index; another one may have its identifier already.
+    fn take(&mut self, name: &str) -> Option<Entry> {
+        let entry = self.vms.remove(name)?;
+        if self.names.get(&entry.vm.ids.lasting).is_some_and(|owner| owner == name) {
+            self.names.remove(&entry.vm.ids.lasting);
+        }
+        Some(entry)
+    }
+
+    fn answer(&self, request: Request) {
+        // Who asked may have gone.
+        match request {
+            Request::List(reply) => drop(reply.send(self.vms.values().map(Entry::known).collect())),
+            Request::Machines(reply) => drop(reply.send(self.vms.values().map(Entry::machine).collect())),
+            Request::Get(name, reply) => drop(reply.send(self.vms.get(&name).map(Entry::known))),
+            Request::Find(identity, reply) => {
+                let found = identity.find(&self.vms, &self.names, |entry| &entry.vm);
+                drop(reply.send(found.map(Entry::machine)));
+            }
+            Request::Watch(name, _, reply) => {
+                let is_known = name.is_none_or(|name| self.vms.contains_key(&name));
+                // Of what happened before nothing is remembered: there may be very many VMs.
+                let watched = || Watched { past: Vec::new(), coming: self.events.subscribe() };
+                drop(reply.send(is_known.then(watched)));
+            }
+            Request::Caller(name, reply) => {
+                drop(reply.send(self.vms.get(&name).map(|entry| entry.reach(&*self.reaches))));
+            }
+            Request::Limits(name, reply) => {
+                drop(reply.send(self.vms.get(&name).map(|entry| Arc::clone(&entry.vm.limits))));
+            }
+            Request::Tally(reply) => {
+                let gone = self.vms.values().filter(|entry| entry.power == PowerState::Off).count();
+                reply.send(Tally { vms: self.vms.len(), gone, ..Tally::default() }).ok();
+            }
+            Request::Note(name, kind) => self.tell(name, *kind),
+        }
+    }
+
+    fn tell(&self, name: String, kind: Kind) {
+        let event = VirtualMachineEvent { time: Some(now()), name, kind: Some(kind) };
+        // An error means that nobody watches.
+        drop(self.events.send(Arc::new(event)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use futures_util::FutureExt as _;
+    use tokio::sync::oneshot;
+
+    use super::super::Identity;
+    use super::*;
+    use crate::host::backends::Ids;
+
+    /// Remembers whom it was asked for.
+    #[derive(Debug, Default)]
+    struct Asked(Mutex<Vec<String>>);
+
+    impl Reaches for Asked {
+        fn reach(&self, vm: &str, node: &str, instance: &str) -> Reach {
+            self.0.lock().unwrap().push(format!("{vm} {node} {instance}"));
+            Reach::NoSession
+        }
+    }
+
+    fn vm(name: &str, lasting: &str, cluster: &str) -> Change {
+        let ids = Ids { lasting: lasting.into(), ..Ids::default() };
+        Change::Present(Vm { ids, cluster: cluster.into(), ..Vm::at(name, "/nowhere") })
+    }
+
+    fn power(name: &str, power: PowerState) -> Change {
+        Change::Power { name: name.into(), power, problem: String::new() }
+    }
+
+    fn run(name: &str, node: &str) -> Change {
+        let run = Run { node: node.into(), instance: format!("run-of-{name}") };
+        Change::Run { name: name.into(), run: Some(run) }
+    }
+
+    /// One that was told of a VM that runs on n1, and one that is off.
+    fn begun() -> (Remote, Arc<Asked>) {
+        let asked = Arc::new(Asked::default());
+        let mut remote = Remote::new(Arc::clone(&asked) as Arc<dyn Reaches>).0;
+        let told = [
+            vm("ns/a", "u-a", "ns/x"),
+            power("ns/a", PowerState::Running),
+            run("ns/a", "n1"),
+            vm("ns/b", "u-b", "ns/y"),
+            power("ns/b", PowerState::Off),
+        ];
+        told.into_iter().for_each(|change| remote.change(change));
+        (remote, asked)
+    }
+
+    fn ask<T>(remote: &Remote, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> T {
+        let (reply, mut answer) = oneshot::channel();
+        remote.answer(request(reply));
+        answer.try_recv().ok().unwrap()
+    }
+
+    fn found(remote: &Remote, identity: Identity) -> Option<String> {
+        ask(remote, |reply| Request::Find(identity, reply)).map(|found| found.vm.name.clone())
+    }
+
+    fn caller(remote: &Remote, vm: &str) -> Option<Reach> {
+        ask(remote, |reply| Request::Caller(vm.into(), reply))
+    }
+
+    #[test]
+    fn what_is_told_of_vms_says_who_has_their_sessions() {
+        let (remote, _) = begun();
+        let all: Vec<_> = ask(&remote, Request::List).into_iter().map(|known| known.told(true)).collect();
+        let told = |vm: &v1::VirtualMachine| (vm.name.clone(), vm.uuid.clone(), vm.cluster.clone());
+        let texts = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
+        assert_eq!(told(&all[0]), texts("ns/a", "u-a", "ns/x"));
+        assert_eq!(told(&all[1]), texts("ns/b", "u-b", "ns/y"));
+        assert_eq!((all[0].power(), all[0].session()), (PowerState::Running, SessionState::Elsewhere));
+        assert_eq!((all[1].power(), all[1].session()), (PowerState::Off, SessionState::Gone));
+        let tally = ask(&remote, Request::Tally);
+        assert_eq!(tally, Tally { vms: 2, gone: 1, ..Tally::default() });
+    }
+
+    #[test]
+    fn a_vm_is_found_by_whatever_it_is_known_by_as_long_as_it_is() {
+        let (mut remote, _) = begun();
+        let node = |cluster: &str, node: &str| Identity::Node { cluster: cluster.into(), node: node.into() };
+        let a = || Some("ns/a".to_owned());
+        assert_eq!(found(&remote, Identity::Name("ns/a".into())), a());
+        assert_eq!(found(&remote, Identity::Uuid("u-a".into())), a());
+        assert_eq!(found(&remote, node("ns/x", "U-A")), a());
+        assert_eq!(found(&remote, node("ns/y", "u-a")), None);
+        // It is made again, and then another one has its identifier before it is known that it is gone.
+        remote.change(vm("ns/a", "u-c", "ns/x"));
+        assert_eq!(found(&remote, Identity::Uuid("u-a".into())), None);
+        remote.change(vm("ns/d", "u-c", "ns/x"));
+        remote.change(Change::Removed { name: "ns/a".into() });
+        assert_eq!(found(&remote, Identity::Uuid("u-c".into())).as_deref(), Some("ns/d"));
+        assert_eq!(found(&remote, Identity::Name("ns/a".into())), None);
+    }
+
+    #[test]
+    fn whoever_has_the_session_is_asked_where_the_vm_runs_now() {
+        let (mut remote, asked) = begun();
+        assert!(caller(&remote, "ns/c").is_none());
+        assert!(matches!(caller(&remote, "ns/b"), Some(Reach::NoSession)), "it is off");
+        caller(&remote, "ns/a");
+        remote.change(run("ns/a", "n2"));
+        caller(&remote, "ns/a");
+        remote.change(power("ns/a", PowerState::Paused));
+        assert!(matches!(caller(&remote, "ns/a"), Some(Reach::Paused)));
+        // What a VM is known by besides has changed, and it runs where it did.
+        remote.change(power("ns/a", PowerState::Running));
+        remote.change(vm("ns/a", "u-a", "ns/z"));
+        caller(&remote, "ns/a");
+        // Nothing is known yet of the run of one that was made again.
+        remote.change(vm("ns/a", "u-c", "ns/z"));
+        assert!(matches!(caller(&remote, "ns/a"), Some(Reach::NoSession)));
+        let expected = ["ns/a n1 run-of-ns/a", "ns/a n2 run-of-ns/a", "ns/a n2 run-of-ns/a"];
+        assert_eq!(*asked.0.lock().unwrap(), expected);
+    }
+
+    #[test]
+    fn watchers_hear_of_power_and_of_notes() {
+        let (mut remote, _) = begun();
+        let watch = |name: Option<&str>| {
+            ask(&remote, |reply| Request::Watch(name.map(str::to_owned), Some(now()), reply))
+        };
+        assert!(watch(Some("ns/c")).is_none());
+        let Watched { past, mut coming } = watch(Some("ns/a")).unwrap();
+        assert_eq!(past, []);
+        remote.change(power("ns/a", PowerState::Running));
+        remote.change(power("ns/a", PowerState::Off));
+        let note = Kind::GuestReset(v1::GuestReset {});
+        remote.answer(Request::Note("ns/nobody".into(), Box::new(note.clone())));
+        let mut heard = || coming.try_recv().map(|event| (event.name.clone(), event.kind.clone().unwrap()));
+        let off = v1::PowerChanged { power: PowerState::Off.into() };
+        assert_eq!(heard(), Ok(("ns/a".to_owned(), Kind::PowerChanged(off))), "and nothing before");
+        assert_eq!(heard(), Ok(("ns/nobody".to_owned(), note)));
+        assert!(heard().is_err());
+    }
+
+    #[tokio::test]
+    async fn nobody_is_answered_before_all_were_told() {
+        let (remote, changes, handle) = Remote::new(Arc::new(Asked::default()));
+        let shutdown = CancellationToken::new();
+        let mut running = Box::pin(remote.run(shutdown.clone()));
+        changes.send(vm("ns/a", "u-a", "")).await.unwrap();
+        let mut asking = Box::pin(handle.tally());
+        for _ in 0..10 {
+            assert!((&mut asking).now_or_never().is_none() && (&mut running).now_or_never().is_none());
+        }
+        changes.send(Change::Synced).await.unwrap();
+        tokio::select! {
+            () = running => panic!("it has ended"),
+            tally = asking => assert_eq!(tally.unwrap().vms, 1),
+        }
+        shutdown.cancel();
+    }
+}
