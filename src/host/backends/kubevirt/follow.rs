@@ -48,6 +48,17 @@ pub enum Heard<K> {
     Gone(K),
 }
 
+impl<K> Heard<K> {
+    /// The same of what this makes of each object; none if it makes nothing of the only one.
+    pub fn map<T>(self, mut make: impl FnMut(K) -> Option<T>) -> Option<Heard<T>> {
+        match self {
+            Self::All(all) => Some(Heard::All(all.into_iter().filter_map(make).collect())),
+            Self::There(object) => make(object).map(Heard::There),
+            Self::Gone(object) => make(object).map(Heard::Gone),
+        }
+    }
+}
+
 /// Which objects are followed.
 #[derive(Debug, Clone, Default)]
 pub struct Selector {

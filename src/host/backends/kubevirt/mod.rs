@@ -15,6 +15,7 @@ pub mod api;
 pub mod authority;
 pub mod claims;
 pub mod cluster;
+pub mod controller;
 mod copies;
 mod follow;
 pub mod gates;

@@ -117,9 +117,13 @@ pub fn facts(instance: &Instance) -> Option<Facts> {
 
 /// What its metadata say.
 fn known(metadata: &ObjectMeta) -> Option<Facts> {
+    identified(metadata, &label(metadata, CLUSTER_LABEL))
+}
+
+/// What the names in its metadata say of a VM of the guest cluster that has this name there, if it is not empty.
+pub fn identified(metadata: &ObjectMeta, cluster: &str) -> Option<Facts> {
     let namespace = metadata.namespace.clone()?;
     let uid = metadata.uid.clone().filter(|uid| !uid.is_empty())?.to_ascii_lowercase();
-    let cluster = label(metadata, CLUSTER_LABEL);
     Some(Facts {
         name: format!("{namespace}/{}", metadata.name.as_ref()?),
         lasting: owner(metadata).map_or_else(|| uid.clone(), str::to_ascii_lowercase),

@@ -1,0 +1,113 @@
+//! The VMs of the whole cluster, as its API knows them. It reads, and changes none of them; how they are reached their nodes
+//! know.
+//!
+//! It works on a thread of its own: however many VMs there are, nobody waits for what is read of them. While the API server is
+//! silent everything stays as it was.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::{Stream, StreamExt as _, stream};
+use kube::Api;
+use tokio::sync::{mpsc, watch};
+
+use super::super::super::{Backend, Change, Problems};
+use super::super::follow::{Heard, Selector, follow};
+use super::super::seen::{Facts, Seen};
+use super::super::standing::Teller;
+use super::book::{Book, Kind, Options};
+use super::wanted::Wanted;
+use crate::host::half::Half;
+use crate::host::text;
+use crate::supervise;
+
+/// How a cluster is reached.
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// The API server, and who asks it.
+    pub cluster: kube::Config,
+    /// What the settings say.
+    pub options: watch::Receiver<Options>,
+    /// Is told what cannot be followed.
+    pub problems: watch::Sender<Problems>,
+}
+
+/// The backend.
+#[derive(Debug)]
+pub struct Roster {
+    site: Site,
+    half: Arc<Half>,
+}
+
+/// What is heard.
+enum News {
+    Vm(Kind, Heard<Arc<Facts>>),
+    Options,
+}
+
+impl Roster {
+    /// A backend for all VMs of a cluster.
+    pub fn new(site: Site, half: Arc<Half>) -> Self {
+        Self { site, half }
+    }
+
+    /// All that is heard, as it comes.
+    fn news(&self, client: &kube::Client) -> impl Stream<Item = News> + Send + use<> {
+        let Site { problems, options, .. } = &self.site;
+        let teller = |what| Teller::new(what, problems.clone(), Arc::clone(&self.half));
+        let all = Selector::default;
+        let wanted = follow(
+            Api::<Wanted>::all(client.clone()),
+            all(),
+            teller("the VirtualMachines of the cluster cannot be read, and what is known of them may be old"),
+        );
+        let runs = follow(
+            Api::<Seen>::all(client.clone()),
+            all(),
+            teller(
+                "the VirtualMachineInstances of the cluster cannot be read, and what is known of them may be old",
+            ),
+        );
+        let vm = |kind| move |heard: Option<_>| std::future::ready(heard.map(|heard| News::Vm(kind, heard)));
+        let edits = stream::unfold(options.clone(), |mut options| async move {
+            options.changed().await.ok()?;
+            Some((News::Options, options))
+        });
+        stream::select_all([
+            wanted.map(|heard| heard.map(|one| one.facts)).filter_map(vm(Kind::Wanted)).boxed(),
+            runs.map(|heard| heard.map(|one| one.facts)).filter_map(vm(Kind::Runs)).boxed(),
+            edits.boxed(),
+        ])
+    }
+
+    /// Tells of changes until nobody receives them.
+    async fn tell(self, changes: mpsc::Sender<Change>) -> Result<(), kube::Error> {
+        let client = kube::Client::try_from(self.site.cluster.clone())?;
+        let mut news = Box::pin(self.news(&client));
+        let mut options = self.site.options;
+        let mut book = Book::new(options.borrow_and_update().clone());
+        while let Some(news) = news.next().await {
+            let told = match news {
+                News::Vm(kind, heard) => book.hear(kind, heard),
+                News::Options => book.set(options.borrow_and_update().clone()),
+            };
+            for change in told {
+                if changes.send(change).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Backend for Roster {
+    fn watch(self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let work = move || async move {
+            if let Err(error) = self.tell(changes).await {
+                tracing::error!("the cluster cannot be asked: {}", text::chain(&error));
+            }
+        };
+        Box::pin(supervise::apart("cluster", work))
+    }
+}
