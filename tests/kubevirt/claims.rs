@@ -63,12 +63,7 @@ pub async fn volumes(lab: &Lab) -> Arc<Claims> {
 /// The same with another patience.
 pub async fn volumes_with(lab: &Lab, patience: Patience) -> Arc<Claims> {
     role::install(lab).await;
-    let config = lab.turn.plane().kubeconfig("controller", role::ACCOUNT, "system:serviceaccounts");
-    let config = kube::config::Kubeconfig::read_from(config).unwrap();
-    let config =
-        kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await;
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = kube::Client::try_from(config.unwrap()).unwrap();
+    let client = kube::Client::try_from(role::config(lab).await).unwrap();
     Arc::new(Claims::new(Cluster::new(client), patience, "ReadWriteMany".to_owned()).await)
 }
 

@@ -42,5 +42,6 @@ mod lifecycle;
 mod migration;
 mod requests;
 mod role;
+mod roster;
 mod shares;
 mod storage;

@@ -13,6 +13,7 @@ use crate::lab::{Lab, NEVER, wait};
 use crate::model::objects::{Kind, text};
 use crate::model::pace::Step;
 use crate::patience::until;
+use crate::roster;
 
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/host/controller-role.yaml");
 const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
@@ -41,6 +42,14 @@ pub async fn install(lab: &Lab) {
             kind => assert_eq!(kind, "ServiceAccount"),
         }
     }
+}
+
+/// How the controller asks the API server.
+pub async fn config(lab: &Lab) -> kube::Config {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let config = lab.turn.plane().kubeconfig("controller", ACCOUNT, "system:serviceaccounts");
+    let config = kube::config::Kubeconfig::read_from(config).unwrap();
+    kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await.unwrap()
 }
 
 /// Every verb of the role: the place of its rule, and its own in that.
@@ -169,6 +178,11 @@ async fn is_told_of(lab: &Lab, verb: &str) -> bool {
             lab.is_in("web", &crate::claims::volume_name(&made.id), "Ready").await;
             let at_once = tokio::time::timeout(Duration::from_secs(1), plugging).await;
             at_once.is_err()
+        }
+        "watch virtualmachines" => {
+            let known = roster::Known::of(lab).await;
+            until("the VMs cannot be watched", async || known.problem("VirtualMachines").then_some(())).await;
+            true
         }
         "watch storageclasses" => {
             let volumes = volumes(lab).await;

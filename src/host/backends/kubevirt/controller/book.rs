@@ -175,7 +175,9 @@ impl Book {
         let mut changes = told.changes(before.map(|before| self.options.told(before)).as_ref());
         let run = run(now);
         if before.map_or_else(|| run.is_some(), |before| self::run(before) != run) {
-            changes.push(Change::Run { name: now.name.clone(), run });
+            // Whoever hears that it runs finds it there.
+            let at = usize::from(matches!(changes.first(), Some(Change::Present(_))));
+            changes.insert(at, Change::Run { name: now.name.clone(), run });
         }
         changes
     }
@@ -266,8 +268,8 @@ mod tests {
         let told = words(&book.hear(Kind::Runs, Heard::All(vec![runs("a", "u-a", "n1")])));
         let expected = [
             "ns/a is u-a in ns/x by node n1",
-            "ns/a RUNNING",
             "ns/a as run-of-u-a on n1",
+            "ns/a RUNNING",
             "ns/b is u-b in ns/x by no node",
             "ns/b OFF",
             "synced",
@@ -314,7 +316,7 @@ mod tests {
     fn a_vm_is_off_without_an_instance_and_gone_without_either() {
         let mut book = begun();
         let off = words(&book.hear(Kind::Runs, Heard::Gone(runs("a", "u-a", "n1"))));
-        assert_eq!(off, ["ns/a is u-a in ns/x by no node", "ns/a OFF", "ns/a nowhere"]);
+        assert_eq!(off, ["ns/a is u-a in ns/x by no node", "ns/a nowhere", "ns/a OFF"]);
         assert_eq!(words(&book.hear(Kind::Wanted, Heard::Gone(wanted("a", "u-a")))), ["ns/a gone"]);
         assert_eq!(book.hear(Kind::Wanted, Heard::Gone(wanted("a", "u-a"))), []);
     }
@@ -329,7 +331,7 @@ mod tests {
         assert_eq!(told, ["ns/a is u-c in ns/x by no node", "ns/a OFF"], "it is new in every respect");
         // One that no VirtualMachine owns.
         let told = words(&book.hear(Kind::Runs, Heard::There(runs("d", "own", "n1"))));
-        assert_eq!(told, ["ns/d is own in ns/x by node n1", "ns/d RUNNING", "ns/d as run-of-own on n1"]);
+        assert_eq!(told, ["ns/d is own in ns/x by node n1", "ns/d as run-of-own on n1", "ns/d RUNNING"]);
         assert_eq!(words(&book.hear(Kind::Runs, Heard::Gone(runs("d", "own", "n1")))), ["ns/d gone"]);
     }
 
