@@ -70,6 +70,17 @@ fn parse(der: &[u8]) -> Option<X509Certificate<'_>> {
 pub fn read(der: &CertificateDer<'_>) -> Option<Certified> {
     let certificate = parse(der)?;
     let key = PublicKey::from_spki(certificate.public_key().raw).ok()?;
+    Some(Certified { key, names: names(&certificate) })
+}
+
+/// The URIs of a certificate, whatever its key is. That it was signed by anybody, this does not say.
+///
+/// `None` if it is none.
+pub fn uris(der: &CertificateDer<'_>) -> Option<Vec<String>> {
+    parse(der).map(|certificate| names(&certificate))
+}
+
+fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
     let mut names = Vec::new();
     for extension in certificate.extensions() {
         if extension.oid != OID_X509_EXT_SUBJECT_ALT_NAME {
@@ -85,14 +96,21 @@ pub fn read(der: &CertificateDer<'_>) -> Option<Certified> {
             }
         }
     }
-    Some(Certified { key, names })
+    names
 }
 
 /// When a certificate begins to be valid; `None` if it is none.
 pub fn begins(der: &CertificateDer<'_>) -> Option<UnixTime> {
-    let certificate = parse(der)?;
-    let seconds = u64::try_from(certificate.validity().not_before.timestamp()).ok()?;
-    Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
+    time(parse(der)?.validity().not_before.timestamp())
+}
+
+/// Until when a certificate is valid; `None` if it is none.
+pub fn ends(der: &CertificateDer<'_>) -> Option<UnixTime> {
+    time(parse(der)?.validity().not_after.timestamp())
+}
+
+fn time(seconds: i64) -> Option<UnixTime> {
+    Some(UnixTime::since_unix_epoch(Duration::from_secs(u64::try_from(seconds).ok()?)))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::sys::files;
 use crate::trust::Fingerprint;
+use crate::trust::pem;
 use crate::trust::public_key::{self, NotAPublicKey};
 
 /// What stands before the 32 bytes of a private key in PKCS #8.
@@ -195,8 +196,7 @@ impl Key {
     /// # Errors
     /// If the file cannot be written; the one before is as it was.
     pub fn save(&self, path: &Path) -> Result<(), KeyError> {
-        let encoded = STANDARD.encode_to_string(&self.pkcs8);
-        let text = format!("-----BEGIN PRIVATE KEY-----\n{encoded}\n-----END PRIVATE KEY-----\n");
+        let text = pem::encode(pem::PRIVATE_KEY, &self.pkcs8);
         files::replace_synced(path, text.as_bytes()).map_err(|source| KeyError::Io {
             what: "write",
             path: path.to_owned(),

@@ -16,6 +16,7 @@ pub mod key;
 #[cfg(feature = "agent")]
 pub mod keyring;
 pub mod peer;
+pub mod pem;
 #[cfg(feature = "agent")]
 pub mod provided;
 pub mod public_key;

@@ -30,7 +30,8 @@ pub(super) const BINDING_LABEL: &[u8] = b"EXPORTER-guestlet-enrollment";
 
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(ring::default_provider()));
 
-fn provider() -> Arc<CryptoProvider> {
+/// The cryptography of all TLS of guestlet.
+pub fn provider() -> Arc<CryptoProvider> {
     Arc::clone(&PROVIDER)
 }
 
