@@ -62,8 +62,8 @@ pub async fn volumes(lab: &Lab) -> Arc<Claims> {
 
 /// The same with another patience.
 pub async fn volumes_with(lab: &Lab, patience: Patience) -> Arc<Claims> {
-    role::install(lab).await;
-    let client = kube::Client::try_from(role::config(lab).await).unwrap();
+    role::install(&lab.api).await;
+    let client = role::client(lab.turn.plane()).await;
     Arc::new(Claims::new(Cluster::new(client), patience, "ReadWriteMany".to_owned()).await)
 }
 

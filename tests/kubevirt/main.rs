@@ -38,6 +38,7 @@ mod claims;
 mod claims_churn;
 mod hotplug;
 mod kinds;
+mod leader;
 mod lifecycle;
 mod migration;
 mod requests;

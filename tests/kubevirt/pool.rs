@@ -152,7 +152,7 @@ pub async fn add_kind(api: &Api, yaml: &str) {
 }
 
 /// What tests make, and programs under test.
-const LEFT: [&str; 21] = [
+const LEFT: [&str; 22] = [
     "/apis/harvesterhci.io/v1beta1/networkfilesystems",
     "/apis/apiregistration.k8s.io/v1/apiservices",
     "/apis/kubevirt.io/v1/virtualmachines",
@@ -172,6 +172,7 @@ const LEFT: [&str; 21] = [
     "/apis/storage.k8s.io/v1/storageclasses",
     "/api/v1/nodes",
     "/apis/rbac.authorization.k8s.io/v1/rolebindings",
+    "/apis/rbac.authorization.k8s.io/v1/roles",
     "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "/apis/rbac.authorization.k8s.io/v1/clusterroles",
 ];

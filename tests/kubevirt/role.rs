@@ -8,11 +8,15 @@ use guestlet::host::backends::kubevirt::volumes::Claims;
 use guestlet::host::backends::volumes::{Holder, Volumes as _};
 use serde_json::{Value, json};
 
+use crate::api::Api;
 use crate::claims::{make, make_in, place, plug, quick, volumes, volumes_with, willing};
 use crate::lab::{Lab, NEVER, wait};
+use crate::leader;
 use crate::model::objects::{Kind, text};
 use crate::model::pace::Step;
 use crate::patience::until;
+use crate::plane::ControlPlane;
+use crate::pool::Turn;
 use crate::roster;
 
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/host/controller-role.yaml");
@@ -23,33 +27,53 @@ const BY_SPEC: &str = "DeclarativeHotplugVolumes";
 const BY_REQUEST: &str = "HotplugVolumes";
 /// Whom the API server takes the controller for.
 pub const ACCOUNT: &str = "system:serviceaccount:guestlet-system:guestlet-controller";
+/// Where its own objects are.
+pub const OWN: &str = "guestlet-system";
 
 fn documents() -> Vec<Value> {
     serde_saphyr::from_multiple(MANIFESTS).unwrap()
 }
 
-fn role() -> Value {
-    documents().into_iter().find(|one| one["kind"] == "ClusterRole").unwrap()
+fn role(kind: &str) -> Value {
+    documents().into_iter().find(|one| one["kind"] == kind).unwrap()
 }
 
-/// Gives the controller its role.
-pub async fn install(lab: &Lab) {
+/// Gives the controller its roles.
+pub async fn install(api: &Api) {
+    api.ensure("/api/v1/namespaces", &json!({ "metadata": { "name": OWN } })).await;
     for document in documents() {
         match text(&document["kind"]) {
-            "ClusterRole" => lab.api.ensure(ROLES, &document).await,
-            "ClusterRoleBinding" => lab.api.ensure(BINDINGS, &document).await,
+            "ClusterRole" => api.ensure(ROLES, &document).await,
+            "ClusterRoleBinding" => api.ensure(BINDINGS, &document).await,
+            "Role" => api.ensure(&within("roles"), &document).await,
+            "RoleBinding" => api.ensure(&within("rolebindings"), &document).await,
             // It is known by its certificate here.
             kind => assert_eq!(kind, "ServiceAccount"),
         }
     }
 }
 
+/// Where roles of the controller's own namespace are, or their bindings.
+fn within(kind: &str) -> String {
+    format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{OWN}/{kind}")
+}
+
+/// Asks as the controller.
+pub async fn client(plane: &ControlPlane) -> kube::Client {
+    client_with(plane, |_| ()).await
+}
+
+/// The same with a change of how the API server is reached.
+pub async fn client_with(plane: &ControlPlane, change: impl FnOnce(&mut kube::Config)) -> kube::Client {
+    let mut config = config(plane).await;
+    change(&mut config);
+    kube::Client::try_from(config).unwrap()
+}
+
 /// How the controller asks the API server.
-pub async fn config(lab: &Lab) -> kube::Config {
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let config = lab.turn.plane().kubeconfig("controller", ACCOUNT, "system:serviceaccounts");
-    let config = kube::config::Kubeconfig::read_from(config).unwrap();
-    kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await.unwrap()
+pub async fn config(plane: &ControlPlane) -> kube::Config {
+    let config = plane.kubeconfig("controller", ACCOUNT, "system:serviceaccounts");
+    guestlet::host::backends::kubevirt::cluster::config(Some(&config)).await.unwrap()
 }
 
 /// Every verb of the role: the place of its rule, and its own in that.
@@ -80,12 +104,12 @@ fn without(whole: &Value, (rule, resource, verb): (usize, usize, usize)) -> (Val
     (left, name)
 }
 
-async fn set(lab: &Lab, role: &Value) {
-    let path = format!("{ROLES}/guestlet-controller");
+async fn set(api: &Api, roles: &str, role: &Value) {
+    let path = format!("{roles}/guestlet-controller");
     until("the role is another one", async || {
         let mut new = role.clone();
-        new["metadata"] = lab.api.get(&path).await?["metadata"].clone();
-        lab.api.replace(&path, &new).await
+        new["metadata"] = api.get(&path).await?["metadata"].clone();
+        api.replace(&path, &new).await
     })
     .await;
 }
@@ -124,7 +148,7 @@ fn no_verb_of_the_role_is_there_for_nothing() {
         let lab = Lab::start().await;
         lab.running("web").await;
         lab.model.speed(Duration::from_millis(10));
-        let whole = role();
+        let whole = role("ClusterRole");
         let asked = hasty(&lab).await;
         for (round, gate) in [BY_SPEC, BY_REQUEST].into_iter().enumerate() {
             all(&lab, &asked, 1000 + round, gate).await.unwrap();
@@ -133,7 +157,7 @@ fn no_verb_of_the_role_is_there_for_nothing() {
         for (round, verb) in (1..).zip(verbs(&whole)) {
             let (role, name) = without(&whole, verb);
             let gate = if name.contains('/') { BY_REQUEST } else { BY_SPEC };
-            set(&lab, &role).await;
+            set(&lab.api, ROLES, &role).await;
             // One that begins now: watches that stand are not looked at again.
             let outcome = tokio::time::timeout(Duration::from_secs(8), async {
                 let volumes = hasty(&lab).await;
@@ -147,9 +171,31 @@ fn no_verb_of_the_role_is_there_for_nothing() {
             if !is_missed && !is_told_of(&lab, &name).await {
                 for_nothing.push(name);
             }
-            set(&lab, &whole).await;
+            set(&lab.api, ROLES, &whole).await;
         }
         assert!(for_nothing.is_empty(), "{for_nothing:?}");
+    });
+}
+
+#[test]
+fn no_verb_of_the_role_in_its_own_namespace_is_there_for_nothing() {
+    wait(async {
+        let turn = Turn::take().await;
+        let api = Api::read(turn.plane().folder.path(), "test");
+        install(&api).await;
+        let roles = within("roles");
+        let whole = role("Role");
+        let all = verbs(&whole);
+        assert_eq!(all.len(), 3, "{whole}");
+        for verb in all {
+            let works = async || leader::is_led(turn.plane(), &api).await;
+            until("the whole role suffices", async || works().await.ok()).await;
+            let (role, name) = without(&whole, verb);
+            set(&api, &roles, &role).await;
+            // It is known a moment later.
+            until(&format!("{name} is missed"), async || works().await.err()).await;
+            set(&api, &roles, &whole).await;
+        }
     });
 }
 

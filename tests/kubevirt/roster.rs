@@ -46,7 +46,7 @@ impl Known {
     pub async fn of(lab: &Lab) -> Self {
         let (problems, told) = watch::channel(Problems::new());
         let (options, set) = watch::channel(Options { max_volumes: 64, limits: Arc::default() });
-        let site = Site { cluster: role::config(lab).await, options: set, problems };
+        let site = Site { cluster: role::config(lab.turn.plane()).await, options: set, problems };
         let (asked, tasks) = (Arc::new(Asked::default()), Scope::new());
         let (remote, changes, handle) = Remote::new(Arc::clone(&asked) as Arc<dyn Reaches>);
         let roster = Roster::new(site, Arc::new(Half::new("controller".into())));
@@ -94,7 +94,7 @@ async fn set_strategy(lab: &Lab, vm: &str, strategy: &str) {
 fn the_controller_knows_every_vm_and_where_it_runs() {
     wait(async {
         let lab = Lab::start().await;
-        role::install(&lab).await;
+        role::install(&lab.api).await;
         let web = lab.vm_with("web", of_cluster).await;
         let instance = lab.runs("web").await;
         let idle = |vm: &mut Value| {
@@ -131,7 +131,7 @@ fn the_controller_knows_every_vm_and_where_it_runs() {
 fn what_becomes_of_vms_is_told() {
     wait(async {
         let lab = Lab::start().await;
-        role::install(&lab).await;
+        role::install(&lab.api).await;
         let known = Known::of(&lab).await;
         let Watched { mut coming, .. } = known.handle.watch(None, None).await.unwrap().unwrap();
         let instance = lab.running("web").await;
@@ -160,7 +160,7 @@ fn what_becomes_of_vms_is_told() {
 fn an_instance_without_a_virtual_machine_is_one_by_itself() {
     wait(async {
         let lab = Lab::start().await;
-        role::install(&lab).await;
+        role::install(&lab.api).await;
         let known = Known::of(&lab).await;
         let alone = json!({
             "apiVersion": "kubevirt.io/v1",

@@ -58,7 +58,7 @@ fn unavailable(what: &str, error: &Error) -> VolumeError {
 }
 
 /// What the API server said, or why it said nothing.
-fn words(error: &Error) -> String {
+pub(super) fn words(error: &Error) -> String {
     match error {
         Error::Api(status) if status.code == 403 => {
             format!("{}; see the roles in packaging/kubernetes/host", status.message)
@@ -68,7 +68,8 @@ fn words(error: &Error) -> String {
     }
 }
 
-fn code(error: &Error) -> Option<u16> {
+/// The status of a refusal.
+pub(super) fn code(error: &Error) -> Option<u16> {
     match error {
         Error::Api(status) => Some(status.code),
         _ => None,

@@ -4,8 +4,12 @@
 //! ```text
 //!  API server ──VirtualMachines, VirtualMachineInstances──▶ roster ──▶ book ──Change──▶ fleet::Remote
 //! ```
+//!
+//! One of its replicas leads, and that alone changes VMs and claims: nodes find it, and learn by whom it is vouched for, in
+//! one [`lease`].
 
 mod book;
+pub mod lease;
 mod roster;
 mod wanted;
 

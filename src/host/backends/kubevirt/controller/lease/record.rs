@@ -1,0 +1,245 @@
+//! What a Lease says, and what a candidate that reads it may do: decisions alone.
+//!
+//! The times in a Lease were written by the clock of another machine, and are for people. What counts is how long the Lease
+//! has been seen not to change, by this machine's own monotonic clock.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::{ADDRESS, AUTHORITY, NAME, Notice};
+
+/// What is in a Lease while nobody leads, in seconds: the API server takes no zero.
+const RELEASED_SECONDS: i32 = 1;
+
+/// Who holds a Lease; nobody if it is empty.
+pub(super) fn holder(lease: &Lease) -> &str {
+    lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default()
+}
+
+/// What a candidate may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It may take the Lease.
+    Take,
+    /// Somebody else has it.
+    Wait,
+}
+
+/// What was last seen of the Lease, and since when it has been so.
+#[derive(Debug, Default)]
+pub(super) struct Seen(Option<Record>);
+
+#[derive(Debug)]
+struct Record {
+    uid: Option<String>,
+    spec: LeaseSpec,
+    since: Instant,
+}
+
+impl Record {
+    fn is(&self, lease: &Lease) -> bool {
+        self.uid == lease.metadata.uid && self.spec == lease.spec.clone().unwrap_or_default()
+    }
+
+    /// Whether nobody has it, this candidate has it, or whoever has it has not renewed it for as long as it is valid.
+    fn is_free(&self, identity: &str, now: Instant, shortest: Duration) -> bool {
+        let holder = self.spec.holder_identity.as_deref().unwrap_or_default();
+        let seconds = self.spec.lease_duration_seconds.unwrap_or_default();
+        // A duration that is missing or that somebody has made shorter does not make the holder give up sooner.
+        let valid = Duration::from_secs(u64::try_from(seconds).unwrap_or_default()).max(shortest);
+        holder.is_empty() || holder == identity || now.saturating_duration_since(self.since) >= valid
+    }
+}
+
+impl Seen {
+    /// What the candidate `identity` may do that has read `lease`, if there is one, by `now`. It is valid for `shortest` at
+    /// least.
+    pub(super) fn look(
+        &mut self,
+        lease: Option<&Lease>,
+        identity: &str,
+        now: Instant,
+        shortest: Duration,
+    ) -> Turn {
+        if let Some(lease) = lease
+            && !self.0.as_ref().is_some_and(|record| record.is(lease))
+        {
+            let (uid, spec) = (lease.metadata.uid.clone(), lease.spec.clone().unwrap_or_default());
+            self.0 = Some(Record { uid, spec, since: now });
+        }
+        // One that was deleted while somebody had it is valid for as long as that one may believe so.
+        match &self.0 {
+            Some(record) if !record.is_free(identity, now, shortest) => Turn::Wait,
+            _ => Turn::Take,
+        }
+    }
+}
+
+/// The Lease that `identity` has from now on, in the place of the one that it has read.
+pub(super) fn held(read: Option<Lease>, identity: &str, notice: &Notice, valid: Duration) -> Lease {
+    let is_new = read.is_none();
+    let mut lease = read.unwrap_or_else(|| Lease {
+        metadata: ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() },
+        ..Lease::default()
+    });
+    let now = MicroTime(Timestamp::now());
+    let goes_on = holder(&lease) == identity;
+    let spec = lease.spec.get_or_insert_default();
+    let transitions = spec.lease_transitions.unwrap_or_default().max(0);
+    if !goes_on {
+        spec.acquire_time = Some(now.clone());
+        spec.lease_transitions = Some(if is_new { 0 } else { transitions.saturating_add(1) });
+    }
+    spec.holder_identity = Some(identity.to_owned());
+    // Whole seconds, and not fewer than it is meant to be.
+    let seconds = valid.as_secs() + u64::from(valid.subsec_nanos() > 0);
+    spec.lease_duration_seconds = Some(i32::try_from(seconds.max(1)).unwrap_or(i32::MAX));
+    spec.renew_time = Some(now);
+    let told = annotations(&mut lease);
+    told.insert(ADDRESS.to_owned(), notice.address.clone());
+    told.insert(AUTHORITY.to_owned(), notice.authority_pem.clone());
+    lease
+}
+
+/// The Lease that nobody has any more, in the place of one that was held. Its CA stays the same.
+pub(super) fn released(mut lease: Lease) -> Lease {
+    let now = MicroTime(Timestamp::now());
+    let spec = lease.spec.get_or_insert_default();
+    spec.holder_identity = Some(String::new());
+    spec.lease_duration_seconds = Some(RELEASED_SECONDS);
+    spec.acquire_time = Some(now.clone());
+    spec.renew_time = Some(now);
+    annotations(&mut lease).remove(ADDRESS);
+    lease
+}
+
+fn annotations(lease: &mut Lease) -> &mut BTreeMap<String, String> {
+    lease.metadata.annotations.get_or_insert_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const LEAST: Duration = Duration::from_secs(15);
+
+    fn lease(spec: &Value) -> Lease {
+        let metadata = json!({ "uid": "1", "annotations": { "example.com/kept": "yes" } });
+        serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap()
+    }
+
+    fn of(holder: &str, renewed: &str) -> Lease {
+        lease(&json!({ "holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed }))
+    }
+
+    /// What "me" may do, after so many seconds, with what it reads then.
+    #[track_caller]
+    fn looks(steps: &[(u64, Option<Lease>, Turn)]) {
+        let (mut seen, start) = (Seen::default(), Instant::now());
+        for (after, lease, expected) in steps {
+            let now = start + Duration::from_secs(*after);
+            assert_eq!(seen.look(lease.as_ref(), "me", now, LEAST), *expected, "after {after} s: {lease:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_does_not_change_for_as_long_as_it_is_valid_is_taken() {
+        use Turn::{Take, Wait};
+
+        let one = |renewed: &str| Some(of("other", renewed));
+        looks(&[
+            (0, one("2026-01-01T00:00:00.000000Z"), Wait),
+            (14, one("2026-01-01T00:00:00.000000Z"), Wait),
+            (15, one("2026-01-01T00:00:00.000001Z"), Wait),
+            (29, one("2026-01-01T00:00:00.000001Z"), Wait),
+            (30, one("2026-01-01T00:00:00.000001Z"), Take),
+        ]);
+        // Whatever the clock of the holder says.
+        for renewed in
+            ["0001-01-01T00:00:00.000000Z", "1970-01-01T00:00:00.000000Z", "9999-12-30T00:00:00.000000Z"]
+        {
+            looks(&[(0, one(renewed), Wait), (14, one(renewed), Wait), (15, one(renewed), Take)]);
+        }
+        // Even if it goes backwards.
+        looks(&[
+            (0, one("2026-01-01T00:00:20.000000Z"), Wait),
+            (10, one("2026-01-01T00:00:10.000000Z"), Wait),
+            (20, one("2026-01-01T00:00:00.000000Z"), Wait),
+        ]);
+    }
+
+    #[test]
+    fn what_nobody_has_is_taken_at_once() {
+        for spec in
+            [json!(null), json!({}), json!({ "holderIdentity": "" }), json!({ "holderIdentity": "me" })]
+        {
+            looks(&[(0, Some(lease(&spec)), Turn::Take)]);
+        }
+        looks(&[(0, None, Turn::Take)]);
+    }
+
+    #[test]
+    fn a_holder_is_left_the_time_that_it_believes_to_have() {
+        use Turn::{Take, Wait};
+
+        let with = |seconds: Value| {
+            Some(lease(&json!({ "holderIdentity": "other", "leaseDurationSeconds": seconds })))
+        };
+        for shorter in [json!(null), json!(1), json!(-7)] {
+            looks(&[
+                (0, with(shorter.clone()), Wait),
+                (14, with(shorter.clone()), Wait),
+                (15, with(shorter), Take),
+            ]);
+        }
+        looks(&[(0, with(json!(60)), Wait), (59, with(json!(60)), Wait), (60, with(json!(60)), Take)]);
+        // Somebody deletes it meanwhile.
+        looks(&[(0, with(json!(15)), Wait), (10, None, Wait), (14, None, Wait), (15, None, Take)]);
+    }
+
+    #[test]
+    fn one_that_was_made_again_is_another() {
+        let other = |uid: &str| {
+            let mut lease = of("other", "2026-01-01T00:00:00.000000Z");
+            lease.metadata.uid = Some(uid.to_owned());
+            Some(lease)
+        };
+        looks(&[(0, other("1"), Turn::Wait), (10, other("2"), Turn::Wait), (20, other("2"), Turn::Wait)]);
+        looks(&[(0, other("1"), Turn::Wait), (10, other("2"), Turn::Wait), (25, other("2"), Turn::Take)]);
+    }
+
+    #[test]
+    fn what_is_written_counts_transitions_and_keeps_what_others_wrote() {
+        let notice = Notice { address: "192.0.2.7:9971".to_owned(), authority_pem: "pem".to_owned() };
+        let write = |read, identity: &str| held(read, identity, &notice, Duration::from_millis(14_001));
+        let transitions = |lease: &Lease| lease.spec.as_ref().unwrap().lease_transitions;
+        let first = write(None, "a");
+        assert_eq!((holder(&first), transitions(&first)), ("a", Some(0)));
+        assert_eq!(first.metadata.name.as_deref(), Some(NAME));
+        let again = write(Some(first.clone()), "a");
+        let acquired = |lease: &Lease| lease.spec.as_ref().unwrap().acquire_time.clone();
+        assert_eq!((transitions(&again), acquired(&again)), (Some(0), acquired(&first)));
+        let second = write(Some(again), "b");
+        assert_eq!((holder(&second), transitions(&second)), ("b", Some(1)));
+        let free = released(second);
+        assert_eq!((holder(&free), transitions(&free)), ("", Some(1)));
+        assert_eq!(free.metadata.annotations.as_ref().unwrap().get(ADDRESS), None);
+        assert_eq!(free.metadata.annotations.as_ref().unwrap()[AUTHORITY], "pem");
+        assert_eq!(transitions(&write(Some(free), "b")), Some(2));
+
+        let odd = json!({ "leaseTransitions": i32::MAX, "strategy": "OldestEmulationVersion" });
+        let kept = write(Some(lease(&odd)), "a");
+        let spec = kept.spec.as_ref().unwrap();
+        assert_eq!((spec.lease_transitions, spec.lease_duration_seconds), (Some(i32::MAX), Some(15)));
+        assert_eq!(spec.strategy.as_deref(), Some("OldestEmulationVersion"));
+        assert_eq!(kept.metadata.annotations.unwrap()["example.com/kept"], "yes");
+        assert_eq!(transitions(&write(Some(lease(&json!({ "leaseTransitions": -3 }))), "a")), Some(1));
+    }
+}
