@@ -41,6 +41,7 @@ mod kinds;
 mod leader;
 mod lifecycle;
 mod migration;
+mod nodes;
 mod requests;
 mod role;
 mod roster;

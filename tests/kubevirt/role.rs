@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use crate::api::Api;
 use crate::claims::{make, make_in, place, plug, quick, volumes, volumes_with, willing};
 use crate::lab::{Lab, NEVER, wait};
-use crate::leader;
 use crate::model::objects::{Kind, text};
 use crate::model::pace::Step;
 use crate::patience::until;
 use crate::plane::ControlPlane;
 use crate::pool::Turn;
+use crate::{leader, nodes};
 use crate::roster;
 
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/host/controller-role.yaml");
@@ -186,9 +186,12 @@ fn no_verb_of_the_role_in_its_own_namespace_is_there_for_nothing() {
         let roles = within("roles");
         let whole = role("Role");
         let all = verbs(&whole);
-        assert_eq!(all.len(), 3, "{whole}");
+        assert_eq!(all.len(), 6, "{whole}");
         for verb in all {
-            let works = async || leader::is_led(turn.plane(), &api).await;
+            let works = async || {
+                leader::is_led(turn.plane(), &api).await?;
+                nodes::is_certified(turn.plane(), &api).await
+            };
             until("the whole role suffices", async || works().await.ok()).await;
             let (role, name) = without(&whole, verb);
             set(&api, &roles, &role).await;
@@ -225,6 +228,7 @@ async fn is_told_of(lab: &Lab, verb: &str) -> bool {
             let at_once = tokio::time::timeout(Duration::from_secs(1), plugging).await;
             at_once.is_err()
         }
+        "create tokenreviews" => nodes::is_certified(lab.turn.plane(), &lab.api).await.is_err(),
         "watch virtualmachines" => {
             let known = roster::Known::of(lab).await;
             until("the VMs cannot be watched", async || known.problem("VirtualMachines").then_some(())).await;

@@ -5,12 +5,18 @@
 //!  API server ──VirtualMachines, VirtualMachineInstances──▶ roster ──▶ book ──Change──▶ fleet::Remote
 //! ```
 //!
-//! One of its replicas leads, and that alone changes VMs and claims: nodes find it, and learn by whom it is vouched for, in
-//! one [`lease`].
+//! One of its replicas leads, and that alone changes VMs and claims. Nodes find it, and learn by whom it is vouched for, in
+//! one [`lease`]. They come with a token of their pod ([`join`]) for a certificate of its CA ([`certificates`]), and with that
+//! for everything else ([`tls`]).
 
 mod book;
+pub mod certificates;
+pub mod join;
 pub mod lease;
+mod private;
+mod request;
 mod roster;
+pub mod tls;
 mod wanted;
 
 pub use book::Options;

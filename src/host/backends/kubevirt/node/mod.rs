@@ -29,6 +29,7 @@ use crate::wire::proto::v1::Topology;
 
 mod book;
 pub mod elsewhere;
+pub mod identity;
 mod launcher;
 mod place;
 mod processes;

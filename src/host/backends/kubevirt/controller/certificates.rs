@@ -1,0 +1,257 @@
+//! The CA of the controllers: it vouches for the leader to nodes, and for nodes to the leader.
+//!
+//! Its key is made by the first leader and kept in a Secret, so that whoever leads later is known to nodes, and knows them.
+//! What it signs is valid for a day and written nowhere: nodes fetch a new certificate in time, the leader makes itself one.
+
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
+use kube::api::ObjectMeta;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, date_time_ymd,
+};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
+
+use super::private;
+use super::request::{self, BadRequest};
+use crate::trust::{certificate, pem};
+
+/// The name of the Secret, of the type `kubernetes.io/tls`.
+pub const SECRET: &str = "guestlet-controller-ca";
+/// The name by which nodes know the leader's certificate.
+pub const SERVER_NAME: &str = "guestlet-controller";
+/// Whose certificate the CA's is.
+const CA_NAME: &str = "guestlet-controller-ca";
+/// What stands before a node's name in its certificate.
+const NODE: &str = "guestlet://node/";
+/// The longest common name (X.520); of a node with a longer one only the URI says it.
+const LONGEST_COMMON_NAME: usize = 64;
+/// How long a certificate is valid.
+pub const LASTING: Duration = Duration::from_secs(24 * 60 * 60);
+/// By how much clocks of nodes may be late.
+const EARLY: Duration = Duration::from_secs(60 * 60);
+const SECRET_TYPE: &str = "kubernetes.io/tls";
+const CERTIFICATE: &str = "tls.crt";
+const KEY: &str = "tls.key";
+
+/// Why there is no CA.
+#[derive(Debug, thiserror::Error)]
+pub enum CaError {
+    /// What is in the Secret is none. Nobody makes a new one by himself: all nodes would have to be asked for their tokens again,
+    /// and whoever damaged it should be known.
+    #[error(
+        "the Secret {0} has no usable CA: {1}; delete it, and a new one is made to which nodes change by themselves"
+    )]
+    Damaged(String, String),
+    /// The API server does not give it.
+    #[error("cannot {0}: {1}")]
+    Unavailable(String, String),
+    /// No key or certificate can be made.
+    #[error("cannot make a certificate")]
+    Make(#[from] rcgen::Error),
+    /// TLS cannot be set up with it.
+    #[error("cannot set up TLS")]
+    Tls(#[from] rustls::Error),
+}
+
+/// Why a node gets no certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum SignError {
+    /// What it asked with.
+    #[error("the request for a certificate is refused: {0}")]
+    Request(#[from] BadRequest),
+    /// Its name cannot stand in one.
+    #[error("{0:?} is no name of a Node")]
+    Name(String),
+    /// No certificate can be made.
+    #[error("cannot make a certificate")]
+    Make(#[from] rcgen::Error),
+}
+
+/// The CA.
+#[derive(Debug)]
+pub struct Ca {
+    certificate: CertificateDer<'static>,
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+fn parameters() -> CertificateParams {
+    let mut parameters = CertificateParams::default();
+    parameters.distinguished_name = DistinguishedName::new();
+    parameters.distinguished_name.push(DnType::CommonName, CA_NAME);
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    // It is replaced when its Secret is deleted, and by no date.
+    parameters.not_before = date_time_ymd(1970, 1, 1);
+    parameters.not_after = date_time_ymd(9999, 12, 31);
+    parameters
+}
+
+impl Ca {
+    /// Makes one that is kept nowhere.
+    ///
+    /// # Errors
+    /// If no key can be made.
+    pub fn make() -> Result<Self, rcgen::Error> {
+        let (key, parameters) = (KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?, parameters());
+        let certificate = parameters.self_signed(&key)?.der().clone();
+        Ok(Self::of(certificate, Issuer::new(parameters, key)))
+    }
+
+    fn of(certificate: CertificateDer<'static>, issuer: Issuer<'static, KeyPair>) -> Self {
+        let pem = pem::encode(pem::CERTIFICATE, &certificate);
+        Self { certificate, pem, issuer }
+    }
+
+    /// The one of the Secret in a namespace, which is made if it is not there.
+    ///
+    /// # Errors
+    /// If the Secret has none, or can neither be read nor made.
+    pub async fn load_or_make(client: &Client, namespace: &str) -> Result<Self, CaError> {
+        let place = format!("{namespace}/{SECRET}");
+        let unavailable = |verb: &str, failure: private::Failure| {
+            CaError::Unavailable(format!("{verb} the Secret {place}"), failure.words)
+        };
+        match private::get::<Secret>(client, namespace, SECRET).await {
+            Ok(secret) => return Self::load(&secret, &place),
+            Err(failure) if failure.code == Some(404) => {}
+            Err(failure) => return Err(unavailable("read", failure)),
+        }
+        let made = Self::make()?;
+        match private::create(client, Some(namespace), &made.secret()).await {
+            Ok(_) => {
+                tracing::info!("made the CA of the controllers, which is in the Secret {place}");
+                Ok(made)
+            }
+            // Another leader was quicker, whatever has become of it.
+            Err(failure) if failure.code == Some(409) => {
+                let secret = private::get::<Secret>(client, namespace, SECRET).await;
+                Self::load(&secret.map_err(|failure| unavailable("read", failure))?, &place)
+            }
+            Err(failure) => Err(unavailable("make", failure)),
+        }
+    }
+
+    fn secret(&self) -> Secret {
+        let key = pem::encode(pem::PRIVATE_KEY, self.issuer.key().serialized_der());
+        let data = [(CERTIFICATE, self.pem.clone()), (KEY, key)];
+        let data = data.map(|(name, text)| (name.to_owned(), ByteString(text.into_bytes())));
+        Secret {
+            metadata: ObjectMeta { name: Some(SECRET.to_owned()), ..ObjectMeta::default() },
+            data: Some(data.into()),
+            type_: Some(SECRET_TYPE.to_owned()),
+            ..Secret::default()
+        }
+    }
+
+    fn load(secret: &Secret, place: &str) -> Result<Self, CaError> {
+        let data = |name: &str| secret.data.as_ref().and_then(|data| data.get(name)).map(|data| &data.0[..]);
+        Self::from_pem(data(CERTIFICATE).unwrap_or_default(), data(KEY).unwrap_or_default())
+            .map_err(|why| CaError::Damaged(place.to_owned(), why.to_owned()))
+    }
+
+    fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, &'static str> {
+        let no_certificate = "tls.crt has no certificate (PEM)";
+        let certificate = CertificateDer::from_pem_slice(certificate).map_err(|_| no_certificate)?;
+        let no_key = "tls.key has no ECDSA key of P-256 in PKCS #8 (PEM)";
+        let Ok(PrivateKeyDer::Pkcs8(key)) = PrivateKeyDer::from_pem_slice(key) else { return Err(no_key) };
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256).map_err(|_| no_key)?;
+        let ca = Self::of(certificate, Issuer::new(parameters(), key));
+        ca.check().ok_or("tls.crt is not the certificate of the CA whose key is in tls.key")?;
+        Ok(ca)
+    }
+
+    /// Whether whoever trusts the certificate takes what the key signs.
+    fn check(&self) -> Option<()> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).ok()?;
+        let leaf = self.server_certificate(&key).ok()?;
+        let anchor = anchor_from_trusted_cert(&self.certificate).ok()?;
+        let parsed = EndEntityCert::try_from(&leaf).ok()?;
+        let algorithms = &[webpki::ring::ECDSA_P256_SHA256];
+        let usage = KeyUsage::server_auth();
+        parsed.verify_for_usage(algorithms, &[anchor], &[], UnixTime::now(), usage, None, None).ok().map(drop)
+    }
+
+    /// Its certificate, as the Lease has it.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// Its certificate.
+    pub(super) fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// A certificate of the leader.
+    pub(super) fn server_certificate(&self, key: &KeyPair) -> Result<CertificateDer<'static>, rcgen::Error> {
+        let names = vec![SanType::DnsName(SERVER_NAME.try_into()?)];
+        self.issue(names, SERVER_NAME, ExtendedKeyUsagePurpose::ServerAuth, key, SystemTime::now())
+    }
+
+    /// A certificate of a node for the key of its request (PKCS #10, DER), of which nothing else counts.
+    ///
+    /// # Errors
+    /// If it is no request for an ECDSA key of P-256 that is signed by this key.
+    pub fn sign(&self, request: &[u8], node: &str) -> Result<CertificateDer<'static>, SignError> {
+        self.sign_at(request, node, SystemTime::now())
+    }
+
+    pub(super) fn sign_at(
+        &self,
+        request: &[u8],
+        node: &str,
+        now: SystemTime,
+    ) -> Result<CertificateDer<'static>, SignError> {
+        let key = request::key(request)?;
+        if !is_name(node) {
+            return Err(SignError::Name(node.to_owned()));
+        }
+        let names = vec![SanType::URI(format!("{NODE}{node}").try_into()?)];
+        Ok(self.issue(names, node, ExtendedKeyUsagePurpose::ClientAuth, &key, now)?)
+    }
+
+    fn issue(
+        &self,
+        names: Vec<SanType>,
+        common_name: &str,
+        purpose: ExtendedKeyUsagePurpose,
+        key: &impl PublicKeyData,
+        now: SystemTime,
+    ) -> Result<CertificateDer<'static>, rcgen::Error> {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mut parameters = CertificateParams::default();
+        parameters.distinguished_name = DistinguishedName::new();
+        if common_name.len() <= LONGEST_COMMON_NAME {
+            parameters.distinguished_name.push(DnType::CommonName, common_name);
+        }
+        parameters.subject_alt_names = names;
+        parameters.serial_number = Some(SerialNumber::from_slice(&fastrand::u128(1..).to_be_bytes()));
+        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        parameters.extended_key_usages = vec![purpose];
+        parameters.not_before = date_time_ymd(1970, 1, 1) + now.saturating_sub(EARLY);
+        parameters.not_after = date_time_ymd(1970, 1, 1) + now + LASTING;
+        Ok(parameters.signed_by(key, &self.issuer)?.der().clone())
+    }
+}
+
+/// Whether a Node can be called so (RFC 1123).
+fn is_name(node: &str) -> bool {
+    let is_fit = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    (1..=253).contains(&node.len()) && node.bytes().all(is_fit)
+}
+
+/// The node of a certificate that was shown in a handshake, and so is the CA's.
+pub fn node_of(certificate: &CertificateDer<'_>) -> Option<String> {
+    let names = certificate::uris(certificate)?;
+    let [name] = names.as_slice() else { return None };
+    name.strip_prefix(NODE).filter(|node| is_name(node)).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests;
