@@ -139,14 +139,10 @@ impl Remote {
     fn present(&mut self, vm: Vm) {
         let before = self.take(&vm.name);
         self.names.insert(vm.ids.lasting.clone(), vm.name.clone());
-        let entry = match before.filter(|entry| entry.vm.ids.lasting == vm.ids.lasting) {
-            Some(entry) => Entry { vm: Arc::new(vm), ..entry },
-            None => {
-                let (vm, problem) = (Arc::new(vm), String::new());
-                Entry { vm, power: PowerState::Unspecified, problem, run: None }
-            }
-        };
-        self.vms.insert(entry.vm.name.clone(), entry);
+        let before = before.filter(|entry| entry.vm.ids.lasting == vm.ids.lasting);
+        let (power, problem, run) =
+            before.map(|entry| (entry.power, entry.problem, entry.run)).unwrap_or_default();
+        self.vms.insert(vm.name.clone(), Entry { vm: Arc::new(vm), power, problem, run });
     }
 
     fn remove(&mut self, name: &str) {
@@ -249,7 +245,9 @@ mod tests {
             vm("ns/b", "u-b", "ns/y"),
             power("ns/b", PowerState::Off),
         ];
-        told.into_iter().for_each(|change| remote.change(change));
+        for change in told {
+            remote.change(change);
+        }
         (remote, asked)
     }
 
