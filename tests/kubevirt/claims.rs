@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use guestlet::host::backends::Problems;
 use guestlet::host::backends::disks::{DiskError, GuestSide};
 use guestlet::host::backends::kubevirt::api::Cluster;
 use guestlet::host::backends::kubevirt::hotplug::Patience;
 use guestlet::host::backends::kubevirt::names::Claim;
 use guestlet::host::backends::kubevirt::volumes::Claims;
 use guestlet::host::backends::volumes::{Holder, NewVolume, Place, Published, Volume, VolumeError, Volumes};
+use guestlet::host::half::Half;
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::lab::{Lab, NAMESPACE, NEVER, SHARED, wait};
 use crate::model::objects::{Kind, text, uid};
@@ -63,8 +66,18 @@ pub async fn volumes(lab: &Lab) -> Arc<Claims> {
 /// The same with another patience.
 pub async fn volumes_with(lab: &Lab, patience: Patience) -> Arc<Claims> {
     role::install(&lab.api).await;
-    let client = role::client(lab.turn.plane()).await;
-    Arc::new(Claims::new(Cluster::new(client), patience, "ReadWriteMany".to_owned()).await)
+    volumes_that_tell(lab, patience, watch::Sender::new(Problems::new())).await
+}
+
+/// The same, as far as the account may do it now; what cannot be followed is told there.
+pub async fn volumes_that_tell(
+    lab: &Lab,
+    patience: Patience,
+    problems: watch::Sender<Problems>,
+) -> Arc<Claims> {
+    let client = kube::Client::try_from(role::config(lab.turn.plane()).await).unwrap();
+    let half = Arc::new(Half::new("controller".to_owned()));
+    Arc::new(Claims::new(Cluster::new(client, problems, half), patience, "ReadWriteMany".to_owned()).await)
 }
 
 pub fn new(class: &str, name: &str) -> NewVolume {
@@ -98,11 +111,6 @@ pub fn published(place: &Place) -> Published {
 
 pub async fn plug(volumes: &Claims, id: &str, place: &Place) -> Result<String, VolumeError> {
     volumes.plug(id, published(place), &place.vm).await.map(|plugged| plugged.serial)
-}
-
-/// What a volume is called in a VM's spec.
-pub fn volume_name(id: &str) -> String {
-    Claim::of_id(id).unwrap().volume()
 }
 
 fn claim_name(id: &str) -> String {

@@ -3,21 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use guestlet::host::backends::Problems;
 use guestlet::host::backends::kubevirt::hotplug::Patience;
 use guestlet::host::backends::kubevirt::volumes::Claims;
 use guestlet::host::backends::volumes::{Holder, Volumes as _};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::api::Api;
-use crate::claims::{make, make_in, place, plug, quick, volumes, volumes_with, willing};
+use crate::claims::{make_in, place, plug, quick, volumes, volumes_that_tell, volumes_with, willing};
 use crate::lab::{Lab, NEVER, wait};
-use crate::model::objects::{Kind, text};
-use crate::model::pace::Step;
+use crate::model::objects::text;
 use crate::patience::until;
 use crate::plane::ControlPlane;
 use crate::pool::Turn;
+use crate::roster::Known;
 use crate::{leader, nodes};
-use crate::roster;
 
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/host/controller-role.yaml");
 const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
@@ -212,34 +213,25 @@ async fn is_told_of(lab: &Lab, verb: &str) -> bool {
             let error = plug(&volumes, &never.id, &web).await.unwrap_err().to_string();
             error.contains("nothing is said of why")
         }
-        // Without it, changes are seen late, when it is looked again.
-        "watch virtualmachineinstances" => {
-            let volumes = volumes(lab).await;
-            let (web, made) = (place(lab, "web").await, make(&volumes, "late").await);
-            lab.model.hold(Step::Plug, "late");
-            let plugging = plug(&volumes, &made.id, &web);
-            let mut plugging = std::pin::pin!(plugging);
-            tokio::select! {
-                outcome = &mut plugging => panic!("{outcome:?}"),
-                () = lab.model.reaches(Step::Plug, "late") => {}
-            }
-            lab.model.release(Step::Plug, "late");
-            lab.is_in("web", &crate::claims::volume_name(&made.id), "Ready").await;
-            let at_once = tokio::time::timeout(Duration::from_secs(1), plugging).await;
-            at_once.is_err()
-        }
         "create tokenreviews" => nodes::is_certified(lab.turn.plane(), &lab.api).await.is_err(),
-        "watch virtualmachines" => {
-            let known = roster::Known::of(lab).await;
-            until("the VMs cannot be watched", async || known.problem("VirtualMachines").then_some(())).await;
+        // Without it, changes are seen late, when all are listed again.
+        watch if watch.starts_with("watch ") => {
+            let words = match watch {
+                "watch virtualmachines" => "VirtualMachines",
+                "watch virtualmachineinstances" => "VirtualMachineInstances",
+                "watch persistentvolumeclaims" => "claims",
+                "watch storageclasses" => "storage classes",
+                other => panic!("who follows these? {other}"),
+            };
+            let problems = watch::Sender::new(Problems::new());
+            let _known = Known::with(lab, problems.clone()).await;
+            let _volumes = volumes_that_tell(lab, quick(), problems.clone()).await;
+            let is_told = || problems.borrow().keys().any(|what| what.contains(words));
+            until(&format!("people are told that {words} cannot be followed"), async || {
+                is_told().then_some(())
+            })
+            .await;
             true
-        }
-        "watch storageclasses" => {
-            let volumes = volumes(lab).await;
-            let class = json!({ "metadata": { "name": "late" }, "provisioner": "nobody.test" });
-            lab.api.create(&Kind::Class.all(), &class).await;
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            !volumes.classes().iter().any(|class| class.name == "late")
         }
         _ => false,
     }

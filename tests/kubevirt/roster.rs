@@ -42,9 +42,15 @@ pub struct Known {
 }
 
 impl Known {
-    /// Of the VMs of the lab. What the account may do is as it was.
-    pub async fn of(lab: &Lab) -> Self {
-        let (problems, told) = watch::channel(Problems::new());
+    /// Of the VMs of the lab.
+    async fn of(lab: &Lab) -> Self {
+        role::install(&lab.api).await;
+        Self::with(lab, watch::Sender::new(Problems::new())).await
+    }
+
+    /// The same, as far as the account may do it now; what cannot be followed is told there.
+    pub async fn with(lab: &Lab, problems: watch::Sender<Problems>) -> Self {
+        let told = problems.subscribe();
         let (options, set) = watch::channel(Options { max_volumes: 64, limits: Arc::default() });
         let site = Site { cluster: role::config(lab.turn.plane()).await, options: set, problems };
         let (asked, tasks) = (Arc::new(Asked::default()), Scope::new());
@@ -53,11 +59,6 @@ impl Known {
         tasks.children().spawn(remote.run(CancellationToken::new()));
         tasks.children().spawn(Box::new(roster).watch(changes));
         Self { handle, asked, problems: told, _options: options, _tasks: tasks }
-    }
-
-    /// Whether people are told of something with this word in it.
-    pub fn problem(&self, word: &str) -> bool {
-        self.problems.borrow().keys().any(|what| what.contains(word))
     }
 
     async fn get(&self, vm: &str) -> Option<VirtualMachine> {
@@ -94,7 +95,6 @@ async fn set_strategy(lab: &Lab, vm: &str, strategy: &str) {
 fn the_controller_knows_every_vm_and_where_it_runs() {
     wait(async {
         let lab = Lab::start().await;
-        role::install(&lab.api).await;
         let web = lab.vm_with("web", of_cluster).await;
         let instance = lab.runs("web").await;
         let idle = |vm: &mut Value| {
@@ -123,7 +123,7 @@ fn the_controller_knows_every_vm_and_where_it_runs() {
         let expected = format!("default/web {to} {}", uid(&instance));
         until("it has moved", async || (known.asked_for("web").await == expected).then_some(())).await;
         assert_eq!(known.get("web").await.unwrap().dial, format!("node {to}"));
-        assert!(!known.problem(""), "{:?}", known.problems.borrow());
+        assert_eq!(*known.problems.borrow(), Problems::new());
     });
 }
 
@@ -131,7 +131,6 @@ fn the_controller_knows_every_vm_and_where_it_runs() {
 fn what_becomes_of_vms_is_told() {
     wait(async {
         let lab = Lab::start().await;
-        role::install(&lab.api).await;
         let known = Known::of(&lab).await;
         let Watched { mut coming, .. } = known.handle.watch(None, None).await.unwrap().unwrap();
         let instance = lab.running("web").await;
@@ -160,7 +159,6 @@ fn what_becomes_of_vms_is_told() {
 fn an_instance_without_a_virtual_machine_is_one_by_itself() {
     wait(async {
         let lab = Lab::start().await;
-        role::install(&lab.api).await;
         let known = Known::of(&lab).await;
         let alone = json!({
             "apiVersion": "kubevirt.io/v1",

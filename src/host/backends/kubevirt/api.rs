@@ -3,7 +3,7 @@
 //! Everything is read from the API server when it is asked for, since what follows from it may be that a disk is given to
 //! somebody else. A request that fails says which, of what object, and what the API server said.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
@@ -12,18 +12,21 @@ use kube::core::{NamespaceResourceScope, Resource};
 use kube::{Client, Error};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::authority::{self, Evidence, Use};
 use super::claims::PUBLISHED;
 use super::gates::{self, Way};
 use super::hotplug::patch::Disk;
 use super::hotplug::seen::Seen;
+use super::lists::{self, Failed, Selector};
 use super::names::Claim;
 use super::objects::{Instance, KubeVirt, VirtualMachine};
+use super::standing::Teller;
+use crate::host::backends::Problems;
 use crate::host::backends::volumes::VolumeError;
+use crate::host::half::Half;
 
-/// How long an answer may take.
-const DEADLINE: Duration = Duration::from_secs(30);
 /// Objects in one answer to a list.
 const PAGE: u32 = 500;
 /// Characters of an event's text that are told.
@@ -33,6 +36,8 @@ const LONGEST_EVENT: usize = 300;
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
+    problems: watch::Sender<Problems>,
+    half: Arc<Half>,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -76,18 +81,28 @@ pub(super) fn code(error: &Error) -> Option<u16> {
     }
 }
 
+fn unanswered(what: &str, failed: &Failed) -> VolumeError {
+    match failed {
+        Failed::Answered(error) => unavailable(what, error),
+        Failed::Late => VolumeError::Unavailable(format!("cannot {what}: {failed}")),
+    }
+}
+
 /// The answer to a request about `what`, within the deadline.
 async fn ask<T>(what: &str, request: impl Future<Output = Result<T, Error>>) -> Result<T, VolumeError> {
-    in_time(what, request).await?.map_err(|error| unavailable(what, &error))
+    lists::in_time(request).await.map_err(|failed| unanswered(what, &failed))
 }
 
 /// The same, where some refusals mean something.
-async fn in_time<T>(what: &str, request: impl Future<Output = T>) -> Result<T, VolumeError> {
-    let late = |_| {
-        let words = format!("cannot {what}: the API server does not answer within {} s", DEADLINE.as_secs());
-        VolumeError::Unavailable(words)
-    };
-    tokio::time::timeout(DEADLINE, request).await.map_err(late)
+async fn in_time<T>(
+    what: &str,
+    request: impl Future<Output = Result<T, Error>>,
+) -> Result<Result<T, Error>, VolumeError> {
+    match lists::in_time(request).await {
+        Ok(answer) => Ok(Ok(answer)),
+        Err(Failed::Answered(error)) => Ok(Err(error)),
+        Err(failed) => Err(unanswered(what, &failed)),
+    }
 }
 
 /// What it is if there is nothing of this name.
@@ -100,9 +115,14 @@ fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, VolumeEr
 }
 
 impl Cluster {
-    /// The one that this client asks.
-    pub fn new(client: Client) -> Self {
-        Self { client }
+    /// The one that this client asks. What cannot be followed is told to `problems`, and counted by `half`.
+    pub fn new(client: Client, problems: watch::Sender<Problems>, half: Arc<Half>) -> Self {
+        Self { client, problems, half }
+    }
+
+    /// Tells how it goes with what is followed; `what` is said when it fails.
+    pub fn teller(&self, what: &'static str) -> Teller {
+        Teller::new(what, self.problems.clone(), Arc::clone(&self.half))
     }
 
     /// For what is watched.
@@ -361,7 +381,7 @@ impl Cluster {
         let events = Api::<Event>::namespaced(self.client.clone(), namespace);
         let fields = format!("involvedObject.kind={kind},involvedObject.name={name},type=Warning");
         let parameters = ListParams::default().fields(&fields).limit(PAGE);
-        let listed = tokio::time::timeout(DEADLINE, events.list(&parameters)).await.ok()?.ok()?;
+        let listed = lists::in_time(events.list(&parameters)).await.ok()?;
         let time = |event: &Event| event.last_timestamp.as_ref().map(|time| time.0);
         let last = listed.items.into_iter().max_by_key(time)?;
         let text: String = last.message?.chars().take(LONGEST_EVENT).collect();
@@ -369,21 +389,13 @@ impl Cluster {
     }
 }
 
-/// All objects, page by page.
+/// All objects.
 async fn pages<K>(what: &str, api: &Api<K>) -> Result<Vec<K>, VolumeError>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let mut parameters = ListParams::default().limit(PAGE);
-    let mut all = Vec::new();
-    loop {
-        let page = ask(what, api.list(&parameters)).await?;
-        all.extend(page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            None => return Ok(all),
-            Some(token) => parameters = ListParams::default().limit(PAGE).continue_token(&token),
-        }
-    }
+    let listed = lists::all(api, &Selector::default(), PAGE).await;
+    listed.map(|listed| listed.all).map_err(|failed| unanswered(what, &failed))
 }
 
 fn written(outcome: Result<(), Error>, what: &str) -> Result<Written, VolumeError> {

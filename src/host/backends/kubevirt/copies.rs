@@ -1,35 +1,35 @@
 //! Copies of what is listed often: our claims, and the storage classes. Watches keep them up to date; nothing is decided by
 //! them that must not be decided by what was so a moment ago.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::Api;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::reflector::{self, Lookup, Store};
-use kube::runtime::watcher::{self, Config, watcher};
 use kube::{Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
-use tokio::time::Instant;
+use tokio::sync::watch;
 
 use super::api::Cluster;
 use super::claims::{self, OURS};
-use crate::host::backends::volumes::Class;
+use super::follow::{Heard, follow};
+use super::lists::Selector;
+use super::names::Claim;
+use crate::host::backends::volumes::{Class, Volume};
 use crate::supervise::Scope;
 
 /// The annotation of a storage class for claims that name none.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
-/// How often it is looked whether a copy shows what was written.
-const LOOK: Duration = Duration::from_millis(10);
+
+/// By namespace, which may be empty, and name; none before all were listed once.
+type Kept<T> = watch::Receiver<Option<BTreeMap<(String, String), T>>>;
 
 /// The copies.
 #[derive(Debug)]
 pub struct Copies {
-    claims: Store<PersistentVolumeClaim>,
-    classes: Store<StorageClass>,
+    claims: Kept<Volume>,
+    classes: Kept<Class>,
     _tasks: Scope,
 }
 
@@ -37,83 +37,109 @@ impl Copies {
     /// Those of this cluster. Returns when all of them are there; as long as the API server cannot be asked, it does not.
     pub async fn new(cluster: &Cluster) -> Self {
         let tasks = Scope::new();
-        let ours = Config::default().labels(&format!("{}={}", OURS.0, OURS.1));
-        let claims = follow(&tasks, Api::all(cluster.client()), ours);
-        let classes = follow(&tasks, Api::all(cluster.client()), Config::default());
-        // They fail only when the watch has ended, which ends with this value.
-        drop(claims.wait_until_ready().await);
-        drop(classes.wait_until_ready().await);
+        let ours = Selector { labels: Some(format!("{}={}", OURS.0, OURS.1)), ..Selector::default() };
+        let claims = Api::<PersistentVolumeClaim>::all(cluster.client());
+        let teller =
+            cluster.teller("the claims of volumes cannot be read, and what is listed of them may be old");
+        let claims = copy(&tasks, follow(claims, ours, Some(teller)), claims::volume);
+        let classes = Api::<StorageClass>::all(cluster.client());
+        let teller = cluster.teller("the storage classes of the cluster cannot be read, and may be old");
+        let mut classes =
+            copy(&tasks, follow(classes, Selector::default(), Some(teller)), |one| Some(class(one)));
+        let mut all = claims.clone();
+        // They fail only when nobody follows any more, which ends with this value.
+        drop(all.wait_for(Option::is_some).await);
+        drop(classes.wait_for(Option::is_some).await);
         Self { claims, classes, _tasks: tasks }
     }
 
-    /// Our claims.
-    pub fn claims(&self) -> Vec<Arc<PersistentVolumeClaim>> {
-        self.claims.state()
+    /// The volumes of our claims.
+    pub fn volumes(&self) -> Vec<Volume> {
+        self.claims.borrow().iter().flat_map(BTreeMap::values).cloned().collect()
     }
 
     /// The storage classes, in the order of their names.
     pub fn classes(&self) -> Vec<Class> {
-        let class = |class: &Arc<StorageClass>| Class {
-            name: class.name_any(),
-            is_default: class.annotations().get(DEFAULT_CLASS).is_some_and(|value| value == "true"),
-        };
-        let mut classes: Vec<_> = self.classes.state().iter().map(class).collect();
-        classes.sort_by(|one, other| one.name.cmp(&other.name));
-        classes
+        self.classes.borrow().iter().flat_map(BTreeMap::values).cloned().collect()
     }
 
-    /// Waits until the volume of this identifier is among the copies, but no longer than that.
-    pub async fn shows(&self, id: &str, patience: Duration) {
-        let begun = Instant::now();
-        let is_it =
-            |claim: &PersistentVolumeClaim| claims::volume(claim).is_some_and(|volume| volume.id == id);
-        while self.claims.find(is_it).is_none() && begun.elapsed() < patience {
-            tokio::time::sleep(LOOK).await;
-        }
+    /// Waits until there is a copy of this claim, but no longer than that.
+    pub async fn shows(&self, claim: &Claim, patience: Duration) {
+        let key = (claim.namespace.clone(), claim.name.clone());
+        let mut claims = self.claims.clone();
+        let is_there = |all: &Option<BTreeMap<_, _>>| all.as_ref().is_some_and(|all| all.contains_key(&key));
+        drop(tokio::time::timeout(patience, claims.wait_for(is_there)).await);
     }
 }
 
-/// Keeps a copy of all objects of a kind, for as long as the scope lasts.
-fn follow<K>(tasks: &Scope, api: Api<K>, config: Config) -> Store<K>
+fn class(class: &StorageClass) -> Class {
+    let is_default = class.annotations().get(DEFAULT_CLASS).is_some_and(|value| value == "true");
+    Class { name: class.name_any(), is_default }
+}
+
+/// Keeps what is read of all objects that are followed, for as long as the scope lasts.
+fn copy<K, T>(
+    tasks: &Scope,
+    followed: impl Stream<Item = Heard<K>> + Send + 'static,
+    read: fn(&K) -> Option<T>,
+) -> Kept<T>
 where
-    K: Resource<DynamicType = ()>
-        + Lookup<DynamicType = ()>
-        + Clone
-        + DeserializeOwned
-        + Send
-        + Sync
-        + std::fmt::Debug
-        + 'static,
+    K: Resource + Send + 'static,
+    T: std::fmt::Debug + Send + Sync + 'static,
 {
-    let (store, writer) = reflector::store();
-    let changes = watcher(api, config).default_backoff().modify(trim).reflect(writer);
-    tasks.children().spawn(told(changes));
-    store
-}
-
-/// Takes off what nobody reads.
-fn trim<K: Resource>(object: &mut K) {
-    object.meta_mut().managed_fields = None;
-}
-
-/// Says of a watch that it is broken, once, and that it works again.
-async fn told<K: Resource<DynamicType = ()>>(
-    changes: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
-) {
-    let mut changes = std::pin::pin!(changes);
-    let mut is_broken = false;
-    while let Some(change) = changes.next().await {
-        match change {
-            Err(error) if !is_broken => {
-                is_broken = true;
-                let error = crate::sys::error_chain::words(&error);
-                tracing::warn!(error, "cannot watch the {} of the host cluster", K::plural(&()));
-            }
-            Ok(_) if is_broken => {
-                is_broken = false;
-                tracing::info!("the {} of the host cluster are watched again", K::plural(&()));
-            }
-            _ => {}
+    let (kept, copy) = watch::channel(None);
+    tasks.children().spawn(async move {
+        let mut followed = std::pin::pin!(followed);
+        while let Some(heard) = followed.next().await {
+            kept.send_modify(|all| keep(all.get_or_insert_default(), heard, read));
         }
+    });
+    copy
+}
+
+fn keep<K: Resource, T>(all: &mut BTreeMap<(String, String), T>, heard: Heard<K>, read: fn(&K) -> Option<T>) {
+    let key = |object: &K| (object.namespace().unwrap_or_default(), object.name_any());
+    match heard {
+        Heard::All(objects) => {
+            let made = |object: &K| Some((key(object), read(object)?));
+            *all = objects.iter().filter_map(made).collect();
+        }
+        Heard::There(object) => match read(&object) {
+            Some(made) => drop(all.insert(key(&object), made)),
+            None => drop(all.remove(&key(&object))),
+        },
+        Heard::Gone(object) => drop(all.remove(&key(&object))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(name: &str, default: &str) -> StorageClass {
+        let metadata = json!({ "name": name, "annotations": { DEFAULT_CLASS: default } });
+        serde_json::from_value(json!({ "metadata": metadata, "provisioner": "x" })).unwrap()
+    }
+
+    #[test]
+    fn a_copy_is_what_was_heard_last() {
+        // Of one without the annotation nothing is kept.
+        let only_defaults = |object: &StorageClass| Some(class(object)).filter(|class| class.is_default);
+        let mut all = BTreeMap::new();
+        let mut hear = |heard| {
+            keep(&mut all, heard, only_defaults);
+            all.values().map(|class| class.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            hear(Heard::All(vec![object("b", "true"), object("c", "false"), object("a", "true")])),
+            ["a", "b"]
+        );
+        assert_eq!(hear(Heard::There(object("c", "true"))), ["a", "b", "c"]);
+        assert_eq!(hear(Heard::There(object("b", "false"))), ["a", "c"]);
+        assert_eq!(hear(Heard::Gone(object("a", "true"))), ["c"]);
+        assert_eq!(hear(Heard::Gone(object("a", "true"))), ["c"]);
+        assert_eq!(hear(Heard::All(vec![object("d", "true")])), ["d"]);
     }
 }

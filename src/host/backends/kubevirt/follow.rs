@@ -13,18 +13,17 @@ use std::time::Duration;
 
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _, stream};
-use kube::api::{Api, ListParams, WatchEvent, WatchParams};
+use kube::api::{Api, WatchEvent, WatchParams};
 use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
+use super::lists::{self, Failed, Listed, Selector};
 use super::standing::Teller;
 use crate::host::text;
 
 /// Objects in one answer to a list: what one answer takes in memory is bounded by it.
 const PAGE: u32 = 100;
-/// How long the server may take for an answer, or for the head of one that goes on.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// When the server is to end a watch, in seconds.
 const WATCH_SECONDS: u32 = 290;
 /// A watch that is silent for longer than the server was to let it live is dead.
@@ -59,19 +58,14 @@ impl<K> Heard<K> {
     }
 }
 
-/// Which objects are followed.
-#[derive(Debug, Clone, Default)]
-pub struct Selector {
-    /// By their labels.
-    pub labels: Option<String>,
-    /// By their fields.
-    pub fields: Option<String>,
-}
-
-/// Follows the objects of `api`, for ever. What goes wrong is told, and passes.
-pub fn follow<K>(api: Api<K>, selector: Selector, teller: Teller) -> impl Stream<Item = Heard<K>> + Send
+/// Follows the objects of `api`, for ever. What goes wrong is told, if anybody wants to know it, and passes.
+pub fn follow<K>(
+    api: Api<K>,
+    selector: Selector,
+    teller: Option<Teller>,
+) -> impl Stream<Item = Heard<K>> + Send
 where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let follower = Follower { api, selector, teller, at: At::Start, failures: 0 };
     stream::unfold(follower, |mut follower| async move {
@@ -83,7 +77,7 @@ where
 struct Follower<K> {
     api: Api<K>,
     selector: Selector,
-    teller: Teller,
+    teller: Option<Teller>,
     at: At<K>,
     /// In a row.
     failures: u32,
@@ -119,9 +113,18 @@ impl From<kube::Error> for Failure {
     }
 }
 
+impl From<Failed> for Failure {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Answered(error) => error.into(),
+            Failed::Late => Self::Other(failed.to_string()),
+        }
+    }
+}
+
 impl<K> Follower<K>
 where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     async fn next(&mut self) -> Heard<K> {
         loop {
@@ -149,7 +152,9 @@ where
                     }
                     Ok(stream) => stream,
                 };
-                self.teller.well();
+                if let Some(teller) = &self.teller {
+                    teller.well();
+                }
                 self.at = At::Watching { version, stream, since: Instant::now() };
                 Ok(None)
             }
@@ -205,24 +210,11 @@ where
 
     /// All objects, and the version at which they were so.
     async fn list(&mut self) -> Result<(Vec<K>, String), Failure> {
-        let (mut all, mut next) = (Vec::new(), None);
-        loop {
-            let page = ListParams {
-                label_selector: self.selector.labels.clone(),
-                field_selector: self.selector.fields.clone(),
-                limit: Some(PAGE),
-                continue_token: next.take(),
-                ..ListParams::default()
-            };
-            let list = answer(self.api.list(&page)).await?;
-            all.extend(list.items);
-            next = list.metadata.continue_.filter(|token| !token.is_empty());
-            if next.is_none() {
-                let version = list.metadata.resource_version.filter(|version| !version.is_empty());
-                let version = version.ok_or_else(|| Failure::Other("a list has no version".to_owned()))?;
-                return Ok((all, version));
-            }
+        let Listed { all, version } = lists::all(&self.api, &self.selector, PAGE).await?;
+        if version.is_empty() {
+            return Err(Failure::Other("a list has no version".to_owned()));
         }
+        Ok((all, version))
     }
 
     async fn watch(
@@ -236,7 +228,7 @@ where
             bookmarks: true,
             send_initial_events: false,
         };
-        Ok(answer(self.api.watch(&params, version)).await?.boxed())
+        Ok(lists::in_time(self.api.watch(&params, version)).await?.boxed())
     }
 
     /// Tells what went wrong, and waits.
@@ -245,7 +237,13 @@ where
         match failure {
             // That happens, and what comes next says whether it goes on.
             Failure::Expired | Failure::Ended => {}
-            Failure::Other(words) => self.teller.failed(&words),
+            Failure::Other(words) => {
+                if let Some(teller) = &self.teller {
+                    teller.failed(&words);
+                } else {
+                    tracing::debug!("{} cannot be followed: {words}", K::plural(&()));
+                }
+            }
         }
         if self.failures.is_multiple_of(LIST_AGAIN) {
             self.at = At::Start;
@@ -253,13 +251,6 @@ where
         let longest = FIRST_WAIT.saturating_mul(1 << self.failures.min(16)).min(LONGEST_WAIT);
         // Nodes that were all cut off at once do not come back all at once.
         tokio::time::sleep(longest.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-    }
-}
-
-async fn answer<T>(asked: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
-    match tokio::time::timeout(PATIENCE, asked).await {
-        Ok(answered) => Ok(answered?),
-        Err(_) => Err(Failure::Other(format!("no answer within {} s", PATIENCE.as_secs()))),
     }
 }
 
@@ -337,7 +328,7 @@ mod tests {
         let (problems, told) = watch::channel(Problems::new());
         let teller = Teller::new("nodes", problems, Arc::new(Half::new("host".into())));
         let selector = Selector { fields: Some("metadata.name=a".into()), ..Selector::default() };
-        let mut heard = pin!(follow(Api::<Node>::all(client), selector, teller));
+        let mut heard = pin!(follow(Api::<Node>::all(client), selector, Some(teller)));
         let name = |node: Node| node.metadata.name.unwrap();
         let mut names = Vec::new();
         for _ in 0..count {
@@ -395,10 +386,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_silent_is_asked_again() {
         let begin = Instant::now();
-        // The watch is never answered, and with paused time patience is soon over.
+        // The watch is never answered, and with paused time the deadline is soon over.
         let following = followed(vec![list(&[], "5", "")], 2);
-        assert!(tokio::time::timeout(PATIENCE * 3, following).await.is_err());
-        assert!(begin.elapsed() >= PATIENCE * 3);
+        assert!(tokio::time::timeout(lists::DEADLINE * 3, following).await.is_err());
+        assert!(begin.elapsed() >= lists::DEADLINE * 3);
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,6 +20,7 @@ mod copies;
 mod follow;
 pub mod gates;
 pub mod hotplug;
+mod lists;
 pub mod names;
 pub mod node;
 pub mod objects;

@@ -188,8 +188,7 @@ impl Volumes for Claims {
     }
 
     async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
-        let mut volumes: Vec<_> =
-            self.copies.claims().iter().filter_map(|claim| claims::volume(claim)).collect();
+        let mut volumes = self.copies.volumes();
         volumes.sort_by(|one, other| one.id.cmp(&other.id));
         Ok(volumes)
     }
@@ -213,7 +212,7 @@ impl Volumes for Claims {
         match made {
             Some(Volume { problem: Some(problem), .. }) => Err(VolumeError::Damaged(problem)),
             Some(volume) if (&volume.cluster, &volume.name) == (&new.cluster, &new.name) => {
-                self.copies.shows(&volume.id, self.patience.look).await;
+                self.copies.shows(&claim, self.patience.look).await;
                 Ok(volume)
             }
             _ => Err(VolumeError::Refused(format!(

@@ -12,7 +12,8 @@ use kube::Api;
 use tokio::sync::{mpsc, watch};
 
 use super::super::super::{Backend, Change, Problems};
-use super::super::follow::{Heard, Selector, follow};
+use super::super::follow::{Heard, follow};
+use super::super::lists::Selector;
 use super::super::seen::{Facts, Seen};
 use super::super::standing::Teller;
 use super::book::{Book, Kind, Options};
@@ -54,7 +55,7 @@ impl Roster {
     /// All that is heard, as it comes.
     fn news(&self, client: &kube::Client) -> impl Stream<Item = News> + Send + use<> {
         let Site { problems, options, .. } = &self.site;
-        let teller = |what| Teller::new(what, problems.clone(), Arc::clone(&self.half));
+        let teller = |what| Some(Teller::new(what, problems.clone(), Arc::clone(&self.half)));
         let all = Selector::default;
         let wanted = follow(
             Api::<Wanted>::all(client.clone()),

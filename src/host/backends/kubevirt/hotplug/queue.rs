@@ -5,14 +5,14 @@ use std::pin::Pin;
 
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use kube::api::Api;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::watch_object;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::super::api::{Cluster, Written};
+use super::super::follow::follow;
 use super::super::gates::Way;
-use super::super::objects::Instance;
+use super::super::lists::Selector;
+use super::super::seen;
 use super::patch::{self, Disk};
 use super::plan::{Step, Wish, plan};
 use super::seen::{Seen, Stage};
@@ -118,11 +118,13 @@ impl Queue {
         }
     }
 
-    /// One event for each change of the VM's run. What is lost of them is made up for by looking now and then.
+    /// One event for each change of the VM's run. What is lost of them is made up for by looking now and then, so that nobody is
+    /// told if they cannot be followed.
     fn changes(&self) -> Changes {
         let (namespace, name) = &self.place;
-        let runs = watch_object(Api::<Instance>::namespaced(self.cluster.client(), namespace), name);
-        Box::pin(runs.default_backoff().filter_map(|change| async { change.ok().map(drop) }))
+        let of_name = Selector { fields: Some(format!("metadata.name={name}")), ..Selector::default() };
+        let runs = Api::<seen::Seen>::namespaced(self.cluster.client(), namespace);
+        Box::pin(follow(runs, of_name, None).map(drop))
     }
 
     fn take(&mut self, order: Order) {

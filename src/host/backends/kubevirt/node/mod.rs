@@ -17,7 +17,8 @@ use kube::Api;
 use tokio::sync::{mpsc, watch};
 
 use super::super::{Backend, Change, Problems};
-use super::follow::{Heard, Selector, follow};
+use super::follow::{Heard, follow};
+use super::lists::Selector;
 use super::objects::{NODE_LABEL, TARGET_LABEL};
 use super::seen::Seen;
 use super::standing::Teller;
@@ -81,7 +82,7 @@ impl Node {
     /// All that is heard, as it comes.
     fn news(&self, client: &kube::Client) -> impl Stream<Item = News> + Send + use<> {
         let Site { node, problems, options, .. } = &self.site;
-        let teller = |what| Teller::new(what, problems.clone(), Arc::clone(&self.half));
+        let teller = |what| Some(Teller::new(what, problems.clone(), Arc::clone(&self.half)));
         let machines = |side, label: &str, what| {
             let selector = Selector { labels: Some(format!("{label}={node}")), ..Selector::default() };
             follow(Api::<Seen>::all(client.clone()), selector, teller(what))

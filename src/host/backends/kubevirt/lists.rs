@@ -1,0 +1,73 @@
+//! Requests to the API server that have a deadline, and lists, which come page by page.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use kube::api::{Api, ListParams};
+use serde::de::DeserializeOwned;
+
+/// How long the server may take for an answer, or for the head of one that goes on.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Failed {
+    /// It did not come in time.
+    #[error("the API server does not answer within {} s", DEADLINE.as_secs())]
+    Late,
+    /// It says no, or cannot be asked.
+    #[error(transparent)]
+    Answered(#[from] kube::Error),
+}
+
+/// Which objects are meant; all, if nothing is said.
+#[derive(Debug, Clone, Default)]
+pub struct Selector {
+    /// By their labels.
+    pub labels: Option<String>,
+    /// By their fields.
+    pub fields: Option<String>,
+}
+
+/// All objects of a list.
+#[derive(Debug)]
+pub struct Listed<K> {
+    /// The objects.
+    pub all: Vec<K>,
+    /// The version at which they were so; empty if the server does not say it.
+    pub version: String,
+}
+
+/// The answer to a request, if it comes in time.
+///
+/// # Errors
+/// If it does not, or is none.
+pub async fn in_time<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failed> {
+    Ok(tokio::time::timeout(DEADLINE, request).await.map_err(|_| Failed::Late)??)
+}
+
+/// All objects that are meant, with at most so many in one answer: what one takes in memory is bounded by that.
+///
+/// # Errors
+/// If one of the answers does not come.
+pub async fn all<K>(api: &Api<K>, selector: &Selector, page: u32) -> Result<Listed<K>, Failed>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    let (mut all, mut next) = (Vec::new(), None);
+    loop {
+        let parameters = ListParams {
+            label_selector: selector.labels.clone(),
+            field_selector: selector.fields.clone(),
+            limit: Some(page),
+            continue_token: next.take(),
+            ..ListParams::default()
+        };
+        let list = in_time(api.list(&parameters)).await?;
+        all.extend(list.items);
+        next = list.metadata.continue_.filter(|token| !token.is_empty());
+        if next.is_none() {
+            return Ok(Listed { all, version: list.metadata.resource_version.unwrap_or_default() });
+        }
+    }
+}
