@@ -54,7 +54,7 @@ impl tower_service::Service<Request<Body>> for Echo {
                     let _waits = Waits::new(waiting);
                     std::future::pending().await
                 }
-                path => Ok(caller::response(&[path.as_bytes(), &message].concat())),
+                path => Ok(response(&[path.as_bytes(), &message].concat())),
             }
         })
     }
