@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use guestlet::host::backends::kubevirt::controller::listing::Listing;
 use guestlet::host::backends::kubevirt::controller::{Options, Roster, Site};
 use guestlet::host::backends::{Backend as _, Problems};
 use guestlet::host::fleet::{Handle, Identity, Reach, Reaches, Remote, Watched};
@@ -52,7 +53,12 @@ impl Known {
     pub async fn with(lab: &Lab, problems: watch::Sender<Problems>) -> Self {
         let told = problems.subscribe();
         let (options, set) = watch::channel(Options { max_volumes: 64, limits: Arc::default() });
-        let site = Site { cluster: role::config(lab.turn.plane()).await, options: set, problems };
+        let site = Site {
+            cluster: role::config(lab.turn.plane()).await,
+            options: set,
+            problems,
+            listing: Listing::default(),
+        };
         let (asked, tasks) = (Arc::new(Asked::default()), Scope::new());
         let (remote, changes, handle) = Remote::new(Arc::clone(&asked) as Arc<dyn Reaches>);
         let roster = Roster::new(site, Arc::new(Half::new("controller".into())));

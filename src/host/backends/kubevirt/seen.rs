@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer};
 
+use super::names::PREFIX;
 use super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, owner, resource};
 use crate::wire::proto::v1::PowerState;
 
@@ -40,6 +41,8 @@ pub struct Facts {
     pub pods: Vec<(String, String)>,
     /// How its vsock is.
     pub vsock: Vsock,
+    /// It lists volumes of ours.
+    pub has_volumes: bool,
     /// Whether it runs.
     pub power: PowerState,
     /// Why that is not known, in words for people.
@@ -101,12 +104,15 @@ pub fn facts(instance: &Instance) -> Option<Facts> {
         None if wants_vsock => Vsock::Missing,
         None => Vsock::Unwanted,
     };
+    let volumes = spec.volumes.iter().map(|volume| &volume.name);
+    let entries = status.volume_status.iter().map(|entry| &entry.name);
     let (power, problem) = power(instance);
     let dmi = spec.domain.firmware.uuid.as_ref().map(|uuid| uuid.to_ascii_lowercase());
     let pods = status.active_pods.iter();
     Some(Facts {
         dmi: dmi.filter(|uuid| !uuid.is_empty()),
         node: status.node_name.clone().filter(|node| !node.is_empty()).unwrap_or_else(|| labelled(metadata)),
+        has_volumes: volumes.chain(entries).any(|name| name.starts_with(PREFIX)),
         pods: pods.map(|(pod, node)| (pod.to_ascii_lowercase(), node.clone())).collect(),
         vsock,
         power,
@@ -211,6 +217,7 @@ mod tests {
             node: "n1".into(),
             pods: vec![("cccccccc-0000-4000-8000-000000000003".into(), "n1".into())],
             vsock: Vsock::Cid(4711),
+            has_volumes: false,
             power: PowerState::Running,
             problem: String::new(),
         }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::api::{Cluster, Written};
 use super::authority;
 use super::claims;
+use super::controller::listing::Listing;
 use super::copies::Copies;
 use super::hotplug::patch::Disk;
 use super::hotplug::seen::Stage;
@@ -37,6 +38,8 @@ pub struct Claims {
     hotplug: Hotplug,
     patience: Patience,
     access_mode: String,
+    /// Which VMs list volumes of ours; without it, any may.
+    listing: Option<Listing>,
 }
 
 /// A claim of ours, as it was read.
@@ -51,7 +54,13 @@ impl Claims {
     pub async fn new(cluster: Cluster, patience: Patience, access_mode: String) -> Self {
         let copies = Copies::new(&cluster).await;
         let hotplug = Hotplug::new(cluster.clone(), patience);
-        Self { cluster, copies, hotplug, patience, access_mode }
+        Self { cluster, copies, hotplug, patience, access_mode, listing: None }
+    }
+
+    /// The same, which knows of each VM whether it lists any of them.
+    #[must_use]
+    pub fn with_listing(self, listing: Listing) -> Self {
+        Self { listing: Some(listing), ..self }
     }
 
     /// The claim of ours that an identifier means.
@@ -380,6 +389,10 @@ impl Volumes for Claims {
 
     fn serial(&self, id: &str) -> Option<String> {
         Claim::of_id(id).map(|claim| claim.serial())
+    }
+
+    fn may_have(&self, vm: &str) -> bool {
+        self.listing.as_ref().is_none_or(|listing| listing.has(vm))
     }
 
     fn are_of_one_host(&self) -> bool {

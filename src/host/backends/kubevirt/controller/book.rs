@@ -13,6 +13,7 @@ use super::super::super::{Change, Run, Vm};
 use super::super::follow::Heard;
 use super::super::seen::{Facts, Vsock};
 use super::super::told::Told;
+use super::listing::Listing;
 use crate::host::limits::Limits;
 use crate::transport::dial::{Dial, Dialing, Error, Source};
 
@@ -78,12 +79,13 @@ pub struct Book {
     known: [BTreeMap<String, Arc<Facts>>; 2],
     /// Nothing is told before both were heard.
     heard: [bool; 2],
+    listing: Listing,
 }
 
 impl Book {
-    /// One that knows of no VM.
-    pub fn new(options: Options) -> Self {
-        Self { options, known: [BTreeMap::new(), BTreeMap::new()], heard: [false; 2] }
+    /// One that knows of no VM, and says which list volumes of ours.
+    pub fn new(options: Options, listing: Listing) -> Self {
+        Self { options, known: [BTreeMap::new(), BTreeMap::new()], heard: [false; 2], listing }
     }
 
     /// What changes by what was heard.
@@ -98,6 +100,11 @@ impl Book {
         };
         let before: Vec<_> = names.into_iter().map(|name| (self.facts(&name).cloned(), name)).collect();
         self.keep(kind, heard);
+        for (_, name) in &before {
+            let lists =
+                |known: &BTreeMap<_, Arc<Facts>>| known.get(name).is_some_and(|facts| facts.has_volumes);
+            self.listing.set(name, self.known.iter().any(lists));
+        }
         match (was_complete, self.is_complete()) {
             (_, false) => Vec::new(),
             (true, true) => self.tell(before),
@@ -262,7 +269,7 @@ mod tests {
 
     /// One that has told of `a`, which runs on n1, and of `b`, which is off.
     fn begun() -> Book {
-        let mut book = Book::new(options(9));
+        let mut book = Book::new(options(9), Listing::default());
         let all = vec![wanted("a", "u-a"), wanted("b", "u-b")];
         assert_eq!(book.hear(Kind::Wanted, Heard::All(all)), []);
         let told = words(&book.hear(Kind::Runs, Heard::All(vec![runs("a", "u-a", "n1")])));
@@ -280,7 +287,7 @@ mod tests {
 
     #[test]
     fn nothing_is_told_before_both_kinds_were_listed() {
-        let mut book = Book::new(options(9));
+        let mut book = Book::new(options(9), Listing::default());
         assert_eq!(book.hear(Kind::Runs, Heard::All(vec![runs("a", "u-a", "n1")])), []);
         assert_eq!(book.hear(Kind::Runs, Heard::There(runs("b", "u-b", "n1"))), []);
         assert_eq!(book.set(options(7)), []);

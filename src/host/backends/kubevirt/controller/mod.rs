@@ -13,6 +13,7 @@ mod book;
 pub mod certificates;
 pub mod join;
 pub mod lease;
+pub mod listing;
 mod private;
 mod request;
 mod roster;

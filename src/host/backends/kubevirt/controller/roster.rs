@@ -17,6 +17,7 @@ use super::super::lists::Selector;
 use super::super::seen::{Facts, Seen};
 use super::super::standing::Teller;
 use super::book::{Book, Kind, Options};
+use super::listing::Listing;
 use super::wanted::Wanted;
 use crate::host::half::Half;
 use crate::host::text;
@@ -31,6 +32,8 @@ pub struct Site {
     pub options: watch::Receiver<Options>,
     /// Is told what cannot be followed.
     pub problems: watch::Sender<Problems>,
+    /// Is told which VMs list volumes of ours.
+    pub listing: Listing,
 }
 
 /// The backend.
@@ -86,7 +89,7 @@ impl Roster {
         let client = kube::Client::try_from(self.site.cluster.clone())?;
         let mut news = Box::pin(self.news(&client));
         let mut options = self.site.options;
-        let mut book = Book::new(options.borrow_and_update().clone());
+        let mut book = Book::new(options.borrow_and_update().clone(), self.site.listing);
         while let Some(news) = news.next().await {
             let told = match news {
                 News::Vm(kind, heard) => book.hear(kind, heard),

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::super::names::PREFIX;
 use super::super::objects::{CLUSTER_LABEL, resource};
 use super::super::seen::{Facts, identified};
 use crate::wire::proto::v1::PowerState;
@@ -32,10 +33,15 @@ impl<'d> Deserialize<'d> for Wanted {
         // Whatever of it is not as it should be is as good as missing.
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let cluster = text(&template["metadata"]["labels"][CLUSTER_LABEL]);
+        let volumes = template["spec"]["volumes"].as_array().map(Vec::as_slice).unwrap_or_default();
         let dmi = text(&template["spec"]["domain"]["firmware"]["uuid"]).to_ascii_lowercase();
         let facts = identified(&metadata, &cluster).map(|facts| Facts {
             dmi: (!dmi.is_empty()).then_some(dmi),
             power: PowerState::Off,
+            has_volumes: volumes
+                .iter()
+                .filter_map(|volume| volume["name"].as_str())
+                .any(|name| name.starts_with(PREFIX)),
             ..facts
         });
         let metadata = ObjectMeta {
