@@ -16,8 +16,10 @@ use crate::config::host::{HostSettings, Role as SettingsRole, TrustSettings};
 use crate::host::admission::Admission;
 use crate::host::api::{self, Api};
 use crate::host::backends;
+use crate::host::backends::volumes::Volumes;
 use crate::host::changed::Changed;
 use crate::host::fleet::{Fleet, Handle};
+use crate::host::for_guests;
 use crate::host::half::Half;
 use crate::host::place::Topology;
 use crate::host::scrape;
@@ -29,9 +31,13 @@ use crate::transport::unix::{self, Listener};
 use crate::trust;
 
 #[cfg(feature = "kubevirt")]
+mod controller;
+#[cfg(feature = "kubevirt")]
 mod node;
 mod settings;
 
+#[cfg(feature = "kubevirt")]
+pub use controller::ControllerOptions;
 #[cfg(feature = "kubevirt")]
 pub use node::NodeOptions;
 use settings::{Followed, Reloader};
@@ -58,6 +64,9 @@ pub enum Role {
     /// Those of a node of a Kubernetes cluster.
     #[cfg(feature = "kubevirt")]
     Node(NodeOptions),
+    /// Those of such a cluster: plugs volumes into them, for its nodes.
+    #[cfg(feature = "kubevirt")]
+    Controller(ControllerOptions),
 }
 
 impl Role {
@@ -66,6 +75,8 @@ impl Role {
             Self::Machine => SettingsRole::Machine,
             #[cfg(feature = "kubevirt")]
             Self::Node(_) => SettingsRole::Node,
+            #[cfg(feature = "kubevirt")]
+            Self::Controller(_) => SettingsRole::Controller,
         }
     }
 
@@ -75,6 +86,8 @@ impl Role {
             Self::Machine => host_name(),
             #[cfg(feature = "kubevirt")]
             Self::Node(node) => node.name.clone(),
+            #[cfg(feature = "kubevirt")]
+            Self::Controller(controller) => controller.name.clone(),
         }
     }
 }
@@ -133,95 +146,16 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 
 async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let stop = termination()?;
-    let path = settings.socket.clone();
-    let socket = listen(&path)?;
-    let metrics = listen_for_metrics(&settings).await?;
-    let role = options.role.clone();
-    let half = Half::new(role.host_name());
-    let half = Arc::new(match &settings.audit.file {
-        None => half,
-        Some(file) => half
-            .with_audit_file(file)
-            .with_context(|| format!("cannot write audit records to {} (audit.file)", file.display()))?,
-    });
-    let trust = Arc::new(trust(&settings.trust)?);
-    let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
-    let volumes = settings.volumes.clone();
-    let (reloader, followed) = Reloader::new(options, settings)?;
-    let parts = parts(&role, &followed, volumes, &handle, &half).await?;
-    let Parts { kind, topology, standing, keeps_volumes, changed, telling } = parts;
-    let backends::Built { backend, disks, volumes } = kind.build(&half);
-    let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
-    let mut fleet = fleet.with_trust(Arc::clone(&trust));
-    if keeps_volumes {
-        fleet = fleet.with_volumes(Arc::new(keeper.clone()));
-    }
-    if let Some(changed) = changed {
-        fleet = fleet.with_changed(changed);
-    }
-
     let mut supervisor = Supervisor::new();
-    let shutdown = supervisor.shutdown();
-    let token = shutdown.clone();
-    supervisor.spawn("fleet", async move {
-        fleet.run(token).await;
-        Ok(())
-    });
-    let token = shutdown.clone();
-    supervisor.spawn("backend", async move {
-        token.run_until_cancelled(backend.watch(changes)).await;
-        Ok(())
-    });
-    if let Some(telling) = telling {
-        let token = shutdown.clone();
-        supervisor.spawn("guests", async move {
-            token.run_until_cancelled(telling).await;
-            Ok(())
-        });
+    let role = options.role.clone();
+    let begun = Begun::new(options, settings).await?;
+    let half = Arc::clone(&begun.half);
+    match role {
+        #[cfg(feature = "kubevirt")]
+        Role::Controller(controller) => controller::assemble(&controller, begun, &mut supervisor).await?,
+        role => assemble(&role, begun, &mut supervisor).await?,
     }
-    if keeps_volumes {
-        let (repairing, token) = (keeper.clone(), shutdown.clone());
-        supervisor.spawn("volumes", async move {
-            repairing.repair(token).await;
-            Ok(())
-        });
-    }
-    let token = shutdown.clone();
-    supervisor.spawn("settings", async move {
-        reloader.run(token).await;
-        Ok(())
-    });
-    let (fleet, settings, rules) = (handle.clone(), followed.standing, followed.access);
-    let admission =
-        Admission { rules, fleet: handle.clone(), volumes: keeper.clone(), half: Arc::clone(&half) };
-    let half_of_api = Arc::clone(&half);
-    let api = Api {
-        admission,
-        fleet,
-        disks,
-        volumes: keeper,
-        trust,
-        half: half_of_api,
-        settings,
-        topology,
-        backend: standing,
-    };
-    let token = shutdown.clone();
-    supervisor.spawn("api", async move {
-        api::run(socket, api, token).await;
-        Ok(())
-    });
-    for listener in metrics {
-        let (fleet, volumes, half) = (handle.clone(), Arc::clone(&volumes), Arc::clone(&half));
-        let (subject, token) = (scrape::Subject { fleet, volumes, half }, shutdown.clone());
-        supervisor.spawn("metrics", async move {
-            scrape::run(listener, subject, token).await;
-            Ok(())
-        });
-    }
-    supervisor.spawn("audit", settle(Arc::clone(&half), shutdown.clone()));
-    supervisor.spawn("systemd", notify(handle, shutdown));
-    tracing::info!(socket = %path.display(), "guestlet-host {}", crate::VERSION);
+    tracing::info!("guestlet-host {}", crate::VERSION);
     let stop = async {
         stop.await;
         service::stopping();
@@ -231,18 +165,135 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     outcome
 }
 
+/// What every role begins with.
+struct Begun {
+    /// Where people ask.
+    socket: Listener,
+    metrics: Vec<scrape::Listener>,
+    half: Arc<Half>,
+    trust: Arc<Trust>,
+    /// The settings, as they were read.
+    settings: HostSettings,
+    reloader: Reloader,
+    followed: Followed,
+}
+
+impl Begun {
+    async fn new(options: Options, settings: HostSettings) -> anyhow::Result<Self> {
+        let socket = listen(&settings.socket)?;
+        let metrics = listen_for_metrics(&settings).await?;
+        let half = Half::new(options.role.host_name());
+        let half = Arc::new(match &settings.audit.file {
+            None => half,
+            Some(file) => half
+                .with_audit_file(file)
+                .with_context(|| format!("cannot write audit records to {} (audit.file)", file.display()))?,
+        });
+        let trust = Arc::new(trust(&settings.trust)?);
+        tracing::info!(socket = %settings.socket.display(), "people ask here");
+        let (reloader, followed) = Reloader::new(options, settings.clone())?;
+        Ok(Self { socket, metrics, half, trust, settings, reloader, followed })
+    }
+}
+
+/// The host half of the VMs of a machine or a node, which has sessions with their guests.
+async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> anyhow::Result<()> {
+    let Begun { socket, metrics, half, trust, settings, reloader, followed } = begun;
+    let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
+    let parts = parts(role, &followed, settings.volumes, &handle, &half).await?;
+    let Parts { kind, topology, standing, for_guests, changed, beside } = parts;
+    let backends::Built { backend, disks, volumes } = kind.build(&half);
+    let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
+    let keeps_volumes = for_guests.is_none();
+    let for_guests = for_guests.unwrap_or_else(|| Arc::new(keeper.clone()));
+    let mut fleet = fleet.with_trust(Arc::clone(&trust)).with_volumes(for_guests);
+    if let Some(changed) = changed {
+        fleet = fleet.with_changed(changed);
+    }
+
+    let shutdown = supervisor.shutdown();
+    spawn_until(supervisor, "fleet", fleet.run(shutdown.clone()));
+    let token = shutdown.clone();
+    spawn_until(supervisor, "backend", async move {
+        token.run_until_cancelled(backend.watch(changes)).await;
+    });
+    for (name, work) in beside {
+        let token = shutdown.clone();
+        spawn_until(supervisor, name, async move {
+            token.run_until_cancelled(work).await;
+        });
+    }
+    if keeps_volumes {
+        spawn_until(supervisor, "volumes", keeper.clone().repair(shutdown.clone()));
+    }
+    spawn_until(supervisor, "settings", reloader.run(shutdown.clone()));
+    let admission = Admission {
+        rules: followed.access,
+        fleet: handle.clone(),
+        volumes: keeper.clone(),
+        half: Arc::clone(&half),
+    };
+    let api = Api {
+        admission,
+        fleet: handle.clone(),
+        disks,
+        volumes: keeper,
+        trust,
+        half: Arc::clone(&half),
+        settings: followed.standing,
+        topology,
+        backend: standing,
+    };
+    spawn_until(supervisor, "api", api::run(socket, api, shutdown.clone()));
+    watch_over(supervisor, metrics, handle, &volumes, half);
+    Ok(())
+}
+
+/// A task that ends well.
+fn spawn_until(
+    supervisor: &mut Supervisor,
+    name: &'static str,
+    work: impl Future<Output = ()> + Send + 'static,
+) {
+    supervisor.spawn(name, async move {
+        work.await;
+        Ok(())
+    });
+}
+
+/// Has it told how the program is: to Prometheus, to systemd, and of its audit records.
+fn watch_over(
+    supervisor: &mut Supervisor,
+    metrics: Vec<scrape::Listener>,
+    fleet: Handle,
+    volumes: &Arc<dyn Volumes>,
+    half: Arc<Half>,
+) {
+    let shutdown = supervisor.shutdown();
+    for listener in metrics {
+        let (fleet, volumes, half) = (fleet.clone(), Arc::clone(volumes), Arc::clone(&half));
+        let subject = scrape::Subject { fleet, volumes, half };
+        spawn_until(supervisor, "metrics", scrape::run(listener, subject, shutdown.clone()));
+    }
+    supervisor.spawn("audit", settle(half, shutdown.clone()));
+    supervisor.spawn("systemd", notify(fleet, shutdown));
+}
+
+/// What a task does.
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// What depends on the role.
 struct Parts {
     kind: backends::Kind,
     /// Where this host is.
     topology: watch::Receiver<Arc<Topology>>,
     standing: backends::Standing,
-    /// Whether guests may ask for volumes.
-    keeps_volumes: bool,
+    /// Answers what guests ask of volumes, if this host half does not keep them.
+    for_guests: Option<Arc<dyn for_guests::Volumes>>,
     /// Is told which VMs have changed.
     changed: Option<Arc<Changed>>,
-    /// Tells somebody else of them, for as long as it is not dropped.
-    telling: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// What else is to run, with its name.
+    beside: Vec<(&'static str, Work)>,
 }
 
 #[allow(
@@ -264,16 +315,21 @@ async fn parts(
             let kind = backends::Kind::Qemu { machines, topology: topology.clone(), volumes, pools };
             let problems = watch::channel(backends::Problems::new()).1;
             let standing = backends::Standing { node: String::new(), problems };
-            Ok(Parts { kind, topology, standing, keeps_volumes: true, changed: None, telling: None })
+            Ok(Parts { kind, topology, standing, for_guests: None, changed: None, beside: Vec::new() })
         }
         #[cfg(feature = "kubevirt")]
         Role::Node(node) => {
             let node = node::Node::new(node, followed.node.clone()).await?;
             let telling = node.write(fleet.clone(), Arc::clone(half));
+            let (link, relay) = node.link(fleet.clone(), Arc::clone(half));
+            let beside = vec![("guests", Box::pin(telling) as _), ("controller", Box::pin(link.run()) as _)];
             let node::Node { kind, topology, standing, changed, .. } = node;
-            let (changed, telling) = (Some(changed), Some(Box::pin(telling) as _));
-            Ok(Parts { kind, topology, standing, keeps_volumes: false, changed, telling })
+            let (for_guests, changed): (Option<Arc<dyn for_guests::Volumes>>, _) =
+                (Some(Arc::new(relay)), Some(changed));
+            Ok(Parts { kind, topology, standing, for_guests, changed, beside })
         }
+        #[cfg(feature = "kubevirt")]
+        Role::Controller(_) => anyhow::bail!("a controller has no sessions"),
     }
 }
 

@@ -1,5 +1,7 @@
 //! `guestlet-host`: the controller half, one on each host.
 
+#[cfg(feature = "kubevirt")]
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -30,7 +32,7 @@ struct Arguments {
 
 /// What is served, if not the VMs of this machine that the settings list.
 #[cfg(feature = "kubevirt")]
-#[derive(Debug, clap::Subcommand)]
+#[derive(Debug, Clone, clap::Subcommand)]
 enum Command {
     /// Serve the VMs that KubeVirt runs on this node of a Kubernetes cluster
     Node {
@@ -40,14 +42,48 @@ enum Command {
         /// The name of the Node
         #[arg(long, value_name = "NAME", env = "NODE_NAME")]
         node: String,
+        /// The namespace of guestlet's own objects
+        #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = NAMESPACE)]
+        namespace: String,
+        /// The token of the pod's service account for the controller
+        #[arg(long, value_name = "FILE", default_value = TOKEN)]
+        token: PathBuf,
+    },
+    /// Plug volumes into the VMs that KubeVirt runs, for the nodes of a Kubernetes cluster
+    Controller {
+        /// How the API server is reached; in a pod its service account says it
+        #[arg(long, value_name = "FILE")]
+        kubeconfig: Option<PathBuf>,
+        /// The namespace of guestlet's own objects
+        #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = NAMESPACE)]
+        namespace: String,
+        /// The name of this replica
+        #[arg(long, value_name = "NAME", env = "POD_NAME")]
+        name: String,
+        /// Where nodes reach this replica; its port is that of kubevirt.controller in the settings
+        #[arg(long, value_name = "IP", env = "POD_IP")]
+        address: IpAddr,
     },
 }
+
+/// Where the manifests put guestlet's own objects.
+#[cfg(feature = "kubevirt")]
+const NAMESPACE: &str = "guestlet-system";
+/// Where they put the token of a node.
+#[cfg(feature = "kubevirt")]
+const TOKEN: &str = "/var/run/secrets/guestlet/token";
 
 impl Arguments {
     fn role(&self) -> Role {
         #[cfg(feature = "kubevirt")]
-        if let Some(Command::Node { kubeconfig, node }) = &self.role {
-            return Role::Node(hostd::NodeOptions { kubeconfig: kubeconfig.clone(), name: node.clone() });
+        match self.role.clone() {
+            None => {}
+            Some(Command::Node { kubeconfig, node, namespace, token }) => {
+                return Role::Node(hostd::NodeOptions { kubeconfig, name: node, namespace, token });
+            }
+            Some(Command::Controller { kubeconfig, namespace, name, address }) => {
+                return Role::Controller(hostd::ControllerOptions { kubeconfig, namespace, name, address });
+            }
         }
         Role::Machine
     }
@@ -67,7 +103,7 @@ fn main() -> ExitCode {
             let vms = match &options.role {
                 Role::Machine => format!(": {} VMs", settings.vms.len()),
                 #[cfg(feature = "kubevirt")]
-                Role::Node(_) => String::new(),
+                Role::Node(_) | Role::Controller(_) => String::new(),
             };
             eprintln!("guestlet-host: the settings are good{vms}");
         })
@@ -127,7 +163,9 @@ mod tests {
         let page = Page {
             name: "guestlet-host",
             summary: "the host half of guestlet".to_owned(),
-            synopsis: vec!["guestlet-host [OPTIONS]".to_owned(), "guestlet-host node [OPTIONS]".to_owned()],
+            synopsis: vec!["guestlet-host [OPTIONS]".to_owned(), "guestlet-host node [OPTIONS]".to_owned(),
+                "guestlet-host controller [OPTIONS]".to_owned(),
+            ],
             description: vec![
                 command.get_about().map(ToString::to_string).unwrap_or_default(),
                 "It runs as guestlet-host.service. What it knows is shown by guestctl(8); all keys of its settings are in \

@@ -92,6 +92,15 @@ pub enum Role {
     Machine,
     /// That of a node of a Kubernetes cluster, whose API has them.
     Node,
+    /// What plugs volumes into the VMs of such a cluster.
+    Controller,
+}
+
+impl Role {
+    /// Whether it finds VMs by the API of a Kubernetes cluster.
+    fn is_of_a_cluster(self) -> bool {
+        self != Self::Machine
+    }
 }
 
 /// What `guestlet-host` does, checked.
@@ -295,11 +304,11 @@ impl Source {
         let Parsed { vm, pool, topology, kubevirt, .. } = &self.parsed;
         let vm = vm
             .first()
-            .map(|vm| self.wrong(vm, "a node finds its VMs by the Kubernetes API; remove [[vm]]".to_owned()));
+            .map(|vm| self.wrong(vm, "VMs are found by the Kubernetes API; remove [[vm]]".to_owned()));
         let pool = pool.first().map(|pool| {
             self.wrong(
                 pool,
-                "a node keeps no volumes: those of its VMs are claims of the cluster; remove [[pool]]"
+                "there are no pools: volumes of VMs are claims of the Kubernetes cluster; remove [[pool]]"
                     .to_owned(),
             )
         });
@@ -308,11 +317,15 @@ impl Source {
             self.wrong(topology, words.to_owned())
         });
         let kubevirt = kubevirt.as_ref().map(|kubevirt| {
-            self.wrong(kubevirt, "[kubevirt] is for guestlet-host node; start that, or remove it".to_owned())
+            self.wrong(
+                kubevirt,
+                "[kubevirt] is for guestlet-host node and controller; start one of these, or remove it"
+                    .to_owned(),
+            )
         });
         let wrong = match role {
             Role::Machine => kubevirt,
-            Role::Node => vm.or(pool).or(topology),
+            Role::Node | Role::Controller => vm.or(pool).or(topology),
         };
         wrong.map_or(Ok(()), Err)
     }
@@ -321,7 +334,7 @@ impl Source {
     fn address(&self, address: &Spanned<String>, role: Role) -> Result<SocketAddr, Error> {
         let found = address.get_ref();
         match found.parse::<SocketAddr>() {
-            Ok(parsed) if parsed.ip().is_loopback() || role == Role::Node => Ok(parsed),
+            Ok(parsed) if parsed.ip().is_loopback() || role.is_of_a_cluster() => Ok(parsed),
             Ok(_) => {
                 let problem = format!("metrics = {found:?} is not on loopback; use 127.0.0.1 or [::1]");
                 Err(self.wrong(address, problem))

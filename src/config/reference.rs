@@ -307,6 +307,16 @@ const HOST: &[Row] = &[
         "`true`",
         "write an object `guests.guestlet.io` for each guest, and events of its VirtualMachineInstance",
     ),
+    (
+        "kubevirt.controller",
+        "`\"0.0.0.0:9971\"`",
+        "of `guestlet-host controller`: where it takes the connections of nodes, in the network of its pod",
+    ),
+    (
+        "kubevirt.access-mode",
+        "`\"ReadWriteMany\"`",
+        "of `guestlet-host controller`: the access mode of the claims that volumes are; VMs can be migrated with `ReadWriteMany` alone",
+    ),
     ("topology.region", "none", "where this host is; each guest is told. See [topology.md](topology.md)"),
     ("topology.zone", "none", "the failure domain within the region"),
     ("topology.host", "its host name", "what guests are told that this host is called"),

@@ -16,7 +16,8 @@
 //! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM. [`volumes`] are what
 //! clusters have of them; their guests ask for them by the callback, in the words of [`csi`].
 //!
-//! Where a cluster runs the VMs, `guests` tells it of them: which have changed the fleet says ([`changed`]).
+//! Where a cluster runs the VMs, `guests` tells it of them: which have changed the fleet says ([`changed`]). There the program on
+//! each node has the sessions, and hands what guests ask of volumes on to the one that keeps these (`relay`, `controller`).
 //!
 //! [`fleet`] is one task and owns what is known of all VMs; everybody else sends it messages. Guests are
 //! taken for hostile: what they say is bounded by [`limits`], and cleaned by [`text`], before it goes on.
@@ -33,6 +34,8 @@ pub mod calls;
 pub mod changed;
 mod clients;
 pub mod contact;
+#[cfg(feature = "kubevirt")]
+pub mod controller;
 pub mod conversation;
 pub mod csi;
 pub mod disks;
@@ -53,6 +56,8 @@ pub mod peer;
 pub mod ping;
 pub mod place;
 pub mod rate;
+#[cfg(feature = "kubevirt")]
+pub mod relay;
 pub mod report;
 pub mod rotation;
 pub mod scrape;

@@ -15,6 +15,7 @@ use crate::host::fleet::Handle;
 use crate::host::guests::Writer;
 use crate::host::half::Half;
 use crate::host::place::Topology;
+use crate::host::relay::{self, Link, Relay};
 
 /// Which node, and how its cluster is reached.
 #[derive(Debug, Clone)]
@@ -23,6 +24,10 @@ pub struct NodeOptions {
     pub kubeconfig: Option<PathBuf>,
     /// The name of the Node.
     pub name: String,
+    /// The namespace of guestlet's own objects.
+    pub namespace: String,
+    /// The file of the token by which the controller knows the node.
+    pub token: PathBuf,
 }
 
 /// The parts of a node.
@@ -40,6 +45,8 @@ pub struct Node {
     problems: watch::Sender<Problems>,
     options: watch::Receiver<Options>,
     cluster: kube::Config,
+    namespace: String,
+    token: PathBuf,
 }
 
 impl Node {
@@ -66,7 +73,9 @@ impl Node {
         };
         let standing = Standing { node: node.name.clone(), problems: told };
         let kind = Kind::KubevirtNode(Box::new(site));
-        Ok(Self { kind, topology, standing, changed: Arc::default(), roster, problems, options, cluster })
+        let NodeOptions { namespace, token, .. } = node.clone();
+        let changed = Arc::default();
+        Ok(Self { kind, topology, standing, changed, roster, problems, options, cluster, namespace, token })
     }
 
     /// Writes what the cluster sees of the guests, until it is dropped.
@@ -80,5 +89,20 @@ impl Node {
             teller: Teller::new("the guests' objects cannot be written", self.problems.clone(), half),
         };
         writer.run(self.cluster.clone())
+    }
+
+    /// The connection with the controller, and who hands the calls of guests on by it.
+    pub fn link(&self, fleet: Handle, half: Arc<Half>) -> (Link, Relay) {
+        let teller =
+            "the controller of guestlet is not reached, and volumes are neither plugged nor unplugged";
+        Link::new(relay::Site {
+            cluster: self.cluster.clone(),
+            namespace: self.namespace.clone(),
+            token: self.token.clone(),
+            fleet,
+            roster: Arc::clone(&self.roster),
+            teller: Teller::new(teller, self.problems.clone(), Arc::clone(&half)),
+            half,
+        })
     }
 }

@@ -25,7 +25,7 @@ use crate::config::host::{
     TopologySettings, VmSettings,
 };
 #[cfg(feature = "kubevirt")]
-use crate::host::backends::kubevirt::node;
+use crate::host::backends::kubevirt::{controller, node};
 use crate::host::backends::qemu::pools;
 use crate::host::backends::{Ids, Vm, disks, qemu};
 use crate::host::limits::Limits;
@@ -52,6 +52,8 @@ pub struct Reloader {
     topology: watch::Sender<Arc<Topology>>,
     #[cfg(feature = "kubevirt")]
     node: watch::Sender<node::Options>,
+    #[cfg(feature = "kubevirt")]
+    controller: watch::Sender<controller::Options>,
     access: watch::Sender<Arc<Rules>>,
     standing: watch::Sender<Standing>,
     changed: mpsc::Receiver<()>,
@@ -71,6 +73,9 @@ pub struct Followed {
     /// What holds for all VMs of a node.
     #[cfg(feature = "kubevirt")]
     pub node: watch::Receiver<node::Options>,
+    /// What holds for all VMs of a cluster.
+    #[cfg(feature = "kubevirt")]
+    pub controller: watch::Receiver<controller::Options>,
     /// Who may ask for what.
     pub access: watch::Receiver<Arc<Rules>>,
     /// How the settings are.
@@ -89,6 +94,8 @@ impl Reloader {
         let (topology, topologies) = watch::channel(Arc::new(topology(&current.topology)));
         #[cfg(feature = "kubevirt")]
         let (node, followed_node) = watch::channel(node_of(&current));
+        #[cfg(feature = "kubevirt")]
+        let (controller, followed_controller) = watch::channel(controller_of(&current));
         let (access, rules) = watch::channel(Arc::new(current.access.clone()));
         let (standing, told) = watch::channel(Standing::new(options.file.clone()));
         let (change, changed) = mpsc::channel(1);
@@ -109,6 +116,8 @@ impl Reloader {
             topology,
             #[cfg(feature = "kubevirt")]
             node,
+            #[cfg(feature = "kubevirt")]
+            controller,
             access,
             standing,
             changed,
@@ -122,6 +131,8 @@ impl Reloader {
             topology: topologies,
             #[cfg(feature = "kubevirt")]
             node: followed_node,
+            #[cfg(feature = "kubevirt")]
+            controller: followed_controller,
             access: rules,
             standing: told,
         };
@@ -198,6 +209,7 @@ impl Reloader {
                     #[cfg(feature = "kubevirt")]
                     if (&new.kubevirt, &new.limits) != (&self.current.kubevirt, &self.current.limits) {
                         self.node.send_replace(node_of(&new));
+                        self.controller.send_replace(controller_of(&new));
                     }
                     if new.access != self.current.access {
                         self.access.send_replace(Arc::new(new.access.clone()));
@@ -258,6 +270,8 @@ fn waits_for_restart(current: &HostSettings, new: &HostSettings) -> Option<Strin
         ("volumes-dir", new.volumes != current.volumes),
         ("trust", new.trust != current.trust),
         ("audit.file", new.audit != current.audit),
+        ("kubevirt.controller", new.kubevirt.controller != current.kubevirt.controller),
+        ("kubevirt.access-mode", new.kubevirt.access_mode != current.kubevirt.access_mode),
     ];
     let keys: Vec<_> = changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect();
     (!keys.is_empty()).then(|| format!("{} changed: restart guestlet-host for that", keys.join(", ")))
@@ -301,9 +315,16 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
 /// What holds for all VMs of a node.
 #[cfg(feature = "kubevirt")]
 fn node_of(settings: &HostSettings) -> node::Options {
-    let KubevirtSettings { sockets, port, max_volumes, node_labels, guests } = settings.kubevirt.clone();
+    let KubevirtSettings { sockets, port, max_volumes, node_labels, guests, .. } = settings.kubevirt.clone();
     let limits = Arc::new(limits(&settings.limits));
     node::Options { sockets, port, max_volumes, limits, node_labels, guests }
+}
+
+/// What holds for all VMs of a cluster.
+#[cfg(feature = "kubevirt")]
+fn controller_of(settings: &HostSettings) -> controller::Options {
+    let limits = Arc::new(limits(&settings.limits));
+    controller::Options { max_volumes: settings.kubevirt.max_volumes, limits }
 }
 
 /// The pools as the backend knows them.

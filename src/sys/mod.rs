@@ -107,6 +107,8 @@ pub mod superblock;
 pub mod swaps;
 #[cfg(feature = "agent")]
 pub mod sysfs;
+#[cfg(feature = "kubevirt")]
+pub mod tcp;
 #[cfg(feature = "agent")]
 pub mod ticker;
 #[cfg(feature = "agent")]

@@ -52,8 +52,13 @@ mod plane;
 #[path = "../kubevirt/pool.rs"]
 mod pool;
 
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../host/csi/sidecar.rs"]
+mod sidecar;
+
 mod agent;
 mod bench;
+mod controller;
 mod guests;
 mod life;
 mod moves;

@@ -1,5 +1,6 @@
-//! The `[kubevirt]` table: the VMs of a Kubernetes node, which are found by themselves.
+//! The `[kubevirt]` table: the VMs of a Kubernetes cluster, which are found by themselves.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -14,7 +15,10 @@ const MOST_LABELS: usize = 64;
 /// Volumes of a VM unless the settings say otherwise; KubeVirt takes 256 in all, and a VM has others of its own.
 const MAX_VOLUMES: u32 = 240;
 
-/// What holds for all VMs of a node.
+/// Where the controller takes the connections of nodes unless the settings say otherwise: in the network of its pod.
+const CONTROLLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9971);
+
+/// What holds for all VMs of a cluster, or of a node of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubevirtSettings {
     /// The folder of hybrid vsocks by which agents are reached, instead of the node's own vsock.
@@ -27,6 +31,34 @@ pub struct KubevirtSettings {
     pub node_labels: Vec<String>,
     /// Whether guests have objects in the cluster, and events.
     pub guests: bool,
+    /// Where the controller takes the connections of nodes.
+    pub controller: SocketAddr,
+    /// The access mode of claims.
+    pub access_mode: AccessMode,
+}
+
+/// How many nodes of a cluster may have a claim at a time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[allow(clippy::enum_variant_names, reason = "Kubernetes calls them so")]
+pub enum AccessMode {
+    /// Several: VMs that have it can be migrated.
+    #[default]
+    ReadWriteMany,
+    /// One.
+    ReadWriteOnce,
+    /// One pod of one node.
+    ReadWriteOncePod,
+}
+
+impl AccessMode {
+    /// As Kubernetes calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReadWriteMany => "ReadWriteMany",
+            Self::ReadWriteOnce => "ReadWriteOnce",
+            Self::ReadWriteOncePod => "ReadWriteOncePod",
+        }
+    }
 }
 
 impl Default for KubevirtSettings {
@@ -37,6 +69,8 @@ impl Default for KubevirtSettings {
             max_volumes: MAX_VOLUMES,
             node_labels: Vec::new(),
             guests: true,
+            controller: CONTROLLER,
+            access_mode: AccessMode::default(),
         }
     }
 }
@@ -49,6 +83,8 @@ pub(super) struct KubevirtFragment {
     max_volumes: Option<u32>,
     node_labels: Option<Vec<Spanned<String>>>,
     guests: Option<bool>,
+    controller: Option<Spanned<String>>,
+    access_mode: Option<AccessMode>,
 }
 
 /// Takes what this fragment sets.
@@ -70,6 +106,15 @@ pub(super) fn check(
         settings.max_volumes = max_volumes;
     }
     settings.guests = found.guests.unwrap_or(settings.guests);
+    settings.access_mode = found.access_mode.unwrap_or(settings.access_mode);
+    if let Some(controller) = &found.controller {
+        settings.controller = controller.get_ref().parse().map_err(|_| {
+            let found = controller.get_ref();
+            let problem =
+                format!("kubevirt.controller = {found:?} is no address and port, such as \"0.0.0.0:9971\"");
+            source.wrong(controller, problem)
+        })?;
+    }
     if let Some(keys) = &found.node_labels {
         for (at, key) in keys.iter().enumerate() {
             labels::check_settable(key.get_ref()).map_err(|why| {

@@ -348,6 +348,7 @@ fn a_node_takes_what_holds_for_all_of_its_vms() {
         max_volumes: 9,
         node_labels: vec!["example.com/row".into()],
         guests: false,
+        ..KubevirtSettings::default()
     };
     assert_eq!(settings.kubevirt, expected);
     assert_eq!(settings.metrics, Some(([0, 0, 0, 0], 9970).into()));
@@ -357,12 +358,20 @@ fn a_node_takes_what_holds_for_all_of_its_vms() {
 fn what_another_role_has_is_refused_where_it_is() {
     let vm = format!("\n[[vm]]\nname = 'a'\nuuid = '{ONE}'\nvsock-cid = 3\n");
     for (role, text, expected) in [
-        (Role::Node, vm.as_str(), "0.toml:2: a node finds its VMs by the Kubernetes API; remove [[vm]]"),
-        (Role::Node, "\n\n[[pool]]\nname = 'a'\npath = '/a'", "0.toml:3: a node keeps no volumes"),
+        (Role::Node, vm.as_str(), "0.toml:2: VMs are found by the Kubernetes API; remove [[vm]]"),
+        (
+            Role::Node,
+            "\n\n[[pool]]\nname = 'a'\npath = '/a'",
+            "0.toml:3: there are no pools: volumes of VMs are claims",
+        ),
         (Role::Node, "[topology]\nzone = 'a'", "0.toml:1: the labels of the Node say where a node is"),
         (Role::Node, "\ntopology.zone = 'a'", "the labels of the Node say where a node is"),
         (Role::Node, "[topology.labels]\na = 'b'", "the labels of the Node say where a node is"),
-        (Role::Machine, "\n[kubevirt]\nport = 970", "0.toml:2: [kubevirt] is for guestlet-host node"),
+        (
+            Role::Machine,
+            "\n[kubevirt]\nport = 970",
+            "0.toml:2: [kubevirt] is for guestlet-host node and controller",
+        ),
         (
             Role::Machine,
             "metrics = '0.0.0.0:9970'",
@@ -372,6 +381,13 @@ fn what_another_role_has_is_refused_where_it_is() {
         (Role::Node, "kubevirt.sockets = 'a'", "0.toml:1: kubevirt.sockets = \"a\" is a relative path"),
         (Role::Node, "kubevirt.node-labels = ['a', 'b c']", "0.toml:1: kubevirt.node-labels: \"b c\""),
         (Role::Node, "kubevirt.vm = 1", "unknown field `vm`"),
+        (
+            Role::Controller,
+            "kubevirt.controller = ':9971'",
+            "0.toml:1: kubevirt.controller = \":9971\" is no address",
+        ),
+        (Role::Controller, "kubevirt.access-mode = 'RWX'", "unknown variant `RWX`"),
+        (Role::Controller, "[[pool]]\nname = 'a'\npath = '/a'", "0.toml:1: there are no pools"),
     ] {
         let problem = check_as(role, &[text]).unwrap_err();
         assert!(problem.contains(expected), "{text}: {problem}");

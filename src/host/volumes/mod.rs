@@ -123,6 +123,8 @@ struct Inner {
     /// What `repair` has said.
     complaints: Complaints,
     tasks: Scope,
+    /// Whether anything may be done, where several programs could do it.
+    leads: Option<watch::Receiver<bool>>,
 }
 
 impl Keeper {
@@ -146,7 +148,18 @@ impl Keeper {
             places,
             complaints,
             tasks,
+            leads: None,
         }))
+    }
+
+    /// The same, which does things only while this program leads; it answers what there is in any case.
+    #[must_use]
+    pub fn while_it_leads(mut self, leads: watch::Receiver<bool>) -> Self {
+        // Nobody else has it yet.
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.leads = Some(leads);
+        }
+        self
     }
 
     /// Runs an operation that goes on when nobody waits for it any more.
@@ -160,6 +173,10 @@ impl Keeper {
         F: Future<Output = Result<T, Problem>> + Send + 'static,
     {
         self.authorise(asker)?;
+        if self.0.leads.as_ref().is_some_and(|leads| !*leads.borrow()) {
+            let words = "this replica of the controller does not lead; ask the one that the Lease guestlet-controller names";
+            return Err(Problem::new(Kind::Unavailable, words));
+        }
         let place = match asker {
             Asker::Guest { vm, .. } => Some(self.0.turns.enter(vm)?),
             Asker::Person(_) | Asker::Host => None,

@@ -11,8 +11,8 @@ use crate::host::backends::volumes::{
 };
 
 /// What to do instead.
-const WORDS: &str = "a node of a Kubernetes cluster plugs no disks: volumes are claims, which KubeVirt attaches to VMs; claim \
-                     them in the guest's cluster (docs/kubevirt.md), or use virtctl addvolume";
+const WORDS: &str = "disks of a Kubernetes cluster's VMs are plugged by KubeVirt: volumes are claims; claim them in the guest's \
+                     cluster, or ask the controller of guestlet (docs/kubevirt.md), or use virtctl addvolume";
 
 /// Says for each disk and volume that it is none of this program's.
 #[derive(Debug, Clone, Copy)]

@@ -1,0 +1,91 @@
+//! What nodes ask for their guests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Api;
+use tokio::sync::watch;
+use tonic::Status;
+
+use crate::host::backends::kubevirt::controller::Options;
+use crate::host::backends::kubevirt::seen::{Facts, Seen};
+use crate::host::for_guests::{Asking, Volumes};
+use crate::host::half::Half;
+use crate::host::place::Topology;
+use crate::host::text;
+use crate::transport::callback;
+use crate::wire::proto::csi::controller_server::SERVICE_NAME as CONTROLLER;
+use crate::wire::proto::v1::{AskRequest, RunningVirtualMachine};
+
+/// How long the API server may take to say where a VM runs.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Bytes of an object's longest name.
+const LONGEST_NAME: usize = 253;
+
+/// Answers what nodes ask.
+pub struct Asked {
+    /// Says where VMs run.
+    pub client: kube::Client,
+    /// Answers what guests ask of volumes.
+    pub volumes: Arc<dyn Volumes>,
+    /// This run of the host half.
+    pub half: Arc<Half>,
+    /// What the settings say of VMs.
+    pub options: watch::Receiver<Options>,
+}
+
+impl Asked {
+    /// The answer to a call of a guest that a node hands on.
+    ///
+    /// # Errors
+    /// As the call, and if its VM does not run on that node, or that cannot be told.
+    pub async fn answer(&self, node: &str, request: AskRequest) -> Result<Vec<u8>, Status> {
+        let AskRequest { vm, method, request } = request;
+        let vm = vm.ok_or_else(|| Status::invalid_argument("vm is missing"))?;
+        let call = callback::request(&method, &request)?;
+        if !crate::transport::http2::is_of(call.uri().path(), CONTROLLER) {
+            return Err(Status::permission_denied(format!("{method} is not answered for guests of nodes")));
+        }
+        let facts = self.on(node, &vm).await?;
+        let here = Topology { host: node.to_owned(), ..Topology::default() };
+        let (_, place) = watch::channel(Some(Arc::new(here)));
+        let vm = Arc::new(self.options.borrow().vm(&facts));
+        let guest = Asking { vm, place, audit: self.half.audit.clone() };
+        let answer = self.volumes.answer(guest, call).await;
+        callback::response_message(answer).await.map(Vec::from)
+    }
+
+    /// What is known of a VM, which runs on this node: as the API server says now.
+    async fn on(&self, node: &str, vm: &RunningVirtualMachine) -> Result<Arc<Facts>, Status> {
+        let RunningVirtualMachine { namespace, name, uid } = vm;
+        if ![namespace, name].into_iter().all(|name| is_name(name)) {
+            return Err(Status::invalid_argument("vm has no namespace, or no name"));
+        }
+        let read = Api::<Seen>::namespaced(self.client.clone(), namespace);
+        let unknown = |why: String| {
+            Status::unavailable(format!("it cannot be told where the VM {namespace}/{name} runs: {why}"))
+        };
+        let found = tokio::time::timeout(DEADLINE, read.get_opt(name)).await;
+        let late = |_| unknown("the API server does not answer".to_owned());
+        let found = found.map_err(late)?.map_err(|error| unknown(text::chain(&error)))?;
+        let facts = found.and_then(|seen| seen.facts);
+        match facts {
+            Some(facts) if facts.uid.eq_ignore_ascii_case(uid) && facts.node == node => Ok(facts),
+            found => {
+                let where_it_is = found.filter(|facts| facts.uid.eq_ignore_ascii_case(uid));
+                let runs_on = where_it_is.map(|facts| facts.node.clone());
+                tracing::warn!(node, vm = %format_args!("{namespace}/{name}"), uid, ?runs_on,
+                    "a node asks for a VM that does not run there");
+                let words = format!("the VM {namespace}/{name} ({uid}) does not run on the node {node}");
+                Err(Status::unavailable(words))
+            }
+        }
+    }
+}
+
+/// Whether this can be the name of an object: what goes into a path of the API.
+fn is_name(name: &str) -> bool {
+    let is_in_names = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(is_in_names) && !name.contains("..")
+}

@@ -1,0 +1,95 @@
+//! What the controller asks of this node: the agents of its guests.
+
+use std::sync::Arc;
+
+use tonic::{Request, Status};
+
+use crate::host::backends::kubevirt::node::{Instance, Roster};
+use crate::host::caller::Behalf;
+use crate::host::calls::{Answer, Calls};
+use crate::host::disks::release::CAPABILITY;
+use crate::host::fleet::{Handle, Reach};
+use crate::host::text;
+use crate::wire::proto::v1::guests_server;
+use crate::wire::proto::v1::{
+    FindDiskOfGuestRequest, FindDiskResponse, OnBehalf, ReleaseDiskOfGuestRequest, ReleaseDiskResponse,
+    RunningVirtualMachine,
+};
+
+/// Answers the controller.
+#[derive(Debug, Clone)]
+pub struct Guests {
+    /// Has the sessions.
+    pub fleet: Handle,
+    /// Says which VirtualMachineInstances they are with.
+    pub roster: Arc<Roster>,
+}
+
+impl Guests {
+    /// For calls of the agent in a VM, if that is the one that is meant.
+    async fn calls(
+        &self,
+        vm: Option<RunningVirtualMachine>,
+        behalf: Option<OnBehalf>,
+    ) -> Result<Calls, Status> {
+        let vm = vm.ok_or_else(|| Status::invalid_argument("vm is missing"))?;
+        let name = format!("{}/{}", vm.namespace, vm.name);
+        let is_it = |one: &Instance| one.uid.eq_ignore_ascii_case(&vm.uid);
+        if !self.roster.get(&name).is_some_and(|one| is_it(&one)) {
+            let words = format!("the VM {name} ({}) does not run on this node", vm.uid);
+            return Err(Status::unavailable(words));
+        }
+        let reach = self.fleet.caller(name.clone()).await;
+        let reach = reach.map_err(|stopped| Status::unavailable(stopped.to_string()))?;
+        // The session is with the VM that was checked, or with the one that has come in its place.
+        if !self.roster.get(&name).is_some_and(|one| is_it(&one)) {
+            return Err(Status::unavailable(format!("the VM {name} has just gone from this node")));
+        }
+        let behalf = match behalf {
+            None => None,
+            Some(OnBehalf { caller, audit_id }) => Some(
+                Behalf::told(caller, audit_id)
+                    .ok_or_else(|| Status::invalid_argument("behalf has no caller, or no identifier"))?,
+            ),
+        };
+        match reach {
+            Some(Reach::Session { agent, capabilities })
+                if capabilities.iter().any(|one| one == CAPABILITY) =>
+            {
+                Ok(agent.on_behalf_of_any(behalf))
+            }
+            Some(Reach::Session { .. }) => Err(Status::unavailable(format!(
+                "the agent in this guest is too old: it lacks the capability {CAPABILITY:?}"
+            ))),
+            Some(Reach::Paused) => Err(Status::failed_precondition(
+                "the VM is paused, so its guest cannot be asked; resume it first",
+            )),
+            Some(Reach::NoSession) | None => {
+                Err(Status::unavailable("there is no session with an agent in this guest"))
+            }
+        }
+    }
+}
+
+/// What an agent said; of one that has gone, that nothing was said.
+fn told<T>(answer: Answer<T>) -> Answer<T> {
+    answer.map_err(|status| match std::error::Error::source(&status) {
+        Some(_) => Status::unavailable("the session with the agent ended"),
+        None => Status::new(status.code(), text::clean_words(status.message())),
+    })
+}
+
+#[tonic::async_trait]
+impl guests_server::Guests for Guests {
+    async fn find_disk(&self, request: Request<FindDiskOfGuestRequest>) -> Answer<FindDiskResponse> {
+        let FindDiskOfGuestRequest { vm, behalf, request } = request.into_inner();
+        let mut calls = self.calls(vm, behalf).await?;
+        told(calls.find_disk(request.unwrap_or_default()).await)
+    }
+
+    async fn release_disk(&self, request: Request<ReleaseDiskOfGuestRequest>) -> Answer<ReleaseDiskResponse> {
+        let ReleaseDiskOfGuestRequest { vm, behalf, request } = request.into_inner();
+        let mut calls = self.calls(vm, behalf).await?;
+        told(calls.release_disk(request.unwrap_or_default()).await)
+    }
+}

@@ -1,0 +1,273 @@
+//! The connection of a node with the controller of its cluster.
+//!
+//! ```text
+//!  Lease ──address, CA──▶ join, if there is no certificate ──▶ connect ──▶ attend
+//!    ▲                                                                       │
+//!    └──────────── wait (backoff) ◀──ends, or another one leads──────────────┘
+//! ```
+//!
+//! The Lease is read when there is no connection, and when an answer is long in coming; an idle node asks for nothing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use rustls::ClientConfig;
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_rustls::TlsConnector;
+
+use super::attend::Guests;
+use super::{Relay, Way};
+use crate::host::backends::kubevirt::controller::certificates::SERVER_NAME;
+use crate::host::backends::kubevirt::controller::lease;
+use crate::host::backends::kubevirt::node::Roster;
+use crate::host::backends::kubevirt::node::identity::{self, NodeKey};
+use crate::host::backends::kubevirt::standing::Teller;
+use crate::host::backoff::{Backoff, LASTING};
+use crate::host::fleet::Handle;
+use crate::host::half::Half;
+use crate::host::text;
+use crate::sys::root::Root;
+use crate::sys::tcp;
+use crate::transport::callback;
+use crate::transport::http2::{self, ORIGIN};
+use crate::wire::proto::v1::controller_client::ControllerClient;
+use crate::wire::proto::v1::guests_server::GuestsServer;
+use crate::wire::proto::v1::{CallbackBounds, JoinRequest};
+
+/// How long each step to a connection may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Calls of the controller that may be under way at a time.
+const OPEN_CALLS: u32 = 64;
+/// Bytes of one of them.
+const MAX_CALL: u32 = 16 * 1024;
+/// Bytes of the controller's answers: a page of a list of volumes is the longest.
+const MAX_ANSWER: usize = 4 << 20;
+
+/// Where the controller is looked for, and who looks.
+#[derive(Debug)]
+pub struct Site {
+    /// The API server, and who asks it.
+    pub cluster: kube::Config,
+    /// The namespace of the Lease.
+    pub namespace: String,
+    /// The file of the token that says which node this is.
+    pub token: PathBuf,
+    /// Has the sessions with guests.
+    pub fleet: Handle,
+    /// Says which VirtualMachineInstances they are with.
+    pub roster: Arc<Roster>,
+    /// This run of the host half.
+    pub half: Arc<Half>,
+    /// Is told what is in the way.
+    pub teller: Teller,
+}
+
+/// Keeps the connection.
+pub struct Link {
+    site: Site,
+    way: watch::Sender<Way>,
+    doubt: Arc<Notify>,
+}
+
+/// Where the controller is that leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Leader {
+    address: String,
+    /// Who vouches for it, PEM.
+    authority: String,
+}
+
+/// A certificate of a controller's CA.
+struct Known {
+    authority: String,
+    key: NodeKey,
+    certificate: CertificateDer<'static>,
+    /// When another one is to be had.
+    renewal: Instant,
+}
+
+impl Link {
+    /// One that is to be kept, and who hands calls on by it.
+    pub fn new(site: Site) -> (Self, Relay) {
+        let (way, told) = watch::channel(Err("it was not reached yet".into()));
+        let doubt = Arc::new(Notify::new());
+        let relay = Relay { way: told, roster: Arc::clone(&site.roster), doubt: Arc::clone(&doubt) };
+        (Self { site, way, doubt }, relay)
+    }
+
+    /// Keeps it until it is dropped.
+    pub async fn run(self) {
+        let client = match kube::Client::try_from(self.site.cluster.clone()) {
+            Ok(client) => client,
+            Err(error) => return self.tell(&text::chain(&error)),
+        };
+        let mut backoff = Backoff::new(Instant::now());
+        let mut known = None;
+        loop {
+            let begun = Instant::now();
+            let why = self.once(&client, &mut known).await;
+            self.tell(&why);
+            let now = Instant::now();
+            if now - begun >= LASTING {
+                backoff.restart(now);
+            }
+            tokio::time::sleep(backoff.next_patient(fastrand::f64())).await;
+        }
+    }
+
+    fn tell(&self, why: &str) {
+        self.site.teller.failed(why);
+        drop(self.way.send_replace(Err(why.into())));
+    }
+
+    /// Connects once; returns why that is over.
+    async fn once(&self, client: &kube::Client, known: &mut Option<Known>) -> String {
+        match self.connected(client, known).await {
+            Ok(over) => over,
+            // Whatever was wrong: from here on everything is asked for anew.
+            Err(why) => {
+                *known = None;
+                why
+            }
+        }
+    }
+
+    async fn connected(&self, client: &kube::Client, known: &mut Option<Known>) -> Result<String, String> {
+        let leader = self.leader(client).await?;
+        let fits = |known: &Known| known.authority == leader.authority && Instant::now() < known.renewal;
+        let known = match known.take().filter(fits) {
+            Some(before) => known.insert(before),
+            None => known.insert(self.join(&leader).await?),
+        };
+        let own = Some((&known.key, &known.certificate));
+        let config = identity::client_config(&leader.authority, own).map_err(|error| text::chain(&error))?;
+        let (calls, mut connection) = connect(&leader, config).await?;
+        let controller = ControllerClient::with_origin(calls, http::Uri::from_static(ORIGIN))
+            .max_decoding_message_size(MAX_ANSWER);
+        let mut attending = Box::pin(self.attend(controller.clone()));
+        let doubted = self.until_another_leads(client, &leader);
+        let mut doubted = std::pin::pin!(doubted);
+        // Whoever leads takes this node's stream before it takes anything else; it is there for the guests from now on.
+        drop(self.way.send_replace(Ok(controller)));
+        self.site.teller.well();
+        tracing::info!(controller = leader.address, "the controller is reached");
+        Ok(tokio::select! {
+            why = &mut attending => why,
+            ended = connection.ended() => match ended {
+                Ok(()) => "the controller has closed the connection".to_owned(),
+                Err(error) => format!("the connection with the controller broke: {}", text::chain(&error)),
+            },
+            who = &mut doubted => format!("{who} leads now"),
+        })
+    }
+
+    /// Who leads, and where it is.
+    async fn leader(&self, client: &kube::Client) -> Result<Leader, String> {
+        let leases = Api::<Lease>::namespaced(client.clone(), &self.site.namespace);
+        let read = tokio::time::timeout(DEADLINE, leases.get_opt(lease::NAME)).await;
+        let read = read.map_err(|_| "the API server does not say which controller leads".to_owned())?;
+        let read = read.map_err(|error| {
+            format!("the Lease of the controller cannot be read: {}", text::chain(&error))
+        })?;
+        let found = read.ok_or_else(|| {
+            let namespace = &self.site.namespace;
+            format!("there is no Lease {namespace}/{}: no controller has started yet", lease::NAME)
+        })?;
+        let mut told = found.metadata.annotations.unwrap_or_default();
+        let mut say = |key| told.remove(key).filter(|value| !value.is_empty());
+        match (say(lease::ADDRESS), say(lease::AUTHORITY)) {
+            (Some(address), Some(authority)) => Ok(Leader { address, authority }),
+            _ => Err(format!(
+                "the Lease {}/{} does not say where the controller is",
+                self.site.namespace,
+                lease::NAME
+            )),
+        }
+    }
+
+    /// Waits until another one leads, as is looked when somebody has waited for long.
+    async fn until_another_leads(&self, client: &kube::Client, leader: &Leader) -> String {
+        loop {
+            self.doubt.notified().await;
+            match self.leader(client).await {
+                Ok(now) if now != *leader => return now.address,
+                _ => {}
+            }
+        }
+    }
+
+    /// A certificate of the controller.
+    async fn join(&self, leader: &Leader) -> Result<Known, String> {
+        let begun = Instant::now();
+        let token = token(&self.site.token)?;
+        let words = |error: identity::IdentityError| text::chain(&error);
+        let key = NodeKey::generate().map_err(words)?;
+        let config = identity::client_config(&leader.authority, None).map_err(words)?;
+        let (calls, mut connection) = connect(leader, config).await?;
+        let mut controller = ControllerClient::with_origin(calls, http::Uri::from_static(ORIGIN));
+        let request = JoinRequest { token, certificate_signing_request: key.request().map_err(words)? };
+        let joined = tokio::select! {
+            joined = tokio::time::timeout(DEADLINE, controller.join(request)) => joined,
+            _ = connection.ended() => return Err("the controller has closed the connection".to_owned()),
+        };
+        let joined = joined.map_err(|_| "the controller does not answer".to_owned())?;
+        let joined = joined.map_err(|status| {
+            format!("the controller gives this node no certificate: {}", text::clean_words(status.message()))
+        })?;
+        let certificate = CertificateDer::from(joined.into_inner().certificate);
+        let lasting = identity::renew_after(&certificate)
+            .ok_or_else(|| "the controller gives this node something that is no certificate".to_owned())?;
+        Ok(Known { authority: leader.authority.clone(), key, certificate, renewal: begun + lasting })
+    }
+
+    /// Answers the controller until that is over; returns why.
+    async fn attend(&self, mut controller: ControllerClient<http2::Client>) -> String {
+        let guests = Guests { fleet: self.site.fleet.clone(), roster: Arc::clone(&self.site.roster) };
+        let bounds = CallbackBounds {
+            host_instance_id: self.site.half.host.instance_id.clone(),
+            open_calls: OPEN_CALLS,
+            request_bytes: MAX_CALL,
+        };
+        let served = callback::serve(bounds, GuestsServer::new(guests), async |messages| {
+            controller.attend(messages).await.map(tonic::Response::into_inner)
+        });
+        match served.await {
+            Ok(()) => "the controller has ended the stream".to_owned(),
+            Err(callback::Ended::Status(status)) => text::clean_words(status.message()),
+            Err(callback::Ended::Breach(breach)) => format!("the controller breaks the rules: {breach}"),
+        }
+    }
+}
+
+/// Connects with a controller. What this returns is to be polled.
+async fn connect(
+    leader: &Leader,
+    config: Arc<ClientConfig>,
+) -> Result<(http2::Client, http2::Connection), String> {
+    let address = &leader.address;
+    let connecting = async {
+        let stream = TcpStream::connect(address).await?;
+        tcp::notice_silence(&stream)?;
+        let name = ServerName::try_from(SERVER_NAME).map_err(std::io::Error::other)?;
+        TlsConnector::from(config).connect(name, stream).await
+    };
+    let stream = tokio::time::timeout(DEADLINE, connecting).await;
+    let stream = stream.map_err(|_| format!("the controller at {address} does not answer"))?;
+    let stream =
+        stream.map_err(|error| format!("no connection with the controller at {address}: {error}"))?;
+    let connected = http2::connect(stream).await;
+    connected.map_err(|error| format!("no connection with the controller at {address}: {error}"))
+}
+
+/// The token, as it is now: it is another one now and then.
+fn token(file: &Path) -> Result<String, String> {
+    let read = Root::default().read(&file.to_string_lossy());
+    let token = read.map_err(|error| format!("the token {} cannot be read: {error}", file.display()))?;
+    Ok(String::from_utf8_lossy(&token).trim().to_owned())
+}

@@ -1,0 +1,109 @@
+//! Between the guests of a node and the controller of its cluster, which alone may plug volumes into VMs.
+//!
+//! ```text
+//!  guest ──CSI call──▶ session ──▶ Relay ──Ask──▶ controller
+//!  agent ◀──release, find── session ◀── attend ◀── (the node's stream)
+//!                                       link ──finds the controller by its Lease, joins, connects again
+//! ```
+//!
+//! Calls go on as the bytes that they are. Nothing is decided here: whose volume it is and where the VM runs, the controller
+//! asks of the API.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tonic::Status;
+use tonic::body::Body;
+
+use super::backends::Vm;
+use super::backends::kubevirt::node::{Instance, Roster};
+use super::for_guests::{Answering, Asking, Volumes};
+use crate::transport::{callback, http2};
+use crate::wire::proto::v1::controller_client::ControllerClient;
+use crate::wire::proto::v1::{AskRequest, RunningVirtualMachine};
+
+mod attend;
+mod link;
+
+pub use link::{Link, Site};
+
+/// Bytes of a call; a session takes no larger ones.
+const MAX_REQUEST: usize = 64 * 1024;
+/// How long a call waits for the controller: another leader takes over in this time.
+const MEETING: Duration = Duration::from_secs(20);
+/// How long an answer may take before it is looked whether the controller is still the one that leads.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// The way to the controller, or why there is none.
+type Way = Result<ControllerClient<http2::Client>, Arc<str>>;
+
+/// Hands the calls of guests on to the controller.
+#[derive(Debug, Clone)]
+pub struct Relay {
+    way: watch::Receiver<Way>,
+    roster: Arc<Roster>,
+    /// Somebody has waited for long.
+    doubt: Arc<Notify>,
+}
+
+impl Relay {
+    async fn ask(self, vm: Arc<Vm>, call: Request<Body>) -> Result<Bytes, Status> {
+        let (head, body) = call.into_parts();
+        let message = callback::request_message(body, MAX_REQUEST).await?;
+        let Instance { namespace, name, uid } = self
+            .roster
+            .get(&vm.name)
+            .ok_or_else(|| Status::unavailable("this VM has just gone from its node; repeat the call"))?;
+        let request = AskRequest {
+            vm: Some(RunningVirtualMachine { namespace, name, uid }),
+            method: head.uri.path().to_owned(),
+            request: message.into(),
+        };
+        let mut controller = self.meet().await?;
+        let mut asking = std::pin::pin!(controller.ask(request));
+        loop {
+            match tokio::time::timeout(SLOW, &mut asking).await {
+                Err(_) => self.doubt.notify_one(),
+                Ok(Ok(answer)) => return Ok(answer.into_inner().answer.into()),
+                Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
+                    let words = "the controller of guestlet has gone; what has become of the call is not known; repeat it";
+                    return Err(Status::unavailable(words));
+                }
+                Ok(Err(status)) => return Err(Status::new(status.code(), status.message())),
+            }
+        }
+    }
+
+    /// The controller, as soon as there is one.
+    async fn meet(&self) -> Result<ControllerClient<http2::Client>, Status> {
+        let (mut way, end) = (self.way.clone(), Instant::now() + MEETING);
+        // The link has ended with the program.
+        drop(tokio::time::timeout_at(end, way.wait_for(Result::is_ok)).await);
+        let way = way.borrow();
+        way.clone().map_err(|why| {
+            Status::unavailable(format!("the controller of guestlet cannot be asked: {why}; repeat the call"))
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl Volumes for Relay {
+    fn answer(&self, guest: Asking, call: Request<Body>) -> Answering {
+        let asked = self.clone().ask(guest.vm, call);
+        Box::pin(async move {
+            match asked.await {
+                Ok(message) => callback::response(&message),
+                Err(status) => status.into_http(),
+            }
+        })
+    }
+
+    /// Nothing but the settings bounds it: `KubeVirt` makes room.
+    async fn most(&self, vm: &Vm) -> u32 {
+        vm.max_volumes
+    }
+}

@@ -1,0 +1,202 @@
+//! What the controller role is made of.
+//!
+//! ```text
+//!  VMs of the cluster ──▶ Remote ◀── Keeper ──▶ Claims          of each replica: it knows what there is
+//!  Lease ──leads──▶ api, repair, nodes                          of the one that leads: it does something
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{Begun, spawn_until, watch_over};
+use crate::host::admission::Admission;
+use crate::host::api::{self, Api};
+use crate::host::backends::kubevirt::api::Cluster;
+use crate::host::backends::kubevirt::cluster;
+use crate::host::backends::kubevirt::controller::certificates::Ca;
+use crate::host::backends::kubevirt::controller::lease::{self, Candidate, Notice, Timing};
+use crate::host::backends::kubevirt::controller::listing::Listing;
+use crate::host::backends::kubevirt::controller::{Options, Roster, Site};
+use crate::host::backends::kubevirt::hotplug::Patience;
+use crate::host::backends::kubevirt::node::elsewhere::Elsewhere;
+use crate::host::backends::kubevirt::standing::Teller;
+use crate::host::backends::kubevirt::volumes::Claims;
+use crate::host::backends::volumes::Volumes;
+use crate::host::backends::{Backend as _, Problems, Standing};
+use crate::host::controller::{self, Asked, Joining, Nodes, Server};
+use crate::host::fleet::Remote;
+use crate::host::half::Half;
+use crate::host::place::Topology;
+use crate::host::volumes::Keeper;
+use crate::supervise::Supervisor;
+
+/// How long the Lease may take to be given back.
+const RELEASE: Duration = Duration::from_secs(3);
+
+/// Which cluster, and where nodes reach this replica.
+#[derive(Debug, Clone)]
+pub struct ControllerOptions {
+    /// Says where the API server is and who asks it; without one, what a pod is told.
+    pub kubeconfig: Option<PathBuf>,
+    /// The namespace of guestlet's own objects.
+    pub namespace: String,
+    /// The name of this replica: that of its pod.
+    pub name: String,
+    /// Its address, for nodes.
+    pub address: IpAddr,
+}
+
+/// Starts the parts of a replica.
+pub(super) async fn assemble(
+    options: &ControllerOptions,
+    begun: Begun,
+    supervisor: &mut Supervisor,
+) -> anyhow::Result<()> {
+    let Begun { socket, metrics, half, trust, settings, reloader, followed } = begun;
+    let config =
+        cluster::config(options.kubeconfig.as_deref()).await.context("cannot ask the Kubernetes API")?;
+    let client = kube::Client::try_from(config.clone()).context("cannot ask the Kubernetes API")?;
+    let listen = settings.kubevirt.controller;
+    let listener = TcpListener::bind(listen).await;
+    let listener =
+        listener.with_context(|| format!("cannot serve nodes at {listen} (kubevirt.controller)"))?;
+    let address = SocketAddr::new(options.address, listener.local_addr()?.port());
+    tracing::info!(%address, server = %config.cluster_url, "a controller of the VMs of a cluster");
+    let (problems, told) = watch::channel(Problems::new());
+    let nodes = Nodes::default();
+    let (remote, changes, fleet) = Remote::new(Arc::new(nodes.clone()));
+    let listing = Listing::default();
+    let site = Site {
+        cluster: config,
+        options: followed.controller.clone(),
+        problems: problems.clone(),
+        listing: listing.clone(),
+    };
+    let roster = Box::new(Roster::new(site, Arc::clone(&half)));
+
+    let shutdown = supervisor.shutdown();
+    spawn_until(supervisor, "fleet", remote.run(shutdown.clone()));
+    let token = shutdown.clone();
+    spawn_until(supervisor, "backend", async move {
+        token.run_until_cancelled(roster.watch(changes)).await;
+    });
+    spawn_until(supervisor, "settings", reloader.run(shutdown.clone()));
+    let volumes: Arc<dyn Volumes> = Arc::new(Elsewhere);
+    watch_over(supervisor, metrics, fleet.clone(), &volumes, Arc::clone(&half));
+    let teller = |what| Teller::new(what, problems.clone(), Arc::clone(&half));
+    let candidate = Candidate::new(
+        client.clone(),
+        &options.namespace,
+        &options.name,
+        Timing::default(),
+        teller(lease::TROUBLE),
+    );
+    let replica = Replica {
+        candidate,
+        namespace: options.namespace.clone(),
+        address,
+        listener,
+        nodes,
+        half: Arc::clone(&half),
+        options: followed.controller,
+        client: client.clone(),
+    };
+    let access_mode = settings.kubevirt.access_mode.name().to_owned();
+    let cluster = Cluster::new(client, problems.clone(), Arc::clone(&half));
+    supervisor.spawn("controller", async move {
+        let claims = Claims::new(cluster, Patience::default(), access_mode);
+        let Some(claims) = shutdown.run_until_cancelled(claims).await else { return Ok(()) };
+        let claims = claims.with_listing(listing);
+        let (leads, gate) = watch::channel(false);
+        let keeper = Keeper::new(Arc::new(claims), fleet.clone(), followed.policies, Arc::clone(&half));
+        let keeper = keeper.while_it_leads(gate);
+        let rules = followed.access;
+        let admission =
+            Admission { rules, fleet: fleet.clone(), volumes: keeper.clone(), half: Arc::clone(&half) };
+        let standing = Standing { node: String::new(), problems: told };
+        // It is in no place: its VMs are.
+        let topology = watch::channel(Arc::new(Topology::default())).1;
+        let api = Api {
+            admission,
+            fleet,
+            disks: Arc::new(Elsewhere),
+            volumes: keeper.clone(),
+            trust,
+            half,
+            settings: followed.standing,
+            topology,
+            backend: standing,
+        };
+        tokio::select! {
+            outcome = replica.lead(keeper, &leads, shutdown.clone()) => outcome,
+            () = api::run(socket, api, shutdown.clone()) => Ok(()),
+        }
+    });
+    Ok(())
+}
+
+/// One of the replicas, of which one leads.
+struct Replica {
+    candidate: Candidate,
+    client: kube::Client,
+    namespace: String,
+    /// Where nodes reach it.
+    address: SocketAddr,
+    listener: TcpListener,
+    nodes: Nodes,
+    half: Arc<Half>,
+    options: watch::Receiver<Options>,
+}
+
+impl Replica {
+    /// Leads as soon as it may, until `shutdown`.
+    ///
+    /// # Errors
+    /// If it may no more: whoever leads then must be the only one.
+    async fn lead(
+        self,
+        keeper: Keeper,
+        leads: &watch::Sender<bool>,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let beginning = async {
+            let ca = Arc::new(Ca::load_or_make(&self.client, &self.namespace).await?);
+            let notice = Notice { address: self.address.to_string(), authority_pem: ca.pem().to_owned() };
+            let tls = ca.server_config()?;
+            anyhow::Ok((ca, tls, self.candidate.lead(notice).await))
+        };
+        let Some(begun) = shutdown.run_until_cancelled(beginning).await else { return Ok(()) };
+        let (ca, tls, mut leading) = begun?;
+        leads.send_replace(true);
+        let joining = Joining { ca, tls, client: self.client.clone(), namespace: self.namespace };
+        let asked = Asked {
+            client: self.client,
+            volumes: Arc::new(keeper.clone()),
+            half: self.half,
+            options: self.options,
+        };
+        let server = Server { joining, asked, nodes: self.nodes };
+        let outcome = tokio::select! {
+            why = leading.lost() => Err(anyhow::anyhow!("this replica leads no more: {why}")),
+            _ = async {
+                tokio::join!(
+                    controller::serve(self.listener, server, shutdown.clone()),
+                    keeper.repair(shutdown.clone()),
+                )
+            } => Ok(()),
+        };
+        leads.send_replace(false);
+        if outcome.is_ok() {
+            // Without it the next one waits until the Lease has expired.
+            drop(tokio::time::timeout(RELEASE, leading.release()).await);
+        }
+        outcome
+    }
+}
