@@ -20,7 +20,7 @@ use crate::pool::Turn;
 use crate::roster::Known;
 use crate::{leader, nodes};
 
-const MANIFESTS: &str = include_str!("../../packaging/kubernetes/host/controller-role.yaml");
+const MANIFESTS: &str = include_str!("../../packaging/kubernetes/host/base/controller-role.yaml");
 const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 /// How KubeVirt is told to plug a volume.

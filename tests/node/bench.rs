@@ -22,9 +22,9 @@ const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 const ACCOUNT: &str = "system:serviceaccount:guestlet-system:guestlet-node";
 const ACCOUNTS: &str = "system:serviceaccounts";
 
-/// The objects of a file of packaging/kubernetes/host.
+/// The objects of a file of packaging/kubernetes/host/base.
 pub fn packaged(file: &str) -> Vec<Value> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/kubernetes/host");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/kubernetes/host/base");
     serde_saphyr::from_multiple(&std::fs::read_to_string(folder.join(file)).unwrap()).unwrap()
 }
 
@@ -39,7 +39,7 @@ pub fn one(file: &str, kind: &str) -> Value {
 /// Gives the account what is packaged for it.
 pub async fn install(api: &Api) {
     let kind = std::fs::read_to_string(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/kubernetes/host/crd.yaml"),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/kubernetes/host/base/crd.yaml"),
     );
     add_kind(api, &kind.unwrap()).await;
     api.ensure(ROLES, &one("node.yaml", "ClusterRole")).await;

@@ -61,6 +61,7 @@ mod bench;
 mod controller;
 mod guests;
 mod life;
+mod manifests;
 mod moves;
 mod odd;
 mod rights;

@@ -1,4 +1,4 @@
-//! The kind Guest of the group guestlet.io: what people see of a guest by kubectl. packaging/kubernetes/host/crd.yaml defines
+//! The kind Guest of the group guestlet.io: what people see of a guest by kubectl. packaging/kubernetes/host/base/crd.yaml defines
 //! it; a field here has its line there.
 
 use std::borrow::Cow;
