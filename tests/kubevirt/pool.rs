@@ -33,7 +33,7 @@ const CONTROLLERS: &str = "persistentvolume-binder,pv-protection,pvc-protection,
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// KubeVirt's kinds, and Harvester's.
-const KINDS: [&str; 5] = [
+pub const KINDS: [&str; 5] = [
     include_str!("crds/networkfilesystems.yaml"),
     include_str!("crds/kubevirts.yaml"),
     include_str!("crds/virtualmachineinstancemigrations.yaml"),

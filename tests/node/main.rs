@@ -64,4 +64,6 @@ mod life;
 mod manifests;
 mod moves;
 mod odd;
+mod policies;
 mod rights;
+mod scratch;

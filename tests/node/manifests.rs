@@ -176,7 +176,7 @@ fn files(directory: &str) -> Vec<String> {
 #[test]
 fn each_manifest_is_installed() {
     let kustomization = |of: &str| packaged(&format!("../{of}/kustomization.yaml")).remove(0);
-    for directory in ["base"] {
+    for directory in ["base", "components/policies", "components/guests-here"] {
         let mut listed: Vec<String> =
             serde_json::from_value(kustomization(directory)["resources"].take()).unwrap();
         listed.sort();
@@ -185,6 +185,10 @@ fn each_manifest_is_installed() {
     for overlay in ["overlays/kubevirt", "overlays/harvester"] {
         let overlay = kustomization(overlay);
         assert_eq!(overlay["resources"], json!(["../../base"]));
+        assert_eq!(
+            overlay["components"],
+            json!(["../../components/policies", "../../components/guests-here"])
+        );
     }
     assert_eq!(kustomization(".")["resources"], json!(["overlays/kubevirt"]));
     // A patch of what is not there would be refused only by whoever installs it.
