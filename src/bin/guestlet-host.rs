@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use guestlet::config::host::DEFAULT_FILE;
+#[cfg(feature = "kubevirt")]
+use guestlet::host::backends::kubevirt::node::profile;
 use guestlet::hostd::{self, Options, Role};
 
 /// `EX_CONFIG` of sysexits.h.
@@ -64,6 +66,11 @@ enum Command {
         #[arg(long, value_name = "IP", env = "POD_IP")]
         address: IpAddr,
     },
+    /// Write the seccomp profile of the node role into a directory, for kubelet
+    SeccompProfile {
+        /// A directory below seccomp in kubelet's own
+        directory: PathBuf,
+    },
 }
 
 /// Where the manifests put guestlet's own objects.
@@ -92,6 +99,19 @@ impl Arguments {
 #[allow(clippy::print_stderr, reason = "before and after there is a log")]
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    #[cfg(feature = "kubevirt")]
+    if let Some(Command::SeccompProfile { directory }) = &arguments.role {
+        return match profile::install(directory) {
+            Ok(_) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!(
+                    "guestlet-host: cannot write the seccomp profile to {}: {error}",
+                    directory.display()
+                );
+                ExitCode::FAILURE
+            }
+        };
+    }
     let options = Options {
         role: arguments.role(),
         required: arguments.config.is_some(),
@@ -163,8 +183,11 @@ mod tests {
         let page = Page {
             name: "guestlet-host",
             summary: "the host half of guestlet".to_owned(),
-            synopsis: vec!["guestlet-host [OPTIONS]".to_owned(), "guestlet-host node [OPTIONS]".to_owned(),
+            synopsis: vec![
+                "guestlet-host [OPTIONS]".to_owned(),
+                "guestlet-host node [OPTIONS]".to_owned(),
                 "guestlet-host controller [OPTIONS]".to_owned(),
+                "guestlet-host seccomp-profile DIRECTORY".to_owned(),
             ],
             description: vec![
                 command.get_about().map(ToString::to_string).unwrap_or_default(),

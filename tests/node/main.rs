@@ -65,5 +65,6 @@ mod manifests;
 mod moves;
 mod odd;
 mod policies;
+mod profile;
 mod rights;
 mod scratch;

@@ -34,6 +34,7 @@ pub mod identity;
 mod launcher;
 mod place;
 mod processes;
+pub mod profile;
 mod roster;
 
 pub use book::Options;
