@@ -24,7 +24,7 @@ export KUBERNETES_BIN_DIR := $(CACHE)/tools/kubernetes-$(KUBERNETES)
 export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-packages lint unit-test kubevirt-test release package release-package gate-package static rpm tarball image packages \
+.PHONY: help setup setup-packages lint unit-test kubevirt-test release package release-package gate-package static rpm tarball image chart packages \
 	check-packages images restore-dependencies keep-dependencies vm-test test soak demo bench clean
 
 help: ## show this
@@ -99,6 +99,10 @@ tarball: static ## build the tarball with the static programs (target/dist)
 image: static ## build guestlet-host's OCI image layout (target/dist/guestlet-host-oci)
 	@mkdir -p $(DIST)
 	$(STEP) "OCI image" $(DATED) packaging/oci.sh $(STATIC) $(VERSION) $(DIST)/guestlet-host-oci
+
+chart: ## make the Helm chart for KubeVirt and Harvester of its manifests (target/dist/guestlet-host-chart)
+	@mkdir -p $(DIST)
+	$(STEP) "Helm chart" packaging/kubernetes/chart.sh $(VERSION) $(DIST)/guestlet-host-chart
 
 packages: setup-packages package rpm tarball image ## build all packages, what they are made of, and their checksums (target/dist)
 	$(STEP) "SBOM" $(DATED) packaging/sbom.sh $(SBOM_TOOL) $(STATIC_TARGET) $(DIST)

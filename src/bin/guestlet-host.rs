@@ -84,7 +84,7 @@ impl Arguments {
     fn role(&self) -> Role {
         #[cfg(feature = "kubevirt")]
         match self.role.clone() {
-            None => {}
+            None | Some(Command::SeccompProfile { .. }) => {}
             Some(Command::Node { kubeconfig, node, namespace, token }) => {
                 return Role::Node(hostd::NodeOptions { kubeconfig, name: node, namespace, token });
             }

@@ -58,6 +58,7 @@ mod sidecar;
 
 mod agent;
 mod bench;
+mod chart;
 mod controller;
 mod guests;
 mod life;
