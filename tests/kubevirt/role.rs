@@ -224,8 +224,9 @@ async fn is_told_of(lab: &Lab, verb: &str) -> bool {
                 other => panic!("who follows these? {other}"),
             };
             let problems = watch::Sender::new(Problems::new());
-            let _known = Known::with(lab, problems.clone()).await;
             let _volumes = volumes_that_tell(lab, quick(), problems.clone()).await;
+            // Last: its credentials are read by a thread of its own, and must not be written again meanwhile.
+            let _known = Known::with(lab, problems.clone()).await;
             let is_told = || problems.borrow().keys().any(|what| what.contains(words));
             until(&format!("people are told that {words} cannot be followed"), async || {
                 is_told().then_some(())
