@@ -18,13 +18,9 @@ use crate::bench::{NODE, one, packaged};
 
 /// The object of this kind; fails on a field that the schema does not have.
 pub fn object<T: Serialize + DeserializeOwned>(file: &str, kind: &str) -> T {
-    read(one(file, kind))
-}
-
-/// The same of one that was read already.
-pub fn read<T: Serialize + DeserializeOwned>(found: Value) -> T {
+    let found = one(file, kind);
     let object: T = serde_json::from_value(found.clone()).unwrap();
-    assert_eq!(serde_json::to_value(&object).unwrap(), found, "fields that the schema does not have");
+    assert_eq!(serde_json::to_value(&object).unwrap(), found, "{kind}: fields that the schema does not have");
     object
 }
 
@@ -84,8 +80,8 @@ fn the_manifests_fit_the_api_and_each_other() {
     assert_eq!(mount(container, "settings"), "/etc/guestlet");
 
     // It may read no Lease but the controller's, and its token is for the controller alone.
-    let rule = &own.rules.unwrap()[0];
-    assert_eq!(rule.resource_names, Some(vec!["guestlet-controller".to_owned()]));
+    let leases = &own.rules.unwrap()[0];
+    assert_eq!(leases.resource_names, Some(vec!["guestlet-controller".to_owned()]));
     let volume = pod.volumes.as_ref().unwrap().iter().find(|one| one.name == "token").unwrap();
     let source = &volume.projected.as_ref().unwrap().sources.as_ref().unwrap()[0];
     let token = source.service_account_token.as_ref().unwrap();

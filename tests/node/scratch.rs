@@ -40,10 +40,11 @@ impl Scratch {
     pub async fn of_the_environment(what: &str) -> Option<Self> {
         let is_wanted = std::env::var_os("GUESTLET_POLICIES").is_some_and(|value| value == "1");
         if !is_wanted {
-            // Not by a macro, whose output is shown of failed tests only.
+            // What macros write is shown of failed tests only.
             let words = "needs Kubernetes 1.30 or later, of which the gate has none: set GUESTLET_POLICIES=1, and KUBECONFIG to \
                 that of a scratch API server";
-            writeln!(std::io::stderr(), "{what}: SKIPPED, {words}").unwrap();
+            let mut output = std::io::stderr();
+            writeln!(output, "{what}: SKIPPED, {words}").unwrap();
             return None;
         }
         let file = std::env::var("KUBECONFIG").expect("KUBECONFIG names a scratch API server");
