@@ -37,6 +37,8 @@ mod node;
 mod settings;
 
 #[cfg(feature = "kubevirt")]
+pub use crate::host::backends::kubevirt::node::profile::install as install_seccomp_profile;
+#[cfg(feature = "kubevirt")]
 pub use controller::ControllerOptions;
 #[cfg(feature = "kubevirt")]
 pub use node::NodeOptions;

@@ -7,8 +7,6 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use guestlet::config::host::DEFAULT_FILE;
-#[cfg(feature = "kubevirt")]
-use guestlet::host::backends::kubevirt::node::profile;
 use guestlet::hostd::{self, Options, Role};
 
 /// `EX_CONFIG` of sysexits.h.
@@ -101,7 +99,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     #[cfg(feature = "kubevirt")]
     if let Some(Command::SeccompProfile { directory }) = &arguments.role {
-        return match profile::install(directory) {
+        return match hostd::install_seccomp_profile(directory) {
             Ok(_) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!(

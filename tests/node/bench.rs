@@ -42,6 +42,10 @@ pub async fn install(api: &Api) {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/kubernetes/host/base/crd.yaml"),
     );
     add_kind(api, &kind.unwrap()).await;
+    // The garbage collector of a cluster that other tests have used may not know the kind.
+    for left in api.list(GUESTS).await {
+        api.delete(&format!("{GUESTS}/{}", left["metadata"]["name"].as_str().unwrap())).await;
+    }
     api.ensure(ROLES, &one("node.yaml", "ClusterRole")).await;
     api.ensure(BINDINGS, &one("node.yaml", "ClusterRoleBinding")).await;
 }

@@ -135,6 +135,6 @@ fn vms_without_vsock_are_listed_with_what_to_do() {
         // It can be asked for disks, and says who plugs them.
         let disks = lab.ctl(&["disk", "ls", "default/web"]);
         let words = String::from_utf8(disks.stderr).unwrap();
-        assert!(words.contains("a node of a Kubernetes cluster plugs no disks"), "{words}");
+        assert!(words.contains("disks of a Kubernetes cluster's VMs are plugged by KubeVirt"), "{words}");
     });
 }

@@ -25,12 +25,8 @@ fn written() -> Value {
     let lab = crate::lab::Lab::new();
     let directory = lab.path("profiles");
     std::fs::create_dir(&directory).unwrap();
-    let outcome = std::process::Command::new(env!("CARGO_BIN_EXE_guestlet-host"))
-        .arg("seccomp-profile")
-        .arg(&directory)
-        .status()
-        .unwrap();
-    assert!(outcome.success());
+    let outcome = lab.daemon("log").arg("seccomp-profile").arg(&directory).status().unwrap();
+    assert!(outcome.success(), "{}", lab.log());
     let files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|one| one.unwrap().file_name()).collect();
     assert_eq!(files, ["node.json"]);
     serde_json::from_slice(&std::fs::read(directory.join("node.json")).unwrap()).unwrap()
