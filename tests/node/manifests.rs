@@ -121,6 +121,16 @@ fn the_controller_has_no_rights_on_its_host() {
         assert_eq!(field(container, name), path);
     }
     assert_eq!(container.args.as_ref().unwrap()[..2], ["controller", "--config"]);
+    // What it is started with it takes, and it writes where it may alone.
+    let settings: ConfigMap = object("controller.yaml", "ConfigMap");
+    let settings = settings.data.unwrap()["host.toml"].clone();
+    let lab = crate::lab::Lab::new();
+    std::fs::write(lab.settings(), &settings).unwrap();
+    let arguments = ["controller", "--check", "--name", "controller-0", "--address", "192.0.2.7"];
+    assert!(lab.daemon("log").args(arguments).status().unwrap().success(), "{}", lab.log());
+    let run = mount(container, "run");
+    assert_eq!(run, "/run/guestlet-host");
+    assert!(settings.contains(&format!("trust.state-dir = \"{run}/")), "{settings}");
     let account: ServiceAccount = object("controller-role.yaml", "ServiceAccount");
     assert_eq!(
         (pod.service_account_name, deployment.metadata.namespace),

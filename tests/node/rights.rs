@@ -60,3 +60,17 @@ fn each_verb_that_is_taken_away_is_missed() {
         }
     });
 }
+
+#[test]
+fn the_lease_of_the_controller_is_read_by_a_right_in_its_namespace_alone() {
+    wait(async {
+        // A cluster with the role of the whole cluster alone; with the other one, tests of volumes find the controller.
+        let bench = Bench::start().await;
+        let lab = bench.host().start();
+        lab.until("the node may not read the Lease", || {
+            let doctor = String::from_utf8(lab.ctl(&["doctor"]).stdout).unwrap();
+            lab.log().contains("cannot get resource \"leases\"")
+                && doctor.contains("the controller of guestlet")
+        });
+    });
+}
