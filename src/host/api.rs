@@ -167,6 +167,7 @@ impl Api {
         match self.fleet.caller(request.name).await?.ok_or_else(unknown)? {
             Reach::Session { agent, .. } => Ok((agent.on_behalf_of(call.behalf.clone()), plan)),
             Reach::Paused => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
+            Reach::Untold => Err(Status::unavailable("the node of this guest cannot be asked now")),
             Reach::NoSession => Err(Status::failed_precondition("there is no session with this guest now")),
         }
     }

@@ -60,6 +60,11 @@ impl Agent {
         Self(Way::Elsewhere(agent))
     }
 
+    /// Whether another program has its session: then not to be answered says nothing of the guest.
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(self.0, Way::Elsewhere(_))
+    }
+
     /// On behalf of somebody.
     pub fn on_behalf_of(self, behalf: Behalf) -> Calls {
         self.on_behalf_of_any(Some(behalf))

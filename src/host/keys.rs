@@ -226,6 +226,7 @@ async fn vm(fleet: &Handle, name: String) -> Result<Arc<Vm>, Status> {
 async fn session(fleet: &Handle, vm: &Vm) -> Result<Agent, Status> {
     match fleet.caller(vm.name.clone()).await? {
         Some(Reach::Session { agent, .. }) => Ok(agent),
+        Some(Reach::Untold) => Err(Status::unavailable("the node of this guest cannot be asked now")),
         Some(Reach::Paused) => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
         _ => Err(Status::failed_precondition("there is no session with this guest now")),
     }

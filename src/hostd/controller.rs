@@ -20,10 +20,11 @@ use crate::host::admission::Admission;
 use crate::host::api::{self, Api};
 use crate::host::backends::kubevirt::api::Cluster;
 use crate::host::backends::kubevirt::cluster;
-use crate::host::backends::kubevirt::controller::certificates::Ca;
-use crate::host::backends::kubevirt::controller::lease::{self, Candidate, Notice, Timing};
+use crate::host::backends::kubevirt::controller::certificates::{Ca, CaError};
+use crate::host::backends::kubevirt::controller::lease::{self, Candidate, Leading, Notice, Timing};
 use crate::host::backends::kubevirt::controller::listing::Listing;
 use crate::host::backends::kubevirt::controller::{Options, Roster, Site};
+use crate::host::backends::kubevirt::fence::Fence;
 use crate::host::backends::kubevirt::hotplug::Patience;
 use crate::host::backends::kubevirt::node::elsewhere::Elsewhere;
 use crate::host::backends::kubevirt::standing::Teller;
@@ -34,9 +35,13 @@ use crate::host::controller::{self, Asked, Joining, Nodes, Server};
 use crate::host::fleet::Remote;
 use crate::host::half::Half;
 use crate::host::place::Topology;
+use crate::host::text;
 use crate::host::volumes::Keeper;
 use crate::supervise::Supervisor;
+use crate::sys::descriptor;
 
+/// When the CA is asked for again.
+const AGAIN: Duration = Duration::from_secs(2);
 /// How long the Lease may take to be given back.
 const RELEASE: Duration = Duration::from_secs(3);
 
@@ -63,6 +68,7 @@ pub(super) async fn assemble(
     let config =
         cluster::config(options.kubeconfig.as_deref()).await.context("cannot ask the Kubernetes API")?;
     let client = kube::Client::try_from(config.clone()).context("cannot ask the Kubernetes API")?;
+    descriptor::allow_many();
     let listen = settings.kubevirt.controller;
     let listener = TcpListener::bind(listen).await;
     let listener =
@@ -100,6 +106,7 @@ pub(super) async fn assemble(
     );
     let replica = Replica {
         candidate,
+        teller: teller("the CA of the controllers cannot be read or made, and nodes cannot join"),
         namespace: options.namespace.clone(),
         address,
         listener,
@@ -109,14 +116,13 @@ pub(super) async fn assemble(
         client: client.clone(),
     };
     let access_mode = settings.kubevirt.access_mode.name().to_owned();
-    let cluster = Cluster::new(client, problems.clone(), Arc::clone(&half));
+    let fence = Fence::default();
+    let cluster = Cluster::new(client, problems.clone(), Arc::clone(&half)).behind(fence.clone());
     supervisor.spawn("controller", async move {
         let claims = Claims::new(cluster, Patience::default(), access_mode);
         let Some(claims) = shutdown.run_until_cancelled(claims).await else { return Ok(()) };
         let claims = claims.with_listing(listing);
-        let (leads, gate) = watch::channel(false);
         let keeper = Keeper::new(Arc::new(claims), fleet.clone(), followed.policies, Arc::clone(&half));
-        let keeper = keeper.while_it_leads(gate);
         let rules = followed.access;
         let admission =
             Admission { rules, fleet: fleet.clone(), volumes: keeper.clone(), half: Arc::clone(&half) };
@@ -134,9 +140,10 @@ pub(super) async fn assemble(
             topology,
             backend: standing,
         };
+        let mut lead = std::pin::pin!(replica.lead(keeper, &fence, shutdown.clone()));
         tokio::select! {
-            outcome = replica.lead(keeper, &leads, shutdown.clone()) => outcome,
-            () = api::run(socket, api, shutdown.clone()) => Ok(()),
+            outcome = &mut lead => outcome,
+            () = api::run(socket, api, shutdown.clone()) => lead.await,
         }
     });
     Ok(())
@@ -145,6 +152,8 @@ pub(super) async fn assemble(
 /// One of the replicas, of which one leads.
 struct Replica {
     candidate: Candidate,
+    /// Is told why it cannot begin.
+    teller: Teller,
     client: kube::Client,
     namespace: String,
     /// Where nodes reach it.
@@ -156,25 +165,38 @@ struct Replica {
 }
 
 impl Replica {
+    /// The CA of the controllers, as soon as the API server says it.
+    async fn authority(&self) -> Result<Ca, CaError> {
+        loop {
+            match Ca::load_or_make(&self.client, &self.namespace).await {
+                Err(error @ CaError::Unavailable(..)) => {
+                    self.teller.failed(&text::chain(&error));
+                    tokio::time::sleep(AGAIN).await;
+                }
+                outcome => {
+                    self.teller.well();
+                    return outcome;
+                }
+            }
+        }
+    }
+
     /// Leads as soon as it may, until `shutdown`.
     ///
     /// # Errors
     /// If it may no more: whoever leads then must be the only one.
-    async fn lead(
-        self,
-        keeper: Keeper,
-        leads: &watch::Sender<bool>,
-        shutdown: CancellationToken,
-    ) -> anyhow::Result<()> {
+    async fn lead(self, keeper: Keeper, fence: &Fence, shutdown: CancellationToken) -> anyhow::Result<()> {
         let beginning = async {
-            let ca = Arc::new(Ca::load_or_make(&self.client, &self.namespace).await?);
+            let ca = Arc::new(self.authority().await?);
             let notice = Notice { address: self.address.to_string(), authority_pem: ca.pem().to_owned() };
             let tls = ca.server_config()?;
             anyhow::Ok((ca, tls, self.candidate.lead(notice).await))
         };
         let Some(begun) = shutdown.run_until_cancelled(beginning).await else { return Ok(()) };
         let (ca, tls, mut leading) = begun?;
-        leads.send_replace(true);
+        if let Some(until) = leading.until() {
+            fence.extend(until);
+        }
         let joining = Joining { ca, tls, client: self.client.clone(), namespace: self.namespace };
         let asked = Asked {
             client: self.client,
@@ -184,7 +206,7 @@ impl Replica {
         };
         let server = Server { joining, asked, nodes: self.nodes };
         let outcome = tokio::select! {
-            why = leading.lost() => Err(anyhow::anyhow!("this replica leads no more: {why}")),
+            why = renew(&mut leading, fence) => Err(anyhow::anyhow!("this replica leads no more: {why}")),
             _ = async {
                 tokio::join!(
                     controller::serve(self.listener, server, shutdown.clone()),
@@ -192,11 +214,21 @@ impl Replica {
                 )
             } => Ok(()),
         };
-        leads.send_replace(false);
         if outcome.is_ok() {
+            fence.close().await;
             // Without it the next one waits until the Lease has expired.
             drop(tokio::time::timeout(RELEASE, leading.release()).await);
         }
         outcome
+    }
+}
+
+/// Renews the Lease, and with it the time for which this replica may change things, until it is lost; why it was.
+async fn renew(leading: &mut Leading, fence: &Fence) -> String {
+    loop {
+        match leading.renewed_or_lost().await {
+            Ok(until) => fence.extend(until),
+            Err(why) => return why,
+        }
     }
 }

@@ -215,8 +215,7 @@ fn of_two_that_begin_at_once_one_leads() {
         }
         let all: Vec<_> = replicas.iter().map(Replica::stands_by).collect();
         let lease = until("one leads", async || {
-            let lease = bench.lease().await;
-            all.iter().any(JoinHandle::is_finished).then_some(lease)
+            if all.iter().any(JoinHandle::is_finished) { Some(bench.lease().await) } else { None }
         })
         .await;
         let first = replicas.iter().position(|one| one.identity() == holder(&lease)).unwrap();

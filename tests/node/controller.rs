@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guestlet::host::backends::kubevirt::node::identity::{self, NodeKey};
 use guestlet::transport::http2;
@@ -11,20 +11,21 @@ use guestlet::wire::proto::v1::{AskRequest, GuestInfo, JoinRequest, RunningVirtu
 use serde_json::{Value, json};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::api::Api;
 use crate::bench::{host_of, install, packaged, socket};
 use crate::client::{JSON, call};
 use crate::cluster::{HOSTS, Lab as Cluster, wait};
 use crate::guest::{Door, Guest, Manner, info};
-use crate::lab::Lab;
+use crate::lab::{DEADLINE, Lab};
 use crate::model::domain::{Disk, Domain};
 use crate::patience::until;
 use crate::sidecar::{Asking, refused};
 
 const MIB: i64 = 1 << 20;
 const NAMESPACE: &str = "guestlet-system";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/guestlet-system/leases/guestlet-controller";
 /// Whom the API server takes the roles for.
 const NODE_ACCOUNT: &str = "system:serviceaccount:guestlet-system:guestlet-node";
 const CONTROLLER_ACCOUNT: &str = "system:serviceaccount:guestlet-system:guestlet-controller";
@@ -193,9 +194,8 @@ impl Whole {
 
     /// The controller that leads, once one does.
     async fn leader(&self) -> usize {
-        let lease = format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/guestlet-controller");
         until("a controller leads", async || {
-            let lease = self.cluster.api.get(&lease).await?;
+            let lease = self.cluster.api.get(LEASE).await?;
             let holder = lease["spec"]["holderIdentity"].as_str()?.to_owned();
             (0..self.controllers.len()).find(|number| holder.starts_with(&format!("controller-{number}")))
         })
@@ -215,9 +215,8 @@ struct Connected {
 
 impl Whole {
     async fn lease(&self) -> Value {
-        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/guestlet-controller");
         until("a controller leads", async || {
-            let lease = self.cluster.api.get(&path).await?;
+            let lease = self.cluster.api.get(LEASE).await?;
             lease["metadata"]["annotations"]["guestlet.io/address"].is_string().then_some(lease)
         })
         .await
@@ -268,6 +267,20 @@ impl Vm {
     async fn sidecar(&self) -> Asking {
         let guest = Arc::clone(&self.guest);
         Asking(ask(move || guest.client()).await)
+    }
+}
+
+/// Repeats a call while it is not known what has become of it, as sidecars do.
+fn again<T>(call: impl Fn() -> Result<T, Status>) -> T {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        match call() {
+            Ok(answer) => return answer,
+            Err(status) => {
+                assert!(status.code() == Code::Unavailable && Instant::now() < end, "{status:?}");
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        }
     }
 }
 
@@ -363,14 +376,7 @@ fn another_replica_takes_over_when_the_one_that_leads_is_killed() {
         whole.controllers[first].kill();
         let (sidecar, node, volume) = (web.sidecar().await, web.uid.clone(), id.clone());
         // It says that nobody can be asked, for as long as the Lease is valid, and is repeated.
-        ask(move || {
-            let end = std::time::Instant::now() + Duration::from_secs(60);
-            while let Err(status) = sidecar.publish(&volume, &node) {
-                assert!(status.code() == Code::Unavailable && std::time::Instant::now() < end, "{status:?}");
-                std::thread::sleep(Duration::from_millis(200));
-            }
-        })
-        .await;
+        ask(move || again(|| sidecar.publish(&volume, &node))).await;
         assert_eq!(whole.leader().await, 1 - first);
 
         // One that is told to end gives the Lease back, and nobody waits for long.
@@ -378,11 +384,15 @@ fn another_replica_takes_over_when_the_one_that_leads_is_killed() {
         assert!(whole.controllers[1 - first].stop().success());
         let (sidecar, node) = (web.sidecar().await, web.uid.clone());
         ask(move || {
-            sidecar.unpublish(&id, &node).unwrap();
-            sidecar.delete(&id).unwrap();
+            again(|| sidecar.unpublish(&id, &node));
+            again(|| sidecar.delete(&id));
         })
         .await;
         assert_eq!(whole.leader().await, first);
+        // With nobody to take it, it stays as it was given back.
+        assert!(whole.controllers[first].stop().success());
+        let lease = whole.cluster.api.get(LEASE).await.unwrap();
+        assert_eq!(lease["spec"]["holderIdentity"].as_str().unwrap_or_default(), "", "{lease}");
     });
 }
 
@@ -483,13 +493,47 @@ fn a_vm_that_is_migrated_keeps_its_volumes_and_is_served_by_its_new_node() {
         let (sidecar, node, volume) = (web.sidecar().await, web.uid.clone(), id.clone());
         ask(move || {
             // Repeated, as a sidecar does that was started again.
-            sidecar.publish(&volume, &node).unwrap();
-            sidecar.unpublish(&volume, &node).unwrap();
+            again(|| sidecar.publish(&volume, &node));
+            again(|| sidecar.unpublish(&volume, &node));
         })
         .await;
         let asked = web.guest.disks().asked.clone();
         assert!(asked.iter().any(|one| one.starts_with("release ")), "by way of {to}: {asked:?}");
         let sidecar = web.sidecar().await;
         ask(move || sidecar.delete(&id).unwrap()).await;
+    });
+}
+
+#[test]
+fn a_guest_whose_node_cannot_be_asked_keeps_its_disk() {
+    wait(async {
+        let mut whole = Whole::start(1).await;
+        let web = whole.vm("web").await;
+        let (sidecar, node) = (web.sidecar().await, web.uid.clone());
+        let id = ask(move || {
+            let id = sidecar.create("pvc-1", 64 * MIB).unwrap().volume_id;
+            sidecar.publish(&id, &node).unwrap();
+            id
+        })
+        .await;
+        let instance = whole.cluster.instance("web").await.unwrap();
+        let host = instance["status"]["nodeName"].as_str().unwrap().to_owned();
+        let node = whole.nodes.get_mut(host.as_str()).unwrap();
+        node.kill();
+        let leader = &whole.controllers[0];
+        leader.until("the node attends no more", || leader.log().contains("a node attends no more"));
+        let detached = leader.ctl(&["volumes", "detach", &id]);
+        let words = String::from_utf8(detached.stderr).unwrap();
+        assert!(words.contains("the node of this guest cannot be asked now"), "{words}");
+        let status = whole.cluster.instance("web").await.unwrap()["status"]["volumeStatus"].clone();
+        assert!(status.as_array().unwrap().iter().any(|one| one["phase"] == "Ready"), "{status}");
+        assert_eq!(web.guest.disks().asked.iter().filter(|one| one.starts_with("release")).count(), 0);
+
+        // As soon as its node is there again, it is asked, however soon after that its session comes.
+        whole.nodes.get_mut(host.as_str()).unwrap().again();
+        let leader = &whole.controllers[0];
+        leader.until("the volume is detached", || leader.ctl(&["volumes", "detach", &id]).status.success());
+        let asked = web.guest.disks().asked.clone();
+        assert!(asked.iter().any(|one| one.starts_with("release ")), "{asked:?}");
     });
 }

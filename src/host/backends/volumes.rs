@@ -237,6 +237,11 @@ pub trait Volumes: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Why nothing can be changed now, where that is for another program to do.
+    fn out_of_turn(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Whether the VM of this name may have volumes plugged that nobody remembers. If not, [`Volumes::plugged`] need not be
     /// asked.
     fn may_have(&self, _vm: &str) -> bool {

@@ -8,7 +8,8 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::host::backends::kubevirt::controller::Options;
-use crate::host::backends::kubevirt::seen::{Facts, Seen};
+use crate::host::backends::kubevirt::objects::Instance;
+use crate::host::backends::kubevirt::seen::{self, Facts};
 use crate::host::for_guests::{Asking, Volumes};
 use crate::host::half::Half;
 use crate::host::place::Topology;
@@ -62,21 +63,27 @@ impl Asked {
         if ![namespace, name].into_iter().all(|name| is_name(name)) {
             return Err(Status::invalid_argument("vm has no namespace, or no name"));
         }
-        let read = Api::<Seen>::namespaced(self.client.clone(), namespace);
+        let read = Api::<Instance>::namespaced(self.client.clone(), namespace);
         let unknown = |why: String| {
             Status::unavailable(format!("it cannot be told where the VM {namespace}/{name} runs: {why}"))
         };
         let found = tokio::time::timeout(DEADLINE, read.get_opt(name)).await;
         let late = |_| unknown("the API server does not answer".to_owned());
         let found = found.map_err(late)?.map_err(|error| unknown(text::chain(&error)))?;
-        let facts = found.and_then(|seen| seen.facts);
-        match facts {
+        // Its label says where KubeVirt looks for it; where it runs its status alone says.
+        let runs_on = found.as_ref().and_then(|instance| instance.status.node_name.clone());
+        let facts =
+            found.as_ref().and_then(seen::facts).filter(|facts| runs_on.as_deref() == Some(&facts.node));
+        match facts.map(Arc::new) {
             Some(facts) if facts.uid.eq_ignore_ascii_case(uid) && facts.node == node => Ok(facts),
-            found => {
-                let where_it_is = found.filter(|facts| facts.uid.eq_ignore_ascii_case(uid));
-                let runs_on = where_it_is.map(|facts| facts.node.clone());
-                tracing::warn!(node, vm = %format_args!("{namespace}/{name}"), uid, ?runs_on,
-                    "a node asks for a VM that does not run there");
+            _ => {
+                tracing::warn!(
+                    node,
+                    vm = %format_args!("{namespace}/{name}"),
+                    uid,
+                    ?runs_on,
+                    "a node asks for a VM that does not run there"
+                );
                 let words = format!("the VM {namespace}/{name} ({uid}) does not run on the node {node}");
                 Err(Status::unavailable(words))
             }

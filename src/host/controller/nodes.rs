@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_stream::Stream;
 use tonic::{Request, Status, Streaming};
 
@@ -25,6 +25,8 @@ use crate::wire::proto::v1::{
 
 /// How long a node may take to its first message.
 const BEGINNING: Duration = Duration::from_secs(5);
+/// Calls of one guest that may be under way at a time, of the 64 of its node.
+const CALLS_OF_A_GUEST: usize = 8;
 /// Bytes of one answer.
 const MAX_ANSWER: usize = 64 * 1024;
 
@@ -42,6 +44,9 @@ struct Attending {
 struct Node {
     number: u64,
     caller: Caller,
+    /// Of each VM that somebody is asked about, how many calls more may be under way: one whose guest does not answer must
+    /// not take the node from others.
+    places: BTreeMap<String, Arc<Semaphore>>,
     /// Gone when another stream of the node takes the place of this one.
     _place: oneshot::Sender<()>,
 }
@@ -71,7 +76,9 @@ impl Nodes {
             let mut attending = self.attending();
             attending.last += 1;
             let number = attending.last;
-            attending.nodes.insert(node.clone(), Node { number, caller, _place: place });
+            attending
+                .nodes
+                .insert(node.clone(), Node { number, caller, places: BTreeMap::new(), _place: place });
             number
         };
         tracing::info!(node, "a node attends");
@@ -81,9 +88,9 @@ impl Nodes {
 
 impl Reaches for Nodes {
     fn reach(&self, vm: &str, node: &str, instance: &str) -> Reach {
-        let Some((namespace, name)) = vm.split_once('/') else { return Reach::NoSession };
+        let Some((namespace, name)) = vm.split_once('/') else { return Reach::Untold };
         if !self.attending().nodes.contains_key(node) {
-            return Reach::NoSession;
+            return Reach::Untold;
         }
         let vm = RunningVirtualMachine {
             namespace: namespace.to_owned(),
@@ -148,11 +155,24 @@ struct OfNode {
 }
 
 impl OfNode {
-    fn client(&self) -> Result<GuestsClient<Caller>, Status> {
-        let caller = self.nodes.attending().nodes.get(&self.node).map(|node| node.caller.clone());
-        let caller = caller.ok_or_else(|| self.is_gone())?;
-        Ok(GuestsClient::with_origin(caller, http::Uri::from_static(ORIGIN))
-            .max_decoding_message_size(MAX_ANSWER))
+    /// For a call, and the place that it has.
+    async fn client(&self) -> Result<(GuestsClient<Caller>, OwnedSemaphorePermit), Status> {
+        let (caller, places) = self.way().ok_or_else(|| self.is_gone())?;
+        let place = places.acquire_owned().await.map_err(|_| self.is_gone())?;
+        let client = GuestsClient::with_origin(caller, http::Uri::from_static(ORIGIN));
+        Ok((client.max_decoding_message_size(MAX_ANSWER), place))
+    }
+
+    fn way(&self) -> Option<(Caller, Arc<Semaphore>)> {
+        let mut attending = self.nodes.attending();
+        let node = attending.nodes.get_mut(&self.node)?;
+        // Those that nobody uses.
+        node.places.retain(|_, places| {
+            Arc::strong_count(places) > 1 || places.available_permits() < CALLS_OF_A_GUEST
+        });
+        let places = node.places.entry(self.vm.uid.clone());
+        let places = places.or_insert_with(|| Arc::new(Semaphore::new(CALLS_OF_A_GUEST)));
+        Some((node.caller.clone(), Arc::clone(places)))
     }
 
     fn is_gone(&self) -> Status {
@@ -177,7 +197,8 @@ impl Elsewhere for OfNode {
     async fn find_disk(&self, by: Option<&Behalf>, request: FindDiskRequest) -> Answer<FindDiskResponse> {
         let request =
             FindDiskOfGuestRequest { vm: Some(self.vm.clone()), behalf: behalf(by), request: Some(request) };
-        self.told(self.client()?.find_disk(Request::new(request)).await)
+        let (mut client, _place) = self.client().await?;
+        self.told(client.find_disk(Request::new(request)).await)
     }
 
     async fn release_disk(
@@ -190,6 +211,7 @@ impl Elsewhere for OfNode {
             behalf: behalf(by),
             request: Some(request),
         };
-        self.told(self.client()?.release_disk(Request::new(request)).await)
+        let (mut client, _place) = self.client().await?;
+        self.told(client.release_disk(Request::new(request)).await)
     }
 }

@@ -1,11 +1,14 @@
 //! Serves nodes: TLS, whose end each connection is, and `guestlet.v1.Controller` on it.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -17,6 +20,7 @@ use crate::host::clients::Clients;
 use crate::host::text;
 use crate::sys::tcp;
 use crate::transport::http2::{self, Bounds};
+use crate::trust::certificate;
 use crate::wire::proto::v1::controller_server::{Controller, ControllerServer};
 use crate::wire::proto::v1::{AskRequest, AskResponse, CallbackFromHost, JoinRequest, JoinResponse};
 
@@ -24,12 +28,22 @@ use crate::wire::proto::v1::{AskRequest, AskResponse, CallbackFromHost, JoinRequ
 const MAX_CLIENTS: u32 = 4096;
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a connection may last: by then its certificate has expired.
-const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// Bytes of one request: a guest's call, and what is around it.
-const MAX_REQUEST: usize = 128 * 1024;
+const MAX_REQUEST: usize = 80 * 1024;
 /// A node has many guests, whose calls may take minutes.
-const BOUNDS: Bounds = Bounds { open_calls: 1024, ..Bounds::USUAL };
+const BOUNDS: Bounds = Bounds { open_calls: 256, ..Bounds::USUAL };
+/// Connections of one node at a time: when it connects anew, the one before may still be there.
+const CONNECTIONS_OF_A_NODE: usize = 4;
+
+/// What one that has shown no certificate may: to join, and soon.
+const BOUNDS_OF_NOBODY: Bounds =
+    Bounds { open_calls: 2, stream_window: 16 * 1024, connection_window: 32 * 1024, send_buffer: 16 * 1024 };
+const MAX_JOIN: usize = 24 * 1024;
+const TIME_TO_JOIN: Duration = Duration::from_secs(30);
+/// How many of them there may be at a time, and handshakes.
+const NOBODIES: usize = 128;
+/// Tokens that the API server is asked about at a time.
+const TOKENS: usize = 8;
 
 /// Who may join.
 pub struct Joining {
@@ -53,18 +67,58 @@ pub struct Server {
     pub nodes: Nodes,
 }
 
+/// Who is connected.
+#[derive(Debug)]
+struct Doors {
+    nobodies: Semaphore,
+    tokens: Semaphore,
+    nodes: Mutex<BTreeMap<String, usize>>,
+}
+
+impl Default for Doors {
+    fn default() -> Self {
+        let (nobodies, tokens) = (Semaphore::new(NOBODIES), Semaphore::new(TOKENS));
+        Self { nobodies, tokens, nodes: Mutex::default() }
+    }
+}
+
+/// One connection of a node, until this is dropped.
+struct Counted<'d>(&'d Doors, &'d str);
+
+impl Doors {
+    fn enter<'d>(&'d self, node: &'d str) -> Option<Counted<'d>> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = nodes.entry(node.to_owned()).or_default();
+        let fits = *connections < CONNECTIONS_OF_A_NODE;
+        *connections += usize::from(fits);
+        fits.then(|| Counted(self, node))
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        let mut nodes = self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connections) = nodes.get_mut(self.1) {
+            *connections -= 1;
+            if *connections == 0 {
+                nodes.remove(self.1);
+            }
+        }
+    }
+}
+
 /// Serves nodes until `shutdown`.
 pub async fn serve(listener: TcpListener, server: Server, shutdown: CancellationToken) {
     let clients = Clients::new("nodes", MAX_CLIENTS);
-    let server = Arc::new(server);
+    let (server, doors) = (Arc::new(server), Arc::new(Doors::default()));
     loop {
         let accepted = tokio::select! {
             () = shutdown.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        let (server, shutdown) = (Arc::clone(&server), shutdown.clone());
+        let (server, doors, shutdown) = (Arc::clone(&server), Arc::clone(&doors), shutdown.clone());
         let serve = |stream| async move {
-            if let Ok(Err(error)) = tokio::time::timeout(LIFETIME, node(stream, server, shutdown)).await {
+            if let Err(error) = connection(stream, server, doors, shutdown).await {
                 tracing::debug!(error, "the connection of a node");
             }
         };
@@ -72,16 +126,42 @@ pub async fn serve(listener: TcpListener, server: Server, shutdown: Cancellation
     }
 }
 
-/// Serves whoever is at the other end of a stream.
-async fn node(stream: TcpStream, server: Arc<Server>, shutdown: CancellationToken) -> Result<(), String> {
+/// Serves whoever is at the other end of a stream, for as long as it is vouched for.
+async fn connection(
+    stream: TcpStream,
+    server: Arc<Server>,
+    doors: Arc<Doors>,
+    shutdown: CancellationToken,
+) -> Result<(), String> {
+    // Before it is known who it is, it takes a place of those that are nobody.
+    let place =
+        doors.nobodies.try_acquire().map_err(|_| "there are too many who have not joined".to_owned())?;
     tcp::notice_silence(&stream).map_err(|error| error.to_string())?;
     let shaking = TlsAcceptor::from(Arc::clone(&server.joining.tls)).accept(stream);
     let stream = tokio::time::timeout(HANDSHAKE, shaking).await;
     let stream = stream.map_err(|_| "no handshake in time".to_owned())?.map_err(|error| error.to_string())?;
-    let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first().cloned());
-    let node = certificate.and_then(|certificate| certificates::node_of(&certificate));
-    let service = ControllerServer::new(OfNode { node, server }).max_decoding_message_size(MAX_REQUEST);
-    http2::serve_within(stream, service, shutdown, BOUNDS).await.map_err(|error| error.to_string())
+    let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first().cloned());
+    let node = shown.as_ref().and_then(certificates::node_of);
+    let service = OfNode { node: node.clone(), server, doors: Arc::clone(&doors) };
+    let Some(node) = node else {
+        let service = ControllerServer::new(service).max_decoding_message_size(MAX_JOIN);
+        let serving = http2::serve_within(stream, service, shutdown, BOUNDS_OF_NOBODY);
+        return match tokio::time::timeout(TIME_TO_JOIN, serving).await {
+            Ok(ended) => ended.map_err(|error| error.to_string()),
+            Err(_) => Ok(()),
+        };
+    };
+    drop(place);
+    let _counted = doors.enter(&node).ok_or_else(|| format!("the node {node} has too many connections"))?;
+    let service = ControllerServer::new(service).max_decoding_message_size(MAX_REQUEST);
+    let serving = http2::serve_within(stream, service, shutdown, BOUNDS);
+    let lasts = shown.as_ref().and_then(certificate::ends).map_or(Duration::ZERO, |end| {
+        Duration::from_secs(end.as_secs().saturating_sub(UnixTime::now().as_secs()))
+    });
+    match tokio::time::timeout(lasts, serving).await {
+        Ok(ended) => ended.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("the certificate of the node {node} has expired")),
+    }
 }
 
 /// What one connection is served.
@@ -90,6 +170,7 @@ struct OfNode {
     /// Which node it is, by its certificate; none if it has shown none.
     node: Option<String>,
     server: Arc<Server>,
+    doors: Arc<Doors>,
 }
 
 impl OfNode {
@@ -103,6 +184,7 @@ impl Controller for OfNode {
     async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
         let JoinRequest { token, certificate_signing_request } = request.into_inner();
         let Joining { ca, client, namespace, .. } = &self.server.joining;
+        let _place = self.doors.tokens.acquire().await;
         let node = join::node_of_token(client, namespace, &token).await.map_err(|refused| {
             tracing::warn!("a node may not join: {refused}");
             match refused {

@@ -49,7 +49,8 @@ impl Agent {
     }
 
     /// For calls, or why there can be none.
-    async fn calls(&self) -> Result<Calls, Unreleased> {
+    /// And whether another program has the session.
+    async fn calls(&self) -> Result<(Calls, bool), Unreleased> {
         let stopped = |error: super::super::fleet::Stopped| Unreleased::Unasked(error.to_string());
         let (agent, capabilities) = match self.fleet.caller(self.vm.clone()).await.map_err(stopped)? {
             Some(Reach::Session { agent, capabilities }) => (agent, capabilities),
@@ -58,13 +59,18 @@ impl Agent {
                 let words = "the VM is paused, so its guest cannot be asked; resume it first";
                 return Err(Unreleased::Kept(words.to_owned()));
             }
-            _ => {
+            Some(Reach::Untold) => {
+                let words = "the node of this guest cannot be asked now";
+                return Err(Unreleased::Untold(words.to_owned()));
+            }
+            Some(Reach::NoSession) | None => {
                 let words = "there is no session with an agent in this guest";
                 return Err(Unreleased::Unasked(words.to_owned()));
             }
         };
         if capabilities.iter().any(|one| one == CAPABILITY) {
-            Ok(agent.on_behalf_of_any(self.behalf.clone()))
+            let is_elsewhere = agent.is_elsewhere();
+            Ok((agent.on_behalf_of_any(self.behalf.clone()), is_elsewhere))
         } else {
             let words = format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}");
             Err(Unreleased::Unasked(words))
@@ -77,10 +83,11 @@ impl Agent {
 
     /// The guest's name for the disk, as soon as the guest has it; or why there is none.
     pub(in crate::host) async fn find(&self) -> Result<String, String> {
-        let mut calls = self.calls().await.map_err(Unreleased::words)?;
+        let (mut calls, is_elsewhere) = self.calls().await.map_err(Unreleased::words)?;
         let wait_milliseconds = u32::try_from(SEEN.as_millis()).unwrap_or(u32::MAX);
         let request = FindDiskRequest { disk: Some(self.selector()), wait_milliseconds };
-        let answer = within(SEEN + ANSWER, calls.find_disk(request)).await.map_err(Unreleased::words)?;
+        let answer =
+            within(SEEN + ANSWER, is_elsewhere, calls.find_disk(request)).await.map_err(Unreleased::words)?;
         match answer.disk {
             Some(disk) => Ok(text::clean(&disk.name)),
             None => Err(format!("it has not within {} s", SEEN.as_secs())),
@@ -96,10 +103,10 @@ impl Agent {
         let limits = limits.map_err(|error| Unreleased::Unasked(error.to_string()))?.unwrap_or_default();
         let busy_end = end.min(begun + limits.busy);
         let answer = loop {
-            let mut calls = self.calls().await?;
+            let (mut calls, is_elsewhere) = self.calls().await?;
             let request = ReleaseDiskRequest { disk: Some(self.selector()) };
             let left = end.saturating_duration_since(Instant::now());
-            match within(left, calls.release_disk(request)).await {
+            match within(left, is_elsewhere, calls.release_disk(request)).await {
                 Err(Unreleased::Busy(_)) if Instant::now() + BUSY < busy_end => sleep(BUSY).await,
                 answer => break answer?,
             }
@@ -119,19 +126,23 @@ enum Unreleased {
     Busy(String),
     /// Its agent was not asked, or has not answered, or cannot do it.
     Unasked(String),
+    /// It is not known what of these, for whoever has the session cannot be asked.
+    Untold(String),
 }
 
 impl Unreleased {
     fn words(self) -> String {
         match self {
-            Self::Kept(words) | Self::Busy(words) | Self::Unasked(words) => words,
+            Self::Kept(words) | Self::Busy(words) | Self::Unasked(words) | Self::Untold(words) => words,
         }
     }
 }
 
-/// The answer, or in words why there is none.
+/// The answer, or in words why there is none. Where another program has the session (`is_elsewhere`), only that says that the
+/// agent cannot be asked ([`Code::NotFound`]); to hear nothing of that program says nothing of the guest.
 async fn within<T>(
     patience: Duration,
+    is_elsewhere: bool,
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, Unreleased> {
     match tokio::time::timeout(patience, call).await {
@@ -144,12 +155,14 @@ async fn within<T>(
             Err(match status.code() {
                 Code::Aborted => Unreleased::Busy(words),
                 Code::FailedPrecondition | Code::PermissionDenied | Code::Internal => Unreleased::Kept(words),
+                Code::NotFound | Code::Unimplemented => Unreleased::Unasked(words),
+                _ if is_elsewhere => Unreleased::Untold(words),
                 _ => Unreleased::Unasked(words),
             })
         }
         Err(_) => {
-            let patience = patience.as_secs();
-            Err(Unreleased::Unasked(format!("the agent does not answer within {patience} s")))
+            let words = format!("the agent does not answer within {} s", patience.as_secs());
+            Err(if is_elsewhere { Unreleased::Untold(words) } else { Unreleased::Unasked(words) })
         }
     }
 }
@@ -257,7 +270,8 @@ impl Bounded {
                 fleet.caller(vm.clone()).await,
                 Ok(None | Some(Reach::Session { .. } | Reach::Paused)) | Err(_)
             ) {
-                drop(coming.recv().await);
+                // Of a session that another program has, nothing is heard.
+                drop(tokio::time::timeout(BUSY, coming.recv()).await);
             }
         };
         drop(tokio::time::timeout(MEETING, waiting).await);
@@ -272,13 +286,15 @@ impl GuestSide for Bounded {
         self.meet().await;
         let mut released = self.agent.release(RELEASE).await;
         // An agent that was started again meanwhile is asked again; one that hangs is not.
-        if matches!(released, Err(Unreleased::Unasked(_))) && begun.elapsed() < RELEASE {
+        if matches!(released, Err(Unreleased::Unasked(_) | Unreleased::Untold(_)))
+            && begun.elapsed() < RELEASE
+        {
             self.meet().await;
             released = self.agent.release(RELEASE).await;
         }
         match released {
             Ok(()) => Ok(()),
-            Err(Unreleased::Kept(why) | Unreleased::Busy(why)) => {
+            Err(Unreleased::Kept(why) | Unreleased::Busy(why) | Unreleased::Untold(why)) => {
                 Err(DiskError::NotReleased(format!("the guest does not let go of the volume: {why}")))
             }
             Err(Unreleased::Unasked(why)) => {

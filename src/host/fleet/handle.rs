@@ -105,6 +105,8 @@ pub enum Reach {
     Paused,
     /// There is no session now.
     NoSession,
+    /// It cannot be told whether there is one: whoever would have it cannot be asked.
+    Untold,
 }
 
 /// Events of the past, and those from then on.

@@ -78,7 +78,9 @@ impl Entry {
     fn reach(&self, reaches: &dyn Reaches) -> Reach {
         match (self.power, &self.run) {
             (PowerState::Paused, _) => Reach::Paused,
-            (PowerState::Off, _) | (_, None) => Reach::NoSession,
+            (PowerState::Off, _) => Reach::NoSession,
+            // It runs, and nobody has said where.
+            (_, None) => Reach::Untold,
             (_, Some(run)) => reaches.reach(&self.vm.name, &run.node, &run.instance),
         }
     }
@@ -313,7 +315,7 @@ mod tests {
         caller(&remote, "ns/a");
         // Nothing is known yet of the run of one that was made again.
         remote.change(vm("ns/a", "u-c", "ns/z"));
-        assert!(matches!(caller(&remote, "ns/a"), Some(Reach::NoSession)));
+        assert!(matches!(caller(&remote, "ns/a"), Some(Reach::Untold)));
         let expected = ["ns/a n1 run-of-ns/a", "ns/a n2 run-of-ns/a", "ns/a n2 run-of-ns/a"];
         assert_eq!(*asked.0.lock().unwrap(), expected);
     }

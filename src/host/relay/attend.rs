@@ -1,20 +1,27 @@
 //! What the controller asks of this node: the agents of its guests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use crate::host::backends::kubevirt::node::{Instance, Roster};
 use crate::host::caller::Behalf;
 use crate::host::calls::{Answer, Calls};
 use crate::host::disks::release::CAPABILITY;
-use crate::host::fleet::{Handle, Reach};
+use crate::host::fleet::{Handle, Reach, Stopped};
 use crate::host::text;
 use crate::wire::proto::v1::guests_server;
 use crate::wire::proto::v1::{
     FindDiskOfGuestRequest, FindDiskResponse, OnBehalf, ReleaseDiskOfGuestRequest, ReleaseDiskResponse,
     RunningVirtualMachine,
 };
+
+/// How long is waited for a session with a guest.
+const MEETING: Duration = Duration::from_secs(10);
+/// After which time it is looked again whether there is one.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Answers the controller.
 #[derive(Debug, Clone)]
@@ -39,8 +46,7 @@ impl Guests {
             let words = format!("the VM {name} ({}) does not run on this node", vm.uid);
             return Err(Status::unavailable(words));
         }
-        let reach = self.fleet.caller(name.clone()).await;
-        let reach = reach.map_err(|stopped| Status::unavailable(stopped.to_string()))?;
+        let reach = self.meet(&name).await.map_err(|stopped| Status::unavailable(stopped.to_string()))?;
         // The session is with the VM that was checked, or with the one that has come in its place.
         if !self.roster.get(&name).is_some_and(|one| is_it(&one)) {
             return Err(Status::unavailable(format!("the VM {name} has just gone from this node")));
@@ -58,14 +64,27 @@ impl Guests {
             {
                 Ok(agent.on_behalf_of_any(behalf))
             }
-            Some(Reach::Session { .. }) => Err(Status::unavailable(format!(
+            Some(Reach::Session { .. }) => Err(Status::unimplemented(format!(
                 "the agent in this guest is too old: it lacks the capability {CAPABILITY:?}"
             ))),
             Some(Reach::Paused) => Err(Status::failed_precondition(
                 "the VM is paused, so its guest cannot be asked; resume it first",
             )),
-            Some(Reach::NoSession) | None => {
-                Err(Status::unavailable("there is no session with an agent in this guest"))
+            // This alone says that there is nobody who could be asked.
+            Some(Reach::NoSession) => {
+                Err(Status::not_found("there is no session with an agent in this guest"))
+            }
+            Some(Reach::Untold) | None => Err(Status::unavailable(format!("the VM {name} has just gone"))),
+        }
+    }
+
+    /// Whether the guest of a VM can be called: a session may just be about to come, as when this program has just started.
+    async fn meet(&self, name: &str) -> Result<Option<Reach>, Stopped> {
+        let end = Instant::now() + MEETING;
+        loop {
+            match self.fleet.caller(name.to_owned()).await? {
+                Some(Reach::NoSession) if Instant::now() < end => tokio::time::sleep(LOOK_AGAIN).await,
+                reach => return Ok(reach),
             }
         }
     }
@@ -74,6 +93,7 @@ impl Guests {
 /// What an agent said; of one that has gone, that nothing was said.
 fn told<T>(answer: Answer<T>) -> Answer<T> {
     answer.map_err(|status| match std::error::Error::source(&status) {
+        // What has become of the call is not known.
         Some(_) => Status::unavailable("the session with the agent ended"),
         None => Status::new(status.code(), text::clean_words(status.message())),
     })

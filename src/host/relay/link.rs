@@ -6,7 +6,8 @@
 //!    └──────────── wait (backoff) ◀──ends, or another one leads──────────────┘
 //! ```
 //!
-//! The Lease is read when there is no connection, and when an answer is long in coming; an idle node asks for nothing.
+//! The Lease is read when there is no connection, when an answer is long in coming, and every 10 s: a leader that stands still
+//! keeps its connections.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,6 +43,10 @@ use crate::wire::proto::v1::{CallbackBounds, JoinRequest};
 
 /// How long each step to a connection may take.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// After so many connections in a row that did not last, another certificate is asked for.
+const REFUSED: u32 = 5;
+/// How often it is looked whether the controller still leads.
+const LOOK: Duration = Duration::from_secs(10);
 /// Calls of the controller that may be under way at a time.
 const OPEN_CALLS: u32 = 64;
 /// Bytes of one of them.
@@ -90,6 +95,8 @@ struct Known {
     certificate: CertificateDer<'static>,
     /// When another one is to be had.
     renewal: Instant,
+    /// Connections in a row that did not last.
+    failures: u32,
 }
 
 impl Link {
@@ -116,6 +123,12 @@ impl Link {
             let now = Instant::now();
             if now - begun >= LASTING {
                 backoff.restart(now);
+            } else if let Some(before) = known.as_mut() {
+                // A certificate that is refused looks like this: the connection ends as soon as it is made.
+                before.failures += 1;
+                if before.failures >= REFUSED {
+                    known = None;
+                }
             }
             tokio::time::sleep(backoff.next_patient(fastrand::f64())).await;
         }
@@ -130,11 +143,7 @@ impl Link {
     async fn once(&self, client: &kube::Client, known: &mut Option<Known>) -> String {
         match self.connected(client, known).await {
             Ok(over) => over,
-            // Whatever was wrong: from here on everything is asked for anew.
-            Err(why) => {
-                *known = None;
-                why
-            }
+            Err(why) => why,
         }
     }
 
@@ -194,7 +203,8 @@ impl Link {
     /// Waits until another one leads, as is looked when somebody has waited for long.
     async fn until_another_leads(&self, client: &kube::Client, leader: &Leader) -> String {
         loop {
-            self.doubt.notified().await;
+            // Nobody may be waiting here, and the controller for this node all the same.
+            drop(tokio::time::timeout(LOOK, self.doubt.notified()).await);
             match self.leader(client).await {
                 Ok(now) if now != *leader => return now.address,
                 _ => {}
@@ -223,7 +233,13 @@ impl Link {
         let certificate = CertificateDer::from(joined.into_inner().certificate);
         let lasting = identity::renew_after(&certificate)
             .ok_or_else(|| "the controller gives this node something that is no certificate".to_owned())?;
-        Ok(Known { authority: leader.authority.clone(), key, certificate, renewal: begun + lasting })
+        Ok(Known {
+            authority: leader.authority.clone(),
+            key,
+            certificate,
+            renewal: begun + lasting,
+            failures: 0,
+        })
     }
 
     /// Answers the controller until that is over; returns why.

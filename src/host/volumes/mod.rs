@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex as Momentary, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Mutex, oneshot, watch};
+use tokio::sync::{Mutex, Semaphore, oneshot, watch};
 
 use super::backends::Vm;
 use super::backends::disks::DiskError;
@@ -55,6 +55,8 @@ use turns::{Thing, Turns};
 
 /// Bytes of the longest name, as CSI has it.
 const LONGEST_NAME: usize = 128;
+/// VMs of a cluster that are looked at at a time.
+const LOOKS: usize = 8;
 /// How long a guest's kernel may take to let go of a disk that its agent has released.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a hypervisor may take to say how many volumes a VM can have.
@@ -123,8 +125,8 @@ struct Inner {
     /// What `repair` has said.
     complaints: Complaints,
     tasks: Scope,
-    /// Whether anything may be done, where several programs could do it.
-    leads: Option<watch::Receiver<bool>>,
+    /// Of a cluster's VMs, how many more `repair` may look at: all of them ask the same API server.
+    looks: Semaphore,
 }
 
 impl Keeper {
@@ -148,18 +150,8 @@ impl Keeper {
             places,
             complaints,
             tasks,
-            leads: None,
+            looks: Semaphore::new(LOOKS),
         }))
-    }
-
-    /// The same, which does things only while this program leads; it answers what there is in any case.
-    #[must_use]
-    pub fn while_it_leads(mut self, leads: watch::Receiver<bool>) -> Self {
-        // Nobody else has it yet.
-        if let Some(inner) = Arc::get_mut(&mut self.0) {
-            inner.leads = Some(leads);
-        }
-        self
     }
 
     /// Runs an operation that goes on when nobody waits for it any more.
@@ -173,8 +165,7 @@ impl Keeper {
         F: Future<Output = Result<T, Problem>> + Send + 'static,
     {
         self.authorise(asker)?;
-        if self.0.leads.as_ref().is_some_and(|leads| !*leads.borrow()) {
-            let words = "this replica of the controller does not lead; ask the one that the Lease guestlet-controller names";
+        if let Some(words) = self.0.volumes.out_of_turn() {
             return Err(Problem::new(Kind::Unavailable, words));
         }
         let place = match asker {
@@ -352,12 +343,14 @@ impl Keeper {
         let policy = self.policy(&cluster);
         let class = policy.class(&self.0.volumes.classes(), wanted.class.as_deref())?;
         let size = wanted.range.choose()?;
-        let Wanted { name, claim, .. } = wanted;
+        let Wanted { name, claim, .. } = wanted.clone();
         let key = (cluster.clone(), name.clone());
         self.reserve(&policy, &key, &class, size, Usage { volumes: 1, bytes: size }).await?;
         let made = self.0.volumes.create(NewVolume { name, cluster, class, size, claim }).await;
         self.0.reserved.lock().await.remove(&key);
         let volume = made.map_err(|error| self.logged(by, "make a volume", &key.1, error))?;
+        // It may be one that was made before, and is not listed yet.
+        let volume = will_do(volume, &wanted)?;
         self.tell(VolumeAction::Created, &volume, by, None).await;
         Ok(volume)
     }

@@ -85,6 +85,8 @@ impl Keeper {
             let Ok(turn) = self.0.turns.take(Thing::Vm(vm.name.clone())) else { continue };
             let (keeper, volumes) = (self.clone(), Arc::clone(&volumes));
             self.0.tasks.children().spawn(async move {
+                let _place =
+                    if keeper.are_of_one_host() { None } else { keeper.0.looks.acquire().await.ok() };
                 keeper.compare(&vm.name, &vm.ids.lasting, &volumes).await;
                 drop(turn);
             });

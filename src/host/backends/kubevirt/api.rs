@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::authority::{self, Evidence, Use};
 use super::claims::PUBLISHED;
+use super::fence::Fence;
 use super::gates::{self, Way};
 use super::hotplug::patch::Disk;
 use super::hotplug::seen::Seen;
@@ -38,6 +39,8 @@ pub struct Cluster {
     client: Client,
     problems: watch::Sender<Problems>,
     half: Arc<Half>,
+    /// Lets changes pass, where others may make them as well.
+    fence: Option<Fence>,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -117,7 +120,30 @@ fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, VolumeEr
 impl Cluster {
     /// The one that this client asks. What cannot be followed is told to `problems`, and counted by `half`.
     pub fn new(client: Client, problems: watch::Sender<Problems>, half: Arc<Half>) -> Self {
-        Self { client, problems, half }
+        Self { client, problems, half, fence: None }
+    }
+
+    /// The same, which is changed only as long as the fence is open.
+    #[must_use]
+    pub fn behind(self, fence: Fence) -> Self {
+        Self { fence: Some(fence), ..self }
+    }
+
+    /// Whether changes may be made now.
+    pub fn is_changeable(&self) -> bool {
+        self.fence.as_ref().is_none_or(Fence::is_open)
+    }
+
+    /// What comes of a change, if it may be made.
+    async fn alter<T>(
+        &self,
+        what: &str,
+        request: impl Future<Output = Result<T, Error>>,
+    ) -> Result<Result<T, Error>, VolumeError> {
+        match &self.fence {
+            None => in_time(what, request).await,
+            Some(fence) => fence.change(in_time(what, request)).await,
+        }
     }
 
     /// Tells how it goes with what is followed; `what` is said when it fails.
@@ -170,7 +196,7 @@ impl Cluster {
         claim: &PersistentVolumeClaim,
     ) -> Result<Option<PersistentVolumeClaim>, VolumeError> {
         let what = format!("make a claim in the namespace {namespace}");
-        let made = in_time(&what, self.claims(namespace).create(&PostParams::default(), claim)).await?;
+        let made = self.alter(&what, self.claims(namespace).create(&PostParams::default(), claim)).await?;
         match made {
             Ok(made) => Ok(Some(made)),
             Err(error) if code(&error) == Some(409) => Ok(None),
@@ -196,7 +222,8 @@ impl Cluster {
             resource_version: read.metadata.resource_version.clone(),
         };
         let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let deleted = in_time(&what, self.claims(&claim.namespace).delete(&claim.name, &parameters)).await?;
+        let deleted =
+            self.alter(&what, self.claims(&claim.namespace).delete(&claim.name, &parameters)).await?;
         written(deleted.map(drop), &what)
     }
 
@@ -232,7 +259,7 @@ impl Cluster {
         let what = format!("change the claim {}/{}", claim.namespace, claim.name);
         let claims = self.claims(&claim.namespace);
         let parameters = PatchParams::default();
-        let patched = in_time(&what, claims.patch(&claim.name, &parameters, &Patch::Merge(patch))).await?;
+        let patched = self.alter(&what, claims.patch(&claim.name, &parameters, &Patch::Merge(patch))).await?;
         match patched {
             Err(Error::Api(status)) if matches!(status.code, 403 | 422) => {
                 Err(VolumeError::Refused(format!("the host cluster refuses it: {}", status.message)))
@@ -269,7 +296,7 @@ impl Cluster {
             .map_err(|error| VolumeError::Unavailable(format!("cannot {what}: {error}")))?;
         let vms = self.vms(namespace);
         let parameters = PatchParams::default();
-        let patched = in_time(&what, vms.patch(name, &parameters, &Patch::<()>::Json(steps))).await?;
+        let patched = self.alter(&what, vms.patch(name, &parameters, &Patch::<()>::Json(steps))).await?;
         match patched {
             // Of a patch whose test fails, and of what a webhook does not admit.
             Err(Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
@@ -318,7 +345,7 @@ impl Cluster {
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(body.to_string().into_bytes())
             .map_err(|error| VolumeError::Unavailable(format!("cannot {what}: {error}")))?;
-        match in_time(&what, self.client.request_text(request)).await? {
+        match self.alter(&what, self.client.request_text(request)).await? {
             Ok(_) => Ok(Written::Yes),
             // It has the volume already, or is being asked for it.
             Err(error) if code(&error) == Some(409) => Ok(Written::Conflict),

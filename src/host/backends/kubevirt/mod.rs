@@ -17,6 +17,7 @@ pub mod claims;
 pub mod cluster;
 pub mod controller;
 mod copies;
+pub mod fence;
 mod follow;
 pub mod gates;
 pub mod hotplug;

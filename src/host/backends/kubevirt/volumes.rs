@@ -158,7 +158,8 @@ impl Claims {
         let Claim { namespace, .. } = &read.claim;
         let name = from.vm.rsplit('/').next().unwrap_or_default();
         let seen = self.cluster.seen(namespace, name).await?;
-        if seen.is_some_and(|seen| seen.stage(&read.claim.volume()) != Stage::Absent) {
+        let runs = seen.as_ref().and_then(|seen| seen.instance.as_ref()).is_some_and(has_guest);
+        if runs && seen.is_some_and(|seen| seen.stage(&read.claim.volume()) != Stage::Absent) {
             guest.release().await?;
         }
         let disk = Disk { claim: read.claim.clone(), read_only: false };
@@ -176,6 +177,11 @@ impl Claims {
         self.unplug_from(read, from, guest).await?;
         self.off(read, patience).await
     }
+}
+
+/// Whether a guest may run in a VM, as its run says.
+fn has_guest(run: &objects::Instance) -> bool {
+    !matches!(run.status.phase.as_str(), "Succeeded" | "Failed")
 }
 
 #[tonic::async_trait]
@@ -389,6 +395,11 @@ impl Volumes for Claims {
 
     fn serial(&self, id: &str) -> Option<String> {
         Claim::of_id(id).map(|claim| claim.serial())
+    }
+
+    fn out_of_turn(&self) -> Option<&'static str> {
+        let words = "this replica of the controller does not lead; ask the one that the Lease guestlet-controller names";
+        (!self.cluster.is_changeable()).then_some(words)
     }
 
     fn may_have(&self, vm: &str) -> bool {

@@ -10,8 +10,8 @@
 //!
 //! Every write names the version that was read, so that of two that write only one succeeds. No clock is compared with that
 //! of another machine. A leader gives up [`Timing::deadline`] after it *began* its last successful renewal; others wait
-//! [`Timing::lease`], which is longer, from when they *saw* it: by then it has given up. That a machine is stopped, clock and
-//! all, nobody can see; that is why volumes are plugged by changes that name the version they were made from, too.
+//! [`Timing::lease`], which is longer, from when they *saw* it: by then it has given up. One that was stopped
+//! meanwhile changes nothing when it goes on: each change asks the clock first ([`Fence`](super::super::fence::Fence)).
 
 use std::time::Duration;
 

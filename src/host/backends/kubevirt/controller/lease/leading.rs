@@ -44,29 +44,37 @@ impl Leading {
     /// again, but not be left alone for longer than [`Timing::deadline`](super::Timing::deadline).
     pub async fn lost(&mut self) -> String {
         loop {
-            if let Some(reason) = &self.over {
-                return reason.clone();
-            }
-            let end = self.renewed + self.held.candidate.timing.deadline;
-            if Instant::now() >= end {
-                self.over = Some(self.reason());
-                continue;
-            }
-            let next = self.next.min(end);
-            if self.renewal.is_none() && Instant::now() < next {
-                tokio::time::sleep_until(next).await;
-                continue;
-            }
-            let start = || (Instant::now(), Box::pin(self.held.clone().renew()) as Renewal);
-            let (begun, renewal) = self.renewal.get_or_insert_with(start);
-            let (begun, outcome) = (*begun, tokio::time::timeout_at(end, renewal).await);
-            self.renewal = None;
-            self.next = begun + self.held.candidate.timing.every;
-            // If it did not come in time, the end is there.
-            if let Ok(outcome) = outcome {
-                self.came(begun, outcome);
+            if let Some(reason) = self.step().await {
+                return reason;
             }
         }
+    }
+
+    /// Does what is next; why it is lost, if it is.
+    async fn step(&mut self) -> Option<String> {
+        if self.over.is_some() {
+            return self.over.clone();
+        }
+        let end = self.renewed + self.held.candidate.timing.deadline;
+        if Instant::now() >= end {
+            self.over = Some(self.reason());
+            return self.over.clone();
+        }
+        let next = self.next.min(end);
+        if self.renewal.is_none() && Instant::now() < next {
+            tokio::time::sleep_until(next).await;
+            return None;
+        }
+        let start = || (Instant::now(), Box::pin(self.held.clone().renew()) as Renewal);
+        let (begun, renewal) = self.renewal.get_or_insert_with(start);
+        let (begun, outcome) = (*begun, tokio::time::timeout_at(end, renewal).await);
+        self.renewal = None;
+        self.next = begun + self.held.candidate.timing.every;
+        // If it did not come in time, the end is there.
+        if let Ok(outcome) = outcome {
+            self.came(begun, outcome);
+        }
+        None
     }
 
     fn came(&mut self, begun: Instant, outcome: Result<Lease, Failure>) {
@@ -96,6 +104,25 @@ impl Leading {
         let seconds = timing.deadline.as_secs_f32();
         let why = self.failure.as_deref().unwrap_or("no answer came in time");
         format!("the Lease {place} could not be renewed for {seconds} s: {why}")
+    }
+
+    /// Until when it leads for certain, whatever becomes of the next renewal; none if it does not.
+    pub fn until(&self) -> Option<Instant> {
+        self.over.is_none().then(|| self.renewed + self.held.candidate.timing.deadline)
+    }
+
+    /// Waits until it is renewed once more; returns until when it leads now.
+    ///
+    /// # Errors
+    /// If it is lost, with the reason.
+    pub async fn renewed_or_lost(&mut self) -> Result<Instant, String> {
+        let before = self.renewed;
+        while self.renewed == before {
+            if let Some(reason) = self.step().await {
+                return Err(reason);
+            }
+        }
+        Ok(self.renewed + self.held.candidate.timing.deadline)
     }
 
     /// Gives the Lease up, so that the next one takes it at once. Whoever led has stopped before.
