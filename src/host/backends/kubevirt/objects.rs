@@ -283,7 +283,10 @@ pub struct KubeVirtStatus {
 /// The UID of the VirtualMachine that a VirtualMachineInstance with this metadata is a run of, if it is one's.
 pub fn owner(metadata: &ObjectMeta) -> Option<&str> {
     let mut owners = metadata.owner_references.iter().flatten();
-    let vm = owners.find(|owner| owner.kind == "VirtualMachine" && owner.controller == Some(true));
+    // KubeVirt gives a run the name of its VM. An owner of another name was named by somebody else.
+    let is_vm = |name: &str| metadata.name.as_deref() == Some(name);
+    let vm = owners
+        .find(|owner| owner.kind == "VirtualMachine" && owner.controller == Some(true) && is_vm(&owner.name));
     vm.map(|vm| vm.uid.as_str()).filter(|uid| !uid.is_empty())
 }
 
