@@ -315,8 +315,7 @@ async fn parts(
             let (machines, pools) = (followed.machines.clone(), followed.pools.clone());
             let topology = followed.topology.clone();
             let kind = backends::Kind::Qemu { machines, topology: topology.clone(), volumes, pools };
-            let problems = watch::channel(backends::Problems::new()).1;
-            let standing = backends::Standing { node: String::new(), problems };
+            let standing = backends::Standing::default();
             Ok(Parts { kind, topology, standing, for_guests: None, changed: None, beside: Vec::new() })
         }
         #[cfg(feature = "kubevirt")]
@@ -403,7 +402,10 @@ async fn notify(fleet: Handle, shutdown: CancellationToken) -> anyhow::Result<()
             shutdown.cancelled().await;
             return Ok(());
         };
-        let status = format!("{} of {} VMs connected", tally.connected, tally.vms);
+        let mut status = format!("{} of {} VMs connected", tally.connected, tally.vms);
+        if tally.no_vsock > 0 {
+            status += &format!(", {} without vsock", tally.no_vsock);
+        }
         match told.replace(tally) {
             None => service::ready(&status),
             Some(before) if before != tally => service::status(&status),

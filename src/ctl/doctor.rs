@@ -9,8 +9,8 @@ use super::print::Printer;
 use super::{Error, words};
 use crate::text::findings::{self, Finding};
 use crate::wire::proto::v1::{
-    CallbackState, GetHostStatusRequest, HostStatus, ListVirtualMachinesRequest, PowerState, SessionState,
-    VirtualMachine,
+    Advice, CallbackState, GetHostStatusRequest, HostStatus, ListVirtualMachinesRequest, PowerState,
+    SessionState, VirtualMachine,
 };
 
 /// Says everything that is to be said, also when the daemon does not answer.
@@ -21,10 +21,18 @@ pub async fn run(socket: PathBuf, printer: &mut Printer) -> Result<(), Error> {
     let asked = client::with(socket, async |mut client| {
         let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
         let request = ListVirtualMachinesRequest { with_state: false };
-        Ok((status, answer(client.list_virtual_machines(request), "").await?.virtual_machines))
+        // It lists none before it knows all, and what keeps it from that is said by the first answer.
+        let list = answer(client.list_virtual_machines(request), "").await;
+        Ok((status, list))
     });
     let found = match asked.await {
-        Ok((status, vms)) => examine(Path::new("/"), Ok((&status, &vms))),
+        Ok((status, Ok(list))) => examine(Path::new("/"), Ok((&status, &list.virtual_machines))),
+        Ok((status, Err(error))) => {
+            let mut found = examine(Path::new("/"), Ok((&status, &[])));
+            let says = format!("it does not list its VMs: {error}");
+            found.push(Finding::wrong("VMs", says, "see to what is wrong above; it may have just started"));
+            found
+        }
         Err(error) => examine(Path::new("/"), Err(&error)),
     };
     printer.value(&findings::json(&found), || findings::table(&found))?;
@@ -52,16 +60,20 @@ pub fn examine(root: &Path, answer: Result<(&HostStatus, &[VirtualMachine]), &Er
             "is the API server reached, and may the service account read it? (packaging/kubernetes/host)";
         Finding::wrong("cluster", problem.clone(), remedy)
     }));
+    found.extend(status.advice.iter().map(advice));
     found.extend(kernel(root, vms));
     found.extend(vms.iter().map(vm));
     found
 }
 
 fn daemon(status: &HostStatus) -> Finding {
-    let says = format!(
+    let mut says = format!(
         "guestlet-host {} runs: {} of {} VMs connected",
         status.version, status.connected, status.virtual_machines
     );
+    if status.without_vsock > 0 {
+        says += &format!(", {} without vsock", status.without_vsock);
+    }
     if status.version == crate::VERSION {
         return Finding::good("guestlet-host", says);
     }
@@ -86,6 +98,16 @@ fn settings(status: &HostStatus) -> Finding {
         );
     }
     Finding::good("settings", format!("{file} is in force"))
+}
+
+/// What the program says of its cluster.
+fn advice(advice: &Advice) -> Finding {
+    let Advice { subject, says, remedy, is_wrong } = advice;
+    match (is_wrong, remedy.is_empty()) {
+        (true, _) => Finding::wrong(subject, says, remedy),
+        (false, true) => Finding::good(subject, says),
+        (false, false) => Finding::note(subject, says, remedy),
+    }
 }
 
 /// vsock of the kernel, if any VM is dialled on it.
@@ -131,6 +153,8 @@ fn vm(vm: &VirtualMachine) -> Finding {
         SessionState::Elsewhere => {
             Finding::good(subject, format!("its agent is asked by the guestlet-host of its {}", vm.dial))
         }
+        // It may be meant so.
+        SessionState::NoVsock => Finding::note(subject, vm.reason.clone(), vm.remedy.clone()),
         SessionState::Refused => Finding::wrong(
             subject,
             format!("refused{reason}"),
@@ -176,6 +200,7 @@ mod tests {
             off,
             mute,
             one("elsewhere", SessionState::Elsewhere, "node n1"),
+            one("without", SessionState::NoVsock, "no vsock"),
         ];
         let root = tempfile::tempdir().unwrap();
         let found = examine(root.path(), Ok((&host(5), &vms)));
@@ -189,6 +214,7 @@ mod tests {
             ("VM off", Level::Good),
             ("VM mute", Level::Wrong),
             ("VM elsewhere", Level::Good),
+            ("VM without", Level::Note),
         ] {
             assert_eq!(level(&found, subject), expected, "{subject}: {found:?}");
         }

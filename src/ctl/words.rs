@@ -38,6 +38,7 @@ pub fn session(session: SessionState) -> &'static str {
         SessionState::Refused => "refused",
         SessionState::Gone => "gone",
         SessionState::Elsewhere => "elsewhere",
+        SessionState::NoVsock => "no-vsock",
     }
 }
 

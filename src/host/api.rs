@@ -18,7 +18,7 @@ use super::backends::{self, disks::Disks};
 use super::calls::Calls;
 use super::clients::Clients;
 use super::disks;
-use super::fleet::{Handle, Identity, Known, Reach, Stopped, Watched};
+use super::fleet::{Handle, Identity, Reach, Stopped, Watched};
 use super::half::Half;
 use super::introduced::Introduced;
 use super::keys;
@@ -184,9 +184,9 @@ impl Api {
         }
         let known = self.fleet.list().await?;
         let seen: Vec<_> = known.iter().filter(|one| sight.has(&one.view.name, &one.view.cluster)).collect();
-        let is_connected = |one: &&&Known| one.view.session() == SessionState::Connected;
-        let connected = seen.iter().filter(is_connected).count();
-        Ok(Tally { vms: seen.len(), connected, ..Tally::default() })
+        let count = |state| seen.iter().filter(|one| one.view.session() == state).count();
+        let (connected, no_vsock) = (count(SessionState::Connected), count(SessionState::NoVsock));
+        Ok(Tally { vms: seen.len(), connected, no_vsock, ..Tally::default() })
     }
 
     /// Those of `events` that are about VMs in this sight. Of a VM that is gone the cluster that it had counts.
@@ -322,6 +322,8 @@ impl Admin for Api {
             topology: Some(Topology::clone(&self.topology.borrow())),
             backend_problems: problems.map(|(what, why)| format!("{what}: {why}")).collect(),
             node: self.backend.node.clone(),
+            without_vsock: count(tally.no_vsock),
+            advice: self.backend.advice.borrow().clone(),
             audit_file: self.half.audit.file().map(|file| file.display().to_string()).unwrap_or_default(),
         }))
     }

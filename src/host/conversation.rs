@@ -65,9 +65,12 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Whether it is the same as long as the VM is as it is, so that there is no use in trying again.
-    pub fn lasts(&self) -> bool {
-        matches!(self, Self::Dial(dial::Error::NoWay(_)))
+    /// What to do, in words for people, if it is the same as long as the VM is as it is: there is no use in trying again.
+    pub fn remedy(&self) -> Option<&str> {
+        match self {
+            Self::Dial(dial::Error::NoWay { remedy, .. }) => Some(remedy),
+            _ => None,
+        }
     }
 }
 

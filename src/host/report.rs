@@ -47,6 +47,13 @@ pub enum Report {
     Topology(Outcome),
     /// It is dialled again soon; why there was no conversation so far.
     Connecting(String),
+    /// It is not dialled, because the VM has no vsock.
+    NoVsock {
+        /// Why.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
     /// It is dialled again late, and why.
     Refused(String),
     /// It is not dialled, because the VM is off.

@@ -154,9 +154,14 @@ impl Session {
                 if lasted.is_some_and(|lasted| lasted >= LASTING) {
                     self.backoff.restart(now);
                 }
+                if let Some(remedy) = loss.remedy() {
+                    let remedy = remedy.to_owned();
+                    self.notes.send(Report::NoVsock { reason, remedy }).await;
+                    // The VM that can be reached is another one to the fleet, and gets another session.
+                    return Duration::MAX;
+                }
                 self.notes.send(Report::Connecting(reason)).await;
-                // The VM that can be reached is another one to the fleet, and gets another session.
-                if loss.lasts() { Duration::MAX } else { self.backoff.next(now, fastrand::f64()) }
+                self.backoff.next(now, fastrand::f64())
             }
             End::Refused(refusal) => {
                 self.notes.send(Report::Refused(reason)).await;

@@ -126,7 +126,7 @@ pub(super) async fn assemble(
         let rules = followed.access;
         let admission =
             Admission { rules, fleet: fleet.clone(), volumes: keeper.clone(), half: Arc::clone(&half) };
-        let standing = Standing { node: String::new(), problems: told };
+        let standing = Standing { problems: told, ..Standing::default() };
         // It is in no place: its VMs are.
         let topology = watch::channel(Arc::new(Topology::default())).1;
         let api = Api {

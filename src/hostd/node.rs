@@ -62,19 +62,21 @@ impl Node {
         let nowhere = Topology { host: node.name.clone(), ..Topology::default() };
         let (place, topology) = watch::channel(Arc::new(nowhere));
         let (problems, told) = watch::channel(Problems::new());
-        let roster = Arc::new(Roster::default());
+        let (advice, advised) = watch::channel(Vec::new());
+        let changed = Arc::<Changed>::default();
+        let roster = Arc::new(Roster::new(Arc::clone(&changed)));
         let site = Site {
             cluster: cluster.clone(),
             node: node.name.clone(),
             options: options.clone(),
             topology: place,
             problems: problems.clone(),
+            advice,
             roster: Arc::clone(&roster),
         };
-        let standing = Standing { node: node.name.clone(), problems: told };
+        let standing = Standing { node: node.name.clone(), problems: told, advice: advised };
         let kind = Kind::KubevirtNode(Box::new(site));
         let NodeOptions { namespace, token, .. } = node.clone();
-        let changed = Arc::default();
         Ok(Self { kind, topology, standing, changed, roster, problems, options, cluster, namespace, token })
     }
 

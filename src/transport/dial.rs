@@ -110,9 +110,14 @@ pub enum Error {
     /// What leads to the agent is not there, and may come; in the words of whoever dials.
     #[error("{0}")]
     NotYet(String),
-    /// The VM as it is has nothing that leads to an agent; in the words of whoever dials, which say what to do about it.
-    #[error("{0}")]
-    NoWay(String),
+    /// The VM as it is has nothing that leads to an agent; in the words of whoever dials.
+    #[error("{why}")]
+    NoWay {
+        /// What it lacks.
+        why: String,
+        /// What to do about it.
+        remedy: String,
+    },
     /// Anything else.
     #[error("cannot be reached")]
     Io(#[from] io::Error),

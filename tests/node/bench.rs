@@ -14,7 +14,7 @@ use crate::pool::{Turn, add_kind};
 /// The node that most tests are about.
 pub const NODE: &str = "host-1";
 pub const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances";
-const MACHINES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines";
+pub const MACHINES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines";
 pub const GUESTS: &str = "/apis/guestlet.io/v1alpha1/namespaces/default/guests";
 pub const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
@@ -79,6 +79,12 @@ pub fn host_of(kubeconfig: &Path, node: &str) -> Lab {
 /// The same as it is in a cluster, where agents are reached from inside of pods.
 pub fn without_sockets(kubeconfig: &Path, node: &str) -> Lab {
     Lab::new().with_arguments(&["node", "--kubeconfig", kubeconfig.to_str().unwrap(), "--node", node])
+}
+
+/// One as it is in a cluster, with the packaged account. Nothing is dialled before a launcher's process is found, and there
+/// is none.
+pub fn host_without_sockets(plane: &ControlPlane) -> Lab {
+    without_sockets(&plane.kubeconfig("node", ACCOUNT, ACCOUNTS), NODE)
 }
 
 /// The socket by which the lab reaches the agent of an instance.

@@ -4,7 +4,7 @@ use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::{Node, NodeChanged};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, GUESTS, NODE, guest, guest_that_reads};
+use crate::bench::{Bench, GUESTS, INSTANCES, NODE, guest, guest_that_reads};
 use crate::cluster::wait;
 use crate::patience::until;
 
@@ -58,6 +58,33 @@ fn a_guest_has_an_object_that_is_written_when_something_changes() {
         let lost = until_guest(&bench, "web", |guest| guest["status"]["session"] == "Connecting").await;
         assert_eq!(lost["status"]["conditions"][0]["status"], "False");
         assert_eq!(lost["status"]["nodeName"], "web-1", "what was known stays");
+    });
+}
+
+#[test]
+fn plugged_volumes_are_counted_without_a_session_and_written_when_their_number_changes() {
+    wait(async {
+        let bench = Bench::start().await;
+        bench.instance("web", NODE).await;
+        let _lab = bench.host().start();
+        until_guest(&bench, "web", |guest| guest["status"]["volumes"] == 0).await;
+        let path = format!("{INSTANCES}/web");
+        let set = async |phases: &[&str]| {
+            let volume = |(number, phase): (usize, &&str)| json!({ "name": format!("guestlet-{number}"), "target": "", "phase": phase, "hotplugVolume": {} });
+            let mut all: Vec<_> = phases.iter().enumerate().map(volume).collect();
+            all.push(json!({ "name": "of-others", "target": "sda", "phase": "Ready", "hotplugVolume": {} }));
+            bench.api.patch(&path, &json!({ "status": { "volumeStatus": all } })).await.unwrap();
+        };
+        set(&["Ready", "AttachedToNode"]).await;
+        let one = until_guest(&bench, "web", |guest| guest["status"]["volumes"] == 1).await;
+        // A phase that changes nothing of it is not written. What is written next says so.
+        set(&["Ready", "MountedToPod"]).await;
+        set(&["Ready", "Ready"]).await;
+        let two = until_guest(&bench, "web", |guest| guest["status"]["volumes"] == 2).await;
+        let generation = |guest: &Value| guest["metadata"]["resourceVersion"].clone();
+        assert_ne!(generation(&one), generation(&two));
+        set(&[]).await;
+        until_guest(&bench, "web", |guest| guest["status"]["volumes"] == 0).await;
     });
 }
 

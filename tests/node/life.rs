@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, INSTANCES, NODE, guest, names, until_names, without_sockets};
+use crate::bench::{Bench, INSTANCES, NODE, guest, names, until_names};
 use crate::cluster::wait;
 use crate::patience::until;
 
@@ -96,45 +96,5 @@ fn sessions_stay_while_the_api_server_is_away() {
         let known = lab.info("default/web");
         assert_eq!((&known["session"], &known["sessions"]), (&json!("connected"), &json!(1)));
         assert_eq!(guest.open(), 1);
-    });
-}
-
-#[test]
-fn vms_without_vsock_are_listed_with_what_to_do() {
-    wait(async {
-        let bench = Bench::start().await;
-        bench.instance("web", NODE).await;
-        bench
-            .instance_with("asks", NODE, |asks| {
-                asks["spec"]["domain"]["devices"]["autoattachVSOCK"] = json!(true);
-            })
-            .await;
-        bench
-            .instance_with("has", NODE, |has| {
-                has["status"]["VSOCKCID"] = json!(4711);
-                has["status"]["activePods"] = json!({ "cccccccc-0000-4000-8000-000000000003": NODE });
-            })
-            .await;
-        // As it is in a cluster: nothing is dialled before a launcher's process is found, and there is none.
-        let account = "system:serviceaccount:guestlet-system:guestlet-node";
-        let config = bench.turn.plane().kubeconfig("node", account, "system:serviceaccounts");
-        let lab = without_sockets(&config, NODE).start();
-        for (name, words) in [
-            ("web", "set spec.template.spec.domain.devices.autoattachVSOCK to true"),
-            ("asks", "KubeVirt gave it none (no status.VSOCKCID)"),
-            (
-                "has",
-                "no process on this node is one of the VM's launcher pod cccccccc-0000-4000-8000-000000000003",
-            ),
-        ] {
-            let has = |vm: &Value| vm["reason"].as_str().is_some_and(|reason| reason.contains(words));
-            lab.until_vm(&format!("default/{name}"), has);
-        }
-        let doctor = String::from_utf8(lab.ctl(&["doctor"]).stdout).unwrap();
-        assert!(doctor.contains("feature gate VSOCK"), "{doctor}");
-        // It can be asked for disks, and says who plugs them.
-        let disks = lab.ctl(&["disk", "ls", "default/web"]);
-        let words = String::from_utf8(disks.stderr).unwrap();
-        assert!(words.contains("disks of a Kubernetes cluster's VMs are plugged by KubeVirt"), "{words}");
     });
 }

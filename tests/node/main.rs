@@ -69,3 +69,4 @@ mod policies;
 mod profile;
 mod rights;
 mod scratch;
+mod vsock;

@@ -8,7 +8,7 @@ use crate::bench::{Bench, NODE, guest_that_reads, host_of, one};
 use crate::cluster::wait;
 
 /// A process that ends with the test, however that ends.
-struct Ends(Child);
+pub struct Ends(pub Child);
 
 impl Drop for Ends {
     fn drop(&mut self) {
@@ -38,7 +38,7 @@ fn each_verb_that_is_taken_away_is_missed() {
         let bench = Bench::start().await;
         let web = bench.instance("web", NODE).await;
         let all = single();
-        assert_eq!(all.len(), 8, "{all:?}");
+        assert_eq!(all.len(), 10, "{all:?}");
         for (number, without) in all.iter().enumerate() {
             let (user, rest) = (format!("without-{number}"), all.iter().filter(|rule| *rule != without));
             let rules = json!(rest.collect::<Vec<_>>());

@@ -25,7 +25,7 @@ async fn a_watcher_that_is_too_slow_is_told_so() {
         let (keeper, counts) = (volumes.clone(), Arc::clone(&half));
         let admission = Admission { rules, fleet: handle.clone(), volumes: keeper, half: counts };
         let trust = Arc::new(Trust::for_tests());
-        let backend = backends::Standing { node: String::new(), problems: watch::channel(BTreeMap::new()).1 };
+        let backend = backends::Standing::default();
         let api = Api { admission, fleet, disks, volumes, trust, half, topology: place, settings, backend };
         let mut request = Request::new(WatchVirtualMachinesRequest::default());
         request.extensions_mut().insert(Peer::new(0, 0));

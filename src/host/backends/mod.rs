@@ -16,7 +16,7 @@ use super::limits::Limits;
 use crate::transport::dial::Dialer;
 #[cfg(test)]
 use crate::transport::dial::Target;
-use crate::wire::proto::v1::{IoError, PowerState, Topology};
+use crate::wire::proto::v1::{Advice, IoError, PowerState, Topology};
 
 pub mod authority;
 #[cfg(test)]
@@ -151,13 +151,22 @@ impl Change {
 /// What a backend cannot learn now, or tell, with the reason; both in words for people.
 pub type Problems = BTreeMap<&'static str, String>;
 
-/// How a backend itself is, as people are told.
+/// How a backend itself is, as people are told. The default is that of one that needs nobody else.
 #[derive(Debug, Clone)]
 pub struct Standing {
     /// The name of the Kubernetes node whose VMs it has; empty where it is another backend's.
     pub node: String,
     /// What it cannot learn now.
     pub problems: watch::Receiver<Problems>,
+    /// What an administrator of its cluster should know.
+    pub advice: watch::Receiver<Vec<Advice>>,
+}
+
+impl Default for Standing {
+    fn default() -> Self {
+        let (problems, advice) = (watch::channel(Problems::new()).1, watch::channel(Vec::new()).1);
+        Self { node: String::new(), problems, advice }
+    }
 }
 
 /// Lists VMs and watches them.

@@ -125,6 +125,7 @@ impl Entry {
             self.caller = None;
         }
         view.reason = reason;
+        view.remedy.clear();
     }
 
     /// The VM runs there.

@@ -194,6 +194,7 @@ impl Fleet {
                 SessionState::Connected => tally.connected += 1,
                 SessionState::Refused => tally.refused += 1,
                 SessionState::Gone => tally.gone += 1,
+                SessionState::NoVsock => tally.no_vsock += 1,
             }
             tally.stopped += usize::from(entry.view.io_errors.iter().any(|error| error.stopped));
             tally.callbacks += usize::from(entry.view.callback() == CallbackState::Open);
@@ -373,6 +374,11 @@ impl Fleet {
             Report::Connecting(reason) => {
                 tracing::debug!(vm = name, reason, "connecting");
                 entry.state(SessionState::Connecting, reason);
+            }
+            Report::NoVsock { reason, remedy } => {
+                tracing::debug!(vm = name, reason, "no vsock");
+                entry.state(SessionState::NoVsock, reason);
+                entry.view().remedy = remedy;
             }
             Report::Refused(reason) => {
                 self.half.metrics.refusals.fetch_add(1, Ordering::Relaxed);

@@ -156,7 +156,8 @@ impl Writer {
         if written.uid != instance.uid {
             *written = Written { uid: instance.uid.clone(), ..Written::default() };
         }
-        let now = settled(status(&self.node, &known), written.status.as_ref(), Timestamp::now());
+        let now = Status { volumes: instance.volumes, ..status(&self.node, &known) };
+        let now = settled(now, written.status.as_ref(), Timestamp::now());
         if written.status.as_ref() == Some(&now) {
             return Outcome::Same;
         }

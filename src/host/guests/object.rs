@@ -32,7 +32,7 @@ pub struct Status {
     /// Whether it can be asked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// `Connected`, `Connecting`, `Refused`, or `Off`.
+    /// `Connected`, `Connecting`, `Refused`, `NoVsock`, or `Off`.
     pub session: String,
     /// Why it is not connected, in words for people.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -60,6 +60,9 @@ pub struct Status {
     /// How many disks it sees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disks: Option<u32>,
+    /// How many volumes of guestlet's are plugged into it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<u32>,
     /// How its last freeze ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_freeze: Option<Freeze>,

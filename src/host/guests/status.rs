@@ -24,7 +24,7 @@ pub struct Notice {
     pub message: String,
 }
 
-/// How a guest on the node `host` is, without its conditions.
+/// How a guest on the node `host` is, without its conditions and volumes.
 pub fn status(host: &str, known: &Known) -> Status {
     let Known { view, state } = known;
     let (session, guest) = (session(view), view.guest.as_ref());
@@ -46,6 +46,7 @@ pub fn status(host: &str, known: &Known) -> Status {
             .and_then(|guest| guest.operating_system.as_ref())
             .map(|system| short(&system.pretty_name))
             .unwrap_or_default(),
+        volumes: None,
         disks: state.map(|state| u32::try_from(state.disks.len()).unwrap_or(u32::MAX)),
         last_freeze: state.and_then(last_freeze),
         problems,
@@ -105,6 +106,7 @@ fn session(view: &VirtualMachine) -> &'static str {
         SessionState::Refused => "Refused",
         SessionState::Gone => "Off",
         _ if view.power() == PowerState::Off => "Off",
+        SessionState::NoVsock => "NoVsock",
         SessionState::Connecting | SessionState::Elsewhere | SessionState::Unspecified => "Connecting",
     }
 }
@@ -232,6 +234,7 @@ mod tests {
             (view(SessionState::Connecting), "Connecting", "why", "False"),
             (view(SessionState::Refused), "Refused", "why", "False"),
             (view(SessionState::Gone), "Off", "why", "False"),
+            (view(SessionState::NoVsock), "NoVsock", "why", "False"),
             (off, "Off", "why", "False"),
         ] {
             let status = seen(case, None);

@@ -22,6 +22,8 @@ pub struct Tally {
     pub refused: usize,
     /// VMs that are off.
     pub gone: usize,
+    /// VMs without vsock.
+    pub no_vsock: usize,
     /// Callbacks that guests use.
     pub callbacks: usize,
     /// VMs that stand still because a disk could not be read or written.
@@ -168,6 +170,7 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
         ("connecting", tally.connecting),
         ("refused", tally.refused),
         ("gone", tally.gone),
+        ("no-vsock", tally.no_vsock),
     ];
     for (state, count) in states {
         let _ = writeln!(text, "guestlet_host_virtual_machines{{session=\"{state}\"}} {count}");
@@ -255,7 +258,7 @@ mod tests {
         for end in ["deadline", "asked", "deadline", "later"] {
             metrics.freezes.ended(end);
         }
-        let tally = Tally { vms: 3, connected: 2, refused: 1, ..Tally::default() };
+        let tally = Tally { vms: 4, connected: 2, refused: 1, no_vsock: 1, ..Tally::default() };
         let room = |class: &str, bytes| Room { class: class.into(), bytes };
         let rooms = [room("fast", Some((1 << 40, 7))), room("hung", None)];
         let text = render(&metrics, tally, &rooms, Duration::from_millis(1500));

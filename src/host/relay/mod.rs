@@ -54,7 +54,7 @@ impl Relay {
     async fn ask(self, vm: Arc<Vm>, call: Request<Body>) -> Result<Bytes, Status> {
         let (head, body) = call.into_parts();
         let message = callback::request_message(body, MAX_REQUEST).await?;
-        let Instance { namespace, name, uid } = self
+        let Instance { namespace, name, uid, .. } = self
             .roster
             .get(&vm.name)
             .ok_or_else(|| Status::unavailable("this VM has just gone from its node; repeat the call"))?;

@@ -11,6 +11,7 @@
 //! Nothing is remembered but in the API: what a claim is and which VM is to have it are in its labels and annotations,
 //! which VM has it is in the VMs' specs and statuses. Objects are read as far as [`objects`] says, and no further.
 
+mod advice;
 pub mod api;
 pub mod authority;
 pub mod claims;

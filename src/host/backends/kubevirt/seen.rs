@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer};
 
 use super::names::PREFIX;
-use super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, owner, resource};
+use super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, VolumeStatus, owner, resource};
 use crate::wire::proto::v1::PowerState;
 
 /// Context identifiers below this one are never a guest's.
@@ -43,6 +43,8 @@ pub struct Facts {
     pub vsock: Vsock,
     /// It lists volumes of ours.
     pub has_volumes: bool,
+    /// How many volumes of ours are plugged into it; none if that cannot be read.
+    pub volumes: Option<u32>,
     /// Whether it runs.
     pub power: PowerState,
     /// Why that is not known, in words for people.
@@ -115,10 +117,21 @@ pub fn facts(instance: &Instance) -> Option<Facts> {
         has_volumes: volumes.chain(entries).any(|name| name.starts_with(PREFIX)),
         pods: pods.map(|(pod, node)| (pod.to_ascii_lowercase(), node.clone())).collect(),
         vsock,
+        volumes: Some(plugged(instance)),
         power,
         problem,
         ..known(metadata)?
     })
+}
+
+/// How many volumes of ours are plugged into it, as far as `KubeVirt` knows.
+fn plugged(instance: &Instance) -> u32 {
+    let is_plugged = |volume: &&VolumeStatus| {
+        volume.name.starts_with(PREFIX)
+            && volume.hotplug_volume.is_some()
+            && volume.phase.as_deref() == Some("Ready")
+    };
+    u32::try_from(instance.status.volume_status.iter().filter(is_plugged).count()).unwrap_or(u32::MAX)
 }
 
 /// What its metadata say.
@@ -218,6 +231,7 @@ mod tests {
             pods: vec![("cccccccc-0000-4000-8000-000000000003".into(), "n1".into())],
             vsock: Vsock::Cid(4711),
             has_volumes: false,
+            volumes: Some(0),
             power: PowerState::Running,
             problem: String::new(),
         }
@@ -252,6 +266,8 @@ mod tests {
                 json!("VirtualMachinePool"),
                 is(&|facts| facts.lasting = UID.into()),
             ),
+            // A run has the name of its VM: whoever makes one cannot have it taken for a run of another VM.
+            ("/metadata/ownerReferences/0/name", json!("web-2"), is(&|facts| facts.lasting = UID.into())),
             ("/metadata/uid", Value::Null, None),
             ("/metadata/name", Value::Null, None),
             ("/spec/domain/firmware", Value::Null, is(&|facts| facts.dmi = None)),
@@ -288,6 +304,23 @@ mod tests {
         assert_eq!((facts.vsock, facts.power), (Vsock::Unwanted, PowerState::Paused));
         object["status"]["conditions"][0]["status"] = json!("False");
         assert_eq!(read(&object).unwrap().power, PowerState::Running);
+    }
+
+    #[test]
+    fn plugged_volumes_of_ours_are_counted() {
+        let mut object = whole();
+        let volume = |name: &str, phase: &str| json!({"name": name, "target": "sda", "phase": phase, "hotplugVolume": {}});
+        object["status"]["volumeStatus"] = json!([
+            {"name": "root", "target": "vda"},
+            {"name": "guestlet-root", "target": "vdb", "phase": "Ready"},
+            volume("guestlet-a", "Ready"),
+            volume("guestlet-b", "Ready"),
+            volume("guestlet-c", "MountedToPod"),
+            volume("another", "Ready"),
+        ]);
+        assert_eq!(read(&object).unwrap().volumes, Some(2));
+        object["status"]["volumeStatus"] = json!("many");
+        assert_eq!(read(&object).unwrap().volumes, None);
     }
 
     #[test]

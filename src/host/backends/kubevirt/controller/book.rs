@@ -54,7 +54,7 @@ impl fmt::Display for AtNode {
 impl Dial for AtNode {
     fn dial(&self, _: Source) -> Dialing<'_> {
         let words = "the agents of a cluster are reached by the guestlet-host of their nodes";
-        Box::pin(async move { Err(Error::NoWay(words.to_owned())) })
+        Box::pin(async move { Err(Error::NoWay { why: words.to_owned(), remedy: String::new() }) })
     }
 
     fn is_same(&self, other: &dyn Dial) -> bool {
@@ -354,7 +354,7 @@ mod tests {
     #[tokio::test]
     async fn no_agent_is_dialled() {
         let vm = options(9).vm(&runs("a", "u-a", "n1"));
-        let Err(Error::NoWay(words)) = vm.dial.dial(Source::Any).await else { panic!() };
+        let Err(Error::NoWay { why: words, .. }) = vm.dial.dial(Source::Any).await else { panic!() };
         assert!(words.contains("guestlet-host of their nodes"), "{words}");
     }
 }

@@ -117,8 +117,9 @@ impl Book {
 
     /// The VirtualMachineInstance of a VM that was told.
     pub fn instance(&self, name: &str) -> Option<Instance> {
-        let metadata = self.newest(name)?.metadata.clone();
-        Some(Instance { namespace: metadata.namespace?, name: metadata.name?, uid: metadata.uid? })
+        let Seen { metadata, facts } = self.newest(name).filter(|_| self.told.contains_key(name))?.clone();
+        let volumes = facts?.volumes;
+        Some(Instance { namespace: metadata.namespace?, name: metadata.name?, uid: metadata.uid?, volumes })
     }
 
     /// What changes with other settings.

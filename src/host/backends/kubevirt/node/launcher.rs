@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::seen::{Facts, Vsock};
+use super::no_vsock::NoVsock;
 use super::processes::Processes;
 use crate::sys::root::Root;
 use crate::transport::BoxStream;
@@ -23,13 +24,6 @@ use crate::transport::dial::{Dial, Dialing, Error, Source, Target, VsockDial};
 const LOCAL_CID: u32 = 3;
 /// How the vsock of the reader's network namespace is; missing where kernels know of no such thing.
 const MODE: &str = "/proc/sys/net/vsock/ns_mode";
-
-/// Nobody has asked for vsock.
-const UNWANTED: &str = "the VM has no vsock device: enable KubeVirt's feature gate VSOCK, set \
-                        spec.template.spec.domain.devices.autoattachVSOCK to true in the VirtualMachine, and restart the VM";
-/// It was asked for, and is not there.
-const MISSING: &str = "the VM asks for a vsock device and KubeVirt gave it none (no status.VSOCKCID): enable KubeVirt's feature \
-                       gate VSOCK, and restart the VM";
 
 /// Dials the agent of one VirtualMachineInstance.
 #[derive(Debug, Clone)]
@@ -49,8 +43,8 @@ enum Way {
     Hybrid(PathBuf),
     /// From inside one of these pods.
     Pods { uids: Vec<String>, cid: u32 },
-    /// Not at all, and why.
-    None(String),
+    /// Not at all.
+    None(NoVsock),
 }
 
 impl Launcher {
@@ -69,9 +63,9 @@ impl Launcher {
             (None, Vsock::Cid(cid)) => {
                 Way::Pods { uids: on_node.map(|(uid, _)| uid.clone()).collect(), cid: *cid }
             }
-            (None, Vsock::Unwanted) => Way::None(UNWANTED.to_owned()),
-            (None, Vsock::Missing) => Way::None(MISSING.to_owned()),
-            (None, Vsock::Unreadable(problem)) => Way::None(problem.clone()),
+            (None, Vsock::Unwanted) => Way::None(NoVsock::unwanted(facts)),
+            (None, Vsock::Missing) => Way::None(NoVsock::missing(facts)),
+            (None, Vsock::Unreadable(problem)) => Way::None(NoVsock::unreadable(facts, problem)),
         };
         Self { instance: facts.uid.clone(), way, port, processes }
     }
@@ -80,7 +74,9 @@ impl Launcher {
         match &self.way {
             Way::Hybrid(path) => Target::Hybrid { path: path.clone(), port: self.port }.dial(source).await,
             Way::Pods { uids, cid } => self.enter(uids, *cid, source).await,
-            Way::None(why) => Err(Error::NoWay(why.clone())),
+            Way::None(NoVsock { why, remedy }) => {
+                Err(Error::NoWay { why: why.clone(), remedy: remedy.clone() })
+            }
         }
     }
 
@@ -153,7 +149,7 @@ mod tests {
             (Vsock::Unreadable("it is odd".into()), "it is odd"),
         ] {
             let launcher = launcher(&facts(vsock), None);
-            let Error::NoWay(why) = refusal(&launcher).await else { panic!("{launcher}") };
+            let Error::NoWay { why, .. } = refusal(&launcher).await else { panic!("{launcher}") };
             assert!(why.contains(words), "{why}");
             assert_eq!(launcher.to_string(), "no vsock");
         }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  API server ──VirtualMachineInstances, by labels──▶ follow ──▶ book ──Change──▶ fleet
-//!             └─the own Node────────────────────────▶ follow ──▶ place ──┘
+//!             ├─the own Node────────────────────────▶ follow ──▶ place ──┘
+//!             └─KubeVirt's settings─────────────────▶ follow ──▶ advice ──▶ guestctl doctor
 //!  fleet's session ──dials──▶ launcher ──by a process of the pod──▶ the guest
 //! ```
 //!
@@ -17,21 +18,23 @@ use kube::Api;
 use tokio::sync::{mpsc, watch};
 
 use super::super::{Backend, Change, Problems};
+use super::advice::Installed;
 use super::follow::{Heard, follow};
 use super::lists::Selector;
-use super::objects::{NODE_LABEL, TARGET_LABEL};
+use super::objects::{KubeVirt, NODE_LABEL, TARGET_LABEL};
 use super::seen::Seen;
 use super::standing::Teller;
 use crate::host::half::Half;
 use crate::host::text;
 use crate::supervise;
 use crate::sys::root::Root;
-use crate::wire::proto::v1::Topology;
+use crate::wire::proto::v1::{Advice, Topology};
 
 mod book;
 pub mod elsewhere;
 pub mod identity;
 mod launcher;
+mod no_vsock;
 mod place;
 mod processes;
 pub mod profile;
@@ -56,6 +59,8 @@ pub struct Site {
     pub topology: watch::Sender<Arc<Topology>>,
     /// Is told what cannot be followed.
     pub problems: watch::Sender<Problems>,
+    /// Is told what an administrator should know of the cluster.
+    pub advice: watch::Sender<Vec<Advice>>,
     /// Is told whose VMs they are.
     pub roster: Arc<Roster>,
 }
@@ -71,6 +76,7 @@ pub struct Node {
 enum News {
     Machine(Side, Heard<Seen>),
     Node(Heard<Labelled>),
+    KubeVirt(Heard<KubeVirt>),
     Options,
 }
 
@@ -96,6 +102,11 @@ impl Node {
             own,
             teller("the labels of this Node cannot be read"),
         );
+        let installed = follow(
+            Api::<KubeVirt>::all(client.clone()),
+            Selector::default(),
+            teller("whether KubeVirt gives VMs vsock cannot be read"),
+        );
         let edits = stream::unfold(options.clone(), |mut options| async move {
             options.changed().await.ok()?;
             Some((News::Options, options))
@@ -108,6 +119,7 @@ impl Node {
             ),
             machines(Side::Comes, TARGET_LABEL, "the VMs that are migrated to this node cannot be read"),
             place.map(News::Node).boxed(),
+            installed.map(News::KubeVirt).boxed(),
             edits.boxed(),
         ])
     }
@@ -116,13 +128,28 @@ impl Node {
     async fn tell(self, changes: mpsc::Sender<Change>) -> Result<(), kube::Error> {
         let client = kube::Client::try_from(self.site.cluster.clone())?;
         let mut news = Box::pin(self.news(&client));
-        let Self { site: Site { node, mut options, topology, roster, .. }, .. } = self;
+        let Self { site: Site { node, mut options, topology, advice, roster, .. }, .. } = self;
         let processes = Arc::new(Processes::new(Root::default()));
         let mut book = Book::new(node.clone(), options.borrow_and_update().clone(), processes);
+        let mut installed = Installed::default();
         let mut labels = None;
         while let Some(news) = news.next().await {
+            let may_advise = matches!(news, News::KubeVirt(_) | News::Options);
             let mut told = match news {
-                News::Machine(side, heard) => book.hear(side, heard),
+                News::Machine(side, heard) => {
+                    let names = named(&heard);
+                    let told = book.hear(side, heard);
+                    // What changes of no session may be of interest.
+                    for (name, instance) in names.iter().filter_map(|name| Some((name, book.instance(name)?)))
+                    {
+                        roster.set(name, Some(instance));
+                    }
+                    told
+                }
+                News::KubeVirt(heard) => {
+                    installed.hear(heard);
+                    Vec::new()
+                }
                 News::Options => book.set(options.borrow_and_update().clone()),
                 News::Node(heard) => {
                     labels = match heard {
@@ -134,6 +161,11 @@ impl Node {
                     Vec::new()
                 }
             };
+            if may_advise {
+                // Where agents are reached in another way it is of no interest.
+                let by_vsock = options.borrow().sockets.is_none();
+                advice.send_replace(if by_vsock { installed.advice() } else { Vec::new() });
+            }
             if let Some(Labelled { metadata }) = &labels {
                 let labels = metadata.labels.clone().unwrap_or_default();
                 let place = Arc::new(place::topology(&node, &labels, &options.borrow().node_labels));
@@ -153,6 +185,15 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// The VMs that something is heard of.
+fn named(heard: &Heard<Seen>) -> Vec<String> {
+    let seen = match heard {
+        Heard::All(seen) => seen.as_slice(),
+        Heard::There(seen) | Heard::Gone(seen) => std::slice::from_ref(seen),
+    };
+    seen.iter().filter_map(|seen| Some(seen.facts.as_ref()?.name.clone())).collect()
 }
 
 impl Backend for Node {

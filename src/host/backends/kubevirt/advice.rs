@@ -1,0 +1,226 @@
+//! What an administrator should know of how KubeVirt is set up, before VMs are given vsock. Pure.
+//!
+//! It is said of the KubeVirt objects as they are; while they cannot be read, nothing is.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use super::follow::Heard;
+use super::objects::KubeVirt;
+use crate::wire::proto::v1::Advice;
+
+/// The feature gate of vsock.
+const GATE: &str = "VSOCK";
+/// The first version that is to have it turned on unless it is disabled: 1.10.
+const ON_SINCE: (u64, u64) = (1, 10);
+/// Where Harvester has its KubeVirt object, which its upgrades write.
+const HARVESTER: &str = "harvester-system";
+/// What a finding is about.
+const SUBJECT: &str = "KubeVirt";
+
+/// The KubeVirt objects of a cluster, by namespace and name. There is one, in a cluster that is well.
+#[derive(Debug, Default)]
+pub struct Installed(Option<BTreeMap<(String, String), KubeVirt>>);
+
+impl Installed {
+    /// This was heard of them.
+    pub fn hear(&mut self, heard: Heard<KubeVirt>) {
+        let key = |one: &KubeVirt| {
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            (text(&one.metadata.namespace), text(&one.metadata.name))
+        };
+        match heard {
+            Heard::All(all) => self.0 = Some(all.into_iter().map(|one| (key(&one), one)).collect()),
+            Heard::There(one) => drop(self.0.get_or_insert_default().insert(key(&one), one)),
+            Heard::Gone(one) => drop(self.0.get_or_insert_default().remove(&key(&one))),
+        }
+    }
+
+    /// What to know of them; nothing before all were heard.
+    pub fn advice(&self) -> Vec<Advice> {
+        let Some(all) = &self.0 else { return Vec::new() };
+        let mut objects = all.iter();
+        match (objects.next(), objects.len()) {
+            (None, _) => vec![wrong(
+                "there is no KubeVirt object in the cluster",
+                "is KubeVirt installed, and is this the cluster that runs the VMs? kubectl get kubevirts --all-namespaces",
+            )],
+            (Some(((namespace, name), kubevirt)), 0) => of_one(namespace, name, kubevirt),
+            (Some(_), _) => {
+                let names: Vec<_> =
+                    all.keys().map(|(namespace, name)| format!("{namespace}/{name}")).collect();
+                let says = format!(
+                    "there are {} KubeVirt objects and may be one, so whether VMs are given vsock is not known: {}",
+                    names.len(),
+                    names.join(", ")
+                );
+                vec![wrong(
+                    says,
+                    "kubectl get kubevirts --all-namespaces shows which of them virt-operator has deployed",
+                )]
+            }
+        }
+    }
+}
+
+/// What to know of the only one.
+fn of_one(namespace: &str, name: &str, kubevirt: &KubeVirt) -> Vec<Advice> {
+    let version = kubevirt.status.observed_kube_virt_version.as_deref().filter(|version| !version.is_empty());
+    let told = version.map_or_else(|| "(of a version that it does not say)".to_owned(), str::to_owned);
+    let gates = &kubevirt.spec.configuration.developer_configuration;
+    let has = |gates: &[String]| gates.iter().any(|gate| gate == GATE);
+    let (is_listed, is_disabled) = (has(&gates.feature_gates), has(&gates.disabled_feature_gates));
+    let by_version = version.and_then(release).is_some_and(|(major, minor, _)| (major, minor) >= ON_SINCE);
+    let danger = danger(version, &told);
+    if (is_listed || by_version) && !is_disabled {
+        let says = format!("the feature gate {GATE} is on in {namespace}/{name}, KubeVirt {told}");
+        let on = Advice { subject: SUBJECT.to_owned(), says, ..Advice::default() };
+        return std::iter::once(on).chain(danger).collect();
+    }
+    let how = if is_disabled { "disabled" } else { "not listed" };
+    let says = format!(
+        "no VM is given vsock: the feature gate {GATE} is {how} in {namespace}/{name}, KubeVirt {told}"
+    );
+    let mut remedy = patch(namespace, name, kubevirt);
+    if namespace == HARVESTER {
+        remedy += " (an upgrade of Harvester may take it back)";
+    }
+    if danger.is_some() {
+        remedy = format!("first see what is said below of this version; then {remedy}");
+    }
+    // Nobody is harmed yet.
+    let warning = danger.map(|danger| Advice { is_wrong: false, ..danger });
+    std::iter::once(wrong(says, remedy)).chain(warning).collect()
+}
+
+/// The warning before vsock is used with a version in which hot-plug harms VMs that have it.
+fn danger(version: Option<&str>, told: &str) -> Option<Advice> {
+    let Some(release) = version.and_then(release) else {
+        return Some(Advice {
+            subject: SUBJECT.to_owned(),
+            says: format!(
+                "whether a VM with vsock survives that a volume is plugged is not known of KubeVirt {told}"
+            ),
+            remedy: "versions 1.6.0 to 1.6.3 and 1.7.0 end it (kubevirt/kubevirt#16600)".to_owned(),
+            is_wrong: false,
+        });
+    };
+    let is_harmful = matches!(release, (1, 6, 0..=3) | (1, 7, 0));
+    is_harmful.then(|| {
+        wrong(
+            format!("in KubeVirt {told} a VM with vsock ends when a volume is plugged (kubevirt/kubevirt#16600)"),
+            "upgrade KubeVirt to 1.6.4, 1.7.1, 1.8.0 or later before VMs are given vsock, or plug no volumes into those that \
+             have it; a vendor's build may have the fix: try it with a VM that nobody needs",
+        )
+    })
+}
+
+/// The command that turns the gate on and leaves all others as they are. It replaces lists as a whole: they may be missing.
+fn patch(namespace: &str, name: &str, kubevirt: &KubeVirt) -> String {
+    let gates = &kubevirt.spec.configuration.developer_configuration;
+    let without =
+        |gates: &[String]| -> Vec<String> { gates.iter().filter(|gate| *gate != GATE).cloned().collect() };
+    let mut on = without(&gates.feature_gates);
+    on.push(GATE.to_owned());
+    let mut change = json!({ "featureGates": on });
+    if gates.disabled_feature_gates.iter().any(|gate| gate == GATE) {
+        change["disabledFeatureGates"] = json!(without(&gates.disabled_feature_gates));
+    }
+    let change = json!({ "spec": { "configuration": { "developerConfiguration": change } } });
+    // In single quotes, whatever the gates are called.
+    let change = change.to_string().replace('\'', "\\u0027");
+    format!("kubectl --namespace {namespace} patch kubevirt {name} --type merge --patch '{change}'")
+}
+
+/// The numbers of a version such as `v1.7.0-rc.1`.
+fn release(version: &str) -> Option<(u64, u64, u64)> {
+    let mut numbers = version.trim_start_matches('v').splitn(3, '.');
+    let (major, minor) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
+    let last = numbers.next()?;
+    let digits = last.find(|letter: char| !letter.is_ascii_digit()).map_or(last, |end| &last[..end]);
+    Some((major, minor, digits.parse().ok()?))
+}
+
+fn wrong(says: impl Into<String>, remedy: impl Into<String>) -> Advice {
+    Advice { subject: SUBJECT.to_owned(), says: says.into(), remedy: remedy.into(), is_wrong: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kubevirt(name: &str, version: &str, on: &[&str], off: &[&str]) -> KubeVirt {
+        let gates = json!({"featureGates": on, "disabledFeatureGates": off});
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "harvester-system"},
+            "spec": {"configuration": {"developerConfiguration": gates}},
+            "status": {"observedKubeVirtVersion": version},
+        }))
+        .unwrap()
+    }
+
+    fn advice(all: Vec<KubeVirt>) -> Vec<Advice> {
+        let mut installed = Installed::default();
+        installed.hear(Heard::All(all));
+        installed.advice()
+    }
+
+    #[test]
+    fn gates_and_versions_are_told_with_what_to_do() {
+        // Which findings are wrong.
+        let cases = [
+            ("v1.8.4", &["VSOCK"][..], &[][..], &[false][..]),
+            ("v1.8.4", &["Snapshot"], &[], &[true]),
+            ("v1.8.4", &["VSOCK"], &["VSOCK"], &[true]),
+            ("v1.10.0", &[], &[], &[false]),
+            ("v1.10.0", &[], &["VSOCK"], &[true]),
+            ("v1.6.3", &["VSOCK"], &[], &[false, true]),
+            ("v1.6.3-150700.3.1", &[], &[], &[true, false]),
+            ("v1.7.0", &[], &[], &[true, false]),
+            ("v1.6.4", &["VSOCK"], &[], &[false]),
+            ("v1.7.1-rc.0", &["VSOCK"], &[], &[false]),
+            ("v1.5.2", &[], &[], &[true]),
+            ("", &["VSOCK"], &[], &[false, false]),
+            ("devel", &[], &[], &[true, false]),
+        ];
+        for (version, on, off, expected) in cases {
+            let found = advice(vec![kubevirt("kubevirt", version, on, off)]);
+            let wrong: Vec<_> = found.iter().map(|one| one.is_wrong).collect();
+            assert_eq!(wrong, expected, "{version} {on:?} {off:?}: {found:?}");
+            let warned = found.iter().any(|one| one.says.contains("16600") || one.remedy.contains("16600"));
+            assert_eq!(warned, expected.len() == 2, "{version}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn the_command_keeps_all_other_gates() {
+        let found = advice(vec![kubevirt("kubevirt", "v1.8.4", &["Snapshot", "it's"], &["VSOCK", "X"])]);
+        let command = "kubectl --namespace harvester-system patch kubevirt kubevirt --type merge --patch \
+            '{\"spec\":{\"configuration\":{\"developerConfiguration\":{\"disabledFeatureGates\":[\"X\"],\
+            \"featureGates\":[\"Snapshot\",\"it\\u0027s\",\"VSOCK\"]}}}}' (an upgrade of Harvester may take it back)";
+        assert_eq!(found[0].remedy, command);
+        let bare: KubeVirt =
+            serde_json::from_value(json!({"metadata": {"name": "kv", "namespace": "ns"}})).unwrap();
+        let remedy = &advice(vec![bare])[0].remedy;
+        assert!(remedy.contains("--namespace ns patch kubevirt kv"), "{remedy}");
+        assert!(remedy.ends_with("{\"featureGates\":[\"VSOCK\"]}}}}'"), "{remedy}");
+    }
+
+    #[test]
+    fn nothing_is_guessed_where_there_are_none_several_or_not_known_ones() {
+        let mut installed = Installed::default();
+        assert_eq!(installed.advice(), []);
+        let one = |name: &str| kubevirt(name, "v1.8.4", &["VSOCK"], &[]);
+        installed.hear(Heard::All(Vec::new()));
+        assert!(installed.advice()[0].says.contains("there is no KubeVirt object"));
+        installed.hear(Heard::There(one("a")));
+        assert!(!installed.advice()[0].is_wrong);
+        installed.hear(Heard::There(one("b")));
+        let found = installed.advice();
+        assert!(found[0].says.contains("harvester-system/a, harvester-system/b"), "{found:?}");
+        assert!(!found[0].remedy.contains("patch"), "{found:?}");
+        installed.hear(Heard::Gone(one("a")));
+        assert!(installed.advice()[0].says.contains("harvester-system/b"));
+    }
+}

@@ -1,0 +1,95 @@
+//! Why a VM has no vsock, and what its administrator does about it. Pure.
+
+use super::super::seen::Facts;
+
+/// Nobody has asked for vsock.
+const UNWANTED: &str = "the VM has no vsock device: enable KubeVirt's feature gate VSOCK, set \
+                        spec.template.spec.domain.devices.autoattachVSOCK to true in the VirtualMachine, and restart the VM";
+/// It was asked for, and is not there.
+const MISSING: &str = "the VM asks for a vsock device and KubeVirt gave it none (no status.VSOCKCID): enable KubeVirt's feature \
+                       gate VSOCK, and restart the VM";
+/// Nobody has asked for it, in a VirtualMachineInstance that no VirtualMachine makes anew.
+const ALONE: &str = "the VM has no vsock device: its VirtualMachineInstance does not ask for one, and no VirtualMachine made it";
+
+/// What is to be set in a VirtualMachine.
+const PATCH: &str = r#"{"spec":{"template":{"spec":{"domain":{"devices":{"autoattachVSOCK":true}}}}}}"#;
+
+/// A VM without vsock, in words for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoVsock {
+    /// Why it has none.
+    pub why: String,
+    /// What to do, with the commands.
+    pub remedy: String,
+}
+
+impl NoVsock {
+    /// Its VirtualMachineInstance does not ask for it. Its VirtualMachine may, since it was started: that is not read.
+    pub fn unwanted(facts: &Facts) -> Self {
+        let (namespace, name) = place(facts);
+        if is_alone(facts) {
+            let remedy = "make it again with spec.domain.devices.autoattachVSOCK: true".to_owned();
+            return Self { why: ALONE.to_owned(), remedy };
+        }
+        let set = format!(
+            "kubectl --namespace {namespace} patch virtualmachine {name} --type merge --patch '{PATCH}'"
+        );
+        let remedy =
+            format!("{set} (not needed if it was set since the VM started); then {}", restart(facts));
+        Self { why: UNWANTED.to_owned(), remedy }
+    }
+
+    /// Its VirtualMachineInstance asks for it.
+    pub fn missing(facts: &Facts) -> Self {
+        let again = if is_alone(facts) { "make it again".to_owned() } else { restart(facts) };
+        Self { why: MISSING.to_owned(), remedy: format!("once the feature gate VSOCK is on: {again}") }
+    }
+
+    /// Its VirtualMachineInstance makes no sense.
+    pub fn unreadable(facts: &Facts, problem: &str) -> Self {
+        let (namespace, name) = place(facts);
+        let remedy =
+            format!("kubectl --namespace {namespace} get virtualmachineinstance {name} --output yaml");
+        Self { why: problem.to_owned(), remedy }
+    }
+}
+
+fn restart(facts: &Facts) -> String {
+    let (namespace, name) = place(facts);
+    format!("restart the VM: virtctl --namespace {namespace} restart {name}")
+}
+
+/// Whether no VirtualMachine made it.
+fn is_alone(facts: &Facts) -> bool {
+    facts.lasting == facts.uid
+}
+
+fn place(facts: &Facts) -> (&str, &str) {
+    facts.name.split_once('/').unwrap_or(("", &facts.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_for_the_vm_and_only_if_there_is_one() {
+        let of_vm =
+            Facts { name: "shop/web".into(), uid: "u".into(), lasting: "vm".into(), ..Facts::default() };
+        let NoVsock { remedy, .. } = NoVsock::unwanted(&of_vm);
+        assert!(remedy.starts_with("kubectl --namespace shop patch virtualmachine web "), "{remedy}");
+        assert!(remedy.ends_with("virtctl --namespace shop restart web"), "{remedy}");
+        serde_json::from_str::<serde_json::Value>(PATCH).unwrap();
+        let NoVsock { remedy, .. } = NoVsock::missing(&of_vm);
+        assert!(!remedy.contains("patch") && remedy.contains("restart web"), "{remedy}");
+        let alone = Facts { lasting: "u".into(), ..of_vm };
+        for found in [NoVsock::unwanted(&alone), NoVsock::missing(&alone)] {
+            assert!(!found.remedy.contains("restart") && found.remedy.contains("make it again"), "{found:?}");
+        }
+        let odd = NoVsock::unreadable(&alone, "it is odd");
+        assert_eq!(
+            (odd.why.as_str(), odd.remedy.as_str()),
+            ("it is odd", "kubectl --namespace shop get virtualmachineinstance web --output yaml")
+        );
+    }
+}
