@@ -404,7 +404,7 @@ async fn notify(fleet: Handle, shutdown: CancellationToken) -> anyhow::Result<()
         };
         let mut status = format!("{} of {} VMs connected", tally.connected, tally.vms);
         if tally.no_vsock > 0 {
-            status += &format!(", {} without vsock", tally.no_vsock);
+            status = format!("{status}, {} without vsock", tally.no_vsock);
         }
         match told.replace(tally) {
             None => service::ready(&status),

@@ -72,7 +72,7 @@ fn daemon(status: &HostStatus) -> Finding {
         status.version, status.connected, status.virtual_machines
     );
     if status.without_vsock > 0 {
-        says += &format!(", {} without vsock", status.without_vsock);
+        says = format!("{says}, {} without vsock", status.without_vsock);
     }
     if status.version == crate::VERSION {
         return Finding::good("guestlet-host", says);

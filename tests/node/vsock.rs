@@ -141,9 +141,9 @@ fn the_doctor_names_the_object_and_the_command_and_warns_first() {
         assert_eq!((told.0["level"].as_str(), warning.0["level"].as_str()), (Some("wrong"), Some("note")));
         assert!(told.remedy().starts_with("first see what is said below"), "{told:?}");
         let patch = told.patch("kubectl --namespace harvester-system patch kubevirt kubevirt ");
-        let path = format!("{KUBEVIRTS}/kubevirt");
-        bench.api.patch(&path, &patch).await.unwrap();
-        let gates = bench.api.get(&path).await.unwrap();
+        let object = format!("{KUBEVIRTS}/kubevirt");
+        bench.api.patch(&object, &patch).await.unwrap();
+        let gates = bench.api.get(&object).await.unwrap();
         let gates = &gates["spec"]["configuration"]["developerConfiguration"]["featureGates"];
         assert_eq!(gates, &json!(["HotplugVolumes", "Snapshot", "VSOCK"]));
         let found = of_kubevirt(&lab, "the feature gate VSOCK is on in harvester-system/kubevirt");
@@ -159,7 +159,7 @@ fn the_doctor_names_the_object_and_the_command_and_warns_first() {
             found[0].says().ends_with("harvester-system/another, harvester-system/kubevirt"),
             "{found:?}"
         );
-        bench.api.delete(&path).await;
+        bench.api.delete(&object).await;
         let found = of_kubevirt(&lab, "not listed in harvester-system/another, KubeVirt v1.8.4");
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(
