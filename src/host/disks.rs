@@ -173,7 +173,7 @@ impl From<DiskError> for Status {
             | DiskError::Held(_)
             | DiskError::System(..) => Code::FailedPrecondition,
             DiskError::Kept { .. } => Code::DeadlineExceeded,
-            DiskError::Unreachable(_) => Code::Unavailable,
+            DiskError::Unreachable(_) | DiskError::Untold(_) => Code::Unavailable,
             DiskError::Busy(_) => Code::Aborted,
             DiskError::Refused(_) | DiskError::Strange(_) => Code::Internal,
         };

@@ -228,7 +228,10 @@ async fn renew(leading: &mut Leading, fence: &Fence) -> String {
     loop {
         match leading.renewed_or_lost().await {
             Ok(until) => fence.extend(until),
-            Err(why) => return why,
+            Err(why) => {
+                fence.shut();
+                return why;
+            }
         }
     }
 }

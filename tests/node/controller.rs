@@ -452,7 +452,10 @@ fn who_says_nothing_or_nonsense_to_the_controller_holds_up_nobody() {
         let address = whole.address().await;
         let mut silent = Vec::new();
         for number in 0..200 {
-            let stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+            // From the address of another pod.
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+            let stream = socket.connect(address.parse().unwrap()).await.unwrap();
             if number % 2 == 0 {
                 let nonsense = vec![u8::try_from(number).unwrap(); 4096];
                 // It may be closed already.

@@ -238,6 +238,9 @@ pub enum DiskError {
     /// The guest was not asked, or did not answer, or refused; in words.
     #[error("{0}")]
     NotReleased(String),
+    /// It cannot be told what the guest says, for whoever has its session cannot be asked; in words.
+    #[error("{0}")]
+    Untold(String),
     /// The guest said that it keeps it.
     #[error("the guest refuses to let go of the disk {0:?}")]
     GuestRefuses(String),

@@ -1,6 +1,7 @@
 //! Serves nodes: TLS, whose end each connection is, and `guestlet.v1.Controller` on it.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -40,8 +41,8 @@ const BOUNDS_OF_NOBODY: Bounds =
     Bounds { open_calls: 2, stream_window: 16 * 1024, connection_window: 32 * 1024, send_buffer: 16 * 1024 };
 const MAX_JOIN: usize = 24 * 1024;
 const TIME_TO_JOIN: Duration = Duration::from_secs(30);
-/// How many of them there may be at a time, and handshakes.
-const NOBODIES: usize = 128;
+/// How many of them there may be at a time from one address, handshakes included: a pod has an address of its own.
+const NOBODIES: usize = 16;
 /// Tokens that the API server is asked about at a time.
 const TOKENS: usize = 8;
 
@@ -70,38 +71,42 @@ pub struct Server {
 /// Who is connected.
 #[derive(Debug)]
 struct Doors {
-    nobodies: Semaphore,
     tokens: Semaphore,
-    nodes: Mutex<BTreeMap<String, usize>>,
+    /// Connections of those that have shown who they are, and of those that have not.
+    nodes: Crowd<String>,
+    nobodies: Crowd<IpAddr>,
 }
+
+/// How many connections there are of each.
+type Crowd<K> = Mutex<BTreeMap<K, usize>>;
 
 impl Default for Doors {
     fn default() -> Self {
-        let (nobodies, tokens) = (Semaphore::new(NOBODIES), Semaphore::new(TOKENS));
-        Self { nobodies, tokens, nodes: Mutex::default() }
+        Self { tokens: Semaphore::new(TOKENS), nodes: Mutex::default(), nobodies: Mutex::default() }
     }
 }
 
-/// One connection of a node, until this is dropped.
-struct Counted<'d>(&'d Doors, &'d str);
+/// One connection, until this is dropped.
+struct Counted<'d, K: Ord>(&'d Crowd<K>, K);
 
-impl Doors {
-    fn enter<'d>(&'d self, node: &'d str) -> Option<Counted<'d>> {
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections = nodes.entry(node.to_owned()).or_default();
-        let fits = *connections < CONNECTIONS_OF_A_NODE;
+impl<'d, K: Ord + Clone> Counted<'d, K> {
+    /// One more, if there are fewer than so many.
+    fn enter(crowd: &'d Crowd<K>, key: K, most: usize) -> Option<Self> {
+        let mut known = crowd.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = known.entry(key.clone()).or_default();
+        let fits = *connections < most;
         *connections += usize::from(fits);
-        fits.then(|| Counted(self, node))
+        fits.then(|| Self(crowd, key))
     }
 }
 
-impl Drop for Counted<'_> {
+impl<K: Ord> Drop for Counted<'_, K> {
     fn drop(&mut self) {
-        let mut nodes = self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connections) = nodes.get_mut(self.1) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connections) = known.get_mut(&self.1) {
             *connections -= 1;
             if *connections == 0 {
-                nodes.remove(self.1);
+                known.remove(&self.1);
             }
         }
     }
@@ -133,9 +138,10 @@ async fn connection(
     doors: Arc<Doors>,
     shutdown: CancellationToken,
 ) -> Result<(), String> {
-    // Before it is known who it is, it takes a place of those that are nobody.
-    let place =
-        doors.nobodies.try_acquire().map_err(|_| "there are too many who have not joined".to_owned())?;
+    // Before it is known who it is, it is nobody.
+    let peer = stream.peer_addr().map_err(|error| error.to_string())?.ip();
+    let nobody = Counted::enter(&doors.nobodies, peer, NOBODIES);
+    let nobody = nobody.ok_or_else(|| format!("too many connections of {peer} do not say who they are"))?;
     tcp::notice_silence(&stream).map_err(|error| error.to_string())?;
     let shaking = TlsAcceptor::from(Arc::clone(&server.joining.tls)).accept(stream);
     let stream = tokio::time::timeout(HANDSHAKE, shaking).await;
@@ -151,8 +157,9 @@ async fn connection(
             Err(_) => Ok(()),
         };
     };
-    drop(place);
-    let _counted = doors.enter(&node).ok_or_else(|| format!("the node {node} has too many connections"))?;
+    drop(nobody);
+    let counted = Counted::enter(&doors.nodes, node.clone(), CONNECTIONS_OF_A_NODE);
+    let _counted = counted.ok_or_else(|| format!("the node {node} has too many connections"))?;
     let service = ControllerServer::new(service).max_decoding_message_size(MAX_REQUEST);
     let serving = http2::serve_within(stream, service, shutdown, BOUNDS);
     let lasts = shown.as_ref().and_then(certificate::ends).map_or(Duration::ZERO, |end| {

@@ -63,6 +63,10 @@ impl Agent {
                 let words = "the node of this guest cannot be asked now";
                 return Err(Unreleased::Untold(words.to_owned()));
             }
+            Some(Reach::NoSession) | None if !self.fleet.has_sessions() => {
+                let words = "the VM runs, and where it does has not come to be known here yet";
+                return Err(Unreleased::Untold(words.to_owned()));
+            }
             Some(Reach::NoSession) | None => {
                 let words = "there is no session with an agent in this guest";
                 return Err(Unreleased::Unasked(words.to_owned()));
@@ -286,15 +290,21 @@ impl GuestSide for Bounded {
         self.meet().await;
         let mut released = self.agent.release(RELEASE).await;
         // An agent that was started again meanwhile is asked again; one that hangs is not.
-        if matches!(released, Err(Unreleased::Unasked(_) | Unreleased::Untold(_)))
-            && begun.elapsed() < RELEASE
-        {
+        if matches!(released, Err(Unreleased::Unasked(_))) && begun.elapsed() < RELEASE {
             self.meet().await;
+            released = self.agent.release(RELEASE).await;
+        }
+        // Where the VM has just come to may not be known everywhere.
+        while matches!(released, Err(Unreleased::Untold(_))) && begun.elapsed() < MEETING {
+            sleep(BUSY).await;
             released = self.agent.release(RELEASE).await;
         }
         match released {
             Ok(()) => Ok(()),
-            Err(Unreleased::Kept(why) | Unreleased::Busy(why) | Unreleased::Untold(why)) => {
+            Err(Unreleased::Untold(why)) => Err(DiskError::Untold(format!(
+                "it cannot be told whether the guest lets go of the volume: {why}; repeat the call"
+            ))),
+            Err(Unreleased::Kept(why) | Unreleased::Busy(why)) => {
                 Err(DiskError::NotReleased(format!("the guest does not let go of the volume: {why}")))
             }
             Err(Unreleased::Unasked(why)) => {

@@ -128,6 +128,7 @@ pub struct Stopped;
 pub struct Handle {
     requests: mpsc::Sender<Request>,
     pub(super) log: Arc<Log>,
+    has_sessions: bool,
 }
 
 impl std::fmt::Debug for Request {
@@ -138,9 +139,14 @@ impl std::fmt::Debug for Request {
 
 impl Handle {
     /// One, and where its requests come.
-    pub(super) fn new() -> (Self, mpsc::Receiver<Request>) {
+    pub(super) fn new(has_sessions: bool) -> (Self, mpsc::Receiver<Request>) {
         let (requests, inbox) = mpsc::channel(INBOX);
-        (Self { requests, log: Arc::default() }, inbox)
+        (Self { requests, log: Arc::default(), has_sessions }, inbox)
+    }
+
+    /// Whether sessions are this program's own: else a VM without one may have one elsewhere.
+    pub fn has_sessions(&self) -> bool {
+        self.has_sessions
     }
 
     /// What may be logged of what guests do.

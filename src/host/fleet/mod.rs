@@ -66,7 +66,7 @@ impl Fleet {
     /// A fleet that learns of VMs through the returned sender and answers the returned handle, once it runs.
     pub fn new(half: Arc<Half>) -> (Self, mpsc::Sender<Change>, Handle) {
         let (changes, changes_inbox) = mpsc::channel(INBOX);
-        let (handle, requests) = Handle::new();
+        let (handle, requests) = Handle::new(true);
         let fleet = Self {
             half,
             volumes: None,

@@ -90,7 +90,7 @@ impl Remote {
     /// One that learns of VMs through the returned sender and answers the returned handle, once it runs.
     pub fn new(reaches: Arc<dyn Reaches>) -> (Self, mpsc::Sender<Change>, Handle) {
         let (changes, inbox) = mpsc::channel(INBOX);
-        let (handle, requests) = Handle::new();
+        let (handle, requests) = Handle::new(false);
         let remote = Self {
             reaches,
             vms: BTreeMap::new(),

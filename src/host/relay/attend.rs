@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic::{Request, Status};
+use tonic::{Request, Response, Status};
 
 use crate::host::backends::kubevirt::node::{Instance, Roster};
 use crate::host::caller::Behalf;
@@ -14,7 +14,7 @@ use crate::host::fleet::{Handle, Reach, Stopped};
 use crate::host::text;
 use crate::wire::proto::v1::guests_server;
 use crate::wire::proto::v1::{
-    FindDiskOfGuestRequest, FindDiskResponse, OnBehalf, ReleaseDiskOfGuestRequest, ReleaseDiskResponse,
+    Disk, FindDiskOfGuestRequest, FindDiskResponse, OnBehalf, ReleaseDiskOfGuestRequest, ReleaseDiskResponse,
     RunningVirtualMachine,
 };
 
@@ -99,17 +99,26 @@ fn told<T>(answer: Answer<T>) -> Answer<T> {
     })
 }
 
+/// A disk by its name alone, which is all that is wanted: whatever else a guest says of it must not fill the stream that all
+/// guests of the node share.
+fn named(disk: &Disk) -> Disk {
+    Disk { name: text::clean(&disk.name), ..Disk::default() }
+}
+
 #[tonic::async_trait]
 impl guests_server::Guests for Guests {
     async fn find_disk(&self, request: Request<FindDiskOfGuestRequest>) -> Answer<FindDiskResponse> {
         let FindDiskOfGuestRequest { vm, behalf, request } = request.into_inner();
         let mut calls = self.calls(vm, behalf).await?;
-        told(calls.find_disk(request.unwrap_or_default()).await)
+        let found = told(calls.find_disk(request.unwrap_or_default()).await)?.into_inner();
+        Ok(Response::new(FindDiskResponse { disk: found.disk.as_ref().map(named) }))
     }
 
     async fn release_disk(&self, request: Request<ReleaseDiskOfGuestRequest>) -> Answer<ReleaseDiskResponse> {
         let ReleaseDiskOfGuestRequest { vm, behalf, request } = request.into_inner();
         let mut calls = self.calls(vm, behalf).await?;
-        told(calls.release_disk(request.unwrap_or_default()).await)
+        let ReleaseDiskResponse { disk, removed } =
+            told(calls.release_disk(request.unwrap_or_default()).await)?.into_inner();
+        Ok(Response::new(ReleaseDiskResponse { disk: disk.as_ref().map(named), removed }))
     }
 }

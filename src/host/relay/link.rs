@@ -123,9 +123,10 @@ impl Link {
             let now = Instant::now();
             if now - begun >= LASTING {
                 backoff.restart(now);
-            } else if let Some(before) = known.as_mut() {
+            }
+            if let Some(before) = known.as_mut() {
                 // A certificate that is refused looks like this: the connection ends as soon as it is made.
-                before.failures += 1;
+                before.failures = if now - begun >= LASTING { 0 } else { before.failures + 1 };
                 if before.failures >= REFUSED {
                     known = None;
                 }

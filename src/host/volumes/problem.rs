@@ -157,6 +157,7 @@ impl From<DiskError> for Problem {
             DiskError::Unreachable(_) => {
                 Self::with_detail(Kind::Unavailable, "the hypervisor of the VM cannot be asked now", words)
             }
+            DiskError::Untold(_) => Self::new(Kind::Unavailable, words),
             DiskError::Busy(_) => Self::new(Kind::Aborted, words),
             DiskError::Refused(_)
             | DiskError::Strange(_)

@@ -30,9 +30,14 @@ impl Fence {
         self.until.send_replace(Some(until));
     }
 
+    /// No change is begun any more.
+    pub fn shut(&self) {
+        self.until.send_replace(None);
+    }
+
     /// No change is begun any more; returns when none is under way.
     pub async fn close(&self) {
-        self.until.send_replace(None);
+        self.shut();
         drop(self.changing.write().await);
     }
 
@@ -50,10 +55,15 @@ impl Fence {
         change: impl Future<Output = Result<T, VolumeError>>,
     ) -> Result<T, VolumeError> {
         let _changing = self.changing.read().await;
-        let until = self.until.borrow().filter(|until| Instant::now() < *until);
-        let until = until.ok_or_else(|| closed("this replica of the controller does not lead"))?;
-        let changed = tokio::time::timeout_at(until, change).await;
-        changed.unwrap_or_else(|_| Err(closed("this replica of the controller leads no more")))
+        let mut change = Box::pin(change);
+        loop {
+            let until = self.until.borrow().filter(|until| Instant::now() < *until);
+            let until = until.ok_or_else(|| closed("this replica of the controller does not lead"))?;
+            // It may lead for longer by then.
+            if let Ok(changed) = tokio::time::timeout_at(until, &mut change).await {
+                return changed;
+            }
+        }
     }
 }
 

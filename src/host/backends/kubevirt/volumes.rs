@@ -181,7 +181,7 @@ impl Claims {
 
 /// Whether a guest may run in a VM, as its run says.
 fn has_guest(run: &objects::Instance) -> bool {
-    !matches!(run.status.phase.as_str(), "Succeeded" | "Failed")
+    !matches!(run.status.phase.as_str(), "" | "Pending" | "Scheduling" | "Succeeded" | "Failed")
 }
 
 #[tonic::async_trait]
@@ -340,7 +340,9 @@ impl Volumes for Claims {
             Err(error) => {
                 let stays = matches!(
                     error,
-                    VolumeError::Disk(DiskError::NotReleased(_) | DiskError::GuestRefuses(_))
+                    VolumeError::Disk(
+                        DiskError::NotReleased(_) | DiskError::GuestRefuses(_) | DiskError::Untold(_)
+                    )
                 );
                 if stays {
                     self.record(id, Some(&leaving), Some(&Published { leaving: false, ..before })).await?;
