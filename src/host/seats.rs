@@ -1,4 +1,4 @@
-//! How many connections users may have at a time, so that none of them takes all places of a socket.
+//! How many connections each of those may have that are connected at a time, so that none of them takes all places of a socket.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,41 +8,59 @@ const OF_ONE: u32 = 8;
 /// Connections of all users together; the other places are for those who may do everything.
 const OF_ALL: u32 = 48;
 
-/// The connections of each user.
-#[derive(Debug, Clone, Default)]
-pub struct Seats(Arc<Mutex<BTreeMap<u32, u32>>>);
+/// The connections of each, such as a user; clones share them.
+#[derive(Debug, Clone)]
+pub struct Seats<K: Ord> {
+    of_one: u32,
+    of_all: u32,
+    taken: Arc<Mutex<BTreeMap<K, u32>>>,
+}
 
 /// One connection, which counts until this is dropped.
 #[derive(Debug)]
-pub struct Seat {
-    seats: Seats,
-    uid: u32,
+pub struct Seat<K: Ord> {
+    seats: Seats<K>,
+    who: K,
 }
 
-impl Seats {
-    /// A place for one more connection of this user, if there is one.
-    pub fn take(&self, uid: u32) -> Option<Seat> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.values().sum::<u32>() >= OF_ALL {
-            return None;
-        }
-        let of_one = taken.entry(uid).or_default();
-        if *of_one >= OF_ONE {
-            return None;
-        }
-        *of_one += 1;
-        Some(Seat { seats: self.clone(), uid })
+impl Default for Seats<u32> {
+    /// Those of users, by their IDs.
+    fn default() -> Self {
+        Self::new(OF_ONE, OF_ALL)
     }
 }
 
-impl Drop for Seat {
+impl<K: Ord> Seats<K> {
+    /// So many for one, and for all together.
+    pub fn new(of_one: u32, of_all: u32) -> Self {
+        Self { of_one, of_all, taken: Arc::default() }
+    }
+}
+
+impl<K: Ord + Clone> Seats<K> {
+    /// A place for one more connection of this one, if there is one.
+    pub fn take(&self, who: K) -> Option<Seat<K>> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.values().sum::<u32>() >= self.of_all {
+            return None;
+        }
+        let of_one = taken.entry(who.clone()).or_default();
+        if *of_one >= self.of_one {
+            return None;
+        }
+        *of_one += 1;
+        Some(Seat { seats: self.clone(), who })
+    }
+}
+
+impl<K: Ord> Drop for Seat<K> {
     fn drop(&mut self) {
-        let mut taken = self.seats.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = taken.get(&self.uid).map_or(0, |count| count.saturating_sub(1));
-        if left == 0 {
-            taken.remove(&self.uid);
-        } else {
-            taken.insert(self.uid, left);
+        let mut taken = self.seats.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = taken.get_mut(&self.who) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&self.who);
+            }
         }
     }
 }
@@ -62,6 +80,6 @@ mod tests {
         taken.extend((3..100).map_while(|uid| seats.take(uid)));
         assert_eq!(taken.len(), usize::try_from(OF_ALL).unwrap());
         drop(taken);
-        assert!(seats.0.lock().unwrap().is_empty());
+        assert!(seats.taken.lock().unwrap().is_empty());
     }
 }

@@ -1,28 +1,20 @@
 //! What this guest asks of its host half: the host half opens a stream for it ([`crate::transport::callback`]), and the guest
 //! calls `guestlet.v1.Host` and other services there.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio_stream::Stream;
 use tonic::{Request, Status, Streaming};
 
 use crate::rpc::holder::Holder;
-use crate::transport::callback::{self, Caller, Calls};
+use crate::transport::callback::{self, Caller, Opened};
 use crate::transport::http2::ORIGIN;
 use crate::trust::Peer;
-use crate::wire::proto::v1::callback_from_host::Message;
 use crate::wire::proto::v1::host_client::HostClient;
-use crate::wire::proto::v1::{
-    CallbackFromGuest, CallbackFromHost, HostHalf, PingRequest, WhoAmIRequest, WhoAmIResponse,
-};
+use crate::wire::proto::v1::{CallbackFromHost, HostHalf, PingRequest, WhoAmIRequest, WhoAmIResponse};
 
-/// How long the host half may take to its first message.
-const BEGINNING: Duration = Duration::from_secs(5);
 /// How long it may take to say who the guest is.
 const INTRODUCTION: Duration = Duration::from_secs(10);
 /// How long it may take to show that it is there.
@@ -99,20 +91,15 @@ async fn introduction(mut client: HostClient<Caller>) -> Result<WhoAmIResponse, 
 /// `FAILED_PRECONDITION` if that does not hold this guest, `INVALID_ARGUMENT` or `DEADLINE_EXCEEDED` if it does not begin as it
 /// should.
 pub async fn open(
-    mut answers: Streaming<CallbackFromHost>,
+    answers: Streaming<CallbackFromHost>,
     holder: &Holder,
     peer: Arc<Peer>,
     surroundings: Surroundings,
-) -> Result<Open, Status> {
-    let first = tokio::time::timeout(BEGINNING, answers.message()).await;
-    let first = first.map_err(|_| Status::deadline_exceeded("the first message does not come"))??;
-    let Some(Message::Bounds(bounds)) = first.and_then(|first| first.message) else {
-        return Err(Status::invalid_argument("the first message has to have the bounds"));
-    };
+) -> Result<Opened, Status> {
+    let (bounds, answers) = callback::begin(answers).await?;
     let half = holder.held_by(&bounds.host_instance_id, &peer).ok_or_else(stranger)?;
     let (caller, calls) = callback::open(&bounds, answers);
-    let asking = Box::pin(ask(caller, half, peer, holder.clone(), surroundings));
-    Ok(Open { calls, asking, has_ended: false })
+    Ok(Opened::new(calls, ask(caller, half, peer, holder.clone(), surroundings)))
 }
 
 fn stranger() -> Status {
@@ -170,29 +157,5 @@ struct Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         self.holder.detach(self.number);
-    }
-}
-
-/// An open callback as the stream of its messages; with it, the callback ends.
-pub struct Open {
-    calls: Calls<Streaming<CallbackFromHost>>,
-    asking: Pin<Box<dyn Future<Output = Status> + Send>>,
-    has_ended: bool,
-}
-
-impl Stream for Open {
-    type Item = Result<CallbackFromGuest, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.has_ended {
-            return Poll::Ready(None);
-        }
-        if let Poll::Ready(why) = self.asking.as_mut().poll(context) {
-            self.has_ended = true;
-            return Poll::Ready(Some(Err(why)));
-        }
-        let next = Pin::new(&mut self.calls).poll_next(context);
-        self.has_ended = matches!(next, Poll::Ready(None | Some(Err(_))));
-        next
     }
 }

@@ -20,6 +20,7 @@ use crate::rpc::holder::{Hold, Holder};
 use crate::rpc::keys::Keys;
 use crate::rpc::{convert, guard, introduced};
 use crate::sys::{blocking, error_chain};
+use crate::transport::callback::Opened;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::disk_selector::By;
 use crate::wire::proto::v1::guest_server::{self, GuestServer};
@@ -265,12 +266,12 @@ impl guest_server::Guest for Service {
         }
     }
 
-    type CallbackStream = callback::Open;
+    type CallbackStream = Opened;
 
     async fn callback(
         &self,
         request: Request<Streaming<v1::CallbackFromHost>>,
-    ) -> Result<Response<callback::Open>, Status> {
+    ) -> Result<Response<Opened>, Status> {
         let peer = introduced::peer(&request);
         let surroundings = self.surroundings.clone();
         callback::open(request.into_inner(), &self.holder, peer, surroundings).await.map(Response::new)

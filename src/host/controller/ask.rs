@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::host::backends::kubevirt::controller::Options;
+use crate::host::backends::kubevirt::names::{is_label, is_subdomain};
 use crate::host::backends::kubevirt::objects::Instance;
 use crate::host::backends::kubevirt::seen::{self, Facts};
 use crate::host::for_guests::{Asking, Volumes};
@@ -20,9 +21,6 @@ use crate::wire::proto::v1::{AskRequest, RunningVirtualMachine};
 
 /// How long the API server may take to say where a VM runs.
 const DEADLINE: Duration = Duration::from_secs(10);
-
-/// Bytes of an object's longest name.
-const LONGEST_NAME: usize = 253;
 
 /// Answers what nodes ask.
 pub struct Asked {
@@ -60,7 +58,7 @@ impl Asked {
     /// What is known of a VM, which runs on this node: as the API server says now.
     async fn on(&self, node: &str, vm: &RunningVirtualMachine) -> Result<Arc<Facts>, Status> {
         let RunningVirtualMachine { namespace, name, uid } = vm;
-        if ![namespace, name].into_iter().all(|name| is_name(name)) {
+        if !is_label(namespace) || !is_subdomain(name) {
             return Err(Status::invalid_argument("vm has no namespace, or no name"));
         }
         let read = Api::<Instance>::namespaced(self.client.clone(), namespace);
@@ -89,10 +87,4 @@ impl Asked {
             }
         }
     }
-}
-
-/// Whether this can be the name of an object: what goes into a path of the API.
-fn is_name(name: &str) -> bool {
-    let is_in_names = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(is_in_names) && !name.contains("..")
 }

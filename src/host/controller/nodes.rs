@@ -1,30 +1,23 @@
 //! The nodes that attend, and the agents of their guests.
 
 use std::collections::BTreeMap;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio_stream::Stream;
 use tonic::{Request, Status, Streaming};
 
 use crate::host::caller::Behalf;
 use crate::host::calls::{Agent, Answer, Elsewhere};
 use crate::host::disks::release::CAPABILITY;
 use crate::host::fleet::{Reach, Reaches};
-use crate::transport::callback::{self, Caller, Calls};
+use crate::transport::callback::{self, Caller, Opened};
 use crate::transport::http2::ORIGIN;
-use crate::wire::proto::v1::callback_from_host::Message;
 use crate::wire::proto::v1::guests_client::GuestsClient;
 use crate::wire::proto::v1::{
-    CallbackFromGuest, CallbackFromHost, FindDiskOfGuestRequest, FindDiskRequest, FindDiskResponse, OnBehalf,
+    CallbackFromHost, FindDiskOfGuestRequest, FindDiskRequest, FindDiskResponse, OnBehalf,
     ReleaseDiskOfGuestRequest, ReleaseDiskRequest, ReleaseDiskResponse, RunningVirtualMachine,
 };
 
-/// How long a node may take to its first message.
-const BEGINNING: Duration = Duration::from_secs(5);
 /// Calls of one guest that may be under way at a time, of the 64 of its node.
 const CALLS_OF_A_GUEST: usize = 8;
 /// Bytes of one answer.
@@ -63,13 +56,9 @@ impl Nodes {
     pub(super) async fn attend(
         self,
         node: String,
-        mut answers: Streaming<CallbackFromHost>,
-    ) -> Result<Attended, Status> {
-        let first = tokio::time::timeout(BEGINNING, answers.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("the first message does not come"))??;
-        let Some(Message::Bounds(bounds)) = first.and_then(|first| first.message) else {
-            return Err(Status::invalid_argument("the first message has to have the bounds"));
-        };
+        answers: Streaming<CallbackFromHost>,
+    ) -> Result<Opened, Status> {
+        let (bounds, answers) = callback::begin(answers).await?;
         let (caller, calls) = callback::open(&bounds, answers);
         let (place, replaced) = oneshot::channel();
         let number = {
@@ -82,7 +71,12 @@ impl Nodes {
             number
         };
         tracing::info!(node, "a node attends");
-        Ok(Attended { calls, replaced, seat: Seat { nodes: self, node, number }, has_ended: false })
+        let seat = Seat { nodes: self, node, number };
+        Ok(Opened::new(calls, async move {
+            // It only ends.
+            drop(replaced.await);
+            Status::aborted(format!("the node {} attends anew", seat.node))
+        }))
     }
 }
 
@@ -104,14 +98,7 @@ impl Reaches for Nodes {
     }
 }
 
-/// The messages for a node; with them, it attends no more.
-pub struct Attended {
-    calls: Calls<Streaming<CallbackFromHost>>,
-    replaced: oneshot::Receiver<()>,
-    seat: Seat,
-    has_ended: bool,
-}
-
+/// A node attends until this is dropped.
 struct Seat {
     nodes: Nodes,
     node: String,
@@ -125,24 +112,6 @@ impl Drop for Seat {
             attending.nodes.remove(&self.node);
             tracing::info!(node = self.node, "a node attends no more");
         }
-    }
-}
-
-impl Stream for Attended {
-    type Item = Result<CallbackFromGuest, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.has_ended {
-            return Poll::Ready(None);
-        }
-        if Pin::new(&mut self.replaced).poll(context).is_ready() {
-            self.has_ended = true;
-            let node = &self.seat.node;
-            return Poll::Ready(Some(Err(Status::aborted(format!("the node {node} attends anew")))));
-        }
-        let next = Pin::new(&mut self.calls).poll_next(context);
-        self.has_ended = matches!(next, Poll::Ready(None | Some(Err(_))));
-        next
     }
 }
 

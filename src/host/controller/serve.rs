@@ -1,8 +1,7 @@
 //! Serves nodes: TLS, whose end each connection is, and `guestlet.v1.Controller` on it.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -14,12 +13,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::ask::Asked;
-use super::nodes::{Attended, Nodes};
+use super::nodes::Nodes;
 use crate::host::backends::kubevirt::controller::certificates::{self, Ca};
 use crate::host::backends::kubevirt::controller::join::{self, JoinError};
 use crate::host::clients::Clients;
+use crate::host::seats::Seats;
 use crate::host::text;
 use crate::sys::tcp;
+use crate::transport::callback::Opened;
 use crate::transport::http2::{self, Bounds};
 use crate::trust::certificate;
 use crate::wire::proto::v1::controller_server::{Controller, ControllerServer};
@@ -34,7 +35,7 @@ const MAX_REQUEST: usize = 80 * 1024;
 /// A node has many guests, whose calls may take minutes.
 const BOUNDS: Bounds = Bounds { open_calls: 256, ..Bounds::USUAL };
 /// Connections of one node at a time: when it connects anew, the one before may still be there.
-const CONNECTIONS_OF_A_NODE: usize = 4;
+const CONNECTIONS_OF_A_NODE: u32 = 4;
 
 /// What one that has shown no certificate may: to join, and soon.
 const BOUNDS_OF_NOBODY: Bounds =
@@ -42,7 +43,7 @@ const BOUNDS_OF_NOBODY: Bounds =
 const MAX_JOIN: usize = 24 * 1024;
 const TIME_TO_JOIN: Duration = Duration::from_secs(30);
 /// How many of them there may be at a time from one address, handshakes included: a pod has an address of its own.
-const NOBODIES: usize = 16;
+const NOBODIES: u32 = 16;
 /// Tokens that the API server is asked about at a time.
 const TOKENS: usize = 8;
 
@@ -73,42 +74,14 @@ pub struct Server {
 struct Doors {
     tokens: Semaphore,
     /// Connections of those that have shown who they are, and of those that have not.
-    nodes: Crowd<String>,
-    nobodies: Crowd<IpAddr>,
+    nodes: Seats<String>,
+    nobodies: Seats<IpAddr>,
 }
-
-/// How many connections there are of each.
-type Crowd<K> = Mutex<BTreeMap<K, usize>>;
 
 impl Default for Doors {
     fn default() -> Self {
-        Self { tokens: Semaphore::new(TOKENS), nodes: Mutex::default(), nobodies: Mutex::default() }
-    }
-}
-
-/// One connection, until this is dropped.
-struct Counted<'d, K: Ord>(&'d Crowd<K>, K);
-
-impl<'d, K: Ord + Clone> Counted<'d, K> {
-    /// One more, if there are fewer than so many.
-    fn enter(crowd: &'d Crowd<K>, key: K, most: usize) -> Option<Self> {
-        let mut known = crowd.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections = known.entry(key.clone()).or_default();
-        let fits = *connections < most;
-        *connections += usize::from(fits);
-        fits.then(|| Self(crowd, key))
-    }
-}
-
-impl<K: Ord> Drop for Counted<'_, K> {
-    fn drop(&mut self) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connections) = known.get_mut(&self.1) {
-            *connections -= 1;
-            if *connections == 0 {
-                known.remove(&self.1);
-            }
-        }
+        let nodes = Seats::new(CONNECTIONS_OF_A_NODE, MAX_CLIENTS);
+        Self { tokens: Semaphore::new(TOKENS), nodes, nobodies: Seats::new(NOBODIES, MAX_CLIENTS) }
     }
 }
 
@@ -140,7 +113,7 @@ async fn connection(
 ) -> Result<(), String> {
     // Before it is known who it is, it is nobody.
     let peer = stream.peer_addr().map_err(|error| error.to_string())?.ip();
-    let nobody = Counted::enter(&doors.nobodies, peer, NOBODIES);
+    let nobody = doors.nobodies.take(peer);
     let nobody = nobody.ok_or_else(|| format!("too many connections of {peer} do not say who they are"))?;
     tcp::notice_silence(&stream).map_err(|error| error.to_string())?;
     let shaking = TlsAcceptor::from(Arc::clone(&server.joining.tls)).accept(stream);
@@ -158,8 +131,8 @@ async fn connection(
         };
     };
     drop(nobody);
-    let counted = Counted::enter(&doors.nodes, node.clone(), CONNECTIONS_OF_A_NODE);
-    let _counted = counted.ok_or_else(|| format!("the node {node} has too many connections"))?;
+    let seat = doors.nodes.take(node.clone());
+    let _seat = seat.ok_or_else(|| format!("the node {node} has too many connections"))?;
     let service = ControllerServer::new(service).max_decoding_message_size(MAX_REQUEST);
     let serving = http2::serve_within(stream, service, shutdown, BOUNDS);
     let lasts = shown.as_ref().and_then(certificate::ends).map_or(Duration::ZERO, |end| {
@@ -210,12 +183,12 @@ impl Controller for OfNode {
         Ok(Response::new(AskResponse { answer }))
     }
 
-    type AttendStream = Attended;
+    type AttendStream = Opened;
 
     async fn attend(
         &self,
         request: Request<tonic::Streaming<CallbackFromHost>>,
-    ) -> Result<Response<Attended>, Status> {
+    ) -> Result<Response<Opened>, Status> {
         let (nodes, node) = (self.server.nodes.clone(), self.node()?.to_owned());
         nodes.attend(node, request.into_inner()).await.map(Response::new)
     }

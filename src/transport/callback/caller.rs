@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::Stream;
 use tonic::body::Body;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 use super::unary::{request_message, response, too_large};
 use crate::wire::proto::v1::callback_from_guest::Message as FromGuest;
@@ -19,6 +20,8 @@ use crate::wire::proto::v1::{
     CallbackAnswer, CallbackBounds, CallbackCall, CallbackCancellation, CallbackFromGuest, CallbackFromHost,
 };
 
+/// How long whoever opens a callback may take to the first message.
+const BEGINNING: Duration = Duration::from_secs(5);
 /// Calls that are under way at a time, whatever the host half allows.
 const MAX_OPEN_CALLS: u32 = 64;
 
@@ -215,5 +218,54 @@ impl<S> Drop for Calls<S> {
         open.has_ended = true;
         open.calls.clear();
         self.shared.places.close();
+    }
+}
+
+/// The bounds, which the first message of whoever opens a callback has, and the messages after that.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` or `DEADLINE_EXCEEDED` if it does not begin as it should.
+pub async fn begin(
+    mut answers: Streaming<CallbackFromHost>,
+) -> Result<(CallbackBounds, Streaming<CallbackFromHost>), Status> {
+    let first = tokio::time::timeout(BEGINNING, answers.message()).await;
+    let first = first.map_err(|_| Status::deadline_exceeded("the first message does not come"))??;
+    match first.and_then(|first| first.message) {
+        Some(FromHost::Bounds(bounds)) => Ok((bounds, answers)),
+        _ => Err(Status::invalid_argument("the first message has to have the bounds")),
+    }
+}
+
+/// An open callback as the stream of its messages, until `over` says why it ends; with it, the callback ends.
+pub struct Opened {
+    calls: Calls<Streaming<CallbackFromHost>>,
+    over: Pin<Box<dyn Future<Output = Status> + Send>>,
+    has_ended: bool,
+}
+
+impl Opened {
+    /// The one with these calls.
+    pub fn new(
+        calls: Calls<Streaming<CallbackFromHost>>,
+        over: impl Future<Output = Status> + Send + 'static,
+    ) -> Self {
+        Self { calls, over: Box::pin(over), has_ended: false }
+    }
+}
+
+impl Stream for Opened {
+    type Item = Result<CallbackFromGuest, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(why) = self.over.as_mut().poll(context) {
+            self.has_ended = true;
+            return Poll::Ready(Some(Err(why)));
+        }
+        let next = Pin::new(&mut self.calls).poll_next(context);
+        self.has_ended = matches!(next, Poll::Ready(None | Some(Err(_))));
+        next
     }
 }

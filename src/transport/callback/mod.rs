@@ -20,7 +20,7 @@ mod tests;
 mod unary;
 
 #[cfg(any(feature = "agent", feature = "kubevirt"))]
-pub use caller::{Broken, Caller, Calls, open};
+pub use caller::{Broken, Caller, Calls, Opened, begin, open};
 #[cfg(feature = "host")]
 pub use serve::{Breach, Ended, Messages, serve};
 pub use unary::{request, request_message, response, response_message};

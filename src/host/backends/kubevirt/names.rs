@@ -62,7 +62,7 @@ impl Claim {
 }
 
 /// Whether a name is an RFC 1123 label, as those of namespaces are.
-fn is_label(name: &str) -> bool {
+pub fn is_label(name: &str) -> bool {
     let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&name.len())
         && name.bytes().all(inside)
@@ -71,7 +71,7 @@ fn is_label(name: &str) -> bool {
 }
 
 /// Whether a name is an RFC 1123 subdomain, as those of claims are.
-fn is_subdomain(name: &str) -> bool {
+pub fn is_subdomain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
