@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use super::super::backends::disks::{DiskError, GuestSide};
 use super::super::caller::Behalf;
 use super::super::calls::Calls;
-use super::super::fleet::{Handle, Reach, Watched};
+use super::super::fleet::{Handle, Reach};
 use super::super::text;
 use crate::wire::proto::v1::disk_selector::By;
 use crate::wire::proto::v1::{DiskSelector, FindDiskRequest, ReleaseDiskRequest};
@@ -28,9 +28,18 @@ const RELEASE: Duration = Duration::from_secs(60);
 /// How long it may take where its outcome changes nothing.
 const FORCED: Duration = Duration::from_secs(15);
 /// How long is waited for an agent that is not there.
-const MEETING: Duration = Duration::from_secs(10);
+pub(in crate::host) const MEETING: Duration = Duration::from_secs(10);
 /// After which time a guest that is busy with the disk is asked again.
 const BUSY: Duration = Duration::from_millis(200);
+
+/// Why an agent cannot be asked, in words.
+pub(in crate::host) const PAUSED: &str = "the VM is paused, so its guest cannot be asked; resume it first";
+pub(in crate::host) const NO_SESSION: &str = "there is no session with an agent in this guest";
+
+/// The same of one that lacks the capability.
+pub(in crate::host) fn too_old() -> String {
+    format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}")
+}
 
 /// The agent of one VM, asked about one disk.
 #[derive(Debug)]
@@ -48,16 +57,14 @@ impl Agent {
         Self { fleet: fleet.clone(), vm: vm.to_owned(), serial: serial.to_owned(), behalf }
     }
 
-    /// For calls, or why there can be none.
-    /// And whether another program has the session.
+    /// For calls, and whether another program has the session; or why there can be none.
     async fn calls(&self) -> Result<(Calls, bool), Unreleased> {
         let stopped = |error: super::super::fleet::Stopped| Unreleased::Unasked(error.to_string());
         let (agent, capabilities) = match self.fleet.caller(self.vm.clone()).await.map_err(stopped)? {
             Some(Reach::Session { agent, capabilities }) => (agent, capabilities),
             // It is not that it cannot answer: it has the disk until it runs again.
             Some(Reach::Paused) => {
-                let words = "the VM is paused, so its guest cannot be asked; resume it first";
-                return Err(Unreleased::Kept(words.to_owned()));
+                return Err(Unreleased::Kept(PAUSED.to_owned()));
             }
             Some(Reach::Untold) => {
                 let words = "the node of this guest cannot be asked now";
@@ -68,16 +75,14 @@ impl Agent {
                 return Err(Unreleased::Untold(words.to_owned()));
             }
             Some(Reach::NoSession) | None => {
-                let words = "there is no session with an agent in this guest";
-                return Err(Unreleased::Unasked(words.to_owned()));
+                return Err(Unreleased::Unasked(NO_SESSION.to_owned()));
             }
         };
         if capabilities.iter().any(|one| one == CAPABILITY) {
             let is_elsewhere = agent.is_elsewhere();
             Ok((agent.on_behalf_of_any(self.behalf.clone()), is_elsewhere))
         } else {
-            let words = format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}");
-            Err(Unreleased::Unasked(words))
+            Err(Unreleased::Unasked(too_old()))
         }
     }
 
@@ -265,20 +270,7 @@ struct Bounded {
 impl Bounded {
     /// Waits for a session with the agent, but not for long: it may just be starting.
     async fn meet(&self) {
-        let Agent { fleet, vm, .. } = &self.agent;
-        let waiting = async {
-            let Ok(Some(Watched { mut coming, .. })) = fleet.watch(Some(vm.clone()), None).await else {
-                return;
-            };
-            while !matches!(
-                fleet.caller(vm.clone()).await,
-                Ok(None | Some(Reach::Session { .. } | Reach::Paused)) | Err(_)
-            ) {
-                // Of a session that another program has, nothing is heard.
-                drop(tokio::time::timeout(BUSY, coming.recv()).await);
-            }
-        };
-        drop(tokio::time::timeout(MEETING, waiting).await);
+        drop(self.agent.fleet.meet(&self.agent.vm, MEETING).await);
     }
 }
 

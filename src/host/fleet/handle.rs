@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prost_types::Timestamp;
 use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::super::backends::Vm;
 use super::super::calls::Agent;
@@ -13,6 +15,9 @@ use super::super::lines::Log;
 use super::super::metrics::Tally;
 use super::INBOX;
 use crate::wire::proto::v1::{self, PowerState, VirtualMachineEvent, virtual_machine_event};
+
+/// When it is looked again whether a guest can be called, if nothing is heard of it.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What can be asked; every answer goes to its sender.
 pub(super) enum Request {
@@ -43,16 +48,34 @@ pub enum Identity {
     },
 }
 
+/// The names of VMs by their UUIDs.
+#[derive(Debug, Default)]
+pub(super) struct Names(pub(super) BTreeMap<String, String>);
+
+impl Names {
+    /// There is this VM.
+    pub(super) fn add(&mut self, vm: &Vm) {
+        self.0.insert(vm.ids.lasting.clone(), vm.name.clone());
+    }
+
+    /// This VM is not there any more; another one may have its UUID already.
+    pub(super) fn remove(&mut self, vm: &Vm) {
+        if self.0.get(&vm.ids.lasting) == Some(&vm.name) {
+            self.0.remove(&vm.ids.lasting);
+        }
+    }
+}
+
 impl Identity {
-    /// The VM that is meant of these, which are by name; `names` are theirs by UUID. Every step of it is a look-up: guests
-    /// cause it as often as they may call.
+    /// The VM that is meant of these, which are by name. Every step of it is a look-up: guests cause it as often as they may
+    /// call.
     pub(super) fn find<'a, T>(
         &self,
         vms: &'a BTreeMap<String, T>,
-        names: &BTreeMap<String, String>,
+        names: &Names,
         vm: impl Fn(&T) -> &Vm,
     ) -> Option<&'a T> {
-        let by_uuid = |uuid: &str| vms.get(names.get(uuid)?);
+        let by_uuid = |uuid: &str| vms.get(names.0.get(uuid)?);
         match self {
             Self::Name(name) => vms.get(name),
             Self::Uuid(uuid) => by_uuid(uuid),
@@ -205,6 +228,22 @@ impl Handle {
     /// When the fleet has ended.
     pub async fn caller(&self, name: String) -> Result<Option<Reach>, Stopped> {
         self.ask(|reply| Request::Caller(name, reply)).await
+    }
+
+    /// The same as soon as the guest can be called; what it is then, if that is not so after this time.
+    ///
+    /// # Errors
+    /// When the fleet has ended.
+    pub async fn meet(&self, name: &str, patience: Duration) -> Result<Option<Reach>, Stopped> {
+        let end = Instant::now() + patience;
+        let mut coming = self.watch(Some(name.to_owned()), None).await?.map(|watched| watched.coming);
+        loop {
+            let reach = self.caller(name.to_owned()).await?;
+            let may_come = matches!(reach, Some(Reach::NoSession | Reach::Untold)) && Instant::now() < end;
+            let Some(coming) = coming.as_mut().filter(|_| may_come) else { return Ok(reach) };
+            // Of a session that another program has, nothing is heard.
+            drop(tokio::time::timeout_at(end.min(Instant::now() + LOOK_AGAIN), coming.recv()).await);
+        }
     }
 
     /// What the guest of this name may cost; none if it is unknown.

@@ -32,8 +32,8 @@ mod handle;
 mod remote;
 
 use entry::{Entry, Running, now};
-use handle::Request;
 pub use handle::{Handle, Identity, Known, Machine, Reach, Stopped, Watched};
+use handle::{Names, Request};
 pub use remote::{Reaches, Remote};
 
 /// Events that a watcher may be behind before it loses some.
@@ -49,7 +49,7 @@ pub struct Fleet {
     vms: BTreeMap<String, Entry>,
     names: BTreeMap<u64, String>,
     /// Names by UUID.
-    uuids: BTreeMap<String, String>,
+    uuids: Names,
     next_session: u64,
     changes: mpsc::Receiver<Change>,
     requests: mpsc::Receiver<Request>,
@@ -73,7 +73,7 @@ impl Fleet {
             trust: None,
             vms: BTreeMap::new(),
             names: BTreeMap::new(),
-            uuids: BTreeMap::new(),
+            uuids: Names::default(),
             next_session: 1,
             changes: changes_inbox,
             requests,
@@ -268,7 +268,7 @@ impl Fleet {
             _ => self.enter(Arc::new(vm)),
         };
         self.names.insert(entry.running.session, name.clone());
-        self.uuids.insert(entry.vm.ids.lasting.clone(), name.clone());
+        self.uuids.add(&entry.vm);
         self.vms.insert(name, entry);
     }
 
@@ -279,13 +279,11 @@ impl Fleet {
         self.close(&mut entry, "it is no longer in the settings");
     }
 
-    /// Takes a VM out, and out of the indexes; another one may have its identifier already.
+    /// Takes a VM out, and out of the indexes.
     fn take(&mut self, name: &str) -> Option<Entry> {
         let entry = self.vms.remove(name)?;
         self.names.remove(&entry.running.session);
-        if self.uuids.get(&entry.vm.ids.lasting).is_some_and(|owner| owner == name) {
-            self.uuids.remove(&entry.vm.ids.lasting);
-        }
+        self.uuids.remove(&entry.vm);
         Some(entry)
     }
 

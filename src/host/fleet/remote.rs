@@ -15,7 +15,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::entry::now;
-use super::handle::{Handle, Known, Machine, Reach, Request, Watched};
+use super::handle::{Handle, Known, Machine, Names, Reach, Request, Watched};
 use super::{INBOX, WATCH_BACKLOG};
 use crate::host::backends::{Change, Run, Vm};
 use crate::host::lines::Log;
@@ -35,8 +35,7 @@ pub trait Reaches: Debug + Send + Sync {
 pub struct Remote {
     reaches: Arc<dyn Reaches>,
     vms: BTreeMap<String, Entry>,
-    /// Names by UUID.
-    names: BTreeMap<String, String>,
+    names: Names,
     changes: mpsc::Receiver<Change>,
     requests: mpsc::Receiver<Request>,
     events: broadcast::Sender<Arc<VirtualMachineEvent>>,
@@ -94,7 +93,7 @@ impl Remote {
         let remote = Self {
             reaches,
             vms: BTreeMap::new(),
-            names: BTreeMap::new(),
+            names: Names::default(),
             changes: inbox,
             requests,
             events: broadcast::Sender::new(WATCH_BACKLOG),
@@ -140,7 +139,7 @@ impl Remote {
 
     fn present(&mut self, vm: Vm) {
         let before = self.take(&vm.name);
-        self.names.insert(vm.ids.lasting.clone(), vm.name.clone());
+        self.names.add(&vm);
         let before = before.filter(|entry| entry.vm.ids.lasting == vm.ids.lasting);
         let (power, problem, run) =
             before.map(|entry| (entry.power, entry.problem, entry.run)).unwrap_or_default();
@@ -154,12 +153,10 @@ impl Remote {
         }
     }
 
-    /// Takes a VM out, and out of the index; another one may have its identifier already.
+    /// Takes a VM out, and out of the index.
     fn take(&mut self, name: &str) -> Option<Entry> {
         let entry = self.vms.remove(name)?;
-        if self.names.get(&entry.vm.ids.lasting).is_some_and(|owner| owner == name) {
-            self.names.remove(&entry.vm.ids.lasting);
-        }
+        self.names.remove(&entry.vm);
         Some(entry)
     }
 

@@ -168,7 +168,7 @@ async fn a_vm_is_found_by_what_it_is_known_by() {
     fleet.change(Change::Present(vm("y", "0e", "dev")));
     fleet.change(Change::Present(vm("z", "0a", "dev")));
     assert_eq!(all(&fleet), ["z", "", "y"]);
-    assert_eq!((fleet.names.len(), fleet.uuids.len()), (2, 2));
+    assert_eq!((fleet.names.len(), fleet.uuids.0.len()), (2, 2));
 }
 
 #[tokio::test]

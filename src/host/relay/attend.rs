@@ -1,27 +1,20 @@
 //! What the controller asks of this node: the agents of its guests.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::host::backends::kubevirt::node::{Instance, Roster};
 use crate::host::caller::Behalf;
 use crate::host::calls::{Answer, Calls};
-use crate::host::disks::release::CAPABILITY;
-use crate::host::fleet::{Handle, Reach, Stopped};
+use crate::host::disks::release::{CAPABILITY, MEETING, NO_SESSION, PAUSED, too_old};
+use crate::host::fleet::{Handle, Reach};
 use crate::host::text;
 use crate::wire::proto::v1::guests_server;
 use crate::wire::proto::v1::{
     Disk, FindDiskOfGuestRequest, FindDiskResponse, OnBehalf, ReleaseDiskOfGuestRequest, ReleaseDiskResponse,
     RunningVirtualMachine,
 };
-
-/// How long is waited for a session with a guest.
-const MEETING: Duration = Duration::from_secs(10);
-/// After which time it is looked again whether there is one.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Answers the controller.
 #[derive(Debug, Clone)]
@@ -46,7 +39,9 @@ impl Guests {
             let words = format!("the VM {name} ({}) does not run on this node", vm.uid);
             return Err(Status::unavailable(words));
         }
-        let reach = self.meet(&name).await.map_err(|stopped| Status::unavailable(stopped.to_string()))?;
+        // A session may just be about to come, as when this program has just started.
+        let reach = self.fleet.meet(&name, MEETING).await;
+        let reach = reach.map_err(|stopped| Status::unavailable(stopped.to_string()))?;
         // The session is with the VM that was checked, or with the one that has come in its place.
         if !self.roster.get(&name).is_some_and(|one| is_it(&one)) {
             return Err(Status::unavailable(format!("the VM {name} has just gone from this node")));
@@ -64,28 +59,11 @@ impl Guests {
             {
                 Ok(agent.on_behalf_of_any(behalf))
             }
-            Some(Reach::Session { .. }) => Err(Status::unimplemented(format!(
-                "the agent in this guest is too old: it lacks the capability {CAPABILITY:?}"
-            ))),
-            Some(Reach::Paused) => Err(Status::failed_precondition(
-                "the VM is paused, so its guest cannot be asked; resume it first",
-            )),
+            Some(Reach::Session { .. }) => Err(Status::unimplemented(too_old())),
+            Some(Reach::Paused) => Err(Status::failed_precondition(PAUSED)),
             // This alone says that there is nobody who could be asked.
-            Some(Reach::NoSession) => {
-                Err(Status::not_found("there is no session with an agent in this guest"))
-            }
+            Some(Reach::NoSession) => Err(Status::not_found(NO_SESSION)),
             Some(Reach::Untold) | None => Err(Status::unavailable(format!("the VM {name} has just gone"))),
-        }
-    }
-
-    /// Whether the guest of a VM can be called: a session may just be about to come, as when this program has just started.
-    async fn meet(&self, name: &str) -> Result<Option<Reach>, Stopped> {
-        let end = Instant::now() + MEETING;
-        loop {
-            match self.fleet.caller(name.to_owned()).await? {
-                Some(Reach::NoSession) if Instant::now() < end => tokio::time::sleep(LOOK_AGAIN).await,
-                reach => return Ok(reach),
-            }
         }
     }
 }
