@@ -21,7 +21,7 @@ use crate::host::api::{self, Api};
 use crate::host::backends::kubevirt::api::Cluster;
 use crate::host::backends::kubevirt::cluster;
 use crate::host::backends::kubevirt::controller::certificates::{Ca, CaError};
-use crate::host::backends::kubevirt::controller::lease::{self, Candidate, Leading, Notice, Timing};
+use crate::host::backends::kubevirt::controller::lease::{self, Candidate, Notice, Timing};
 use crate::host::backends::kubevirt::controller::listing::Listing;
 use crate::host::backends::kubevirt::controller::{Options, Roster, Site};
 use crate::host::backends::kubevirt::fence::Fence;
@@ -194,9 +194,6 @@ impl Replica {
         };
         let Some(begun) = shutdown.run_until_cancelled(beginning).await else { return Ok(()) };
         let (ca, tls, mut leading) = begun?;
-        if let Some(until) = leading.until() {
-            fence.extend(until);
-        }
         let joining = Joining { ca, tls, client: self.client.clone(), namespace: self.namespace };
         let asked = Asked {
             client: self.client,
@@ -206,7 +203,11 @@ impl Replica {
         };
         let server = Server { joining, asked, nodes: self.nodes };
         let outcome = tokio::select! {
-            why = renew(&mut leading, fence) => Err(anyhow::anyhow!("this replica leads no more: {why}")),
+            biased;
+            why = leading.lost(|until| fence.extend(until)) => {
+                fence.shut();
+                Err(anyhow::anyhow!("this replica leads no more: {why}"))
+            }
             _ = async {
                 tokio::join!(
                     controller::serve(self.listener, server, shutdown.clone()),
@@ -220,18 +221,5 @@ impl Replica {
             drop(tokio::time::timeout(RELEASE, leading.release()).await);
         }
         outcome
-    }
-}
-
-/// Renews the Lease, and with it the time for which this replica may change things, until it is lost; why it was.
-async fn renew(leading: &mut Leading, fence: &Fence) -> String {
-    loop {
-        match leading.renewed_or_lost().await {
-            Ok(until) => fence.extend(until),
-            Err(why) => {
-                fence.shut();
-                return why;
-            }
-        }
     }
 }

@@ -119,8 +119,8 @@ impl Replica {
 /// It renews until it has lost; why, and when.
 fn renews(mut leading: Leading) -> JoinHandle<(String, Instant)> {
     tokio::spawn(async move {
-        let reason = leading.lost().await;
-        assert_eq!(leading.lost().await, reason, "it stays lost");
+        let reason = leading.lost(|_| ()).await;
+        assert_eq!(leading.lost(|_| ()).await, reason, "it stays lost");
         (reason, Instant::now())
     })
 }
@@ -182,7 +182,7 @@ fn what_is_released_is_taken_at_once() {
         // It is polled, dropped and polled again, as a loop over many things does.
         let first = bench.lease().await;
         until("it is renewed three times", async || {
-            drop(tokio::time::timeout(Duration::from_millis(1), leading.lost()).await);
+            drop(tokio::time::timeout(Duration::from_millis(1), leading.lost(|_| ())).await);
             let spec = bench.lease().await["spec"].take();
             let since = time(&json!({ "spec": spec }), "renewTime").duration_since(time(&first, "renewTime"));
             (since.unsigned_abs() > FOR_EVER.every * 3).then_some(())
@@ -195,7 +195,7 @@ fn what_is_released_is_taken_at_once() {
         assert_eq!((holder(&lease), &lease["spec"]["leaseTransitions"]), (b.identity(), &json!(1)));
 
         // Nobody waits: what is left says where nobody is, and keeps the CA.
-        drop(tokio::time::timeout(Duration::from_millis(1), leading.lost()).await);
+        drop(tokio::time::timeout(Duration::from_millis(1), leading.lost(|_| ())).await);
         leading.release().await;
         let lease = bench.lease().await;
         assert_eq!((holder(&lease), &lease["spec"]["leaseTransitions"]), ("", &json!(1)));

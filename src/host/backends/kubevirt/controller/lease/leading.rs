@@ -40,10 +40,14 @@ impl Leading {
         Self { held, renewed, next, renewal: None, failure: None, over: None }
     }
 
-    /// Renews the Lease, and says why it is lost when it is: whoever led has to stop at once. It may be dropped and called
-    /// again, but not be left alone for longer than [`Timing::deadline`](super::Timing::deadline).
-    pub async fn lost(&mut self) -> String {
+    /// Renews the Lease, and says why it is lost when it is: whoever led has to stop at once. Until when it leads for certain,
+    /// whatever becomes of the next renewal, is `told` at once and after each. It may be dropped and called again, but not be
+    /// left alone for longer than [`Timing::deadline`](super::Timing::deadline).
+    pub async fn lost(&mut self, mut told: impl FnMut(Instant)) -> String {
         loop {
+            if self.over.is_none() {
+                told(self.renewed + self.held.candidate.timing.deadline);
+            }
             if let Some(reason) = self.step().await {
                 return reason;
             }
@@ -104,25 +108,6 @@ impl Leading {
         let seconds = timing.deadline.as_secs_f32();
         let why = self.failure.as_deref().unwrap_or("no answer came in time");
         format!("the Lease {place} could not be renewed for {seconds} s: {why}")
-    }
-
-    /// Until when it leads for certain, whatever becomes of the next renewal; none if it does not.
-    pub fn until(&self) -> Option<Instant> {
-        self.over.is_none().then(|| self.renewed + self.held.candidate.timing.deadline)
-    }
-
-    /// Waits until it is renewed once more; returns until when it leads now.
-    ///
-    /// # Errors
-    /// If it is lost, with the reason.
-    pub async fn renewed_or_lost(&mut self) -> Result<Instant, String> {
-        let before = self.renewed;
-        while self.renewed == before {
-            if let Some(reason) = self.step().await {
-                return Err(reason);
-            }
-        }
-        Ok(self.renewed + self.held.candidate.timing.deadline)
     }
 
     /// Gives the Lease up, so that the next one takes it at once. Whoever led has stopped before.
