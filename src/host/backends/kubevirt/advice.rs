@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::follow::Heard;
+use super::gates;
 use super::objects::KubeVirt;
 use crate::wire::proto::v1::Advice;
 
@@ -69,16 +70,14 @@ fn of_one(namespace: &str, name: &str, kubevirt: &KubeVirt) -> Vec<Advice> {
     let version = kubevirt.status.observed_kube_virt_version.as_deref().filter(|version| !version.is_empty());
     let told = version.map_or_else(|| "(of a version that it does not say)".to_owned(), str::to_owned);
     let gates = &kubevirt.spec.configuration.developer_configuration;
-    let has = |gates: &[String]| gates.iter().any(|gate| gate == GATE);
-    let (is_listed, is_disabled) = (has(&gates.feature_gates), has(&gates.disabled_feature_gates));
     let by_version = version.and_then(release).is_some_and(|(major, minor, _)| (major, minor) >= ON_SINCE);
     let danger = danger(version, &told);
-    if (is_listed || by_version) && !is_disabled {
+    if gates::is_on(gates, GATE, by_version) {
         let says = format!("the feature gate {GATE} is on in {namespace}/{name}, KubeVirt {told}");
         let on = Advice { subject: SUBJECT.to_owned(), says, ..Advice::default() };
         return std::iter::once(on).chain(danger).collect();
     }
-    let how = if is_disabled { "disabled" } else { "not listed" };
+    let how = if gates::has(&gates.disabled_feature_gates, GATE) { "disabled" } else { "not listed" };
     let says = format!(
         "no VM is given vsock: the feature gate {GATE} is {how} in {namespace}/{name}, KubeVirt {told}"
     );
@@ -124,7 +123,7 @@ fn patch(namespace: &str, name: &str, kubevirt: &KubeVirt) -> String {
     let mut on = without(&gates.feature_gates);
     on.push(GATE.to_owned());
     let mut change = json!({ "featureGates": on });
-    if gates.disabled_feature_gates.iter().any(|gate| gate == GATE) {
+    if gates::has(&gates.disabled_feature_gates, GATE) {
         change["disabledFeatureGates"] = json!(without(&gates.disabled_feature_gates));
     }
     let change = json!({ "spec": { "configuration": { "developerConfiguration": change } } });

@@ -3,7 +3,7 @@
 //! It is asked of the KubeVirt object each time: an administrator may change it, and what a version can do says little
 //! about what is turned on in a cluster.
 
-use super::objects::KubeVirt;
+use super::objects::{DeveloperConfiguration, KubeVirt};
 
 /// The feature gate of hot-plug by the subresources `addvolume` and `removevolume`. Where it is listed it wins.
 const SUBRESOURCE: &str = "HotplugVolumes";
@@ -35,14 +35,12 @@ pub fn way(installed: &[KubeVirt]) -> Result<Way, String> {
         });
     };
     let gates = &kubevirt.spec.configuration.developer_configuration;
-    let has = |gates: &[String], gate: &str| gates.iter().any(|one| one == gate);
     if has(&gates.feature_gates, SUBRESOURCE) {
         return Ok(Way::Subresource);
     }
     let version = kubevirt.status.observed_kube_virt_version.as_deref();
-    let is_on = has(&gates.feature_gates, DECLARATIVE)
-        || version.and_then(release).is_some_and(|release| release >= DECLARATIVE_SINCE);
-    if is_on && !has(&gates.disabled_feature_gates, DECLARATIVE) {
+    let by_version = version.and_then(release).is_some_and(|release| release >= DECLARATIVE_SINCE);
+    if is_on(gates, DECLARATIVE, by_version) {
         return Ok(Way::Declarative);
     }
     Err(format!(
@@ -50,6 +48,16 @@ pub fn way(installed: &[KubeVirt]) -> Result<Way, String> {
          spec.configuration.developerConfiguration.featureGates of the KubeVirt object",
         version.unwrap_or("(of unknown version)")
     ))
+}
+
+/// Whether a feature gate is among these.
+pub fn has(gates: &[String], gate: &str) -> bool {
+    gates.iter().any(|one| one == gate)
+}
+
+/// Whether a feature gate is on: it is listed, or the version has it on, and nobody has disabled it.
+pub fn is_on(gates: &DeveloperConfiguration, gate: &str, by_version: bool) -> bool {
+    (has(&gates.feature_gates, gate) || by_version) && !has(&gates.disabled_feature_gates, gate)
 }
 
 /// Major and minor number of a version such as `v1.7.0-rc.1`.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::names::PREFIX;
 use super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, VolumeStatus, owner, resource};
@@ -74,26 +75,33 @@ impl Seen {
 
 impl<'d> Deserialize<'d> for Seen {
     fn deserialize<D: Deserializer<'d>>(from: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Bare {
-            metadata: ObjectMeta,
-        }
-        // One object at a time is held as a whole, however many come at once.
-        let whole = serde_json::Value::deserialize(from)?;
-        let Bare { metadata } = Bare::deserialize(&whole).map_err(serde::de::Error::custom)?;
+        let (whole, metadata) = whole(from)?;
         let facts = match Instance::deserialize(&whole) {
             Ok(instance) => facts(&instance),
             Err(error) => unreadable(&metadata, &error.to_string()),
         };
-        let metadata = ObjectMeta {
-            name: metadata.name,
-            namespace: metadata.namespace,
-            uid: metadata.uid,
-            resource_version: metadata.resource_version,
-            ..ObjectMeta::default()
-        };
-        Ok(Self { metadata, facts: facts.map(Arc::new) })
+        Ok(Self { metadata: slim(metadata), facts: facts.map(Arc::new) })
     }
+}
+
+/// An object as it comes, and its metadata: one at a time is held as a whole, however many come at once.
+///
+/// # Errors
+/// If it has no metadata that are some.
+pub fn whole<'d, D: Deserializer<'d>>(from: D) -> Result<(Value, ObjectMeta), D::Error> {
+    #[derive(Deserialize)]
+    struct Bare {
+        metadata: ObjectMeta,
+    }
+    let whole = Value::deserialize(from)?;
+    let Bare { metadata } = Bare::deserialize(&whole).map_err(serde::de::Error::custom)?;
+    Ok((whole, metadata))
+}
+
+/// What is kept of metadata: name, namespace, UID and version.
+pub fn slim(metadata: ObjectMeta) -> ObjectMeta {
+    let ObjectMeta { name, namespace, uid, resource_version, .. } = metadata;
+    ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() }
 }
 
 /// What is known of a VM, by its object alone.
@@ -187,7 +195,7 @@ resource!(Seen, "VirtualMachineInstance", "virtualmachineinstances");
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

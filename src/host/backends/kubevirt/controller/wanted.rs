@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::super::names::PREFIX;
 use super::super::objects::{CLUSTER_LABEL, resource};
-use super::super::seen::{Facts, identified};
+use super::super::seen::{self, Facts, identified};
 use crate::wire::proto::v1::PowerState;
 
 /// A VirtualMachine, as it comes from the API.
@@ -22,13 +22,7 @@ pub struct Wanted {
 
 impl<'d> Deserialize<'d> for Wanted {
     fn deserialize<D: Deserializer<'d>>(from: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Bare {
-            metadata: ObjectMeta,
-        }
-        // One object at a time is held as a whole, however many come at once.
-        let whole = Value::deserialize(from)?;
-        let Bare { metadata } = Bare::deserialize(&whole).map_err(serde::de::Error::custom)?;
+        let (whole, metadata) = seen::whole(from)?;
         let template = whole.pointer("/spec/template").unwrap_or(&Value::Null);
         // Whatever of it is not as it should be is as good as missing.
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -44,14 +38,7 @@ impl<'d> Deserialize<'d> for Wanted {
                 .any(|name| name.starts_with(PREFIX)),
             ..facts
         });
-        let metadata = ObjectMeta {
-            name: metadata.name,
-            namespace: metadata.namespace,
-            uid: metadata.uid,
-            resource_version: metadata.resource_version,
-            ..ObjectMeta::default()
-        };
-        Ok(Self { metadata, facts: facts.map(Arc::new) })
+        Ok(Self { metadata: seen::slim(metadata), facts: facts.map(Arc::new) })
     }
 }
 
