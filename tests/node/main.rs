@@ -70,3 +70,4 @@ mod profile;
 mod rights;
 mod scratch;
 mod vsock;
+mod whole;
