@@ -62,8 +62,11 @@ impl Asked {
             return Err(Status::invalid_argument("vm has no namespace, or no name"));
         }
         let read = Api::<Instance>::namespaced(self.client.clone(), namespace);
+        // What the API server says of itself, and of whom it lets in, is no guest's business.
         let unknown = |why: String| {
-            Status::unavailable(format!("it cannot be told where the VM {namespace}/{name} runs: {why}"))
+            tracing::warn!(node, vm = %format_args!("{namespace}/{name}"), "it cannot be read where a VM runs: {why}");
+            let words = "the API of the host cluster cannot say now where this guest runs; repeat the call";
+            Status::unavailable(words)
         };
         let found = tokio::time::timeout(DEADLINE, read.get_opt(name)).await;
         let late = |_| unknown("the API server does not answer".to_owned());
