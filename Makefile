@@ -25,7 +25,7 @@ export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-packages lint unit-test kubevirt-test release package release-package gate-package static rpm tarball image chart packages \
-	check-packages images restore-dependencies keep-dependencies vm-test test soak demo bench clean
+	check-packages images restore-dependencies keep-dependencies vm-test test soak demo demo-kubernetes bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -36,7 +36,7 @@ setup: ## install what building and testing need (as root, on Debian 12)
 lint: ## format, clippy for all programs together, each program alone, documentation
 	$(STEP) "format" cargo fmt --check
 	$(STEP) "clippy" cargo clippy $(GATE) --all-targets -- -D warnings
-	$(STEP) "clippy, tests with VMs" cargo clippy $(GATE) --test vm --test disk_layers --test images --test demo --test kubevirt \
+	$(STEP) "clippy, tests with VMs" cargo clippy $(GATE) --test vm --test disk_layers --test images --test demo --test kubevirt --test kubernetes \
 		-- -D warnings
 	$(STEP) "agent alone" tests/setup/check.sh $(GATE) --no-default-features --features agent
 	$(STEP) "host alone" tests/setup/check.sh $(GATE) --no-default-features --features host
@@ -118,10 +118,12 @@ images: setup gate-package ## build and cache what the VMs boot
 	$(STEP) "VM images" cargo test $(GATE) --quiet --test images
 
 vm-test: restore-dependencies setup ## tests that need VMs; TESTS=name runs some
-	$(STEP) "build tests with VMs" cargo test $(GATE) --quiet --no-run --test images --test vm --test disk_layers
+	$(STEP) "build tests with VMs" cargo test $(GATE) --quiet --no-run --test images --test vm --test disk_layers --test kubernetes
 	@$(MAKE) --no-print-directory images
 	@$(MAKE) --no-print-directory -j2 release-package $(BESIDE)
 	$(STEP) "tests with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 2 $(TESTS)
+	$(STEP) "VMs of a Kubernetes cluster" cargo test $(GATE) --quiet --test kubernetes
+	$(STEP) "VMs of a Kubernetes cluster, churn" cargo test $(GATE) --quiet --test kubernetes churn
 
 # One after the other, what fails fastest first. The tests on KubeVirt mostly wait, and the release build uses one processor.
 test: ## the whole gate: setup, lint, unit-test, packages, images, vm-test
@@ -141,6 +143,7 @@ soak: images ## the long churns
 		killed
 	$(STEP) "churns with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 hotplug::addresses csi::volumes_come \
 		power_loss churn::whatever
+	$(STEP) "churn on Kubernetes" cargo test $(GATE) --quiet --test kubernetes churn
 
 demo: restore-dependencies ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
 	@echo "The first time this takes some 12 minutes on two processors; what it builds is kept in $(CACHE)."
@@ -148,6 +151,11 @@ demo: restore-dependencies ## show it: a real guest, its agent and the host half
 	$(STEP) "programs (4 minutes, if nothing is compiled yet)" cargo test $(GATE) --quiet --test demo --no-run
 	@$(MAKE) --no-print-directory gate-package keep-dependencies
 	@cargo test $(GATE) --quiet --test demo
+
+demo-kubernetes: restore-dependencies setup ## show VMs of a Kubernetes cluster and their volumes (KEEP=1 leaves them up)
+	$(STEP) "programs" cargo test $(GATE) --quiet --test kubernetes --no-run
+	@$(MAKE) --no-print-directory gate-package keep-dependencies
+	@cargo test $(GATE) --quiet --test kubernetes
 
 bench: export GUESTLET_BIN_DIR := $(TARGET)/release
 bench: export GUESTLET_DEB := $(GUESTLET_RELEASE_DEB)

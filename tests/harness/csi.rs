@@ -77,6 +77,11 @@ impl<'v> Csi<'v> {
         Ok(Self(vm))
     }
 
+    /// Those of a guest whose sockets [`Csi::of`] has made reachable.
+    pub fn reachable(vm: &'v Vm) -> Self {
+        Self(vm)
+    }
+
     /// The guest.
     pub fn vm(self) -> &'v Vm {
         self.0

@@ -110,8 +110,16 @@ impl Lab {
 
     /// Starts the daemon and waits until it answers.
     pub fn again(&mut self) {
-        let daemon = self.daemon("log").spawn().unwrap();
-        self.daemon = Some(daemon);
+        self.begin();
+        self.until_answers();
+    }
+
+    /// Starts the daemon.
+    pub fn begin(&mut self) {
+        self.daemon = Some(self.daemon("log").spawn().unwrap());
+    }
+
+    pub fn until_answers(&self) {
         self.until("the daemon answers", || self.ctl(&["ls"]).status.success());
     }
 

@@ -56,6 +56,23 @@ fn a_vm_starts_stops_and_goes() {
 }
 
 #[test]
+fn a_vm_whose_domain_ends_by_itself_is_started_again_with_its_volumes() {
+    wait(async {
+        let lab = Lab::start().await;
+        let before = lab.running("web").await;
+        lab.claim("data", 64).await;
+        lab.plug("web", "data").await;
+        lab.is_in("web", "data", "Ready").await;
+        lab.model.lose_domain(uid(&before));
+        lab.until_other("web", &before).await;
+        lab.is_in("web", "data", "Ready").await;
+        let journal = lab.model.journal();
+        assert!(journal.conflicts().is_empty(), "{:?}", journal.conflicts());
+        assert_eq!(journal.holders("default", "data"), ["default/web"]);
+    });
+}
+
+#[test]
 fn volumes_stay_attached_until_the_pods_of_a_stopped_vm_are_gone() {
     wait(async {
         let lab = Lab::start().await;

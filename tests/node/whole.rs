@@ -61,10 +61,10 @@ impl Domain for Domains {
 }
 
 /// A cluster with `KubeVirt`, a program of the node role for each host, and controllers. What is first here ends first.
-pub struct Whole {
+pub struct Whole<D = Domains> {
     pub nodes: BTreeMap<&'static str, Lab>,
     pub controllers: Vec<Lab>,
-    pub domains: Arc<Domains>,
+    pub domains: Arc<D>,
     pub cluster: Cluster,
 }
 
@@ -84,9 +84,9 @@ async fn allow(api: &Api, file: &str) {
     }
 }
 
-impl Whole {
-    pub async fn start(replicas: usize) -> Self {
-        let domains = Arc::new(Domains::default());
+impl<D: Domain> Whole<D> {
+    /// One where disks are plugged into these domains.
+    pub async fn with(replicas: usize, domains: Arc<D>) -> Self {
         let hook = Arc::clone(&domains) as Arc<dyn Domain>;
         let cluster = Cluster::with("v1.8.4", &["DeclarativeHotplugVolumes"], hook).await;
         let api = &cluster.api;
@@ -163,6 +163,27 @@ impl Whole {
         answer["status"]["token"].as_str().unwrap().to_owned()
     }
 
+    /// The controller that leads, once one does.
+    pub async fn leader(&self) -> usize {
+        until("a controller leads", async || {
+            let lease = self.cluster.api.get(LEASE).await?;
+            let holder = lease["spec"]["holderIdentity"].as_str()?.to_owned();
+            (0..self.controllers.len()).find(|number| holder.starts_with(&format!("controller-{number}")))
+        })
+        .await
+    }
+
+    pub fn logs(&self) -> String {
+        self.controllers.iter().chain(self.nodes.values()).map(Lab::log).collect::<Vec<_>>().join("\n---\n")
+    }
+}
+
+impl Whole {
+    /// One with simulated guests.
+    pub async fn start(replicas: usize) -> Self {
+        Self::with(replicas, Arc::default()).await
+    }
+
     /// Makes a VM of the cluster `default/dev`, and waits until its node has a session with its guest.
     pub async fn vm(&self, name: &str) -> Vm {
         self.cluster
@@ -191,20 +212,6 @@ impl Whole {
         let uid = owners[0]["uid"].as_str().unwrap().to_owned();
         Vm { name: name.to_owned(), uid, guest }
     }
-
-    /// The controller that leads, once one does.
-    pub async fn leader(&self) -> usize {
-        until("a controller leads", async || {
-            let lease = self.cluster.api.get(LEASE).await?;
-            let holder = lease["spec"]["holderIdentity"].as_str()?.to_owned();
-            (0..self.controllers.len()).find(|number| holder.starts_with(&format!("controller-{number}")))
-        })
-        .await
-    }
-
-    pub fn logs(&self) -> String {
-        self.controllers.iter().chain(self.nodes.values()).map(Lab::log).collect::<Vec<_>>().join("\n---\n")
-    }
 }
 
 /// A connection with the controller that leads.
@@ -213,7 +220,7 @@ pub struct Connected {
     _connection: tokio::task::JoinHandle<()>,
 }
 
-impl Whole {
+impl<D: Domain> Whole<D> {
     async fn lease(&self) -> Value {
         until("a controller leads", async || {
             let lease = self.cluster.api.get(LEASE).await?;

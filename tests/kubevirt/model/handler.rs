@@ -71,7 +71,8 @@ impl World {
     pub(super) async fn tend(&mut self, instance: &Value, launcher: &Value) -> Done {
         let lives = self.shared.lives(text(&instance["status"]["nodeName"]));
         if lives && !self.runs(instance) {
-            // The node was off meanwhile.
+            // It has ended by itself, or its node was off meanwhile.
+            self.stop(instance);
             return self.patch_status(Kind::Vmi, instance, &json!({ "phase": "Failed" })).await.map(drop);
         }
         let instance = &self.judge(instance).await?;

@@ -223,6 +223,12 @@ impl Model {
         let _ = call(&self.api, Method::DELETE, &Kind::Pod.path(key), JSON, Some(&now)).await;
     }
 
+    /// The domain of an instance ends by itself, as when its QEMU is killed. The virt-handler of its node sees that.
+    pub fn lose_domain(&self, instance: &str) {
+        self.shared.end(instance);
+        self.shared.changed.notify_one();
+    }
+
     /// A node loses its power, and its domains with it. The cluster learns only that it does not answer.
     pub async fn kill_node(&self, node: &str) {
         {
