@@ -18,6 +18,7 @@ use guestlet::trust::anchors;
 use guestlet::trust::guest::{Clock, Greeted, Keys, Standing, greet};
 use guestlet::trust::key::{Key, PublicKey};
 use guestlet::trust::keyring::Keyring;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +38,20 @@ impl Guests {
     /// Those with these numbers, whose sockets are in `folder`. With the key of a host half each has one of its own, and lets
     /// in nobody else.
     pub fn start(folder: &Path, numbers: std::ops::Range<usize>, host: Option<PublicKey>) -> Self {
+        Self::with(folder, numbers, host, false)
+    }
+
+    /// The same behind hybrid vsock, without keys.
+    pub fn hybrid(folder: &Path, numbers: std::ops::Range<usize>) -> Self {
+        Self::with(folder, numbers, None, true)
+    }
+
+    fn with(
+        folder: &Path,
+        numbers: std::ops::Range<usize>,
+        host: Option<PublicKey>,
+        is_hybrid: bool,
+    ) -> Self {
         let (epoch, epochs) = watch::channel(0);
         let guests: Vec<_> = numbers
             .map(|number| {
@@ -52,7 +67,7 @@ impl Guests {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.spawn(async move {
                 for (guest, standing, socket) in guests {
-                    tokio::spawn(be_held(guest, standing, socket, epochs.clone()));
+                    tokio::spawn(be_held(guest, standing, socket, is_hybrid, epochs.clone()));
                 }
             });
             runtime.block_on(async {
@@ -86,8 +101,23 @@ pub fn until_zone(guests: [&Guests; 2], zone: &str) {
     });
 }
 
+/// Lets in a host half that first says to which port it wants to go, as hybrid vsock has it.
+async fn open(stream: &mut UnixStream) -> Option<()> {
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        line.push(stream.read_u8().await.ok()?);
+    }
+    stream.write_all(b"OK 1024\n").await.ok()
+}
+
 /// Serves sessions of the host half.
-async fn be_held(guest: Guest, standing: Standing, socket: PathBuf, epochs: watch::Receiver<u64>) {
+async fn be_held(
+    guest: Guest,
+    standing: Standing,
+    socket: PathBuf,
+    is_hybrid: bool,
+    epochs: watch::Receiver<u64>,
+) {
     let listener = UnixListener::bind(socket).unwrap();
     let capabilities = ["events", "topology", "callback"].map(str::to_owned).to_vec();
     // No disk ever changes.
@@ -104,8 +134,11 @@ async fn be_held(guest: Guest, standing: Standing, socket: PathBuf, epochs: watc
         tokio::select! {
             _ = ticks.tick() => guest.events.tick(),
             stream = listener.accept() => {
-                let (stream, service, standing) = (stream.unwrap().0, service.clone(), standing.clone());
+                let (mut stream, service, standing) = (stream.unwrap().0, service.clone(), standing.clone());
                 tokio::spawn(async move {
+                    if is_hybrid && open(&mut stream).await.is_none() {
+                        return;
+                    }
                     tokio::select! {
                         () = serve(stream, service, standing) => {}
                         _ = epoch.changed() => {}

@@ -28,12 +28,24 @@ impl Drop for Host {
 impl Host {
     /// Starts one without guests, in a directory of its own.
     pub fn start(folder: &Path) -> Self {
+        Self::start_with(folder, &[], "")
+    }
+
+    /// The same with these arguments and further settings.
+    pub fn start_with(folder: &Path, arguments: &[&str], lines: &str) -> Self {
         let settings = folder.join("host.toml");
-        std::fs::write(&settings, usual(folder)).unwrap();
+        std::fs::write(&settings, format!("{}{lines}", usual(folder))).unwrap();
         let log = std::fs::File::create(folder.join("log")).unwrap();
         let program = std::env::var_os("HOST_HALF").map_or_else(|| OWN.into(), PathBuf::from);
         let mut command = Command::new(program);
-        let child = command.arg("--config").arg(settings).stderr(log).stdin(Stdio::null()).spawn().unwrap();
+        let child = command
+            .arg("--config")
+            .arg(settings)
+            .args(arguments)
+            .stderr(log)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
         let host = Self { child, folder: folder.to_owned() };
         until("the host half answers", || UnixStream::connect(folder.join("metrics.sock")).is_ok());
         host

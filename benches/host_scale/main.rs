@@ -23,6 +23,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tempfile::TempDir;
 use tokio_stream::{StreamExt as _, StreamMap};
 
+#[allow(dead_code, reason = "shared with the measurements of nodes")]
 mod guests;
 mod handshakes;
 mod host;
