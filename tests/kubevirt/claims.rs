@@ -113,8 +113,14 @@ pub async fn plug(volumes: &Claims, id: &str, place: &Place) -> Result<String, V
     volumes.plug(id, published(place), &place.vm).await.map(|plugged| plugged.serial)
 }
 
+/// The name of the claim of a volume of this identifier.
 fn claim_name(id: &str) -> String {
     Claim::of_id(id).unwrap().name
+}
+
+/// The name of the claim for a volume that the cluster of [`new`] calls so.
+pub fn claim_of(name: &str) -> String {
+    Claim::of_name(&new(SHARED, name).cluster, name).name
 }
 
 /// The VMs whose domains have a volume.
@@ -129,15 +135,22 @@ fn a_volume_is_made_plugged_unplugged_and_removed() {
         lab.running("web").await;
         let (volumes, web) = (volumes(&lab).await, place(&lab, "web").await);
         let made = make(&volumes, "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f").await;
-        assert_eq!(made.id, format!("{NAMESPACE}.pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f"));
+        let claim = claim_of(&made.name);
+        assert_eq!(made.id, format!("{NAMESPACE}.{claim}"));
         assert_eq!(make(&volumes, &made.name).await, made, "once more is the same");
         assert_eq!(volumes.list().await.unwrap(), std::slice::from_ref(&made));
-        let claim = lab.api.get(&Kind::Claim.path(&format!("{NAMESPACE}/{}", made.name))).await.unwrap();
-        assert_eq!(claim["metadata"]["labels"]["guestcluster.harvesterhci.io/name"], "shop");
-        assert_eq!(claim["metadata"]["finalizers"], json!(["kubernetes.io/pvc-protection"]), "none of ours");
+        let object = lab.api.get(&Kind::Claim.path(&format!("{NAMESPACE}/{claim}"))).await.unwrap();
+        let labels = json!({
+            "app.kubernetes.io/managed-by": "guestlet",
+            "guestcluster.harvesterhci.io/name": "shop",
+            "guestlet.io/claim-namespace": "shop",
+            "guestlet.io/claim-name": "data",
+        });
+        assert_eq!(object["metadata"]["labels"], labels, "by these people find it");
+        assert_eq!(object["metadata"]["finalizers"], json!(["kubernetes.io/pvc-protection"]), "none of ours");
 
         let serial = plug(&volumes, &made.id, &web).await.unwrap();
-        assert_eq!(serial, "6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f");
+        assert_eq!(claim, format!("guestlet-{serial}"));
         assert_eq!(domains(&lab, &made.id), [web.vm.as_str()]);
         let instance = lab.instance("web").await.unwrap();
         let disks = instance["spec"]["domain"]["devices"]["disks"].as_array().unwrap();
@@ -158,7 +171,7 @@ fn a_volume_is_made_plugged_unplugged_and_removed() {
 
         volumes.unplug(&made.id, &web.vm, LET_GO, willing()).await.unwrap();
         assert!(domains(&lab, &made.id).is_empty());
-        assert!(lab.attached(&made.name).await.is_empty(), "its VolumeAttachment is gone");
+        assert!(lab.attached(&claim).await.is_empty(), "its VolumeAttachment is gone");
         let free = volumes.get(&made.id).await.unwrap().unwrap();
         assert_eq!((free.published, volumes.holder(&made.id).await.unwrap()), (None, Holder::Off));
         volumes.remove(&made.id).await.unwrap();
@@ -219,7 +232,7 @@ fn a_volume_that_is_stuck_is_taken_out_again_and_says_why() {
         lab.running("web").await;
         let (volumes, web) = (volumes(&lab).await, place(&lab, "web").await);
         let (stuck, later) = (make(&volumes, "stuck").await, make(&volumes, "later").await);
-        lab.model.fail(Step::Attach, "stuck", "no replica is left");
+        lab.model.fail(Step::Attach, &claim_of("stuck"), "no replica is left");
         let first = plug(&volumes, &stuck.id, &web);
         let second = async {
             until("the first one is on its way", async || {
@@ -238,7 +251,8 @@ fn a_volume_that_is_stuck_is_taken_out_again_and_says_why() {
         assert_eq!(domains(&lab, &later.id), [web.vm.as_str()]);
         let vm = lab.api.get(&Kind::Vm.path(&format!("{NAMESPACE}/web"))).await.unwrap();
         let listed = vm["spec"]["template"]["spec"]["volumes"].as_array().unwrap().clone();
-        let has = |claim: &str| listed.iter().any(|one| one["persistentVolumeClaim"]["claimName"] == claim);
+        let has =
+            |name: &str| listed.iter().any(|one| one["persistentVolumeClaim"]["claimName"] == claim_of(name));
         assert!(has("later") && !has("stuck"), "{listed:?}");
         until("nothing holds the one that was stuck", async || {
             matches!(volumes.holder(&stuck.id).await, Ok(Holder::Off)).then_some(())
@@ -278,7 +292,7 @@ fn a_volume_is_free_when_its_node_has_let_go_and_not_before() {
         let refused = plug(&volumes, &made.id, &two).await.unwrap_err();
         assert!(matches!(refused, VolumeError::Disk(DiskError::Busy(_))), "{refused}");
 
-        lab.model.hold(Step::Detach, "data");
+        lab.model.hold(Step::Detach, &claim_of("data"));
         let late = volumes.unplug(&made.id, &one.vm, Duration::from_secs(3), willing()).await.unwrap_err();
         assert!(matches!(late, VolumeError::Waiting { .. }), "{late}");
         assert!(late.to_string().contains("VolumeAttachment"), "{late}");
@@ -288,7 +302,7 @@ fn a_volume_is_free_when_its_node_has_let_go_and_not_before() {
         assert!(volumes.get(&made.id).await.unwrap().unwrap().published.unwrap().leaving);
         assert!(matches!(volumes.remove(&made.id).await, Err(VolumeError::InUse(_))));
 
-        lab.model.release(Step::Detach, "data");
+        lab.model.release(Step::Detach, &claim_of("data"));
         volumes.unplug(&made.id, &one.vm, LET_GO, willing()).await.unwrap();
         plug(&volumes, &made.id, &two).await.unwrap();
         assert_eq!(domains(&lab, &made.id), [two.vm.as_str()]);
@@ -304,35 +318,36 @@ fn whoever_comes_after_one_that_ended_finds_what_it_was_at() {
         let web = place(&lab, "web").await;
         let first = volumes(&lab).await;
         let made = make(&first, "data").await;
-        lab.model.hold(Step::Plug, "data");
+        let claim = claim_of("data");
+        lab.model.hold(Step::Plug, &claim);
         {
             // It ends while KubeVirt is at it.
             let plugging = plug(&first, &made.id, &web);
             tokio::select! {
                 outcome = plugging => panic!("{outcome:?}"),
-                () = lab.model.reaches(Step::Plug, "data") => {}
+                () = lab.model.reaches(Step::Plug, &claim) => {}
             }
         }
         drop(first);
         let second = volumes(&lab).await;
         assert_eq!(second.list().await.unwrap()[0].published, Some(published(&web)));
         assert_eq!(second.holder(&made.id).await.unwrap(), Holder::On(web.clone()));
-        lab.model.release(Step::Plug, "data");
+        lab.model.release(Step::Plug, &claim_of("data"));
         plug(&second, &made.id, &web).await.unwrap();
         assert_eq!(lab.model.journal().generations(&web.vm), 1);
 
-        lab.model.hold(Step::Unplug, "data");
+        lab.model.hold(Step::Unplug, &claim_of("data"));
         {
             let unplugging = second.unplug(&made.id, &web.vm, LET_GO, willing());
             tokio::select! {
                 outcome = unplugging => panic!("{outcome:?}"),
-                () = lab.model.reaches(Step::Unplug, "data") => {}
+                () = lab.model.reaches(Step::Unplug, &claim) => {}
             }
         }
         drop(second);
         let third = volumes(&lab).await;
         assert!(third.list().await.unwrap()[0].published.as_ref().unwrap().leaving);
-        lab.model.release(Step::Unplug, "data");
+        lab.model.release(Step::Unplug, &claim_of("data"));
         third.unplug(&made.id, &web.vm, LET_GO, willing()).await.unwrap();
         assert_eq!(third.get(&made.id).await.unwrap().unwrap().published, None);
         third.remove(&made.id).await.unwrap();
@@ -410,15 +425,16 @@ fn what_belongs_to_others_is_left_alone() {
         assert!(volumes.list().await.unwrap().is_empty());
         assert!(matches!(plug(&volumes, &foreign, &web).await, Err(VolumeError::Unknown(_))));
         volumes.remove(&foreign).await.unwrap();
-        let refused = volumes.create(new(SHARED, "foreign")).await.unwrap_err();
-        assert!(refused.to_string().contains("which is not this volume's"), "{refused}");
+        let named_alike = make(&volumes, "foreign").await;
+        assert_ne!(named_alike.id, foreign, "a guest does not choose names of claims");
+        volumes.remove(&named_alike.id).await.unwrap();
         let claim = lab.api.get(&Kind::Claim.path(&format!("{NAMESPACE}/foreign"))).await.unwrap();
         assert!(claim["metadata"]["deletionTimestamp"].is_null() && claim["metadata"]["labels"].is_null());
 
         // One of ours, which somebody has plugged himself.
         let made = make(&volumes, "data").await;
-        lab.plug("web", "data").await;
-        lab.is_in("web", "data", "Ready").await;
+        lab.plug("web", &claim_of("data")).await;
+        lab.is_in("web", &claim_of("data"), "Ready").await;
         let error = plug(&volumes, &made.id, &web).await.unwrap_err();
         assert!(error.to_string().contains("that guestlet has not plugged"), "{error}");
         assert_eq!(domains(&lab, &made.id), [web.vm.as_str()]);
@@ -436,7 +452,8 @@ fn a_volume_grows_while_a_vm_has_it_and_while_none_does() {
         assert_eq!(volumes.grow(&made.id, 2 * SIZE, Some(&web.vm)).await.unwrap(), 2 * SIZE);
         volumes.unplug(&made.id, &web.vm, LET_GO, willing()).await.unwrap();
         assert_eq!(volumes.grow(&made.id, 3 * SIZE, None).await.unwrap(), 3 * SIZE);
-        let claim = lab.api.get(&Kind::Claim.path(&format!("{NAMESPACE}/data"))).await.unwrap();
+        let claim = Kind::Claim.path(&format!("{NAMESPACE}/{}", claim_of("data")));
+        let claim = lab.api.get(&claim).await.unwrap();
         assert_eq!(text(&claim["status"]["phase"]), "Bound");
         assert_eq!(volumes.get(&made.id).await.unwrap().unwrap().size, 3 * SIZE);
     });

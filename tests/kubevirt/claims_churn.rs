@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use crate::claims::{LET_GO, domains, make, place, plug, published, volumes, willing};
+use crate::claims::{LET_GO, claim_of, domains, make, place, plug, published, volumes, willing};
 use crate::lab::{HOSTS, Lab, NAMESPACE, wait};
 use crate::model::objects::{Kind, text};
 use crate::model::pace::Step;
@@ -70,7 +70,7 @@ async fn run_strategy(lab: &Lab, vm: &str, strategy: &str) {
 /// One of the things that go wrong, and go on being wrong until it is called again.
 async fn disturb(lab: &mut Lab, random: &mut Random, volumes: &mut Arc<Claims>, calls: &mut JoinSet<()>) {
     let vm = VMS[random.below(3) as usize];
-    let claim = format!("data-{}", random.below(u32::try_from(VOLUMES).unwrap()));
+    let claim = claim_of(&format!("data-{}", random.below(u32::try_from(VOLUMES).unwrap())));
     match random.below(8) {
         0 | 1 => {
             // The program ends, and another one begins.
@@ -111,7 +111,7 @@ async fn migrations(lab: &Lab) -> Vec<Value> {
 
 async fn calm(lab: &Lab) {
     for number in 0..VOLUMES {
-        let claim = format!("data-{number}");
+        let claim = claim_of(&format!("data-{number}"));
         lab.model.succeed(Step::Attach, &claim);
         lab.model.release(Step::Detach, &claim);
         lab.model.release(Step::Unplug, &claim);

@@ -36,6 +36,7 @@ mod soak;
 
 mod claims;
 mod claims_churn;
+mod holders;
 mod hotplug;
 mod kinds;
 mod leader;

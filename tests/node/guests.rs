@@ -70,7 +70,7 @@ fn plugged_volumes_are_counted_without_a_session_and_written_when_their_number_c
         until_guest(&bench, "web", |guest| guest["status"]["volumes"] == 0).await;
         let path = format!("{INSTANCES}/web");
         let set = async |phases: &[&str]| {
-            let volume = |(number, phase): (usize, &&str)| json!({ "name": format!("guestlet-{number}"), "target": "", "phase": phase, "hotplugVolume": {} });
+            let volume = |(number, phase): (usize, &&str)| json!({ "name": format!("guestlet-disk-{number}"), "target": "", "phase": phase, "hotplugVolume": {} });
             let mut all: Vec<_> = phases.iter().enumerate().map(volume).collect();
             all.push(json!({ "name": "of-others", "target": "sda", "phase": "Ready", "hotplugVolume": {} }));
             bench.api.patch(&path, &json!({ "status": { "volumeStatus": all } })).await.unwrap();

@@ -12,7 +12,7 @@ use crate::patience::until;
 use crate::scratch::{APPLY, Answer, JSON_PATCH, MERGE, Scratch, Who, path};
 
 const SPACE: &str = "guestlet-policies";
-const OURS: &str = "guestlet-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f";
+const OURS: &str = "guestlet-disk-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f";
 /// What a refusal names.
 const POLICY: &str = "ValidatingAdmissionPolicy 'guestlet-";
 

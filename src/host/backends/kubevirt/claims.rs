@@ -24,6 +24,9 @@ const CLUSTER: &str = "guestlet.io/cluster";
 const NAME: &str = "guestlet.io/name";
 /// The claim of the guest cluster.
 const CLAIM: &str = "guestlet.io/claim";
+/// The labels with the namespace and the name of the claim of the guest cluster, for people: the claim's own name tells
+/// them nothing.
+const CLAIM_LABELS: [&str; 2] = ["guestlet.io/claim-namespace", "guestlet.io/claim-name"];
 /// Which VM is to have the volume.
 pub const PUBLISHED: &str = "guestlet.io/published";
 
@@ -59,6 +62,9 @@ pub fn build(claim: &Claim, new: &NewVolume, access_mode: &str) -> PersistentVol
     if let Some((_, name)) = place(&new.cluster).filter(|(_, name)| is_label_value(name)) {
         labels.insert(CLUSTER_LABEL.to_owned(), name.to_owned());
     }
+    let parts = new.claim.split_once('/').map(|(namespace, name)| [namespace, name]).unwrap_or_default();
+    let told = CLAIM_LABELS.into_iter().zip(parts).filter(|(_, part)| is_label_value(part));
+    labels.extend(told.map(|(key, part)| (key.to_owned(), part.to_owned())));
     let texts = [(CLUSTER, &new.cluster), (NAME, &new.name), (CLAIM, &new.claim)];
     let annotations = texts.map(|(key, text)| (key.to_owned(), text.clone())).into();
     PersistentVolumeClaim {
@@ -109,6 +115,14 @@ pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
         published,
         problem: unreadable.or_else(|| problem(claim)),
     })
+}
+
+/// What a claim lacks that [`volume`] knows ours by.
+pub fn lacks(claim: &PersistentVolumeClaim) -> String {
+    let (label, value) = OURS;
+    let has_label =
+        claim.metadata.labels.as_ref().and_then(|all| all.get(label)).is_some_and(|by| by == value);
+    if has_label { format!("the annotation {CLUSTER}") } else { format!("the label {label}={value}") }
 }
 
 /// Which VM is to have the volume of a claim.
@@ -211,7 +225,7 @@ mod tests {
     #[test]
     fn what_a_claim_was_made_of_is_read_from_it_again() {
         let name = "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f";
-        let mut claim = build(&Claim::of_name("dev", name), &new(name), "ReadWriteMany");
+        let mut claim = build(&Claim::of_name("dev/shop", name), &new(name), "ReadWriteMany");
         let made = volume(&claim).unwrap();
         let NewVolume { name, cluster, class, size, claim: told } = new(name);
         assert_eq!((made.name, made.cluster, made.class, made.size), (name, cluster, class, size));
@@ -226,7 +240,21 @@ mod tests {
         let annotations = claim.metadata.annotations.as_mut().unwrap();
         annotations.insert(PUBLISHED.to_owned(), record(&published));
         assert_eq!(volume(&claim).unwrap().published, Some(published));
-        assert_eq!(claim.metadata.labels.as_ref().unwrap()[CLUSTER_LABEL], "shop");
+        let labels = claim.metadata.labels.as_ref().unwrap();
+        let told = [CLUSTER_LABEL, CLAIM_LABELS[0], CLAIM_LABELS[1]].map(|key| labels[key].as_str());
+        assert_eq!(told, ["shop", "default", "data"]);
+    }
+
+    #[test]
+    fn what_is_no_value_of_a_label_is_in_the_annotations_alone() {
+        let long = "a".repeat(64);
+        for (told, expected) in [("", 0), ("x", 0), ("default/", 1), (&format!("default/{long}"), 1)] {
+            let new = NewVolume { claim: told.to_owned(), ..new("a") };
+            let claim = build(&Claim::of_name("dev/shop", "a"), &new, "ReadWriteMany");
+            let labels = claim.metadata.labels.as_ref().unwrap();
+            let there = CLAIM_LABELS.iter().filter(|key| labels.contains_key(**key)).count();
+            assert_eq!((there, volume(&claim).unwrap().claim.as_str()), (expected, told));
+        }
     }
 
     #[test]
@@ -234,8 +262,10 @@ mod tests {
         let mut claim = build(&Claim::of_name("dev", "a"), &new("a"), "ReadWriteMany");
         claim.metadata.annotations.as_mut().unwrap().insert(PUBLISHED.to_owned(), "{".to_owned());
         assert!(volume(&claim).unwrap().problem.unwrap().contains("guestlet.io/published cannot be read"));
-        claim.metadata.labels = None;
-        assert_eq!(volume(&claim), None);
+        let annotations = claim.metadata.annotations.take();
+        assert_eq!((volume(&claim), lacks(&claim)), (None, format!("the annotation {CLUSTER}")));
+        (claim.metadata.annotations, claim.metadata.labels) = (annotations, None);
+        assert_eq!((volume(&claim), lacks(&claim)), (None, format!("the label {}={}", OURS.0, OURS.1)));
     }
 
     #[test]

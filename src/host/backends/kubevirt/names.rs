@@ -2,23 +2,26 @@
 //! follows from the one before, so that nothing has to be remembered to find one by another.
 //!
 //! ```text
-//!  name in the guest cluster   pvc-6f0c…              any text of 1 to 128 bytes
-//!  claim                       namespace / pvc-6f0c…  the same text, where Kubernetes allows it
-//!  identifier                  namespace.pvc-6f0c…    what the guest cluster's PersistentVolume remembers
-//!  serial number               6f0c…                  36 bytes, which a SCSI disk shows in full
-//!  volume in a VM's spec       guestlet-6f0c…         by its prefix known as one of ours
+//!  name in the guest cluster   pvc-6f0c…                   any text of 1 to 128 bytes
+//!  claim                       namespace / guestlet-91e4…  a UUID made from the cluster and that name
+//!  identifier                  namespace.guestlet-91e4…    what the guest cluster's PersistentVolume remembers
+//!  serial number               91e4…                       36 bytes, which a SCSI disk shows in full
+//!  volume in a VM's spec       guestlet-disk-91e4…         by its prefix known as one of ours
 //! ```
+//!
+//! The name of a claim is made from a hash because the name of the volume comes from a guest: a guest must not be able to
+//! take the name of a claim that somebody else has, or will want to have, and two clusters of one namespace must not meet. What
+//! people know a volume by is in the labels and annotations of its claim ([`claims`](super::claims)).
 
 use std::fmt::Write as _;
 
 use ring::digest::{SHA256, digest};
 
-/// What the names of our volumes in VMs begin with.
-pub const PREFIX: &str = "guestlet-";
-
-/// Bytes of the longest name of a claim that can be part of an identifier, which CSI bounds at 128 with the namespace's 63
-/// and the dot.
-const LONGEST_CLAIM: usize = 64;
+/// What the names of our volumes in VMs begin with. It is not that of claims: who plugs a claim by hand usually calls the volume
+/// as the claim.
+pub const PREFIX: &str = "guestlet-disk-";
+/// What the names of the claims begin with that are made here.
+const CLAIM: &str = "guestlet-";
 
 /// Where a claim is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,11 +40,17 @@ impl Claim {
         is_one.then(|| Self { namespace: namespace.to_owned(), name: name.to_owned() })
     }
 
-    /// The one for a volume of this name, whose cluster's VMs are in that namespace.
-    pub fn of_name(namespace: &str, name: &str) -> Self {
-        let fits = is_subdomain(name) && name.len() <= LONGEST_CLAIM;
-        let name = if fits { name.to_owned() } else { format!("{PREFIX}{}", uuid_of(name)) };
-        Self { namespace: namespace.to_owned(), name }
+    /// The one for the volume that a cluster, `namespace/name`, calls by this name.
+    pub fn of_name(cluster: &str, name: &str) -> Self {
+        let namespace = cluster.split('/').next().unwrap_or_default().to_owned();
+        // No cluster has a NUL in its name, so there is one way only to read the two apart.
+        let name = format!("{CLAIM}{}", uuid_of(&format!("{cluster}\0{name}")));
+        Self { namespace, name }
+    }
+
+    /// Whether its name is one that [`Claim::of_name`] makes.
+    pub fn is_made(&self) -> bool {
+        self.name.strip_prefix(CLAIM).is_some_and(is_uuid)
     }
 
     /// Its identifier.
@@ -51,7 +60,7 @@ impl Claim {
 
     /// The serial number of its disk: the UUID in its name, or one that is made of its name.
     pub fn serial(&self) -> String {
-        let uuid = ["pvc-", PREFIX].iter().find_map(|prefix| self.name.strip_prefix(prefix));
+        let uuid = self.name.strip_prefix(CLAIM);
         uuid.filter(|uuid| is_uuid(uuid)).map_or_else(|| uuid_of(&self.name), str::to_owned)
     }
 
@@ -110,22 +119,40 @@ mod tests {
 
     #[test]
     fn each_name_follows_from_the_one_before() {
-        let claim = Claim::of_name("dev", "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f");
-        assert_eq!(claim.id(), "dev.pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f");
+        // The first 16 bytes of the SHA-256 of "dev/shop\0pvc-1", with the version and the variant of a UUID. It never
+        // changes: a volume is found again by it.
+        let uuid = "57f6747b-3ea5-8f3c-a0ca-e9b69770fc41";
+        let claim = Claim::of_name("dev/shop", "pvc-1");
+        assert_eq!((claim.namespace.as_str(), claim.id()), ("dev", format!("dev.guestlet-{uuid}")));
         assert_eq!(Claim::of_id(&claim.id()), Some(claim.clone()));
-        assert_eq!(claim.serial(), "6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f");
-        assert_eq!(claim.volume(), "guestlet-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f");
+        assert_eq!(claim.serial(), uuid);
+        assert_eq!(claim.volume(), format!("guestlet-disk-{uuid}"));
+    }
+
+    #[test]
+    fn no_guest_chooses_the_name_of_a_claim() {
+        let made = Claim::of_name("dev/shop", "a");
+        for (cluster, name) in [("dev/shop", "b"), ("dev/bank", "a"), ("test/shop", "a"), ("dev/sho", "pa")] {
+            assert_ne!(Claim::of_name(cluster, name).name, made.name, "{cluster} {name}");
+        }
+        for name in ["root-disk", "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f", &made.name] {
+            let claim = Claim::of_name("dev/bank", name);
+            assert!(claim.is_made() && claim.name != name && claim.name != made.name, "{claim:?}");
+        }
+        for name in ["root-disk", "guestlet-", "guestlet-6f0c", "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f"] {
+            let claim = Claim { namespace: "dev".to_owned(), name: name.to_owned() };
+            assert!(!claim.is_made(), "{name}");
+        }
     }
 
     #[test]
     fn any_text_can_be_the_name_of_a_volume() {
         let long = "a".repeat(128);
         for name in ["data.v1", "Ü b", "-", &long, "pvc-6F0C", "a..b", "pvc-not-a-uuid"] {
-            let claim = Claim::of_name("dev", name);
+            let claim = Claim::of_name(&format!("{}/shop", "n".repeat(63)), name);
             assert_eq!(Claim::of_id(&claim.id()), Some(claim.clone()), "{name}");
             assert!(claim.id().len() <= 128 && is_uuid(&claim.serial()), "{name}: {claim:?}");
             assert!(is_label(&claim.volume()), "{name}");
-            assert_ne!(claim.serial(), Claim::of_name("dev", "other").serial());
             // As it is read again from the identifier.
             assert_eq!(Claim::of_id(&claim.id()).unwrap().serial(), claim.serial());
         }

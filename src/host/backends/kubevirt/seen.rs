@@ -320,10 +320,10 @@ mod tests {
         let volume = |name: &str, phase: &str| json!({"name": name, "target": "sda", "phase": phase, "hotplugVolume": {}});
         object["status"]["volumeStatus"] = json!([
             {"name": "root", "target": "vda"},
-            {"name": "guestlet-root", "target": "vdb", "phase": "Ready"},
-            volume("guestlet-a", "Ready"),
-            volume("guestlet-b", "Ready"),
-            volume("guestlet-c", "MountedToPod"),
+            {"name": "guestlet-disk-root", "target": "vdb", "phase": "Ready"},
+            volume("guestlet-disk-a", "Ready"),
+            volume("guestlet-disk-b", "Ready"),
+            volume("guestlet-disk-c", "MountedToPod"),
             volume("another", "Ready"),
         ]);
         assert_eq!(read(&object).unwrap().volumes, Some(2));

@@ -63,11 +63,14 @@ impl Claims {
         Self { listing: Some(listing), ..self }
     }
 
-    /// The claim of ours that an identifier means.
+    /// The claim of ours that an identifier means. One that has a name of ours and lacks what it is known by may be any
+    /// cluster's, and in any VM: it must not be taken for a volume that is gone.
     async fn read(&self, id: &str) -> Result<Option<Read>, VolumeError> {
         let Some(claim) = Claim::of_id(id) else { return Ok(None) };
         let Some(object) = self.cluster.claim(&claim).await? else { return Ok(None) };
-        let Some(volume) = claims::volume(&object) else { return Ok(None) };
+        let Some(volume) = claims::volume(&object) else {
+            return if claim.is_made() { Err(unknown(&claim, &object)) } else { Ok(None) };
+        };
         // Whoever has it, it is not known, and must not be taken for nobody.
         claims::published(&object).map_err(VolumeError::Damaged)?;
         Ok(Some(Read { claim, object, volume }))
@@ -179,6 +182,13 @@ impl Claims {
     }
 }
 
+/// Nobody can tell whose the volume of this claim is.
+fn unknown(claim: &Claim, object: &PersistentVolumeClaim) -> VolumeError {
+    let Claim { namespace, name } = claim;
+    let lacks = claims::lacks(object);
+    VolumeError::Damaged(format!("the claim {namespace}/{name} has lost {lacks}; put that back"))
+}
+
 /// Whether a guest may run in a VM, as its run says.
 fn has_guest(run: &objects::Instance) -> bool {
     !matches!(run.status.phase.as_str(), "" | "Pending" | "Scheduling" | "Succeeded" | "Failed")
@@ -213,13 +223,13 @@ impl Volumes for Claims {
     }
 
     async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError> {
-        let Some((namespace, _)) = claims::place(&new.cluster) else {
+        if claims::place(&new.cluster).is_none() {
             let words = format!("the cluster {:?} names no namespace of the host cluster", new.cluster);
             return Err(VolumeError::Refused(words));
-        };
-        let claim = Claim::of_name(namespace, &new.name);
+        }
+        let claim = Claim::of_name(&new.cluster, &new.name);
         let object = claims::build(&claim, &new, &self.access_mode);
-        let made = match self.cluster.make(namespace, &object).await? {
+        let made = match self.cluster.make(&claim.namespace, &object).await? {
             Some(made) => claims::volume(&made),
             // A copy may lag behind: it may be the very one.
             None => self.get(&claim.id()).await?,
