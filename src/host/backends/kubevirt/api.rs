@@ -5,22 +5,20 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::VolumeAttachment;
+use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{NamespaceResourceScope, Resource};
 use kube::{Client, Error};
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::authority::{self, Evidence, Use};
+use super::authority::{self, Evidence};
 use super::claims::PUBLISHED;
+use super::evidence::Reader;
 use super::fence::Fence;
 use super::gates::{self, Way};
 use super::hotplug::patch::Disk;
 use super::hotplug::seen::Seen;
-use super::lists::{self, Failed, Selector};
+use super::lists::{self, Failed};
 use super::names::Claim;
 use super::objects::{Instance, KubeVirt, VirtualMachine};
 use super::standing::Teller;
@@ -28,8 +26,8 @@ use crate::host::backends::Problems;
 use crate::host::backends::volumes::VolumeError;
 use crate::host::half::Half;
 
-/// Objects in one answer to a list.
-const PAGE: u32 = 500;
+/// How many events of an object are looked at.
+const EVENTS: u32 = 500;
 /// Characters of an event's text that are told.
 const LONGEST_EVENT: usize = 300;
 
@@ -41,6 +39,7 @@ pub struct Cluster {
     half: Arc<Half>,
     /// Lets changes pass, where others may make them as well.
     fence: Option<Fence>,
+    reader: Reader,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -120,7 +119,8 @@ fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, VolumeEr
 impl Cluster {
     /// The one that this client asks. What cannot be followed is told to `problems`, and counted by `half`.
     pub fn new(client: Client, problems: watch::Sender<Problems>, half: Arc<Half>) -> Self {
-        Self { client, problems, half, fence: None }
+        let reader = Reader::new(client.clone());
+        Self { client, problems, half, fence: None, reader }
     }
 
     /// The same, which is changed only as long as the fence is open.
@@ -162,18 +162,6 @@ impl Cluster {
 
     fn vms(&self, namespace: &str) -> Api<VirtualMachine> {
         Api::namespaced(self.client.clone(), namespace)
-    }
-
-    /// All objects of a kind in a namespace, page by page.
-    async fn all<K>(&self, namespace: &str) -> Result<Vec<K>, VolumeError>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + DeserializeOwned
-            + std::fmt::Debug,
-    {
-        let what = format!("list the {} of the namespace {namespace}", K::plural(&()));
-        pages(&what, &Api::<K>::namespaced(self.client.clone(), namespace)).await
     }
 
     /// A claim, if it is there.
@@ -373,56 +361,20 @@ impl Cluster {
     /// # Errors
     /// If any of it cannot be read.
     pub async fn evidence(&self, claim: &Claim, volume: Option<&str>) -> Result<Evidence, VolumeError> {
-        let namespace = claim.namespace.as_str();
-        let attachments = match volume {
-            None => Vec::new(),
-            Some(volume) => {
-                let all = Api::<VolumeAttachment>::all(self.client.clone());
-                let all = pages("list the VolumeAttachments", &all).await?;
-                let is_of = |one: &VolumeAttachment| {
-                    one.spec.source.persistent_volume_name.as_deref() == Some(volume)
-                };
-                let use_of = |one: VolumeAttachment| Use {
-                    name: one.metadata.name.unwrap_or_default(),
-                    node: one.spec.node_name,
-                };
-                all.into_iter().filter(is_of).map(use_of).collect()
-            }
-        };
-        // A VM that begins to list the claim in between is seen by whoever lists later: first what ends, then what begins.
-        let pods = self.all::<Pod>(namespace).await?;
-        let pods = pods.into_iter().filter(|pod| uses(pod, &claim.name)).map(|pod| Use {
-            name: pod.metadata.name.unwrap_or_default(),
-            node: pod.spec.and_then(|spec| spec.node_name).unwrap_or_default(),
-        });
-        Ok(Evidence {
-            pods: pods.collect(),
-            instances: self.all(namespace).await?,
-            vms: self.all(namespace).await?,
-            attachments,
-        })
+        self.reader.evidence(claim, volume).await.map_err(VolumeError::Unavailable)
     }
 
     /// The last warning of the events of an object, if there is one: why it does not get on.
     pub async fn warning(&self, namespace: &str, kind: &str, name: &str) -> Option<String> {
         let events = Api::<Event>::namespaced(self.client.clone(), namespace);
         let fields = format!("involvedObject.kind={kind},involvedObject.name={name},type=Warning");
-        let parameters = ListParams::default().fields(&fields).limit(PAGE);
+        let parameters = ListParams::default().fields(&fields).limit(EVENTS);
         let listed = lists::in_time(events.list(&parameters)).await.ok()?;
         let time = |event: &Event| event.last_timestamp.as_ref().map(|time| time.0);
         let last = listed.items.into_iter().max_by_key(time)?;
         let text: String = last.message?.chars().take(LONGEST_EVENT).collect();
         Some(format!("{}: {text}", last.reason.unwrap_or_default()))
     }
-}
-
-/// All objects.
-async fn pages<K>(what: &str, api: &Api<K>) -> Result<Vec<K>, VolumeError>
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let listed = lists::all(api, &Selector::default(), PAGE).await;
-    listed.map(|listed| listed.all).map_err(|failed| unanswered(what, &failed))
 }
 
 fn written(outcome: Result<(), Error>, what: &str) -> Result<Written, VolumeError> {
@@ -432,14 +384,6 @@ fn written(outcome: Result<(), Error>, what: &str) -> Result<Written, VolumeErro
         Err(error) if code(&error) == Some(404) => Ok(Written::Gone),
         Err(error) => Err(unavailable(what, &error)),
     }
-}
-
-/// Whether a pod uses a claim, or may.
-fn uses(pod: &Pod, claim: &str) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    let mut claims = volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref());
-    !matches!(phase, Some("Succeeded" | "Failed")) && claims.any(|source| source.claim_name == claim)
 }
 
 /// Where a VM is.

@@ -13,6 +13,7 @@
 //! instance, the VolumeAttachment or the pod is there.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::names::Claim;
 use super::objects::{self, Instance, InstanceSpec, VirtualMachine};
@@ -21,14 +22,52 @@ use crate::host::backends::volumes::{Holder, Place};
 /// What was read.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
-    /// All VMs of the claim's namespace.
-    pub vms: Vec<VirtualMachine>,
-    /// All their runs.
-    pub instances: Vec<Instance>,
+    /// The VMs of the claim's namespace that list claims.
+    pub vms: Arc<Vec<Lister>>,
+    /// The runs of VMs that do, or have volumes.
+    pub instances: Arc<Vec<Lister>>,
     /// The VolumeAttachments of the claim's PersistentVolume.
     pub attachments: Vec<Use>,
     /// The pods of the namespace that use the claim and have not ended.
     pub pods: Vec<Use>,
+}
+
+/// A VM, or a run of one: what is kept of it to tell what it holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Lister {
+    /// What lasts of it: the UID of the VM.
+    uuid: Option<String>,
+    name: Option<String>,
+    /// The claims that its spec lists, or its status.
+    claims: Vec<String>,
+    /// What its status calls its volumes.
+    volumes: Vec<String>,
+}
+
+impl Lister {
+    /// A VM, if it lists a claim.
+    pub fn of_vm(vm: &VirtualMachine) -> Option<Self> {
+        let claims = listed(&vm.spec.template.spec);
+        let (uuid, name) = (vm.metadata.uid.clone(), vm.metadata.name.clone());
+        (!claims.is_empty()).then_some(Self { uuid, name, claims, volumes: Vec::new() })
+    }
+
+    /// A run of a VM, if it has a claim or a volume, or is about to, or has not let go of it.
+    pub fn of_instance(instance: &Instance) -> Option<Self> {
+        let status = &instance.status.volume_status;
+        let of_claim = |info: &objects::ClaimInfo| info.claim_name.clone();
+        let there =
+            status.iter().filter_map(|one| one.persistent_volume_claim_info.as_ref().and_then(of_claim));
+        let claims: Vec<_> = listed(&instance.spec).into_iter().chain(there).collect();
+        let volumes: Vec<_> = status.iter().map(|one| one.name.clone()).collect();
+        let (uuid, name) = (lasting(instance), instance.metadata.name.clone());
+        (!claims.is_empty() || !volumes.is_empty()).then_some(Self { uuid, name, claims, volumes })
+    }
+
+    /// Whether it has this claim.
+    fn has(&self, claim: &Claim) -> bool {
+        self.claims.contains(&claim.name) || self.volumes.contains(&claim.volume())
+    }
 }
 
 /// Something that uses a claim.
@@ -43,11 +82,8 @@ pub struct Use {
 /// Who holds a claim.
 pub fn judge(claim: &Claim, evidence: &Evidence) -> Holder {
     let mut places = BTreeMap::new();
-    for instance in evidence.instances.iter().filter(|instance| has(claim, instance)) {
-        places.insert(lasting(instance), instance.metadata.name.clone());
-    }
-    for vm in evidence.vms.iter().filter(|vm| lists(claim, &vm.spec.template.spec)) {
-        places.insert(vm.metadata.uid.clone(), vm.metadata.name.clone());
+    for one in evidence.instances.iter().chain(&*evidence.vms).filter(|one| one.has(claim)) {
+        places.insert(one.uuid.clone(), one.name.clone());
     }
     // What lacks a UID or a name holds it all the same.
     let mut places = places.into_iter().map(|(uuid, name)| Place {
@@ -85,19 +121,9 @@ pub fn lasting(instance: &Instance) -> Option<String> {
     objects::owner(&instance.metadata).map(str::to_owned).or_else(|| instance.metadata.uid.clone())
 }
 
-/// Whether an instance has a claim, or is about to, or has not let go of it.
-fn has(claim: &Claim, instance: &Instance) -> bool {
-    let of_claim = |info: Option<&str>| info == Some(claim.name.as_str());
-    lists(claim, &instance.spec)
-        || instance.status.volume_status.iter().any(|status| {
-            let info =
-                status.persistent_volume_claim_info.as_ref().and_then(|info| info.claim_name.as_deref());
-            of_claim(info) || status.name == claim.volume()
-        })
-}
-
-fn lists(claim: &Claim, spec: &InstanceSpec) -> bool {
-    spec.volumes.iter().any(|volume| volume.claim() == Some(claim.name.as_str()))
+/// The claims that a spec lists.
+fn listed(spec: &InstanceSpec) -> Vec<String> {
+    spec.volumes.iter().filter_map(|volume| volume.claim().map(str::to_owned)).collect()
 }
 
 #[cfg(test)]
@@ -107,7 +133,7 @@ mod tests {
     use super::*;
 
     fn claim() -> Claim {
-        Claim::of_name("dev", "pvc-1")
+        Claim { namespace: "dev".to_owned(), name: "pvc-1".to_owned() }
     }
 
     fn vm(name: &str, volumes: &Value) -> VirtualMachine {
@@ -127,6 +153,13 @@ mod tests {
             "status": {"volumeStatus": status},
         }))
         .unwrap()
+    }
+
+    /// What is kept of them.
+    fn evidence(vm: &VirtualMachine, instance: &Instance) -> Evidence {
+        let (vms, instances) = (Lister::of_vm(vm), Lister::of_instance(instance));
+        let [vms, instances] = [vms, instances].map(|one| Arc::new(Vec::from_iter(one)));
+        Evidence { vms, instances, ..Evidence::default() }
     }
 
     fn holder(evidence: &Evidence) -> String {
@@ -155,14 +188,10 @@ mod tests {
             (vm("a", &other), instance("a", &other, &no_status), "off"),
         ];
         for (vm, instance, expected) in cases {
-            let evidence = Evidence { vms: vec![vm], instances: vec![instance], ..Evidence::default() };
+            let evidence = evidence(&vm, &instance);
             assert_eq!(holder(&evidence), expected, "{evidence:?}");
         }
-        let both = Evidence {
-            vms: vec![vm("a", &source)],
-            instances: vec![instance("b", &none, &by_claim)],
-            ..Evidence::default()
-        };
+        let both = evidence(&vm("a", &source), &instance("b", &none, &by_claim));
         assert!(
             holder(&both).starts_with("unknown: both the VM dev/a and the VM dev/b"),
             "{}",

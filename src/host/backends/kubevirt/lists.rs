@@ -3,7 +3,10 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::api::{Api, ListParams};
+use kube::{Client, Resource};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 /// How long the server may take for an answer, or for the head of one that goes on.
@@ -38,6 +41,14 @@ pub struct Listed<K> {
     pub version: String,
 }
 
+/// One answer to a list, whatever is read of each object.
+#[derive(Deserialize)]
+struct Page<S> {
+    metadata: ListMeta,
+    #[serde(default = "Vec::new")]
+    items: Vec<S>,
+}
+
 /// The answer to a request, if it comes in time.
 ///
 /// # Errors
@@ -68,6 +79,36 @@ where
         next = list.metadata.continue_.filter(|token| !token.is_empty());
         if next.is_none() {
             return Ok(Listed { all, version: list.metadata.resource_version.unwrap_or_default() });
+        }
+    }
+}
+
+/// Hands on each object of the kind `K`, of a namespace or of all, as far as `S` has it. There are at most so many in one
+/// answer, and of those that were handed on nothing is kept.
+///
+/// # Errors
+/// If one of the answers does not come.
+pub async fn each<K, S>(
+    client: &Client,
+    namespace: Option<&str>,
+    page: u32,
+    mut found: impl FnMut(S),
+) -> Result<(), Failed>
+where
+    K: Resource<DynamicType = ()>,
+    S: DeserializeOwned,
+{
+    let list = kube::core::Request::new(K::url_path(&(), namespace));
+    let mut next = None;
+    loop {
+        let parameters =
+            ListParams { limit: Some(page), continue_token: next.take(), ..ListParams::default() };
+        let request = list.list(&parameters).map_err(kube::Error::BuildRequest)?;
+        let Page { metadata, items } = in_time(client.request::<Page<S>>(request)).await?;
+        items.into_iter().for_each(&mut found);
+        next = metadata.continue_.filter(|token| !token.is_empty());
+        if next.is_none() {
+            return Ok(());
         }
     }
 }

@@ -152,9 +152,13 @@ impl Claims {
                     detail: why,
                 });
             }
-            tokio::time::sleep(self.patience.poll).await;
+            // Each look reads all that may use the claim.
+            let left = patience.saturating_sub(begun.elapsed());
+            tokio::time::sleep(pause.min(left)).await;
+            pause = (pause * 2).min(self.patience.look);
         }
     }
+        let mut pause = self.patience.poll;
 
     /// Has a VM let go of a volume, once its guest has released it.
     async fn unplug_from(&self, read: &Read, from: &Place, guest: &dyn GuestSide) -> Result<(), VolumeError> {

@@ -1,0 +1,187 @@
+//! What is read of the host cluster to tell who holds claims: all VMs, runs and pods of a namespace, and all VolumeAttachments,
+//! for the API server knows none of them by the claims that they use.
+//!
+//! There may be very many. They come page by page, nothing is kept of them but what uses claims, and a reading
+//! serves all who asked before it began ([`Shared`]). Of each object that is not KubeVirt's only the fields below are read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use kube::{Client, Resource};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::authority::{Evidence, Lister, Use};
+use super::lists::{self, Failed};
+use super::names::Claim;
+use super::objects::{Instance, VirtualMachine};
+use super::shared::Shared;
+
+/// Objects in one answer to a list.
+const PAGE: u32 = 250;
+
+/// Reads it; clones share what they read.
+#[derive(Clone)]
+pub struct Reader {
+    client: Client,
+    namespaces: Shared<String, Namespace>,
+    /// There is one of it.
+    attachments: Shared<(), Attachments>,
+}
+
+/// The VolumeAttachments, by the PersistentVolume of each.
+type Attachments = BTreeMap<String, Vec<Use>>;
+
+/// What uses claims in a namespace.
+#[derive(Debug, Default)]
+pub struct Namespace {
+    vms: Arc<Vec<Lister>>,
+    instances: Arc<Vec<Lister>>,
+    /// By claim.
+    pods: BTreeMap<String, Vec<Use>>,
+}
+
+#[derive(Deserialize)]
+struct SlimPod {
+    metadata: Name,
+    #[serde(default)]
+    spec: PodSpec,
+    #[serde(default)]
+    status: PodStatus,
+}
+
+#[derive(Deserialize)]
+struct Name {
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodSpec {
+    node_name: Option<String>,
+    volumes: Option<Vec<PodVolume>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodVolume {
+    persistent_volume_claim: Option<PodClaim>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodClaim {
+    claim_name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PodStatus {
+    phase: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct SlimAttachment {
+    metadata: Name,
+    spec: AttachmentSpec,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AttachmentSpec {
+    #[serde(default)]
+    node_name: String,
+    source: AttachmentSource,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AttachmentSource {
+    persistent_volume_name: Option<String>,
+}
+
+impl Reader {
+    /// One that asks by this client.
+    pub fn new(client: Client) -> Self {
+        Self { client, namespaces: Shared::default(), attachments: Shared::default() }
+    }
+
+    /// What there is to tell who holds a claim, whose PersistentVolume is of this name.
+    ///
+    /// # Errors
+    /// In words, if any of it cannot be read.
+    pub async fn evidence(&self, claim: &Claim, volume: Option<&str>) -> Result<Evidence, String> {
+        // A VM that begins to list the claim in between is seen by whoever lists later: first what ends, then what begins.
+        let attachments = match volume {
+            None => Vec::new(),
+            Some(volume) => {
+                let all = self.attachments.read(&(), self.read_attachments()).await?;
+                all.get(volume).cloned().unwrap_or_default()
+            }
+        };
+        let namespace = &claim.namespace;
+        let found = self.namespaces.read(namespace, self.read_namespace(namespace)).await?;
+        Ok(Evidence {
+            vms: Arc::clone(&found.vms),
+            instances: Arc::clone(&found.instances),
+            attachments,
+            pods: found.pods.get(&claim.name).cloned().unwrap_or_default(),
+        })
+    }
+
+    async fn read_attachments(&self) -> Result<Attachments, String> {
+        let mut all = Attachments::new();
+        let keep = |one: SlimAttachment| {
+            let SlimAttachment { metadata, spec } = one;
+            let Some(volume) = spec.source.persistent_volume_name else { return };
+            all.entry(volume).or_default().push(Use { name: metadata.name, node: spec.node_name });
+        };
+        self.each::<VolumeAttachment, _>(None, keep).await?;
+        Ok(all)
+    }
+
+    async fn read_namespace(&self, namespace: &str) -> Result<Namespace, String> {
+        let mut pods = BTreeMap::new();
+        self.each::<Pod, _>(Some(namespace), |pod| keep_pod(&mut pods, pod)).await?;
+        let (mut instances, mut vms) = (Vec::new(), Vec::new());
+        let keep = |one: Instance| instances.extend(Lister::of_instance(&one));
+        self.each::<Instance, _>(Some(namespace), keep).await?;
+        let keep = |one: VirtualMachine| vms.extend(Lister::of_vm(&one));
+        self.each::<VirtualMachine, _>(Some(namespace), keep).await?;
+        Ok(Namespace { vms: Arc::new(vms), instances: Arc::new(instances), pods })
+    }
+
+    /// Hands on each object of the kind `K`, of a namespace or of all, as far as `S` has it.
+    async fn each<K, S>(&self, namespace: Option<&str>, found: impl FnMut(S)) -> Result<(), String>
+    where
+        K: Resource<DynamicType = ()>,
+        S: DeserializeOwned,
+    {
+        let listed = lists::each::<K, S>(&self.client, namespace, PAGE, found).await;
+        listed.map_err(|failed| {
+            let place =
+                namespace.map(|namespace| format!(" of the namespace {namespace}")).unwrap_or_default();
+            let words = match &failed {
+                Failed::Answered(error) => super::api::words(error),
+                Failed::Late => failed.to_string(),
+            };
+            format!("cannot list the {}{place}: {words}", K::plural(&()))
+        })
+    }
+}
+
+/// Keeps a pod under each claim that it uses, unless it has ended.
+fn keep_pod(pods: &mut BTreeMap<String, Vec<Use>>, pod: SlimPod) {
+    let SlimPod { metadata, spec, status } = pod;
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return;
+    }
+    let one = Use { name: metadata.name, node: spec.node_name.unwrap_or_default() };
+    let claims = spec.volumes.into_iter().flatten().filter_map(|volume| volume.persistent_volume_claim);
+    for claim in claims {
+        pods.entry(claim.claim_name).or_default().push(one.clone());
+    }
+}
