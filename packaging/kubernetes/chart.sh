@@ -36,7 +36,7 @@ template() {
             print substr($0, 1, depth($0)) "image: \"{{ .Values.image.repository }}:{{ .Values.image.tag }}\""
             next
         }
-        /^      (nodeSelector|tolerations):$/ || (/^          resources:$/ && container == "guestlet-host") {
+        /^      (affinity|tolerations):$/ || (/^          resources:$/ && container == "guestlet-host") {
             key = $1
             sub(":", "", key)
             block(key, "")

@@ -137,7 +137,8 @@ fn each_value_of_the_chart_reaches_its_place() {
             json!("registry.example.org/guestlet-host:9"),
         ),
         ("/image/repository", json!("r"), controller, own("/containers/0/image"), json!("r:0.1.0")),
-        ("/node/nodeSelector", json!({"a": "b"}), node, own("/nodeSelector"), json!({"a": "b"})),
+        ("/node/affinity", json!({"a": "b"}), node, own("/affinity"), json!({"a": "b"})),
+        ("/controller/affinity", json!({"a": "b"}), controller, own("/affinity"), json!({"a": "b"})),
         ("/node/tolerations", json!([{"key": "a"}]), node, own("/tolerations"), json!([{"key": "a"}])),
         (
             "/node/resources",

@@ -138,6 +138,34 @@ fn the_controller_has_no_rights_on_its_host() {
     );
 }
 
+/// KubeVirt's agent of a node sets its label to "false" whenever it starts again. A pod whose node does not fit any more is deleted.
+#[test]
+fn nodes_keep_their_pod_whatever_kubevirt_says_of_them() {
+    let set: DaemonSet = object("node.yaml", "DaemonSet");
+    let pod = set.spec.unwrap().template.spec.unwrap();
+    assert_eq!(pod.node_selector, None);
+    let affinity = pod.affinity.unwrap().node_affinity.unwrap();
+    let terms = affinity.required_during_scheduling_ignored_during_execution.unwrap().node_selector_terms;
+    let fits = |labels: &[(&str, &str)]| {
+        terms.iter().any(|term| {
+            let mut wanted = term.match_expressions.iter().flatten();
+            assert!(term.match_fields.is_none());
+            wanted.all(|one| match (one.operator.as_str(), &one.values) {
+                ("Exists", None) => labels.iter().any(|(key, _)| *key == one.key),
+                other => panic!("{other:?}"),
+            })
+        })
+    };
+    let linux = ("kubernetes.io/os", "linux");
+    for (labels, expected) in [
+        (vec![linux, ("kubevirt.io/schedulable", "true")], true),
+        (vec![linux, ("kubevirt.io/schedulable", "false")], true),
+        (vec![linux], false),
+    ] {
+        assert_eq!(fits(&labels), expected, "{labels:?}");
+    }
+}
+
 #[test]
 fn the_controller_is_two_that_nodes_alone_reach() {
     let (deployment, pod) = controller();
