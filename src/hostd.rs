@@ -26,7 +26,7 @@ use crate::host::scrape;
 use crate::host::trust::{Pins, Trust};
 use crate::host::volumes::Keeper;
 use crate::supervise::{Supervisor, termination};
-use crate::sys::{host_name::host_name, logging, service};
+use crate::sys::{host_name::host_name, logging, service, tcp};
 use crate::transport::unix::{self, Listener};
 use crate::trust;
 
@@ -378,7 +378,7 @@ fn listen(path: &Path) -> anyhow::Result<Listener> {
 async fn listen_for_metrics(settings: &HostSettings) -> anyhow::Result<Vec<scrape::Listener>> {
     let mut listeners = vec![scrape::Listener::Unix(listen(&settings.metrics_socket)?)];
     if let Some(address) = settings.metrics {
-        let listener = tokio::net::TcpListener::bind(address).await;
+        let listener = tcp::listen(address);
         let listener = listener.with_context(|| format!("cannot serve the metrics at {address}"))?;
         listeners.push(scrape::Listener::Tcp(listener));
     }

@@ -309,8 +309,8 @@ const HOST: &[Row] = &[
     ),
     (
         "kubevirt.controller",
-        "`\"0.0.0.0:9971\"`",
-        "of `guestlet-host controller`: where it takes the connections of nodes, in the network of its pod",
+        "`\"[::]:9971\"`",
+        "of `guestlet-host controller`: where it takes the connections of nodes, in the network of its pod; `[::]` is all addresses of IPv6 and IPv4",
     ),
     (
         "kubevirt.access-mode",

@@ -38,7 +38,7 @@ use crate::host::place::Topology;
 use crate::host::text;
 use crate::host::volumes::Keeper;
 use crate::supervise::Supervisor;
-use crate::sys::descriptor;
+use crate::sys::{descriptor, tcp};
 
 /// When the CA is asked for again.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -70,7 +70,7 @@ pub(super) async fn assemble(
     let client = kube::Client::try_from(config.clone()).context("cannot ask the Kubernetes API")?;
     descriptor::allow_many();
     let listen = settings.kubevirt.controller;
-    let listener = TcpListener::bind(listen).await;
+    let listener = tcp::listen(listen);
     let listener =
         listener.with_context(|| format!("cannot serve nodes at {listen} (kubevirt.controller)"))?;
     let address = SocketAddr::new(options.address, listener.local_addr()?.port());

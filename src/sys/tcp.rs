@@ -1,9 +1,15 @@
-//! Connections over TCP with a peer that may vanish without a word.
+//! TCP: listeners on all addresses, and connections with a peer that may vanish without a word.
 
 use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 
+use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
+use tokio::net::{TcpListener, TcpSocket};
+
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
 
 /// After how many seconds of silence a peer is asked whether it is there, and how often.
 const IDLE: u32 = 10;
@@ -24,4 +30,67 @@ pub fn notice_silence(stream: &impl AsFd) -> io::Result<()> {
     setsockopt(stream, sockopt::TcpKeepCount, &PROBES)?;
     setsockopt(stream, sockopt::TcpUserTimeout, &UNACKNOWLEDGED)?;
     Ok(())
+}
+
+/// Listens at an address; `[::]` means all addresses of IPv6 and IPv4, whatever `net.ipv6.bindv6only` says, and those of IPv4
+/// alone where the kernel has no IPv6.
+///
+/// # Errors
+/// If the address cannot be had.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match bind(address) {
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && has_no_ipv6(&error) => {
+            bind((Ipv4Addr::UNSPECIFIED, address.port()).into())
+        }
+        outcome => outcome,
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        let socket = TcpSocket::new_v6()?;
+        setsockopt(&socket, sockopt::Ipv6V6Only, &(address.ip() != Ipv6Addr::UNSPECIFIED))?;
+        socket
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Whether the kernel has no IPv6 (`ipv6.disable=1`), or this network namespace none.
+fn has_no_ipv6(error: &io::Error) -> bool {
+    let errors = [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL].map(|errno| errno as i32);
+    error.raw_os_error().is_some_and(|code| errors.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn all_addresses_are_those_of_both_families() {
+        let all = listen("[::]:0".parse().unwrap()).unwrap();
+        let port = all.local_addr().unwrap().port();
+        assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok());
+        if all.local_addr().unwrap().is_ipv6() {
+            assert!(TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await.is_ok());
+        }
+        // An address of one family is that alone.
+        let one = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = one.local_addr().unwrap().port();
+        assert!(TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await.is_err());
+        let taken = listen(one.local_addr().unwrap()).unwrap_err();
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn only_a_kernel_without_ipv6_lacks_it() {
+        let is = |errno: Errno| has_no_ipv6(&io::Error::from_raw_os_error(errno as i32));
+        assert!(is(Errno::EAFNOSUPPORT) && is(Errno::EADDRNOTAVAIL));
+        assert!(!is(Errno::EADDRINUSE) && !is(Errno::EACCES));
+    }
 }

@@ -188,7 +188,7 @@ fn the_controller_is_two_that_nodes_alone_reach() {
     for (rule, name, key) in [(from_nodes, "controller", "controller"), (from_all, "metrics", "metrics")] {
         let port = port(name);
         assert_eq!(rule.ports.as_ref().unwrap()[0].port, Some(IntOrString::Int(port)));
-        assert!(settings.contains(&format!("{key} = \"0.0.0.0:{port}\"")), "{settings}");
+        assert!(settings.contains(&format!("{key} = \"[::]:{port}\"")), "{settings}");
     }
     let set: DaemonSet = object("node.yaml", "DaemonSet");
     let nodes = set.spec.unwrap().template.metadata.unwrap().labels;

@@ -1,6 +1,6 @@
 //! The `[kubevirt]` table: the VMs of a Kubernetes cluster, which are found by themselves.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -16,7 +16,7 @@ const MOST_LABELS: usize = 64;
 const MAX_VOLUMES: u32 = 240;
 
 /// Where the controller takes the connections of nodes unless the settings say otherwise: in the network of its pod.
-const CONTROLLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9971);
+const CONTROLLER: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 9971);
 
 /// What holds for all VMs of a cluster, or of a node of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub(super) fn check(
         settings.controller = controller.get_ref().parse().map_err(|_| {
             let found = controller.get_ref();
             let problem =
-                format!("kubevirt.controller = {found:?} is no address and port, such as \"0.0.0.0:9971\"");
+                format!("kubevirt.controller = {found:?} is no address and port, such as \"[::]:9971\"");
             source.wrong(controller, problem)
         })?;
     }

@@ -112,7 +112,7 @@ async fn connection(
     shutdown: CancellationToken,
 ) -> Result<(), String> {
     // Before it is known who it is, it is nobody.
-    let peer = stream.peer_addr().map_err(|error| error.to_string())?.ip();
+    let peer = stream.peer_addr().map_err(|error| error.to_string())?.ip().to_canonical();
     let nobody = doors.nobodies.take(peer);
     let nobody = nobody.ok_or_else(|| format!("too many connections of {peer} do not say who they are"))?;
     tcp::notice_silence(&stream).map_err(|error| error.to_string())?;
