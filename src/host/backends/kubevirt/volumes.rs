@@ -140,6 +140,7 @@ impl Claims {
     /// Waits until nobody holds a volume.
     async fn off(&self, read: &Read, patience: Duration) -> Result<(), VolumeError> {
         let begun = Instant::now();
+        let mut pause = self.patience.poll;
         loop {
             let why = match self.held_by(read).await? {
                 Holder::Off => return Ok(()),
@@ -158,7 +159,6 @@ impl Claims {
             pause = (pause * 2).min(self.patience.look);
         }
     }
-        let mut pause = self.patience.poll;
 
     /// Has a VM let go of a volume, once its guest has released it.
     async fn unplug_from(&self, read: &Read, from: &Place, guest: &dyn GuestSide) -> Result<(), VolumeError> {
