@@ -153,6 +153,9 @@ fn vm(vm: &VirtualMachine) -> Finding {
         SessionState::Elsewhere => {
             Finding::good(subject, format!("its agent is asked by the guestlet-host of its {}", vm.dial))
         }
+        SessionState::NoVsock if vm.lacks_vsock => {
+            Finding::wrong(subject, vm.reason.clone(), vm.remedy.clone())
+        }
         // It may be meant so.
         SessionState::NoVsock => Finding::note(subject, vm.reason.clone(), vm.remedy.clone()),
         SessionState::Refused => Finding::wrong(

@@ -65,10 +65,11 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// What to do, in words for people, if it is the same as long as the VM is as it is: there is no use in trying again.
-    pub fn remedy(&self) -> Option<&str> {
+    /// What to do, in words for people, if it is the same as long as the VM is as it is: there is no use in trying again. And
+    /// whether it is meant so.
+    pub fn remedy(&self) -> Option<(&str, bool)> {
         match self {
-            Self::Dial(dial::Error::NoWay { remedy, .. }) => Some(remedy),
+            Self::Dial(dial::Error::NoWay { remedy, is_meant, .. }) => Some((remedy, *is_meant)),
             _ => None,
         }
     }

@@ -53,6 +53,8 @@ pub enum Report {
         reason: String,
         /// What to do about it.
         remedy: String,
+        /// Nobody has asked for it.
+        is_meant: bool,
     },
     /// It is dialled again late, and why.
     Refused(String),

@@ -154,9 +154,9 @@ impl Session {
                 if lasted.is_some_and(|lasted| lasted >= LASTING) {
                     self.backoff.restart(now);
                 }
-                if let Some(remedy) = loss.remedy() {
+                if let Some((remedy, is_meant)) = loss.remedy() {
                     let remedy = remedy.to_owned();
-                    self.notes.send(Report::NoVsock { reason, remedy }).await;
+                    self.notes.send(Report::NoVsock { reason, remedy, is_meant }).await;
                     // The VM that can be reached is another one to the fleet, and gets another session.
                     return Duration::MAX;
                 }

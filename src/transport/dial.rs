@@ -117,6 +117,8 @@ pub enum Error {
         why: String,
         /// What to do about it.
         remedy: String,
+        /// It is as the VM's owner has asked for, and nothing is wrong.
+        is_meant: bool,
     },
     /// Anything else.
     #[error("cannot be reached")]

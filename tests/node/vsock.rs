@@ -66,8 +66,10 @@ fn vms_without_vsock_are_listed_with_what_to_do() {
                 has["status"]["activePods"] = json!({ "cccccccc-0000-4000-8000-000000000003": NODE });
             })
             .await;
+        bench.instance_with("odd", NODE, |odd| odd["status"]["VSOCKCID"] = json!(1_u64 << 40)).await;
         let lab = host_without_sockets(bench.turn.plane()).start();
         for (name, session, words) in [
+            ("odd", "connecting", "its VirtualMachineInstance cannot be read: "),
             ("web", "no-vsock", "set spec.template.spec.domain.devices.autoattachVSOCK to true"),
             ("asks", "no-vsock", "KubeVirt gave it none (no status.VSOCKCID)"),
             (
@@ -83,9 +85,14 @@ fn vms_without_vsock_are_listed_with_what_to_do() {
         let shown = lab.words(&["ls"]);
         assert_eq!(shown.matches("no-vsock").count(), 2, "{shown}");
         let found = findings(&lab);
-        assert!(one_about(&found, "guestlet-host").says().ends_with("0 of 3 VMs connected, 2 without vsock"));
+        assert!(one_about(&found, "guestlet-host").says().ends_with("0 of 4 VMs connected, 2 without vsock"));
         let web = one_about(&found, "VM default/web");
         assert_eq!(web.0["level"], "note", "{web:?}");
+        // Whoever has asked for it should hear of it, and so should whoever can be asked nothing.
+        for name in ["asks", "odd"] {
+            let found = one_about(&found, &format!("VM default/{name}"));
+            assert_eq!(found.0["level"], "wrong", "{found:?}");
+        }
         // What it says is done, and the VM is reached once it has been started again.
         let vm = format!("{MACHINES}/web");
         bench

@@ -126,6 +126,7 @@ impl Entry {
         }
         view.reason = reason;
         view.remedy.clear();
+        view.lacks_vsock = false;
     }
 
     /// The VM runs there.

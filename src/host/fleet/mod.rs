@@ -373,10 +373,11 @@ impl Fleet {
                 tracing::debug!(vm = name, reason, "connecting");
                 entry.state(SessionState::Connecting, reason);
             }
-            Report::NoVsock { reason, remedy } => {
+            Report::NoVsock { reason, remedy, is_meant } => {
                 tracing::debug!(vm = name, reason, "no vsock");
                 entry.state(SessionState::NoVsock, reason);
-                entry.view().remedy = remedy;
+                let view = entry.view();
+                (view.remedy, view.lacks_vsock) = (remedy, !is_meant);
             }
             Report::Refused(reason) => {
                 self.half.metrics.refusals.fetch_add(1, Ordering::Relaxed);

@@ -54,7 +54,9 @@ impl fmt::Display for AtNode {
 impl Dial for AtNode {
     fn dial(&self, _: Source) -> Dialing<'_> {
         let words = "the agents of a cluster are reached by the guestlet-host of their nodes";
-        Box::pin(async move { Err(Error::NoWay { why: words.to_owned(), remedy: String::new() }) })
+        Box::pin(
+            async move { Err(Error::NoWay { why: words.to_owned(), remedy: String::new(), is_meant: true }) },
+        )
     }
 
     fn is_same(&self, other: &dyn Dial) -> bool {

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::seen::{Facts, Vsock};
-use super::no_vsock::NoVsock;
+use super::no_vsock::{self, NoVsock};
 use super::processes::Processes;
 use crate::sys::root::Root;
 use crate::transport::BoxStream;
@@ -45,6 +45,8 @@ enum Way {
     Pods { uids: Vec<String>, cid: u32 },
     /// Not at all.
     None(NoVsock),
+    /// It cannot be told; why, and how to look.
+    Untold(String),
 }
 
 impl Launcher {
@@ -65,7 +67,7 @@ impl Launcher {
             }
             (None, Vsock::Unwanted) => Way::None(NoVsock::unwanted(facts)),
             (None, Vsock::Missing) => Way::None(NoVsock::missing(facts)),
-            (None, Vsock::Unreadable(problem)) => Way::None(NoVsock::unreadable(facts, problem)),
+            (None, Vsock::Unreadable(problem)) => Way::Untold(no_vsock::unreadable(facts, problem)),
         };
         Self { instance: facts.uid.clone(), way, port, processes }
     }
@@ -74,9 +76,10 @@ impl Launcher {
         match &self.way {
             Way::Hybrid(path) => Target::Hybrid { path: path.clone(), port: self.port }.dial(source).await,
             Way::Pods { uids, cid } => self.enter(uids, *cid, source).await,
-            Way::None(NoVsock { why, remedy }) => {
-                Err(Error::NoWay { why: why.clone(), remedy: remedy.clone() })
+            Way::None(NoVsock { why, remedy, is_meant }) => {
+                Err(Error::NoWay { why: why.clone(), remedy: remedy.clone(), is_meant: *is_meant })
             }
+            Way::Untold(why) => Err(Error::NotYet(why.clone())),
         }
     }
 
@@ -107,6 +110,7 @@ impl fmt::Display for Launcher {
                 write!(formatter, "vsock {cid}:{} in pod {}", self.port, uids.join(" or "))
             }
             Way::None(_) => formatter.write_str("no vsock"),
+            Way::Untold(_) => formatter.write_str("unknown"),
         }
     }
 }
@@ -143,16 +147,19 @@ mod tests {
 
     #[tokio::test]
     async fn one_without_vsock_cannot_be_reached_as_long_as_it_is_so() {
-        for (vsock, words) in [
-            (Vsock::Unwanted, "autoattachVSOCK to true"),
-            (Vsock::Missing, "no status.VSOCKCID"),
-            (Vsock::Unreadable("it is odd".into()), "it is odd"),
+        for (vsock, words, meant) in [
+            (Vsock::Unwanted, "autoattachVSOCK to true", true),
+            (Vsock::Missing, "no status.VSOCKCID", false),
         ] {
             let launcher = launcher(&facts(vsock), None);
-            let Error::NoWay { why, .. } = refusal(&launcher).await else { panic!("{launcher}") };
-            assert!(why.contains(words), "{why}");
+            let Error::NoWay { why, is_meant, .. } = refusal(&launcher).await else { panic!("{launcher}") };
+            assert!(why.contains(words) && is_meant == meant, "{why}");
             assert_eq!(launcher.to_string(), "no vsock");
         }
+        // Of one that cannot be read it is not known, and it may be read later.
+        let odd = launcher(&facts(Vsock::Unreadable("it is odd".into())), None);
+        let Error::NotYet(why) = refusal(&odd).await else { panic!("{odd}") };
+        assert!(why.starts_with("it is odd; see "), "{why}");
         let there = launcher(&facts(Vsock::Unwanted), Some("/s"));
         assert_eq!(there.to_string(), "hybrid:/s/u1.sock:970");
         assert!(matches!(refusal(&there).await, Error::Missing(_)));

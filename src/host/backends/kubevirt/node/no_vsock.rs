@@ -21,6 +21,8 @@ pub struct NoVsock {
     pub why: String,
     /// What to do, with the commands.
     pub remedy: String,
+    /// Nobody has asked for it.
+    pub is_meant: bool,
 }
 
 impl NoVsock {
@@ -29,29 +31,28 @@ impl NoVsock {
         let (namespace, name) = place(facts);
         if is_alone(facts) {
             let remedy = "make it again with spec.domain.devices.autoattachVSOCK: true".to_owned();
-            return Self { why: ALONE.to_owned(), remedy };
+            return Self { why: ALONE.to_owned(), remedy, is_meant: true };
         }
         let set = format!(
             "kubectl --namespace {namespace} patch virtualmachine {name} --type merge --patch '{PATCH}'"
         );
         let remedy =
             format!("{set} (not needed if it was set since the VM started); then {}", restart(facts));
-        Self { why: UNWANTED.to_owned(), remedy }
+        Self { why: UNWANTED.to_owned(), remedy, is_meant: true }
     }
 
     /// Its VirtualMachineInstance asks for it.
     pub fn missing(facts: &Facts) -> Self {
         let again = if is_alone(facts) { "make it again".to_owned() } else { restart(facts) };
-        Self { why: MISSING.to_owned(), remedy: format!("once the feature gate VSOCK is on: {again}") }
+        let remedy = format!("once the feature gate VSOCK is on: {again}");
+        Self { why: MISSING.to_owned(), remedy, is_meant: false }
     }
+}
 
-    /// Its VirtualMachineInstance makes no sense.
-    pub fn unreadable(facts: &Facts, problem: &str) -> Self {
-        let (namespace, name) = place(facts);
-        let remedy =
-            format!("kubectl --namespace {namespace} get virtualmachineinstance {name} --output yaml");
-        Self { why: problem.to_owned(), remedy }
-    }
+/// Its VirtualMachineInstance makes no sense: whether the VM has vsock is not known.
+pub fn unreadable(facts: &Facts, problem: &str) -> String {
+    let (namespace, name) = place(facts);
+    format!("{problem}; see kubectl --namespace {namespace} get virtualmachineinstance {name} --output yaml")
 }
 
 fn restart(facts: &Facts) -> String {
@@ -86,10 +87,9 @@ mod tests {
         for found in [NoVsock::unwanted(&alone), NoVsock::missing(&alone)] {
             assert!(!found.remedy.contains("restart") && found.remedy.contains("make it again"), "{found:?}");
         }
-        let odd = NoVsock::unreadable(&alone, "it is odd");
         assert_eq!(
-            (odd.why.as_str(), odd.remedy.as_str()),
-            ("it is odd", "kubectl --namespace shop get virtualmachineinstance web --output yaml")
+            unreadable(&alone, "it is odd"),
+            "it is odd; see kubectl --namespace shop get virtualmachineinstance web --output yaml"
         );
     }
 }
