@@ -1,7 +1,7 @@
 //! Which replica leads: the one that holds the Lease.
 //!
 //! ```text
-//!             nobody has it, or it has not changed for as long as it is valid
+//!             it was given back, or it has been the same, or gone, for as long as it is valid
 //!  candidate ────────────────────────────────────────────────────────────────▶ leads ──renews──┐
 //!                                                                                │  ▲──────────┘
 //!      it cannot be renewed in time, or another has it: lost ◀───────────────────┤
@@ -11,7 +11,9 @@
 //! Every write names the version that was read, so that of two that write only one succeeds. No clock is compared with that
 //! of another machine. A leader gives up [`Timing::deadline`] after it *began* its last successful renewal; others wait
 //! [`Timing::lease`], which is longer, from when they *saw* it: by then it has given up. One that was stopped
-//! meanwhile changes nothing when it goes on: each change asks the clock first ([`Fence`](super::super::fence::Fence)).
+//! meanwhile changes nothing when it goes on: each change asks the clock first ([`Fence`](super::super::fence::Fence)). That clock
+//! stands still while a machine is suspended or a virtual one is paused: what a leader had begun before, it may end afterwards, and the
+//! versions that it names in what it writes keep it from undoing what another has done.
 
 use std::time::Duration;
 

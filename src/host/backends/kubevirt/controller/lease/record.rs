@@ -34,25 +34,31 @@ pub(super) enum Turn {
 #[derive(Debug, Default)]
 pub(super) struct Seen(Option<Record>);
 
+/// A Lease as it was read, or that there was none.
+#[derive(Debug, PartialEq)]
+struct Version {
+    uid: Option<String>,
+    spec: Option<LeaseSpec>,
+}
+
 #[derive(Debug)]
 struct Record {
-    uid: Option<String>,
-    spec: LeaseSpec,
+    version: Version,
     since: Instant,
 }
 
 impl Record {
-    fn is(&self, lease: &Lease) -> bool {
-        self.uid == lease.metadata.uid && self.spec == lease.spec.clone().unwrap_or_default()
-    }
-
-    /// Whether nobody has it, this candidate has it, or whoever has it has not renewed it for as long as it is valid.
+    /// Whether it was given back, this candidate has it, or it has been as it is for as long as it is valid. That nobody is
+    /// named in it, or that there is none, says nothing of whoever had it before: that was done by somebody else, and the holder may
+    /// believe for a while that it leads.
     fn is_free(&self, identity: &str, now: Instant, shortest: Duration) -> bool {
-        let holder = self.spec.holder_identity.as_deref().unwrap_or_default();
-        let seconds = self.spec.lease_duration_seconds.unwrap_or_default();
+        let spec = self.version.spec.as_ref();
+        let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
+        let seconds = spec.and_then(|spec| spec.lease_duration_seconds).unwrap_or_default();
+        let is_released = (holder, seconds) == (Some(""), RELEASED_SECONDS);
         // A duration that is missing or that somebody has made shorter does not make the holder give up sooner.
         let valid = Duration::from_secs(u64::try_from(seconds).unwrap_or_default()).max(shortest);
-        holder.is_empty() || holder == identity || now.saturating_duration_since(self.since) >= valid
+        is_released || holder == Some(identity) || now.saturating_duration_since(self.since) >= valid
     }
 }
 
@@ -66,17 +72,15 @@ impl Seen {
         now: Instant,
         shortest: Duration,
     ) -> Turn {
-        if let Some(lease) = lease
-            && !self.0.as_ref().is_some_and(|record| record.is(lease))
-        {
-            let (uid, spec) = (lease.metadata.uid.clone(), lease.spec.clone().unwrap_or_default());
-            self.0 = Some(Record { uid, spec, since: now });
-        }
-        // One that was deleted while somebody had it is valid for as long as that one may believe so.
-        match &self.0 {
-            Some(record) if !record.is_free(identity, now, shortest) => Turn::Wait,
-            _ => Turn::Take,
-        }
+        let uid = lease.and_then(|lease| lease.metadata.uid.clone());
+        let version = Version { uid, spec: lease.map(|lease| lease.spec.clone().unwrap_or_default()) };
+        let record = match self.0.take().filter(|record| record.version == version) {
+            Some(record) => record,
+            None => Record { version, since: now },
+        };
+        let turn = if record.is_free(identity, now, shortest) { Turn::Take } else { Turn::Wait };
+        self.0 = Some(record);
+        turn
     }
 }
 
@@ -176,13 +180,25 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_is_taken_at_once() {
-        for spec in
-            [json!(null), json!({}), json!({ "holderIdentity": "" }), json!({ "holderIdentity": "me" })]
-        {
-            looks(&[(0, Some(lease(&spec)), Turn::Take)]);
+    fn what_was_given_back_is_taken_at_once_and_what_others_have_emptied_is_not() {
+        use Turn::{Take, Wait};
+
+        let given_back = json!({ "holderIdentity": "", "leaseDurationSeconds": 1 });
+        for spec in [given_back, json!({ "holderIdentity": "me" })] {
+            looks(&[(0, Some(lease(&spec)), Take)]);
         }
-        looks(&[(0, None, Turn::Take)]);
+        looks(&[(0, Some(released(of("other", "2026-01-01T00:00:00.000000Z"))), Take)]);
+        let emptied = [
+            None,
+            Some(lease(&json!(null))),
+            Some(lease(&json!({}))),
+            Some(lease(&json!({ "holderIdentity": "" }))),
+            Some(lease(&json!({ "holderIdentity": "", "leaseDurationSeconds": 15 }))),
+            Some(lease(&json!({ "leaseDurationSeconds": 1 }))),
+        ];
+        for one in emptied {
+            looks(&[(0, one.clone(), Wait), (14, one.clone(), Wait), (15, one, Take)]);
+        }
     }
 
     #[test]
@@ -201,7 +217,9 @@ mod tests {
         }
         looks(&[(0, with(json!(60)), Wait), (59, with(json!(60)), Wait), (60, with(json!(60)), Take)]);
         // Somebody deletes it meanwhile.
-        looks(&[(0, with(json!(15)), Wait), (10, None, Wait), (14, None, Wait), (15, None, Take)]);
+        looks(&[(0, with(json!(15)), Wait), (10, None, Wait), (24, None, Wait), (25, None, Take)]);
+        // It is made again by whoever had it.
+        looks(&[(0, None, Wait), (14, with(json!(15)), Wait), (28, with(json!(15)), Wait), (29, None, Wait)]);
     }
 
     #[test]
