@@ -46,6 +46,10 @@ use settings::{Followed, Reloader};
 
 /// How long the tasks may take to end.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// The same of a controller, which ends the changes that it has begun in the cluster, and gives the Lease back. Less than the 15 s
+/// that its pod has.
+#[cfg(feature = "kubevirt")]
+const CONTROLLER_DRAIN: Duration = Duration::from_secs(14);
 /// How long the end waits for calls to the system that have not come back, as those of a pool that hangs. What they leave
 /// is taken up at the next start.
 const LEFT_BEHIND: Duration = Duration::from_secs(5);
@@ -79,6 +83,15 @@ impl Role {
             Self::Node(_) => SettingsRole::Node,
             #[cfg(feature = "kubevirt")]
             Self::Controller(_) => SettingsRole::Controller,
+        }
+    }
+
+    /// How long its tasks may take to end.
+    fn drain(&self) -> Duration {
+        match self {
+            #[cfg(feature = "kubevirt")]
+            Self::Controller(_) => CONTROLLER_DRAIN,
+            _ => DRAIN_DEADLINE,
         }
     }
 
@@ -150,6 +163,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let stop = termination()?;
     let mut supervisor = Supervisor::new();
     let role = options.role.clone();
+    let drain = role.drain();
     let begun = Begun::new(options, settings).await?;
     let half = Arc::clone(&begun.half);
     match role {
@@ -162,7 +176,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
         stop.await;
         service::stopping();
     };
-    let outcome = supervisor.run(stop, DRAIN_DEADLINE).await;
+    let outcome = supervisor.run(stop, drain).await;
     half.audit.finish();
     outcome
 }

@@ -6,8 +6,10 @@
 //!    └──────────── wait (backoff) ◀──ends, or another one leads──────────────┘
 //! ```
 //!
-//! The Lease is read when there is no connection, when an answer is long in coming, and every 10 s: a leader that stands still
-//! keeps its connections.
+//! The Lease is read when there is no connection, when an answer is long in coming, and about every 30 s: a leader that stands
+//! still keeps its connections.
+//!
+//! At half of its life a certificate is renewed, by another connection, as soon as no guest waits for an answer.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +25,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use super::attend::Guests;
-use super::{Relay, Way};
+use super::{Relay, Waiting, Way};
 use crate::host::backends::kubevirt::controller::certificates::SERVER_NAME;
 use crate::host::backends::kubevirt::controller::lease;
 use crate::host::backends::kubevirt::node::Roster;
@@ -45,8 +47,12 @@ use crate::wire::proto::v1::{CallbackBounds, JoinRequest};
 const DEADLINE: Duration = Duration::from_secs(10);
 /// After so many connections in a row that did not last, another certificate is asked for.
 const REFUSED: u32 = 5;
-/// How often it is looked whether the controller still leads.
-const LOOK: Duration = Duration::from_secs(10);
+/// How often it is looked whether the controller still leads, more or less: nodes do not do it all at once.
+const LOOK: Duration = Duration::from_secs(30);
+/// Between two such looks at least, however many wait for answers.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How long the renewal of a certificate waits for a moment in which no guest waits for an answer.
+const QUIET: Duration = Duration::from_secs(3600);
 /// Calls of the controller that may be under way at a time.
 const OPEN_CALLS: u32 = 64;
 /// Bytes of one of them.
@@ -78,6 +84,7 @@ pub struct Link {
     site: Site,
     way: watch::Sender<Way>,
     doubt: Arc<Notify>,
+    asking: Waiting,
 }
 
 /// Where the controller is that leads.
@@ -99,13 +106,23 @@ struct Known {
     failures: u32,
 }
 
+impl Known {
+    /// The same after a connection, unless it seems to be refused: then connections end as soon as they are made.
+    fn after(self, has_lasted: bool) -> Option<Self> {
+        let failures = if has_lasted { 0 } else { self.failures + 1 };
+        (failures < REFUSED).then_some(Self { failures, ..self })
+    }
+}
+
 impl Link {
     /// One that is to be kept, and who hands calls on by it.
     pub fn new(site: Site) -> (Self, Relay) {
         let (way, told) = watch::channel(Err("it was not reached yet".into()));
         let doubt = Arc::new(Notify::new());
-        let relay = Relay { way: told, roster: Arc::clone(&site.roster), doubt: Arc::clone(&doubt) };
-        (Self { site, way, doubt }, relay)
+        let asking = Waiting::default();
+        let roster = Arc::clone(&site.roster);
+        let relay = Relay { way: told, roster, doubt: Arc::clone(&doubt), asking: asking.clone() };
+        (Self { site, way, doubt, asking }, relay)
     }
 
     /// Keeps it until it is dropped.
@@ -117,19 +134,17 @@ impl Link {
         let mut backoff = Backoff::new(Instant::now());
         let mut known = None;
         loop {
-            let begun = Instant::now();
-            let why = self.once(&client, &mut known).await;
+            let mut made = None;
+            let why = self.once(&client, &mut known, &mut made).await;
             self.tell(&why);
             let now = Instant::now();
-            if now - begun >= LASTING {
-                backoff.restart(now);
-            }
-            if let Some(before) = known.as_mut() {
-                // A certificate that is refused looks like this: the connection ends as soon as it is made.
-                before.failures = if now - begun >= LASTING { 0 } else { before.failures + 1 };
-                if before.failures >= REFUSED {
-                    known = None;
+            // A controller that is not reached says nothing of the certificate.
+            if let Some(made) = made {
+                let has_lasted = now - made >= LASTING;
+                if has_lasted {
+                    backoff.restart(now);
                 }
+                known = known.and_then(|known: Known| known.after(has_lasted));
             }
             tokio::time::sleep(backoff.next_patient(fastrand::f64())).await;
         }
@@ -140,15 +155,25 @@ impl Link {
         drop(self.way.send_replace(Err(why.into())));
     }
 
-    /// Connects once; returns why that is over.
-    async fn once(&self, client: &kube::Client, known: &mut Option<Known>) -> String {
-        match self.connected(client, known).await {
+    /// Connects once; returns why that is over, and when a connection was `made`, if one was.
+    async fn once(
+        &self,
+        client: &kube::Client,
+        known: &mut Option<Known>,
+        made: &mut Option<Instant>,
+    ) -> String {
+        match self.connected(client, known, made).await {
             Ok(over) => over,
             Err(why) => why,
         }
     }
 
-    async fn connected(&self, client: &kube::Client, known: &mut Option<Known>) -> Result<String, String> {
+    async fn connected(
+        &self,
+        client: &kube::Client,
+        known: &mut Option<Known>,
+        made: &mut Option<Instant>,
+    ) -> Result<String, String> {
         let leader = self.leader(client).await?;
         let fits = |known: &Known| known.authority == leader.authority && Instant::now() < known.renewal;
         let known = match known.take().filter(fits) {
@@ -158,6 +183,7 @@ impl Link {
         let own = Some((&known.key, &known.certificate));
         let config = identity::client_config(&leader.authority, own).map_err(|error| text::chain(&error))?;
         let (calls, mut connection) = connect(&leader, config).await?;
+        *made = Some(Instant::now());
         let controller = ControllerClient::with_origin(calls, http::Uri::from_static(ORIGIN))
             .max_decoding_message_size(MAX_ANSWER);
         let mut attending = Box::pin(self.attend(controller.clone()));
@@ -174,6 +200,7 @@ impl Link {
                 Err(error) => format!("the connection with the controller broke: {}", text::chain(&error)),
             },
             who = &mut doubted => format!("{who} leads now"),
+            () = self.until_renewed(known.renewal) => "this node's certificate is renewed".to_owned(),
         })
     }
 
@@ -204,13 +231,22 @@ impl Link {
     /// Waits until another one leads, as is looked when somebody has waited for long.
     async fn until_another_leads(&self, client: &kube::Client, leader: &Leader) -> String {
         loop {
+            tokio::time::sleep(LOOK_AGAIN).await;
             // Nobody may be waiting here, and the controller for this node all the same.
-            drop(tokio::time::timeout(LOOK, self.doubt.notified()).await);
+            let patience = LOOK.mul_f64(0.5 + fastrand::f64());
+            drop(tokio::time::timeout(patience, self.doubt.notified()).await);
             match self.leader(client).await {
                 Ok(now) if now != *leader => return now.address,
                 _ => {}
             }
         }
+    }
+
+    /// Waits until another certificate is to be had, and nobody waits for an answer by this one.
+    async fn until_renewed(&self, renewal: Instant) {
+        tokio::time::sleep_until(renewal).await;
+        // In vain, if somebody always does.
+        drop(tokio::time::timeout(QUIET, self.asking.nobody()).await);
     }
 
     /// A certificate of the controller.
@@ -238,7 +274,8 @@ impl Link {
             authority: leader.authority.clone(),
             key,
             certificate,
-            renewal: begun + lasting,
+            // Those of nodes that have joined at the same time are not renewed at the same time.
+            renewal: begun + lasting.mul_f64(0.9 + fastrand::f64() / 10.0),
             failures: 0,
         })
     }
@@ -287,4 +324,25 @@ fn token(file: &Path) -> Result<String, String> {
     let read = Root::default().read(&file.to_string_lossy());
     let token = read.map_err(|error| format!("the token {} cannot be read: {error}", file.display()))?;
     Ok(String::from_utf8_lossy(&token).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_given_up_when_connections_do_not_last_with_it() {
+        let known = || Known {
+            authority: String::new(),
+            key: NodeKey::generate().unwrap(),
+            certificate: CertificateDer::from(Vec::new()),
+            renewal: Instant::now(),
+            failures: 0,
+        };
+        let refused = (1..REFUSED).try_fold(known(), |known, _| known.after(false)).unwrap();
+        assert!(refused.after(false).is_none());
+        // One that lasts says that it was not refused.
+        let lasted = (1..REFUSED).try_fold(known(), |known, _| known.after(false)).unwrap().after(true);
+        assert!(lasted.unwrap().after(false).is_some());
+    }
 }

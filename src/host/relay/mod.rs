@@ -48,6 +48,39 @@ pub struct Relay {
     roster: Arc<Roster>,
     /// Somebody has waited for long.
     doubt: Arc<Notify>,
+    asking: Waiting,
+}
+
+/// How many wait for an answer of the controller; clones share it.
+#[derive(Debug, Clone)]
+struct Waiting(watch::Sender<usize>);
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self(watch::Sender::new(0))
+    }
+}
+
+impl Waiting {
+    /// One more waits, until what this returns is dropped.
+    fn one(&self) -> One {
+        self.0.send_modify(|count| *count += 1);
+        One(self.clone())
+    }
+
+    /// Returns when nobody waits.
+    async fn nobody(&self) {
+        // It fails only when nobody has the other end, which is here.
+        drop(self.0.subscribe().wait_for(|count| *count == 0).await);
+    }
+}
+
+struct One(Waiting);
+
+impl Drop for One {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|count| *count -= 1);
+    }
 }
 
 impl Relay {
@@ -63,6 +96,7 @@ impl Relay {
             method: head.uri.path().to_owned(),
             request: message.into(),
         };
+        let _one = self.asking.one();
         let mut controller = self.meet().await?;
         let mut asking = std::pin::pin!(controller.ask(request));
         loop {
@@ -106,5 +140,24 @@ impl Volumes for Relay {
     /// Nothing but the settings bounds it: `KubeVirt` makes room.
     async fn most(&self, vm: &Vm) -> u32 {
         vm.max_volumes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_when_each_has_an_answer() {
+        let waiting = Waiting::default();
+        waiting.nobody().await;
+        let all = [waiting.one(), waiting.one()];
+        let second = Duration::from_secs(1);
+        assert!(tokio::time::timeout(second, waiting.nobody()).await.is_err());
+        let [first, last] = all;
+        drop(first);
+        assert!(tokio::time::timeout(second, waiting.nobody()).await.is_err());
+        drop(last);
+        waiting.nobody().await;
     }
 }
