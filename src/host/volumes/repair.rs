@@ -85,8 +85,6 @@ impl Keeper {
             let Ok(turn) = self.0.turns.take(Thing::Vm(vm.name.clone())) else { continue };
             let (keeper, volumes) = (self.clone(), Arc::clone(&volumes));
             self.0.tasks.children().spawn(async move {
-                let _place =
-                    if keeper.are_of_one_host() { None } else { keeper.0.looks.acquire().await.ok() };
                 keeper.compare(&vm.name, &vm.ids.lasting, &volumes).await;
                 drop(turn);
             });
@@ -95,7 +93,11 @@ impl Keeper {
 
     /// Compares what one VM has with what it is to have, as far as these volumes tell: what differs is looked at again.
     async fn compare(&self, vm: &str, uuid: &str, volumes: &[Volume]) {
-        let plugged = match self.0.volumes.plugged(vm).await {
+        // Only looks are few at a time: what is repaired may take minutes, and must not keep others from being looked at.
+        let place = if self.are_of_one_host() { None } else { self.0.looks.acquire().await.ok() };
+        let plugged = self.0.volumes.plugged(vm).await;
+        drop(place);
+        let plugged = match plugged {
             Ok(plugged) => plugged,
             Err(error) => return tracing::debug!(vm, %error, "cannot see which volumes a VM has"),
         };
