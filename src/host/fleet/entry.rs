@@ -40,6 +40,8 @@ pub(super) struct Entry {
     pub topology: watch::Sender<Told>,
     /// What may be logged of it.
     pub lines: Lines,
+    /// Since when its session is as the view says.
+    since: Instant,
     /// When a reset was last told.
     last_reset: Option<Instant>,
     /// Nothing was heard of the guest since.
@@ -73,6 +75,7 @@ impl Entry {
             topology,
             lines: Lines::default(),
             silent_since_reset: false,
+            since: Instant::now(),
             last_reset: None,
         };
         entry.describe();
@@ -86,7 +89,7 @@ impl Entry {
 
     /// What is known, shared.
     pub fn known(&self) -> Known {
-        Known { view: Arc::clone(&self.view), state: self.kept.state.clone() }
+        Known { view: Arc::clone(&self.view), state: self.kept.state.clone(), since: self.since }
     }
 
     /// Nothing that its guest has said.
@@ -115,6 +118,7 @@ impl Entry {
         if view.session() != session {
             view.set_session(session);
             view.since = Some(now());
+            self.since = Instant::now();
         }
         if session != SessionState::Connected {
             if let Some(standing) = &mut view.topology {

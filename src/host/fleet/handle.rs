@@ -104,6 +104,8 @@ pub struct Known {
     pub view: Arc<v1::VirtualMachine>,
     /// What its events have made of it.
     pub state: Option<Arc<v1::GuestState>>,
+    /// Since when its session is as the view says, by the monotonic clock.
+    pub since: Instant,
 }
 
 impl Known {

@@ -12,6 +12,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use tokio::sync::{broadcast, mpsc};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::entry::now;
@@ -67,7 +68,7 @@ impl Entry {
             reason: if is_off { "the VM is off".to_owned() } else { String::new() },
             ..v1::VirtualMachine::default()
         };
-        Known { view: Arc::new(view), state: None }
+        Known { view: Arc::new(view), state: None, since: Instant::now() }
     }
 
     fn machine(&self) -> Machine {

@@ -26,7 +26,7 @@ pub struct Notice {
 
 /// How a guest on the node `host` is, without its conditions and volumes.
 pub fn status(host: &str, known: &Known) -> Status {
-    let Known { view, state } = known;
+    let Known { view, state, .. } = known;
     let (session, guest) = (session(view), view.guest.as_ref());
     // What a guest has said holds while it may be asked again.
     let state = state.as_deref();
@@ -195,6 +195,8 @@ fn short(text: &str) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use tokio::time::Instant;
+
     use super::*;
     use crate::wire::proto::v1::{GuestInfo, Health, LastFreeze, Node, OperatingSystem, TopologyStanding};
 
@@ -216,7 +218,7 @@ mod tests {
     }
 
     fn seen(view: VirtualMachine, state: Option<GuestState>) -> Status {
-        let known = Known { view: Arc::new(view), state: state.map(Arc::new) };
+        let known = Known { view: Arc::new(view), state: state.map(Arc::new), since: Instant::now() };
         settled(status("n1", &known), None, Timestamp::UNIX_EPOCH)
     }
 
@@ -290,7 +292,7 @@ mod tests {
         let at = |second| Timestamp::from_second(second).unwrap();
         let known = |session, reason: &str| {
             let view = VirtualMachine { reason: reason.into(), ..view(session) };
-            status("n1", &Known { view: Arc::new(view), state: None })
+            status("n1", &Known { view: Arc::new(view), state: None, since: Instant::now() })
         };
         let first = settled(known(SessionState::Connecting, "one"), None, at(1));
         let second = settled(known(SessionState::Connecting, "two"), Some(&first), at(2));

@@ -1,6 +1,10 @@
 //! What the controller asks of this node: the agents of its guests.
+//!
+//! The controller takes a disk from a guest that cannot be asked, so that is said ([`Code::NotFound`](tonic::Code::NotFound))
+//! only of guests of which this node knows it: nothing leads to an agent in them, or none has answered for long.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
@@ -8,13 +12,17 @@ use crate::host::backends::kubevirt::node::{Instance, Roster};
 use crate::host::caller::Behalf;
 use crate::host::calls::{Answer, Calls};
 use crate::host::disks::release::{CAPABILITY, MEETING, NO_SESSION, PAUSED, too_old};
-use crate::host::fleet::{Handle, Reach};
+use crate::host::fleet::{Handle, Reach, Stopped};
 use crate::host::text;
 use crate::wire::proto::v1::guests_server;
 use crate::wire::proto::v1::{
     Disk, FindDiskOfGuestRequest, FindDiskResponse, OnBehalf, ReleaseDiskOfGuestRequest, ReleaseDiskResponse,
-    RunningVirtualMachine,
+    RunningVirtualMachine, SessionState,
 };
+
+/// How long an agent is dialled in vain before there is taken to be none: one that is started again, or whose guest boots, is
+/// there sooner.
+const NONE_AFTER: Duration = Duration::from_secs(60);
 
 /// Answers the controller.
 #[derive(Debug, Clone)]
@@ -39,9 +47,13 @@ impl Guests {
             let words = format!("the VM {name} ({}) does not run on this node", vm.uid);
             return Err(Status::unavailable(words));
         }
+        let stopped = |stopped: Stopped| Status::unavailable(stopped.to_string());
+        let known = self.fleet.get(name.clone()).await.map_err(stopped)?;
+        if known.is_some_and(|known| has_no_agent(known.view.session())) {
+            return Err(Status::not_found(NO_SESSION));
+        }
         // A session may just be about to come, as when this program has just started.
-        let reach = self.fleet.meet(&name, MEETING).await;
-        let reach = reach.map_err(|stopped| Status::unavailable(stopped.to_string()))?;
+        let reach = self.fleet.meet(&name, MEETING).await.map_err(stopped)?;
         // The session is with the VM that was checked, or with the one that has come in its place.
         if !self.roster.get(&name).is_some_and(|one| is_it(&one)) {
             return Err(Status::unavailable(format!("the VM {name} has just gone from this node")));
@@ -61,10 +73,33 @@ impl Guests {
             }
             Some(Reach::Session { .. }) => Err(Status::unimplemented(too_old())),
             Some(Reach::Paused) => Err(Status::failed_precondition(PAUSED)),
-            // This alone says that there is nobody who could be asked.
-            Some(Reach::NoSession) => Err(Status::not_found(NO_SESSION)),
+            Some(Reach::NoSession) => {
+                let known = self.fleet.get(name.clone()).await.map_err(stopped)?;
+                let known =
+                    known.ok_or_else(|| Status::unavailable(format!("the VM {name} has just gone")))?;
+                Err(without_session(known.view.session(), &known.view.reason, known.since.elapsed()))
+            }
             Some(Reach::Untold) | None => Err(Status::unavailable(format!("the VM {name} has just gone"))),
         }
+    }
+}
+
+/// Whether nothing leads to an agent in a guest with this state of its session.
+fn has_no_agent(session: SessionState) -> bool {
+    matches!(session, SessionState::NoVsock | SessionState::Gone)
+}
+
+/// What is said of a guest whose session has been in this state for so long, for this reason.
+fn without_session(session: SessionState, reason: &str, lasts: Duration) -> Status {
+    match session {
+        session if has_no_agent(session) => Status::not_found(NO_SESSION),
+        // There is one, which obeys somebody else.
+        SessionState::Refused => {
+            let words = format!("the session with the agent in this guest is refused: {reason}");
+            Status::failed_precondition(words)
+        }
+        _ if lasts >= NONE_AFTER => Status::not_found(format!("{NO_SESSION}: {reason}")),
+        _ => Status::unavailable(format!("{NO_SESSION} yet: {reason}")),
     }
 }
 
@@ -98,5 +133,31 @@ impl guests_server::Guests for Guests {
         let ReleaseDiskResponse { disk, removed } =
             told(calls.release_disk(request.unwrap_or_default()).await)?.into_inner();
         Ok(Response::new(ReleaseDiskResponse { disk: disk.as_ref().map(named), removed }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn only_of_a_guest_that_is_known_to_have_no_agent_it_is_said_that_there_is_none() {
+        let (soon, late) = (NONE_AFTER.saturating_sub(Duration::from_millis(1)), NONE_AFTER);
+        for (session, lasts, expected) in [
+            (SessionState::NoVsock, Duration::ZERO, Code::NotFound),
+            (SessionState::Gone, Duration::ZERO, Code::NotFound),
+            (SessionState::Connecting, Duration::ZERO, Code::Unavailable),
+            (SessionState::Connecting, soon, Code::Unavailable),
+            (SessionState::Connecting, late, Code::NotFound),
+            (SessionState::Refused, soon, Code::FailedPrecondition),
+            (SessionState::Refused, late * 100, Code::FailedPrecondition),
+        ] {
+            let said = without_session(session, "why", lasts);
+            assert_eq!(said.code(), expected, "{session:?} for {lasts:?}");
+        }
+        let said = without_session(SessionState::Refused, "it has another key", late);
+        assert!(said.message().ends_with("is refused: it has another key"), "{said:?}");
     }
 }
