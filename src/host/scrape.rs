@@ -1,5 +1,5 @@
 //! Serves the metrics over HTTP/1, on a unix socket or on TCP; and whether the program works (`/healthz`), and knows its VMs
-//! (`/readyz`).
+//! and volumes (`/readyz`).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -101,7 +101,10 @@ async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<Stri
             Err(stopped) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
         },
         (&Method::GET, "/healthz" | "/readyz") => match tokio::time::timeout(TO_COUNT, fleet.tally()).await {
-            Ok(Ok(_)) => (StatusCode::OK, "ok\n".to_owned()),
+            Ok(Ok(_)) => match volumes.unread().filter(|_| request.uri().path() == "/readyz") {
+                None => (StatusCode::OK, "ok\n".to_owned()),
+                Some(words) => (StatusCode::SERVICE_UNAVAILABLE, format!("{words}\n")),
+            },
             Ok(Err(stopped)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
             // The program is well all the same: to start it again would not help.
             Err(_) if request.uri().path() == "/healthz" => (StatusCode::OK, "ok\n".to_owned()),

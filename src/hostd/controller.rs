@@ -1,8 +1,9 @@
 //! What the controller role is made of.
 //!
 //! ```text
-//!  VMs of the cluster ──▶ Remote ◀── Keeper ──▶ Claims          of each replica: it knows what there is
-//!  Lease ──leads──▶ api, repair, nodes                          of the one that leads: it does something
+//!  VMs of the cluster ──▶ Remote ◀── Keeper ──▶ Claims          of each replica: it knows what there is,
+//!                            api ───────┘                       and says so
+//!  Lease ──leads──▶ repair, nodes                               of the one that leads: it does something
 //! ```
 
 use std::net::{IpAddr, SocketAddr};
@@ -94,8 +95,6 @@ pub(super) async fn assemble(
         token.run_until_cancelled(roster.watch(changes)).await;
     });
     spawn_until(supervisor, "settings", reloader.run(shutdown.clone()));
-    let volumes: Arc<dyn Volumes> = Arc::new(Elsewhere);
-    watch_over(supervisor, metrics, fleet.clone(), &volumes, Arc::clone(&half));
     let teller = |what| Teller::new(what, problems.clone(), Arc::clone(&half));
     let candidate = Candidate::new(
         client.clone(),
@@ -118,11 +117,11 @@ pub(super) async fn assemble(
     let access_mode = settings.kubevirt.access_mode.name().to_owned();
     let fence = Fence::default();
     let cluster = Cluster::new(client, problems.clone(), Arc::clone(&half)).behind(fence.clone());
+    let claims = Arc::new(Claims::begin(cluster, Patience::default(), access_mode).with_listing(listing));
+    let volumes: Arc<dyn Volumes> = Arc::clone(&claims) as _;
+    watch_over(supervisor, metrics, fleet.clone(), &volumes, Arc::clone(&half));
     supervisor.spawn("controller", async move {
-        let claims = Claims::new(cluster, Patience::default(), access_mode);
-        let Some(claims) = shutdown.run_until_cancelled(claims).await else { return Ok(()) };
-        let claims = claims.with_listing(listing);
-        let keeper = Keeper::new(Arc::new(claims), fleet.clone(), followed.policies, Arc::clone(&half));
+        let keeper = Keeper::new(volumes, fleet.clone(), followed.policies, Arc::clone(&half));
         let rules = followed.access;
         let admission =
             Admission { rules, fleet: fleet.clone(), volumes: keeper.clone(), half: Arc::clone(&half) };
@@ -140,7 +139,14 @@ pub(super) async fn assemble(
             topology,
             backend: standing,
         };
-        let mut lead = std::pin::pin!(replica.lead(keeper, &fence, shutdown.clone()));
+        let lead = async {
+            // People are answered meanwhile, as far as that can be.
+            match shutdown.run_until_cancelled(claims.read_all()).await {
+                None => Ok(()),
+                Some(()) => replica.lead(keeper, &fence, shutdown.clone()).await,
+            }
+        };
+        let mut lead = std::pin::pin!(lead);
         tokio::select! {
             outcome = &mut lead => outcome,
             () = api::run(socket, api, shutdown.clone()) => lead.await,

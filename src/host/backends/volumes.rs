@@ -242,6 +242,11 @@ pub trait Volumes: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Why it cannot be told yet which volumes there are.
+    fn unread(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Whether the VM of this name may have volumes plugged that nobody remembers. If not, [`Volumes::plugged`] need not be
     /// asked.
     fn may_have(&self, _vm: &str) -> bool {

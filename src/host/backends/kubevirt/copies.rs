@@ -34,8 +34,8 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Those of this cluster. Returns when all of them are there; as long as the API server cannot be asked, it does not.
-    pub async fn new(cluster: &Cluster) -> Self {
+    /// Those of this cluster, of which nothing is there yet.
+    pub fn begin(cluster: &Cluster) -> Self {
         let tasks = Scope::new();
         let ours = Selector { labels: Some(format!("{}={}", OURS.0, OURS.1)), ..Selector::default() };
         let claims = Api::<PersistentVolumeClaim>::all(cluster.client());
@@ -44,18 +44,27 @@ impl Copies {
         let claims = copy(&tasks, follow(claims, ours, Some(teller)), claims::volume);
         let classes = Api::<StorageClass>::all(cluster.client());
         let teller = cluster.teller("the storage classes of the cluster cannot be read, and may be old");
-        let mut classes =
+        let classes =
             copy(&tasks, follow(classes, Selector::default(), Some(teller)), |one| Some(class(one)));
-        let mut all = claims.clone();
-        // They fail only when nobody follows any more, which ends with this value.
-        drop(all.wait_for(Option::is_some).await);
-        drop(classes.wait_for(Option::is_some).await);
         Self { claims, classes, _tasks: tasks }
     }
 
-    /// The volumes of our claims.
-    pub fn volumes(&self) -> Vec<Volume> {
-        self.claims.borrow().iter().flat_map(BTreeMap::values).cloned().collect()
+    /// Returns when all of them are there; as long as the API server cannot be asked, it does not.
+    pub async fn there(&self) {
+        let (mut claims, mut classes) = (self.claims.clone(), self.classes.clone());
+        // They fail only when nobody follows any more, which ends with this value.
+        drop(claims.wait_for(Option::is_some).await);
+        drop(classes.wait_for(Option::is_some).await);
+    }
+
+    /// Whether all of them are there.
+    pub fn are_there(&self) -> bool {
+        self.claims.borrow().is_some() && self.classes.borrow().is_some()
+    }
+
+    /// The volumes of our claims; none before all are there.
+    pub fn volumes(&self) -> Option<Vec<Volume>> {
+        self.claims.borrow().as_ref().map(|all| all.values().cloned().collect())
     }
 
     /// The storage classes, in the order of their names.

@@ -30,6 +30,9 @@ const TRIES: usize = 8;
 /// Bytes of the largest volume: 64 TiB.
 const LARGEST: u64 = 64 << 40;
 
+/// What is said before all claims and storage classes have been read.
+const UNREAD: &str = "the claims and storage classes of the cluster have not been read yet; guestctl doctor says what is in the way";
+
 /// Claims of the host cluster.
 #[derive(Debug)]
 pub struct Claims {
@@ -52,9 +55,21 @@ struct Read {
 impl Claims {
     /// Those of this cluster; new ones get this access mode. Returns when all of them have been read.
     pub async fn new(cluster: Cluster, patience: Patience, access_mode: String) -> Self {
-        let copies = Copies::new(&cluster).await;
+        let claims = Self::begin(cluster, patience, access_mode);
+        claims.read_all().await;
+        claims
+    }
+
+    /// The same at once: what needs all of them is not answered before they have been read.
+    pub fn begin(cluster: Cluster, patience: Patience, access_mode: String) -> Self {
+        let copies = Copies::begin(&cluster);
         let hotplug = Hotplug::new(cluster.clone(), patience);
         Self { cluster, copies, hotplug, patience, access_mode, listing: None }
+    }
+
+    /// Returns when all of them have been read.
+    pub async fn read_all(&self) {
+        self.copies.there().await;
     }
 
     /// The same, which knows of each VM whether it lists any of them.
@@ -205,6 +220,7 @@ impl Volumes for Claims {
     }
 
     async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
+        self.unread().map_or(Ok(()), |words| Err(VolumeError::Unavailable(words.to_owned())))?;
         if !self.classes().iter().any(|one| one.name == class) {
             return Err(VolumeError::NoClass(class.to_owned()));
         }
@@ -217,7 +233,8 @@ impl Volumes for Claims {
     }
 
     async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
-        let mut volumes = self.copies.volumes();
+        let volumes = self.copies.volumes();
+        let mut volumes = volumes.ok_or_else(|| VolumeError::Unavailable(UNREAD.to_owned()))?;
         volumes.sort_by(|one, other| one.id.cmp(&other.id));
         Ok(volumes)
     }
@@ -416,6 +433,10 @@ impl Volumes for Claims {
     fn out_of_turn(&self) -> Option<&'static str> {
         let words = "this replica of the controller does not lead; ask the one that the Lease guestlet-controller names";
         (!self.cluster.is_changeable()).then_some(words)
+    }
+
+    fn unread(&self) -> Option<&'static str> {
+        (!self.copies.are_there()).then_some(UNREAD)
     }
 
     fn may_have(&self, vm: &str) -> bool {
