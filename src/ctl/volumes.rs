@@ -10,7 +10,7 @@ use super::print::Printer;
 use crate::text;
 use crate::wire::proto::v1::{
     AttachVolumeRequest, CreateVolumeRequest, DetachVolumeRequest, ExpandVolumeRequest, ListVolumesRequest,
-    RemoveVolumeRequest, Volume,
+    RemoveVolumeRequest, Volume, VolumeHolder,
 };
 
 /// How long the daemon may take: it may wait for a guest, and fill a large image.
@@ -79,6 +79,9 @@ struct Value {
     serial: String,
     problem: String,
     holder: Option<Holder>,
+    /// Of a volume that many VMs have at a time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sharers: Vec<Holder>,
 }
 
 #[derive(Debug, Serialize)]
@@ -147,7 +150,7 @@ fn said(status: tonic::Status) -> tonic::Status {
 
 impl From<Volume> for Value {
     fn from(volume: Volume) -> Self {
-        let holder = volume.holder.map(|holder| Holder {
+        let shown = |holder: VolumeHolder| Holder {
             vm: holder.vm,
             uuid: holder.uuid,
             read_only: holder.read_only,
@@ -155,7 +158,7 @@ impl From<Volume> for Value {
             device: holder.device,
             mount_points: holder.mount_points,
             pods: holder.pods,
-        });
+        };
         Self {
             id: volume.id,
             name: volume.name,
@@ -165,8 +168,18 @@ impl From<Volume> for Value {
             claim: volume.claim,
             serial: volume.serial,
             problem: volume.problem,
-            holder,
+            holder: volume.holder.map(shown),
+            sharers: volume.sharers.into_iter().map(shown).collect(),
         }
+    }
+}
+
+/// The VM that has a volume, and how it has it.
+fn named(holder: &VolumeHolder) -> String {
+    match (holder.leaving, holder.read_only) {
+        (true, _) => format!("{} (leaving)", holder.vm),
+        (false, true) => format!("{} (read-only)", holder.vm),
+        (false, false) => holder.vm.clone(),
     }
 }
 
@@ -178,16 +191,12 @@ fn rows(volumes: &[Volume], wide: bool) -> String {
     let mut rows = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     for volume in volumes {
         let holder = volume.holder.clone().unwrap_or_default();
-        let vm = match (holder.leaving, holder.read_only) {
-            (true, _) => format!("{} (leaving)", holder.vm),
-            (false, true) => format!("{} (read-only)", holder.vm),
-            (false, false) => holder.vm,
-        };
+        let vms: Vec<_> = volume.holder.iter().chain(&volume.sharers).map(named).collect();
         let mut row = vec![
             volume.id.clone(),
             volume.cluster.clone(),
             text::exact_size(volume.size),
-            text::or_dash(&vm),
+            text::or_dash(&vms.join(",")),
             text::or_dash(&holder.device),
             text::or_dash(&holder.pods.join(",")),
             volume.name.clone(),

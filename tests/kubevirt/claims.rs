@@ -87,6 +87,7 @@ pub fn new(class: &str, name: &str) -> NewVolume {
         class: class.to_owned(),
         size: SIZE,
         claim: "shop/data".to_owned(),
+        is_share: false,
     }
 }
 

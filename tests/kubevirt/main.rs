@@ -47,4 +47,5 @@ mod requests;
 mod role;
 mod roster;
 mod shares;
+mod sharing;
 mod storage;

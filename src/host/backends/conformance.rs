@@ -46,7 +46,7 @@ fn published(place: &Place) -> Published {
 async fn make(volumes: &dyn Volumes, name: &str) -> Volume {
     let class = volumes.classes()[0].name.clone();
     let (name, cluster, claim) = (name.to_owned(), "dev".to_owned(), "shop/data".to_owned());
-    volumes.create(NewVolume { name, cluster, class, size: SIZE, claim }).await.unwrap()
+    volumes.create(NewVolume { name, cluster, class, size: SIZE, claim, is_share: false }).await.unwrap()
 }
 
 async fn kept(volumes: &dyn Volumes, id: &str) -> Volume {
@@ -97,6 +97,7 @@ async fn it_is_made_and_removed(bench: &dyn Bench) -> String {
         class: "no-such-class".into(),
         size: SIZE,
         claim: String::new(),
+        is_share: false,
     };
     let unknown = volumes.create(new).await;
     assert!(matches!(unknown, Err(VolumeError::NoClass(_))), "{unknown:?}");

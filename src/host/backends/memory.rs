@@ -9,7 +9,8 @@ use std::time::Duration;
 use super::authority::{Open, Said, Verdict, judge};
 use super::disks::{Bus, DiskError, GuestSide};
 use super::volumes::{
-    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
+    Capacity, Class, Export, Holder, NewVolume, Place, Plugged, Published, Room, Sharer, Shares, Volume,
+    VolumeError, Volumes,
 };
 
 /// The only storage class.
@@ -154,7 +155,7 @@ impl Volumes for Memory {
 
     async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError> {
         let mut world = self.world();
-        let NewVolume { name, cluster, class, size, claim } = new;
+        let NewVolume { name, cluster, class, size, claim, is_share } = new;
         if class != CLASS {
             return Err(VolumeError::NoClass(class));
         }
@@ -163,7 +164,9 @@ impl Volumes for Memory {
         }
         world.made += 1;
         let id = format!("{CLASS}.{}", world.made);
-        let volume = Volume { id, name, cluster, class, size, claim, published: None, problem: None };
+        let sharers = is_share.then(Vec::new);
+        let volume =
+            Volume { id, name, cluster, class, size, claim, published: None, sharers, problem: None };
         world.volumes.insert(volume.id.clone(), volume.clone());
         Ok(volume)
     }
@@ -181,7 +184,9 @@ impl Volumes for Memory {
 
     async fn remove(&self, id: &str) -> Result<(), VolumeError> {
         let mut world = self.world();
-        world.volume(id)?;
+        if let Some(sharer) = world.volume(id)?.sharers.iter().flatten().next() {
+            return Err(VolumeError::InUse(format!("{} has it", sharer.vm)));
+        }
         if let Some((vm, _)) = world.has(id) {
             return Err(VolumeError::InUse(format!("{vm} has it")));
         }
@@ -255,5 +260,36 @@ impl Volumes for Memory {
 
     fn serial(&self, id: &str) -> Option<String> {
         Some(id.to_owned())
+    }
+
+    fn shares(&self) -> Option<&dyn Shares> {
+        Some(self)
+    }
+}
+
+#[tonic::async_trait]
+impl Shares for Memory {
+    async fn check(&self) -> Result<(), VolumeError> {
+        Ok(())
+    }
+
+    async fn share(&self, id: &str, with: Sharer) -> Result<Export, VolumeError> {
+        let mut world = self.world();
+        let sharers = world.volume(id)?.sharers.get_or_insert_default();
+        sharers.retain(|sharer| sharer.uuid != with.uuid);
+        sharers.push(with);
+        sharers.sort();
+        Ok(Export { server: "192.0.2.1".to_owned(), path: format!("/{id}"), options: String::new() })
+    }
+
+    async fn unshare(&self, id: &str, uuid: Option<&str>) -> Result<(), VolumeError> {
+        let mut world = self.world();
+        let sharers = world.volume(id)?.sharers.get_or_insert_default();
+        sharers.retain(|sharer| uuid.is_some_and(|uuid| sharer.uuid != uuid));
+        Ok(())
+    }
+
+    async fn repair(&self) -> Result<(), VolumeError> {
+        Ok(())
     }
 }

@@ -33,8 +33,10 @@ pub struct Volume {
     pub size: u64,
     /// What people know it by in the cluster, such as `namespace/name` of a claim; may be empty.
     pub claim: String,
-    /// The VM that has it, or is to have it.
+    /// The VM that has it, or is to have it. Never of a share, which is no disk.
     pub published: Option<Published>,
+    /// Of a share: the VMs that may mount it, in the order of their UUIDs. None of a disk.
+    pub sharers: Option<Vec<Sharer>>,
     /// Why it cannot be used, if it cannot.
     pub problem: Option<String>,
 }
@@ -52,6 +54,30 @@ pub struct Published {
     pub read_only: bool,
     /// It is being taken away.
     pub leaving: bool,
+}
+
+/// A VM that may mount a share.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sharer {
+    /// The VM's UUID.
+    pub uuid: String,
+    /// Its name at that time.
+    pub vm: String,
+    /// How the cluster names the node.
+    pub node: String,
+    /// The guest is to mount it read-only.
+    pub read_only: bool,
+}
+
+/// Where a share is served, as an NFS client needs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Export {
+    /// The address of the server.
+    pub server: String,
+    /// What it serves the share as, from the slash on.
+    pub path: String,
+    /// The mount options that whoever runs the server recommends, separated by commas; may be empty.
+    pub options: String,
 }
 
 /// Who holds a volume.
@@ -87,6 +113,8 @@ pub struct NewVolume {
     pub size: u64,
     /// See [`Volume::claim`].
     pub claim: String,
+    /// It is to be a share, if this backend has [`Shares`].
+    pub is_share: bool,
 }
 
 /// A storage class.
@@ -227,6 +255,11 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     /// How the guest on the other end of a disk knows a volume.
     fn serial(&self, id: &str) -> Option<String>;
 
+    /// Its shares, where it has any.
+    fn shares(&self) -> Option<&dyn Shares> {
+        None
+    }
+
     /// Whether only VMs of one host can have its volumes.
     fn are_of_one_host(&self) -> bool {
         true
@@ -252,4 +285,27 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     fn may_have(&self, _vm: &str) -> bool {
         true
     }
+}
+
+/// Serves volumes that many VMs have at a time: file systems on the network, which guests mount by themselves. Nothing is
+/// plugged into a VM for one, so that neither [`Holder`] nor [`Volumes::plug`] is about them; they are made, listed, grown and
+/// removed as other volumes are.
+///
+/// A share is served as long as there is a VM that may mount it. Every operation may be repeated, from wherever an attempt
+/// before ended.
+#[tonic::async_trait]
+pub trait Shares: Send + Sync + fmt::Debug {
+    /// Whether there can be shares; [`VolumeError::Refused`] says why not.
+    async fn check(&self) -> Result<(), VolumeError>;
+
+    /// Remembers that a VM may mount a share, and returns where it is served, once it is. After an error the VM is remembered
+    /// all the same: whoever asked for it repeats the call, or says that the VM is not to have it.
+    async fn share(&self, id: &str, with: Sharer) -> Result<Export, VolumeError>;
+
+    /// Forgets that the VM of this UUID may mount a share, or that any may; success if it may not. Nobody waits until the
+    /// server has stopped.
+    async fn unshare(&self, id: &str, uuid: Option<&str>) -> Result<(), VolumeError>;
+
+    /// Puts right what is not served, or is, as it should be, and removes what is left of shares that are gone.
+    async fn repair(&self) -> Result<(), VolumeError>;
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::super::backends::volumes::Volume;
 use super::super::volumes::problem::{Kind, Problem};
 use crate::labels::HOST;
 use crate::wire::proto::csi::volume_capability::access_mode::Mode;
@@ -14,6 +15,10 @@ const LONGEST: usize = 128;
 const LONGEST_NODE: usize = 256;
 /// Bytes of all entries of one map together, as CSI has it; and of all mount options.
 const MAP: usize = 4096;
+/// What is said of block volumes for many nodes.
+const ONLY_FILES: &str =
+    "a block volume can be on one node at a time: for many nodes, ask for volumeMode Filesystem";
+
 /// Capabilities of one request.
 const CAPABILITIES: usize = 64;
 
@@ -79,20 +84,60 @@ pub fn present(capabilities: &[VolumeCapability]) -> Result<(), Problem> {
     }
 }
 
-/// What a volume is to be able to.
+/// How many nodes are to have a volume at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// One: it is a disk.
+    Alone,
+    /// Many: it is a share.
+    Shared,
+}
+
+/// What a volume is to be able to. One that many nodes are to have is shared, whatever else is asked for: a share serves one
+/// node as well.
 ///
 /// # Errors
-/// If a volume of this host is not, or nothing is said.
-pub fn capabilities(capabilities: &[VolumeCapability]) -> Result<(), Problem> {
+/// If no volume is, or nothing is said.
+pub fn capabilities(capabilities: &[VolumeCapability]) -> Result<Use, Problem> {
     present(capabilities)?;
-    capabilities.iter().try_for_each(capability)
+    let mut all = Use::Alone;
+    for one in capabilities {
+        if capability(one)? == Use::Shared {
+            all = Use::Shared;
+        }
+    }
+    if all == Use::Shared && capabilities.iter().any(is_block) {
+        return invalid(ONLY_FILES);
+    }
+    Ok(all)
+}
+
+/// Whether a volume can be used as is asked for.
+///
+/// # Errors
+/// If not, with what can be done.
+pub fn fits(volume: &Volume, asked: &VolumeCapability) -> Result<(), Problem> {
+    match (&volume.sharers, capability(asked)?) {
+        (Some(_), _) if is_block(asked) => invalid(ONLY_FILES),
+        (None, Use::Shared) => invalid(format!(
+            "the volume {} is a disk, which one node has at a time; for many nodes, make a volume whose claim asks for \
+             ReadWriteMany or ReadOnlyMany",
+            volume.id
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether many nodes may only read.
+pub fn is_read_only_share(capability: &VolumeCapability) -> bool {
+    capability.access_mode.as_ref().is_some_and(|mode| mode.mode() == Mode::MultiNodeReaderOnly)
 }
 
 /// How a volume is to be used.
 ///
 /// # Errors
-/// If a volume of this host cannot be.
-pub fn capability(capability: &VolumeCapability) -> Result<(), Problem> {
+/// If no volume can be.
+pub fn capability(capability: &VolumeCapability) -> Result<Use, Problem> {
     match &capability.access_type {
         None => return invalid("volume_capability: access_type is missing"),
         Some(AccessType::Block(_)) => {}
@@ -110,11 +155,10 @@ pub fn capability(capability: &VolumeCapability) -> Result<(), Problem> {
         Mode::SingleNodeWriter
         | Mode::SingleNodeReaderOnly
         | Mode::SingleNodeSingleWriter
-        | Mode::SingleNodeMultiWriter => Ok(()),
+        | Mode::SingleNodeMultiWriter => Ok(Use::Alone),
         Mode::Unknown => invalid("volume_capability: access_mode is unknown"),
-        mode @ (Mode::MultiNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter) => {
-            let mode = mode.as_str_name();
-            invalid(format!("access_mode {mode} is not supported: a volume is on one node at a time"))
+        Mode::MultiNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter => {
+            if is_block(capability) { invalid(ONLY_FILES) } else { Ok(Use::Shared) }
         }
     }
 }
@@ -191,7 +235,15 @@ mod tests {
 
     #[test]
     fn capabilities_of_one_node() {
-        capabilities(&[one(Mode::SingleNodeWriter), one(Mode::SingleNodeMultiWriter)]).unwrap();
+        let alone = [one(Mode::SingleNodeWriter), one(Mode::SingleNodeMultiWriter)];
+        assert_eq!(capabilities(&alone), Ok(Use::Alone));
+        let many = |mode: Mode| VolumeCapability {
+            access_type: Some(AccessType::Mount(MountVolume::default())),
+            ..one(mode)
+        };
+        for mode in [Mode::MultiNodeReaderOnly, Mode::MultiNodeSingleWriter, Mode::MultiNodeMultiWriter] {
+            assert_eq!(capabilities(&[many(mode), many(Mode::SingleNodeWriter)]), Ok(Use::Shared));
+        }
         let mount = |fs_type: &str, flag: &str| {
             let mount_flags = vec![flag.to_owned()];
             let mount = MountVolume { fs_type: fs_type.to_owned(), mount_flags, ..MountVolume::default() };
@@ -212,7 +264,11 @@ mod tests {
             (vec![one(Mode::Unknown)], "access_mode is unknown"),
             (
                 vec![one(Mode::SingleNodeWriter), one(Mode::MultiNodeMultiWriter)],
-                "MULTI_NODE_MULTI_WRITER is not",
+                "a block volume can be on one node at a time",
+            ),
+            (
+                vec![one(Mode::SingleNodeWriter), many(Mode::MultiNodeMultiWriter)],
+                "a block volume can be on one node at a time",
             ),
             (vec![mount(&long, "")], "too long"),
             (vec![mount("", &long)], "too long"),
@@ -221,6 +277,39 @@ mod tests {
             let problem = capabilities(&wrong).unwrap_err();
             assert!(problem.kind == Kind::Invalid && problem.to_string().contains(words), "{problem}");
         }
+    }
+
+    #[test]
+    fn a_disk_is_for_one_node_and_a_share_has_files() {
+        let volume = |sharers| Volume {
+            id: "v".into(),
+            name: String::new(),
+            cluster: String::new(),
+            class: String::new(),
+            size: 0,
+            claim: String::new(),
+            published: None,
+            sharers,
+            problem: None,
+        };
+        let (disk, share) = (volume(None), volume(Some(Vec::new())));
+        let files = |mode: Mode| VolumeCapability {
+            access_type: Some(AccessType::Mount(MountVolume::default())),
+            ..one(mode)
+        };
+        fits(&disk, &one(Mode::SingleNodeWriter)).unwrap();
+        fits(&disk, &files(Mode::SingleNodeWriter)).unwrap();
+        fits(&share, &files(Mode::SingleNodeWriter)).unwrap();
+        fits(&share, &files(Mode::MultiNodeReaderOnly)).unwrap();
+        for (volume, asked, words) in [
+            (&disk, files(Mode::MultiNodeMultiWriter), "the volume v is a disk"),
+            (&share, one(Mode::SingleNodeWriter), "ask for volumeMode Filesystem"),
+        ] {
+            let problem = fits(volume, &asked).unwrap_err();
+            assert!(problem.kind == Kind::Invalid && problem.to_string().contains(words), "{problem}");
+        }
+        assert!(is_read_only_share(&files(Mode::MultiNodeReaderOnly)));
+        assert!(!is_read_only_share(&files(Mode::SingleNodeReaderOnly)));
     }
 
     #[test]

@@ -11,12 +11,12 @@ use tower_service::Service as _;
 use super::audit::{Entry, What};
 use super::backends::Vm;
 use super::backends::disks::Bus;
-use super::backends::volumes::{self, Plugged};
+use super::backends::volumes::{self, Export, Plugged};
 use super::caller::{Behalf, Caller};
 use super::for_guests::{self, Answering, Asking};
 use super::volumes::problem::{Kind, Problem};
 use super::volumes::size::{Range, SMALLEST};
-use super::volumes::{Asker, Keeper, Wanted};
+use super::volumes::{Asker, Given, Keeper, Wanted};
 use crate::access::verb::{self, Verb};
 use crate::wire::proto::csi::controller_server::{Controller, ControllerServer};
 use crate::wire::proto::csi::{self, controller_service_capability as capability};
@@ -29,6 +29,11 @@ use check::Parameters;
 const SERIAL: &str = "guestlet.io/serial";
 /// The key of what the guest sees it on.
 const BUS: &str = "guestlet.io/bus";
+
+/// The keys of where a share is served, and of how whoever serves it wants it to be mounted.
+const NFS_SERVER: &str = "guestlet.io/nfs-server";
+const NFS_PATH: &str = "guestlet.io/nfs-path";
+const NFS_OPTIONS: &str = "guestlet.io/nfs-options";
 
 /// Answers one guest.
 #[derive(Debug, Clone)]
@@ -118,7 +123,25 @@ fn volume(volume: volumes::Volume) -> csi::Volume {
 }
 
 fn nodes(volume: &volumes::Volume) -> Vec<String> {
-    volume.published.iter().map(|published| published.node.clone()).collect()
+    let sharers = volume.sharers.iter().flatten().map(|sharer| sharer.node.clone());
+    volume.published.iter().map(|published| published.node.clone()).chain(sharers).collect()
+}
+
+/// What the agent is told of a volume that its node was given.
+fn context(given: Given) -> Vec<(String, String)> {
+    let pairs = match given {
+        Given::Disk(Plugged { serial, bus }) => {
+            let bus = match bus {
+                Bus::Scsi => "scsi",
+                Bus::VirtioBlk => "virtio",
+            };
+            vec![(SERIAL, serial), (BUS, bus.to_owned())]
+        }
+        Given::Share(Export { server, path, options }) => {
+            vec![(NFS_SERVER, server), (NFS_PATH, path), (NFS_OPTIONS, options)]
+        }
+    };
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 fn condition(problem: Option<String>) -> csi::VolumeCondition {
@@ -159,7 +182,7 @@ impl Controller for Service {
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_CREATE, |asked| ("", &asked.name))?;
         let created = async {
-            check::capabilities(&request.volume_capabilities)?;
+            let is_share = check::capabilities(&request.volume_capabilities)? == check::Use::Shared;
             check::without("volume_content_source", request.volume_content_source.is_some())?;
             check::without("mutable_parameters", !request.mutable_parameters.is_empty())?;
             let Parameters { class, claim } = check::parameters(&request.parameters)?;
@@ -170,7 +193,7 @@ impl Controller for Service {
             } else {
                 Vec::new()
             };
-            let wanted = Wanted { name: request.name, class, range, claim };
+            let wanted = Wanted { name: request.name, class, range, claim, is_share };
             let made = self.keeper.create(&asker, &self.guest.vm.cluster, wanted).await?;
             Ok(csi::Volume { accessible_topology: places, ..volume(made) })
         };
@@ -201,21 +224,17 @@ impl Controller for Service {
             check::node_id(&request.node_id)?;
             let capability = request.volume_capability.as_ref();
             let missing = || Problem::new(Kind::Invalid, "volume_capability is missing");
-            check::capability(capability.ok_or_else(missing)?)?;
+            let capability = capability.ok_or_else(missing)?;
+            check::capability(capability)?;
             let (id, node) = (&request.volume_id, &request.node_id);
-            self.keeper.publish(&asker, id, node, request.readonly).await
+            check::fits(&self.keeper.get(&asker, id).await?, capability)?;
+            let read_only = request.readonly || check::is_read_only_share(capability);
+            self.keeper.publish(&asker, id, node, read_only).await
         };
-        ended(
-            entry,
-            published.await.map(|Plugged { serial, bus }| {
-                let bus = match bus {
-                    Bus::Scsi => "scsi",
-                    Bus::VirtioBlk => "virtio",
-                };
-                let context = [(SERIAL.to_owned(), serial), (BUS.to_owned(), bus.to_owned())];
-                csi::ControllerPublishVolumeResponse { publish_context: context.into() }
-            }),
-        )
+        let answer = |given| csi::ControllerPublishVolumeResponse {
+            publish_context: context(given).into_iter().collect(),
+        };
+        ended(entry, published.await.map(answer))
     }
 
     async fn controller_unpublish_volume(
@@ -244,8 +263,9 @@ impl Controller for Service {
         let validated = async {
             check::volume_id(&request.volume_id)?;
             check::present(&request.volume_capabilities)?;
-            self.keeper.get(&asker, &request.volume_id).await?;
+            let volume = self.keeper.get(&asker, &request.volume_id).await?;
             check::capabilities(&request.volume_capabilities)?;
+            request.volume_capabilities.iter().try_for_each(|one| check::fits(&volume, one))?;
             check::without("mutable_parameters", !request.mutable_parameters.is_empty())?;
             check::parameters(&request.parameters).map(drop)
         };
@@ -335,14 +355,16 @@ impl Controller for Service {
             if let Some(capability) = &request.volume_capability {
                 check::capability(capability)?;
             }
-            self.keeper.expand(&asker, &request.volume_id, range).await
+            let is_share = self.keeper.get(&asker, &request.volume_id).await?.sharers.is_some();
+            let size = self.keeper.expand(&asker, &request.volume_id, range).await?;
+            Ok((size, is_share))
         };
         let is_block = request.volume_capability.as_ref().is_some_and(check::is_block);
         ended(
             entry,
-            expanded.await.map(|size| csi::ControllerExpandVolumeResponse {
+            expanded.await.map(|(size, is_share)| csi::ControllerExpandVolumeResponse {
                 capacity_bytes: bytes(size),
-                node_expansion_required: !is_block,
+                node_expansion_required: !is_block && !is_share,
             }),
         )
     }

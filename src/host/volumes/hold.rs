@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::super::backends::Vm;
 use super::super::backends::disks::GuestSide;
-use super::super::backends::volumes::{Place, Plugged, Published, Volume};
+use super::super::backends::volumes::{Export, Place, Plugged, Published, Volume};
 use super::super::disks::release::{self, Agent};
 use super::super::fleet::{Identity, Machine};
 use super::super::metrics::operations::Operation;
@@ -14,11 +14,20 @@ use super::problem::{Kind, Problem};
 use super::protocol::{Next, Refusal, Request, next};
 use super::size::Range;
 use super::turns::Thing;
-use super::{Asker, Keeper, PATIENCE};
+use super::{Asker, Keeper, PATIENCE, share};
 use crate::wire::proto::v1::{PowerState, VolumeAction};
 
 /// More steps than any request needs, unless somebody undoes each of them.
 const MOST_STEPS: usize = 16;
+
+/// How a node reaches a volume that it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Given {
+    /// As a disk.
+    Disk(Plugged),
+    /// Over the network.
+    Share(Export),
+}
 
 /// Where the steps of a request have led.
 enum End {
@@ -44,6 +53,9 @@ impl Keeper {
             }
             let _turn = keeper.0.turns.take(Thing::volume(&id))?;
             let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
+            if let Some(problem) = share::in_use(&volume) {
+                return Err(problem);
+            }
             let is_listed = match &volume.published {
                 Some(published) => keeper.vm(&published.uuid).await?.is_some(),
                 None => false,
@@ -59,7 +71,7 @@ impl Keeper {
         .await
     }
 
-    /// Plugs a volume into a VM of its cluster.
+    /// Gives a volume to a VM of its cluster.
     ///
     /// # Errors
     /// If another VM has it or may have it, or it cannot be plugged.
@@ -69,13 +81,16 @@ impl Keeper {
         id: &str,
         node: &str,
         read_only: bool,
-    ) -> Result<Plugged, Problem> {
+    ) -> Result<Given, Problem> {
         let (by, id, node) = (asker.clone(), id.to_owned(), node.to_owned());
         self.begin(Operation::Publish, asker, move |keeper| async move {
             let volume = keeper.get(&by, &id).await?;
             let _turn = keeper.0.turns.take(Thing::volume(&id))?;
             let found = keeper.node(&volume.cluster, &node).await?;
             let Machine { vm, power } = found.ok_or_else(|| Problem::no_node(&node))?;
+            if volume.sharers.is_some() {
+                return keeper.share(&by, &id, &vm, (node, read_only)).await.map(Given::Share);
+            }
             let request = Request::Publish { uuid: &vm.ids.lasting, read_only };
             let End::Last(volume, _) = keeper.advance(&by, &id, request).await? else {
                 return Err(Problem::no_volume(&id));
@@ -107,7 +122,7 @@ impl Keeper {
                     Problem::with_detail(Kind::Unavailable, words, format!("{words}: {why}"))
                 })?;
             }
-            Ok(plugged)
+            Ok(Given::Disk(plugged))
         })
         .await
     }
@@ -131,6 +146,9 @@ impl Keeper {
             }
             let _turn = keeper.0.turns.take(Thing::volume(&id))?;
             let Some(volume) = keeper.find(&by, &id).await? else { return Ok(()) };
+            if volume.sharers.is_some() {
+                return keeper.unshare(&by, &volume, node.as_deref()).await;
+            }
             let published = volume.published.as_ref();
             if let (Some(node), Some(published)) = (&node, published) {
                 let named = keeper.node(&volume.cluster, node).await?;
@@ -324,7 +342,7 @@ impl Keeper {
     }
 
     /// The VM of a cluster that a node's identifier means.
-    async fn node(&self, cluster: &str, node: &str) -> Result<Option<Machine>, Problem> {
+    pub(super) async fn node(&self, cluster: &str, node: &str) -> Result<Option<Machine>, Problem> {
         let identity = Identity::Node { cluster: cluster.to_owned(), node: node.to_owned() };
         Ok(self.0.fleet.find(identity).await?)
     }

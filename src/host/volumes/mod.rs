@@ -11,7 +11,8 @@
 //! Nothing is remembered here but what is being done: the backend remembers volumes, and says who holds them. That a VM is
 //! off, or in no list, says nothing about a volume; what is done next is decided in `protocol`.
 //! An operation that was begun runs
-//! to its end in a task of its own, whoever waits for it; one at a time works on a volume (`turns`). What a guest may
+//! to its end in a task of its own, whoever waits for it; one at a time works on a volume (`turns`). Shares, which many VMs
+//! have at a time and nothing plugs, go their own way (`share`). What a guest may
 //! is decided by its connection, which says of which VM and cluster it is ([`Asker`]); what it names is looked for
 //! among that cluster's volumes and VMs only, and another's does not exist for it.
 
@@ -41,6 +42,7 @@ pub mod policy;
 pub mod problem;
 mod protocol;
 mod repair;
+mod share;
 pub mod size;
 mod tell;
 #[cfg(test)]
@@ -48,6 +50,7 @@ mod tests;
 mod turns;
 
 use complaints::Complaints;
+pub use hold::Given;
 use policy::{Bound, Policies, Policy, Reserved, Usage};
 use problem::{Kind, Problem};
 use size::Range;
@@ -103,6 +106,8 @@ pub struct Wanted {
     pub range: Range,
     /// See [`Volume::claim`].
     pub claim: String,
+    /// Many nodes are to have it at a time.
+    pub is_share: bool,
 }
 
 /// Does what is asked of volumes.
@@ -343,10 +348,13 @@ impl Keeper {
         let policy = self.policy(&cluster);
         let class = policy.class(&self.0.volumes.classes(), wanted.class.as_deref())?;
         let size = wanted.range.choose()?;
-        let Wanted { name, claim, .. } = wanted.clone();
+        let Wanted { name, claim, is_share, .. } = wanted.clone();
+        if is_share {
+            self.shares()?.check().await?;
+        }
         let key = (cluster.clone(), name.clone());
         self.reserve(&policy, &key, &class, size, Usage { volumes: 1, bytes: size }).await?;
-        let made = self.0.volumes.create(NewVolume { name, cluster, class, size, claim }).await;
+        let made = self.0.volumes.create(NewVolume { name, cluster, class, size, claim, is_share }).await;
         self.0.reserved.lock().await.remove(&key);
         let volume = made.map_err(|error| self.logged(by, "make a volume", &key.1, error))?;
         // It may be one that was made before, and is not listed yet.
@@ -387,6 +395,11 @@ fn will_do(volume: Volume, wanted: &Wanted) -> Result<Volume, Problem> {
     if let Some(problem) = problem {
         let words = "there is a volume of this name already, which cannot be used now";
         return Err(Problem::with_detail(Kind::Unavailable, words, format!("{words}: {problem}")));
+    }
+    if volume.sharers.is_some() != wanted.is_share {
+        let what =
+            if wanted.is_share { "a disk, for one node at a time" } else { "for many nodes at a time" };
+        return Err(Problem::new(Kind::Exists, format!("there is a volume of this name already, {what}")));
     }
     if !wanted.range.has(*size) {
         return Err(Problem::new(

@@ -58,6 +58,7 @@ mod tests {
             size: 0,
             claim: String::new(),
             published: None,
+            sharers: None,
             problem: None,
         };
         ids.iter().map(volume).collect()

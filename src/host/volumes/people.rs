@@ -4,7 +4,7 @@ use tonic::Status;
 
 use super::problem::{Kind, Problem};
 use super::size::Range;
-use super::{Asker, Keeper, Wanted};
+use super::{Asker, Keeper, Wanted, share};
 use crate::host::backends::volumes::{self, Published};
 use crate::host::caller::Behalf;
 use crate::wire::proto::v1::{
@@ -45,7 +45,7 @@ impl Keeper {
         }
         let class = Some(class).filter(|class| !class.is_empty());
         let range = Range { required: size, limit: 0 };
-        let wanted = Wanted { name, class, range, claim: String::new() };
+        let wanted = Wanted { name, class, range, claim: String::new(), is_share: false };
         let made = self.create(&person, &cluster, wanted).await.map_err(Problem::for_host)?;
         Ok(self.show(&made).await)
     }
@@ -76,7 +76,10 @@ impl Keeper {
     ) -> Result<Volume, Status> {
         let person = Asker::Person(behalf);
         let DetachVolumeRequest { volume_id, force } = request;
-        self.get(&person, &volume_id).await.map_err(Problem::for_host)?;
+        let volume = self.get(&person, &volume_id).await.map_err(Problem::for_host)?;
+        if let Some(problem) = share::in_use(&volume).filter(|_| !force) {
+            return Err(problem.for_host());
+        }
         self.unpublish(&person, &volume_id, None, force).await.map_err(Problem::for_host)?;
         self.show_by_id(&volume_id).await
     }
@@ -131,6 +134,7 @@ impl Keeper {
             holder,
             problem: failed.or_else(|| volume.problem.clone()).unwrap_or_default(),
             serial,
+            sharers: volume.sharers.iter().flatten().map(sharer).collect(),
         }
     }
 
@@ -159,6 +163,11 @@ impl Keeper {
         pods.dedup();
         (Some(VolumeHolder { vm, uuid, read_only, leaving, device, mount_points, pods }), failed)
     }
+}
+
+fn sharer(sharer: &volumes::Sharer) -> VolumeHolder {
+    let volumes::Sharer { uuid, vm, read_only, .. } = sharer.clone();
+    VolumeHolder { uuid, vm, read_only, ..VolumeHolder::default() }
 }
 
 /// What it means that a volume could not be read or written.

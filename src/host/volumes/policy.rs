@@ -216,6 +216,7 @@ mod tests {
             size,
             claim: String::new(),
             published: None,
+            sharers: None,
             problem: None,
         };
         let key = |cluster: &str, name: &str| (cluster.to_owned(), name.to_owned());

@@ -56,6 +56,11 @@ impl Keeper {
 
     /// Looks at one VM, or at all, each beside the others.
     async fn look(&self, name: Option<&str>) {
+        if let Some(shares) = self.0.volumes.shares().filter(|_| name.is_none())
+            && let Err(error) = shares.repair().await
+        {
+            tracing::debug!(%error, "cannot look for shares that are not served as they should be");
+        }
         let volumes = match self.0.volumes.list().await {
             Ok(volumes) => Arc::new(volumes),
             Err(error) => {

@@ -49,7 +49,7 @@ impl Bench {
 
     async fn create(&self, name: &str) -> Result<Volume, Problem> {
         let range = Range::new(20 * MIB, 0).unwrap();
-        let wanted = Wanted { name: name.into(), class: None, range, claim: String::new() };
+        let wanted = Wanted { name: name.into(), class: None, range, claim: String::new(), is_share: false };
         self.keeper.create(&Asker::Host, "dev", wanted).await
     }
 
@@ -165,7 +165,7 @@ async fn a_cluster_has_no_more_bytes_than_there_are() {
     let bench = Bench::new().await;
     let create = |name: &str, size: i64| {
         let range = Range::new(size, 0).unwrap();
-        let wanted = Wanted { name: name.into(), class: None, range, claim: String::new() };
+        let wanted = Wanted { name: name.into(), class: None, range, claim: String::new(), is_share: false };
         bench.keeper.create(&Asker::Host, "dev", wanted)
     };
     // Less than half of it is written, for all that the backend knows; it is the cluster that has too much.
@@ -181,4 +181,35 @@ async fn a_cluster_has_no_more_bytes_than_there_are() {
     assert_eq!(room.free, 4 << 20);
     // It is for each cluster.
     assert_eq!(bench.keeper.capacity(&Asker::Host, "prod", None).await.unwrap().free, 1 << 30);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_share_is_given_to_many_nodes_and_removed_when_none_has_it() {
+    let bench = Bench::new().await;
+    let range = Range::new(20 * MIB, 0).unwrap();
+    let wanted = Wanted { name: "s".into(), class: None, range, claim: String::new(), is_share: true };
+    let id = bench.keeper.create(&Asker::Host, "dev", wanted.clone()).await.unwrap().id;
+    let disk = bench.keeper.create(&Asker::Host, "dev", Wanted { is_share: false, ..wanted }).await;
+    is(disk.map(drop), Kind::Exists);
+    for node in ["a", "b", "a"] {
+        let given = bench.keeper.publish(&Asker::Host, &id, node, false).await.unwrap();
+        assert!(matches!(given, Given::Share(export) if export.path == format!("/{id}")));
+    }
+    bench.plugged(&[]);
+    is(bench.keeper.publish(&Asker::Host, &id, "a", true).await.map(drop), Kind::Exists);
+    is(bench.publish(&id, "c").await, Kind::NotFound);
+    is(bench.remove(&id).await, Kind::Precondition);
+    let sharers = async || {
+        let volume = bench.keeper.get(&Asker::Host, &id).await.unwrap();
+        volume.sharers.unwrap().into_iter().map(|sharer| sharer.node).collect::<Vec<_>>()
+    };
+    for _ in 0..2 {
+        bench.keeper.unpublish(&Asker::Host, &id, Some("a"), false).await.unwrap();
+        assert_eq!(sharers().await, ["b"]);
+    }
+    let larger = Range::new(40 * MIB, 0).unwrap();
+    assert_eq!(bench.keeper.expand(&Asker::Host, &id, larger).await.unwrap(), 40 << 20);
+    bench.unpublish(&id, false).await.unwrap();
+    assert!(sharers().await.is_empty());
+    bench.remove(&id).await.unwrap();
 }

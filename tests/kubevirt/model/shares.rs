@@ -38,7 +38,8 @@ impl World {
             ("Enabled" | "Enabling", false) => {
                 json!({ "state": "Disabling", "endpoint": share["status"]["endpoint"] })
             }
-            ("Disabling", _) if self.may(Step::Unshare, &claim, &format!("{}-unshare", uid(&share))) => {
+            // One that is wanted again in between stays as it is.
+            ("Disabling", false) if self.may(Step::Unshare, &claim, &format!("{}-unshare", uid(&share))) => {
                 none("Disabled", "NotReady")
             }
             _ => return Ok(()),

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::authority::{self, Evidence};
-use super::claims::PUBLISHED;
 use super::evidence::Reader;
 use super::fence::Fence;
 use super::gates::{self, Way};
@@ -60,7 +59,7 @@ pub enum Written {
 }
 
 /// Whose answer it is: the words of an error begin with it.
-fn unavailable(what: &str, error: &Error) -> VolumeError {
+pub(super) fn unavailable(what: &str, error: &Error) -> VolumeError {
     VolumeError::Unavailable(format!("cannot {what}: {}", words(error)))
 }
 
@@ -96,7 +95,7 @@ async fn ask<T>(what: &str, request: impl Future<Output = Result<T, Error>>) -> 
 }
 
 /// The same, where some refusals mean something.
-async fn in_time<T>(
+pub(super) async fn in_time<T>(
     what: &str,
     request: impl Future<Output = Result<T, Error>>,
 ) -> Result<Result<T, Error>, VolumeError> {
@@ -108,7 +107,7 @@ async fn in_time<T>(
 }
 
 /// What it is if there is nothing of this name.
-fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, VolumeError> {
+pub(super) fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, VolumeError> {
     match outcome {
         Ok(object) => Ok(Some(object)),
         Err(error) if code(&error) == Some(404) => Ok(None),
@@ -135,7 +134,7 @@ impl Cluster {
     }
 
     /// What comes of a change, if it may be made.
-    async fn alter<T>(
+    pub(super) async fn alter<T>(
         &self,
         what: &str,
         request: impl Future<Output = Result<T, Error>>,
@@ -215,18 +214,18 @@ impl Cluster {
         written(deleted.map(drop), &what)
     }
 
-    /// Writes which VM is to have the volume of a claim, unless that has changed since it was read.
+    /// Writes an annotation of a claim, or takes it away, unless the claim has changed since it was read.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub async fn record(
+    pub async fn annotate(
         &self,
         claim: &Claim,
         read: &PersistentVolumeClaim,
-        published: Option<String>,
+        (key, text): (&str, Option<String>),
     ) -> Result<Written, VolumeError> {
         let patch = json!({"metadata": {
-            "annotations": {PUBLISHED: published},
+            "annotations": {key: text},
             // With these, the change is refused if the object is another one, or not as it was.
             "uid": read.metadata.uid,
             "resourceVersion": read.metadata.resource_version,
@@ -377,7 +376,7 @@ impl Cluster {
     }
 }
 
-fn written(outcome: Result<(), Error>, what: &str) -> Result<Written, VolumeError> {
+pub(super) fn written(outcome: Result<(), Error>, what: &str) -> Result<Written, VolumeError> {
     match outcome {
         Ok(()) => Ok(Written::Yes),
         Err(error) if code(&error) == Some(409) => Ok(Written::Conflict),

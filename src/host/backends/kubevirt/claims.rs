@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::names::Claim;
 use super::objects::CLUSTER_LABEL;
-use crate::host::backends::volumes::{NewVolume, Published, Volume};
+use crate::host::backends::volumes::{NewVolume, Published, Sharer, Volume};
 
 /// The label of what is made by guestlet, and its value.
 pub const OURS: (&str, &str) = ("app.kubernetes.io/managed-by", "guestlet");
@@ -29,6 +29,12 @@ const CLAIM: &str = "guestlet.io/claim";
 const CLAIM_LABELS: [&str; 2] = ["guestlet.io/claim-namespace", "guestlet.io/claim-name"];
 /// Which VM is to have the volume.
 pub const PUBLISHED: &str = "guestlet.io/published";
+/// Which VMs may mount the share that the claim is.
+pub const SHARERS: &str = "guestlet.io/shared-with";
+/// The volume mode of shares; that of all others is `Block`. It never changes.
+const FILES: &str = "Filesystem";
+/// The access mode of shares.
+const MANY: &str = "ReadWriteMany";
 
 /// Which VM is to have a volume, as an annotation says it. Fields are never renamed: claims outlive this program.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,6 +55,28 @@ pub fn record(published: &Published) -> String {
     let record = Record { uuid, vm, node, read_only, leaving };
     // Texts and truth values always become JSON.
     serde_json::to_string(&record).unwrap_or_default()
+}
+
+/// A VM that may mount a share, as an annotation says it. Fields are never renamed.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SharerRecord {
+    uuid: String,
+    vm: String,
+    node: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    read_only: bool,
+}
+
+/// The annotation that says which VMs may mount a share; none if no VM may.
+pub fn record_sharers(sharers: &[Sharer]) -> Option<String> {
+    let record = |sharer: &Sharer| {
+        let Sharer { uuid, vm, node, read_only } = sharer.clone();
+        SharerRecord { uuid, vm, node, read_only }
+    };
+    let records: Vec<_> = sharers.iter().map(record).collect();
+    // As above.
+    (!records.is_empty()).then(|| serde_json::to_string(&records).unwrap_or_default())
 }
 
 /// The namespace of a cluster's VMs and claims, and its name there: `namespace/name`.
@@ -76,8 +104,8 @@ pub fn build(claim: &Claim, new: &NewVolume, access_mode: &str) -> PersistentVol
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeClaimSpec {
-            access_modes: Some(vec![access_mode.to_owned()]),
-            volume_mode: Some("Block".to_owned()),
+            access_modes: Some(vec![if new.is_share { MANY } else { access_mode }.to_owned()]),
+            volume_mode: Some(if new.is_share { FILES } else { "Block" }.to_owned()),
             storage_class_name: Some(new.class.clone()),
             resources: Some(VolumeResourceRequirements {
                 requests: Some([("storage".to_owned(), Quantity(new.size.to_string()))].into()),
@@ -104,6 +132,10 @@ pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
         Ok(published) => (published, None),
         Err(why) => (None, Some(why)),
     };
+    let (sharers, unreadable) = match sharers(claim) {
+        Ok(sharers) => (sharers, unreadable),
+        Err(why) => (Some(Vec::new()), Some(why)),
+    };
     let spec = claim.spec.as_ref();
     Some(Volume {
         id: place.id(),
@@ -113,6 +145,7 @@ pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
         size: size(claim),
         claim: text(CLAIM),
         published,
+        sharers,
         problem: unreadable.or_else(|| problem(claim)),
     })
 }
@@ -138,6 +171,28 @@ pub fn published(claim: &PersistentVolumeClaim) -> Result<Option<Published>, Str
         }
         Some(Err(error)) => Err(format!("its annotation {PUBLISHED} cannot be read: {error}")),
     }
+}
+
+/// Which VMs may mount the share that a claim is, in the order of their UUIDs; none if it is a disk.
+///
+/// # Errors
+/// If what is written there cannot be read, in words.
+pub fn sharers(claim: &PersistentVolumeClaim) -> Result<Option<Vec<Sharer>>, String> {
+    let mode = claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref());
+    if mode != Some(FILES) {
+        return Ok(None);
+    }
+    let annotation = claim.metadata.annotations.as_ref().and_then(|all| all.get(SHARERS));
+    let Some(text) = annotation else { return Ok(Some(Vec::new())) };
+    let records: Vec<SharerRecord> = serde_json::from_str(text)
+        .map_err(|error| format!("its annotation {SHARERS} cannot be read: {error}"))?;
+    let sharer = |record: SharerRecord| {
+        let SharerRecord { uuid, vm, node, read_only } = record;
+        Sharer { uuid, vm, node, read_only }
+    };
+    let mut sharers: Vec<_> = records.into_iter().map(sharer).collect();
+    sharers.sort();
+    Ok(Some(sharers))
 }
 
 /// Bytes that were asked for, and at least those that there are: storage may round up.
@@ -219,6 +274,7 @@ mod tests {
             class: "longhorn".to_owned(),
             size: 10 << 30,
             claim: "default/data".to_owned(),
+            is_share: false,
         }
     }
 
@@ -227,7 +283,7 @@ mod tests {
         let name = "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f";
         let mut claim = build(&Claim::of_name("dev/shop", name), &new(name), "ReadWriteMany");
         let made = volume(&claim).unwrap();
-        let NewVolume { name, cluster, class, size, claim: told } = new(name);
+        let NewVolume { name, cluster, class, size, claim: told, .. } = new(name);
         assert_eq!((made.name, made.cluster, made.class, made.size), (name, cluster, class, size));
         assert_eq!((made.claim, made.published, made.problem), (told, None, None));
         let published = Published {
@@ -255,6 +311,29 @@ mod tests {
             let there = CLAIM_LABELS.iter().filter(|key| labels.contains_key(**key)).count();
             assert_eq!((there, volume(&claim).unwrap().claim.as_str()), (expected, told));
         }
+    }
+
+    #[test]
+    fn a_share_is_told_from_a_disk_and_keeps_whom_it_is_shared_with() {
+        let place = Claim::of_name("dev", "a");
+        assert_eq!(volume(&build(&place, &new("a"), "ReadWriteOnce")).unwrap().sharers, None);
+        let mut claim = build(&place, &NewVolume { is_share: true, ..new("a") }, "ReadWriteOnce");
+        let spec = claim.spec.clone().unwrap();
+        assert_eq!(spec.access_modes.unwrap(), ["ReadWriteMany"]);
+        assert_eq!(volume(&claim).unwrap().sharers, Some(Vec::new()));
+        let sharer = |uuid: &str, read_only| Sharer {
+            uuid: uuid.to_owned(),
+            vm: format!("dev/{uuid}"),
+            node: uuid.to_owned(),
+            read_only,
+        };
+        let both = vec![sharer("a", true), sharer("b", false)];
+        let text = record_sharers(&both).unwrap();
+        claim.metadata.annotations.as_mut().unwrap().insert(SHARERS.to_owned(), text);
+        assert_eq!(volume(&claim).unwrap().sharers, Some(both));
+        assert_eq!(record_sharers(&[]), None);
+        claim.metadata.annotations.as_mut().unwrap().insert(SHARERS.to_owned(), "{".to_owned());
+        assert!(volume(&claim).unwrap().problem.unwrap().contains("guestlet.io/shared-with cannot be read"));
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod node;
 pub mod objects;
 pub mod seen;
 mod shared;
+mod shares;
 pub mod standing;
 mod told;
 pub mod volumes;

@@ -291,13 +291,24 @@ pub fn owner(metadata: &ObjectMeta) -> Option<&str> {
 }
 
 /// Null is as good as missing.
-fn or_default<'d, D: Deserializer<'d>, T: Default + Deserialize<'d>>(from: D) -> Result<T, D::Error> {
+pub(super) fn or_default<'d, D: Deserializer<'d>, T: Default + Deserialize<'d>>(
+    from: D,
+) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
-/// Makes a type with `metadata` one of the kinds of KubeVirt's API.
+/// Makes a type with `metadata` one of the kinds of an API: KubeVirt's, if nothing else is said.
 macro_rules! resource {
     ($type:ty, $kind:literal, $plural:literal) => {
+        $crate::host::backends::kubevirt::objects::resource!(
+            $type,
+            $kind,
+            $plural,
+            $crate::host::backends::kubevirt::objects::GROUP,
+            "v1"
+        );
+    };
+    ($type:ty, $kind:literal, $plural:literal, $group:expr, $version:literal) => {
         impl kube::Resource for $type {
             type DynamicType = ();
             type Scope = kube::core::NamespaceResourceScope;
@@ -307,11 +318,11 @@ macro_rules! resource {
             }
 
             fn group((): &()) -> std::borrow::Cow<'_, str> {
-                $crate::host::backends::kubevirt::objects::GROUP.into()
+                $group.into()
             }
 
             fn version((): &()) -> std::borrow::Cow<'_, str> {
-                "v1".into()
+                $version.into()
             }
 
             fn plural((): &()) -> std::borrow::Cow<'_, str> {

@@ -5,6 +5,7 @@
 //! given to another VM or deleted.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use super::api::{Cluster, Written};
 use super::authority;
-use super::claims;
+use super::claims::{self, PUBLISHED};
 use super::controller::listing::Listing;
 use super::copies::Copies;
 use super::hotplug::patch::Disk;
@@ -22,7 +23,7 @@ use super::names::{Claim, PREFIX};
 use super::objects;
 use crate::host::backends::disks::{Bus, DiskError, GuestSide};
 use crate::host::backends::volumes::{
-    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
+    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Shares, Volume, VolumeError, Volumes,
 };
 
 /// How often a change is tried that somebody else's comes before.
@@ -36,20 +37,30 @@ const UNREAD: &str = "the claims and storage classes of the cluster have not bee
 /// Claims of the host cluster.
 #[derive(Debug)]
 pub struct Claims {
-    cluster: Cluster,
-    copies: Copies,
+    pub(super) cluster: Cluster,
+    pub(super) copies: Copies,
     hotplug: Hotplug,
-    patience: Patience,
+    pub(super) patience: Patience,
     access_mode: String,
     /// Which VMs list volumes of ours; without it, any may.
     listing: Option<Listing>,
+    /// There are shares, or something may be left of them.
+    pub(super) has_shares: AtomicBool,
 }
 
 /// A claim of ours, as it was read.
-struct Read {
-    claim: Claim,
-    object: PersistentVolumeClaim,
-    volume: Volume,
+pub(super) struct Read {
+    pub(super) claim: Claim,
+    pub(super) object: PersistentVolumeClaim,
+    pub(super) volume: Volume,
+}
+
+impl Read {
+    /// The name of its PersistentVolume; none before it is bound.
+    pub(super) fn persistent_volume(&self) -> Option<&str> {
+        let volume = self.object.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+        volume.filter(|name| !name.is_empty())
+    }
 }
 
 impl Claims {
@@ -64,7 +75,15 @@ impl Claims {
     pub fn begin(cluster: Cluster, patience: Patience, access_mode: String) -> Self {
         let copies = Copies::begin(&cluster);
         let hotplug = Hotplug::new(cluster.clone(), patience);
-        Self { cluster, copies, hotplug, patience, access_mode, listing: None }
+        Self {
+            cluster,
+            copies,
+            hotplug,
+            patience,
+            access_mode,
+            listing: None,
+            has_shares: AtomicBool::new(true),
+        }
     }
 
     /// Returns when all of them have been read.
@@ -80,7 +99,7 @@ impl Claims {
 
     /// The claim of ours that an identifier means. One that has a name of ours and lacks what it is known by may be any
     /// cluster's, and in any VM: it must not be taken for a volume that is gone.
-    async fn read(&self, id: &str) -> Result<Option<Read>, VolumeError> {
+    pub(super) async fn read(&self, id: &str) -> Result<Option<Read>, VolumeError> {
         let Some(claim) = Claim::of_id(id) else { return Ok(None) };
         let Some(object) = self.cluster.claim(&claim).await? else { return Ok(None) };
         let Some(volume) = claims::volume(&object) else {
@@ -88,16 +107,16 @@ impl Claims {
         };
         // Whoever has it, it is not known, and must not be taken for nobody.
         claims::published(&object).map_err(VolumeError::Damaged)?;
+        claims::sharers(&object).map_err(VolumeError::Damaged)?;
         Ok(Some(Read { claim, object, volume }))
     }
 
-    async fn expect(&self, id: &str) -> Result<Read, VolumeError> {
+    pub(super) async fn expect(&self, id: &str) -> Result<Read, VolumeError> {
         self.read(id).await?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))
     }
 
     async fn held_by(&self, read: &Read) -> Result<Holder, VolumeError> {
-        let volume = read.object.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-        let evidence = self.cluster.evidence(&read.claim, volume.filter(|name| !name.is_empty())).await?;
+        let evidence = self.cluster.evidence(&read.claim, read.persistent_volume()).await?;
         Ok(authority::judge(&read.claim, &evidence))
     }
 
@@ -114,7 +133,7 @@ impl Claims {
                 return Err(VolumeError::Disk(DiskError::Busy(id.to_owned())));
             }
             let text = published.map(claims::record);
-            match self.cluster.record(&read.claim, &read.object, text).await? {
+            match self.cluster.annotate(&read.claim, &read.object, (PUBLISHED, text)).await? {
                 Written::Yes => return Ok(read),
                 // Somebody has written something else of it.
                 Written::Conflict => {}
@@ -125,7 +144,7 @@ impl Claims {
     }
 
     /// Waits until a claim has its PersistentVolume: until then KubeVirt leaves it out.
-    async fn bound(&self, id: &str) -> Result<Read, VolumeError> {
+    pub(super) async fn bound(&self, id: &str) -> Result<Read, VolumeError> {
         let begun = Instant::now();
         loop {
             let read = self.expect(id).await?;
@@ -284,6 +303,7 @@ impl Volumes for Claims {
                     }
                     Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
                 }
+                self.retire(&read, begun + self.patience.settle).await?;
                 self.cluster.delete(&read.claim, &read.object).await?;
             } else if begun.elapsed() >= self.patience.settle {
                 let finalizers = read.object.metadata.finalizers.unwrap_or_default().join(", ");
@@ -322,6 +342,9 @@ impl Volumes for Claims {
 
     async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError> {
         let read = self.bound(id).await?;
+        if read.volume.sharers.is_some() {
+            return Err(VolumeError::Refused(format!("the volume {id} is a share, and never plugged")));
+        }
         let before = read.volume.published.clone();
         if before.as_ref().is_some_and(|before| before.uuid != published.uuid) {
             return Err(VolumeError::Disk(DiskError::Busy(id.to_owned())));
@@ -441,6 +464,10 @@ impl Volumes for Claims {
 
     fn may_have(&self, vm: &str) -> bool {
         self.listing.as_ref().is_none_or(|listing| listing.has(vm))
+    }
+
+    fn shares(&self) -> Option<&dyn Shares> {
+        Some(self)
     }
 
     fn are_of_one_host(&self) -> bool {

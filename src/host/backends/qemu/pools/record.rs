@@ -205,6 +205,7 @@ impl Record {
             size: self.size,
             claim: self.claim.clone(),
             published: self.published.clone().map(Into::into),
+            sharers: None,
             problem,
         }
     }
@@ -242,6 +243,7 @@ impl Damaged {
             size: self.size.unwrap_or(0),
             claim: String::new(),
             published: self.published.clone().map(Into::into),
+            sharers: None,
             problem: Some(format!("its record cannot be used: {}", self.problem)),
         }
     }
@@ -276,6 +278,7 @@ mod tests {
             class: text("fast"),
             size: 512,
             claim: text("shop/data"),
+            is_share: false,
         };
         Record::new(text("fast.aaaaaaaaaaaaaaaaaaaa"), new, Format::Qcow2, true)
     }

@@ -90,7 +90,14 @@ fn says<T: std::fmt::Debug>(
 }
 
 fn new(name: &str, class: &str, size: u64) -> NewVolume {
-    NewVolume { name: name.into(), cluster: "dev".into(), class: class.into(), size, claim: String::new() }
+    NewVolume {
+        name: name.into(),
+        cluster: "dev".into(),
+        class: class.into(),
+        size,
+        claim: String::new(),
+        is_share: false,
+    }
 }
 
 fn published(vm: u8) -> Published {

@@ -1,0 +1,132 @@
+//! What is asked of the API server about NetworkFilesystems.
+
+use kube::Error;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use serde_json::json;
+
+use super::object::{API, MARK, NAMESPACE, NetworkFilesystem, State, VOLUME};
+use crate::host::backends::kubevirt::api::{Cluster, Written, code, found, in_time, unavailable, written};
+use crate::host::backends::kubevirt::claims::OURS;
+use crate::host::backends::volumes::VolumeError;
+
+/// What the objects are in words.
+const KIND: &str = "NetworkFilesystem";
+/// Objects that are looked at in one answer.
+const PAGE: u32 = 100;
+
+impl Cluster {
+    fn shares(&self) -> Api<NetworkFilesystem> {
+        Api::namespaced(self.client(), NAMESPACE)
+    }
+
+    /// The object of a PersistentVolume, if it is there.
+    ///
+    /// # Errors
+    /// If that cannot be told.
+    pub async fn share(&self, volume: &str) -> Result<Option<NetworkFilesystem>, VolumeError> {
+        let what = format!("read the {KIND} {NAMESPACE}/{volume}");
+        found(in_time(&what, self.shares().get(volume)).await?, &what)
+    }
+
+    /// Those that guestlet has made.
+    ///
+    /// # Errors
+    /// [`VolumeError::Refused`] if the host cluster has no such kind.
+    pub async fn our_shares(&self) -> Result<Vec<NetworkFilesystem>, VolumeError> {
+        let what = format!("list the {KIND}s of the namespace {NAMESPACE}");
+        let (mut all, mut token) = (Vec::new(), None::<String>);
+        loop {
+            let mut page = ListParams::default().limit(PAGE).labels(&format!("{}={}", OURS.0, OURS.1));
+            page.continue_token = token.take();
+            match in_time(&what, self.shares().list(&page)).await? {
+                Ok(list) => {
+                    all.extend(list.items);
+                    token = list.metadata.continue_.filter(|token| !token.is_empty());
+                }
+                Err(error) if code(&error) == Some(404) => return Err(unknown()),
+                Err(error) => return Err(unavailable(&what, &error)),
+            }
+            if token.is_none() {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Makes the object of a PersistentVolume, which wants the share of a volume served.
+    ///
+    /// # Errors
+    /// If it cannot be made; [`VolumeError::Refused`] if the host cluster has no such kind.
+    pub async fn make_share(&self, volume: &str, id: &str, mark: &str) -> Result<Written, VolumeError> {
+        let what = format!("make the {KIND} {NAMESPACE}/{volume}");
+        let object = json!({
+            "apiVersion": API,
+            "kind": KIND,
+            "metadata": {
+                "name": volume,
+                "namespace": NAMESPACE,
+                "labels": {OURS.0: OURS.1},
+                "annotations": {VOLUME: id, MARK: mark},
+            },
+            "spec": {"networkFSName": volume, "desiredState": State::Enabled.to_string()},
+        });
+        let request = http::Request::post(format!("/apis/{API}/namespaces/{NAMESPACE}/networkfilesystems"))
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(object.to_string().into_bytes())
+            .map_err(|error| VolumeError::Unavailable(format!("cannot {what}: {error}")))?;
+        match self.alter(&what, self.client().request_text(request)).await? {
+            // That its namespace is missing is the same: only Harvester has it.
+            Err(error) if code(&error) == Some(404) => Err(unknown()),
+            outcome => written(outcome.map(drop), &what),
+        }
+    }
+
+    /// Says what is wanted of an object, for this version of its claim, unless it has changed since it was read.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub async fn want_share(
+        &self,
+        read: &NetworkFilesystem,
+        wanted: State,
+        mark: &str,
+    ) -> Result<Written, VolumeError> {
+        let name = read.name();
+        let what = format!("change the {KIND} {NAMESPACE}/{name}");
+        let patch = json!({
+            "metadata": {
+                "annotations": {MARK: mark},
+                "uid": read.metadata.uid,
+                "resourceVersion": read.metadata.resource_version,
+            },
+            "spec": {"desiredState": wanted.to_string()},
+        });
+        let shares = self.shares();
+        let parameters = PatchParams::default();
+        let patched = self.alter(&what, shares.patch(name, &parameters, &Patch::Merge(&patch))).await?;
+        written(patched.map(drop), &what)
+    }
+
+    /// Deletes the very object that was read.
+    ///
+    /// # Errors
+    /// If it cannot be deleted.
+    pub async fn delete_share(&self, read: &NetworkFilesystem) -> Result<Written, VolumeError> {
+        let what = format!("delete the {KIND} {NAMESPACE}/{}", read.name());
+        let preconditions = Preconditions {
+            uid: read.metadata.uid.clone(),
+            resource_version: read.metadata.resource_version.clone(),
+        };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let deleted: Result<_, Error> =
+            self.alter(&what, self.shares().delete(read.name(), &parameters)).await?;
+        written(deleted.map(drop), &what)
+    }
+}
+
+/// There is no such kind.
+fn unknown() -> VolumeError {
+    VolumeError::Refused(format!(
+        "the host cluster cannot serve a volume to many nodes: it has no {KIND} ({API}), which Harvester's networkfs-manager \
+         brings"
+    ))
+}

@@ -1,0 +1,212 @@
+//! Has shares served, and ended.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::object::{MARK, NetworkFilesystem, State, Step, VOLUME, end, serve};
+use crate::host::backends::disks::DiskError;
+use crate::host::backends::kubevirt::api::Written;
+use crate::host::backends::kubevirt::claims::{self, SHARERS};
+use crate::host::backends::kubevirt::volumes::{Claims, Read};
+use crate::host::backends::volumes::{Export, Sharer, Shares, VolumeError};
+
+/// How often a change is tried that somebody else's comes before.
+const TRIES: usize = 8;
+
+impl Read {
+    fn sharers(&self) -> &[Sharer] {
+        self.volume.sharers.as_deref().unwrap_or_default()
+    }
+
+    /// The version at which the claim was read.
+    fn version(&self) -> &str {
+        self.object.metadata.resource_version.as_deref().unwrap_or_default()
+    }
+}
+
+#[tonic::async_trait]
+impl Shares for Claims {
+    async fn check(&self) -> Result<(), VolumeError> {
+        self.cluster.our_shares().await.map(drop)
+    }
+
+    async fn share(&self, id: &str, with: Sharer) -> Result<Export, VolumeError> {
+        self.bound(id).await?;
+        let add = |sharers: &mut Vec<Sharer>| {
+            sharers.retain(|sharer| sharer.uuid != with.uuid);
+            sharers.push(with.clone());
+            sharers.sort();
+        };
+        let read = self.write_sharers(id, add).await?;
+        self.served(&read).await
+    }
+
+    async fn unshare(&self, id: &str, uuid: Option<&str>) -> Result<(), VolumeError> {
+        self.write_sharers(id, |sharers| {
+            sharers.retain(|sharer| uuid.is_some_and(|uuid| sharer.uuid != uuid));
+        })
+        .await?;
+        self.end_unshared(id).await
+    }
+
+    async fn repair(&self) -> Result<(), VolumeError> {
+        let has_any = self.copies.claims().iter().any(|claim| matches!(claims::sharers(claim), Ok(Some(_))));
+        if !has_any && !self.has_shares.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let objects = match self.cluster.our_shares().await {
+            // Where there is no such kind nothing of it is left.
+            Err(VolumeError::Refused(_)) if !has_any => Vec::new(),
+            objects => objects?,
+        };
+        self.has_shares.store(!objects.is_empty(), Ordering::Relaxed);
+        for object in objects {
+            let Some(id) = object.text(VOLUME) else { continue };
+            match self.read(id).await? {
+                Some(read) if read.persistent_volume() == Some(object.name()) => {
+                    self.put_right(id, &read, &object).await?;
+                }
+                // Its claim is gone, and its PersistentVolume's name is never given again.
+                _ => self.clear(&object).await?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Claims {
+    /// Changes which VMs may mount a share; the claim as it is then.
+    async fn write_sharers(&self, id: &str, change: impl Fn(&mut Vec<Sharer>)) -> Result<Read, VolumeError> {
+        for _ in 0..TRIES {
+            let read = self.expect(id).await?;
+            let Some(before) = &read.volume.sharers else {
+                return Err(VolumeError::Refused(format!("the volume {id} is a disk, and no share")));
+            };
+            let mut after = before.clone();
+            change(&mut after);
+            if after == *before {
+                return Ok(read);
+            }
+            let annotation = (SHARERS, claims::record_sharers(&after));
+            match self.cluster.annotate(&read.claim, &read.object, annotation).await? {
+                Written::Yes => return self.expect(id).await,
+                Written::Conflict => {}
+                Written::Gone => return Err(VolumeError::Unknown(id.to_owned())),
+            }
+        }
+        Err(VolumeError::Disk(DiskError::Busy(id.to_owned())))
+    }
+
+    /// Where a share is served, once it is, for this version of its claim.
+    async fn served(&self, read: &Read) -> Result<Export, VolumeError> {
+        let Some(volume) = read.persistent_volume() else {
+            return Err(VolumeError::Damaged("its claim has no PersistentVolume any more".to_owned()));
+        };
+        let (begun, mark) = (Instant::now(), read.version());
+        loop {
+            let object = self.cluster.share(volume).await?;
+            let step = serve(object.as_ref());
+            if let (Step::Done, Some(object)) = (&step, &object)
+                && object.text(MARK) == Some(mark)
+            {
+                return Ok(object.export());
+            }
+            match (step, &object) {
+                (Step::Make, _) => drop(self.cluster.make_share(volume, &read.volume.id, mark).await?),
+                (Step::Want(state), Some(object)) => {
+                    self.cluster.want_share(object, state, mark).await?;
+                }
+                // Whoever is about to end it has not read this.
+                (Step::Done, Some(object)) => {
+                    self.cluster.want_share(object, State::Enabled, mark).await?;
+                    continue;
+                }
+                _ => {}
+            }
+            if begun.elapsed() >= self.patience.settle {
+                let detail = object.as_ref().map_or_else(
+                    || format!("the NetworkFilesystem of {volume} was made just now"),
+                    NetworkFilesystem::words,
+                );
+                return Err(VolumeError::Waiting {
+                    words: "the host cluster does not serve the volume yet".to_owned(),
+                    detail,
+                });
+            }
+            tokio::time::sleep(self.patience.poll).await;
+        }
+    }
+
+    /// Has a share end that is shared with nobody. Nobody waits for it.
+    async fn end_unshared(&self, id: &str) -> Result<(), VolumeError> {
+        for _ in 0..TRIES {
+            let Some(read) = self.read(id).await? else { return Ok(()) };
+            let Some(volume) = read.persistent_volume() else { return Ok(()) };
+            let object = self.cluster.share(volume).await?;
+            // Once more, after the object: see the module.
+            let Some(read) = self.read(id).await? else { return Ok(()) };
+            let (Step::Want(state), Some(object), true) =
+                (end(object.as_ref()), &object, read.sharers().is_empty())
+            else {
+                return Ok(());
+            };
+            match self.cluster.want_share(object, state, read.version()).await? {
+                Written::Yes | Written::Gone => return Ok(()),
+                Written::Conflict => {}
+            }
+        }
+        Err(VolumeError::Disk(DiskError::Busy(id.to_owned())))
+    }
+
+    /// Removes what serves a claim that is about to be deleted; nothing of a disk.
+    ///
+    /// # Errors
+    /// If VMs may mount it, or it has not ended before `deadline`.
+    pub(in crate::host::backends::kubevirt) async fn retire(
+        &self,
+        read: &Read,
+        deadline: Instant,
+    ) -> Result<(), VolumeError> {
+        if let Some(sharer) = read.sharers().first() {
+            return Err(VolumeError::InUse(format!("it is shared with the VM {}", sharer.vm)));
+        }
+        let (true, Some(volume)) = (read.volume.sharers.is_some(), read.persistent_volume()) else {
+            return Ok(());
+        };
+        while let Some(object) = self.cluster.share(volume).await? {
+            self.clear(&object).await?;
+            if Instant::now() >= deadline {
+                return Err(VolumeError::Waiting {
+                    words: "the host cluster has not ended to serve the volume yet".to_owned(),
+                    detail: object.words(),
+                });
+            }
+            tokio::time::sleep(self.patience.poll.min(Duration::from_millis(200))).await;
+        }
+        Ok(())
+    }
+
+    /// The next step to where an object is gone.
+    async fn clear(&self, object: &NetworkFilesystem) -> Result<(), VolumeError> {
+        let mark = object.text(MARK).unwrap_or_default();
+        match end(Some(object)) {
+            Step::Want(state) => self.cluster.want_share(object, state, mark).await.map(drop),
+            Step::Done => self.cluster.delete_share(object).await.map(drop),
+            Step::Make | Step::Wait => Ok(()),
+        }
+    }
+
+    /// Has a share served or ended, as its claim says.
+    async fn put_right(&self, id: &str, read: &Read, object: &NetworkFilesystem) -> Result<(), VolumeError> {
+        if read.sharers().is_empty() {
+            return self.end_unshared(id).await;
+        }
+        if let Step::Want(state) = serve(Some(object)) {
+            tracing::warn!(volume = id, "a share was not served as it is to be: {}", object.words());
+            self.cluster.want_share(object, state, read.version()).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! Shares: volumes that many nodes have at a time, and mount over the network. Nothing is plugged, so that nobody has to let go
+//! of anything before another node has it: `protocol` is not about them. What has to be so is that a share is served while
+//! some node may mount it, which the backend sees to ([`Shares`]).
+//!
+//! ```text
+//!  publish ───▶ the node is remembered ──▶ the share is served ──▶ where
+//!  unpublish ─▶ the node is forgotten  ──▶ the last one: it is served no more
+//! ```
+
+use super::super::backends::Vm;
+use super::super::backends::volumes::{Export, Sharer, Shares, Volume};
+use super::problem::{Kind, Problem};
+use super::{Asker, Keeper};
+use crate::wire::proto::v1::VolumeAction;
+
+impl Keeper {
+    /// The backend's shares.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub(super) fn shares(&self) -> Result<&dyn Shares, Problem> {
+        self.0.volumes.shares().ok_or_else(|| {
+            let words = "volumes of this host are disks, which one node has at a time: ReadWriteMany and ReadOnlyMany are \
+                         served on Harvester only";
+            Problem::new(Kind::Invalid, words)
+        })
+    }
+
+    /// Lets a VM, which is called so in its cluster, mount a share, perhaps read-only.
+    pub(super) async fn share(
+        &self,
+        by: &Asker,
+        id: &str,
+        vm: &Vm,
+        (node, read_only): (String, bool),
+    ) -> Result<Export, Problem> {
+        let volume = self.get(by, id).await?;
+        let sharer = Sharer { uuid: vm.ids.lasting.clone(), vm: vm.name.clone(), node, read_only };
+        let before = volume.sharers.iter().flatten().find(|one| one.uuid == sharer.uuid);
+        if before.is_some_and(|before| before.read_only != read_only) {
+            let how = if read_only { "writable" } else { "read-only" };
+            let words = format!("the volume is published to this node already, {how}; unpublish it first");
+            return Err(Problem::new(Kind::Exists, words));
+        }
+        let is_new = before.is_none();
+        let export = self.shares()?.share(id, sharer).await;
+        let export = export.map_err(|error| self.logged(by, "serve a share", id, error))?;
+        if is_new {
+            self.tell(VolumeAction::Attached, &volume, by, Some(&vm.name)).await;
+        }
+        Ok(export)
+    }
+
+    /// Lets a node not mount a share any more; none, if there is no node.
+    pub(super) async fn unshare(
+        &self,
+        by: &Asker,
+        volume: &Volume,
+        node: Option<&str>,
+    ) -> Result<(), Problem> {
+        let named = match node {
+            Some(node) => self.node(&volume.cluster, node).await?.map(|found| found.vm.ids.lasting.clone()),
+            None => None,
+        };
+        let is_meant = |sharer: &&Sharer| {
+            let is_called = |node: &str| {
+                sharer.uuid.eq_ignore_ascii_case(node) || sharer.node == node || sharer.vm == node
+            };
+            node.is_none_or(is_called) || named.as_ref() == Some(&sharer.uuid)
+        };
+        let meant: Vec<_> = volume.sharers.iter().flatten().filter(is_meant).collect();
+        // Also if there is none: an attempt before may have ended in the middle.
+        let uuids = match node {
+            None => vec![None],
+            Some(_) => meant.iter().map(|sharer| Some(sharer.uuid.as_str())).collect(),
+        };
+        let uuids = if uuids.is_empty() { vec![Some("")] } else { uuids };
+        for uuid in uuids {
+            let ended = self.shares()?.unshare(&volume.id, uuid).await;
+            ended.map_err(|error| self.logged(by, "end a share", &volume.id, error))?;
+        }
+        for sharer in meant {
+            self.tell(VolumeAction::Detached, volume, by, Some(&sharer.vm)).await;
+        }
+        Ok(())
+    }
+}
+
+/// That nodes may mount a share, if any may.
+pub(super) fn in_use(volume: &Volume) -> Option<Problem> {
+    let nodes: Vec<_> = volume.sharers.iter().flatten().map(|sharer| sharer.node.as_str()).collect();
+    if nodes.is_empty() {
+        return None;
+    }
+    let words = format!(
+        "the volume {} is published to {} nodes, such as {}; unpublish it first",
+        volume.id,
+        nodes.len(),
+        nodes.iter().take(3).copied().collect::<Vec<_>>().join(", ")
+    );
+    Some(Problem::new(Kind::Precondition, words))
+}
