@@ -15,7 +15,7 @@ pub fn missing(field: &'static str) -> Status {
 pub fn of(error: &Error) -> Status {
     let code = match error {
         Error::Busy { .. } => Code::Aborted,
-        Error::NoKubelet | Error::Frozen(_) => Code::Unavailable,
+        Error::NoKubelet | Error::Frozen(_) | Error::NoServer { .. } => Code::Unavailable,
         Error::Silent { .. } => Code::DeadlineExceeded,
         Error::Path { .. } | Error::Unusable(_) => Code::InvalidArgument,
         Error::NoDisk { .. } | Error::NotThere(_) => Code::NotFound,
@@ -24,6 +24,7 @@ pub fn of(error: &Error) -> Status {
         | Error::Unsure { .. }
         | Error::Gone(_)
         | Error::NotStaged { .. }
+        | Error::NoNfs
         | Error::Taken(_)
         | Error::ReadOnly(_) => Code::FailedPrecondition,
         Error::Otherwise { .. } => Code::AlreadyExists,

@@ -99,6 +99,15 @@ pub trait Effects: Debug + Send + Sync {
         Err(unsupported())
     }
 
+    /// Has everything that waits for the file system that is mounted last at `path` fail, and unmounts it unless it is in use.
+    ///
+    /// # Errors
+    /// `EBUSY` if it is in use, `EINVAL` if nothing is mounted there.
+    fn abort(&self, path: &Path) -> io::Result<()> {
+        let _ = path;
+        Err(unsupported())
+    }
+
     /// Lets the kernel move memory to the swap space on `device`.
     ///
     /// # Errors
@@ -215,6 +224,10 @@ impl Effects for Machine {
 
     fn detach(&self, path: &Path) -> io::Result<()> {
         mounting::detach(path)
+    }
+
+    fn abort(&self, path: &Path) -> io::Result<()> {
+        mounting::abort(path)
     }
 
     fn swap_on(&self, device: &Path) -> io::Result<()> {

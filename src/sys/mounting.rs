@@ -36,12 +36,23 @@ impl Place {
     /// # Errors
     /// `ELOOP` for a link; as open(2) gives them.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let descriptor = open_path(path, flags, Mode::empty())?;
+        let descriptor = open_itself(path, OFlag::empty())?;
         let kind = SFlag::from_bits_truncate(fstat(&descriptor)?.st_mode) & SFlag::S_IFMT;
         if kind == SFlag::S_IFLNK {
             return Err(Errno::ELOOP.into());
         }
+        Self::of(descriptor, kind == SFlag::S_IFDIR)
+    }
+
+    /// Opens the folder at `path`, which may be the root of a file system that does not answer: that is not asked.
+    ///
+    /// # Errors
+    /// `ENOTDIR` if it is no folder; as open(2) gives them.
+    pub fn open_mounted_folder(path: &Path) -> io::Result<Self> {
+        Self::of(open_itself(path, OFlag::O_DIRECTORY)?, true)
+    }
+
+    fn of(descriptor: OwnedFd, is_folder: bool) -> io::Result<Self> {
         let number = descriptor.as_raw_fd();
         let path = std::fs::read_link(format!("/proc/self/fd/{number}"))?;
         let information = Root::default().read(&format!("/proc/self/fdinfo/{number}"))?;
@@ -49,7 +60,7 @@ impl Place {
         let mount = information.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
         let mount =
             mount.ok_or_else(|| io::Error::other("the kernel does not say on which mount a file is"))?;
-        Ok(Self { descriptor, path, mount, is_folder: kind == SFlag::S_IFDIR })
+        Ok(Self { descriptor, path, mount, is_folder })
     }
 
     /// The number of the block device that it is the file of; none of all else.
@@ -63,12 +74,17 @@ impl Place {
     }
 }
 
+fn open_itself(path: &Path, more: OFlag) -> io::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | more;
+    Ok(open_path(path, flags, Mode::empty())?)
+}
+
 /// What is mounted.
 #[derive(Debug)]
 pub enum What<'a> {
     /// A file system.
     FileSystem {
-        /// The device that it is on.
+        /// The device that it is on, or the server with what that serves.
         source: &'a Path,
         /// Such as `ext4`.
         kind: &'a str,
@@ -162,6 +178,15 @@ pub fn unmount(path: &Path) -> io::Result<()> {
 /// `EINVAL` if nothing is, `ENOENT` if there is no such path.
 pub fn detach(path: &Path) -> io::Result<()> {
     umount2(path, MntFlags::UMOUNT_NOFOLLOW | MntFlags::MNT_DETACH)?;
+    Ok(())
+}
+
+/// Has everything that waits for the file system that is mounted last at `path` fail, and unmounts it unless it is in use.
+///
+/// # Errors
+/// `EBUSY` if it is in use; `EINVAL` if nothing is mounted there.
+pub fn abort(path: &Path) -> io::Result<()> {
+    umount2(path, MntFlags::UMOUNT_NOFOLLOW | MntFlags::MNT_FORCE)?;
     Ok(())
 }
 

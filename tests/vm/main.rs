@@ -123,6 +123,7 @@ mod qga;
 mod repair;
 mod service;
 mod sessions;
+mod shares;
 mod topology;
 mod trust;
 mod udev_words;

@@ -6,6 +6,7 @@ use super::{Service, fields};
 use crate::guest::pod_volumes::expand::{Expand, expand};
 use crate::guest::pod_volumes::publish::{Publish, publish};
 use crate::guest::pod_volumes::remove::{unpublish, unstage};
+use crate::guest::pod_volumes::share;
 use crate::guest::pod_volumes::stage::{Stage, stage};
 use crate::guest::pod_volumes::stats::{Fill, stats};
 use crate::wire::proto::csi;
@@ -18,6 +19,12 @@ impl Service {
     ) -> Result<csi::NodeStageVolumeResponse, Status> {
         let volume = fields::volume(&request.volume_id)?;
         let staging = fields::path("staging_target_path", request.staging_target_path)?;
+        if let Some(share) = fields::share(&volume, &mut request.publish_context)? {
+            let (guest, usage) = (self.guest(), fields::share_usage(request.volume_capability)?);
+            let work = async move { share::stage(&guest, &share, &staging, &usage).await };
+            self.run(("stage", request.volume_id), work).await?;
+            return Ok(csi::NodeStageVolumeResponse {});
+        }
         let usage = fields::usage(request.volume_capability)?;
         let disk = fields::disk(volume, &mut request.publish_context)?;
         let wanted = Stage { disk, staging, access: usage.access, read_only: usage.read_only, again: false };
@@ -44,11 +51,19 @@ impl Service {
     ) -> Result<csi::NodePublishVolumeResponse, Status> {
         let volume = fields::volume(&request.volume_id)?;
         let target = fields::path("target_path", request.target_path)?;
-        let usage = fields::usage(request.volume_capability)?;
         // As CSI has it for drivers that stage.
         if request.staging_target_path.is_empty() {
             return Err(Status::failed_precondition("staging_target_path is missing"));
         }
+        if let Some(share) = fields::share(&volume, &mut request.publish_context)? {
+            let (guest, mut usage) = (self.guest(), fields::share_usage(request.volume_capability)?);
+            usage.read_only |= request.readonly;
+            let staging = request.staging_target_path;
+            let work = async move { share::publish(&guest, &share, (&staging, &target), &usage).await };
+            self.run(("publish", request.volume_id), work).await?;
+            return Ok(csi::NodePublishVolumeResponse {});
+        }
+        let usage = fields::usage(request.volume_capability)?;
         let disk = fields::disk(volume, &mut request.publish_context)?;
         let wanted = Publish {
             disk,

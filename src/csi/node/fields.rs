@@ -6,6 +6,7 @@ use tonic::Status;
 
 use crate::csi::status::missing;
 use crate::guest::disks::location::Bus;
+use crate::guest::pod_volumes::share::{self, Share};
 use crate::guest::pod_volumes::{Access, disk};
 use crate::guest::volumes::format::Kind;
 use crate::wire::proto::csi::volume_capability::access_mode::Mode;
@@ -17,6 +18,10 @@ const LONGEST_NAME: usize = 256;
 /// Keys of what the host half says of a disk that it has attached.
 const SERIAL: &str = "guestlet.io/serial";
 const BUS: &str = "guestlet.io/bus";
+/// Keys of where it says that a share is served, and of how that is to be mounted.
+const NFS_SERVER: &str = "guestlet.io/nfs-server";
+const NFS_PATH: &str = "guestlet.io/nfs-path";
+const NFS_OPTIONS: &str = "guestlet.io/nfs-options";
 /// Kinds of file systems that volumes may have.
 const KINDS: [Kind; 3] = [Kind::Ext4, Kind::Xfs, Kind::Btrfs];
 
@@ -52,6 +57,43 @@ pub fn disk(volume: String, context: &mut HashMap<String, String>) -> Result<dis
         }
     };
     Ok(disk::Wanted { volume, serial, bus })
+}
+
+/// Where the share is served that a volume is; none if it is a disk.
+pub fn share(volume: &str, context: &mut HashMap<String, String>) -> Result<Option<Share>, Status> {
+    let Some(server) = context.remove(NFS_SERVER).filter(|server| !server.is_empty()) else {
+        return Ok(None);
+    };
+    let server = server
+        .parse()
+        .map_err(|_| wrong(format!("publish_context: {NFS_SERVER} is {server:?}, which is no IP address")))?;
+    let path = context.remove(NFS_PATH).unwrap_or_default();
+    let is_odd = |part: &str| matches!(part, "." | "..");
+    if !path.starts_with('/') || path.contains(char::is_control) || path.split('/').any(is_odd) {
+        return Err(wrong(format!("publish_context: {NFS_PATH} is {path:?}, which is no path of an export")));
+    }
+    let options = context.remove(NFS_OPTIONS).unwrap_or_default();
+    let options = options.split(',').map(str::trim).filter(|option| !option.is_empty());
+    let options = options.map(str::to_owned).collect();
+    Ok(Some(Share { volume: volume.to_owned(), server, path, options }))
+}
+
+/// How a share is used.
+pub fn share_usage(capability: Option<VolumeCapability>) -> Result<share::Usage, Status> {
+    let capability = capability.ok_or_else(|| missing("volume_capability"))?;
+    let mode = capability.access_mode.ok_or_else(|| missing("volume_capability.access_mode"))?;
+    let access = capability.access_type.ok_or_else(|| missing("volume_capability.access_type"))?;
+    let mode = Mode::try_from(mode.mode).unwrap_or(Mode::Unknown);
+    if mode == Mode::Unknown {
+        return Err(wrong("volume_capability.access_mode is none that is known"));
+    }
+    // Its kind is the server's affair, and so is whose its files are.
+    let AccessType::Mount(mount) = access else {
+        return Err(wrong("volume_capability: a share is a file system, and no block device"));
+    };
+    let read_only = matches!(mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly);
+    let single = mode == Mode::SingleNodeSingleWriter;
+    Ok(share::Usage { options: mount.mount_flags, read_only, single })
 }
 
 /// How a volume is used.
@@ -173,6 +215,39 @@ mod tests {
         {
             used(Some(mount(kind, number)), writer).unwrap_err();
         }
+    }
+
+    #[test]
+    fn what_is_said_of_shares() {
+        let told = |pairs: &[(&str, &str)]| {
+            let mut context =
+                pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            share("v", &mut context).map_err(|status| status.message().to_owned())
+        };
+        assert_eq!(told(&[(SERIAL, "a")]).unwrap(), None);
+        let options = vec!["vers=4.1".to_owned(), "soft".to_owned()];
+        let expected =
+            Share { volume: "v".into(), server: [10, 0, 0, 1].into(), path: "/pvc-1".into(), options };
+        let all = [(NFS_SERVER, "10.0.0.1"), (NFS_PATH, "/pvc-1"), (NFS_OPTIONS, "vers=4.1, soft,")];
+        assert_eq!(told(&all).unwrap(), Some(expected));
+        for (server, path, words) in [
+            ("nfs.example.org", "/a", "is no IP address"),
+            ("10.0.0.1 -o x", "/a", "is no IP address"),
+            ("10.0.0.1", "", "is no path of an export"),
+            ("10.0.0.1", "/../a", "is no path of an export"),
+            ("10.0.0.1", "/a\nb", "is no path of an export"),
+        ] {
+            let error = told(&[(NFS_SERVER, server), (NFS_PATH, path)]).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        let used = |access, mode: Mode| {
+            let access_mode = Some(AccessMode { mode: mode.into() });
+            share_usage(Some(VolumeCapability { access_type: Some(access), access_mode }))
+        };
+        assert!(used(mount("ext4", ""), Mode::MultiNodeReaderOnly).unwrap().read_only);
+        assert!(!used(mount("", "7"), Mode::MultiNodeMultiWriter).unwrap().read_only);
+        let error = used(AccessType::Block(BlockVolume {}), Mode::MultiNodeMultiWriter).unwrap_err();
+        assert!(error.message().contains("no block device"), "{error}");
     }
 
     #[test]

@@ -96,6 +96,20 @@ pub enum Error {
         /// What is there.
         found: &'static str,
     },
+    /// The server of a share does not answer, or cannot be reached.
+    #[error("the server of the share {address} does not answer: {why}")]
+    NoServer {
+        /// As the kernel calls it.
+        address: String,
+        /// What was seen of it.
+        why: String,
+    },
+    /// The kernel has no NFS.
+    #[error(
+        "this guest's kernel cannot mount shares: it has no module nfsv4 (on Debian in linux-image-amd64 and -cloud-amd64, on \
+         Ubuntu in linux-modules-extra)"
+    )]
+    NoNfs,
     /// Only one pod may have it.
     #[error("the volume is for one pod at a time, and published at {} already", .0.display())]
     Taken(PathBuf),

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::guest::Guest;
 use crate::guest::disks::identity;
-use crate::guest::pod_volumes::{Error, begin, look, place, unfrozen};
+use crate::guest::pod_volumes::{Error, begin, look, place, share, unfrozen};
 use crate::guest::volumes::grow::{Outcome, grow};
 use crate::guest::volumes::held::Held;
 use crate::sys::block;
@@ -42,6 +42,10 @@ pub async fn expand(guest: &Guest, wanted: &Expand) -> Result<u64, Error> {
     let place = place::of_volume(guest, &wanted.path).await?;
     let (shown, _) = place::look_at(guest, &place).await?;
     let shown = shown.ok_or_else(missing)?;
+    if share::is_share(&shown.mount) {
+        // Its server has made it larger, and everybody sees it.
+        return Ok(wanted.required);
+    }
     let Some(number) = shown.number.filter(|_| !shown.gone) else { return Err(Error::Gone(place)) };
     let disk = block::place(&guest.root, number).map(|place| block::whole(&place).to_owned());
     let disk = disk.map_err(Error::system("find the disk of", place.clone()))?;

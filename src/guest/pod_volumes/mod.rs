@@ -13,6 +13,7 @@
 //!
 //! - [`disk`] finds the disk of a volume, [`place`] is about kubelet's folder and what is mounted there.
 //! - [`stage`], [`publish`] and [`remove`] mount and unmount; `group` gives a volume to a pod's group.
+//! - [`share`] is about volumes that are no disk, but served over the network.
 //! - [`expand`] takes the room that a disk has gained, [`stats`] tells how full and how well a volume is.
 
 mod awaited;
@@ -23,6 +24,7 @@ mod group;
 pub mod place;
 pub mod publish;
 pub mod remove;
+pub mod share;
 pub mod stage;
 pub mod stats;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::pod_volumes::place::{self, DEVICE};
-use crate::guest::pod_volumes::{Error, awaited, begin, look};
+use crate::guest::pod_volumes::{Error, awaited, begin, look, share};
 use crate::guest::volumes;
 use crate::guest::volumes::unmount::{detach, unmount};
 
@@ -66,6 +66,9 @@ pub(super) async fn dead(guest: &Guest, place: &Path) -> Result<(), Error> {
 /// Unmounts all that is mounted at a place; how many mounts that were. Whoever still has files open on a disk that is
 /// gone can do nothing with them, and is not waited for.
 async fn take_away(guest: &Guest, place: &Path) -> Result<usize, Error> {
+    if share::at(&place::mounts(guest).await?, place).is_some() {
+        return share::apart::take_away(guest, place).await;
+    }
     match unmount(guest, place, TO_UNMOUNT).await {
         Err(volumes::Error::InUse { target, holders }) => {
             let (shown, _) = place::look_at(guest, place).await?;

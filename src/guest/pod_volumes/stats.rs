@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::pod_volumes::place::Shown;
-use crate::guest::pod_volumes::{Error, place};
+use crate::guest::pod_volumes::{Error, place, share};
 use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 use crate::sys::usage::{self, Usage};
@@ -63,6 +63,15 @@ pub async fn stats(guest: &Guest, path: &str) -> Result<Stats, Error> {
 }
 
 fn ask(root: &Root, shown: &Shown, list: &[Mount], place: &Path) -> Stats {
+    if share::is_share(&shown.mount) {
+        return match usage::usage(place) {
+            Ok(usage) => Stats { fill: Fill::Files(usage), problem: None },
+            Err(error) => {
+                let problem = Some(format!("the server of {} does not answer: {error}", shown.mount.source));
+                Stats { fill: Fill::Unknown, problem }
+            }
+        };
+    }
     let disk = shown.number.filter(|_| !shown.gone).and_then(|number| block::place(root, number).ok());
     let fill = if shown.is_device {
         disk.as_deref().map_or(Fill::Unknown, |disk| Fill::Device(block::bytes(root, disk)))

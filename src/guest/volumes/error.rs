@@ -207,7 +207,7 @@ impl Error {
         Self::Unreadable { device: device.to_owned(), source }
     }
 
-    pub(super) fn wrong(what: impl Into<String>, problem: &'static str) -> Self {
+    pub(in crate::guest) fn wrong(what: impl Into<String>, problem: &'static str) -> Self {
         Self::Wrong { what: what.into(), problem }
     }
 }

@@ -1,0 +1,117 @@
+//! The options that a share is mounted with. Pure.
+//!
+//! Whoever runs the server says which he recommends, and the claim's storage class which come on top. Where nobody says any,
+//! they are those that Longhorn, whose servers Harvester has, uses itself. With `softerr` a request that is not answered for
+//! minutes fails (`ETIMEDOUT`): programs see an error, and a node is not left with processes that nothing ends. `hard`, for
+//! those who would rather wait, is a mount option like others.
+
+use super::Share;
+use crate::guest::pod_volumes::Error;
+use crate::guest::volumes;
+use crate::guest::volumes::options::Options;
+
+/// If nobody says any.
+const USUAL: [&str; 5] = ["vers=4.1", "noresvport", "softerr", "timeo=600", "retrans=5"];
+/// For mount.nfs(8), which is not used here.
+const IGNORED: [&str; 5] = ["bg", "fg", "retry", "sloppy", "nosharetransport"];
+/// Said by the share itself.
+const REFUSED: [&str; 4] = ["addr", "clientaddr", "mountaddr", "mountproto"];
+
+fn name(option: &str) -> &str {
+    option.split('=').next().unwrap_or_default()
+}
+
+/// Those of a share, with those of its claim.
+///
+/// # Errors
+/// If one of them cannot be used.
+pub(super) fn of(share: &Share, claims: &[String], read_only: bool) -> Result<Options, Error> {
+    let usual: Vec<_> = USUAL.map(str::to_owned).into();
+    let recommended = if share.options.is_empty() { &usual } else { &share.options };
+    let all: Vec<_> = recommended.iter().chain(claims).cloned().collect();
+    let parsed = Options::parse(&all, read_only)?;
+    let mut options = Options { flags: parsed.flags, data: String::new() };
+    // The last word counts. The kernel takes them in this order, too, but for its flags of versions.
+    let is_version = |option: &str| matches!(name(option), "vers" | "nfsvers" | "minorversion");
+    let version = parsed.data.split(',').rfind(|option| is_version(option)).unwrap_or("vers=4.1");
+    if !matches!(version.split_once('='), Some(("vers" | "nfsvers", value)) if value.starts_with('4')) {
+        return Err(wrong(version, "cannot be used: shares are mounted with NFS 4, such as vers=4.1"));
+    }
+    options.own(version);
+    for option in parsed.data.split(',').filter(|option| !option.is_empty() && !is_version(option)) {
+        if REFUSED.contains(&name(option)) {
+            return Err(wrong(option, "cannot be used: where a share is served, its server says"));
+        }
+        if !IGNORED.contains(&name(option)) {
+            options.own(option);
+        }
+    }
+    options.own(&format!("addr={}", share.server));
+    Ok(options)
+}
+
+fn wrong(option: &str, problem: &'static str) -> Error {
+    volumes::Error::wrong(format!("the mount option {option:?}"), problem).into()
+}
+
+/// The same for kernels before 5.1, which know no `softerr`.
+pub(super) fn for_older_kernels(data: &str) -> String {
+    let older = |option| if option == "softerr" { "soft" } else { option };
+    data.split(',').map(older).collect::<Vec<_>>().join(",")
+}
+
+/// Those of a claim that also count for what is bound of a share; the others are the file system's.
+pub(super) fn of_bind(claims: &[String]) -> Vec<String> {
+    const KEPT: [&str; 3] = ["nosuid", "nodev", "noexec"];
+    let all = claims.iter().flat_map(|some| some.split(','));
+    all.filter(|option| KEPT.contains(option)).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::mount::MsFlags;
+
+    use super::*;
+
+    fn data(recommended: &[&str], claims: &[&str]) -> Result<String, String> {
+        let texts = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+        let share = Share {
+            volume: "v".into(),
+            server: "fd00::1".parse().unwrap(),
+            path: "/v".into(),
+            options: texts(recommended),
+        };
+        of(&share, &texts(claims), false).map(|options| options.data).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_last_word_counts() {
+        let usual = "vers=4.1,noresvport,softerr,timeo=600,retrans=5,addr=fd00::1";
+        assert_eq!(data(&[], &[]).unwrap(), usual);
+        assert_eq!(data(&["vers=4.2,hard"], &[]).unwrap(), "vers=4.2,hard,addr=fd00::1");
+        let both = data(&["vers=4.1,soft"], &["hard", "nfsvers=4.0,noatime,retry=2"]).unwrap();
+        assert_eq!(both, "nfsvers=4.0,soft,hard,addr=fd00::1");
+        for (claims, words) in [
+            ("vers=3", "shares are mounted with NFS 4"),
+            ("minorversion=1", "shares are mounted with NFS 4"),
+            ("addr=10.0.0.1", "its server says"),
+            ("bind", "cannot be used here"),
+        ] {
+            let error = data(&[], &[claims]).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(for_older_kernels(usual), usual.replace("softerr", "soft"));
+        assert_eq!(of_bind(&["hard,nosuid".into(), "noexec".into()]), ["nosuid", "noexec"]);
+    }
+
+    #[test]
+    fn read_only_is_a_flag() {
+        let share = Share {
+            volume: "v".into(),
+            server: "10.0.0.1".parse().unwrap(),
+            path: "/v".into(),
+            options: Vec::new(),
+        };
+        assert!(of(&share, &[], true).unwrap().flags.contains(MsFlags::MS_RDONLY));
+    }
+}
