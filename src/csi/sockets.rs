@@ -77,7 +77,7 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> io::Result<()> {
     let clients = Scope::new();
-    let node = node::Service::new(guest.clone(), &settings, known.clone());
+    let node = node::Service::new(guest.clone(), &settings, known.clone(), Arc::clone(&way));
     let about =
         |ready| identity::Service::new(&settings.driver, !settings.topology.is_empty(), ready).into_server();
     let (is_known, is_there, stale_until) = (known.clone(), Arc::clone(&way), settings.stale_until);

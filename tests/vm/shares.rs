@@ -15,17 +15,11 @@ use crate::harness::vm::{BOOT, Vm};
 use crate::harness::wait_for;
 use crate::real;
 
-/// An NFS server at both addresses, in a network namespace at the other end of a veth pair. Nothing is installed for it: what
-/// exportfs(8) and rpc.mountd(8) would say to the kernel is said here. It ends with what is left running in the namespace.
-const SERVER: &str = r#"set -e
+/// Two NFS servers of one folder, each in a network namespace at the other end of a veth pair; the first has two addresses.
+/// Nothing is installed for them: what exportfs(8) and rpc.mountd(8) would say to the kernel is said here. A server ends with
+/// what is left running in its namespace.
+const SERVERS: &str = r#"set -e
 modprobe nfsd
-ip netns add server
-ip link add out type veth peer name in netns server
-ip address add 10.99.0.254/24 dev out
-ip link set out up
-ip -n server link set lo up
-for address in 10.99.0.1 10.99.0.2; do ip -n server address add $address/24 dev in; done
-ip -n server link set in up
 mkdir -p /srv/nfs/pvc-1
 cat > /root/serve <<'SERVE'
 set -e
@@ -34,24 +28,33 @@ cd /proc/fs/nfsd
 echo 10 > nfsv4leasetime
 echo 10 > nfsv4gracetime
 echo '-2 -3 +4 +4.1 +4.2' > versions || true
-echo 'nfsd 10.99.0.254 2147483647 guest' > /proc/net/rpc/auth.unix.ip/channel
+echo "nfsd 10.99.$1.254 2147483647 guest" > /proc/net/rpc/auth.unix.ip/channel
 printf 'guest 1 \\x00000000 2147483647 /srv/nfs\n' > /proc/net/rpc/nfsd.fh/channel
 echo 'guest /srv/nfs 2147483647 9234 65534 65534 0' > /proc/net/rpc/nfsd.export/channel
 echo 'tcp 2049' > portlist
 echo 4 > threads
-touch /run/serves
+touch /run/serves-$1
 exec sleep infinity
 SERVE
-ip netns exec server setsid sh /root/serve > /root/serve.log 2>&1 < /dev/null &
-for try in $(seq 100); do [ -e /run/serves ] && exit 0; sleep 0.1; done
-cat /root/serve.log; exit 1
+for number in 1 2; do
+    ip netns add server-$number
+    ip link add out-$number type veth peer name in netns server-$number
+    ip address add 10.99.$number.254/24 dev out-$number
+    ip link set out-$number up
+    ip -n server-$number link set lo up
+    for last in 1 2; do ip -n server-$number address add 10.99.$number.$last/24 dev in; done
+    ip -n server-$number link set in up
+    ip netns exec server-$number setsid sh /root/serve $number > /root/serve-$number.log 2>&1 < /dev/null &
+    for try in $(seq 100); do [ -e /run/serves-$number ] && break; sleep 0.1; done
+    [ -e /run/serves-$number ] || { cat /root/serve-$number.log; exit 1; }
+done
 "#;
 /// The driver's name of the volume.
 const ID: &str = "pvc-1";
 /// What reaches nobody: frames for another machine.
-const DEAD: &str = "for address in 10.99.0.1 10.99.0.2; do \
-                    ip neighbour replace $address lladdr 02:00:00:00:00:99 dev out nud permanent; done";
-const ALIVE: &str = "ip neighbour flush dev out nud permanent; ip neighbour flush dev out; true";
+const DEAD: &str = "for number in 1 2; do ip neighbour replace 10.99.$number.1 lladdr 02:00:00:00:00:99 \
+                    dev out-$number nud permanent; done";
+const ALIVE: &str = "for number in 1 2; do ip neighbour delete 10.99.$number.1 dev out-$number; done";
 
 struct Share<'v>(Csi<'v>);
 
@@ -124,7 +127,8 @@ impl Share<'_> {
 
 /// What is mounted last at a place: where from, and its flags.
 fn shown(vm: &Vm, place: &str) -> String {
-    vm.run(&format!("findmnt -n -o SOURCE,FSTYPE,VFS-OPTIONS {place} | tail -n 1")).unwrap().trim().to_owned()
+    let found = vm.run(&format!("findmnt -n -o SOURCE,FSTYPE,VFS-OPTIONS {place} | tail -n 1")).unwrap();
+    found.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn mounts(vm: &Vm) -> String {
@@ -135,14 +139,14 @@ fn mounts(vm: &Vm) -> String {
 fn a_share_is_mounted_moves_and_is_taken_away_from_a_dead_server() {
     let vm = real("node-1");
     let share = Share(Csi::of(&vm).unwrap());
-    vm.write("/root/server", SERVER.as_bytes()).unwrap();
-    vm.run("sh /root/server").unwrap();
+    vm.write("/root/servers", SERVERS.as_bytes()).unwrap();
+    vm.run("sh /root/servers").unwrap();
     assert_eq!(vm.run("command -v mount.nfs || echo none").unwrap().trim(), "none", "nothing is installed");
     let folders = ["a", "b", "c"].map(|pod| target(pod).trim_end_matches("/mount").to_owned()).join(" ");
     let above = staging().trim_end_matches("/globalmount").to_owned();
     vm.run(&format!("mkdir -p {above} {folders}")).unwrap();
 
-    let (one, two) = ("10.99.0.1", "10.99.0.2");
+    let (one, two) = ("10.99.1.1", "10.99.2.1");
     let staged = || match share.stage(one) {
         Ok(()) => Some(()),
         // kubelet's folder is new, and the server has its grace period.
@@ -155,7 +159,7 @@ fn a_share_is_mounted_moves_and_is_taken_away_from_a_dead_server() {
         share.publish(one, "a", false).unwrap();
         share.publish(one, "b", true).unwrap();
     }
-    assert!(shown(&vm, &target("a")).starts_with("10.99.0.1:/pvc-1 nfs4 rw"), "{}", shown(&vm, &target("a")));
+    assert!(shown(&vm, &target("a")).starts_with("10.99.1.1:/pvc-1 nfs4 rw"), "{}", shown(&vm, &target("a")));
     vm.run(&format!("echo kept > {}/file", target("a"))).unwrap();
     assert_eq!(vm.run("cat /srv/nfs/pvc-1/file").unwrap().trim(), "kept", "the server has it");
     assert_eq!(vm.run(&format!("cat {}/file", target("b"))).unwrap().trim(), "kept");
@@ -169,6 +173,11 @@ fn a_share_is_mounted_moves_and_is_taken_away_from_a_dead_server() {
     assert_eq!(held.code(), Code::FailedPrecondition, "{held:?}");
     assert!(held.message().contains("sleep"), "{held:?}");
 
+    // Another address of the same server: the kernel knows it.
+    share.stage("10.99.1.2").unwrap();
+    assert!(shown(&vm, &staging()).starts_with("10.99.1.1:/pvc-1 nfs4 rw"));
+    assert_eq!(mounts(&vm), "3");
+
     // The agent forgets all, and the server is elsewhere.
     vm.run("systemctl kill --signal=KILL guestlet; true").unwrap();
     let moved = || match share.stage(two) {
@@ -177,9 +186,9 @@ fn a_share_is_mounted_moves_and_is_taken_away_from_a_dead_server() {
         Err(status) => panic!("{status:?}"),
     };
     wait_for("the share at its new server", BOOT, moved).unwrap();
-    assert!(shown(&vm, &staging()).starts_with("10.99.0.2:/pvc-1 nfs4 rw"));
-    assert!(shown(&vm, &target("a")).starts_with("10.99.0.2:/pvc-1 nfs4 rw"));
-    assert!(shown(&vm, &target("b")).starts_with("10.99.0.2:/pvc-1 nfs4 ro"));
+    assert!(shown(&vm, &staging()).starts_with("10.99.2.1:/pvc-1 nfs4 rw"));
+    assert!(shown(&vm, &target("a")).starts_with("10.99.2.1:/pvc-1 nfs4 rw"));
+    assert!(shown(&vm, &target("b")).starts_with("10.99.2.1:/pvc-1 nfs4 ro"));
     assert_eq!(vm.run(&format!("cat {}/file", target("a"))).unwrap().trim(), "kept");
 
     // It is dead, and so is the one before.
@@ -188,7 +197,7 @@ fn a_share_is_mounted_moves_and_is_taken_away_from_a_dead_server() {
     assert!(told.abnormal, "{told:?}");
     let refused = share.publish(two, "c", false).unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
-    assert!(refused.message().contains("the server of the share 10.99.0.2:/pvc-1"), "{refused:?}");
+    assert!(refused.message().contains("the server of the share 10.99.2.1:/pvc-1"), "{refused:?}");
     for pod in ["a", "b"] {
         share.unpublish(pod).unwrap();
     }

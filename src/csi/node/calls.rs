@@ -6,7 +6,6 @@ use super::{Service, fields};
 use crate::guest::pod_volumes::expand::{Expand, expand};
 use crate::guest::pod_volumes::publish::{Publish, publish};
 use crate::guest::pod_volumes::remove::{unpublish, unstage};
-use crate::guest::pod_volumes::share;
 use crate::guest::pod_volumes::stage::{Stage, stage};
 use crate::guest::pod_volumes::stats::{Fill, stats};
 use crate::wire::proto::csi;
@@ -20,8 +19,8 @@ impl Service {
         let volume = fields::volume(&request.volume_id)?;
         let staging = fields::path("staging_target_path", request.staging_target_path)?;
         if let Some(share) = fields::share(&volume, &mut request.publish_context)? {
-            let (guest, usage) = (self.guest(), fields::share_usage(request.volume_capability)?);
-            let work = async move { share::stage(&guest, &share, &staging, &usage).await };
+            let (service, usage) = (self.clone(), fields::share_usage(request.volume_capability)?);
+            let work = async move { service.stage_share(&share, &staging, &usage).await };
             self.run(("stage", request.volume_id), work).await?;
             return Ok(csi::NodeStageVolumeResponse {});
         }
@@ -56,10 +55,10 @@ impl Service {
             return Err(Status::failed_precondition("staging_target_path is missing"));
         }
         if let Some(share) = fields::share(&volume, &mut request.publish_context)? {
-            let (guest, mut usage) = (self.guest(), fields::share_usage(request.volume_capability)?);
+            let (service, mut usage) = (self.clone(), fields::share_usage(request.volume_capability)?);
             usage.read_only |= request.readonly;
             let staging = request.staging_target_path;
-            let work = async move { share::publish(&guest, &share, (&staging, &target), &usage).await };
+            let work = async move { service.publish_share(&share, (&staging, &target), &usage).await };
             self.run(("publish", request.volume_id), work).await?;
             return Ok(csi::NodePublishVolumeResponse {});
         }
@@ -111,8 +110,12 @@ impl Service {
     ) -> Result<csi::NodeGetVolumeStatsResponse, Status> {
         fields::volume(&request.volume_id)?;
         let path = fields::path("volume_path", request.volume_path)?;
-        let guest = self.guest();
+        let (guest, place) = (self.guest(), path.clone());
+        let volume = request.volume_id.clone();
         let told = self.run(("ask", request.volume_id), async move { stats(&guest, &path).await }).await?;
+        if told.problem.is_some() {
+            self.look_after(&volume, place);
+        }
         let usage = match told.fill {
             Fill::Files(usage) => {
                 let bytes = csi::VolumeUsage {

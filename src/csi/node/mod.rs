@@ -1,4 +1,4 @@
-//! `csi.v1.Node`: [`fields`] checks what requests say, [`calls`] has what is done to volumes, [`info`] the rest; here is
+//! `csi.v1.Node`: [`fields`] checks what requests say, [`calls`] has what is done to volumes, [`info`] the rest, and [`moved`] asks the host half; here is
 //! what they share.
 //!
 //! An operation runs in a task of its own and so to its end, also if whoever asked for it hangs up: who asks again
@@ -7,6 +7,7 @@
 mod calls;
 mod fields;
 mod info;
+mod moved;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tonic::{Code, Request, Response, Status};
 
+use crate::csi::relay::Way;
 use crate::csi::{Identity, Settings, status};
 use crate::guest::Guest;
 use crate::guest::pod_volumes::Error;
@@ -27,23 +29,34 @@ const MAX_REQUEST: usize = 256 * 1024;
 const LAST: Duration = Duration::from_secs(3);
 
 /// The service; clones share it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Service(Arc<Shared>);
 
-#[derive(Debug)]
+impl std::fmt::Debug for Service {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Service")
+    }
+}
+
 struct Shared {
     guest: Guest,
     operations: Scope,
     known: watch::Receiver<Option<Identity>>,
     topology: Vec<String>,
+    way: Way,
 }
 
 impl Service {
-    /// A service over `guest`, whose identity is `known` from some time on.
-    pub fn new(guest: Guest, settings: &Settings, known: watch::Receiver<Option<Identity>>) -> Self {
+    /// A service over `guest`, whose identity is `known` from some time on; the host half is asked that `way`.
+    pub fn new(
+        guest: Guest,
+        settings: &Settings,
+        known: watch::Receiver<Option<Identity>>,
+        way: Way,
+    ) -> Self {
         guest.pod_volumes.serve(&settings.kubelet_root);
         let topology = settings.topology.clone();
-        Self(Arc::new(Shared { guest, operations: Scope::new(), known, topology }))
+        Self(Arc::new(Shared { guest, operations: Scope::new(), known, topology, way }))
     }
 
     fn guest(&self) -> Guest {

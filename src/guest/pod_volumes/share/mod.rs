@@ -33,7 +33,7 @@ use crate::guest::pod_volumes::{Error, begin, look, place, stage as disks};
 use crate::guest::volumes::mount::Source;
 use crate::sys::blocking;
 use crate::sys::mountinfo::Mount;
-use crate::sys::mounting::{How, Place, What};
+use crate::sys::mounting::{How, Place, Propagation, What};
 use crate::sys::usage::usage;
 
 /// What the kernel calls the file system.
@@ -117,8 +117,8 @@ pub async fn stage(guest: &Guest, share: &Share, staging: &str, usage: &Usage) -
         None => {
             let folder = place.clone();
             let make = move || std::fs::DirBuilder::new().mode(0o750).create(folder);
-            let made = look(&place, move || place::ignore_existing(make())).await?;
-            made.map_err(Error::system("make the folder", &place))?;
+            let outcome = look(&place, move || place::ignore_existing(make())).await?;
+            outcome.map_err(Error::system("make the folder", &place))?;
             mount(guest, share, &place, usage).await?;
             tracing::info!("volume {}: {source} is staged at {}", share.volume, place.display());
         }
@@ -127,19 +127,84 @@ pub async fn stage(guest: &Guest, share: &Share, staging: &str, usage: &Usage) -
             return Err(Error::Otherwise { place, found });
         }
         Some(there) if there.source == source => {}
-        Some(there) => {
-            mount(guest, share, &place, usage).await?;
-            tracing::warn!("volume {}: its server has moved from {} to {source}", share.volume, there.source);
-        }
+        Some(there) => return mount_over(guest, share, there, usage).await.map(drop),
     }
     follow(guest, share, &place).await
+}
+
+/// Looks for the server of the share that is mounted at a path: `ask` says where it is now, and is told whether the share is
+/// mounted read-only. If it is elsewhere it is mounted from there, wherever it is seen. Whether it was.
+///
+/// Nothing else is done to the volume meanwhile: who is asked takes the asking for a wish to have the volume, which must not
+/// come after kubelet was told that it is gone.
+///
+/// # Errors
+/// If the new server does not answer or refuses.
+pub async fn find_again<F: Future<Output = Option<Share>>>(
+    guest: &Guest,
+    volume: &str,
+    path: &str,
+    ask: impl FnOnce(bool) -> F,
+) -> Result<bool, Error> {
+    let _operation = begin(guest, volume, "its server is looked for").await?;
+    let place = place::of_volume(guest, path).await?;
+    let list = place::mounts(guest).await?;
+    let Some(shown) = at(&list, &place) else { return Ok(false) };
+    let Some(share) = ask(has(staged(&list, shown), "ro")).await else { return Ok(false) };
+    if !share.is_shown_by(shown) {
+        return Ok(false);
+    }
+    move_to(guest, &share, &list).await
+}
+
+/// The mount of which a mount was bound: what is bound came later.
+fn staged<'m>(list: &'m [Mount], shown: &'m Mount) -> &'m Mount {
+    list.iter().find(|mount| mount.device == shown.device).unwrap_or(shown)
+}
+
+/// Mounts a share from this server wherever it is seen from another. Whether it was.
+async fn move_to(guest: &Guest, share: &Share, list: &[Mount]) -> Result<bool, Error> {
+    let root = kubelet(guest).await?;
+    let is_its = |mount: &&Mount| share.is_shown_by(mount) && mount.path.starts_with(&root);
+    let Some(staged) = list.iter().find(is_its) else { return Ok(false) };
+    let is_new = last(list, &staged.path).is_some_and(|last| last.source != share.source());
+    if is_new {
+        let options = options::of_mount(staged);
+        let usage = Usage { options, read_only: has(staged, "ro"), single: false };
+        return mount_over(guest, share, staged, &usage).await;
+    }
+    follow(guest, share, &staged.path).await?;
+    Ok(false)
+}
+
+/// Mounts a share over the same from another address, wherever that is seen. Whether it was: the kernel tells whether a server
+/// is the same behind both (trunking, RFC 8881), which it goes on to reach by the first.
+async fn mount_over(guest: &Guest, share: &Share, there: &Mount, usage: &Usage) -> Result<bool, Error> {
+    match mount(guest, share, &there.path, usage).await {
+        Err(Error::System { source, .. }) if source.raw_os_error() == Some(Errno::EBUSY as i32) => {
+            if answers(guest, there, PATIENCE).await {
+                return Ok(false);
+            }
+            let why = format!("the kernel takes it for the server of {}, which is in use here", there.source);
+            return Err(share.no_server(why));
+        }
+        mounted => mounted?,
+    }
+    tracing::warn!("volume {}: its server has moved from {} to {}", share.volume, there.source, share.server);
+    follow(guest, share, &there.path).await?;
+    Ok(true)
+}
+
+/// kubelet's folder, without links.
+async fn kubelet(guest: &Guest) -> Result<PathBuf, Error> {
+    let root = guest.pod_volumes.root()?.to_owned();
+    look(&root.clone(), move || std::fs::canonicalize(&root).unwrap_or(root)).await
 }
 
 /// Binds what is staged over what pods have from other servers of the share.
 async fn follow(guest: &Guest, share: &Share, staging: &Path) -> Result<(), Error> {
     let list = place::mounts(guest).await?;
-    let (source, root) = (share.source(), guest.pod_volumes.root()?.to_owned());
-    let root = look(&root.clone(), move || std::fs::canonicalize(&root).unwrap_or(root)).await?;
+    let (source, root) = (share.source(), kubelet(guest).await?);
     let is_old = |mount: &&Mount| {
         let is_last = last(&list, &mount.path).is_some_and(|last| last.id == mount.id);
         is_last
@@ -268,7 +333,8 @@ async fn mount(guest: &Guest, share: &Share, place: &Path, usage: &Usage) -> Res
         (Arc::clone(&guest.effects), place.to_owned(), Arc::new(AtomicBool::new(false)));
     let (given_up, from) = (Arc::clone(&is_late), PathBuf::from(&source));
     let work = blocking::run(move || {
-        let how = How { flags: options.flags, propagation: None };
+        // Or else what is mounted over it comes to be over all that is bound of it, and goes with any of them.
+        let how = How { flags: options.flags, propagation: Some(Propagation::Private) };
         let mut done = Err(Errno::EINVAL.into());
         for data in [options.data.clone(), options::for_older_kernels(&options.data)] {
             let place = Place::open_mounted_folder(&target)?;
@@ -296,4 +362,4 @@ async fn mount(guest: &Guest, share: &Share, place: &Path, usage: &Usage) -> Res
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

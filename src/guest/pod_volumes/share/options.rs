@@ -9,11 +9,14 @@ use super::Share;
 use crate::guest::pod_volumes::Error;
 use crate::guest::volumes;
 use crate::guest::volumes::options::Options;
+use crate::sys::mountinfo::Mount;
 
 /// If nobody says any.
 const USUAL: [&str; 5] = ["vers=4.1", "noresvport", "softerr", "timeo=600", "retrans=5"];
 /// For mount.nfs(8), which is not used here.
-const IGNORED: [&str; 5] = ["bg", "fg", "retry", "sloppy", "nosharetransport"];
+const IGNORED: [&str; 4] = ["bg", "fg", "retry", "sloppy"];
+/// Those of a mount that also count for what is bound of it.
+const BOUND: [&str; 3] = ["nosuid", "nodev", "noexec"];
 /// Said by the share itself.
 const REFUSED: [&str; 4] = ["addr", "clientaddr", "mountaddr", "mountproto"];
 
@@ -54,6 +57,14 @@ fn wrong(option: &str, problem: &'static str) -> Error {
     volumes::Error::wrong(format!("the mount option {option:?}"), problem).into()
 }
 
+/// Those that a share is mounted with, as far as they say how long its server is waited for.
+pub(super) fn of_mount(mount: &Mount) -> Vec<String> {
+    const KEPT: [&str; 8] = ["vers", "hard", "soft", "softerr", "timeo", "retrans", "noresvport", "nconnect"];
+    let all = mount.options.split(',').chain(mount.flags.split(','));
+    let kept = all.filter(|option| KEPT.contains(&name(option)) || BOUND.contains(option));
+    kept.map(str::to_owned).collect()
+}
+
 /// The same for kernels before 5.1, which know no `softerr`.
 pub(super) fn for_older_kernels(data: &str) -> String {
     let older = |option| if option == "softerr" { "soft" } else { option };
@@ -62,9 +73,8 @@ pub(super) fn for_older_kernels(data: &str) -> String {
 
 /// Those of a claim that also count for what is bound of a share; the others are the file system's.
 pub(super) fn of_bind(claims: &[String]) -> Vec<String> {
-    const KEPT: [&str; 3] = ["nosuid", "nodev", "noexec"];
     let all = claims.iter().flat_map(|some| some.split(','));
-    all.filter(|option| KEPT.contains(option)).map(str::to_owned).collect()
+    all.filter(|option| BOUND.contains(option)).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! On a machine that is only said to mount: its list of mounts is a file.
 
+#![allow(clippy::disallowed_methods, reason = "a test writes files")]
+
 use std::io;
 use std::sync::Mutex;
 
@@ -12,11 +14,11 @@ use crate::sys::root::Root;
 
 /// What the machine was asked for, and what it has mounted: path, source, and flags.
 #[derive(Debug)]
-struct Machine {
+pub(crate) struct Machine {
     list: PathBuf,
     mounts: Mutex<Vec<(PathBuf, String, &'static str)>>,
     /// What mount(2) says to each, from the first on.
-    refusals: Mutex<Vec<Errno>>,
+    pub(crate) refusals: Mutex<Vec<Errno>>,
     data: Mutex<Vec<String>>,
 }
 
@@ -26,7 +28,11 @@ impl Machine {
         change(&mut mounts);
         let line = |(id, (path, source, flags)): (usize, &(PathBuf, String, &'static str))| {
             let device = 40 + source.len() + usize::from(source.as_bytes()[0]);
-            format!("{} 1 0:{device} / {} {flags} - nfs4 {source} rw\n", 100 + id, path.display())
+            format!(
+                "{} 1 0:{device} / {} {flags} - nfs4 {source} rw,vers=4.0,hard\n",
+                100 + id,
+                path.display()
+            )
         };
         std::fs::write(&self.list, mounts.iter().enumerate().map(line).collect::<String>()).unwrap();
     }
@@ -39,7 +45,7 @@ impl Machine {
     }
 
     /// What is mounted last at a path.
-    fn shown(&self, path: &Path) -> Option<(String, &'static str)> {
+    pub(crate) fn shown(&self, path: &Path) -> Option<(String, &'static str)> {
         let mounts = self.mounts.lock().unwrap();
         mounts.iter().rfind(|(at, ..)| at == path).map(|(_, source, flags)| (source.clone(), *flags))
     }
@@ -69,16 +75,15 @@ impl Effects for Machine {
     }
 }
 
-struct Bench {
-    guest: Guest,
-    machine: Arc<Machine>,
-    staging: PathBuf,
+pub(crate) struct Bench {
+    pub(crate) guest: Guest,
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) staging: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 impl Bench {
-    #[allow(clippy::disallowed_methods)]
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let above = folder.path().canonicalize().unwrap();
         std::fs::create_dir_all(above.join("proc/self")).unwrap();
@@ -94,7 +99,7 @@ impl Bench {
         Self { guest, machine, staging: kubelet.join("globalmount"), _folder: folder }
     }
 
-    fn pod(&self, name: &str) -> PathBuf {
+    pub(crate) fn pod(&self, name: &str) -> PathBuf {
         self.staging.with_file_name("pods").join(name)
     }
 
@@ -102,7 +107,7 @@ impl Bench {
         stage(&self.guest, &share(server), self.staging.to_str().unwrap(), usage).await
     }
 
-    async fn publish(&self, server: &str, pod: &str, usage: &Usage) -> Result<(), Error> {
+    pub(crate) async fn publish(&self, server: &str, pod: &str, usage: &Usage) -> Result<(), Error> {
         let (staging, target) = (self.staging.to_str().unwrap(), self.pod(pod));
         publish(&self.guest, &share(server), (staging, target.to_str().unwrap()), usage).await
     }
@@ -113,7 +118,7 @@ fn share(server: &str) -> Share {
     Share { volume: "v".into(), server, path: "/pvc-1".into(), options: Vec::new() }
 }
 
-fn writable() -> Usage {
+pub(crate) fn writable() -> Usage {
     Usage { options: Vec::new(), read_only: false, single: false }
 }
 
@@ -168,6 +173,27 @@ async fn a_server_that_has_moved_is_mounted_over_the_one_before_wherever_that_is
     let again = Some(("10.0.0.3:/pvc-1".to_owned(), "rw"));
     assert_eq!(bench.machine.shown(&bench.staging), again);
     assert_eq!(bench.machine.shown(&bench.pod("a")), again);
+    // It is the same one, as the kernel knows.
+    *bench.machine.refusals.lock().unwrap() = vec![Errno::EBUSY];
+    bench.stage("10.0.0.9", &writable()).await.unwrap();
+    assert_eq!(bench.machine.shown(&bench.staging), again);
+    // The host half says so, and nobody stages it.
+    let path = bench.pod("b").to_str().unwrap().to_owned();
+    let ask = async |server: &str| {
+        let told = |is_read_only: bool| {
+            assert!(!is_read_only, "where it is staged it is writable");
+            std::future::ready(Some(share(server)))
+        };
+        find_again(&bench.guest, "v", &path, told).await.unwrap()
+    };
+    assert!(ask("10.0.0.4").await);
+    assert!(!ask("10.0.0.4").await);
+    let now = "10.0.0.4:/pvc-1".to_owned();
+    for (place, flags) in [(bench.staging.clone(), "rw"), (bench.pod("a"), "rw"), (bench.pod("b"), "ro")] {
+        assert_eq!(bench.machine.shown(&place), Some((now.clone(), flags)));
+    }
+    let data = bench.machine.data.lock().unwrap().last().unwrap().clone();
+    assert!(data.starts_with("vers=4.0,") && data.ends_with(",hard,addr=10.0.0.4"), "as before: {data}");
     // Whatever lies on top of each other goes.
     unpublish(&bench.guest, "v", bench.pod("a").to_str().unwrap()).await.unwrap();
     unpublish(&bench.guest, "v", bench.pod("b").to_str().unwrap()).await.unwrap();

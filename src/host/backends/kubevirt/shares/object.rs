@@ -59,8 +59,8 @@ pub struct Status {
     #[serde(deserialize_with = "state")]
     pub state: State,
     /// `Ready`, or why the endpoint is not.
-    #[serde(deserialize_with = "or_default")]
-    pub status: String,
+    #[serde(rename = "status", deserialize_with = "or_default")]
+    pub readiness: String,
     /// Mount options that Harvester recommends, from the storage class.
     #[serde(deserialize_with = "or_default")]
     pub mount_opts: String,
@@ -153,7 +153,7 @@ pub fn end(object: Option<&NetworkFilesystem>) -> Step {
 
 impl NetworkFilesystem {
     fn is_ready(&self) -> bool {
-        self.status.status == "Ready" && !self.status.endpoint.is_empty()
+        self.status.readiness == "Ready" && !self.status.endpoint.is_empty()
     }
 
     /// Its name.
@@ -177,11 +177,11 @@ impl NetworkFilesystem {
 
     /// How far it is, in words for the host.
     pub fn words(&self) -> String {
-        let Status { state, status, conditions, .. } = &self.status;
+        let Status { state, readiness, conditions, .. } = &self.status;
         let said = conditions.last().map(|last| last.message.as_str()).filter(|said| !said.is_empty());
         let said = said.map(|said| format!(": {said}")).unwrap_or_default();
         let (name, wanted) = (self.name(), self.spec.desired_state);
-        format!("NetworkFilesystem {NAMESPACE}/{name} is wanted {wanted}, and is {state}, {status}{said}")
+        format!("NetworkFilesystem {NAMESPACE}/{name} is wanted {wanted}, and is {state}, {readiness}{said}")
     }
 }
 

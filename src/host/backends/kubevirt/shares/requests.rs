@@ -1,4 +1,4 @@
-//! What is asked of the API server about NetworkFilesystems.
+//! What is asked of the API server about objects of the kind `NetworkFilesystem`.
 
 use kube::Error;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};

@@ -114,7 +114,9 @@ impl Claims {
                 return Ok(object.export());
             }
             match (step, &object) {
-                (Step::Make, _) => drop(self.cluster.make_share(volume, &read.volume.id, mark).await?),
+                (Step::Make, _) => {
+                    self.cluster.make_share(volume, &read.volume.id, mark).await?;
+                }
                 (Step::Want(state), Some(object)) => {
                     self.cluster.want_share(object, state, mark).await?;
                 }

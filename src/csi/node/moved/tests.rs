@@ -1,0 +1,102 @@
+//! A host half that says where a share is, and a machine that is only said to mount.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::Ready;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use futures_util::StreamExt as _;
+use http::{Request, Response};
+use nix::errno::Errno;
+use prost::Message as _;
+use tokio::sync::{oneshot, watch};
+use tonic::body::Body;
+
+use super::*;
+use crate::csi::{Identity, Settings};
+use crate::guest::pod_volumes::share::tests::{Bench, writable};
+use crate::transport::callback::{Caller, Messages, open, response, serve};
+use crate::wire::proto::csi::{ControllerPublishVolumeResponse, NodeStageVolumeRequest};
+use crate::wire::proto::v1::CallbackBounds;
+use crate::wire::proto::v1::callback_from_host::Message as FromHost;
+
+/// Where it says that every share is.
+#[derive(Clone)]
+struct Host(Arc<Mutex<&'static str>>);
+
+impl tower_service::Service<Request<Body>> for Host {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        assert_eq!(request.uri().path(), "/csi.v1.Controller/ControllerPublishVolume");
+        let answer = ControllerPublishVolumeResponse { publish_context: context(*self.0.lock().unwrap()) };
+        std::future::ready(Ok(response(&answer.encode_to_vec())))
+    }
+}
+
+fn context(server: &str) -> HashMap<String, String> {
+    let pair = |key: &str, value: &str| (format!("guestlet.io/nfs-{key}"), value.to_owned());
+    [pair("server", server), pair("path", "/pvc-1")].into()
+}
+
+async fn caller(host: Host) -> Caller {
+    let bounds = CallbackBounds { host_instance_id: "one".to_owned(), open_calls: 4, request_bytes: 4096 };
+    let (give, taken) = oneshot::channel();
+    let serving = serve(bounds, host, async |mut messages: Messages| {
+        let Some(FromHost::Bounds(bounds)) = messages.next().await.unwrap().message else { panic!() };
+        let (caller, calls) = open(&bounds, messages.map(Ok));
+        give.send(caller).unwrap();
+        Ok(Box::pin(calls))
+    });
+    #[allow(clippy::disallowed_methods, reason = "a test has tasks")]
+    tokio::spawn(serving);
+    taken.await.unwrap()
+}
+
+#[tokio::test]
+async fn a_server_that_has_moved_is_asked_for_and_mounted_from() {
+    let (bench, place) = (Bench::new(), Arc::new(Mutex::new("10.0.0.2")));
+    let caller = caller(Host(Arc::clone(&place))).await;
+    let settings = Settings {
+        driver: "d".into(),
+        kubelet_root: bench.staging.parent().unwrap().to_owned(),
+        make_root: false,
+        node_socket: "/nowhere".into(),
+        controller_socket: None,
+        topology: Vec::new(),
+        stale_until: None,
+    };
+    let identity = Identity { node_id: "node".into(), ..Identity::default() };
+    let known = watch::channel(Some(identity)).1;
+    let service = Service::new(bench.guest.clone(), &settings, known, Arc::new(move || Ok(caller.clone())));
+
+    // What kubelet was told is out of date.
+    *bench.machine.refusals.lock().unwrap() = vec![Errno::ETIMEDOUT];
+    let mode = Some(AccessMode { mode: Mode::MultiNodeMultiWriter.into() });
+    let access_type = Some(AccessType::Mount(MountVolume::default()));
+    let request = NodeStageVolumeRequest {
+        volume_id: "v".into(),
+        publish_context: context("10.0.0.1"),
+        staging_target_path: bench.staging.to_str().unwrap().to_owned(),
+        volume_capability: Some(VolumeCapability { access_mode: mode, access_type }),
+        ..NodeStageVolumeRequest::default()
+    };
+    service.stage(request).await.unwrap();
+    assert_eq!(bench.machine.shown(&bench.staging), Some(("10.0.0.2:/pvc-1".to_owned(), "rw")));
+
+    // It moves under a pod, and somebody has seen that something is wrong.
+    bench.publish("10.0.0.2", "a", &writable()).await.unwrap();
+    *place.lock().unwrap() = "10.0.0.3";
+    service.look_after("v", bench.pod("a").to_str().unwrap().to_owned());
+    while bench.machine.shown(&bench.pod("a")) != Some(("10.0.0.3:/pvc-1".to_owned(), "rw")) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(bench.machine.shown(&bench.staging), Some(("10.0.0.3:/pvc-1".to_owned(), "rw")));
+}
