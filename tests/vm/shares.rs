@@ -72,11 +72,11 @@ fn context(server: &str) -> HashMap<String, String> {
     pairs.map(|(key, value)| (format!("guestlet.io/nfs-{key}"), value.to_owned())).into()
 }
 
-fn capability() -> Option<VolumeCapability> {
+fn capability() -> VolumeCapability {
     let mode = AccessMode { mode: Mode::MultiNodeMultiWriter.into() };
     let access_type =
         Some(AccessType::Mount(MountVolume { fs_type: "ext4".into(), ..MountVolume::default() }));
-    Some(VolumeCapability { access_mode: Some(mode), access_type })
+    VolumeCapability { access_mode: Some(mode), access_type }
 }
 
 impl Share<'_> {
@@ -85,7 +85,7 @@ impl Share<'_> {
             volume_id: ID.into(),
             publish_context: context(server),
             staging_target_path: staging(),
-            volume_capability: capability(),
+            volume_capability: Some(capability()),
             ..NodeStageVolumeRequest::default()
         };
         self.0.node(async |mut client| client.node_stage_volume(request).await).map(drop)
@@ -97,7 +97,7 @@ impl Share<'_> {
             publish_context: context(server),
             staging_target_path: staging(),
             target_path: target(pod),
-            volume_capability: capability(),
+            volume_capability: Some(capability()),
             readonly,
             ..NodePublishVolumeRequest::default()
         };
