@@ -216,9 +216,12 @@ fn each_manifest_is_installed() {
         listed.sort();
         assert_eq!(listed, files(directory), "{directory}");
     }
-    for overlay in ["overlays/kubevirt", "overlays/harvester"] {
+    for (overlay, resources) in [
+        ("overlays/kubevirt", json!(["../../base"])),
+        ("overlays/harvester", json!(["../../base", "controller-shares-role.yaml"])),
+    ] {
         let overlay = kustomization(overlay);
-        assert_eq!(overlay["resources"], json!(["../../base"]));
+        assert_eq!(overlay["resources"], resources);
         assert_eq!(
             overlay["components"],
             json!(["../../components/policies", "../../components/guests-here"])

@@ -52,7 +52,7 @@ impl Shares for Claims {
     }
 
     async fn repair(&self) -> Result<(), VolumeError> {
-        let has_any = self.copies.claims().iter().any(|claim| matches!(claims::sharers(claim), Ok(Some(_))));
+        let has_any = self.copies.volumes().iter().any(|volume| volume.sharers.is_some());
         if !has_any && !self.has_shares.load(Ordering::Relaxed) {
             return Ok(());
         }
