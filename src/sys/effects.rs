@@ -7,11 +7,12 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::mount::MsFlags;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
 
@@ -21,6 +22,8 @@ use crate::sys::mount_point;
 use crate::sys::mountinfo::Mount;
 use crate::sys::mounting::{self, How, Place, What};
 use crate::sys::nvme::LOG_LENGTH;
+use crate::sys::unattached;
+use crate::sys::usage::{Usage, usage};
 
 /// What was trimmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +82,51 @@ pub trait Effects: Debug + Send + Sync {
     fn mount(&self, what: &What<'_>, place: &Place, how: How) -> io::Result<()> {
         let _ = (what, place, how);
         Err(unsupported())
+    }
+
+    /// Makes a mount that is attached nowhere yet, of the file system of this kind at `source`, with its own options
+    /// ([`unattached::make`]).
+    ///
+    /// # Errors
+    /// `ENOSYS` before Linux 5.2; as mount(2) gives them.
+    fn make_mount(&self, source: &str, kind: &str, options: &str, flags: MsFlags) -> io::Result<OwnedFd> {
+        let _ = (source, kind, options, flags);
+        Err(unsupported())
+    }
+
+    /// Attaches such a mount ([`unattached::attach`]).
+    ///
+    /// # Errors
+    /// As `move_mount(2)` gives them.
+    fn attach(&self, made: BorrowedFd<'_>, place: &Place) -> io::Result<()> {
+        let _ = (made, place);
+        Err(unsupported())
+    }
+
+    /// Opens where `mount` is mounted, without asking its file system for anything ([`Place::open_mount`]).
+    ///
+    /// # Errors
+    /// `ESTALE` if another mount is found there.
+    fn open_place(&self, mount: &Mount) -> io::Result<Place> {
+        let _ = mount;
+        Err(unsupported())
+    }
+
+    /// Has nothing spread of what is mounted later on the mount at `place` ([`unattached::set_private`]).
+    ///
+    /// # Errors
+    /// As mount(2) gives them.
+    fn set_private(&self, place: &Place) -> io::Result<()> {
+        let _ = place;
+        Err(unsupported())
+    }
+
+    /// How full the file system is that `directory` is on ([`usage`]): for a share, whether its server answers.
+    ///
+    /// # Errors
+    /// As statvfs(3) gives them.
+    fn usage(&self, directory: &Path) -> io::Result<Usage> {
+        usage(directory)
     }
 
     /// Unmounts what is mounted last at `path`.
@@ -216,6 +264,22 @@ impl Effects for Machine {
 
     fn mount(&self, what: &What<'_>, place: &Place, how: How) -> io::Result<()> {
         mounting::mount_on(what, place, how)
+    }
+
+    fn make_mount(&self, source: &str, kind: &str, options: &str, flags: MsFlags) -> io::Result<OwnedFd> {
+        unattached::make(source, kind, options, flags)
+    }
+
+    fn attach(&self, made: BorrowedFd<'_>, place: &Place) -> io::Result<()> {
+        unattached::attach(made, place)
+    }
+
+    fn open_place(&self, mount: &Mount) -> io::Result<Place> {
+        Place::open_mount(mount)
+    }
+
+    fn set_private(&self, place: &Place) -> io::Result<()> {
+        unattached::set_private(place.as_fd())
     }
 
     fn unmount(&self, path: &Path) -> io::Result<()> {

@@ -115,6 +115,8 @@ pub mod ticker;
 pub mod udev;
 #[cfg(feature = "agent")]
 pub mod uevents;
+#[cfg(feature = "agent")]
+pub mod unattached;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod usage;
 #[cfg(feature = "agent")]

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,7 @@ use nix::sys::stat::{Mode, SFlag, fstat};
 
 use crate::sys::block::Number;
 use crate::sys::block_device;
+use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 
 /// A folder or file that something may be mounted on, held open.
@@ -63,6 +64,15 @@ impl Place {
         Ok(Self { descriptor, path, mount, is_folder })
     }
 
+    /// Opens where `mount` is mounted, which has to be what is mounted there last. Its file system is not asked.
+    ///
+    /// # Errors
+    /// `ESTALE` if another mount is found there; as [`Place::open_mounted_folder`].
+    pub fn open_mount(mount: &Mount) -> io::Result<Self> {
+        let place = Self::open_mounted_folder(&mount.path)?;
+        if place.mount == mount.id { Ok(place) } else { Err(Errno::ESTALE.into()) }
+    }
+
     /// The number of the block device that it is the file of; none of all else.
     pub fn device(&self) -> Option<Number> {
         block_device::number_at(&self.itself())
@@ -71,6 +81,12 @@ impl Place {
     /// Leads to it, whatever its path leads to by now.
     fn itself(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
+    }
+}
+
+impl AsFd for Place {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
     }
 }
 
@@ -202,6 +218,17 @@ const NO_ACCESS_TIMES: u64 = 0x10;
 const STRICT_ACCESS_TIMES: u64 = 0x20;
 const WHICH_ACCESS_TIMES: u64 = 0x70;
 
+/// What `mount_setattr(2)` and `fsmount(2)` call these flags: what is set, and what is cleared before.
+pub(super) fn attributes(flags: MsFlags) -> (u64, u64) {
+    let named = ATTRIBUTES.iter().filter(|(flag, _)| flags.contains(*flag));
+    let set = named.fold(0, |all, (_, attribute)| all | attribute);
+    if !flags.intersects(MsFlags::MS_NOATIME | MsFlags::MS_STRICTATIME) {
+        return (set, 0);
+    }
+    let is_none = flags.contains(MsFlags::MS_NOATIME);
+    (set | if is_none { NO_ACCESS_TIMES } else { STRICT_ACCESS_TIMES }, WHICH_ACCESS_TIMES)
+}
+
 /// `struct mount_attr` of `mount_setattr(2)`
 #[repr(C)]
 struct Attributes {
@@ -227,17 +254,8 @@ fn bind(source: &Place, place: &Place, flags: MsFlags, recursive: bool) -> Resul
     let tree = i32::try_from(tree).map_err(|_| Errno::EBADF)?;
     // SAFETY: the kernel has just opened it for this caller.
     let tree = unsafe { OwnedFd::from_raw_fd(tree) };
-    let mut attributes = Attributes { set: 0, clear: 0, propagation: 0, user_namespace: 0 };
-    for (flag, attribute) in ATTRIBUTES {
-        if flags.contains(*flag) {
-            attributes.set |= attribute;
-        }
-    }
-    if flags.intersects(MsFlags::MS_NOATIME | MsFlags::MS_STRICTATIME) {
-        attributes.clear = WHICH_ACCESS_TIMES;
-        let none = flags.contains(MsFlags::MS_NOATIME);
-        attributes.set |= if none { NO_ACCESS_TIMES } else { STRICT_ACCESS_TIMES };
-    }
+    let (set, clear) = attributes(flags);
+    let attributes = Attributes { set, clear, propagation: 0, user_namespace: 0 };
     // SAFETY: mount_setattr(2) takes a descriptor, a path, flags, and a structure with its size.
     Errno::result(unsafe {
         libc::syscall(
