@@ -51,12 +51,20 @@ done
 "#;
 /// The driver's name of the volume.
 const ID: &str = "pvc-1";
-/// What reaches nobody: frames for another machine.
-const DEAD: &str = "for number in 1 2; do ip neighbour replace 10.99.$number.1 lladdr 02:00:00:00:00:99 \
-                    dev out-$number nud permanent; done";
-const ALIVE: &str = "for number in 1 2; do ip neighbour delete 10.99.$number.1 dev out-$number; done";
 
-struct Share<'v>(Csi<'v>);
+/// A server is dead, or is back: frames for it go to another machine.
+fn set_dead(vm: &Vm, server: &str, is_dead: bool) {
+    let number = server.split('.').nth(2).unwrap();
+    let change = if is_dead { "replace" } else { "delete" };
+    let to = if is_dead { "lladdr 02:00:00:00:00:99 nud permanent" } else { "" };
+    vm.run(&format!("ip neighbour {change} {server} dev out-{number} {to}")).unwrap();
+}
+
+struct Share<'v> {
+    csi: Csi<'v>,
+    /// Of the storage class.
+    options: &'static [&'static str],
+}
 
 fn staging() -> String {
     format!("{KUBELET}/plugins/kubernetes.io/csi/x/{ID}/globalmount")
@@ -72,23 +80,56 @@ fn context(server: &str) -> HashMap<String, String> {
     pairs.map(|(key, value)| (format!("guestlet.io/nfs-{key}"), value.to_owned())).into()
 }
 
-fn capability() -> VolumeCapability {
-    let mode = AccessMode { mode: Mode::MultiNodeMultiWriter.into() };
-    let access_type =
-        Some(AccessType::Mount(MountVolume { fs_type: "ext4".into(), ..MountVolume::default() }));
-    VolumeCapability { access_mode: Some(mode), access_type }
-}
+impl<'v> Share<'v> {
+    /// Of this guest, where servers serve it and kubelet has made its folders.
+    fn of(vm: &'v Vm, options: &'static [&'static str]) -> Self {
+        vm.write("/root/servers", SERVERS.as_bytes()).unwrap();
+        vm.run("sh /root/servers").unwrap();
+        assert_eq!(
+            vm.run("command -v mount.nfs || echo none").unwrap().trim(),
+            "none",
+            "nothing is installed"
+        );
+        for place in ["a", "b", "c", "d"].map(target).into_iter().chain([staging()]) {
+            let folder = place.rsplit_once('/').unwrap().0;
+            let note = format!(r#"{{"driverName":"x","volumeHandle":"{ID}"}}"#);
+            vm.run(&format!("mkdir -p {folder} && echo '{note}' > {folder}/vol_data.json")).unwrap();
+        }
+        Self { csi: Csi::of(vm).unwrap(), options }
+    }
 
-impl Share<'_> {
+    fn capability(&self) -> VolumeCapability {
+        let mode = AccessMode { mode: Mode::MultiNodeMultiWriter.into() };
+        let mount_flags = self.options.iter().map(|&option| option.to_owned()).collect();
+        let mount = MountVolume { fs_type: "ext4".into(), mount_flags, ..MountVolume::default() };
+        VolumeCapability { access_mode: Some(mode), access_type: Some(AccessType::Mount(mount)) }
+    }
+
+    /// Stages it as kubelet does, which repeats what may be otherwise in a moment.
+    fn is_staged(&self, vm: &Vm, server: &str) {
+        let staged = || match self.stage(server) {
+            Ok(()) => Some(()),
+            // kubelet's folder is new, the server has its grace period, or the agent has just begun.
+            Err(status) if matches!(status.code(), Code::Unavailable | Code::Aborted) => None,
+            Err(status) => panic!("{status:?}"),
+        };
+        wait_for("the share", BOOT, staged).unwrap();
+        assert!(
+            shown(vm, &staging()).starts_with(&format!("{server}:/pvc-1 nfs4 rw")),
+            "{}",
+            shown(vm, &staging())
+        );
+    }
+
     fn stage(&self, server: &str) -> Result<(), Status> {
         let request = NodeStageVolumeRequest {
             volume_id: ID.into(),
             publish_context: context(server),
             staging_target_path: staging(),
-            volume_capability: Some(capability()),
+            volume_capability: Some(self.capability()),
             ..NodeStageVolumeRequest::default()
         };
-        self.0.node(async |mut client| client.node_stage_volume(request).await).map(drop)
+        self.csi.node(async |mut client| client.node_stage_volume(request).await).map(drop)
     }
 
     fn publish(&self, server: &str, pod: &str, readonly: bool) -> Result<(), Status> {
@@ -97,21 +138,21 @@ impl Share<'_> {
             publish_context: context(server),
             staging_target_path: staging(),
             target_path: target(pod),
-            volume_capability: Some(capability()),
+            volume_capability: Some(self.capability()),
             readonly,
             ..NodePublishVolumeRequest::default()
         };
-        self.0.node(async |mut client| client.node_publish_volume(request).await).map(drop)
+        self.csi.node(async |mut client| client.node_publish_volume(request).await).map(drop)
     }
 
     fn unpublish(&self, pod: &str) -> Result<(), Status> {
         let request = NodeUnpublishVolumeRequest { volume_id: ID.into(), target_path: target(pod) };
-        self.0.node(async |mut client| client.node_unpublish_volume(request).await).map(drop)
+        self.csi.node(async |mut client| client.node_unpublish_volume(request).await).map(drop)
     }
 
     fn unstage(&self) -> Result<(), Status> {
         let request = NodeUnstageVolumeRequest { volume_id: ID.into(), staging_target_path: staging() };
-        self.0.node(async |mut client| client.node_unstage_volume(request).await).map(drop)
+        self.csi.node(async |mut client| client.node_unstage_volume(request).await).map(drop)
     }
 
     fn condition(&self, pod: &str) -> VolumeCondition {
@@ -120,7 +161,7 @@ impl Share<'_> {
             volume_path: target(pod),
             staging_target_path: staging(),
         };
-        let told = self.0.node(async |mut client| client.node_get_volume_stats(request).await).unwrap();
+        let told = self.csi.node(async |mut client| client.node_get_volume_stats(request).await).unwrap();
         told.volume_condition.unwrap()
     }
 }
@@ -138,22 +179,9 @@ fn mounts(vm: &Vm) -> String {
 #[test]
 fn a_share_is_mounted_moves_and_is_taken_away_from_a_dead_server() {
     let vm = real("node-1");
-    let share = Share(Csi::of(&vm).unwrap());
-    vm.write("/root/servers", SERVERS.as_bytes()).unwrap();
-    vm.run("sh /root/servers").unwrap();
-    assert_eq!(vm.run("command -v mount.nfs || echo none").unwrap().trim(), "none", "nothing is installed");
-    let folders = ["a", "b", "c"].map(|pod| target(pod).trim_end_matches("/mount").to_owned()).join(" ");
-    let above = staging().trim_end_matches("/globalmount").to_owned();
-    vm.run(&format!("mkdir -p {above} {folders}")).unwrap();
-
+    let share = Share::of(&vm, &[]);
     let (one, two) = ("10.99.1.1", "10.99.2.1");
-    let staged = || match share.stage(one) {
-        Ok(()) => Some(()),
-        // kubelet's folder is new, and the server has its grace period.
-        Err(status) if matches!(status.code(), Code::Unavailable | Code::Aborted) => None,
-        Err(status) => panic!("{status:?}"),
-    };
-    wait_for("the share", BOOT, staged).unwrap();
+    share.is_staged(&vm, one);
     share.stage(one).unwrap();
     for _ in 0..2 {
         share.publish(one, "a", false).unwrap();
@@ -173,32 +201,36 @@ fn a_share_is_mounted_moves_and_is_taken_away_from_a_dead_server() {
     assert_eq!(held.code(), Code::FailedPrecondition, "{held:?}");
     assert!(held.message().contains("sleep"), "{held:?}");
 
-    // Another address of the same server: the kernel knows it.
+    // An address that is not the one it is mounted from, which answers.
     share.stage("10.99.1.2").unwrap();
     assert!(shown(&vm, &staging()).starts_with("10.99.1.1:/pvc-1 nfs4 rw"));
     assert_eq!(mounts(&vm), "3");
 
-    // The agent forgets all, and the server is elsewhere.
+    // The server dies while a program makes a file, and so holds the lock of the share's folder. The agent forgets all.
+    set_dead(&vm, one, true);
+    vm.run(&format!("(echo late > {}/late) > /dev/null 2>&1 & sleep 1", target("a"))).unwrap();
     vm.run("systemctl kill --signal=KILL guestlet; true").unwrap();
-    let moved = || match share.stage(two) {
-        Ok(()) => Some(()),
-        Err(status) if status.code() == Code::Unavailable => None,
-        Err(status) => panic!("{status:?}"),
-    };
-    wait_for("the share at its new server", BOOT, moved).unwrap();
-    assert!(shown(&vm, &staging()).starts_with("10.99.2.1:/pvc-1 nfs4 rw"));
-    assert!(shown(&vm, &target("a")).starts_with("10.99.2.1:/pvc-1 nfs4 rw"));
-    assert!(shown(&vm, &target("b")).starts_with("10.99.2.1:/pvc-1 nfs4 ro"));
+    share.is_staged(&vm, two);
+    share.publish(two, "c", false).unwrap();
+    assert_eq!(vm.run(&format!("cat {}/file", target("c"))).unwrap().trim(), "kept");
+    // What pods had before has the new server when the lock is free.
+    wait_for("the pods' share at its new server", BOOT, || {
+        share.stage(two).unwrap();
+        let is_new =
+            |pod, flags| shown(&vm, &target(pod)).starts_with(&format!("10.99.2.1:/pvc-1 nfs4 {flags}"));
+        (is_new("a", "rw") && is_new("b", "ro")).then_some(())
+    })
+    .unwrap();
     assert_eq!(vm.run(&format!("cat {}/file", target("a"))).unwrap().trim(), "kept");
 
     // It is dead, and so is the one before.
-    vm.run(DEAD).unwrap();
+    set_dead(&vm, two, true);
     let told = share.condition("b");
     assert!(told.abnormal, "{told:?}");
-    let refused = share.publish(two, "c", false).unwrap_err();
+    let refused = share.publish(two, "d", false).unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
     assert!(refused.message().contains("the server of the share 10.99.2.1:/pvc-1"), "{refused:?}");
-    for pod in ["a", "b"] {
+    for pod in ["a", "b", "c"] {
         share.unpublish(pod).unwrap();
     }
     share.unstage().unwrap();
@@ -207,12 +239,44 @@ fn a_share_is_mounted_moves_and_is_taken_away_from_a_dead_server() {
     assert_eq!(late.code(), Code::Unavailable, "{late:?}");
     assert_eq!(mounts(&vm), "0", "nothing is left of the attempt");
 
-    vm.run(ALIVE).unwrap();
-    wait_for("the share that is back", BOOT, staged).unwrap();
+    for server in [one, two] {
+        set_dead(&vm, server, false);
+    }
+    share.is_staged(&vm, one);
     share.publish(one, "c", false).unwrap();
     assert_eq!(vm.run(&format!("cat {}/file", target("c"))).unwrap().trim(), "kept");
     vm.run("kill $(cat /root/user); true").unwrap();
     share.unpublish("c").unwrap();
+    share.unstage().unwrap();
+    assert_eq!(mounts(&vm), "0");
+}
+
+/// umount2(2) with `MNT_FORCE` ends all that waits for a server, for whatever mount of it.
+#[test]
+fn what_a_pod_writes_waits_for_its_server_whoever_else_leaves() {
+    let vm = real("node-1");
+    let share = Share::of(&vm, &["hard"]);
+    let server = "10.99.1.1";
+    share.is_staged(&vm, server);
+    for pod in ["a", "b"] {
+        share.publish(server, pod, false).unwrap();
+    }
+    let file = format!("{}/file", target("b"));
+    // It is there, so that only what is written waits.
+    vm.run(&format!("echo old > {file}; sync {file}")).unwrap();
+    set_dead(&vm, server, true);
+    let write = format!(
+        "echo new > /root/new; dd if=/root/new of={file} conv=notrunc,fsync; echo $? > /root/written"
+    );
+    vm.run(&format!("(touch /root/writes; {write}) > /root/log 2>&1 & sleep 2")).unwrap();
+    share.unpublish("a").unwrap();
+    assert_eq!(mounts(&vm), "2");
+    assert!(vm.run("test ! -e /root/written").is_ok(), "{}", vm.run("cat /root/log").unwrap());
+    set_dead(&vm, server, false);
+    let written = wait_for("what waits to be written", BOOT, || vm.run("cat /root/written").ok()).unwrap();
+    assert_eq!(written.trim(), "0", "{}", vm.run("cat /root/log").unwrap());
+    assert_eq!(vm.run("cat /srv/nfs/pvc-1/file").unwrap().trim(), "new", "the server has it");
+    share.unpublish("b").unwrap();
     share.unstage().unwrap();
     assert_eq!(mounts(&vm), "0");
 }

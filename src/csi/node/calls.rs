@@ -113,7 +113,7 @@ impl Service {
         let (guest, place) = (self.guest(), path.clone());
         let volume = request.volume_id.clone();
         let told = self.run(("ask", request.volume_id), async move { stats(&guest, &path).await }).await?;
-        if told.problem.is_some() {
+        if told.is_share && told.problem.is_some() {
             self.look_after(&volume, place);
         }
         let usage = match told.fill {

@@ -1,5 +1,5 @@
-//! `csi.v1.Node`: [`fields`] checks what requests say, [`calls`] has what is done to volumes, [`info`] the rest, and [`moved`] asks the host half; here is
-//! what they share.
+//! `csi.v1.Node`: [`fields`] checks what requests say, [`calls`] has what is done to volumes, [`info`] the rest, and [`moved`] asks
+//! the host half; here is what they share.
 //!
 //! An operation runs in a task of its own and so to its end, also if whoever asked for it hangs up: who asks again
 //! meanwhile is told that it is running.
@@ -44,6 +44,7 @@ struct Shared {
     known: watch::Receiver<Option<Identity>>,
     topology: Vec<String>,
     way: Way,
+    lookouts: moved::Lookouts,
 }
 
 impl Service {
@@ -56,7 +57,8 @@ impl Service {
     ) -> Self {
         guest.pod_volumes.serve(&settings.kubelet_root);
         let topology = settings.topology.clone();
-        Self(Arc::new(Shared { guest, operations: Scope::new(), known, topology, way }))
+        let lookouts = moved::Lookouts::default();
+        Self(Arc::new(Shared { guest, operations: Scope::new(), known, topology, way, lookouts }))
     }
 
     fn guest(&self) -> Guest {

@@ -104,10 +104,10 @@ pub enum Error {
         /// What was seen of it.
         why: String,
     },
-    /// The kernel has no NFS.
+    /// The kernel has no NFS, or cannot make mounts apart from where they are attached.
     #[error(
-        "this guest's kernel cannot mount shares: it has no module nfsv4 (on Debian in linux-image-amd64 and -cloud-amd64, on \
-         Ubuntu in linux-modules-extra)"
+        "this guest's kernel cannot mount shares: it is older than Linux 5.2, or has no module nfsv4 (on Debian in \
+         linux-image-amd64 and -cloud-amd64, on Ubuntu in linux-modules-extra)"
     )]
     NoNfs,
     /// Only one pod may have it.

@@ -21,6 +21,8 @@ pub struct Stats {
     pub fill: Fill,
     /// What is wrong with it, if something is.
     pub problem: Option<String>,
+    /// It is a share.
+    pub is_share: bool,
 }
 
 /// How full a volume is.
@@ -43,13 +45,19 @@ pub async fn stats(guest: &Guest, path: &str) -> Result<Stats, Error> {
     let place = place::of_volume(guest, path).await?;
     let (shown, list) = place::look_at(guest, &place).await?;
     let shown = shown.ok_or_else(missing)?;
+    let is_share = share::is_share(&shown.mount);
     let silent = || {
         let problem = Some(format!("the volume has not answered for {} s", PATIENCE.as_secs()));
-        Ok(Stats { fill: Fill::Unknown, problem })
+        Ok(Stats { fill: Fill::Unknown, problem, is_share })
     };
-    // A thread that waits for a volume that does not answer waits alone.
-    let key = Path::new("how full is").join(path.trim_start_matches('/'));
-    let Ok(held) = guest.pod_volumes.busy.begin(&key, "it is asked how full it is") else { return silent() };
+    // A thread that waits for a volume that does not answer waits alone; for a share, whatever pods have it.
+    let held = if is_share {
+        share::server::begin(guest, &shown.mount)
+    } else {
+        let key = Path::new("how full is").join(path.trim_start_matches('/'));
+        guest.pod_volumes.busy.begin(&key, "it is asked how full it is").ok()
+    };
+    let Some(held) = held else { return silent() };
     let root = guest.root.clone();
     let work = blocking::run(move || {
         let told = ask(&root, &shown, &list, &place);
@@ -65,10 +73,10 @@ pub async fn stats(guest: &Guest, path: &str) -> Result<Stats, Error> {
 fn ask(root: &Root, shown: &Shown, list: &[Mount], place: &Path) -> Stats {
     if share::is_share(&shown.mount) {
         return match usage::usage(place) {
-            Ok(usage) => Stats { fill: Fill::Files(usage), problem: None },
+            Ok(usage) => Stats { fill: Fill::Files(usage), problem: None, is_share: true },
             Err(error) => {
                 let problem = Some(format!("the server of {} does not answer: {error}", shown.mount.source));
-                Stats { fill: Fill::Unknown, problem }
+                Stats { fill: Fill::Unknown, problem, is_share: true }
             }
         };
     }
@@ -78,7 +86,7 @@ fn ask(root: &Root, shown: &Shown, list: &[Mount], place: &Path) -> Stats {
     } else {
         usage::usage(place).map_or(Fill::Unknown, Fill::Files)
     };
-    Stats { fill, problem: problem(root, shown, list, place, disk.as_deref()) }
+    Stats { fill, problem: problem(root, shown, list, place, disk.as_deref()), is_share: false }
 }
 
 /// What is wrong, the worst first.

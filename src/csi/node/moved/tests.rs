@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::future::Ready;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
@@ -12,12 +13,17 @@ use nix::errno::Errno;
 use prost::Message as _;
 use tokio::sync::{oneshot, watch};
 use tonic::body::Body;
+use tonic::codegen::Body as _;
 
 use super::*;
 use crate::csi::{Identity, Settings};
 use crate::guest::pod_volumes::share::tests::{Bench, writable};
 use crate::transport::callback::{Caller, Messages, open, response, serve};
-use crate::wire::proto::csi::{ControllerPublishVolumeResponse, NodeStageVolumeRequest};
+use crate::wire::proto::csi::volume_capability::access_mode::Mode;
+use crate::wire::proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use crate::wire::proto::csi::{
+    ControllerPublishVolumeResponse, NodeStageVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+};
 use crate::wire::proto::v1::CallbackBounds;
 use crate::wire::proto::v1::callback_from_host::Message as FromHost;
 
@@ -28,7 +34,7 @@ struct Host(Arc<Mutex<&'static str>>);
 impl tower_service::Service<Request<Body>> for Host {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Ready<Result<Response<Body>, Infallible>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -36,8 +42,17 @@ impl tower_service::Service<Request<Body>> for Host {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         assert_eq!(request.uri().path(), "/csi.v1.Controller/ControllerPublishVolume");
-        let answer = ControllerPublishVolumeResponse { publish_context: context(*self.0.lock().unwrap()) };
-        std::future::ready(Ok(response(&answer.encode_to_vec())))
+        let server = *self.0.lock().unwrap();
+        Box::pin(async move {
+            let mut body = request.into_body();
+            let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await.unwrap().unwrap();
+            // Without what gRPC has before a message.
+            let asked = frame.into_data().unwrap().split_off(5);
+            let asked = ControllerPublishVolumeRequest::decode(asked).unwrap();
+            assert_eq!(asked.volume_context.get("guestlet.io/where").unwrap(), "1", "it only asks");
+            let answer = ControllerPublishVolumeResponse { publish_context: context(server) };
+            Ok(response(&answer.encode_to_vec()))
+        })
     }
 }
 
@@ -66,7 +81,7 @@ async fn a_server_that_has_moved_is_asked_for_and_mounted_from() {
     let caller = caller(Host(Arc::clone(&place))).await;
     let settings = Settings {
         driver: "d".into(),
-        kubelet_root: bench.staging.parent().unwrap().to_owned(),
+        kubelet_root: bench.kubelet.clone(),
         make_root: false,
         node_socket: "/nowhere".into(),
         controller_socket: None,
@@ -77,26 +92,44 @@ async fn a_server_that_has_moved_is_asked_for_and_mounted_from() {
     let known = watch::channel(Some(identity)).1;
     let service = Service::new(bench.guest.clone(), &settings, known, Arc::new(move || Ok(caller.clone())));
 
-    // What kubelet was told is out of date.
-    *bench.machine.refusals.lock().unwrap() = vec![Errno::ETIMEDOUT];
-    let mode = Some(AccessMode { mode: Mode::MultiNodeMultiWriter.into() });
+    // What kubelet was told is out of date, and by now another server has that address.
+    let access_mode = Some(AccessMode { mode: Mode::MultiNodeMultiWriter.into() });
     let access_type = Some(AccessType::Mount(MountVolume::default()));
     let request = NodeStageVolumeRequest {
         volume_id: "v".into(),
         publish_context: context("10.0.0.1"),
         staging_target_path: bench.staging.to_str().unwrap().to_owned(),
-        volume_capability: Some(VolumeCapability { access_mode: mode, access_type }),
+        volume_capability: Some(VolumeCapability { access_mode, access_type }),
         ..NodeStageVolumeRequest::default()
     };
-    service.stage(request).await.unwrap();
-    assert_eq!(bench.machine.shown(&bench.staging), Some(("10.0.0.2:/pvc-1".to_owned(), "rw")));
+    for refusal in [Errno::EACCES, Errno::ETIMEDOUT] {
+        *bench.machine.refusals.lock().unwrap() = vec![refusal];
+        service.stage(request.clone()).await.unwrap();
+        assert_eq!(bench.machine.shown(&bench.staging), Some(("10.0.0.2:/pvc-1".to_owned(), "rw")));
+        let staged = NodeUnstageVolumeRequest {
+            volume_id: "v".into(),
+            staging_target_path: request.staging_target_path.clone(),
+        };
+        service.unstage(staged).await.unwrap();
+    }
+    service.stage(request.clone()).await.unwrap();
+    // It is nobody's any more.
+    *place.lock().unwrap() = "10.0.0.1";
+    *bench.machine.refusals.lock().unwrap() = vec![Errno::EACCES];
+    let unstaged = bench.kubelet.join("plugins/w/globalmount");
+    std::fs::create_dir_all(unstaged.parent().unwrap()).unwrap();
+    let other =
+        NodeStageVolumeRequest { staging_target_path: unstaged.to_str().unwrap().to_owned(), ..request };
+    assert_eq!(service.stage(other).await.unwrap_err().code(), tonic::Code::Internal);
 
     // It moves under a pod, and somebody has seen that something is wrong.
-    bench.publish("10.0.0.2", "a", &writable()).await.unwrap();
+    bench.publish("10.0.0.1", "a", &writable()).await.unwrap();
     *place.lock().unwrap() = "10.0.0.3";
     service.look_after("v", bench.pod("a").to_str().unwrap().to_owned());
     while bench.machine.shown(&bench.pod("a")) != Some(("10.0.0.3:/pvc-1".to_owned(), "rw")) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(bench.machine.shown(&bench.staging), Some(("10.0.0.3:/pvc-1".to_owned(), "rw")));
+    assert!(!service.0.lookouts.is_due("v"), "not every pod's every question is one to the host half");
+    assert!(service.0.lookouts.is_due("w"));
 }

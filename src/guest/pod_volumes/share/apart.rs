@@ -1,22 +1,28 @@
 //! Takes shares away from their places, also when their server is dead.
 //!
 //! ```text
-//!  the server answers ──▶ umount(2) ──done──▶ gone
-//!                            │ └──in use──▶ refused, with who uses it
-//!                            └──hangs─┐
-//!  it does not ───────────────────────┴──▶ what waits for it is ended (MNT_FORCE) ──▶ taken out of sight (MNT_DETACH) ──▶ gone
+//!  the server answers, or other ──▶ umount(2) ──done──▶ gone
+//!  mounts have the file system         │ └──in use, and it answers──▶ refused, with who uses it
+//!                                      └──in use, or hangs──┐
+//!  it does not answer ──────────────────────────────────────┴──▶ taken out of sight (MNT_DETACH) ──▶ gone
+//!                    the last mount: what waits is ended before (MNT_FORCE)
 //! ```
+//! `MNT_FORCE` is about the whole file system: all that waits for its server fails, for whatever mount of it, and what was not written
+//! is lost. So only the last mount is taken away by it. As long as another pod has the share, what it writes waits for the server.
+//!
 //! The kernel takes a mount out of its list first, and says good-bye to the server after that: a thread that hangs there hangs
 //! alone, and holds nothing that anybody needs.
 
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::{answers, last};
+use super::last;
+use super::server::answers;
 use crate::guest::Guest;
 use crate::guest::pod_volumes::{Error, look, place};
 use crate::guest::volumes;
@@ -50,30 +56,38 @@ pub(in crate::guest::pod_volumes) async fn take_away(guest: &Guest, place: &Path
 
 async fn take_one(guest: &Guest, mount: &Mount, list: &[Mount]) -> Result<(), Error> {
     let failed = |error| Error::system("unmount", mount.path.clone())(error);
-    if answers(guest, mount, TO_ANSWER).await {
+    // Then the server is not needed: the kernel keeps the file system for the others.
+    let has_others = is_mounted_elsewhere(mount, list);
+    if has_others || answers(guest, mount, TO_ANSWER).await {
         let unmount = |effects: &dyn Effects, path: &Path| effects.unmount(path);
         match attempt(guest, mount, TO_WRITE, unmount).await? {
             Attempt::Gone => return Ok(()),
             Attempt::Refused(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {
-                return Err(in_use(guest, mount, list).await?);
+                if !has_others || answers(guest, mount, TO_ANSWER).await {
+                    return Err(in_use(guest, mount, list).await?);
+                }
             }
             Attempt::Refused(error) => return Err(failed(error)),
             Attempt::Late => {}
         }
     }
-    tracing::warn!(
-        "{} does not answer: what waits for it is ended, and it is taken away from {}; what was not written yet is lost",
-        mount.source,
-        mount.path.display()
-    );
-    if let Attempt::Gone = attempt(guest, mount, TO_END, |effects, path| effects.abort(path)).await? {
-        return Ok(());
+    tracing::warn!("{} does not answer: it is taken away from {}", mount.source, mount.path.display());
+    if !is_mounted_elsewhere(mount, &place::mounts(guest).await?) {
+        tracing::warn!("what waits for {} is ended; what was not written yet is lost", mount.source);
+        if let Attempt::Gone = attempt(guest, mount, TO_END, |effects, path| effects.abort(path)).await? {
+            return Ok(());
+        }
     }
     match attempt(guest, mount, TO_END, |effects, path| effects.detach(path)).await? {
         Attempt::Gone => Ok(()),
         Attempt::Refused(error) => Err(failed(error)),
         Attempt::Late => Err(Error::Silent { what: mount.path.clone(), seconds: TO_END.as_secs() }),
     }
+}
+
+/// Whether the file system of a mount is seen by another one, which may have something to write.
+fn is_mounted_elsewhere(mount: &Mount, list: &[Mount]) -> bool {
+    list.iter().any(|other| other.device == mount.device && other.id != mount.id)
 }
 
 /// What became of an attempt.
@@ -86,14 +100,27 @@ enum Attempt {
     Late,
 }
 
+/// Does something to what is mounted last at its path, if that is this mount. What has not begun in time is not done any more: by
+/// then something else may be there.
 async fn attempt(
     guest: &Guest,
     mount: &Mount,
     patience: Duration,
     work: impl FnOnce(&dyn Effects, &Path) -> io::Result<()> + Send + 'static,
 ) -> Result<Attempt, Error> {
-    let (effects, path) = (Arc::clone(&guest.effects), mount.path.clone());
-    let done = tokio::time::timeout(patience, blocking::run(move || work(&*effects, &path))).await;
+    let (effects, copy, given_up) =
+        (Arc::clone(&guest.effects), mount.clone(), Arc::new(AtomicBool::new(false)));
+    let is_late = Arc::clone(&given_up);
+    let job = move || {
+        // It is held only while it is looked at: what is held cannot be unmounted.
+        drop(effects.open_place(&copy)?);
+        if is_late.load(Ordering::SeqCst) {
+            return Err(Errno::ECANCELED.into());
+        }
+        work(&*effects, &copy.path)
+    };
+    let done = tokio::time::timeout(patience, blocking::run(job)).await;
+    given_up.store(true, Ordering::SeqCst);
     // Whatever was said: the list has the last word.
     let list = place::mounts(guest).await?;
     let is_there = list.iter().any(|one| one.id == mount.id && one.path == mount.path);

@@ -57,18 +57,16 @@ fn wrong(option: &str, problem: &'static str) -> Error {
     volumes::Error::wrong(format!("the mount option {option:?}"), problem).into()
 }
 
-/// Those that a share is mounted with, as far as they say how long its server is waited for.
+/// Those that a share is mounted with, for a mount of it from elsewhere: all but those that say where its server is, or what it said.
 pub(super) fn of_mount(mount: &Mount) -> Vec<String> {
-    const KEPT: [&str; 8] = ["vers", "hard", "soft", "softerr", "timeo", "retrans", "noresvport", "nconnect"];
+    const OF_THE_SERVER: [&str; 7] =
+        ["addr", "clientaddr", "mountaddr", "namlen", "local_lock", "proto", "port"];
+    // Both lists say whether it is read-only, which is asked for by itself.
+    let is_kept = |option: &&str| {
+        !matches!(*option, "ro" | "rw") && (*option == "proto=rdma" || !OF_THE_SERVER.contains(&name(option)))
+    };
     let all = mount.options.split(',').chain(mount.flags.split(','));
-    let kept = all.filter(|option| KEPT.contains(&name(option)) || BOUND.contains(option));
-    kept.map(str::to_owned).collect()
-}
-
-/// The same for kernels before 5.1, which know no `softerr`.
-pub(super) fn for_older_kernels(data: &str) -> String {
-    let older = |option| if option == "softerr" { "soft" } else { option };
-    data.split(',').map(older).collect::<Vec<_>>().join(",")
+    all.filter(is_kept).map(str::to_owned).collect()
 }
 
 /// Those of a claim that also count for what is bound of a share; the others are the file system's.
@@ -82,6 +80,7 @@ mod tests {
     use nix::mount::MsFlags;
 
     use super::*;
+    use crate::sys::mountinfo;
 
     fn data(recommended: &[&str], claims: &[&str]) -> Result<String, String> {
         let texts = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
@@ -110,8 +109,27 @@ mod tests {
             let error = data(&[], &[claims]).unwrap_err();
             assert!(error.contains(words), "{error}");
         }
-        assert_eq!(for_older_kernels(usual), usual.replace("softerr", "soft"));
         assert_eq!(of_bind(&["hard,nosuid".into(), "noexec".into()]), ["nosuid", "noexec"]);
+    }
+
+    #[test]
+    fn what_a_mount_has_is_kept_elsewhere() {
+        let line = "36 25 0:52 / /a ro,nosuid,noatime - nfs4 10.0.0.1:/v ro,sync,vers=4.2,rsize=1048576,wsize=1048576,namlen=255,\
+                    acregmin=0,noac,softerr,noresvport,proto=tcp,nconnect=4,timeo=600,retrans=5,sec=krb5p,clientaddr=10.0.0.7,\
+                    lookupcache=none,local_lock=none,addr=10.0.0.1\n";
+        let mount = mountinfo::parse(line.as_bytes()).pop().unwrap();
+        let share = Share {
+            volume: "v".into(),
+            server: "fd00::2".parse().unwrap(),
+            path: "/v".into(),
+            options: Vec::new(),
+        };
+        let options = of(&share, &of_mount(&mount), true).unwrap();
+        let expected = "vers=4.2,noresvport,softerr,timeo=600,retrans=5,rsize=1048576,wsize=1048576,acregmin=0,noac,nconnect=4,\
+                        sec=krb5p,lookupcache=none,addr=fd00::2";
+        assert_eq!(options.data, expected);
+        let flags = MsFlags::MS_RDONLY | MsFlags::MS_SYNCHRONOUS | MsFlags::MS_NOSUID | MsFlags::MS_NOATIME;
+        assert_eq!(options.flags, flags);
     }
 
     #[test]

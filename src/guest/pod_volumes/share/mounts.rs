@@ -1,0 +1,144 @@
+//! Makes mounts of shares, puts them at their places, and binds them to others.
+//!
+//! A server is asked only while a mount is made, which is attached nowhere: one that comes too late is seen by nobody. What is
+//! mounted at a place is known by the number of its mount, and looked at again right before it is acted on.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::mount::MsFlags;
+
+use super::server::is_of_a_dead_server;
+use super::{Share, Usage, apart, has, last, options};
+use crate::guest::Guest;
+use crate::guest::pod_volumes::{Error, look, place};
+use crate::sys::blocking;
+use crate::sys::mountinfo::{Mount, MountList};
+use crate::sys::mounting::{How, Place, What};
+use crate::sys::root::Root;
+
+/// What the kernel calls the file system.
+const KIND: &str = "nfs4";
+/// How long a server may take to be mounted from.
+const TO_MOUNT: Duration = Duration::from_secs(60);
+/// How long it may take to bind a mount to a place.
+const TO_BIND: Duration = Duration::from_secs(10);
+
+/// Makes a mount of a share, which is attached nowhere.
+pub(super) async fn make(guest: &Guest, share: &Share, usage: &Usage) -> Result<OwnedFd, Error> {
+    let options = options::of(share, &usage.options, usage.read_only)?;
+    let source = share.source();
+    let key = PathBuf::from(format!("is mounted from {source}"));
+    let busy = |doing| Error::Busy { volume: share.volume.clone(), doing };
+    let turn = guest.pod_volumes.busy.begin(&key, "its server is asked for it").map_err(busy)?;
+    let effects = Arc::clone(&guest.effects);
+    let work = blocking::run(move || {
+        let made = effects.make_mount(&source, KIND, &options.data, options.flags);
+        drop(turn);
+        made
+    });
+    let Ok(made) = tokio::time::timeout(TO_MOUNT, work).await else {
+        return Err(share.no_server(format!("it cannot be mounted within {} s", TO_MOUNT.as_secs())));
+    };
+    made.map_err(|error| match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENODEV | Errno::ENOSYS) => Error::NoNfs,
+        Some(code) if is_of_a_dead_server(code) => share.no_server(error.to_string()),
+        _ => Error::system("mount", share.source())(error),
+    })
+}
+
+/// Attaches what was made to a folder that has nothing mounted on it. If that is `instead` of something, that is taken away before:
+/// to mount over it would need its server, where a program holds the lock of its uppermost folder while it waits for that.
+pub(super) async fn put(
+    guest: &Guest,
+    made: OwnedFd,
+    place: &Path,
+    instead: Option<&Mount>,
+) -> Result<(), Error> {
+    let failed = |error| Error::system("mount the share at", place)(error);
+    let list = place::mounts(guest).await?;
+    if last(&list, place).map(|there| there.id) != instead.map(|there| there.id) {
+        return Err(failed(Errno::ESTALE.into()));
+    }
+    apart::take_away(guest, place).await?;
+    let (effects, root, path) = (Arc::clone(&guest.effects), guest.root.clone(), place.to_owned());
+    let attach = move || {
+        let folder = free(&root, &path)?;
+        effects.attach(made.as_fd(), &folder)
+    };
+    look(place, attach).await?.map_err(failed)
+}
+
+/// Opens a folder that has nothing mounted on it.
+fn free(root: &Root, path: &Path) -> io::Result<Place> {
+    let folder = Place::open_mounted_folder(path)?;
+    match last(&MountList::open(root)?.read()?, path) {
+        Some(_) => Err(Errno::EBUSY.into()),
+        None => Ok(folder),
+    }
+}
+
+/// Binds what is staged to a folder that has nothing mounted on it.
+pub(super) async fn bind(guest: &Guest, staged: &Mount, place: &Path, flags: MsFlags) -> Result<(), Error> {
+    let root = guest.root.clone();
+    bind_to(guest, staged, place, flags, move |path| free(&root, path)).await
+}
+
+/// Binds what is staged over another mount of the share, with its flags.
+pub(super) async fn bind_over(guest: &Guest, staged: &Mount, old: &Mount) -> Result<(), Error> {
+    let flags = [
+        ("ro", MsFlags::MS_RDONLY),
+        ("nosuid", MsFlags::MS_NOSUID),
+        ("nodev", MsFlags::MS_NODEV),
+        ("noexec", MsFlags::MS_NOEXEC),
+    ];
+    let flags = flags.into_iter().filter(|(word, _)| has(old, word)).map(|(_, flag)| flag).collect();
+    let (effects, below) = (Arc::clone(&guest.effects), old.clone());
+    bind_to(guest, staged, &old.path, flags, move |_| effects.open_place(&below)).await
+}
+
+/// Binds what is staged to the place that is opened so. A thread that waits for the lock of a folder that a dead server has waits
+/// alone: one for each place.
+async fn bind_to(
+    guest: &Guest,
+    staged: &Mount,
+    place: &Path,
+    flags: MsFlags,
+    open: impl FnOnce(&Path) -> io::Result<Place> + Send + 'static,
+) -> Result<(), Error> {
+    let key = PathBuf::from(format!("is bound to {}", place.display()));
+    let busy = |doing| Error::Busy { volume: place.display().to_string(), doing };
+    let turn = guest.pod_volumes.busy.begin(&key, "the share is being bound there").map_err(busy)?;
+    let given_up = Arc::new(AtomicBool::new(false));
+    let (effects, from, to, is_late) =
+        (Arc::clone(&guest.effects), staged.clone(), place.to_owned(), Arc::clone(&given_up));
+    let work = blocking::run(move || {
+        let bind = || {
+            let (source, target) = (effects.open_place(&from)?, open(&to)?);
+            if is_late.load(Ordering::SeqCst) {
+                return Err(Errno::ECANCELED.into());
+            }
+            let what = What::Bind { source: &source, recursive: false };
+            effects.mount(&what, &target, How { flags, propagation: None })
+        };
+        let done = bind();
+        drop(turn);
+        done
+    });
+    let Ok(done) = tokio::time::timeout(TO_BIND, work).await else {
+        given_up.store(true, Ordering::SeqCst);
+        return Err(Error::Silent { what: place.to_owned(), seconds: TO_BIND.as_secs() });
+    };
+    done.map_err(|error| match error.raw_os_error().map(Errno::from_raw) {
+        // It went in between.
+        Some(Errno::ESTALE) => {
+            Error::NotStaged { place: staged.path.clone(), found: "what was staged is gone" }
+        }
+        _ => Error::system("bind the share to", place)(error),
+    })
+}

@@ -1,0 +1,125 @@
+//! A share whose server has moved, which is known by another address for the same path: it is staged from there, and bound over what
+//! pods have from before.
+//!
+//! Which mounts are the volume's is what kubelet has noted beside each of its places. The path that a server serves is not enough:
+//! anybody may have another server serve the same.
+
+use std::path::{Path, PathBuf};
+
+use futures_util::future::join_all;
+use serde::Deserialize;
+
+use super::{Share, Usage, at, has, is_share, last, mounts, options};
+use crate::guest::Guest;
+use crate::guest::pod_volumes::{Error, begin, look, place};
+use crate::sys::error_chain;
+use crate::sys::mountinfo::Mount;
+use crate::sys::root::Root;
+
+/// Where kubelet stages a volume, and shows it to a pod: the last part of the path.
+const STAGED: &str = "globalmount";
+const SHOWN: &str = "mount";
+/// What kubelet has noted of a volume, in the folder that its place is in.
+const NOTE: &str = "vol_data.json";
+
+/// What kubelet has noted of a volume.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Note {
+    #[serde(default)]
+    volume_handle: String,
+}
+
+/// Has the share that is mounted at a path mounted from where `ask` says that it is served now, wherever it is seen; whether that
+/// was another place. Only while mounts are changed nothing else is done to the volume.
+///
+/// # Errors
+/// If the new server does not answer or refuses.
+pub async fn find_again<F: Future<Output = Option<Share>>>(
+    guest: &Guest,
+    path: &str,
+    ask: impl FnOnce() -> F,
+) -> Result<bool, Error> {
+    let place = place::of_volume(guest, path).await?;
+    if at(&place::mounts(guest).await?, &place).is_none() {
+        return Ok(false);
+    }
+    let Some(share) = ask().await else { return Ok(false) };
+    let list = place::mounts(guest).await?;
+    let all = of_volume(guest, &share, &list).await?;
+    let is_staged = |mount: &&&Mount| mount.path.ends_with(STAGED);
+    let Some(staged) = all.iter().find(is_staged).filter(|_| all.iter().any(|mount| mount.path == place))
+    else {
+        return Ok(false);
+    };
+    if staged.source == share.source() {
+        let _operation = begin(guest, &share.volume, "its server has moved").await?;
+        follow(guest, &share, &staged.path).await?;
+        return Ok(false);
+    }
+    let usage = Usage { options: options::of_mount(staged), read_only: has(staged, "ro"), single: false };
+    let made = mounts::make(guest, &share, &usage).await?;
+    let _operation = begin(guest, &share.volume, "its server has moved").await?;
+    mounts::put(guest, made, &staged.path, Some(staged)).await?;
+    tracing::warn!(
+        "volume {}: its server has moved from {} to {}",
+        share.volume,
+        staged.source,
+        share.server
+    );
+    follow(guest, &share, &staged.path).await?;
+    Ok(true)
+}
+
+/// Binds what is staged over what pods have of the share from before. Where that fails is told, and looked at again the next time.
+pub(super) async fn follow(guest: &Guest, share: &Share, staging: &Path) -> Result<(), Error> {
+    let list = place::mounts(guest).await?;
+    let Some(staged) = at(&list, staging) else { return Ok(()) };
+    // Nearly always there is none.
+    let is_old = |mount: &Mount| share.is_shown_by(mount) && mount.device != staged.device;
+    if !list.iter().any(is_old) {
+        return Ok(());
+    }
+    let old: Vec<_> = of_volume(guest, share, &list).await?;
+    let old = old.into_iter().filter(|mount| is_old(mount) && mount.path.ends_with(SHOWN));
+    let bound = old.map(async |old| (old, mounts::bind_over(guest, staged, old).await));
+    for (old, bound) in join_all(bound).await {
+        let (volume, place, source) = (&share.volume, old.path.display(), &staged.source);
+        match bound {
+            Ok(()) => tracing::warn!("volume {volume}: {place} is shown from {source} now"),
+            Err(error) => {
+                tracing::warn!(
+                    "volume {volume}: {place} is shown from {} still: {}",
+                    old.source,
+                    error_chain::words(&error)
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The mounts of a share that are seen at places of its volume.
+async fn of_volume<'m>(guest: &Guest, share: &Share, list: &'m [Mount]) -> Result<Vec<&'m Mount>, Error> {
+    let root = guest.pod_volumes.root()?.to_owned();
+    let root = look(&root.clone(), move || std::fs::canonicalize(&root).unwrap_or(root)).await?;
+    let may_be = |mount: &&Mount| {
+        let is_last = last(list, &mount.path).is_some_and(|last| last.id == mount.id);
+        let is_called = mount.path.ends_with(STAGED) || mount.path.ends_with(SHOWN);
+        is_last && is_called && is_share(mount) && share.is_shown_by(mount) && mount.path.starts_with(&root)
+    };
+    let found: Vec<_> = list.iter().filter(may_be).collect();
+    let places: Vec<_> = found.iter().map(|mount| mount.path.clone()).collect();
+    let volume = share.volume.clone();
+    let is_its =
+        move || places.iter().map(|place| noted(place).as_ref() == Some(&volume)).collect::<Vec<_>>();
+    let is_its = look(Path::new(NOTE), is_its).await?;
+    Ok(found.into_iter().zip(is_its).filter_map(|(mount, is_its)| is_its.then_some(mount)).collect())
+}
+
+/// The volume that kubelet has noted for a place.
+fn noted(place: &Path) -> Option<String> {
+    let note: PathBuf = place.parent()?.join(NOTE);
+    let note = Root::default().read(note.to_str()?).ok()?;
+    serde_json::from_slice::<Note>(&note).ok().map(|note| note.volume_handle)
+}
