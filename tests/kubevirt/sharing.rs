@@ -91,6 +91,7 @@ fn a_share_is_served_while_a_node_may_mount_it() {
         assert_eq!(bound["spec"]["accessModes"], json!(["ReadWriteMany"]));
         assert_eq!(bound["metadata"]["finalizers"], json!(["kubernetes.io/pvc-protection"]));
 
+        assert_eq!(volumes.find(&made.id).await.unwrap(), first);
         assert_eq!(volumes.share(&made.id, sharer("two")).await.unwrap(), first);
         assert_eq!(volumes.share(&made.id, sharer("two")).await.unwrap(), first, "once more is the same");
         let known = volumes.get(&made.id).await.unwrap().unwrap();
@@ -141,6 +142,123 @@ fn a_share_that_is_wanted_again_while_it_ends_is_served_when_it_has_ended() {
         lab.api.patch(&path, &json!({ "spec": { "desiredState": "Enabled" } })).await.unwrap();
         lab.model.release(Step::Unshare, "data");
         volumes.share(&made.id, sharer("three")).await.unwrap();
+    });
+}
+
+/// networkfs-manager takes away by what the server's volume is attached, and says that it does so after that.
+#[test]
+fn a_share_is_not_wanted_again_before_its_end_has_been_said() {
+    wait(async {
+        let lab = Lab::start().await;
+        let patience = Patience { settle: Duration::from_secs(1), ..quick() };
+        let volumes = volumes_for(&lab, patience).await;
+        let made = make(&volumes, "data").await;
+        lab.running("web").await;
+        let web = sharer_of(&lab, "web").await;
+        until("it is served", async || volumes.share(&made.id, sharer("one")).await.ok()).await;
+        lab.model.hold(Step::Untie, "data");
+        volumes.unshare(&made.id, None).await.unwrap();
+        lab.model.reaches(Step::Untie, "data").await;
+        let late = volumes.share(&made.id, web.clone()).await.unwrap_err();
+        assert!(late.to_string().contains("is wanted Disabled, and is Enabled"), "{late}");
+        assert!(volumes.find(&made.id).await.is_err(), "it is on its way out");
+        lab.model.release(Step::Untie, "data");
+        until("it is served again", async || volumes.share(&made.id, web.clone()).await.ok()).await;
+
+        // Somebody has done it by hand, and it waits for ever.
+        lab.model.hold(Step::Untie, "data");
+        let name = text(&object(&lab, "data").await.unwrap()["metadata"]["name"]).to_owned();
+        let path = Kind::Share.path(&format!("{HARVESTER}/{name}"));
+        lab.api.patch(&path, &json!({ "spec": { "desiredState": "Disabled" } })).await.unwrap();
+        lab.model.reaches(Step::Untie, "data").await;
+        lab.api.patch(&path, &json!({ "spec": { "desiredState": "Enabled" } })).await.unwrap();
+        is_in(&lab, "data", "Enabling").await;
+        lab.model.release(Step::Untie, "data");
+        volumes.share(&made.id, web.clone()).await.unwrap_err();
+        until("it is freed", async || {
+            volumes.repair().await.unwrap();
+            volumes.find(&made.id).await.ok()
+        })
+        .await;
+    });
+}
+
+#[test]
+fn one_share_that_is_wrong_keeps_no_other_from_being_put_right() {
+    wait(async {
+        let lab = Lab::start().await;
+        let volumes = volumes(&lab).await;
+        let names = ["bad", "gone", "label", "vm"];
+        let mut ids = Vec::new();
+        lab.running("web").await;
+        for name in names {
+            let made = make(&volumes, name).await;
+            volumes.share(&made.id, sharer_of(&lab, "web").await).await.unwrap();
+            ids.push(made.id);
+        }
+        let path = |name: &str| Kind::Claim.path(&format!("{NAMESPACE}/{name}"));
+        let annotation =
+            |text: Value| json!({ "metadata": { "annotations": { "guestlet.io/shared-with": text } } });
+        lab.api.patch(&path("bad"), &annotation(json!("{"))).await.unwrap();
+        let name = text(&object(&lab, "gone").await.unwrap()["metadata"]["name"]).to_owned();
+        lab.api.delete(&Kind::Share.path(&format!("{HARVESTER}/{name}"))).await;
+        let label = json!({ "metadata": { "labels": { "app.kubernetes.io/managed-by": null } } });
+        lab.api.patch(&path("label"), &label).await.unwrap();
+        // A VM that is gone, and one of the same name.
+        volumes.share(&ids[3], sharer("nobody")).await.unwrap();
+        volumes.share(&ids[3], Sharer { uuid: "other".into(), ..sharer("web") }).await.unwrap();
+        let next = volumes_with(&lab, quick()).await;
+        until("what was deleted is served, and who is gone is forgotten", async || {
+            next.repair().await.unwrap();
+            next.find(&ids[1]).await.ok()?;
+            let sharers = next.get(&ids[3]).await.unwrap()?.sharers?;
+            (sharers == [sharer_of(&lab, "web").await]).then_some(())
+        })
+        .await;
+        for name in ["bad", "label", "vm"] {
+            assert_eq!(
+                object(&lab, name).await.unwrap()["spec"]["desiredState"],
+                "Enabled",
+                "{name} is in use"
+            );
+        }
+    });
+}
+
+/// As the fleet knows a VM.
+async fn sharer_of(lab: &Lab, vm: &str) -> Sharer {
+    let machine = lab.api.get(&Kind::Vm.path(&format!("{NAMESPACE}/{vm}"))).await.unwrap();
+    Sharer { uuid: text(&machine["metadata"]["uid"]).to_owned(), ..sharer(vm) }
+}
+
+#[test]
+fn a_share_that_nobody_has_grows_when_it_is_served() {
+    wait(async {
+        let lab = Lab::start().await;
+        let volumes = volumes(&lab).await;
+        let made = make(&volumes, "data").await;
+        let is_bound = async || (claim(&lab, "data").await?["status"]["phase"] == "Bound").then_some(());
+        until("the claim is bound", is_bound).await;
+        lab.model.hold(Step::Expand, "data");
+        let size = made.size + (1 << 30);
+        assert_eq!(volumes.grow(&made.id, size, None).await.unwrap(), size);
+        let wanted = claim(&lab, "data").await.unwrap()["spec"]["resources"]["requests"]["storage"].clone();
+        assert_eq!(wanted, json!(size.to_string()));
+    });
+}
+
+/// An API server looks at rights before it looks for kinds: where there is no such kind, nobody has a right to it.
+#[test]
+fn without_the_role_for_shares_a_share_is_refused_in_words() {
+    wait(async {
+        let lab = Lab::start().await;
+        let volumes = volumes(&lab).await;
+        volumes.check().await.unwrap();
+        lab.api.delete(&format!("{ROLES}/guestlet-controller-shares")).await;
+        let refused = until("the right is gone", async || volumes.check().await.err()).await;
+        assert!(matches!(refused, VolumeError::Refused(_)), "{refused}");
+        assert!(refused.to_string().contains("or the controller has no right to it"), "{refused}");
+        volumes.repair().await.unwrap();
     });
 }
 

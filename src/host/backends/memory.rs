@@ -273,13 +273,20 @@ impl Shares for Memory {
         Ok(())
     }
 
-    async fn share(&self, id: &str, with: Sharer) -> Result<Export, VolumeError> {
-        let mut world = self.world();
-        let sharers = world.volume(id)?.sharers.get_or_insert_default();
-        sharers.retain(|sharer| sharer.uuid != with.uuid);
-        sharers.push(with);
-        sharers.sort();
+    async fn find(&self, id: &str) -> Result<Export, VolumeError> {
+        self.world().volume(id)?;
         Ok(Export { server: "192.0.2.1".to_owned(), path: format!("/{id}"), options: String::new() })
+    }
+
+    async fn share(&self, id: &str, with: Sharer) -> Result<Export, VolumeError> {
+        {
+            let mut world = self.world();
+            let sharers = world.volume(id)?.sharers.get_or_insert_default();
+            sharers.retain(|sharer| sharer.uuid != with.uuid);
+            sharers.push(with);
+            sharers.sort();
+        }
+        self.find(id).await
     }
 
     async fn unshare(&self, id: &str, uuid: Option<&str>) -> Result<(), VolumeError> {

@@ -306,6 +306,9 @@ pub trait Shares: Send + Sync + fmt::Debug {
     /// server has stopped.
     async fn unshare(&self, id: &str, uuid: Option<&str>) -> Result<(), VolumeError>;
 
+    /// Where a share is served now, which changes nothing; [`VolumeError::Waiting`] if it is not served, or not yet.
+    async fn find(&self, id: &str) -> Result<Export, VolumeError>;
+
     /// Puts right what is not served, or is, as it should be, and removes what is left of shares that are gone.
     async fn repair(&self) -> Result<(), VolumeError>;
 }

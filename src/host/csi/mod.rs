@@ -35,6 +35,9 @@ const NFS_SERVER: &str = "guestlet.io/nfs-server";
 const NFS_PATH: &str = "guestlet.io/nfs-path";
 const NFS_OPTIONS: &str = "guestlet.io/nfs-options";
 
+/// The key, of what is said of a volume, by which an agent marks the question where a share is served that its node has.
+const WHERE: &str = "guestlet.io/where";
+
 /// Answers one guest.
 #[derive(Debug, Clone)]
 struct Service {
@@ -100,6 +103,24 @@ impl Service {
             return Err(problem.for_guest());
         }
         Ok((asker, self.guest.audit.begin(&behalf, what), request))
+    }
+}
+
+impl Service {
+    /// Answers where a share is served. Nothing is changed by it, and so nothing recorded.
+    async fn find_share(
+        &self,
+        request: Request<csi::ControllerPublishVolumeRequest>,
+    ) -> Answer<csi::ControllerPublishVolumeResponse> {
+        let (asker, request) = self.admit(request)?;
+        let found = async {
+            check::volume_id(&request.volume_id)?;
+            check::node_id(&request.node_id)?;
+            let export = self.keeper.find_share(&asker, &request.volume_id, &request.node_id).await?;
+            let publish_context = context(Given::Share(export)).into_iter().collect();
+            Ok(csi::ControllerPublishVolumeResponse { publish_context })
+        };
+        answer(found.await)
     }
 }
 
@@ -217,6 +238,9 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerPublishVolumeRequest>,
     ) -> Answer<csi::ControllerPublishVolumeResponse> {
+        if request.get_ref().volume_context.contains_key(WHERE) {
+            return self.find_share(request).await;
+        }
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_ATTACH, |asked| (&asked.node_id, &asked.volume_id))?;
         let published = async {

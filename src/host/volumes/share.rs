@@ -5,6 +5,7 @@
 //! ```text
 //!  publish ───▶ the node is remembered ──▶ the share is served ──▶ where
 //!  unpublish ─▶ the node is forgotten  ──▶ the last one: it is served no more
+//!  find ──────▶ the node is remembered? ─▶ where, as it is now
 //! ```
 
 use super::super::backends::Vm;
@@ -49,6 +50,23 @@ impl Keeper {
             self.tell(VolumeAction::Attached, &volume, by, Some(&vm.name)).await;
         }
         Ok(export)
+    }
+
+    /// Where a share is served that this node may mount. Nothing is changed, and nothing waited for: a node from which the share was
+    /// taken away does not get it back by asking.
+    ///
+    /// # Errors
+    /// If the node may not mount it, or it is not served now.
+    pub async fn find_share(&self, asker: &Asker, id: &str, node: &str) -> Result<Export, Problem> {
+        let volume = self.get(asker, id).await?;
+        let found = self.node(&volume.cluster, node).await?.ok_or_else(|| Problem::no_node(node))?;
+        let has = |sharer: &Sharer| sharer.uuid == found.vm.ids.lasting;
+        if !volume.sharers.iter().flatten().any(has) {
+            let words = format!("the volume {id} is not published to the node {node}, or is no share");
+            return Err(Problem::new(Kind::NotFound, words));
+        }
+        let export = self.shares()?.find(id).await;
+        export.map_err(|error| self.logged(asker, "find a share", id, error))
     }
 
     /// Lets a node not mount a share any more; none, if there is no node.

@@ -203,10 +203,16 @@ async fn a_share_is_given_to_many_nodes_and_removed_when_none_has_it() {
         let volume = bench.keeper.get(&Asker::Host, &id).await.unwrap();
         volume.sharers.unwrap().into_iter().map(|sharer| sharer.node).collect::<Vec<_>>()
     };
+    bench.keeper.find_share(&Asker::Host, &id, "a").await.unwrap();
     for _ in 0..2 {
         bench.keeper.unpublish(&Asker::Host, &id, Some("a"), false).await.unwrap();
         assert_eq!(sharers().await, ["b"]);
     }
+    // Its agent, which has the share still, does not take it back.
+    is(bench.keeper.find_share(&Asker::Host, &id, "a").await.map(drop), Kind::NotFound);
+    assert_eq!(sharers().await, ["b"]);
+    let export = bench.keeper.find_share(&Asker::Host, &id, "b").await.unwrap();
+    assert_eq!(export.path, format!("/{id}"));
     let larger = Range::new(40 * MIB, 0).unwrap();
     assert_eq!(bench.keeper.expand(&Asker::Host, &id, larger).await.unwrap(), 40 << 20);
     bench.unpublish(&id, false).await.unwrap();

@@ -13,6 +13,8 @@ pub enum Step {
     Expand,
     /// The volume of a claim is served by NFS.
     Share,
+    /// That what serves it is being taken away is said.
+    Untie,
     /// It no longer is.
     Unshare,
     /// The volume of a claim that is gone is deleted.

@@ -45,6 +45,8 @@ pub struct World {
     pub(super) objects: Objects,
     /// The disks of running domains, by the instance's UID and the volume's name.
     pub(super) plugs: BTreeMap<(String, String), Plug>,
+    /// The UIDs of shares that nothing attaches any more.
+    pub(super) untied: BTreeSet<String>,
     told: BTreeSet<(String, String, String)>,
     has_written: bool,
     again: Option<Instant>,
@@ -73,6 +75,7 @@ impl World {
             domain,
             objects,
             plugs: BTreeMap::new(),
+            untied: BTreeSet::new(),
             told: BTreeSet::new(),
             has_written: false,
             again: None,

@@ -272,6 +272,23 @@ impl Cluster {
         Ok(Some(Seen { instance: instance.filter(is_its), vm }))
     }
 
+    /// Whether there is a VM of this name, or a run of one, that this UID means.
+    ///
+    /// # Errors
+    /// If that cannot be told.
+    pub async fn has_vm(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, VolumeError> {
+        let is_it = |one: Option<String>| one.is_some_and(|one| one.eq_ignore_ascii_case(uid));
+        let what = format!("read the VirtualMachine {namespace}/{name}");
+        let vm = found(in_time(&what, self.vms(namespace).get(name)).await?, &what)?;
+        if is_it(vm.and_then(|vm| vm.metadata.uid)) {
+            return Ok(true);
+        }
+        let what = format!("read the VirtualMachineInstance {namespace}/{name}");
+        let instances = Api::<Instance>::namespaced(self.client.clone(), namespace);
+        let instance = found(in_time(&what, instances.get(name)).await?, &what)?;
+        Ok(is_it(instance.and_then(|instance| authority::lasting(&instance))))
+    }
+
     /// Changes a VM as a JSON patch says that tests the version that was `read`.
     ///
     /// # Errors

@@ -5,7 +5,6 @@
 //! given to another VM or deleted.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -21,6 +20,7 @@ use super::hotplug::seen::Stage;
 use super::hotplug::{Hotplug, Patience};
 use super::names::{Claim, PREFIX};
 use super::objects;
+use super::shares::Upkeep;
 use crate::host::backends::disks::{Bus, DiskError, GuestSide};
 use crate::host::backends::volumes::{
     Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Shares, Volume, VolumeError, Volumes,
@@ -44,8 +44,7 @@ pub struct Claims {
     access_mode: String,
     /// Which VMs list volumes of ours; without it, any may.
     listing: Option<Listing>,
-    /// There are shares, or something may be left of them.
-    pub(super) has_shares: AtomicBool,
+    pub(super) upkeep: Upkeep,
 }
 
 /// A claim of ours, as it was read.
@@ -75,15 +74,7 @@ impl Claims {
     pub fn begin(cluster: Cluster, patience: Patience, access_mode: String) -> Self {
         let copies = Copies::begin(&cluster);
         let hotplug = Hotplug::new(cluster.clone(), patience);
-        Self {
-            cluster,
-            copies,
-            hotplug,
-            patience,
-            access_mode,
-            listing: None,
-            has_shares: AtomicBool::new(true),
-        }
+        Self { cluster, copies, hotplug, patience, access_mode, listing: None, upkeep: Upkeep::default() }
     }
 
     /// Returns when all of them have been read.
@@ -325,7 +316,9 @@ impl Volumes for Claims {
         loop {
             let read = self.expect(id).await?;
             let is_bound = read.object.spec.as_ref().is_some_and(|spec| spec.volume_name.is_some());
-            if !is_bound || claims::capacity(&read.object).is_some_and(|there| there >= size) {
+            // Harvester makes a share larger when it serves it.
+            let is_unserved = read.volume.sharers.as_ref().is_some_and(Vec::is_empty);
+            if !is_bound || is_unserved || claims::capacity(&read.object).is_some_and(|there| there >= size) {
                 return Ok(read.volume.size.max(size));
             }
             if begun.elapsed() >= self.patience.settle {

@@ -11,11 +11,15 @@
 //! Whom a share is shared with stands in the claim, and is written before the object is asked for anything. Two programs may
 //! be at it at once, when a leader does not know yet that it is none any more: **who ends a share reads the object first and
 //! the claim after it; who serves it writes the claim first and the object after it**, each time with something new
-//! (an annotation with the claim's version), and both write the object only as it was read. So either the one that ends it sees the VM in the claim, or its
-//! write is refused.
+//! (an annotation with the claim's version), and both write the object only as it was read. So either the one that ends it sees
+//! the VM in the claim, or its write is refused.
 //!
-//! [`object`] decides what is next for an object, `requests` asks the API server, and `sharing` does it.
+//! [`object`] decides what is next for an object, `requests` asks the API server, `sharing` does it, and `upkeep` looks now and
+//! then whether it is done.
 
 mod object;
 mod requests;
 mod sharing;
+mod upkeep;
+
+pub use upkeep::Upkeep;

@@ -5,9 +5,11 @@
 //!                              endpoint moves: ▲ │
 //!                                              └─┘ status.status: Reconciling or NotReady, then Ready
 //! ```
-//! Harvester takes the end of its server for the end of `Disabling` only while `Disabled` is what is wanted, and begins
-//! `Enabling` only at `Disabled`: an object that is wanted again while it is `Disabling` stays so for ever. So it is wanted
-//! again at `Disabled` only, and one that somebody has left in that state is first wanted `Disabled` again.
+//! Harvester acts first and writes the state after that, and what it writes is lost if somebody has changed the object meanwhile.
+//! One that is wanted again while what serves it is being taken away stays `Enabling` or `Disabling` for ever, and one that is no
+//! more wanted while that begins is served for ever. So what is wanted is turned only where Harvester has come to: to `Enabled` at
+//! `Disabled`, and to `Disabled` where it has begun. What somebody has left in between, or stands still ([`unstick`]), is wanted
+//! `Disabled`, which always leads on.
 
 use std::fmt;
 
@@ -137,6 +139,7 @@ pub fn serve(object: Option<&NetworkFilesystem>) -> Step {
         (State::Enabled, State::Enabled) if object.is_ready() => Step::Done,
         (State::Enabled, State::Disabling) => Step::Want(State::Disabled),
         (State::Enabled, _) | (_, State::Disabling) => Step::Wait,
+        (State::Disabled, State::Enabled | State::Enabling) => Step::Wait,
         _ => Step::Want(State::Enabled),
     }
 }
@@ -146,14 +149,21 @@ pub fn end(object: Option<&NetworkFilesystem>) -> Step {
     let Some(object) = object else { return Step::Done };
     match (object.spec.desired_state, object.status.state) {
         (State::Disabled, State::Disabled | State::Unknown) => Step::Done,
-        (State::Disabled, _) => Step::Wait,
+        (State::Disabled, _) | (State::Enabled, State::Disabled | State::Unknown) => Step::Wait,
         _ => Step::Want(State::Disabled),
     }
 }
 
+/// What is to be wanted of an object that is wanted, and has not come further for a long time.
+pub fn unstick(object: &NetworkFilesystem) -> Option<State> {
+    let is_on_its_way = (object.spec.desired_state, object.status.state) != (State::Enabled, State::Enabled);
+    (is_on_its_way && object.spec.desired_state == State::Enabled).then_some(State::Disabled)
+}
+
 impl NetworkFilesystem {
     fn is_ready(&self) -> bool {
-        self.status.readiness == "Ready" && !self.status.endpoint.is_empty()
+        // While it is made larger its server goes on.
+        matches!(self.status.readiness.as_str(), "Ready" | "Expanding") && !self.status.endpoint.is_empty()
     }
 
     /// Its name.
@@ -209,14 +219,17 @@ mod tests {
         for (wanted, state, status, endpoint, to_serve, to_end) in [
             ("Disabled", "Disabled", "NotReady", None, Want(Enabled), Done),
             ("Disabled", "", "", None, Want(Enabled), Done),
-            ("Enabled", "", "", None, Wait, Want(Disabled)),
-            ("Enabled", "Disabled", "NotReady", None, Wait, Want(Disabled)),
+            // Harvester may be about to serve it.
+            ("Enabled", "", "", None, Wait, Wait),
+            ("Enabled", "Disabled", "NotReady", None, Wait, Wait),
             ("Enabled", "Enabling", "NotReady", None, Wait, Want(Disabled)),
             ("Enabled", "Enabled", "Ready", address, Done, Want(Disabled)),
             ("Enabled", "Enabled", "Ready", None, Wait, Want(Disabled)),
             ("Enabled", "Enabled", "Reconciling", address, Wait, Want(Disabled)),
-            ("Disabled", "Enabled", "Ready", address, Want(Enabled), Wait),
-            ("Disabled", "Enabling", "NotReady", None, Want(Enabled), Wait),
+            ("Enabled", "Enabled", "Expanding", address, Done, Want(Disabled)),
+            // Harvester may have taken away what serves it, and not have said so yet.
+            ("Disabled", "Enabled", "Ready", address, Wait, Wait),
+            ("Disabled", "Enabling", "NotReady", None, Wait, Wait),
             // Never wanted again before it has ended, and freed if somebody has.
             ("Disabled", "Disabling", "Ready", address, Wait, Wait),
             ("Enabled", "Disabling", "Ready", address, Want(Disabled), Want(Disabled)),
@@ -225,6 +238,19 @@ mod tests {
             let object = object(wanted, state, status, endpoint);
             let what = format!("{wanted} {state} {status}");
             assert_eq!((serve(Some(&object)), end(Some(&object))), (to_serve, to_end), "{what}");
+        }
+    }
+
+    #[test]
+    fn what_stands_still_is_begun_anew() {
+        for (wanted, state, freed) in [
+            ("Enabled", "Enabling", Some(State::Disabled)),
+            ("Enabled", "Disabled", Some(State::Disabled)),
+            ("Enabled", "", Some(State::Disabled)),
+            ("Enabled", "Enabled", None),
+            ("Disabled", "Enabling", None),
+        ] {
+            assert_eq!(unstick(&object(wanted, state, "NotReady", None)), freed, "{wanted} {state}");
         }
     }
 

@@ -31,7 +31,8 @@ impl Cluster {
     /// Those that guestlet has made.
     ///
     /// # Errors
-    /// [`VolumeError::Refused`] if the host cluster has no such kind.
+    /// [`VolumeError::Refused`] if the host cluster has no such kind, or gives no right to it: an API server looks at rights first, and
+    /// so says the same of a kind that it does not know.
     pub async fn our_shares(&self) -> Result<Vec<NetworkFilesystem>, VolumeError> {
         let what = format!("list the {KIND}s of the namespace {NAMESPACE}");
         let (mut all, mut token) = (Vec::new(), None::<String>);
@@ -43,7 +44,7 @@ impl Cluster {
                     all.extend(list.items);
                     token = list.metadata.continue_.filter(|token| !token.is_empty());
                 }
-                Err(error) if code(&error) == Some(404) => return Err(unknown()),
+                Err(error) if matches!(code(&error), Some(403 | 404)) => return Err(unknown()),
                 Err(error) => return Err(unavailable(&what, &error)),
             }
             if token.is_none() {
@@ -123,10 +124,10 @@ impl Cluster {
     }
 }
 
-/// There is no such kind.
+/// There is no such kind, or no right to it.
 fn unknown() -> VolumeError {
     VolumeError::Refused(format!(
         "the host cluster cannot serve a volume to many nodes: it has no {KIND} ({API}), which Harvester's networkfs-manager \
-         brings"
+         brings, or the controller has no right to it, which the manifests for Harvester bring"
     ))
 }

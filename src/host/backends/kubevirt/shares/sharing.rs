@@ -1,11 +1,10 @@
 //! Has shares served, and ended.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::object::{MARK, NetworkFilesystem, State, Step, VOLUME, end, serve};
+use super::object::{MARK, NetworkFilesystem, State, Step, end, serve, unstick};
 use crate::host::backends::disks::DiskError;
 use crate::host::backends::kubevirt::api::Written;
 use crate::host::backends::kubevirt::claims::{self, SHARERS};
@@ -16,12 +15,12 @@ use crate::host::backends::volumes::{Export, Sharer, Shares, VolumeError};
 const TRIES: usize = 8;
 
 impl Read {
-    fn sharers(&self) -> &[Sharer] {
+    pub(super) fn sharers(&self) -> &[Sharer] {
         self.volume.sharers.as_deref().unwrap_or_default()
     }
 
     /// The version at which the claim was read.
-    fn version(&self) -> &str {
+    pub(super) fn version(&self) -> &str {
         self.object.metadata.resource_version.as_deref().unwrap_or_default()
     }
 }
@@ -51,28 +50,20 @@ impl Shares for Claims {
         self.end_unshared(id).await
     }
 
-    async fn repair(&self) -> Result<(), VolumeError> {
-        let has_any = self.copies.volumes().iter().any(|volume| volume.sharers.is_some());
-        if !has_any && !self.has_shares.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let objects = match self.cluster.our_shares().await {
-            // Where there is no such kind nothing of it is left.
-            Err(VolumeError::Refused(_)) if !has_any => Vec::new(),
-            objects => objects?,
+    async fn find(&self, id: &str) -> Result<Export, VolumeError> {
+        let read = self.expect(id).await?;
+        let object = match read.persistent_volume() {
+            Some(volume) => self.cluster.share(volume).await?,
+            None => None,
         };
-        self.has_shares.store(!objects.is_empty(), Ordering::Relaxed);
-        for object in objects {
-            let Some(id) = object.text(VOLUME) else { continue };
-            match self.read(id).await? {
-                Some(read) if read.persistent_volume() == Some(object.name()) => {
-                    self.put_right(id, &read, &object).await?;
-                }
-                // Its claim is gone, and its PersistentVolume's name is never given again.
-                _ => self.clear(&object).await?,
-            }
+        match object {
+            Some(object) if serve(Some(&object)) == Step::Done => Ok(object.export()),
+            object => Err(unserved(object.as_ref(), &read)),
         }
-        Ok(())
+    }
+
+    async fn repair(&self) -> Result<(), VolumeError> {
+        self.put_shares_right().await
     }
 }
 
@@ -104,7 +95,7 @@ impl Claims {
         let Some(volume) = read.persistent_volume() else {
             return Err(VolumeError::Damaged("its claim has no PersistentVolume any more".to_owned()));
         };
-        let (begun, mark) = (Instant::now(), read.version());
+        let (begun, mark, mut is_marked) = (Instant::now(), read.version(), false);
         loop {
             let object = self.cluster.share(volume).await?;
             let step = serve(object.as_ref());
@@ -120,29 +111,24 @@ impl Claims {
                 (Step::Want(state), Some(object)) => {
                     self.cluster.want_share(object, state, mark).await?;
                 }
-                // Whoever is about to end it has not read this.
+                // Whoever is about to end it has not read this. What was written is looked at again, at once the first time.
                 (Step::Done, Some(object)) => {
                     self.cluster.want_share(object, State::Enabled, mark).await?;
-                    continue;
+                    if !std::mem::replace(&mut is_marked, true) {
+                        continue;
+                    }
                 }
                 _ => {}
             }
             if begun.elapsed() >= self.patience.settle {
-                let detail = object.as_ref().map_or_else(
-                    || format!("the NetworkFilesystem of {volume} was made just now"),
-                    NetworkFilesystem::words,
-                );
-                return Err(VolumeError::Waiting {
-                    words: "the host cluster does not serve the volume yet".to_owned(),
-                    detail,
-                });
+                return Err(unserved(object.as_ref(), read));
             }
             tokio::time::sleep(self.patience.poll).await;
         }
     }
 
     /// Has a share end that is shared with nobody. Nobody waits for it.
-    async fn end_unshared(&self, id: &str) -> Result<(), VolumeError> {
+    pub(super) async fn end_unshared(&self, id: &str) -> Result<(), VolumeError> {
         for _ in 0..TRIES {
             let Some(read) = self.read(id).await? else { return Ok(()) };
             let Some(volume) = read.persistent_volume() else { return Ok(()) };
@@ -178,8 +164,15 @@ impl Claims {
             return Ok(());
         };
         while let Some(object) = self.cluster.share(volume).await? {
-            self.clear(&object).await?;
-            if Instant::now() >= deadline {
+            // After the object: see the module.
+            if let Some(sharer) =
+                self.read(&read.volume.id).await?.as_ref().and_then(|read| read.sharers().first())
+            {
+                return Err(VolumeError::InUse(format!("it is shared with the VM {}", sharer.vm)));
+            }
+            let is_late = Instant::now() >= deadline;
+            self.clear(&object, is_late).await?;
+            if is_late {
                 return Err(VolumeError::Waiting {
                     words: "the host cluster has not ended to serve the volume yet".to_owned(),
                     detail: object.words(),
@@ -190,25 +183,26 @@ impl Claims {
         Ok(())
     }
 
-    /// The next step to where an object is gone.
-    async fn clear(&self, object: &NetworkFilesystem) -> Result<(), VolumeError> {
+    /// The next step to where an object is gone, perhaps of one that stands still.
+    pub(super) async fn clear(&self, object: &NetworkFilesystem, is_still: bool) -> Result<(), VolumeError> {
         let mark = object.text(MARK).unwrap_or_default();
-        match end(Some(object)) {
+        let step = match end(Some(object)) {
+            Step::Wait if is_still => unstick(object).map_or(Step::Wait, Step::Want),
+            step => step,
+        };
+        match step {
             Step::Want(state) => self.cluster.want_share(object, state, mark).await.map(drop),
             Step::Done => self.cluster.delete_share(object).await.map(drop),
             Step::Make | Step::Wait => Ok(()),
         }
     }
+}
 
-    /// Has a share served or ended, as its claim says.
-    async fn put_right(&self, id: &str, read: &Read, object: &NetworkFilesystem) -> Result<(), VolumeError> {
-        if read.sharers().is_empty() {
-            return self.end_unshared(id).await;
-        }
-        if let Step::Want(state) = serve(Some(object)) {
-            tracing::warn!(volume = id, "a share was not served as it is to be: {}", object.words());
-            self.cluster.want_share(object, state, read.version()).await?;
-        }
-        Ok(())
+/// A share is not served, or not yet.
+fn unserved(object: Option<&NetworkFilesystem>, read: &Read) -> VolumeError {
+    let none = || format!("there is no NetworkFilesystem of {}, or it was made just now", read.volume.id);
+    VolumeError::Waiting {
+        words: "the host cluster does not serve the volume yet".to_owned(),
+        detail: object.map_or_else(none, NetworkFilesystem::words),
     }
 }

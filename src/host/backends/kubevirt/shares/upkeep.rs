@@ -1,0 +1,194 @@
+//! Looks now and then whether shares are served as their claims say, and puts right what is not: what somebody has changed by
+//! hand, what was left half done, and what Harvester's networkfs-manager waits for in vain.
+//!
+//! Copies of the claims say what is to be looked at; it is read anew before anything is changed. What is wrong with one share
+//! keeps no other from being looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::object::{NetworkFilesystem, Step, VOLUME, end, serve, unstick};
+use crate::host::backends::kubevirt::names::Claim;
+use crate::host::backends::kubevirt::volumes::Claims;
+use crate::host::backends::volumes::{Sharer, Shares as _, Volume, VolumeError};
+
+/// How often is looked whether VMs that shares are shared with are there still.
+const VMS: Duration = Duration::from_secs(600);
+/// An object that is on its way and has not changed for so many times the usual patience stands still.
+const STILL: u32 = 3;
+
+/// What is remembered from one look to the next.
+#[derive(Debug)]
+pub struct Upkeep {
+    /// There are objects, or there may be.
+    has_objects: AtomicBool,
+    /// By the UIDs of objects that are on their way: the version at which each was first seen, and when.
+    since: Mutex<BTreeMap<String, (String, Instant)>>,
+    /// When VMs were looked for last.
+    vms: Mutex<Option<Instant>>,
+}
+
+impl Default for Upkeep {
+    fn default() -> Self {
+        Self { has_objects: AtomicBool::new(true), since: Mutex::default(), vms: Mutex::default() }
+    }
+}
+
+impl Upkeep {
+    /// The names of those objects that have stood still for so long.
+    fn still(&self, objects: &[NetworkFilesystem], patience: Duration) -> BTreeSet<String> {
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = BTreeMap::new();
+        let mut still = BTreeSet::new();
+        for object in objects.iter().filter(|object| unstick(object).is_some()) {
+            let (uid, version) = (object.metadata.uid.clone(), object.metadata.resource_version.clone());
+            let (uid, version) = (uid.unwrap_or_default(), version.unwrap_or_default());
+            let before = since.remove(&uid).filter(|(seen, _)| *seen == version);
+            let (_, at) = now.entry(uid).or_insert(before.unwrap_or((version, Instant::now())));
+            if at.elapsed() >= patience {
+                still.insert(object.name().to_owned());
+            }
+        }
+        *since = now;
+        still
+    }
+
+    /// Whether it is time to look for VMs.
+    fn is_due(&self) -> bool {
+        let mut last = self.vms.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| last.elapsed() >= VMS);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
+fn sharers(volume: &Volume) -> &[Sharer] {
+    volume.sharers.as_deref().unwrap_or_default()
+}
+
+/// Whether an object is what its claim wants, or on its way there.
+fn is_right(object: &NetworkFilesystem, volume: Option<&Volume>) -> bool {
+    let step = match volume {
+        None => return false,
+        Some(volume) if sharers(volume).is_empty() => end(Some(object)),
+        Some(_) => serve(Some(object)),
+    };
+    matches!(step, Step::Done | Step::Wait)
+}
+
+impl Claims {
+    /// Puts right all shares that are not served as their claims say.
+    ///
+    /// # Errors
+    /// If they cannot be looked at. What cannot be put right is told, and tried again the next time.
+    pub(super) async fn put_shares_right(&self) -> Result<(), VolumeError> {
+        let shares = self.copies.volumes().into_iter().filter(|volume| volume.sharers.is_some());
+        let shares: BTreeMap<_, _> = shares.map(|volume| (volume.id.clone(), volume)).collect();
+        if shares.is_empty() && !self.upkeep.has_objects.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let objects = match self.cluster.our_shares().await {
+            // Where there is no such kind nothing of it is left, and nothing can be done about it.
+            Err(VolumeError::Refused(_)) if shares.is_empty() => Vec::new(),
+            objects => objects?,
+        };
+        self.upkeep.has_objects.store(!objects.is_empty(), Ordering::Relaxed);
+        if self.upkeep.is_due() {
+            for share in shares.values() {
+                told(&share.id, self.forget_vms(share).await);
+            }
+        }
+        let still = self.upkeep.still(&objects, self.patience.settle * STILL);
+        let mut served = BTreeSet::new();
+        for object in &objects {
+            let Some(id) = object.text(VOLUME) else { continue };
+            served.insert(id);
+            let is_still = still.contains(object.name());
+            if is_still || !is_right(object, shares.get(id)) {
+                told(id, self.put_right(id, object, is_still).await);
+            }
+        }
+        for (id, share) in &shares {
+            if !served.contains(id.as_str()) && !sharers(share).is_empty() {
+                told(id, self.make_again(id).await);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has one share served or ended, as its claim says.
+    async fn put_right(
+        &self,
+        id: &str,
+        object: &NetworkFilesystem,
+        is_still: bool,
+    ) -> Result<(), VolumeError> {
+        let Some(claim) = Claim::of_id(id) else { return Ok(()) };
+        let read = match self.read(id).await? {
+            Some(read) if read.persistent_volume() == Some(object.name()) => read,
+            // Somebody has taken the claim's label or its cluster away, and nodes may have the share.
+            None if self.cluster.claim(&claim).await?.is_some() => {
+                tracing::debug!(
+                    volume = id,
+                    "the claim of a share is not guestlet's any more; it stays as it is"
+                );
+                return Ok(());
+            }
+            // Its claim is gone, and its PersistentVolume's name is never given again.
+            _ => return self.clear(object, is_still).await,
+        };
+        let step = match unstick(object).filter(|_| is_still) {
+            Some(state) => Step::Want(state),
+            None if read.sharers().is_empty() => return self.end_unshared(id).await,
+            None => serve(Some(object)),
+        };
+        if let Step::Want(state) = step {
+            tracing::warn!(volume = id, "a share is not served as it is to be: {}", object.words());
+            self.cluster.want_share(object, state, read.version()).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the object of a share again that nodes have, and somebody has deleted.
+    async fn make_again(&self, id: &str) -> Result<(), VolumeError> {
+        let Some(read) = self.read(id).await? else { return Ok(()) };
+        let is_going = read.object.metadata.deletion_timestamp.is_some();
+        let Some(volume) = read.persistent_volume().filter(|_| !is_going && !read.sharers().is_empty())
+        else {
+            return Ok(());
+        };
+        if self.cluster.share(volume).await?.is_none() {
+            tracing::warn!(volume = id, "a share that nodes have is not served; it is served again");
+            self.cluster.make_share(volume, id, read.version()).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets VMs that a share is shared with, and that are gone for certain.
+    async fn forget_vms(&self, share: &Volume) -> Result<(), VolumeError> {
+        for Sharer { uuid, vm, .. } in sharers(share) {
+            let Some((namespace, name)) = vm.split_once('/') else { continue };
+            if !self.cluster.has_vm(namespace, name, uuid).await? {
+                tracing::warn!(
+                    volume = share.id,
+                    vm,
+                    "a VM that a share was shared with is gone; it is forgotten"
+                );
+                self.unshare(&share.id, Some(uuid)).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn told(volume: &str, outcome: Result<(), VolumeError>) {
+    if let Err(error) = outcome {
+        tracing::debug!(volume, %error, "a share cannot be put right now");
+    }
+}
