@@ -78,6 +78,11 @@ template node "$host/base/node.yaml" > "$out/templates/node.yaml"
 template controller "$host/base/controller.yaml" > "$out/templates/controller.yaml"
 cp "$host/base/controller-role.yaml" "$host/base/network-policy.yaml" "$out/templates/"
 cp "$host/base/crd.yaml" "$out/crds/"
+{
+    echo "{{- if .Values.harvester }}"
+    cat "$host/overlays/harvester/controller-shares-role.yaml"
+    echo "{{- end }}"
+} > "$out/templates/controller-shares-role.yaml"
 policies .Values.policies "$host/components/policies/controller.yaml" > "$out/templates/policies-controller.yaml"
 policies .Values.policies "$host/components/policies/node.yaml" > "$out/templates/policies-node.yaml"
 policies ".Values.policies .Values.guestsHere" "$host/components/guests-here/guests-here.yaml" \
@@ -105,6 +110,8 @@ YAML
     cat "$work/node"
     printf '\n# guestlet-host controller.\ncontroller:\n'
     cat "$work/controller"
+    printf '\n# Whether this is a cluster of Harvester: the controller may have it serve volumes to many nodes (docs/kubevirt.md, Shares).\n'
+    printf 'harvester: false\n'
     printf '\n# Admission policies, where the API server has them; docs/kubevirt.md says what they add, and what guestsHere costs.\n'
     printf 'policies: true\nguestsHere: true\n'
 } > "$out/values.yaml"

@@ -63,6 +63,13 @@ fn evaluated(action: &str, values: &Value) -> String {
     }
 }
 
+/// Whether Helm leaves out a template, which begins with its condition: one value that is false.
+fn is_left_out(template: &str, values: &Value) -> bool {
+    let condition = template.lines().next().and_then(|line| line.strip_prefix("{{- if .Values."));
+    let name = condition.and_then(|rest| rest.strip_suffix(" }}"));
+    name.is_some_and(|name| *named(values, &format!(".Values.{name}")) == json!(false))
+}
+
 /// What Helm makes of a template in the namespace guestlet-system of a cluster that has admission policies.
 fn rendered(template: &str, values: &Value) -> String {
     let is_control =
@@ -93,6 +100,9 @@ fn installed(chart: &Chart, values: &Value) -> Vec<Value> {
     let files = ["templates", "crds"].map(|folder| std::fs::read_dir(chart.path.join(folder)).unwrap());
     let objects = files.into_iter().flatten().flat_map(|file| {
         let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        if is_left_out(&text, values) {
+            return Vec::new();
+        }
         let text = rendered(&text, values);
         serde_saphyr::from_multiple::<Value>(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     });
@@ -111,6 +121,18 @@ fn the_chart_installs_what_kustomize_installs() {
     let about: Value =
         serde_saphyr::from_str(&std::fs::read_to_string(chart.path.join("Chart.yaml")).unwrap()).unwrap();
     assert_eq!((&about["version"], &about["appVersion"]), (&json!("1.2.3"), &json!("1.2.3")));
+}
+
+#[test]
+fn on_harvester_the_chart_has_what_its_overlay_has() {
+    let chart = chart();
+    let plain = installed(&chart, &chart.values);
+    let mut values = chart.values.clone();
+    assert_eq!(std::mem::replace(&mut values["harvester"], json!(true)), json!(false));
+    let mut on_harvester = installed(&chart, &values);
+    on_harvester.retain(|object| !plain.contains(object));
+    let wanted = sorted(all_of(["overlays/harvester/controller-shares-role.yaml"]));
+    assert_eq!((wanted.len(), on_harvester), (2, wanted));
 }
 
 #[test]

@@ -309,6 +309,63 @@ fn the_controller_may_write_claims_of_guestlet_only() {
     });
 }
 
+#[test]
+fn the_controller_may_write_network_filesystems_of_guestlet_only() {
+    wait(async {
+        let Some(bench) = Bench::start("the controller's policy for shares").await else { return };
+        let share = |name: &str, labels: &Value| {
+            json!({
+                "apiVersion": "harvesterhci.io/v1beta1",
+                "kind": "NetworkFilesystem",
+                "metadata": {"namespace": "harvester-system", "name": name, "labels": labels},
+                "spec": {"networkFSName": name, "desiredState": "Enabled"},
+            })
+        };
+        let labels = json!({"app.kubernetes.io/managed-by": "guestlet"});
+        let (ours, theirs) = (share("ours", &labels), share("theirs", &json!({})));
+        for share in [&ours, &theirs] {
+            bench.scratch.apply(share).await;
+        }
+        let make = |name: &str, body: Value| {
+            let path = path(&body);
+            let path = path.rsplit_once('/').unwrap().0.to_owned();
+            Change { name: name.to_owned(), method: Method::POST, path, kind: "application/json", body }
+        };
+        let delete =
+            |of: &Value| Change { method: Method::DELETE, ..Change::of(of, "delete", MERGE, Value::Null) };
+        let change = |of: &Value, name: &str, body: Value| Change::of(of, name, MERGE, body);
+        let wanted = json!({
+            "metadata": {"annotations": {"guestlet.io/claim-version": "7"}},
+            "spec": {"desiredState": "Disabled"},
+        });
+        let good =
+            [make("make", share("new", &labels)), change(&ours, "end it", wanted.clone()), delete(&ours)];
+        for change in &good {
+            bench.admits(Who::Controller, change).await;
+        }
+        let mut other = share("new", &labels);
+        other["spec"]["networkFSName"] = "theirs".into();
+        let bad = [
+            make("make a foreign one", share("new", &json!({}))),
+            make("serve another volume", other),
+            change(&theirs, "end a foreign one", wanted),
+            change(&theirs, "take one over", json!({"metadata": {"labels": labels}})),
+            delete(&theirs),
+            change(&ours, "serve another volume", json!({"spec": {"networkFSName": "theirs"}})),
+            change(&ours, "a finalizer", json!({"metadata": {"finalizers": ["example.com/mine"]}})),
+            change(&ours, "an annotation", json!({"metadata": {"annotations": {"example.com/a": "2"}}})),
+            change(
+                &ours,
+                "disown one",
+                json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}}),
+            ),
+        ];
+        for change in &bad {
+            bench.refuses(Who::Controller, change).await;
+        }
+    });
+}
+
 /// A guest of this name that an instance of this UID owns.
 fn guest(name: &str, uid: &Value) -> Value {
     let owner =

@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{Method, Request};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::patience::until;
 use crate::pool::KINDS;
@@ -90,7 +90,12 @@ impl Scratch {
         let files = ["base/namespace.yaml", "base/crd.yaml", "base/node.yaml", "base/controller-role.yaml"];
         let policies = ["policies/controller.yaml", "policies/node.yaml", "guests-here/guests-here.yaml"]
             .map(|file| format!("components/{file}"));
-        for file in files.map(str::to_owned).iter().chain(&policies) {
+        let shares = ["overlays/harvester/controller-shares-role.yaml".to_owned()];
+        self.apply(
+            &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "harvester-system"}}),
+        )
+        .await;
+        for file in files.map(str::to_owned).iter().chain(&policies).chain(&shares) {
             let text = std::fs::read_to_string(folder.join(file)).unwrap();
             for object in serde_saphyr::from_multiple::<Value>(&text).unwrap() {
                 match object["kind"].as_str().unwrap() {
