@@ -234,6 +234,24 @@ fn a_volume_is_on_one_node_in_one_way() {
     refused(b.publish(&id, "b"), Code::AlreadyExists, "already, read-only");
 }
 
+/// An agent asks so for the server of a share that its node has. One from which a volume was taken does not take it back by asking.
+#[test]
+fn who_asks_where_a_share_is_attaches_nothing() {
+    let mut vms = started(&USUAL, "");
+    let a = vms.of("a");
+    let id = a.create("v", 20 * MIB).unwrap().volume_id;
+    let question = csi::ControllerPublishVolumeRequest {
+        volume_context: [("guestlet.io/where".to_owned(), "1".to_owned())].into(),
+        volume_capability: None,
+        ..publishing(&id, "a")
+    };
+    refused(a.controller_publish_volume(question.clone()), Code::NotFound, "is not published to the node a");
+    assert_eq!(a.all(), [(id, Vec::new())]);
+    assert!(vms.qemu("a").devices().is_empty());
+    let missing = csi::ControllerPublishVolumeRequest { volume_id: String::new(), ..question };
+    refused(a.controller_publish_volume(missing), Code::InvalidArgument, "volume_id is missing");
+}
+
 #[test]
 fn capabilities_are_confirmed_or_explained() {
     let vms = started(&USUAL, "");
