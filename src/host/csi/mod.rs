@@ -107,6 +107,12 @@ impl Service {
 }
 
 impl Service {
+    /// Whether volumes of this host can be used so.
+    fn may_be(&self, capabilities: &[csi::VolumeCapability]) -> bool {
+        check::capabilities(capabilities)
+            .is_ok_and(|used| used == check::Use::Alone || self.keeper.has_shares())
+    }
+
     /// Answers where a share is served. Nothing is changed by it, and so nothing recorded.
     async fn find_share(
         &self,
@@ -343,9 +349,7 @@ impl Controller for Service {
         let (asker, request) = self.admit(request)?;
         let capacity = async {
             let Parameters { class, .. } = check::parameters(&request.parameters)?;
-            if !request.volume_capabilities.is_empty()
-                && check::capabilities(&request.volume_capabilities).is_err()
-            {
+            if !request.volume_capabilities.is_empty() && !self.may_be(&request.volume_capabilities) {
                 return Ok(csi::GetCapacityResponse::default());
             }
             // A provisioner that has been told of no topology asks for a place without segments.

@@ -27,6 +27,11 @@ impl Keeper {
         })
     }
 
+    /// Whether the backend has any.
+    pub fn has_shares(&self) -> bool {
+        self.0.volumes.shares().is_some()
+    }
+
     /// Lets a VM, which is called so in its cluster, mount a share, perhaps read-only.
     pub(super) async fn share(
         &self,
