@@ -1,6 +1,8 @@
 //! What goes over the streams: framings and messages. Pure: bytes in, values out, no I/O.
 
 pub mod codec;
+#[cfg(any(feature = "kubevirt", feature = "ctl"))]
+pub mod guest_object;
 #[cfg(feature = "host")]
 pub mod hybrid;
 pub mod proto;

@@ -24,12 +24,11 @@ use super::changed::Changed;
 use super::fleet::Handle;
 use super::text;
 use crate::supervise;
+use crate::wire::guest_object::Status;
 
-mod object;
 mod status;
 mod write;
 
-use object::Status;
 use status::{Notice, notices, settled, status};
 
 /// What comes at once is written at once.

@@ -3,8 +3,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
-use super::object::{Freeze, READY, Status};
 use crate::host::fleet::Known;
+use crate::wire::guest_object::{Freeze, READY, Status};
 use crate::wire::proto::v1::{GuestState, IoError, PowerState, SessionState, VirtualMachine};
 
 /// Most problems that are told, and most bytes of a text: guests have a say in both.

@@ -10,11 +10,11 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use serde_json::json;
 
-use super::object::{Guest, Status};
 use super::status::Notice;
 use crate::host::backends::kubevirt::node::Instance;
 use crate::host::backends::kubevirt::objects;
 use crate::host::text;
+use crate::wire::guest_object::{Guest, Status};
 
 /// Who the fields of these objects belong to.
 const MANAGER: &str = "guestlet-host";
