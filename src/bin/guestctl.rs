@@ -1,17 +1,21 @@
 //! `guestctl`: what people on a host ask `guestlet-host`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
-use clap::{ArgGroup, Parser, Subcommand, ValueEnum, value_parser};
+use clap::error::ErrorKind;
+use clap::{ArgGroup, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, value_parser};
 use guestlet::ctl::audit::Query;
+use guestlet::ctl::cluster::Access;
 use guestlet::ctl::disk::{self, Action};
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
 use guestlet::ctl::trust::{self, bootstrap};
-use guestlet::ctl::{self, Verb, kinds::NAMES, print::Format, volumes, watch::Filter, words::parse_span};
+use guestlet::ctl::{
+    self, Verb, Where, kinds::NAMES, print::Format, volumes, watch::Filter, words::parse_span,
+};
 use guestlet::text::parse_size;
 
 /// Shows the VMs of this host, as their guestlet agents and hypervisors see them.
@@ -34,9 +38,14 @@ struct Arguments {
     /// For people, or for programs
     #[arg(short, long, global = true, value_enum, default_value = "table")]
     output: Output,
+    #[command(flatten)]
+    cluster: Access,
     #[command(subcommand)]
     command: Command,
 }
+
+/// The name under which kubectl finds its plugin `guestlet`.
+const PLUGIN: &str = "kubectl-guestlet";
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Output {
@@ -124,6 +133,9 @@ enum Command {
     /// Look after the keys by which this host half and the guests know each other
     #[command(subcommand)]
     Trust(Trust),
+    /// Pass a connection with guestlet-host on, by standard input and output
+    #[command(hide = true)]
+    Proxy,
 }
 
 #[derive(Debug, Subcommand)]
@@ -365,7 +377,8 @@ impl From<Disk> for Verb {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let is_plugin = std::env::args_os().next().is_some_and(|program| Path::new(&program).ends_with(PLUGIN));
+    let arguments = parse(is_plugin);
     let wide = matches!(arguments.output, Output::Wide);
     let format = match arguments.output {
         Output::Table | Output::Wide => Format::Table,
@@ -389,12 +402,33 @@ fn main() -> ExitCode {
         }
         Command::Volumes(volumes) => volumes.verb(wide),
         Command::Trust(trust) => trust.into(),
+        Command::Proxy => Verb::Proxy,
+    };
+    let place = if is_plugin || arguments.cluster.names_a_cluster() {
+        Where::Cluster(arguments.cluster)
+    } else {
+        Where::Here(arguments.socket)
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the runtime"), 1),
     };
-    ended(runtime.block_on(ctl::run(arguments.socket, format, verb)))
+    ended(runtime.block_on(ctl::run(place, format, verb)))
+}
+
+/// What was typed. As a plugin it speaks as kubectl's.
+fn parse(is_plugin: bool) -> Arguments {
+    let mut command = Arguments::command();
+    if is_plugin {
+        command = command.name(PLUGIN).bin_name("kubectl guestlet");
+    }
+    let parsed = Arguments::from_arg_matches(&command.get_matches_mut());
+    let arguments = parsed.unwrap_or_else(|error| error.format(&mut command).exit());
+    if arguments.cluster.is_for_a_cluster() && !is_plugin && !arguments.cluster.names_a_cluster() {
+        let words = "--namespace, --all-namespaces and --node are for clusters: name one with --kubeconfig or --context";
+        command.error(ErrorKind::MissingRequiredArgument, words).exit();
+    }
+    arguments
 }
 
 fn ended(result: Result<(), ctl::Error>) -> ExitCode {
@@ -422,8 +456,6 @@ mod man;
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
     use crate::man::{Entry, Page, clap_sections};
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 
 use super::Error;
-use crate::transport::http2;
+use crate::transport::{Stream, http2};
 use crate::wire::proto::v1::admin_client::AdminClient;
 
 /// Calls the daemon.
@@ -29,12 +29,30 @@ pub async fn with<T>(
     socket: PathBuf,
     work: impl AsyncFnOnce(Client) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let stream = UnixStream::connect(&socket).await.map_err(|error| match error.kind() {
+    over(dial(socket).await?, work).await
+}
+
+/// Connects to the daemon.
+///
+/// # Errors
+/// If there is none, or it may not be asked.
+pub async fn dial(socket: PathBuf) -> Result<UnixStream, Error> {
+    UnixStream::connect(&socket).await.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::NoSocket(socket),
         io::ErrorKind::ConnectionRefused => Error::NobodyAnswers(socket),
         io::ErrorKind::PermissionDenied => Error::Forbidden(socket),
         _ => Error::Open(socket, error),
-    })?;
+    })
+}
+
+/// Does `work` with the daemon at the other end of `stream`.
+///
+/// # Errors
+/// If that ends before, or `work` fails.
+pub async fn over<T>(
+    stream: impl Stream,
+    work: impl AsyncFnOnce(Client) -> Result<T, Error>,
+) -> Result<T, Error> {
     let (client, mut connection) = http2::connect(stream).await.map_err(|_| Error::Closed)?;
     let client = AdminClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
         .max_decoding_message_size(MAX_ANSWER);

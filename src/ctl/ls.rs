@@ -15,14 +15,21 @@ use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, ListVirtualMachin
 pub async fn run(mut client: Client, printer: &mut Printer, wide: bool) -> Result<(), Error> {
     let with_state = wide || printer.is_for_programs();
     let list = answer(client.list_virtual_machines(ListVirtualMachinesRequest { with_state }), "").await?;
-    let vms = list.virtual_machines;
-    let values: Vec<_> = vms.iter().cloned().map(json::Vm::from).collect();
-    printer.value(&values, || rows(&vms, wide, SystemTime::now()))?;
+    show(printer, &list.virtual_machines, wide)?;
     let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
     if let Some(words) = warning(&status, SystemTime::now()) {
         printer.warn(&words);
     }
     Ok(())
+}
+
+/// Writes a list of VMs.
+///
+/// # Errors
+/// If standard output cannot be written.
+pub fn show(printer: &mut Printer, vms: &[VirtualMachine], wide: bool) -> Result<(), Error> {
+    let values: Vec<_> = vms.iter().cloned().map(json::Vm::from).collect();
+    Ok(printer.value(&values, || rows(vms, wide, SystemTime::now()))?)
 }
 
 fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {

@@ -11,6 +11,7 @@ use tonic::{Code, Status};
 
 pub mod audit;
 pub mod client;
+pub mod cluster;
 pub mod disk;
 pub mod disks;
 pub mod doctor;
@@ -25,12 +26,14 @@ pub mod nodes;
 pub mod ping;
 pub mod places;
 pub mod print;
+pub mod proxy;
 pub mod topology;
 pub mod trust;
 pub mod volumes;
 pub mod watch;
 pub mod words;
 
+use client::Client;
 use print::{Format, Printer};
 
 /// What to do.
@@ -79,6 +82,17 @@ pub enum Verb {
     Trust(trust::Action),
     /// Show who did what.
     Audit(audit::Query),
+    /// Pass a connection on.
+    Proxy,
+}
+
+/// Where the daemon is that a verb is about.
+#[derive(Debug, Clone)]
+pub enum Where {
+    /// On this machine, at this socket.
+    Here(PathBuf),
+    /// In a cluster.
+    Cluster(cluster::Access),
 }
 
 /// Why a verb failed.
@@ -124,6 +138,12 @@ pub enum Error {
     /// A file of records cannot be read.
     #[error("cannot read the audit file {0}")]
     AuditFile(PathBuf, #[source] io::Error),
+    /// What guestctl proxy was started with is no pipe.
+    #[error("guestctl proxy is for another guestctl, which starts it with pipes")]
+    NoPipe(#[source] io::Error),
+    /// A cluster cannot be asked.
+    #[error(transparent)]
+    Cluster(#[from] cluster::Error),
     /// A file's name cannot be sent.
     #[error("the file name {0:?} {1}")]
     File(PathBuf, &'static str),
@@ -143,6 +163,7 @@ impl Error {
             Self::NoSocket(_) | Self::NobodyAnswers(_) => 3,
             Self::UnknownVm(_) => 4,
             Self::Wrong => 5,
+            Self::Cluster(error) => error.exit_code(),
             _ => 1,
         }
     }
@@ -161,28 +182,38 @@ impl Error {
     }
 }
 
-/// Does it, over the daemon's `socket`.
+/// Does it, where it is meant.
 ///
 /// # Errors
 /// If it cannot be done; see [`Error::exit_code`].
-pub async fn run(socket: PathBuf, format: Format, verb: Verb) -> Result<(), Error> {
+pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> {
+    let socket = match place {
+        Where::Here(socket) => socket,
+        Where::Cluster(access) => return cluster::run(access, format, verb).await,
+    };
     let mut printer = Printer::new(format);
-    if let Verb::Doctor = verb {
-        return doctor::run(socket, &mut printer).await;
+    match verb {
+        Verb::Doctor => return doctor::run(socket, &mut printer).await,
+        Verb::Proxy => return proxy::run(socket).await,
+        _ => {}
     }
-    client::with(socket, async |client| match verb {
-        Verb::Ls { wide } => ls::run(client, &mut printer, wide).await,
-        Verb::Topology => topology::run(client, &mut printer).await,
-        Verb::Nodes => nodes::run(client, &mut printer).await,
-        Verb::Info { name } => info::run(client, &mut printer, name).await,
-        Verb::Watch(filter) => watch::run(client, &mut printer, filter).await,
-        Verb::Disks { name } => disks::run(client, &mut printer, name).await,
-        Verb::Ping { name, count } => ping::run(client, &mut printer, name, count).await,
-        Verb::Disk { name, action } => disk::run(client, &mut printer, name, action).await,
-        Verb::Volumes(action) => volumes::run(client, &mut printer, action).await,
-        Verb::Trust(action) => trust::run(client, &mut printer, action).await,
-        Verb::Audit(query) => audit::run(client, &mut printer, query).await,
-        Verb::Doctor => Ok(()),
-    })
-    .await
+    client::with(socket, async |client| one(client, &mut printer, verb).await).await
+}
+
+/// Does it with one daemon.
+async fn one(client: Client, printer: &mut Printer, verb: Verb) -> Result<(), Error> {
+    match verb {
+        Verb::Ls { wide } => ls::run(client, printer, wide).await,
+        Verb::Topology => topology::run(client, printer).await,
+        Verb::Nodes => nodes::run(client, printer).await,
+        Verb::Info { name } => info::run(client, printer, name).await,
+        Verb::Watch(filter) => watch::run(client, printer, filter).await,
+        Verb::Disks { name } => disks::run(client, printer, name).await,
+        Verb::Ping { name, count } => ping::run(client, printer, name, count).await,
+        Verb::Disk { name, action } => disk::run(client, printer, name, action).await,
+        Verb::Volumes(action) => volumes::run(client, printer, action).await,
+        Verb::Trust(action) => trust::run(client, printer, action).await,
+        Verb::Audit(query) => audit::run(client, printer, query).await,
+        Verb::Doctor | Verb::Proxy => Ok(()),
+    }
 }

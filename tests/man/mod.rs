@@ -129,7 +129,8 @@ macro_rules! clap_sections {
             if top || !command.has_subcommands() {
                 sections.push((title, entries));
             }
-            for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+            let listed = |below: &&clap::Command| below.get_name() != "help" && !below.is_hide_set();
+            for below in command.get_subcommands().filter(listed) {
                 add(&format!("{path} {}", below.get_name()), below, false, sections);
             }
         }

@@ -61,6 +61,8 @@ mod bench;
 mod chart;
 mod controller;
 mod guests;
+mod kubectl;
+mod kubelet;
 mod life;
 mod manifests;
 mod moves;

@@ -1,0 +1,129 @@
+//! Which cluster is meant, and as whom it is asked: as a kubeconfig says, or as a pod is told.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Client, client::ClientBuilder};
+
+use super::Error;
+use super::error::cause;
+
+/// What people say of it.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Clusters")]
+pub struct Access {
+    /// Ask in the cluster of this kubeconfig, by its API server
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Ask in the cluster of this context of the kubeconfig, which may then also be one in $KUBECONFIG or ~/.kube/config
+    #[arg(long, global = true, value_name = "NAME")]
+    pub context: Option<String>,
+    /// The namespace of VMs that are named without one; ls and watch show those in it only
+    #[arg(short, long, global = true, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// VMs of all namespaces, also if the context names one
+    #[arg(short = 'A', long, global = true, conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    /// Ask only the host half of this node, as guestctl on the node itself would
+    #[arg(long, global = true, value_name = "NAME")]
+    pub node: Option<String>,
+}
+
+/// The API server of a cluster.
+#[derive(Clone)]
+pub struct ApiServer {
+    /// Asks it.
+    pub client: Client,
+    /// Its URL.
+    pub url: String,
+    /// The namespace that the kubeconfig's context names.
+    pub namespace: Option<String>,
+}
+
+impl Access {
+    /// Whether it names a cluster.
+    pub fn names_a_cluster(&self) -> bool {
+        self.kubeconfig.is_some() || self.context.is_some()
+    }
+
+    /// Whether it says something that only means something in a cluster.
+    pub fn is_for_a_cluster(&self) -> bool {
+        self.namespace.is_some() || self.all_namespaces || self.node.is_some()
+    }
+
+    /// Finds out where the API server is, and who asks. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// If no kubeconfig says it and this is no pod, or if what a kubeconfig says cannot be used.
+    pub async fn api_server(&self) -> Result<ApiServer, Error> {
+        // Without it, TLS would take whichever provider the program is built with, and panic where there are two.
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let (config, namespace) = match self.kubeconfig()? {
+            Some((name, kubeconfig)) => {
+                let context = self.context.clone().or_else(|| kubeconfig.current_context.clone());
+                let namespace = context.and_then(|context| namespace(&kubeconfig, &context));
+                let options =
+                    KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+                let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+                (config.map_err(|error| Error::Kubeconfig(name, Box::new(error)))?, namespace)
+            }
+            None => (Config::incluster().map_err(|_| Error::NoKubeconfig)?, None),
+        };
+        let url = config.cluster_url.to_string();
+        let client = ClientBuilder::try_from(config)
+            .map_err(|error| Error::Credentials(url.clone(), cause(&error)))?;
+        Ok(ApiServer { client: client.build(), url, namespace })
+    }
+
+    /// The kubeconfig that is named, or those of the environment in one, with what to call it; none if there is none.
+    fn kubeconfig(&self) -> Result<Option<(String, Kubeconfig)>, Error> {
+        let read = |path: &PathBuf| {
+            let name = path.display().to_string();
+            match Kubeconfig::read_from(path) {
+                Ok(kubeconfig) => Ok(Some((name, kubeconfig))),
+                Err(KubeconfigError::ReadConfig(error, _))
+                    if error.kind() == std::io::ErrorKind::NotFound && self.kubeconfig.is_none() =>
+                {
+                    Ok(None)
+                }
+                Err(error) => Err(Error::Kubeconfig(name, Box::new(error))),
+            }
+        };
+        let mut merged: Option<(String, Kubeconfig)> = None;
+        for path in self.paths() {
+            let Some((name, next)) = read(&path)? else { continue };
+            merged = Some(match merged {
+                None => (name, next),
+                Some((names, before)) => {
+                    let names = format!("{names}, {name}");
+                    let both = before.merge(next);
+                    let both = both.map_err(|error| Error::Kubeconfig(names.clone(), Box::new(error)))?;
+                    (names, both)
+                }
+            });
+        }
+        Ok(merged)
+    }
+
+    /// Where kubeconfigs are looked for, in kubectl's order. Of those that are not named on the command line, any may be
+    /// missing.
+    fn paths(&self) -> Vec<PathBuf> {
+        if let Some(path) = &self.kubeconfig {
+            return vec![path.clone()];
+        }
+        let listed = std::env::var_os("KUBECONFIG").unwrap_or_default();
+        let listed: Vec<_> =
+            std::env::split_paths(&listed).filter(|path| !path.as_os_str().is_empty()).collect();
+        if !listed.is_empty() {
+            return listed;
+        }
+        std::env::home_dir().map(|home| home.join(".kube/config")).into_iter().collect()
+    }
+}
+
+/// The namespace that a context names.
+fn namespace(kubeconfig: &Kubeconfig, context: &str) -> Option<String> {
+    let named = kubeconfig.contexts.iter().find(|named| named.name == context)?;
+    named.context.as_ref()?.namespace.clone().filter(|namespace| !namespace.is_empty())
+}

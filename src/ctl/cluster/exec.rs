@@ -1,0 +1,143 @@
+//! A stream to the admin socket in a pod: `guestctl proxy` runs there, and its standard input and output are the stream's two
+//! directions (pods/exec, by WebSocket).
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use kube::api::{Api, AttachParams, AttachedProcess};
+use tokio::io::{AsyncReadExt as _, Join, ReadHalf, SimplexStream, WriteHalf};
+
+use super::Error;
+use super::access::ApiServer;
+use super::api::Asked;
+use super::pods::{CONTAINER, Place, ROLE, SYSTEM};
+
+/// Bytes that may wait in each direction: more than HTTP/2 lets be under way, so that neither waits for the other.
+const BUFFER: usize = 1 << 20;
+/// How long what the program said may take to come, once its stream has ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Bytes of that that are shown.
+const MOST_WORDS: u64 = 4096;
+
+/// Standard output and input of a program in a pod.
+pub type Ends = Join<ReadHalf<SimplexStream>, WriteHalf<SimplexStream>>;
+
+/// A program that runs in a pod; it ends with this value.
+pub struct Running {
+    process: AttachedProcess,
+    place: Place,
+}
+
+/// Runs guestctl in a pod with these arguments.
+///
+/// # Errors
+/// If who asks may not, or it cannot be started.
+pub async fn start(server: &ApiServer, place: &Place, arguments: &[&str]) -> Result<(Running, Ends), Error> {
+    let pods: Api<Pod> = Api::namespaced(server.client.clone(), SYSTEM);
+    let parameters = AttachParams::default()
+        .container(CONTAINER)
+        .stdin(true)
+        .stdout(true)
+        .stderr(true)
+        .max_stdin_buf_size(BUFFER)
+        .max_stdout_buf_size(BUFFER);
+    let command = [&["guestctl"], arguments].concat();
+    let asked = Asked {
+        what: "run guestctl in a pod",
+        verb: "get (from Kubernetes 1.35 on: create)",
+        resource: "pods/exec",
+        namespace: Some(SYSTEM),
+        role: ROLE,
+    };
+    let place = place.clone();
+    let mut process = match server.ask(asked, pods.exec(&place.pod, command, &parameters)).await {
+        Ok(process) => process,
+        Err(Error::Refused { message, .. }) => {
+            return Err(Error::NotStarted { pod: place.pod, node: place.node, message });
+        }
+        Err(error) => return Err(error),
+    };
+    let (Some(output), Some(input)) = (process.stdout(), process.stdin()) else {
+        let message = "it has no standard streams".to_owned();
+        return Err(Error::NotStarted { pod: place.pod, node: place.node, message });
+    };
+    Ok((Running { process, place }, tokio::io::join(output, input)))
+}
+
+impl Running {
+    /// Why the program has ended, if it failed: its last words, and its exit code.
+    pub async fn failure(mut self) -> Option<Error> {
+        let status = self.process.take_status();
+        let mut words = Vec::new();
+        if let Some(errors) = self.process.stderr() {
+            let read = async { errors.take(MOST_WORDS).read_to_end(&mut words).await };
+            drop(tokio::time::timeout(LAST_WORDS, read).await);
+        }
+        let status = match status {
+            Some(status) => tokio::time::timeout(LAST_WORDS, status).await.ok().flatten(),
+            None => None,
+        };
+        failure(self.place, status.as_ref(), &String::from_utf8_lossy(&words))
+    }
+}
+
+fn failure(place: Place, status: Option<&Status>, words: &str) -> Option<Error> {
+    let Place { pod, node } = place;
+    let said = printable(words.trim().trim_start_matches("guestctl: "));
+    let code = status.and_then(exit_code);
+    match (code, status) {
+        (Some(2), _) if said.contains("unrecognized subcommand") => {
+            let message = "its guestctl is older than this one, and cannot pass a connection on; update guestlet in the cluster";
+            Some(Error::NotStarted { pod, node, message: message.to_owned() })
+        }
+        (Some(code), _) => Some(Error::Inside { pod, node, message: said, code }),
+        (None, Some(Status { status: Some(status), message, .. })) if status != "Success" => {
+            let message = message.clone().unwrap_or(said);
+            Some(Error::NotStarted { pod, node, message: printable(&message) })
+        }
+        _ if !said.is_empty() => Some(Error::Inside { pod, node, message: said, code: 1 }),
+        _ => None,
+    }
+}
+
+/// With which code the program has ended, if it was started and failed.
+fn exit_code(status: &Status) -> Option<i32> {
+    let causes = status.details.as_ref()?.causes.as_ref()?;
+    let cause = causes.iter().find(|cause| cause.reason.as_deref() == Some("ExitCode"))?;
+    cause.message.as_ref()?.parse().ok()
+}
+
+/// On one line, with nothing in it that moves the cursor.
+fn printable(text: &str) -> String {
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join(" ").chars().map(|one| if one.is_control() { '\u{fffd}' } else { one }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_program_that_failed_is_told_of_with_its_words() {
+        let place = || Place { node: "n1".into(), pod: "p".into() };
+        let told = |status: serde_json::Value, words: &str| {
+            let status: Option<Status> = serde_json::from_value(status).unwrap();
+            failure(place(), status.as_ref(), words).map(|error| (error.exit_code(), error.to_string()))
+        };
+        let ended = |code: &str| {
+            let causes = json!([{ "reason": "ExitCode", "message": code }]);
+            json!({ "status": "Failure", "reason": "NonZeroExitCode", "details": { "causes": causes } })
+        };
+        let (code, words) = told(ended("3"), "guestctl: guestlet-host is not running\n").unwrap();
+        assert_eq!((code, words.as_str()), (3, "in the pod p on the node n1: guestlet-host is not running"));
+        let (code, words) = told(ended("2"), "error: unrecognized subcommand 'proxy'\n\nUsage").unwrap();
+        assert!(code == 1 && words.contains("is older than this one"), "{words}");
+        let missing = json!({ "status": "Failure", "message": "exec: \"guestctl\": not found", "code": 500 });
+        assert!(told(missing, "").unwrap().1.contains("\"guestctl\": not found"));
+        assert_eq!(told(json!({ "status": "Success" }), ""), None);
+        assert_eq!(told(json!(null), ""), None);
+        assert!(told(json!(null), "a\u{1b}[2Jb\nc").unwrap().1.ends_with("a\u{fffd}[2Jb c"));
+    }
+}

@@ -1,0 +1,83 @@
+//! `guestctl` for a cluster, from anywhere that reaches its API server: as `guestctl --kubeconfig`, or as the plugin
+//! `kubectl guestlet`.
+//!
+//! ```text
+//!  ls ──────────────── list ──▶ Guests
+//!
+//!  info, ping, … ───── get ───▶ Guest ──status.host──▶ pod of that node ─┐
+//!  volumes ─────────── get ───▶ Lease ──holder───────▶ its pod ──────────┼─ pods/exec ─▶ guestctl proxy ─▶ admin socket
+//!  doctor, watch, … ── list ──▶ the pods of all nodes ───────────────────┘
+//! ```
+//!
+//! What is said over that stream is what a guestctl in the pod would say on its socket, so that a verb is the same wherever it
+//! is asked. Who may do so is up to Kubernetes: whoever may use pods/exec in guestlet's namespace is root there. To add a verb:
+//! its arm in [`target`].
+
+mod access;
+mod api;
+mod error;
+mod exec;
+mod guests;
+mod pods;
+mod target;
+
+pub use access::Access;
+pub use error::Error;
+
+use access::ApiServer;
+use pods::Place;
+use target::{Target, complete, target};
+
+use super::client::{self, Client};
+use super::print::{Format, Printer};
+use super::{Verb, ls, one};
+
+/// The namespace of a name that was typed without, where nothing else says it.
+const DEFAULT: &str = "default";
+
+/// Does it, in the cluster that is meant.
+///
+/// # Errors
+/// If it cannot be done; see [`super::Error::exit_code`].
+pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), super::Error> {
+    let mut printer = Printer::new(format);
+    let server = access.api_server().await?;
+    let namespace = access.namespace.clone().or_else(|| server.namespace.clone());
+    complete(&mut verb, namespace.as_deref().unwrap_or(DEFAULT));
+    let scope = namespace.filter(|_| !access.all_namespaces);
+    if let Some(node) = &access.node {
+        let place = pods::of_node(&server, node, "").await?;
+        return with(&server, &place, async |client| one(client, &mut printer, verb).await).await;
+    }
+    let place = match target(&verb)? {
+        Target::Guests { wide } => {
+            let guests = guests::list(&server, scope.as_deref()).await?;
+            let vms: Vec<_> = guests.iter().map(guests::vm).collect();
+            return ls::show(&mut printer, &vms, wide);
+        }
+        Target::Guest(name) => {
+            let (namespace, short) = name.split_once('/').unwrap_or((DEFAULT, &name));
+            let node = guests::host(&server, namespace, short).await?;
+            pods::of_node(&server, &node, &name).await?
+        }
+        Target::Leader => pods::leader(&server).await?,
+        Target::Nodes => return Err(Error::NeedsNode("this").into()),
+    };
+    with(&server, &place, async |client| one(client, &mut printer, verb).await).await
+}
+
+/// Does `work` with the daemon in a pod.
+async fn with<T>(
+    server: &ApiServer,
+    place: &Place,
+    work: impl AsyncFnOnce(Client) -> Result<T, super::Error>,
+) -> Result<T, super::Error> {
+    let (running, ends) = exec::start(server, place, &["proxy"]).await?;
+    match client::over(ends, work).await {
+        Err(super::Error::Closed) => Err(match running.failure().await {
+            Some(error) => error.into(),
+            None => super::Error::Closed,
+        }),
+        done => done,
+    }
+}

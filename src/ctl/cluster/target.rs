@@ -1,0 +1,134 @@
+//! Whom of a cluster a verb is about, and which guest its names mean. Pure.
+
+use super::Error;
+use crate::ctl::{Verb, trust};
+
+/// Whom to ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// The API server: Guests say enough.
+    Guests {
+        /// With more columns.
+        wide: bool,
+    },
+    /// The node on which this guest runs.
+    Guest(String),
+    /// Each node.
+    Nodes,
+    /// The controller that leads.
+    Leader,
+}
+
+/// Whom to ask where no node is named.
+///
+/// # Errors
+/// If one has to be.
+pub fn target(verb: &Verb) -> Result<Target, Error> {
+    let guest = |name: &String| Ok(Target::Guest(name.clone()));
+    match verb {
+        Verb::Ls { wide } => Ok(Target::Guests { wide: *wide }),
+        Verb::Volumes(_) => Ok(Target::Leader),
+        Verb::Topology | Verb::Nodes | Verb::Doctor | Verb::Audit(_) | Verb::Trust(trust::Action::List) => {
+            Ok(Target::Nodes)
+        }
+        Verb::Watch(filter) => match &filter.name {
+            Some(name) => guest(name),
+            None => Ok(Target::Nodes),
+        },
+        Verb::Proxy => Err(Error::NeedsNode("guestctl proxy")),
+        Verb::Disk { name, .. } if name.is_empty() => {
+            Err(Error::NeedsNode("guestctl disk volumes without a VM"))
+        }
+        Verb::Trust(trust::Action::RotateHost { .. }) => Err(Error::NeedsNode("the key of a host half")),
+        Verb::Info { name }
+        | Verb::Disks { name }
+        | Verb::Ping { name, .. }
+        | Verb::Disk { name, .. }
+        | Verb::Trust(
+            trust::Action::Show { name }
+            | trust::Action::Accept { name, .. }
+            | trust::Action::Forget { name }
+            | trust::Action::Rotate { name }
+            | trust::Action::Bootstrap { name, .. },
+        ) => guest(name),
+    }
+}
+
+/// Gives the name of a VM its namespace where it was typed without.
+pub fn complete(verb: &mut Verb, namespace: &str) {
+    use crate::ctl::volumes::Action;
+    let name = match verb {
+        Verb::Info { name }
+        | Verb::Disks { name }
+        | Verb::Ping { name, .. }
+        | Verb::Disk { name, .. }
+        | Verb::Volumes(Action::Attach { vm: name, .. })
+        | Verb::Trust(
+            trust::Action::Show { name }
+            | trust::Action::Accept { name, .. }
+            | trust::Action::Rotate { name }
+            | trust::Action::Bootstrap { name, .. },
+        ) => name,
+        // The UUID of a VM that is gone belongs to no namespace.
+        Verb::Trust(trust::Action::Forget { name }) if !is_uuid(name) => name,
+        Verb::Watch(filter) => match &mut filter.name {
+            Some(name) => name,
+            None => return,
+        },
+        Verb::Audit(query) => match &mut query.vm {
+            Some(name) => name,
+            None => return,
+        },
+        Verb::Ls { .. }
+        | Verb::Topology
+        | Verb::Nodes
+        | Verb::Doctor
+        | Verb::Proxy
+        | Verb::Volumes(_)
+        | Verb::Trust(
+            trust::Action::List | trust::Action::RotateHost { .. } | trust::Action::Forget { .. },
+        ) => return,
+    };
+    if !name.is_empty() && !name.contains('/') {
+        *name = format!("{namespace}/{name}");
+    }
+}
+
+fn is_uuid(name: &str) -> bool {
+    let groups: Vec<_> = name.split('-').map(str::len).collect();
+    groups == [8, 4, 4, 4, 12] && name.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ctl::{disk, volumes, watch::Filter};
+
+    #[test]
+    fn a_name_gets_the_namespace_that_it_lacks() {
+        for (typed, expected) in [("web-1", "shop/web-1"), ("test/web-1", "test/web-1")] {
+            let mut verb = Verb::Info { name: typed.into() };
+            complete(&mut verb, "shop");
+            assert_eq!(target(&verb).unwrap(), Target::Guest(expected.into()));
+            let mut verb = Verb::Watch(Filter { name: Some(typed.into()), ..Filter::default() });
+            complete(&mut verb, "shop");
+            assert_eq!(target(&verb).unwrap(), Target::Guest(expected.into()));
+        }
+        let uuid = "6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d";
+        let mut verb = Verb::Trust(trust::Action::Forget { name: uuid.into() });
+        complete(&mut verb, "shop");
+        assert_eq!(target(&verb).unwrap(), Target::Guest(uuid.into()));
+    }
+
+    #[test]
+    fn each_verb_has_somebody_to_ask() {
+        let volumes = volumes::Action::List { cluster: None, wide: false };
+        assert_eq!(target(&Verb::Volumes(volumes)).unwrap(), Target::Leader);
+        assert_eq!(target(&Verb::Ls { wide: true }).unwrap(), Target::Guests { wide: true });
+        assert_eq!(target(&Verb::Watch(Filter::default())).unwrap(), Target::Nodes);
+        let all = Verb::Disk { name: String::new(), action: disk::Action::Volumes };
+        assert!(target(&all).unwrap_err().to_string().contains("--node"));
+        let rotate = Verb::Trust(trust::Action::RotateHost { finish: false, force: false });
+        assert!(target(&rotate).unwrap_err().to_string().contains("--node"));
+    }
+}
