@@ -33,7 +33,7 @@ pub struct Query {
 /// A record as it is read. Those of guests may lack what only a host knows, and the other way round.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-struct Record {
+pub struct Record {
     time: String,
     id: String,
     host: String,
@@ -56,7 +56,7 @@ struct Record {
 }
 
 /// One call, as each side has recorded it. Keys are part of the interface: add, never change.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Call {
     id: String,
     host: Option<Record>,
@@ -66,7 +66,7 @@ struct Call {
 /// What a file has.
 #[derive(Debug, Default)]
 struct Records {
-    records: Vec<(Timestamp, Record)>,
+    records: Vec<Dated>,
     /// Lines that are none.
     damaged: u64,
 }
@@ -81,14 +81,39 @@ pub async fn run(mut client: Client, printer: &mut Printer, query: Query) -> Res
         return Err(Error::NoAuditFile);
     }
     let host = load(Path::new(&status.audit_file), printer)?;
+    show(printer, &query, host)
+}
+
+/// A record, and when it is of.
+pub type Dated = (Timestamp, Record);
+
+/// The records of a host half among the calls that its guestctl has written as JSON; they are said to be of `node`.
+///
+/// # Errors
+/// If that is something else.
+pub fn read_calls(json: &[u8], node: &str) -> Result<Vec<Dated>, serde_json::Error> {
+    let calls: Vec<Call> = serde_json::from_slice(json)?;
+    let records = calls.into_iter().filter_map(|call| call.host);
+    let dated = records.filter_map(|record| {
+        let time = record.time.parse().ok()?;
+        Some((time, Record { host: node.to_owned(), ..record }))
+    });
+    Ok(dated.collect())
+}
+
+/// Writes those of the records that are asked for, with what a guest has recorded of the same calls.
+///
+/// # Errors
+/// If the file of the guest's cannot be read, or standard output cannot be written.
+pub fn show(printer: &mut Printer, query: &Query, host: Vec<Dated>) -> Result<(), Error> {
     let guest = query.guest_file.as_ref().map(|file| load(file, printer)).transpose()?;
     let has_guest = guest.is_some();
-    let calls = join(host, guest.unwrap_or_default(), &query, SystemTime::now());
+    let calls = join(host, guest.unwrap_or_default(), query, SystemTime::now());
     printer.value(&calls, || rows(&calls, has_guest))?;
     Ok(())
 }
 
-fn load(path: &Path, printer: &mut Printer) -> Result<Vec<(Timestamp, Record)>, Error> {
+fn load(path: &Path, printer: &mut Printer) -> Result<Vec<Dated>, Error> {
     let file = File::open(path).and_then(|file| read(BufReader::new(file)));
     let Records { records, damaged } = file.map_err(|error| Error::AuditFile(path.to_owned(), error))?;
     if damaged > 0 {
@@ -138,12 +163,7 @@ fn skip_line(lines: &mut impl BufRead) -> io::Result<()> {
 }
 
 /// The calls that are asked for, in the order of their times, with the records of both sides.
-fn join(
-    host: Vec<(Timestamp, Record)>,
-    guest: Vec<(Timestamp, Record)>,
-    query: &Query,
-    now: SystemTime,
-) -> Vec<Call> {
+fn join(host: Vec<Dated>, guest: Vec<Dated>, query: &Query, now: SystemTime) -> Vec<Call> {
     let begin = query.since.and_then(|since| now.checked_sub(since)).map(Timestamp::from);
     let is_late = |time: &Timestamp| {
         begin.as_ref().is_none_or(|begin| (time.seconds, time.nanos) >= (begin.seconds, begin.nanos))
@@ -244,7 +264,7 @@ fn or_dash(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn lines(text: &str) -> Vec<(Timestamp, Record)> {
+    fn lines(text: &str) -> Vec<Dated> {
         let read = read(text.as_bytes()).unwrap();
         assert_eq!(read.damaged, 0, "{text}");
         read.records

@@ -10,6 +10,7 @@ use tokio::net::UnixStream;
 use super::Error;
 use crate::transport::{Stream, http2};
 use crate::wire::proto::v1::admin_client::AdminClient;
+use crate::wire::proto::v1::{ListVirtualMachinesRequest, VirtualMachine};
 
 /// Calls the daemon.
 pub type Client = AdminClient<http2::Client>;
@@ -63,6 +64,15 @@ pub async fn over<T>(
         _ = connection.ended() => {}
     }
     tokio::time::timeout(LEFTOVERS, work).await.unwrap_or(Err(Error::Closed))
+}
+
+/// All VMs that the daemon knows.
+///
+/// # Errors
+/// As [`answer`].
+pub async fn vms(client: &mut Client, with_state: bool) -> Result<Vec<VirtualMachine>, Error> {
+    let list = answer(client.list_virtual_machines(ListVirtualMachinesRequest { with_state }), "").await?;
+    Ok(list.virtual_machines)
 }
 
 /// Waits for the answer to a call, but not for ever.

@@ -4,13 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::client::{self, answer};
+use super::client::{self, Client, answer};
 use super::print::Printer;
 use super::{Error, words};
 use crate::text::findings::{self, Finding};
 use crate::wire::proto::v1::{
-    Advice, CallbackState, GetHostStatusRequest, HostStatus, ListVirtualMachinesRequest, PowerState,
-    SessionState, VirtualMachine,
+    Advice, CallbackState, GetHostStatusRequest, HostStatus, PowerState, SessionState, VirtualMachine,
 };
 
 /// Says everything that is to be said, also when the daemon does not answer.
@@ -18,29 +17,48 @@ use crate::wire::proto::v1::{
 /// # Errors
 /// [`Error::Wrong`] if something is wrong, or if standard output cannot be written.
 pub async fn run(socket: PathBuf, printer: &mut Printer) -> Result<(), Error> {
-    let asked = client::with(socket, async |mut client| {
-        let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
-        let request = ListVirtualMachinesRequest { with_state: false };
-        // It lists none before it knows all, and what keeps it from that is said by the first answer.
-        let list = answer(client.list_virtual_machines(request), "").await;
-        Ok((status, list))
-    });
-    let found = match asked.await {
-        Ok((status, Ok(list))) => examine(Path::new("/"), Ok((&status, &list.virtual_machines))),
+    let asked = client::with(socket, ask).await;
+    tell(printer, &findings(Some(Path::new("/")), asked))
+}
+
+/// What a daemon answers.
+pub type Asked = (HostStatus, Result<Vec<VirtualMachine>, Error>);
+
+/// Asks a daemon how it is.
+///
+/// # Errors
+/// If it does not answer.
+pub async fn ask(mut client: Client) -> Result<Asked, Error> {
+    let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
+    // It lists none before it knows all, and what keeps it from that is said by the first answer.
+    let list = client::vms(&mut client, false).await;
+    Ok((status, list))
+}
+
+/// Writes what was found.
+///
+/// # Errors
+/// [`Error::Wrong`] if something is wrong, or if standard output cannot be written.
+pub fn tell(printer: &mut Printer, found: &[Finding]) -> Result<(), Error> {
+    printer.value(&findings::json(found), || findings::table(found))?;
+    if findings::any_wrong(found) { Err(Error::Wrong) } else { Ok(()) }
+}
+
+/// What a daemon's answer, and the files below `root` if it runs on this machine, come to.
+pub fn findings(root: Option<&Path>, asked: Result<Asked, Error>) -> Vec<Finding> {
+    match asked {
+        Ok((status, Ok(vms))) => examine(root, Ok((&status, &vms))),
         Ok((status, Err(error))) => {
-            let mut found = examine(Path::new("/"), Ok((&status, &[])));
+            let mut found = examine(root, Ok((&status, &[])));
             let says = format!("it does not list its VMs: {error}");
             found.push(Finding::wrong("VMs", says, "see to what is wrong above; it may have just started"));
             found
         }
-        Err(error) => examine(Path::new("/"), Err(&error)),
-    };
-    printer.value(&findings::json(&found), || findings::table(&found))?;
-    if findings::any_wrong(&found) { Err(Error::Wrong) } else { Ok(()) }
+        Err(error) => examine(root, Err(&error)),
+    }
 }
 
-/// Looks at the files below `root`, and at what the daemon answers.
-pub fn examine(root: &Path, answer: Result<(&HostStatus, &[VirtualMachine]), &Error>) -> Vec<Finding> {
+fn examine(root: Option<&Path>, answer: Result<(&HostStatus, &[VirtualMachine]), &Error>) -> Vec<Finding> {
     let (status, vms) = match answer {
         Ok(answer) => answer,
         Err(error) => {
@@ -61,7 +79,7 @@ pub fn examine(root: &Path, answer: Result<(&HostStatus, &[VirtualMachine]), &Er
         Finding::wrong("cluster", problem.clone(), remedy)
     }));
     found.extend(status.advice.iter().map(advice));
-    found.extend(kernel(root, vms));
+    found.extend(root.and_then(|root| kernel(root, vms)));
     found.extend(vms.iter().map(vm));
     found
 }
@@ -78,7 +96,12 @@ fn daemon(status: &HostStatus) -> Finding {
         return Finding::good("guestlet-host", says);
     }
     let says = format!("{says}; {} is installed", crate::VERSION);
-    Finding::note("guestlet-host", says, "systemctl restart guestlet-host")
+    let remedy = if status.node.is_empty() {
+        "systemctl restart guestlet-host"
+    } else {
+        "let the image of guestlet in the cluster and this guestctl be of one version"
+    };
+    Finding::note("guestlet-host", says, remedy)
 }
 
 fn settings(status: &HostStatus) -> Finding {
@@ -206,7 +229,7 @@ mod tests {
             one("without", SessionState::NoVsock, "no vsock"),
         ];
         let root = tempfile::tempdir().unwrap();
-        let found = examine(root.path(), Ok((&host(5), &vms)));
+        let found = examine(Some(root.path()), Ok((&host(5), &vms)));
         for (subject, expected) in [
             ("guestlet-host", Level::Good),
             ("settings", Level::Good),
@@ -223,7 +246,7 @@ mod tests {
         }
         std::fs::create_dir(root.path().join("dev")).unwrap();
         std::fs::File::create(root.path().join("dev/vhost-vsock")).unwrap();
-        assert_eq!(level(&examine(root.path(), Ok((&host(5), &vms))), "vsock"), Level::Good);
-        assert_eq!(level(&examine(root.path(), Ok((&host(0), &[]))), "settings"), Level::Note);
+        assert_eq!(level(&examine(Some(root.path()), Ok((&host(5), &vms))), "vsock"), Level::Good);
+        assert_eq!(level(&examine(Some(root.path()), Ok((&host(0), &[]))), "settings"), Level::Note);
     }
 }

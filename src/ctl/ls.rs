@@ -3,10 +3,10 @@
 use crate::text;
 use std::time::SystemTime;
 
-use super::client::{Client, answer};
+use super::client::{self, Client, answer};
 use super::print::Printer;
 use super::{Error, json, words};
-use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, ListVirtualMachinesRequest, VirtualMachine};
+use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, VirtualMachine};
 
 /// Lists all VMs, `wide` with more columns. Warns of settings that are not in force.
 ///
@@ -14,8 +14,7 @@ use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, ListVirtualMachin
 /// If the daemon does not answer, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer, wide: bool) -> Result<(), Error> {
     let with_state = wide || printer.is_for_programs();
-    let list = answer(client.list_virtual_machines(ListVirtualMachinesRequest { with_state }), "").await?;
-    show(printer, &list.virtual_machines, wide)?;
+    show(printer, &client::vms(&mut client, with_state).await?, wide)?;
     let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
     if let Some(words) = warning(&status, SystemTime::now()) {
         printer.warn(&words);

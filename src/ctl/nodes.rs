@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use super::client::{Client, answer};
+use super::client::{self, Client};
 use super::print::Printer;
 use super::{Error, places, words};
 use crate::labels::{REGION, ZONE};
 use crate::text;
-use crate::wire::proto::v1::{ListVirtualMachinesRequest, Node, VirtualMachine};
+use crate::wire::proto::v1::{Node, VirtualMachine};
 
 #[derive(Debug, Serialize)]
 struct One {
@@ -22,13 +22,16 @@ struct One {
 /// # Errors
 /// If the daemon does not answer, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer) -> Result<(), Error> {
-    let list =
-        answer(client.list_virtual_machines(ListVirtualMachinesRequest { with_state: true }), "").await?;
-    let nodes: Vec<_> = list
-        .virtual_machines
-        .into_iter()
-        .filter_map(|mut vm| Some((vm.state.as_mut()?.node.take()?, vm)))
-        .collect();
+    show(printer, client::vms(&mut client, true).await?)
+}
+
+/// Writes the Nodes that these VMs are, whose state is known.
+///
+/// # Errors
+/// If standard output cannot be written.
+pub fn show(printer: &mut Printer, vms: Vec<VirtualMachine>) -> Result<(), Error> {
+    let nodes: Vec<_> =
+        vms.into_iter().filter_map(|mut vm| Some((vm.state.as_mut()?.node.take()?, vm))).collect();
     let one = |(node, vm): &(Node, VirtualMachine)| One {
         name: vm.name.clone(),
         cluster: vm.cluster.clone(),

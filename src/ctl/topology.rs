@@ -4,19 +4,33 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-use super::client::{Client, answer};
+use super::client::{self, Client, answer};
 use super::print::Printer;
 use super::{Error, places, words};
 use crate::text;
 use crate::wire::proto::v1::{
-    GetHostStatusRequest, ListVirtualMachinesRequest, SessionState, Topology, TopologyStanding,
-    VirtualMachine,
+    GetHostStatusRequest, SessionState, Topology, TopologyStanding, VirtualMachine,
 };
 
 #[derive(Debug, Serialize)]
 struct All {
     host: Option<places::Place>,
+    /// Of a cluster.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hosts: Vec<OneHost>,
     virtual_machines: Vec<One>,
+}
+
+#[derive(Debug, Serialize)]
+struct OneHost {
+    name: String,
+    topology: Option<places::Place>,
+}
+
+impl From<&Host> for OneHost {
+    fn from(host: &Host) -> Self {
+        Self { name: host.name.clone(), topology: host.topology.clone().map(places::Place::from) }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -33,20 +47,41 @@ struct One {
 /// If the daemon does not answer, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer) -> Result<(), Error> {
     let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
-    let list =
-        answer(client.list_virtual_machines(ListVirtualMachinesRequest { with_state: false }), "").await?;
-    let vms = list.virtual_machines;
+    let host = Host { name: "(this host)".to_owned(), topology: status.topology };
+    show(printer, &[host], &client::vms(&mut client, false).await?)
+}
+
+/// Where a host is.
+#[derive(Debug)]
+pub struct Host {
+    /// What it is called here.
+    pub name: String,
+    /// Where it is, if it says so.
+    pub topology: Option<Topology>,
+}
+
+/// Writes where hosts and their VMs are.
+///
+/// # Errors
+/// If standard output cannot be written.
+pub fn show(printer: &mut Printer, hosts: &[Host], vms: &[VirtualMachine]) -> Result<(), Error> {
     let one = |vm: &VirtualMachine| One {
         name: vm.name.clone(),
         session: words::session(vm.session()),
         state: state(vm),
         topology: vm.topology.clone().map(places::Standing::from),
     };
+    // A host says where it is, and a cluster says it of each.
+    let (this, others) = match hosts {
+        [host] if host.name.starts_with('(') => (Some(host), &[][..]),
+        all => (None, all),
+    };
     let all = All {
-        host: status.topology.clone().map(places::Place::from),
+        host: this.and_then(|host| host.topology.clone()).map(places::Place::from),
+        hosts: others.iter().map(OneHost::from).collect(),
         virtual_machines: vms.iter().map(one).collect(),
     };
-    Ok(printer.value(&all, || rows(status.topology.as_ref(), &vms, SystemTime::now()))?)
+    Ok(printer.value(&all, || rows(hosts, vms, SystemTime::now()))?)
 }
 
 /// Whether the guest knows, in one word.
@@ -62,7 +97,7 @@ fn state(vm: &VirtualMachine) -> &'static str {
     }
 }
 
-fn rows(host: Option<&Topology>, vms: &[VirtualMachine], now: SystemTime) -> String {
+fn rows(hosts: &[Host], vms: &[VirtualMachine], now: SystemTime) -> String {
     let mut rows = vec![
         ["NAME", "STATE", "REGION", "ZONE", "HOST", "LABELS", "KNOWN FOR", "PROBLEM"].map(str::to_owned),
     ];
@@ -73,7 +108,10 @@ fn rows(host: Option<&Topology>, vms: &[VirtualMachine], now: SystemTime) -> Str
         [name, state.to_owned(), region, zone, host, labels, since, problem]
     };
     let nowhere = Topology::default();
-    rows.push(row("(this host)".to_owned(), "-", host.unwrap_or(&nowhere), "-".to_owned(), String::new()));
+    for Host { name, topology } in hosts {
+        let topology = topology.as_ref().unwrap_or(&nowhere);
+        rows.push(row(name.clone(), "-", topology, "-".to_owned(), String::new()));
+    }
     for vm in vms {
         let TopologyStanding { acknowledged, since, problem, .. } = vm.topology.clone().unwrap_or_default();
         let since = words::age(since.as_ref(), now);
@@ -110,7 +148,7 @@ mod tests {
             vm("d", SessionState::Connecting, at("z"), ""),
         ];
         assert_eq!(
-            rows(at("z").as_ref(), &vms, SystemTime::UNIX_EPOCH),
+            rows(&[Host { name: "(this host)".into(), topology: at("z") }], &vms, SystemTime::UNIX_EPOCH),
             "NAME         STATE       REGION  ZONE  HOST  LABELS   KNOWN FOR  PROBLEM\n\
              (this host)  -           eu      z     h     a=1,b=2  -\n\
              a            current     eu      z     h     a=1,b=2  -\n\

@@ -3,6 +3,8 @@
 use crate::text;
 use std::time::{Duration, SystemTime};
 
+use tonic::Streaming;
+
 use super::client::{Client, answer};
 use super::print::Printer;
 use super::{Error, freezes, io_errors, json, kinds, places, words};
@@ -37,23 +39,40 @@ impl Filter {
 ///
 /// # Errors
 /// If the VM is unknown, the daemon ends, events were lost, or standard output cannot be written.
-pub async fn run(mut client: Client, printer: &mut Printer, filter: Filter) -> Result<(), Error> {
+pub async fn run(client: Client, printer: &mut Printer, filter: Filter) -> Result<(), Error> {
     let name = filter.name.clone().unwrap_or_default();
-    let since =
-        filter.since.map(|span| SystemTime::now().checked_sub(span).unwrap_or(SystemTime::UNIX_EPOCH));
-    let request = WatchVirtualMachinesRequest { name: name.clone(), since: since.map(Into::into) };
-    let mut events = answer(client.watch_virtual_machines(request), &name).await?;
+    let mut events = open(client, &filter).await?;
     let mut unread = std::pin::pin!(Printer::unread());
     loop {
         let event = tokio::select! {
             event = events.message() => event.map_err(|status| Error::of_call(status, &name))?,
             () = &mut unread => return Ok(()),
         };
-        let event = event.ok_or(Error::Closed)?;
-        if filter.wants(kinds::name(&event)) {
-            printer.line(&json::Event::from(event.clone()), || line(&event))?;
-        }
+        show(printer, &filter, &event.ok_or(Error::Closed)?)?;
     }
+}
+
+/// Has a daemon tell of events.
+///
+/// # Errors
+/// If the VM is unknown, or the daemon does not answer.
+pub async fn open(mut client: Client, filter: &Filter) -> Result<Streaming<VirtualMachineEvent>, Error> {
+    let name = filter.name.clone().unwrap_or_default();
+    let since =
+        filter.since.map(|span| SystemTime::now().checked_sub(span).unwrap_or(SystemTime::UNIX_EPOCH));
+    let request = WatchVirtualMachinesRequest { name: name.clone(), since: since.map(Into::into) };
+    answer(client.watch_virtual_machines(request), &name).await
+}
+
+/// Writes an event, if it is wanted.
+///
+/// # Errors
+/// If standard output cannot be written.
+pub fn show(printer: &mut Printer, filter: &Filter, event: &VirtualMachineEvent) -> Result<(), Error> {
+    if filter.wants(kinds::name(event)) {
+        printer.line(&json::Event::from(event.clone()), || line(event))?;
+    }
+    Ok(())
 }
 
 fn line(event: &VirtualMachineEvent) -> String {

@@ -298,6 +298,12 @@ impl Watch {
         }))
     }
 
+    /// Ends it as Ctrl-C does.
+    #[allow(dead_code, reason = "some test programs only watch until the end")]
+    pub fn interrupt(&self) {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), Signal::SIGINT).unwrap();
+    }
+
     /// The end of the program, and its complaint.
     pub fn end(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child);

@@ -21,7 +21,7 @@ const PODS: &str = "/api/v1/namespaces/guestlet-system/pods";
 const OTHER: &str = "host-2";
 
 /// A pod of guestlet on this node, which runs.
-async fn pod(api: &Api, name: &str, app: &str, node: &str) {
+pub async fn pod(api: &Api, name: &str, app: &str, node: &str) {
     let pod = json!({
         "metadata": { "name": name, "labels": { "app.kubernetes.io/name": app } },
         "spec": { "nodeName": node, "containers": [{ "name": "guestlet-host", "image": "registry.test/guestlet-host" }] },
@@ -31,14 +31,14 @@ async fn pod(api: &Api, name: &str, app: &str, node: &str) {
 }
 
 /// Its container is in this state.
-async fn state(api: &Api, name: &str, state: &Value) {
+pub async fn state(api: &Api, name: &str, state: &Value) {
     let container = json!({ "name": "guestlet-host", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": state });
     let status = json!({ "status": { "phase": "Running", "containerStatuses": [container] } });
     api.patch(&format!("{PODS}/{name}/status"), &status).await.unwrap();
 }
 
 /// A user who has the packaged roles of these names, as a kubeconfig.
-async fn user(plane: &ControlPlane, api: &Api, name: &str, roles: &[&str]) -> PathBuf {
+pub async fn user(plane: &ControlPlane, api: &Api, name: &str, roles: &[&str]) -> PathBuf {
     let group = "/apis/rbac.authorization.k8s.io/v1";
     for object in packaged("../roles/guestctl.yaml") {
         let (kind, role) = (object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap());
@@ -72,33 +72,33 @@ fn program(path: impl AsRef<Path>) -> Command {
     command
 }
 
-async fn ctl(kubeconfig: &Path, arguments: &[&str]) -> Output {
+pub async fn ctl(kubeconfig: &Path, arguments: &[&str]) -> Output {
     let mut command = program(env!("CARGO_BIN_EXE_guestctl"));
     command.arg("--kubeconfig").arg(kubeconfig).args(arguments).output().await.unwrap()
 }
 
 /// What it prints, which must succeed.
-async fn words(kubeconfig: &Path, arguments: &[&str]) -> String {
+pub async fn words(kubeconfig: &Path, arguments: &[&str]) -> String {
     let output = ctl(kubeconfig, arguments).await;
     assert!(output.status.success(), "{arguments:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-async fn value(kubeconfig: &Path, arguments: &[&str]) -> Value {
+pub async fn value(kubeconfig: &Path, arguments: &[&str]) -> Value {
     serde_json::from_str(&words(kubeconfig, &[arguments, &["-o", "json"]].concat()).await).unwrap()
 }
 
 /// A cluster of two nodes with a guest on each, and somebody who may do everything with them.
-struct Desk {
-    admin: PathBuf,
-    guests: Vec<Guest>,
-    nodes: Vec<Lab>,
-    kubelet: Kubelet,
-    bench: Bench,
+pub struct Desk {
+    pub admin: PathBuf,
+    pub guests: Vec<Guest>,
+    pub nodes: Vec<Lab>,
+    pub kubelet: Kubelet,
+    pub bench: Bench,
 }
 
 impl Desk {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let bench = Bench::start().await;
         let api = &bench.api;
         api.create("/api/v1/nodes", &json!({ "metadata": { "name": OTHER } })).await;
@@ -107,7 +107,9 @@ impl Desk {
         let (mut nodes, mut guests) = (Vec::new(), Vec::new());
         for (node, name) in [(NODE, "web"), (OTHER, "mail")] {
             kubelet.announce(api, node).await;
-            let lab = host(bench.turn.plane(), node).start();
+            let lab = host(bench.turn.plane(), node);
+            let audit = format!("audit.file = '{}'", lab.path("audit.json").display());
+            let lab = lab.set(&audit).start();
             let instance = bench.instance(name, node).await;
             guests.push(guest(&lab, &instance));
             let name = format!("guestlet-node-{node}");
@@ -133,7 +135,7 @@ impl Desk {
     }
 }
 
-fn names(list: &Value) -> Vec<&str> {
+pub fn names(list: &Value) -> Vec<&str> {
     list.as_array().unwrap().iter().map(|vm| vm["name"].as_str().unwrap()).collect()
 }
 
@@ -254,6 +256,20 @@ fn what_keeps_a_guest_from_being_asked_is_said_with_what_to_do() {
             &ctl(&nobody, &["ls"]).await,
             1,
             "it takes the verb list on guests.guestlet.io in all namespaces",
+        );
+
+        // A guest without an agent.
+        desk.bench.instance("deaf", NODE).await;
+        until("there is a Guest", async || api.get(&format!("{GUESTS}/deaf")).await).await;
+        let deaf = until("it says why", async || {
+            let deaf = ctl(admin, &["ping", "deaf"]).await;
+            String::from_utf8_lossy(&deaf.stderr).contains("its Guest says Connecting").then_some(deaf)
+        })
+        .await;
+        assert_fails(
+            &deaf,
+            1,
+            "there is no session with this guest now; its Guest says Connecting: there is no socket",
         );
 
         // How the pod is.

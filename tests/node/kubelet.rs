@@ -117,7 +117,7 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, pods: Arc<Mutex<Pods>>)
         assert!(words.contains(&wanted), "{asked}");
     }
     let command: Vec<_> =
-        words.iter().filter(|(key, _)| *key == "command").map(|(_, word)| (*word).to_owned()).collect();
+        words.iter().filter(|(key, _)| *key == "command").map(|(_, word)| decoded(word)).collect();
     let found = {
         let mut pods = pods.lock().unwrap();
         pods.asked.push((path[3].to_owned(), command.clone()));
@@ -159,6 +159,16 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, pods: Arc<Mutex<Pods>>)
     // The program hears that its input has ended, and ends, as in a container.
     drop(input);
     while running.join_next().await.is_some() {}
+}
+
+/// A word of a query.
+fn decoded(word: &str) -> String {
+    let mut parts = word.split('%');
+    let first = parts.next().unwrap().to_owned();
+    parts.fold(first, |all, part| {
+        let code = u8::from_str_radix(&part[..2], 16).unwrap();
+        format!("{all}{}{}", char::from(code), &part[2..])
+    })
 }
 
 fn frame(channel: u8, data: &[u8]) -> Message {

@@ -62,6 +62,7 @@ mod chart;
 mod controller;
 mod guests;
 mod kubectl;
+mod kubectl_nodes;
 mod kubelet;
 mod life;
 mod manifests;

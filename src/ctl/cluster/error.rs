@@ -2,7 +2,7 @@
 
 use kube::config::KubeconfigError;
 
-use super::pods::SYSTEM;
+use super::pods::{Place, SYSTEM};
 
 /// Why.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +66,16 @@ pub enum Error {
         "the Guest {0:?} does not say on which node it runs: guestlet-host has not written its status yet"
     )]
     NoHost(String),
+    /// There is nobody in the guest to ask.
+    #[error("{message}; its Guest says {session}{reason}; guestctl doctor says what to do")]
+    NoSession {
+        /// What the host half says.
+        message: String,
+        /// The session's state.
+        session: String,
+        /// Why, with what parts it from that.
+        reason: String,
+    },
     /// A node has no host half.
     #[error(
         "no pod of guestlet-node runs on the node {node}{}; see: kubectl -n {SYSTEM} get pods -o wide -l app.kubernetes.io/name=guestlet-node",
@@ -119,6 +129,9 @@ pub enum Error {
         /// Its exit code.
         code: i32,
     },
+    /// Some nodes have said nothing, and it was said why.
+    #[error("{0} of the nodes could not be asked, so something may be missing")]
+    Incomplete(usize),
     /// Some node has to be named.
     #[error("{0} is about one node: name it with --node")]
     NeedsNode(&'static str),
@@ -133,6 +146,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Of the guestctl in a pod.
+    pub(super) fn not_started(place: &Place, message: String) -> Self {
+        Self::NotStarted { pod: place.pod.clone(), node: place.node.clone(), message }
+    }
+
     /// The exit code of guestctl, which means the same as on a node: 3 if no host half can be asked, 4 for an unknown VM.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -20,6 +20,9 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Bytes of that that are shown.
 const MOST_WORDS: u64 = 4096;
 
+/// Bytes of what a program may print.
+const MOST_PRINTED: u64 = 256 << 20;
+
 /// Standard output and input of a program in a pod.
 pub type Ends = Join<ReadHalf<SimplexStream>, WriteHalf<SimplexStream>>;
 
@@ -41,11 +44,12 @@ pub async fn start(server: &ApiServer, place: &Place, arguments: &[&str]) -> Res
         .stdout(true)
         .stderr(true)
         .max_stdin_buf_size(BUFFER)
-        .max_stdout_buf_size(BUFFER);
+        .max_stdout_buf_size(BUFFER)
+        .max_stderr_buf_size(BUFFER);
     let command = [&["guestctl"], arguments].concat();
     let asked = Asked {
         what: "run guestctl in a pod",
-        verb: "get (from Kubernetes 1.35 on: create)",
+        verb: "get (from Kubernetes 1.35 on create as well)",
         resource: "pods/exec",
         namespace: Some(SYSTEM),
         role: ROLE,
@@ -54,15 +58,33 @@ pub async fn start(server: &ApiServer, place: &Place, arguments: &[&str]) -> Res
     let mut process = match server.ask(asked, pods.exec(&place.pod, command, &parameters)).await {
         Ok(process) => process,
         Err(Error::Refused { message, .. }) => {
-            return Err(Error::NotStarted { pod: place.pod, node: place.node, message });
+            return Err(Error::not_started(&place, message));
         }
         Err(error) => return Err(error),
     };
     let (Some(output), Some(input)) = (process.stdout(), process.stdin()) else {
         let message = "it has no standard streams".to_owned();
-        return Err(Error::NotStarted { pod: place.pod, node: place.node, message });
+        return Err(Error::not_started(&place, message));
     };
     Ok((Running { process, place }, tokio::io::join(output, input)))
+}
+
+/// What guestctl in a pod prints with these arguments.
+///
+/// # Errors
+/// If it cannot be run, fails, or prints too much.
+pub async fn output(server: &ApiServer, place: &Place, arguments: &[&str]) -> Result<Vec<u8>, Error> {
+    let (running, ends) = start(server, place, arguments).await?;
+    let mut printed = Vec::new();
+    let read = ends.take(MOST_PRINTED).read_to_end(&mut printed).await;
+    if printed.len() as u64 == MOST_PRINTED {
+        return Err(Error::not_started(place, "it prints too much: ask for less, with --since".to_owned()));
+    }
+    match (running.failure().await, read) {
+        (Some(error), _) => Err(error),
+        (None, Err(error)) => Err(Error::not_started(place, error.to_string())),
+        (None, Ok(_)) => Ok(printed),
+    }
 }
 
 impl Running {
@@ -96,7 +118,7 @@ fn failure(place: Place, status: Option<&Status>, words: &str) -> Option<Error> 
             let message = message.clone().unwrap_or(said);
             Some(Error::NotStarted { pod, node, message: printable(&message) })
         }
-        _ if !said.is_empty() => Some(Error::Inside { pod, node, message: said, code: 1 }),
+        (None, None) if !said.is_empty() => Some(Error::Inside { pod, node, message: said, code: 1 }),
         _ => None,
     }
 }
@@ -136,7 +158,7 @@ mod tests {
         assert!(code == 1 && words.contains("is older than this one"), "{words}");
         let missing = json!({ "status": "Failure", "message": "exec: \"guestctl\": not found", "code": 500 });
         assert!(told(missing, "").unwrap().1.contains("\"guestctl\": not found"));
-        assert_eq!(told(json!({ "status": "Success" }), ""), None);
+        assert_eq!(told(json!({ "status": "Success" }), "guestctl: warning: one line is no record"), None);
         assert_eq!(told(json!(null), ""), None);
         assert!(told(json!(null), "a\u{1b}[2Jb\nc").unwrap().1.ends_with("a\u{fffd}[2Jb c"));
     }

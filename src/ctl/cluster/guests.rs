@@ -2,10 +2,12 @@
 
 use kube::api::{Api, ListParams};
 use prost_types::Timestamp;
+use tonic::Code;
 
 use super::Error;
 use super::access::ApiServer;
 use super::api::Asked;
+use crate::ctl::Error as Failure;
 use crate::wire::guest_object::{Guest, READY, Status};
 use crate::wire::proto::v1::{
     GuestInfo, GuestState, Node, OperatingSystem, PowerState, SessionState, VirtualMachine,
@@ -29,11 +31,11 @@ pub async fn list(server: &ApiServer, namespace: Option<&str>) -> Result<Vec<Gue
     Ok(guests)
 }
 
-/// The node that the Guest of this namespace and name runs on.
+/// The Guest of this namespace and name, which says on which node it runs.
 ///
 /// # Errors
 /// If there is no such Guest, it does not say where it runs, or it cannot be read.
-pub async fn host(server: &ApiServer, namespace: &str, name: &str) -> Result<String, Error> {
+pub async fn find(server: &ApiServer, namespace: &str, name: &str) -> Result<Guest, Error> {
     let guests: Api<Guest> = Api::namespaced(server.client.clone(), namespace);
     let asked = Asked {
         what: "read a guest",
@@ -53,7 +55,23 @@ pub async fn host(server: &ApiServer, namespace: &str, name: &str) -> Result<Str
         let names: Vec<_> = everywhere?.iter().map(self::name).collect();
         return Err(Error::UnknownGuest { similar: similar(&full, &names), name: full });
     };
-    if guest.status.host.is_empty() { Err(Error::NoHost(full)) } else { Ok(guest.status.host) }
+    if guest.status.host.is_empty() { Err(Error::NoHost(full)) } else { Ok(guest) }
+}
+
+/// What a call has failed with that needs a session with a guest, if this one has none: why that is so is in its object.
+pub fn explained(error: Failure, guest: &Guest) -> Failure {
+    let Status { session, reason, .. } = &guest.status;
+    match error {
+        Failure::Call(status) if status.code() == Code::FailedPrecondition && session != "Connected" => {
+            Error::NoSession {
+                message: status.message().to_owned(),
+                session: session.clone(),
+                reason: if reason.is_empty() { String::new() } else { format!(": {reason}") },
+            }
+            .into()
+        }
+        error => error,
+    }
 }
 
 /// A path that the API server does not know is a kind that it does not have.

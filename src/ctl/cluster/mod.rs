@@ -15,11 +15,14 @@
 
 mod access;
 mod api;
+mod doctor;
 mod error;
 mod exec;
 mod guests;
+mod nodes;
 mod pods;
 mod target;
+mod watching;
 
 pub use access::Access;
 pub use error::Error;
@@ -47,7 +50,7 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
     let scope = namespace.filter(|_| !access.all_namespaces);
     if let Some(node) = &access.node {
         let place = pods::of_node(&server, node, "").await?;
-        return with(&server, &place, async |client| one(client, &mut printer, verb).await).await;
+        return there(&server, &place, &mut printer, verb).await;
     }
     let place = match target(&verb)? {
         Target::Guests { wide } => {
@@ -55,15 +58,55 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
             let vms: Vec<_> = guests.iter().map(guests::vm).collect();
             return ls::show(&mut printer, &vms, wide);
         }
+        Target::Guest(_) if matches!(verb, Verb::Watch(_)) => {
+            return everywhere(&server, &mut printer, verb, None).await;
+        }
         Target::Guest(name) => {
             let (namespace, short) = name.split_once('/').unwrap_or((DEFAULT, &name));
-            let node = guests::host(&server, namespace, short).await?;
-            pods::of_node(&server, &node, &name).await?
+            let guest = guests::find(&server, namespace, short).await?;
+            let place = pods::of_node(&server, &guest.status.host, &name).await?;
+            let done = there(&server, &place, &mut printer, verb).await;
+            return done.map_err(|error| guests::explained(error, &guest));
         }
         Target::Leader => pods::leader(&server).await?,
-        Target::Nodes => return Err(Error::NeedsNode("this").into()),
+        Target::Nodes => return everywhere(&server, &mut printer, verb, scope.as_deref()).await,
     };
-    with(&server, &place, async |client| one(client, &mut printer, verb).await).await
+    there(&server, &place, &mut printer, verb).await
+}
+
+/// Does it with all nodes.
+async fn everywhere(
+    server: &ApiServer,
+    printer: &mut Printer,
+    verb: Verb,
+    scope: Option<&str>,
+) -> Result<(), super::Error> {
+    match verb {
+        Verb::Nodes => nodes::nodes(server, printer, scope).await,
+        Verb::Topology => nodes::topology(server, printer, scope).await,
+        Verb::Trust(_) => nodes::keys(server, printer, scope).await,
+        Verb::Audit(query) => nodes::audit(server, printer, &query).await,
+        Verb::Watch(filter) => watching::run(server, printer, filter, scope).await,
+        Verb::Doctor => doctor::run(server, printer, scope).await,
+        _ => Err(Error::NeedsNode("this").into()),
+    }
+}
+
+/// Does it with the daemon in a pod, as guestctl there would.
+async fn there(
+    server: &ApiServer,
+    place: &Place,
+    printer: &mut Printer,
+    verb: Verb,
+) -> Result<(), super::Error> {
+    match verb {
+        Verb::Doctor => {
+            let asked = with(server, place, super::doctor::ask).await;
+            super::doctor::tell(printer, &super::doctor::findings(None, asked))
+        }
+        Verb::Audit(query) => nodes::audit_of(server, printer, &query, place).await,
+        verb => with(server, place, async |client| one(client, printer, verb).await).await,
+    }
 }
 
 /// Does `work` with the daemon in a pod.

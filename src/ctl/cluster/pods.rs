@@ -40,18 +40,21 @@ pub async fn of_node(server: &ApiServer, node: &str, guest: &str) -> Result<Plac
     running(best)
 }
 
-/// The pods of all nodes, each if it runs, in the order of the nodes.
+/// The nodes that have a pod, in their order, each with that if it runs.
 ///
 /// # Errors
 /// If they cannot be listed, or there are none.
-pub async fn of_nodes(server: &ApiServer) -> Result<Vec<Result<Place, Error>>, Error> {
+pub async fn of_nodes(server: &ApiServer) -> Result<Vec<(String, Result<Place, Error>)>, Error> {
     let pods = list(server, ListParams::default().labels(NODES)).await?;
     let mut found: Vec<_> =
         pods.iter().map(|pod| (place(pod), standing(pod).is_some(), running(pod))).collect();
     found.sort_by(|one, other| (&one.0.node, one.1).cmp(&(&other.0.node, other.1)));
     found.retain(|(place, _, _)| !place.node.is_empty());
     found.dedup_by(|later, kept| later.0.node == kept.0.node);
-    if found.is_empty() { Err(Error::NoPods) } else { Ok(found.into_iter().map(|(_, _, pod)| pod).collect()) }
+    if found.is_empty() {
+        return Err(Error::NoPods);
+    }
+    Ok(found.into_iter().map(|(place, _, pod)| (place.node, pod)).collect())
 }
 
 /// The pod of the controller that leads.

@@ -10,7 +10,7 @@ use super::{Error, json, words};
 use crate::text;
 use crate::wire::proto::v1::{
     AcceptKeyRequest, ForgetKeyRequest, GetTrustBootstrapRequest, GuestKey, ListKeysRequest,
-    RotateGuestKeyRequest, RotateHostKeyRequest,
+    ListKeysResponse, RotateGuestKeyRequest, RotateHostKeyRequest,
 };
 
 pub mod bootstrap;
@@ -150,7 +150,21 @@ struct Bootstrap<'a> {
 struct List {
     host_key: String,
     ca_key: String,
+    /// Of a cluster.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nodes: Vec<HostHalf>,
     guests: Vec<One>,
+}
+
+/// The keys of a host half.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct HostHalf {
+    /// Its node, in a cluster.
+    pub node: String,
+    /// What guests know it by.
+    pub host_key: String,
+    /// The CA that vouches for it, if one does.
+    pub ca_key: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -188,18 +202,50 @@ impl From<GuestKey> for One {
     }
 }
 
-async fn list(mut client: Client, printer: &mut Printer) -> Result<(), Error> {
-    let list = answer(client.list_keys(ListKeysRequest::default()), "").await?;
-    let guests = list.guests.iter().cloned().map(One::from).collect();
-    let all = List { host_key: list.host_key.clone(), ca_key: list.ca_key.clone(), guests };
+/// All keys that a host half knows.
+///
+/// # Errors
+/// If it does not answer or refuses.
+pub async fn keys(mut client: Client) -> Result<ListKeysResponse, Error> {
+    answer(client.list_keys(ListKeysRequest::default()), "").await
+}
+
+async fn list(client: Client, printer: &mut Printer) -> Result<(), Error> {
+    let ListKeysResponse { host_key, ca_key, guests } = keys(client).await?;
+    let half = HostHalf { node: String::new(), host_key, ca_key };
+    show_all(printer, &[half], &guests)
+}
+
+/// Writes the keys of host halves, of which those of a cluster have nodes, and of guests.
+///
+/// # Errors
+/// If standard output cannot be written.
+pub fn show_all(printer: &mut Printer, halves: &[HostHalf], guests: &[GuestKey]) -> Result<(), Error> {
+    let (this, of_nodes) = match halves {
+        [this] if this.node.is_empty() => (this.clone(), &[][..]),
+        nodes => (HostHalf::default(), nodes),
+    };
+    let all = List {
+        host_key: this.host_key,
+        ca_key: this.ca_key,
+        nodes: of_nodes.to_vec(),
+        guests: guests.iter().cloned().map(One::from).collect(),
+    };
     Ok(printer.value(&all, || {
-        let mut words = format!("This host half: {}\n", list.host_key);
-        if !list.ca_key.is_empty() {
-            words.extend(["Its CA:         ", &list.ca_key, "\n"]);
+        let mut words = String::new();
+        for HostHalf { node, host_key, ca_key } in halves {
+            let (own, signer) = match node.as_str() {
+                "" => ("This host half: ".to_owned(), "Its CA:         ".to_owned()),
+                node => (format!("Host half of {node}: "), format!("CA of {node}: ")),
+            };
+            words.extend([own.as_str(), host_key, "\n"]);
+            if !ca_key.is_empty() {
+                words.extend([signer.as_str(), ca_key, "\n"]);
+            }
         }
         let mut rows = vec![["NAME", "SESSION", "PINNED", "AGE", "KEY", "NOTE"].map(str::to_owned)];
         let now = SystemTime::now();
-        rows.extend(list.guests.iter().map(|key| {
+        rows.extend(guests.iter().map(|key| {
             let age = key.since.as_ref().map_or(String::new(), |since| words::age(Some(since), now));
             [
                 if key.name.is_empty() { key.uuid.clone() } else { key.name.clone() },
