@@ -130,6 +130,17 @@ impl Lab {
         daemon.wait().unwrap();
     }
 
+    /// Sends the daemon a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.daemon.as_ref().unwrap().id();
+        kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
+    }
+
+    /// Waits until the daemon has ended by itself.
+    pub fn ended(&mut self) -> ExitStatus {
+        wait(&mut self.daemon.take().unwrap())
+    }
+
     /// Ends the daemon with SIGTERM.
     pub fn stop(&mut self) -> ExitStatus {
         let mut daemon = self.daemon.take().unwrap();

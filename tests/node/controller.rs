@@ -102,6 +102,10 @@ fn another_replica_takes_over_when_the_one_that_leads_is_killed() {
         // One that is told to end gives the Lease back, and nobody waits for long.
         whole.controllers[first].again();
         assert!(whole.controllers[1 - first].stop().success());
+        // One that had not given it back would still be named in it, for as long as it is valid.
+        let lease = whole.cluster.api.get(LEASE).await.unwrap();
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
+        assert!(!holder.starts_with(&format!("controller-{}", 1 - first)), "{lease}");
         let (sidecar, node) = (web.sidecar().await, web.uid.clone());
         ask(move || {
             again(|| sidecar.unpublish(&id, &node));

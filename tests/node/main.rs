@@ -56,6 +56,7 @@ mod pool;
 #[path = "../host/csi/sidecar.rs"]
 mod sidecar;
 
+mod addresses;
 mod agent;
 mod bench;
 mod chart;
@@ -72,5 +73,7 @@ mod policies;
 mod profile;
 mod rights;
 mod scratch;
+mod strangers;
+mod takeover;
 mod vsock;
 mod whole;

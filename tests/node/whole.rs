@@ -1,6 +1,8 @@
 //! What tests of volumes begin with: a cluster with `KubeVirt`, controllers, and the programs of its nodes.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,7 @@ use guestlet::wire::proto::v1::controller_client::ControllerClient;
 use guestlet::wire::proto::v1::{GuestInfo, JoinRequest};
 use serde_json::{Value, json};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tonic::{Code, Status};
 
@@ -66,6 +69,8 @@ pub struct Whole<D = Domains> {
     pub controllers: Vec<Lab>,
     pub domains: Arc<D>,
     pub cluster: Cluster,
+    /// That of the controllers.
+    address: IpAddr,
 }
 
 /// Makes every object of a file of packaging/kubernetes/host that says who may do what.
@@ -87,6 +92,11 @@ async fn allow(api: &Api, file: &str) {
 impl<D: Domain> Whole<D> {
     /// One where disks are plugged into these domains.
     pub async fn with(replicas: usize, domains: Arc<D>) -> Self {
+        Self::with_at(replicas, domains, Ipv4Addr::LOCALHOST.into()).await
+    }
+
+    /// The same, where controllers have this address.
+    async fn with_at(replicas: usize, domains: Arc<D>, address: IpAddr) -> Self {
         let hook = Arc::clone(&domains) as Arc<dyn Domain>;
         let cluster = Cluster::with("v1.8.4", &["DeclarativeHotplugVolumes"], hook).await;
         let api = &cluster.api;
@@ -97,7 +107,14 @@ impl<D: Domain> Whole<D> {
         }
         let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
         api.ensure(&accounts, &json!({ "metadata": { "name": "guestlet-node" } })).await;
-        let mut whole = Self { nodes: BTreeMap::new(), controllers: Vec::new(), domains, cluster };
+        // As the last one that led has given it back: nobody waits for one that may still believe that it leads.
+        api.delete(LEASE).await;
+        let lease = json!({
+            "metadata": { "name": "guestlet-controller" },
+            "spec": { "holderIdentity": "", "leaseDurationSeconds": 1 },
+        });
+        api.create(LEASE.rsplit_once('/').unwrap().0, &lease).await;
+        let mut whole = Self { nodes: BTreeMap::new(), controllers: Vec::new(), domains, cluster, address };
         for number in 0..replicas {
             whole.controllers.push(whole.controller(number).start());
         }
@@ -110,8 +127,13 @@ impl<D: Domain> Whole<D> {
 
     fn controller(&self, number: usize) -> Lab {
         let plane = self.cluster.turn.plane();
-        let kubeconfig = plane.kubeconfig("controller", CONTROLLER_ACCOUNT, ACCOUNTS);
+        self.controller_as(&plane.kubeconfig("controller", CONTROLLER_ACCOUNT, ACCOUNTS), number)
+    }
+
+    /// A controller that asks as this kubeconfig says, not started.
+    pub fn controller_as(&self, kubeconfig: &Path, number: usize) -> Lab {
         let name = format!("controller-{number}");
+        let address = self.address.to_string();
         let arguments = [
             "controller",
             "--kubeconfig",
@@ -119,9 +141,10 @@ impl<D: Domain> Whole<D> {
             "--name",
             &name,
             "--address",
-            "127.0.0.1",
+            &address,
         ];
-        Lab::new().with_arguments(&arguments).set("kubevirt.controller = '127.0.0.1:0'")
+        let listens = format!("kubevirt.controller = '{}'", SocketAddr::new(self.address, 0));
+        Lab::new().with_arguments(&arguments).set(&listens)
     }
 
     /// The program of a host, with the token of its pod.
@@ -184,6 +207,11 @@ impl Whole {
         Self::with(replicas, Arc::default()).await
     }
 
+    /// The same, where controllers have this address.
+    pub async fn start_at(replicas: usize, address: IpAddr) -> Self {
+        Self::with_at(replicas, Arc::default(), address).await
+    }
+
     /// Makes a VM of the cluster `default/dev`, and waits until its node has a session with its guest.
     pub async fn vm(&self, name: &str) -> Vm {
         self.cluster
@@ -212,12 +240,19 @@ impl Whole {
         let uid = owners[0]["uid"].as_str().unwrap().to_owned();
         Vm { name: name.to_owned(), uid, guest }
     }
+
+    /// Ends the guest of a VM, whose machine runs on.
+    pub fn shut(&self, name: &str, guest: Arc<Guest>) {
+        self.domains.guests.lock().unwrap().remove(&format!("default/{name}"));
+        drop(Arc::into_inner(guest).expect("nobody else has it"));
+    }
 }
 
 /// A connection with the controller that leads.
 pub struct Connected {
     pub calls: ControllerClient<http2::Client>,
-    _connection: tokio::task::JoinHandle<()>,
+    /// Ends with it.
+    pub connection: tokio::task::JoinHandle<()>,
 }
 
 impl<D: Domain> Whole<D> {
@@ -234,19 +269,27 @@ impl<D: Domain> Whole<D> {
         self.lease().await["metadata"]["annotations"]["guestlet.io/address"].as_str().unwrap().to_owned()
     }
 
+    /// The certificate of the CA that vouches for the controller, PEM.
+    pub async fn authority(&self) -> String {
+        let lease = self.lease().await;
+        lease["metadata"]["annotations"]["guestlet.io/certificate-authority"].as_str().unwrap().to_owned()
+    }
+
     /// As a node that shows this certificate, if any.
     pub async fn connect(&self, own: Option<(&NodeKey, &CertificateDer<'static>)>) -> Connected {
-        let lease = self.lease().await;
-        let authority =
-            lease["metadata"]["annotations"]["guestlet.io/certificate-authority"].as_str().unwrap();
-        let config = identity::client_config(authority, own).unwrap();
+        let config = identity::client_config(&self.authority().await, own).unwrap();
+        self.connect_with(config).await
+    }
+
+    /// As this configuration of TLS says.
+    pub async fn connect_with(&self, config: Arc<ClientConfig>) -> Connected {
         let stream = tokio::net::TcpStream::connect(self.address().await).await.unwrap();
         let name = ServerName::try_from("guestlet-controller").unwrap();
         let stream = TlsConnector::from(config).connect(name, stream).await.unwrap();
         let (calls, mut connection) = http2::connect(stream).await.unwrap();
         let calls = ControllerClient::with_origin(calls, http::Uri::from_static(http2::ORIGIN));
         let connection = tokio::spawn(async move { drop(connection.ended().await) });
-        Connected { calls, _connection: connection }
+        Connected { calls, connection }
     }
 
     /// As the program of a host, by the token of its pod.

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     fn disk(name: &str) -> Disk {
-        Disk { claim: Claim::of_name("dev", name), read_only: false }
+        Disk { claim: Claim { namespace: "dev".to_owned(), name: name.to_owned() }, read_only: false }
     }
 
     fn applied(mut vm: Value, steps: Value) -> Value {
