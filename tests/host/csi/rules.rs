@@ -241,7 +241,7 @@ fn a_volume_is_on_one_node_in_one_way() {
 /// An agent asks so for the server of a share that its node has. One from which a volume was taken does not take it back by asking.
 #[test]
 fn who_asks_where_a_share_is_attaches_nothing() {
-    let mut vms = started(&USUAL, "");
+    let vms = started(&USUAL, "");
     let a = vms.of("a");
     let id = a.create("v", 20 * MIB).unwrap().volume_id;
     let question = csi::ControllerPublishVolumeRequest {

@@ -138,8 +138,9 @@ pub fn serve(object: Option<&NetworkFilesystem>) -> Step {
         _ if object.metadata.deletion_timestamp.is_some() => Step::Wait,
         (State::Enabled, State::Enabled) if object.is_ready() => Step::Done,
         (State::Enabled, State::Disabling) => Step::Want(State::Disabled),
-        (State::Enabled, _) | (_, State::Disabling) => Step::Wait,
-        (State::Disabled, State::Enabled | State::Enabling) => Step::Wait,
+        (State::Enabled, _) | (_, State::Disabling) | (State::Disabled, State::Enabled | State::Enabling) => {
+            Step::Wait
+        }
         _ => Step::Want(State::Enabled),
     }
 }

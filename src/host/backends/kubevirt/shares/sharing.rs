@@ -63,7 +63,7 @@ impl Shares for Claims {
     }
 
     async fn repair(&self) -> Result<(), VolumeError> {
-        self.put_shares_right().await
+        Box::pin(self.put_shares_right()).await
     }
 }
 

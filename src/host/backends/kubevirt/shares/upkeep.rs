@@ -111,7 +111,7 @@ impl Claims {
             served.insert(id);
             let is_still = still.contains(object.name());
             if is_still || !is_right(object, shares.get(id)) {
-                told(id, self.put_right(id, object, is_still).await);
+                told(id, Box::pin(self.put_right(id, object, is_still)).await);
             }
         }
         for (id, share) in &shares {
