@@ -164,7 +164,7 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     let mut supervisor = Supervisor::new();
     let role = options.role.clone();
     let drain = role.drain();
-    let begun = Begun::new(options, settings).await?;
+    let begun = Begun::new(options, settings)?;
     let half = Arc::clone(&begun.half);
     match role {
         #[cfg(feature = "kubevirt")]
@@ -195,9 +195,9 @@ struct Begun {
 }
 
 impl Begun {
-    async fn new(options: Options, settings: HostSettings) -> anyhow::Result<Self> {
+    fn new(options: Options, settings: HostSettings) -> anyhow::Result<Self> {
         let socket = listen(&settings.socket)?;
-        let metrics = listen_for_metrics(&settings).await?;
+        let metrics = listen_for_metrics(&settings)?;
         let half = Half::new(options.role.host_name());
         let half = Arc::new(match &settings.audit.file {
             None => half,
@@ -389,7 +389,7 @@ fn listen(path: &Path) -> anyhow::Result<Listener> {
     })
 }
 
-async fn listen_for_metrics(settings: &HostSettings) -> anyhow::Result<Vec<scrape::Listener>> {
+fn listen_for_metrics(settings: &HostSettings) -> anyhow::Result<Vec<scrape::Listener>> {
     let mut listeners = vec![scrape::Listener::Unix(listen(&settings.metrics_socket)?)];
     if let Some(address) = settings.metrics {
         let listener = tcp::listen(address);

@@ -154,8 +154,11 @@ impl Error {
     /// The exit code of guestctl, which means the same as on a node: 3 if no host half can be asked, 4 for an unknown VM.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::NoPod { .. } | Self::NoPods | Self::NotRunning { .. } | Self::NoLeader => 3,
-            Self::Inside { code: 3, .. } => 3,
+            Self::NoPod { .. }
+            | Self::NoPods
+            | Self::NotRunning { .. }
+            | Self::NoLeader
+            | Self::Inside { code: 3, .. } => 3,
             Self::UnknownGuest { .. } => 4,
             _ => 1,
         }

@@ -53,12 +53,12 @@ pub async fn run(
     filter: Filter,
     scope: Option<&str>,
 ) -> Result<(), Failure> {
-    let stations = match filter.name.as_deref().and_then(|name| name.split_once('/')) {
-        Some((namespace, name)) => vec![Station::Guest(namespace.to_owned(), name.to_owned())],
-        None => {
-            let nodes = pods::of_nodes(server).await?;
-            nodes.into_iter().map(|(node, _)| Station::Node(node)).collect()
-        }
+    let guest = filter.name.as_deref().and_then(|name| name.split_once('/'));
+    let stations: Vec<_> = if let Some((namespace, name)) = guest {
+        vec![Station::Guest(namespace.to_owned(), name.to_owned())]
+    } else {
+        let nodes = pods::of_nodes(server).await?;
+        nodes.into_iter().map(|(node, _)| Station::Node(node)).collect()
     };
     let (sender, mut news) = mpsc::channel(WAITING);
     let following = stations.iter().map(|station| follow(server, station, filter.clone(), sender.clone()));

@@ -88,7 +88,9 @@ impl Claims {
     /// # Errors
     /// If they cannot be looked at. What cannot be put right is told, and tried again the next time.
     pub(super) async fn put_shares_right(&self) -> Result<(), VolumeError> {
-        let shares = self.copies.volumes().into_iter().filter(|volume| volume.sharers.is_some());
+        // Before all claims are read it is not known which shares there are to be: the next look will know.
+        let Some(volumes) = self.copies.volumes() else { return Ok(()) };
+        let shares = volumes.into_iter().filter(|volume| volume.sharers.is_some());
         let shares: BTreeMap<_, _> = shares.map(|volume| (volume.id.clone(), volume)).collect();
         if shares.is_empty() && !self.upkeep.has_objects.load(Ordering::Relaxed) {
             return Ok(());
