@@ -131,12 +131,14 @@ impl Lab {
     }
 
     /// Sends the daemon a signal.
+    #[allow(dead_code, reason = "each test program uses a part of it")]
     pub fn signal(&self, signal: Signal) {
         let pid = self.daemon.as_ref().unwrap().id();
         kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
     }
 
     /// Waits until the daemon has ended by itself.
+    #[allow(dead_code, reason = "each test program uses a part of it")]
     pub fn ended(&mut self) -> ExitStatus {
         wait(&mut self.daemon.take().unwrap())
     }

@@ -41,9 +41,9 @@ impl<K: Ord + Clone, T> Shared<K, T> {
     /// As the reading, in its words.
     pub async fn read(&self, key: &K, read: impl Future<Output = Result<T, String>>) -> Outcome<T> {
         let asked = Instant::now();
-        let turn =
+        let place =
             Asker { shared: self, key, slot: Arc::clone(self.slots().entry(key.clone()).or_default()) };
-        let mut last = turn.slot.lock().await;
+        let mut last = place.slot.lock().await;
         match &*last {
             Some((begun, outcome)) if *begun >= asked => outcome.clone(),
             _ => {
