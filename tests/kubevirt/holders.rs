@@ -24,7 +24,7 @@ fn a_claim_that_has_lost_what_it_is_known_by_is_not_taken_for_gone() {
         let made = make(&volumes, "data").await;
         plug(&volumes, &made.id, &web).await.unwrap();
         let claim = Kind::Claim.path(&format!("{NAMESPACE}/{}", claim_of("data")));
-        let lose = async |part: &str, key: &str| {
+        let take_off = async |part: &str, key: &str| {
             let before = lab.api.get(&claim).await.unwrap()["metadata"][part][key].clone();
             lab.api.patch(&claim, &json!({ "metadata": { part: { key: null } } })).await.unwrap();
             before
@@ -34,7 +34,7 @@ fn a_claim_that_has_lost_what_it_is_known_by_is_not_taken_for_gone() {
             ("annotations", "guestlet.io/cluster", "the annotation guestlet.io/cluster"),
         ];
         for (part, key, words) in lost {
-            let before = lose(part, key).await;
+            let before = take_off(part, key).await;
             let answers = [
                 volumes.get(&made.id).await.map(drop),
                 volumes.remove(&made.id).await,
