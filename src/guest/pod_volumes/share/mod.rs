@@ -7,15 +7,15 @@
 //! ```
 //! As of disks, what is staged and published is what the kernel's list of mounts says. A server may be dead, and whoever asks
 //! its file system for anything then waits for minutes, or for ever. So nothing here asks it but in a thread that is waited for
-//! only so long ([`server`], [`mounts`]); and [`apart`] takes away what does not answer, without harm to who still has it.
+//! only so long (`server`, `mounts`); and `apart` takes away what does not answer, without harm to who still has it.
 //!
-//! **A server that has moved** ([`moved`]) is known by another address for the same path. Nobody but the agent uses the mount at
+//! **A server that has moved** (`moved`) is known by another address for the same path. Nobody but the agent uses the mount at
 //! the volume's place, so the old one is taken away when the new one is made. Over what pods have the new one is bound, so that at
 //! no moment their place is without the share: what is below goes when the place is left. A container that runs keeps the mount
 //! that it was started with. It gets errors from there (or waits, if the mount options say `hard`), and the new server when it is
 //! started again.
 //!
-//! [`options`](mod@options) are the mount options.
+//! `options` are the mount options.
 
 pub(super) mod apart;
 mod mounts;

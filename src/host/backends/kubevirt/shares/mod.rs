@@ -14,7 +14,7 @@
 //! (an annotation with the claim's version), and both write the object only as it was read. So either the one that ends it sees
 //! the VM in the claim, or its write is refused.
 //!
-//! [`object`] decides what is next for an object, `requests` asks the API server, `sharing` does it, and `upkeep` looks now and
+//! `object` decides what is next for an object, `requests` asks the API server, `sharing` does it, and `upkeep` looks now and
 //! then whether it is done.
 
 mod object;
