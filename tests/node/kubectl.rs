@@ -43,11 +43,11 @@ pub async fn user(plane: &ControlPlane, api: &Api, name: &str, roles: &[&str]) -
     for object in packaged("../roles/guestctl.yaml") {
         let (kind, role) = (object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap());
         let inside = format!("{group}/namespaces/{SYSTEM}");
-        let (place, bindings) = match kind {
+        let (roles_path, bindings) = match kind {
             "ClusterRole" => (format!("{group}/clusterroles"), format!("{group}/clusterrolebindings")),
             _ => (format!("{inside}/roles"), format!("{inside}/rolebindings")),
         };
-        api.ensure(&place, &object).await;
+        api.ensure(&roles_path, &object).await;
         if roles.contains(&role) {
             let binding = json!({
                 "metadata": { "name": format!("{name}-{role}") },
@@ -231,7 +231,7 @@ fn what_keeps_a_guest_from_being_asked_is_said_with_what_to_do() {
             "no Guest \"default/wbe\"; did you mean default/web?",
         );
         assert_fails(&ctl(admin, &["ping", "shop/mail"]).await, 4, "did you mean default/mail?");
-        assert_fails(&ctl(admin, &["trust", "rotate", "--host"]).await, 1, "name it with --node");
+        assert_fails(&ctl(admin, &["trust", "rotate", "--host"]).await, 1, "name that with --node");
         assert_fails(
             &ctl(admin, &["info", "web", "--node", "n9"]).await,
             3,

@@ -6,8 +6,8 @@ use clap::Args;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, client::ClientBuilder};
 
-use super::Error;
 use super::error::cause;
+use super::{Error, proxies};
 
 /// What people say of it.
 #[derive(Debug, Clone, Default, Args)]
@@ -62,11 +62,13 @@ impl Access {
         let (config, namespace) = match self.kubeconfig()? {
             Some((name, kubeconfig)) => {
                 let context = self.context.clone().or_else(|| kubeconfig.current_context.clone());
-                let namespace = context.and_then(|context| namespace(&kubeconfig, &context));
-                let options =
-                    KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
-                let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
-                (config.map_err(|error| Error::Kubeconfig(name, Box::new(error)))?, namespace)
+                let context = context.unwrap_or_default();
+                let config = self.config(kubeconfig.clone()).await;
+                let mut config = config.map_err(|error| Error::Kubeconfig(name, Box::new(error)))?;
+                let proxy = proxies::proxy(&kubeconfig, &context, &config.cluster_url);
+                config.proxy_url =
+                    proxy.map_err(|why| Error::Unreachable { url: config.cluster_url.to_string(), why })?;
+                (config, namespace(&kubeconfig, &context))
             }
             None => (Config::incluster().map_err(|_| Error::NoKubeconfig)?, None),
         };
@@ -74,6 +76,11 @@ impl Access {
         let client = ClientBuilder::try_from(config)
             .map_err(|error| Error::Credentials(url.clone(), cause(&error)))?;
         Ok(ApiServer { client: client.build(), url, namespace })
+    }
+
+    async fn config(&self, kubeconfig: Kubeconfig) -> Result<Config, KubeconfigError> {
+        let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
+        Config::from_custom_kubeconfig(kubeconfig, &options).await
     }
 
     /// The kubeconfig that is named, or those of the environment in one, with what to call it; none if there is none.

@@ -133,7 +133,7 @@ pub enum Error {
     #[error("{0} of the nodes could not be asked, so something may be missing")]
     Incomplete(usize),
     /// Some node has to be named.
-    #[error("{0} is about one node: name it with --node")]
+    #[error("{0} is about one node: name that with --node")]
     NeedsNode(&'static str),
     /// The API server said something else.
     #[error("cannot {what}: the API server says: {message}")]

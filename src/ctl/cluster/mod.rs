@@ -21,6 +21,7 @@ mod exec;
 mod guests;
 mod nodes;
 mod pods;
+mod proxies;
 mod target;
 mod watching;
 

@@ -37,8 +37,9 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
         },
         Verb::Proxy => Err(Error::NeedsNode("guestctl proxy")),
         Verb::Disk { name, .. } if name.is_empty() => {
-            Err(Error::NeedsNode("guestctl disk volumes without a VM"))
+            Err(Error::NeedsNode("guestctl disk volumes without the name of a VM"))
         }
+        Verb::Trust(trust::Action::Forget { name }) if is_uuid(name) => Err(Error::NeedsNode("a UUID")),
         Verb::Trust(trust::Action::RotateHost { .. }) => Err(Error::NeedsNode("the key of a host half")),
         Verb::Info { name }
         | Verb::Disks { name }
@@ -117,7 +118,7 @@ mod tests {
         let uuid = "6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d";
         let mut verb = Verb::Trust(trust::Action::Forget { name: uuid.into() });
         complete(&mut verb, "shop");
-        assert_eq!(target(&verb).unwrap(), Target::Guest(uuid.into()));
+        assert!(target(&verb).unwrap_err().to_string().starts_with("a UUID is about one node"));
     }
 
     #[test]

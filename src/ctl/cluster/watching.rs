@@ -53,12 +53,11 @@ pub async fn run(
     filter: Filter,
     scope: Option<&str>,
 ) -> Result<(), Failure> {
-    let guest = filter.name.as_deref().and_then(|name| name.split_once('/'));
-    let stations: Vec<_> = if let Some((namespace, name)) = guest {
+    let named = filter.name.as_deref().and_then(|name| name.split_once('/'));
+    let stations: Vec<_> = if let Some((namespace, name)) = named {
         vec![Station::Guest(namespace.to_owned(), name.to_owned())]
     } else {
-        let nodes = pods::of_nodes(server).await?;
-        nodes.into_iter().map(|(node, _)| Station::Node(node)).collect()
+        pods::of_nodes(server).await?.into_iter().map(|(node, _)| Station::Node(node)).collect()
     };
     let (sender, mut news) = mpsc::channel(WAITING);
     let following = stations.iter().map(|station| follow(server, station, filter.clone(), sender.clone()));
