@@ -251,12 +251,13 @@ fn what_keeps_a_guest_from_being_asked_is_said_with_what_to_do() {
         })
         .await;
         assert_fails(&refused, 1, "on pods/exec in the namespace guestlet-system: the Role guestlet-admin");
+        let lease = ctl(&viewer, &["volumes", "ls"]).await;
+        assert_fails(&lease, 1, "it takes the verb get on leases in the namespace guestlet-system");
         let nobody = user(plane, api, "nobody", &[]).await;
-        assert_fails(
-            &ctl(&nobody, &["ls"]).await,
-            1,
-            "it takes the verb list on guests.guestlet.io in all namespaces",
-        );
+        for (verb, arguments) in [("list", &["ls", "-n", "default"][..]), ("get", &["info", "web"])] {
+            let words = format!("it takes the verb {verb} on guests.guestlet.io in the namespace default");
+            assert_fails(&ctl(&nobody, arguments).await, 1, &words);
+        }
 
         // A guest without an agent.
         desk.bench.instance("deaf", NODE).await;
@@ -337,6 +338,16 @@ fn volumes_are_asked_of_the_controller_that_leads() {
         let asked = kubelet.pods.lock().unwrap().asked.clone();
         let leader = format!("controller-{}", whole.leader().await);
         assert_eq!(asked, [(leader, vec!["guestctl".to_owned(), "proxy".to_owned()])]);
+        let rules =
+            json!([{ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get"] }]);
+        crate::bench::grant(api, "sees-leases", "sees-leases", &rules).await;
+        let other = plane.kubeconfig("sees-leases", "sees-leases", "people");
+        let refused = until("Leases may be seen", async || {
+            let refused = ctl(&other, &["volumes", "ls"]).await;
+            (!String::from_utf8_lossy(&refused.stderr).contains("on leases")).then_some(refused)
+        })
+        .await;
+        assert_fails(&refused, 1, "it takes the verb get on pods in the namespace guestlet-system");
         let done = words(&admin, &["volumes", "detach", &id]).await;
         assert!(done.contains(&id), "{done}");
         assert_eq!(web.guest.disks().seen.len(), 0, "as on the controller");
