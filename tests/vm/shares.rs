@@ -262,13 +262,14 @@ fn what_a_pod_writes_waits_for_its_server_whoever_else_leaves() {
         share.publish(server, pod, false).unwrap();
     }
     let file = format!("{}/file", target("b"));
-    // It is there, so that only what is written waits.
-    vm.run(&format!("echo old > {file}; sync {file}")).unwrap();
+    // It is open before, so that what waits is a write: the kernel asks again to open what it could not.
+    let write = "open(F, '>>', $ARGV[0]) or die; open(O, '>', '/root/opened'); select(undef, undef, undef, 0.1) until -e '/root/go'; \
+                 print F \"new\\n\"; F->flush and F->sync or die \"$!\"";
+    vm.write("/root/write.pl", write.as_bytes()).unwrap();
+    let run = format!("perl -MIO::Handle /root/write.pl {file}; echo $? > /root/written");
+    vm.run(&format!("({run}) > /root/log 2>&1 & until [ -e /root/opened ]; do sleep 0.1; done")).unwrap();
     set_dead(&vm, server, true);
-    let write = format!(
-        "echo new > /root/new; dd if=/root/new of={file} conv=notrunc,fsync; echo $? > /root/written"
-    );
-    vm.run(&format!("(touch /root/writes; {write}) > /root/log 2>&1 & sleep 2")).unwrap();
+    vm.run("touch /root/go; sleep 2").unwrap();
     share.unpublish("a").unwrap();
     assert_eq!(mounts(&vm), "2");
     assert!(vm.run("test ! -e /root/written").is_ok(), "{}", vm.run("cat /root/log").unwrap());
