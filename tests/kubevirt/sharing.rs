@@ -10,7 +10,7 @@ use guestlet::host::backends::volumes::{
 };
 use serde_json::{Value, json};
 
-use crate::claims::{new, place, plug, quick, volumes_with};
+use crate::claims::{claim_of, new, place, plug, quick, volumes_with};
 use crate::lab::{Lab, NAMESPACE, NEVER, SHARED, wait};
 use crate::model::objects::{Kind, text};
 use crate::model::pace::Step;
@@ -57,7 +57,7 @@ fn sharer(vm: &str) -> Sharer {
 }
 
 async fn claim(lab: &Lab, name: &str) -> Option<Value> {
-    lab.api.get(&Kind::Claim.path(&format!("{NAMESPACE}/{name}"))).await
+    lab.api.get(&Kind::Claim.path(&format!("{NAMESPACE}/{}", claim_of(name)))).await
 }
 
 /// The object that serves a claim, if there is one.
@@ -124,23 +124,23 @@ fn a_share_that_is_wanted_again_while_it_ends_is_served_when_it_has_ended() {
         let volumes = volumes(&lab).await;
         let made = make(&volumes, "data").await;
         volumes.share(&made.id, sharer("one")).await.unwrap();
-        lab.model.hold(Step::Unshare, "data");
+        lab.model.hold(Step::Unshare, &claim_of("data"));
         volumes.unshare(&made.id, None).await.unwrap();
-        lab.model.reaches(Step::Unshare, "data").await;
+        lab.model.reaches(Step::Unshare, &claim_of("data")).await;
         let late = volumes.share(&made.id, sharer("two")).await.unwrap_err();
         assert!(matches!(late, VolumeError::Waiting { .. }), "{late}");
         assert!(late.to_string().contains("is wanted Disabled, and is Disabling"), "{late}");
-        lab.model.release(Step::Unshare, "data");
+        lab.model.release(Step::Unshare, &claim_of("data"));
         volumes.share(&made.id, sharer("two")).await.unwrap();
 
         // Somebody has done it by hand.
-        lab.model.hold(Step::Unshare, "data");
+        lab.model.hold(Step::Unshare, &claim_of("data"));
         volumes.unshare(&made.id, None).await.unwrap();
-        lab.model.reaches(Step::Unshare, "data").await;
+        lab.model.reaches(Step::Unshare, &claim_of("data")).await;
         let name = text(&object(&lab, "data").await.unwrap()["metadata"]["name"]).to_owned();
         let path = Kind::Share.path(&format!("{HARVESTER}/{name}"));
         lab.api.patch(&path, &json!({ "spec": { "desiredState": "Enabled" } })).await.unwrap();
-        lab.model.release(Step::Unshare, "data");
+        lab.model.release(Step::Unshare, &claim_of("data"));
         volumes.share(&made.id, sharer("three")).await.unwrap();
     });
 }
@@ -156,24 +156,24 @@ fn a_share_is_not_wanted_again_before_its_end_has_been_said() {
         lab.running("web").await;
         let web = sharer_of(&lab, "web").await;
         until("it is served", async || volumes.share(&made.id, sharer("one")).await.ok()).await;
-        lab.model.hold(Step::Untie, "data");
+        lab.model.hold(Step::Untie, &claim_of("data"));
         volumes.unshare(&made.id, None).await.unwrap();
-        lab.model.reaches(Step::Untie, "data").await;
+        lab.model.reaches(Step::Untie, &claim_of("data")).await;
         let late = volumes.share(&made.id, web.clone()).await.unwrap_err();
         assert!(late.to_string().contains("is wanted Disabled, and is Enabled"), "{late}");
         assert!(volumes.find(&made.id).await.is_err(), "it is on its way out");
-        lab.model.release(Step::Untie, "data");
+        lab.model.release(Step::Untie, &claim_of("data"));
         until("it is served again", async || volumes.share(&made.id, web.clone()).await.ok()).await;
 
         // Somebody has done it by hand, and it waits for ever.
-        lab.model.hold(Step::Untie, "data");
+        lab.model.hold(Step::Untie, &claim_of("data"));
         let name = text(&object(&lab, "data").await.unwrap()["metadata"]["name"]).to_owned();
         let path = Kind::Share.path(&format!("{HARVESTER}/{name}"));
         lab.api.patch(&path, &json!({ "spec": { "desiredState": "Disabled" } })).await.unwrap();
-        lab.model.reaches(Step::Untie, "data").await;
+        lab.model.reaches(Step::Untie, &claim_of("data")).await;
         lab.api.patch(&path, &json!({ "spec": { "desiredState": "Enabled" } })).await.unwrap();
         is_in(&lab, "data", "Enabling").await;
-        lab.model.release(Step::Untie, "data");
+        lab.model.release(Step::Untie, &claim_of("data"));
         volumes.share(&made.id, web.clone()).await.unwrap_err();
         until("it is freed", async || {
             volumes.repair().await.unwrap();
@@ -196,7 +196,7 @@ fn one_share_that_is_wrong_keeps_no_other_from_being_put_right() {
             volumes.share(&made.id, sharer_of(&lab, "web").await).await.unwrap();
             ids.push(made.id);
         }
-        let path = |name: &str| Kind::Claim.path(&format!("{NAMESPACE}/{name}"));
+        let path = |name: &str| Kind::Claim.path(&format!("{NAMESPACE}/{}", claim_of(name)));
         let annotation =
             |text: Value| json!({ "metadata": { "annotations": { "guestlet.io/shared-with": text } } });
         lab.api.patch(&path("bad"), &annotation(json!("{"))).await.unwrap();
@@ -239,7 +239,7 @@ fn a_share_that_nobody_has_grows_when_it_is_served() {
         let made = make(&volumes, "data").await;
         let is_bound = async || (claim(&lab, "data").await?["status"]["phase"] == "Bound").then_some(());
         until("the claim is bound", is_bound).await;
-        lab.model.hold(Step::Expand, "data");
+        lab.model.hold(Step::Expand, &claim_of("data"));
         let size = made.size + (1 << 30);
         assert_eq!(volumes.grow(&made.id, size, None).await.unwrap(), size);
         let wanted = claim(&lab, "data").await.unwrap()["spec"]["resources"]["requests"]["storage"].clone();
@@ -268,22 +268,23 @@ fn whoever_comes_after_one_that_ended_finds_what_it_was_at() {
         let lab = Lab::start().await;
         let first = volumes(&lab).await;
         let made = make(&first, "data").await;
-        lab.model.hold(Step::Share, "data");
+        let claim = claim_of("data");
+        lab.model.hold(Step::Share, &claim);
         {
             let sharing = first.share(&made.id, sharer("one"));
             tokio::select! {
                 outcome = sharing => panic!("{outcome:?}"),
-                () = lab.model.reaches(Step::Share, "data") => {}
+                () = lab.model.reaches(Step::Share, &claim) => {}
             }
         }
         drop(first);
         let second = volumes(&lab).await;
         assert_eq!(second.list().await.unwrap()[0].sharers, Some(vec![sharer("one")]));
-        lab.model.release(Step::Share, "data");
+        lab.model.release(Step::Share, &claim);
         second.share(&made.id, sharer("one")).await.unwrap();
 
         // It ended between the claim and the object.
-        let path = Kind::Claim.path(&format!("{NAMESPACE}/data"));
+        let path = Kind::Claim.path(&format!("{NAMESPACE}/{}", claim_of("data")));
         let nobody = json!({ "metadata": { "annotations": { "guestlet.io/shared-with": null } } });
         lab.api.patch(&path, &nobody).await.unwrap();
         second.repair().await.unwrap();
@@ -318,11 +319,11 @@ fn a_share_that_is_not_served_says_how_far_it_is() {
         let error = volumes.share(&never.id, sharer("one")).await.unwrap_err();
         assert!(error.to_string().contains("has not bound the volume's claim"), "{error}");
         let made = make(&volumes, "data").await;
-        lab.model.hold(Step::Share, "data");
+        lab.model.hold(Step::Share, &claim_of("data"));
         let error = volumes.share(&made.id, sharer("one")).await.unwrap_err();
         assert!(matches!(error, VolumeError::Waiting { .. }), "{error}");
         assert!(error.to_string().contains("is wanted Enabled, and is Enabling, NotReady"), "{error}");
-        lab.model.release(Step::Share, "data");
+        lab.model.release(Step::Share, &claim_of("data"));
         let export = volumes.share(&made.id, sharer("one")).await.unwrap();
 
         // Its server moves; whoever asks next is told where it is.
