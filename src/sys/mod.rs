@@ -107,7 +107,7 @@ pub mod superblock;
 pub mod swaps;
 #[cfg(feature = "agent")]
 pub mod sysfs;
-#[cfg(feature = "kubevirt")]
+#[cfg(feature = "host")]
 pub mod tcp;
 #[cfg(feature = "agent")]
 pub mod ticker;

@@ -11,7 +11,7 @@
 //!
 //! What is said over that stream is what a guestctl in the pod would say on its socket, so that a verb is the same wherever it
 //! is asked. Who may do so is up to Kubernetes: whoever may use pods/exec in guestlet's namespace is root there. To add a verb:
-//! its arm in [`target`].
+//! its arm in `target`.
 
 mod access;
 mod api;
