@@ -37,7 +37,8 @@ pub fn is_outside() -> bool {
 #[track_caller]
 pub fn run(script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).output().unwrap();
-    assert!(output.status.success(), "{script}\n{}", String::from_utf8_lossy(&output.stderr));
+    let said = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
+    assert!(output.status.success(), "{script}: {}\n{}{}", output.status, said[0], said[1]);
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 

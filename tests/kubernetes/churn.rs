@@ -36,7 +36,7 @@ const STUCK: Duration = Duration::from_secs(300);
 pub async fn run() {
     let mut random = Random(seed());
     let mut stage = Stage::start(&VMS).await;
-    let rounds = steps(3, 34);
+    let rounds = steps(2, 34);
     let begun = Instant::now();
     let mut workers: Vec<JoinHandle<Took>> = (0..VOLUMES)
         .map(|number| {
