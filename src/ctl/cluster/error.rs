@@ -89,7 +89,7 @@ pub enum Error {
     },
     /// No node has one.
     #[error(
-        "no pod of guestlet-node runs on any node; see: kubectl -n {SYSTEM} get daemonset guestlet-node, and whether nodes have the label kubevirt.io/schedulable=true"
+        "no pod of guestlet-node runs on any node; see: kubectl -n {SYSTEM} get daemonset guestlet-node, and whether nodes have the label kubevirt.io/schedulable"
     )]
     NoPods,
     /// A pod cannot be asked now.
