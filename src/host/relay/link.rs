@@ -117,7 +117,7 @@ impl Known {
 impl Link {
     /// One that is to be kept, and who hands calls on by it.
     pub fn new(site: Site) -> (Self, Relay) {
-        let (way, told) = watch::channel(Err("it was not reached yet".into()));
+        let (way, told) = watch::channel(None);
         let doubt = Arc::new(Notify::new());
         let asking = Waiting::default();
         let roster = Arc::clone(&site.roster);
@@ -152,7 +152,7 @@ impl Link {
 
     fn tell(&self, why: &str) {
         self.site.teller.failed(why);
-        drop(self.way.send_replace(Err(why.into())));
+        drop(self.way.send_replace(None));
     }
 
     /// Connects once; returns why that is over, and when a connection was `made`, if one was.
@@ -190,7 +190,7 @@ impl Link {
         let doubted = self.until_another_leads(client, &leader);
         let mut doubted = std::pin::pin!(doubted);
         // Whoever leads takes this node's stream before it takes anything else; it is there for the guests from now on.
-        drop(self.way.send_replace(Ok(controller)));
+        drop(self.way.send_replace(Some(controller)));
         self.site.teller.well();
         tracing::info!(controller = leader.address, "the controller is reached");
         Ok(tokio::select! {

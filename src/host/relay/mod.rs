@@ -38,8 +38,8 @@ const MEETING: Duration = Duration::from_secs(20);
 /// How long an answer may take before it is looked whether the controller is still the one that leads.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// The way to the controller, or why there is none.
-type Way = Result<ControllerClient<http2::Client>, Arc<str>>;
+/// The way to the controller, if there is one.
+type Way = Option<ControllerClient<http2::Client>>;
 
 /// Hands the calls of guests on to the controller.
 #[derive(Debug, Clone)]
@@ -116,12 +116,10 @@ impl Relay {
     async fn meet(&self) -> Result<ControllerClient<http2::Client>, Status> {
         let (mut way, end) = (self.way.clone(), Instant::now() + MEETING);
         // The link has ended with the program.
-        drop(tokio::time::timeout_at(end, way.wait_for(Result::is_ok)).await);
-        let way = way.borrow();
+        drop(tokio::time::timeout_at(end, way.wait_for(Option::is_some)).await);
         // Why, the node's log and its doctor say: guests need not know how things are in the host cluster.
-        way.clone().map_err(|_| {
-            Status::unavailable("the controller of guestlet cannot be asked now; repeat the call")
-        })
+        let none = || Status::unavailable("the controller of guestlet cannot be asked now; repeat the call");
+        way.borrow().clone().ok_or_else(none)
     }
 }
 
