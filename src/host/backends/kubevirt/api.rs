@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use http::header::CONTENT_TYPE;
+use http::{Method, Request};
 use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error};
@@ -74,6 +76,14 @@ pub(super) fn words(error: &Error) -> String {
     }
 }
 
+/// Why there is no answer.
+pub(super) fn failed_words(failed: &Failed) -> String {
+    match failed {
+        Failed::Answered(error) => words(error),
+        Failed::Late => failed.to_string(),
+    }
+}
+
 /// The status of a refusal.
 pub(super) fn code(error: &Error) -> Option<u16> {
     match error {
@@ -82,11 +92,23 @@ pub(super) fn code(error: &Error) -> Option<u16> {
     }
 }
 
-fn unanswered(what: &str, failed: &Failed) -> VolumeError {
-    match failed {
-        Failed::Answered(error) => unavailable(what, error),
-        Failed::Late => VolumeError::Unavailable(format!("cannot {what}: {failed}")),
-    }
+/// A request for which kube has no words of its own.
+pub(super) fn json_request(
+    method: Method,
+    path: &str,
+    body: &Value,
+    what: &str,
+) -> Result<Request<Vec<u8>>, VolumeError> {
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header(CONTENT_TYPE, "application/json")
+        .body(body.to_string().into_bytes())
+        .map_err(|error| VolumeError::Unavailable(format!("cannot {what}: {error}")))
+}
+
+pub(super) fn unanswered(what: &str, failed: &Failed) -> VolumeError {
+    VolumeError::Unavailable(format!("cannot {what}: {}", failed_words(failed)))
 }
 
 /// The answer to a request about `what`, within the deadline.
@@ -345,10 +367,7 @@ impl Cluster {
         let what = format!("ask KubeVirt for {verb} of the VirtualMachine {namespace}/{name}");
         let path =
             format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{name}/{verb}");
-        let request = http::Request::put(path)
-            .header(http::header::CONTENT_TYPE, "application/json")
-            .body(body.to_string().into_bytes())
-            .map_err(|error| VolumeError::Unavailable(format!("cannot {what}: {error}")))?;
+        let request = json_request(Method::PUT, &path, body, &what)?;
         match self.alter(&what, self.client.request_text(request)).await? {
             Ok(_) => Ok(Written::Yes),
             // It has the volume already, or is being asked for it.

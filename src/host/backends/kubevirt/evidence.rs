@@ -13,8 +13,9 @@ use kube::{Client, Resource};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::api::failed_words;
 use super::authority::{Evidence, Lister, Use};
-use super::lists::{self, Failed};
+use super::lists;
 use super::names::Claim;
 use super::objects::{Instance, VirtualMachine};
 use super::shared::Shared;
@@ -164,11 +165,7 @@ impl Reader {
         listed.map_err(|failed| {
             let place =
                 namespace.map(|namespace| format!(" of the namespace {namespace}")).unwrap_or_default();
-            let words = match &failed {
-                Failed::Answered(error) => super::api::words(error),
-                Failed::Late => failed.to_string(),
-            };
-            format!("cannot list the {}{place}: {words}", K::plural(&()))
+            format!("cannot list the {}{place}: {}", K::plural(&()), failed_words(&failed))
         })
     }
 }

@@ -1,12 +1,16 @@
 //! What is asked of the API server about objects of the kind `NetworkFilesystem`.
 
+use http::Method;
 use kube::Error;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::json;
 
 use super::object::{API, MARK, NAMESPACE, NetworkFilesystem, State, VOLUME};
-use crate::host::backends::kubevirt::api::{Cluster, Written, code, found, in_time, unavailable, written};
+use crate::host::backends::kubevirt::api::{
+    Cluster, Written, code, found, in_time, json_request, unanswered, written,
+};
 use crate::host::backends::kubevirt::claims::OURS;
+use crate::host::backends::kubevirt::lists::{self, Failed, Selector};
 use crate::host::backends::volumes::VolumeError;
 
 /// What the objects are in words.
@@ -35,21 +39,11 @@ impl Cluster {
     /// so says the same of a kind that it does not know.
     pub async fn our_shares(&self) -> Result<Vec<NetworkFilesystem>, VolumeError> {
         let what = format!("list the {KIND}s of the namespace {NAMESPACE}");
-        let (mut all, mut token) = (Vec::new(), None::<String>);
-        loop {
-            let mut page = ListParams::default().limit(PAGE).labels(&format!("{}={}", OURS.0, OURS.1));
-            page.continue_token = token.take();
-            match in_time(&what, self.shares().list(&page)).await? {
-                Ok(list) => {
-                    all.extend(list.items);
-                    token = list.metadata.continue_.filter(|token| !token.is_empty());
-                }
-                Err(error) if matches!(code(&error), Some(403 | 404)) => return Err(unknown()),
-                Err(error) => return Err(unavailable(&what, &error)),
-            }
-            if token.is_none() {
-                return Ok(all);
-            }
+        let ours = Selector { labels: Some(format!("{}={}", OURS.0, OURS.1)), fields: None };
+        match lists::all(&self.shares(), &ours, PAGE).await {
+            Ok(listed) => Ok(listed.all),
+            Err(Failed::Answered(error)) if matches!(code(&error), Some(403 | 404)) => Err(unknown()),
+            Err(failed) => Err(unanswered(&what, &failed)),
         }
     }
 
@@ -70,10 +64,8 @@ impl Cluster {
             },
             "spec": {"networkFSName": volume, "desiredState": State::Enabled.to_string()},
         });
-        let request = http::Request::post(format!("/apis/{API}/namespaces/{NAMESPACE}/networkfilesystems"))
-            .header(http::header::CONTENT_TYPE, "application/json")
-            .body(object.to_string().into_bytes())
-            .map_err(|error| VolumeError::Unavailable(format!("cannot {what}: {error}")))?;
+        let path = format!("/apis/{API}/namespaces/{NAMESPACE}/networkfilesystems");
+        let request = json_request(Method::POST, &path, &object, &what)?;
         match self.alter(&what, self.client().request_text(request)).await? {
             // That its namespace is missing is the same: only Harvester has it.
             Err(error) if code(&error) == Some(404) => Err(unknown()),
