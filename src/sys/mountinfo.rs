@@ -51,6 +51,11 @@ impl Mount {
     pub fn btrfs_source(&self) -> Option<&str> {
         (self.device.0 == 0 && self.kind == "btrfs").then_some(&*self.source)
     }
+
+    /// Whether this mount of the file system has this option, such as `ro`.
+    pub fn has_flag(&self, flag: &str) -> bool {
+        self.flags.split(',').any(|one| one == flag)
+    }
 }
 
 /// The mounts of the list, in its order; lines that are none are passed over.

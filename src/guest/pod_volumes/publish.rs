@@ -88,9 +88,8 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
     {
         return Err(Error::Taken(other));
     }
-    let has = |word: &str| staged.mount.flags.split(',').any(|flag| flag == word);
-    options.extend(KEPT.into_iter().filter(|word| has(word)).map(str::to_owned));
-    let read_only = wanted.read_only || has("ro");
+    options.extend(KEPT.into_iter().filter(|word| staged.mount.has_flag(word)).map(str::to_owned));
+    let read_only = wanted.read_only || staged.mount.has_flag("ro");
     if place::shown_now(guest, &list, &target).await?.is_some_and(|shown| shown.gone) {
         remove::dead(guest, &target).await?;
     }

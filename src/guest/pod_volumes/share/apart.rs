@@ -16,18 +16,17 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
 
 use super::last;
+use super::late::{self, Late};
 use super::server::answers;
 use crate::guest::Guest;
 use crate::guest::pod_volumes::{Error, look, place};
 use crate::guest::volumes;
 use crate::guest::volumes::holders::holders;
-use crate::sys::blocking;
 use crate::sys::effects::Effects;
 use crate::sys::mountinfo::Mount;
 
@@ -108,26 +107,21 @@ async fn attempt(
     patience: Duration,
     work: impl FnOnce(&dyn Effects, &Path) -> io::Result<()> + Send + 'static,
 ) -> Result<Attempt, Error> {
-    let (effects, copy, given_up) =
-        (Arc::clone(&guest.effects), mount.clone(), Arc::new(AtomicBool::new(false)));
-    let is_late = Arc::clone(&given_up);
-    let job = move || {
+    let (effects, copy) = (Arc::clone(&guest.effects), mount.clone());
+    let job = move |late: &Late| {
         // It is held only while it is looked at: what is held cannot be unmounted.
         drop(effects.open_place(&copy)?);
-        if is_late.load(Ordering::SeqCst) {
-            return Err(Errno::ECANCELED.into());
-        }
+        late.check()?;
         work(&*effects, &copy.path)
     };
-    let done = tokio::time::timeout(patience, blocking::run(job)).await;
-    given_up.store(true, Ordering::SeqCst);
+    let done = late::within(patience, job).await;
     // Whatever was said: the list has the last word.
     let list = place::mounts(guest).await?;
     let is_there = list.iter().any(|one| one.id == mount.id && one.path == mount.path);
     Ok(match done {
         _ if !is_there => Attempt::Gone,
-        Ok(Err(error)) => Attempt::Refused(error),
-        Ok(Ok(())) | Err(_) => Attempt::Late,
+        Some(Err(error)) => Attempt::Refused(error),
+        Some(Ok(())) | None => Attempt::Late,
     })
 }
 

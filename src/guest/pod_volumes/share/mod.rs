@@ -15,9 +15,10 @@
 //! that it was started with. It gets errors from there (or waits, if the mount options say `hard`), and the new server when it is
 //! started again.
 //!
-//! `options` are the mount options.
+//! `options` are the mount options, and `late` waits for threads only so long.
 
 pub(super) mod apart;
+mod late;
 mod mounts;
 mod moved;
 mod options;
@@ -96,8 +97,10 @@ fn last<'m>(list: &'m [Mount], place: &Path) -> Option<&'m Mount> {
     list.iter().rfind(|mount| mount.path == place)
 }
 
-fn has(mount: &Mount, flag: &str) -> bool {
-    mount.flags.split(',').any(|one| one == flag)
+/// Something else is mounted where a share is wanted.
+fn otherwise(there: &Mount) -> Error {
+    let found = format!("{} ({}, {})", there.source, there.kind, there.flags);
+    Error::Otherwise { place: there.path.clone(), found }
 }
 
 /// Mounts a share at its place, unless it is; anew, if it is there from a server at another address, which does not answer.
@@ -118,9 +121,8 @@ pub async fn stage(guest: &Guest, share: &Share, staging: &str, usage: &Usage) -
             mounts::put(guest, made, &place, None).await?;
             tracing::info!("volume {}: {source} is staged at {}", share.volume, place.display());
         }
-        Some(there) if !share.is_shown_by(there) || has(there, "ro") != usage.read_only => {
-            let found = format!("{} ({}, {})", there.source, there.kind, there.flags);
-            return Err(Error::Otherwise { place, found });
+        Some(there) if !share.is_shown_by(there) || there.has_flag("ro") != usage.read_only => {
+            return Err(otherwise(there));
         }
         Some(there) if there.source == source || answers(guest, there, PATIENCE).await => {
             // The agent may have ended right after it was mounted.
@@ -179,17 +181,16 @@ pub async fn publish(
     if !answers(guest, staged, PATIENCE).await {
         return Err(share.no_server(format!("it has not answered for {} s", PATIENCE.as_secs())));
     }
-    let read_only = usage.read_only || has(staged, "ro");
+    let read_only = usage.read_only || staged.has_flag("ro");
     match last(&list, &target) {
-        Some(there) if share.is_shown_by(there) && has(there, "ro") == read_only => {
+        Some(there) if share.is_shown_by(there) && there.has_flag("ro") == read_only => {
             if there.device != staged.device {
                 mounts::bind_over(guest, staged, there).await?;
             }
             return Ok(());
         }
         Some(there) => {
-            let found = format!("{} ({}, {})", there.source, there.kind, there.flags);
-            return Err(Error::Otherwise { place: target, found });
+            return Err(otherwise(there));
         }
         None => {}
     }

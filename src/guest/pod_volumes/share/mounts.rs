@@ -7,14 +7,14 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::mount::MsFlags;
 
+use super::late::{self, Late};
 use super::server::is_of_a_dead_server;
-use super::{Share, Usage, apart, has, last, options};
+use super::{Share, Usage, apart, last, options};
 use crate::guest::Guest;
 use crate::guest::pod_volumes::{Error, look, place};
 use crate::sys::blocking;
@@ -65,7 +65,9 @@ pub(super) async fn put(
     if last(&list, place).map(|there| there.id) != instead.map(|there| there.id) {
         return Err(failed(Errno::ESTALE.into()));
     }
-    apart::take_away(guest, place).await?;
+    if instead.is_some() {
+        apart::take_away(guest, place).await?;
+    }
     let (effects, root, path) = (Arc::clone(&guest.effects), guest.root.clone(), place.to_owned());
     let attach = move || {
         let folder = free(&root, &path)?;
@@ -97,7 +99,7 @@ pub(super) async fn bind_over(guest: &Guest, staged: &Mount, old: &Mount) -> Res
         ("nodev", MsFlags::MS_NODEV),
         ("noexec", MsFlags::MS_NOEXEC),
     ];
-    let flags = flags.into_iter().filter(|(word, _)| has(old, word)).map(|(_, flag)| flag).collect();
+    let flags = flags.into_iter().filter(|(word, _)| old.has_flag(word)).map(|(_, flag)| flag).collect();
     let (effects, below) = (Arc::clone(&guest.effects), old.clone());
     bind_to(guest, staged, &old.path, flags, move |_| effects.open_place(&below)).await
 }
@@ -114,24 +116,15 @@ async fn bind_to(
     let key = PathBuf::from(format!("is bound to {}", place.display()));
     let busy = |doing| Error::Busy { volume: place.display().to_string(), doing };
     let turn = guest.pod_volumes.busy.begin(&key, "the share is being bound there").map_err(busy)?;
-    let given_up = Arc::new(AtomicBool::new(false));
-    let (effects, from, to, is_late) =
-        (Arc::clone(&guest.effects), staged.clone(), place.to_owned(), Arc::clone(&given_up));
-    let work = blocking::run(move || {
-        let bind = || {
-            let (source, target) = (effects.open_place(&from)?, open(&to)?);
-            if is_late.load(Ordering::SeqCst) {
-                return Err(Errno::ECANCELED.into());
-            }
-            let what = What::Bind { source: &source, recursive: false };
-            effects.mount(&what, &target, How { flags, propagation: None })
-        };
-        let done = bind();
-        drop(turn);
-        done
-    });
-    let Ok(done) = tokio::time::timeout(TO_BIND, work).await else {
-        given_up.store(true, Ordering::SeqCst);
+    let (effects, from, to) = (Arc::clone(&guest.effects), staged.clone(), place.to_owned());
+    let work = move |late: &Late| {
+        let _turn = turn;
+        let (source, target) = (effects.open_place(&from)?, open(&to)?);
+        late.check()?;
+        let what = What::Bind { source: &source, recursive: false };
+        effects.mount(&what, &target, How { flags, propagation: None })
+    };
+    let Some(done) = late::within(TO_BIND, work).await else {
         return Err(Error::Silent { what: place.to_owned(), seconds: TO_BIND.as_secs() });
     };
     done.map_err(|error| match error.raw_os_error().map(Errno::from_raw) {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use futures_util::future::join_all;
 use serde::Deserialize;
 
-use super::{Share, Usage, at, has, is_share, last, mounts, options};
+use super::{Share, Usage, at, is_share, last, mounts, options};
 use crate::guest::Guest;
 use crate::guest::pod_volumes::{Error, begin, look, place};
 use crate::sys::error_chain;
@@ -57,7 +57,7 @@ pub async fn find_again<F: Future<Output = Option<Share>>>(
         follow(guest, &share, &staged.path).await?;
         return Ok(false);
     }
-    let usage = Usage { options: options::of_mount(staged), read_only: has(staged, "ro"), single: false };
+    let usage = Usage { options: options::of_mount(staged), read_only: staged.has_flag("ro"), single: false };
     let made = mounts::make(guest, &share, &usage).await?;
     let _operation = begin(guest, &share.volume, "its server has moved").await?;
     mounts::put(guest, made, &staged.path, Some(staged)).await?;
