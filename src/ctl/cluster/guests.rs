@@ -2,6 +2,7 @@
 
 use kube::api::{Api, ListParams};
 use prost_types::Timestamp;
+use strsim::levenshtein;
 use tonic::Code;
 
 use super::Error;
@@ -94,27 +95,11 @@ pub fn name(guest: &Guest) -> String {
 /// Those that may have been meant: the same name elsewhere, or one that is a few letters off.
 fn similar(wanted: &str, names: &[String]) -> Vec<String> {
     let last = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
-    let distance = |name: &String| if last(name) == last(wanted) { 0 } else { edits(name, wanted) };
+    let distance = |name: &String| if last(name) == last(wanted) { 0 } else { levenshtein(name, wanted) };
     let mut near: Vec<_> =
         names.iter().map(|name| (distance(name), name)).filter(|(far, _)| *far <= FARTHEST).collect();
     near.sort();
     near.into_iter().take(MOST_SIMILAR).map(|(_, name)| name.clone()).collect()
-}
-
-/// How many letters have to be changed, added or removed to make one of the other (Levenshtein).
-fn edits(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (above, letter) in one.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = above + 1;
-        for (at, wanted) in other.iter().enumerate() {
-            let changed = diagonal + usize::from(*wanted != letter);
-            diagonal = row[at + 1];
-            row[at + 1] = changed.min(row[at] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 /// The Guest as a VM, as far as it says.
@@ -194,7 +179,11 @@ mod tests {
             assert_eq!(similar(wanted, &names), expected, "{wanted}");
         }
         for (one, other, expected) in [("", "", 0), ("", "ab", 2), ("kitten", "sitting", 3), ("ä", "a", 1)] {
-            assert_eq!((edits(one, other), edits(other, one)), (expected, expected), "{one} {other}");
+            assert_eq!(
+                (levenshtein(one, other), levenshtein(other, one)),
+                (expected, expected),
+                "{one} {other}"
+            );
         }
     }
 
