@@ -19,7 +19,6 @@ use harness::launch::Options;
 use harness::snapshot::Saved;
 use harness::vm::{BOOT, REAL_READY, SOON, Vm};
 use harness::{process, tools};
-use nix::sys::signal::{SigSet, Signal};
 use serde_json::{Value, json};
 
 const NAME: &str = "web-1";
@@ -36,7 +35,7 @@ format-if-blank = true
 static STOP: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
-    catch_signals();
+    process::on_signal(Duration::from_secs(5), || STOP.store(true, Ordering::Relaxed));
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) if STOP.load(Ordering::Relaxed) => {
@@ -48,22 +47,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// A signal makes the demo end in order; if that takes too long, at once.
-fn catch_signals() {
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        signals.add(signal);
-    }
-    signals.thread_block().unwrap();
-    std::thread::spawn(move || {
-        signals.wait().unwrap();
-        STOP.store(true, Ordering::Relaxed);
-        std::thread::sleep(Duration::from_secs(5));
-        process::remove_own_folders();
-        std::process::exit(130);
-    });
 }
 
 fn run() -> anyhow::Result<()> {

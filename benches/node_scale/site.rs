@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use crate::api::collection;
 use crate::patience::until;
 use crate::plane::{self, ControlPlane};
 
@@ -22,8 +23,6 @@ pub const NODE: &str = "host-0";
 const NODES: usize = 10;
 const NAMESPACE: &str = "/api/v1/namespaces";
 const KUBEVIRT: &str = "/apis/kubevirt.io/v1/namespaces/default";
-const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/guestlet-system/leases/guestlet-controller";
 const ACCOUNTS: &str = "system:serviceaccounts";
 /// How many requests are made at a time.
@@ -63,25 +62,11 @@ impl Site {
     }
 
     async fn install(&self, object: &Value) {
-        let within = format!("{RBAC}/namespaces/guestlet-system");
         match object["kind"].as_str().unwrap() {
-            "CustomResourceDefinition" => {
-                self.make(CRDS, object).await;
-                let path = format!("{CRDS}/{}", object["metadata"]["name"].as_str().unwrap());
-                until("the kind is served", async || {
-                    let kind = self.plane.api.get(&path).await?;
-                    let conditions = kind["status"]["conditions"].as_array()?;
-                    conditions
-                        .iter()
-                        .any(|one| one["type"] == "Established" && one["status"] == "True")
-                        .then_some(())
-                })
-                .await;
+            "CustomResourceDefinition" => self.plane.api.add_kind(object).await,
+            "ClusterRole" | "ClusterRoleBinding" | "Role" | "RoleBinding" => {
+                self.make(&collection(object), object).await;
             }
-            "ClusterRole" => self.make(&format!("{RBAC}/clusterroles"), object).await,
-            "ClusterRoleBinding" => self.make(&format!("{RBAC}/clusterrolebindings"), object).await,
-            "Role" => self.make(&format!("{within}/roles"), object).await,
-            "RoleBinding" => self.make(&format!("{within}/rolebindings"), object).await,
             // Nothing runs here.
             _ => {}
         }

@@ -17,7 +17,25 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
-use crate::patience::PATIENCE;
+use crate::patience::{PATIENCE, until};
+
+/// Where kinds are made known.
+const KINDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+/// The path of the objects among which this one belongs.
+pub fn collection(object: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]).to_lowercase());
+    let plural = match kind.strip_suffix('y') {
+        Some(stem) => format!("{stem}ies"),
+        None if kind.ends_with("class") => format!("{kind}es"),
+        None => format!("{kind}s"),
+    };
+    let root = if version.contains('/') { "apis" } else { "api" };
+    let namespace = object["metadata"]["namespace"].as_str();
+    let within = namespace.map(|name| format!("/namespaces/{name}")).unwrap_or_default();
+    format!("/{root}/{version}{within}/{plural}")
+}
 
 /// A client; a connection for each request.
 #[derive(Clone)]
@@ -79,6 +97,20 @@ impl Api {
             (StatusCode::CONFLICT, _) => {}
             answer => drop(done(path, answer)),
         }
+    }
+
+    /// Makes a kind known, unless it is, and waits until it is served.
+    pub async fn add_kind(&self, kind: &Value) {
+        let name = kind["metadata"]["name"].as_str().unwrap();
+        self.ensure(KINDS, kind).await;
+        until(&format!("{name} is served"), async || {
+            let kind = self.get(&format!("{KINDS}/{name}")).await?;
+            let conditions = kind["status"]["conditions"].as_array()?;
+            let has = |name: &str| conditions.iter().any(|it| it["type"] == name && it["status"] == "True");
+            assert!(!has("NonStructuralSchema"), "{kind}");
+            has("Established").then_some(())
+        })
+        .await;
     }
 
     /// Changes an object as a JSON merge patch says, if it is there.

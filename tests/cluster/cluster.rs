@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::api::Api;
+use crate::api::{Api, collection};
 use crate::disk::Machine;
 use crate::half::Half;
 use crate::lab::{DRIVER, Lab};
@@ -203,17 +203,10 @@ pub async fn apply(api: &Api, makes_pods: bool) {
         if (kind == "Deployment") != makes_pods {
             continue;
         }
-        let plural = if kind == "StorageClass" { "storageclasses".into() } else { kind.to_lowercase() + "s" };
-        let group = match document["apiVersion"].as_str().unwrap() {
-            "v1" => "/api/v1".to_owned(),
-            version => format!("/apis/{version}"),
-        };
-        let namespace = document["metadata"]["namespace"].as_str().map(|name| format!("/namespaces/{name}"));
-        let path = format!("{group}{}/{plural}", namespace.unwrap_or_default());
         if kind == "StorageClass" {
             document["parameters"] = json!({ "csi.storage.k8s.io/fstype": "xfs" });
         }
-        api.create(&path, &document).await;
+        api.create(&collection(&document), &document).await;
     }
 }
 

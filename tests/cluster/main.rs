@@ -14,6 +14,7 @@
 #[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../qga/agent.rs"]
 mod agent;
+#[allow(dead_code, reason = "each test program uses a part of it")]
 mod api;
 mod attach;
 mod authority;

@@ -13,7 +13,7 @@ use std::sync::{Mutex, Once, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
 use super::wait_for;
@@ -143,6 +143,22 @@ impl Drop for RunFolder {
     fn drop(&mut self) {
         drop(std::fs::remove_dir_all(&self.0));
     }
+}
+
+/// Has `told` called when a signal asks this process to end, and ends it if it has not by itself after that time.
+pub fn on_signal(grace: Duration, told: impl FnOnce() + Send + 'static) {
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        signals.add(signal);
+    }
+    signals.thread_block().expect("signals can be blocked");
+    std::thread::spawn(move || {
+        signals.wait().expect("a signal can be waited for");
+        told();
+        std::thread::sleep(grace);
+        remove_own_folders();
+        std::process::exit(130);
+    });
 }
 
 /// Removes the folders of this process; for a process that is about to exit without dropping anything.

@@ -87,11 +87,14 @@ mod stage;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nix::sys::signal::{SigSet, Signal};
+use harness::process::on_signal;
 use tokio::sync::oneshot;
 
 fn main() -> ExitCode {
-    let interrupted = catch_signals();
+    let (interrupt, interrupted) = oneshot::channel();
+    on_signal(Duration::from_secs(10), || {
+        let _ = interrupt.send(());
+    });
     let what = std::env::args().nth(1);
     cluster::wait(async {
         tokio::select! {
@@ -114,22 +117,4 @@ async fn run(what: Option<&str>) -> ExitCode {
         }
     }
     ExitCode::SUCCESS
-}
-
-/// A signal makes the program end in order; if that takes too long, at once.
-fn catch_signals() -> oneshot::Receiver<()> {
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        signals.add(signal);
-    }
-    signals.thread_block().unwrap();
-    let (interrupt, interrupted) = oneshot::channel();
-    std::thread::spawn(move || {
-        signals.wait().unwrap();
-        let _ = interrupt.send(());
-        std::thread::sleep(Duration::from_secs(10));
-        harness::process::remove_own_folders();
-        std::process::exit(130);
-    });
-    interrupted
 }

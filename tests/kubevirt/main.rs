@@ -13,6 +13,7 @@
     reason = "a test runs programs and tasks, and may panic"
 )]
 
+#[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../cluster/api.rs"]
 mod api;
 #[path = "../cluster/authority.rs"]

@@ -20,7 +20,7 @@ use crate::api::Api;
 use crate::client::{JSON, MERGE, call, list};
 use crate::model::admission::WEBHOOKS;
 use crate::model::objects::namespace;
-use crate::patience::{PATIENCE, until};
+use crate::patience::PATIENCE;
 use crate::plane::{ControlPlane, Site};
 
 /// How many there are at once.
@@ -31,7 +31,6 @@ static FREE: Mutex<Vec<ControlPlane>> = Mutex::new(Vec::new());
 /// What binds and protects volumes, and deletes what belongs to objects that are gone.
 const CONTROLLERS: &str = "persistentvolume-binder,pv-protection,pvc-protection,garbagecollector";
 
-const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// KubeVirt's kinds, and Harvester's.
 pub const KINDS: [&str; 5] = [
     include_str!("crds/networkfilesystems.yaml"),
@@ -138,17 +137,7 @@ fn remove_in_the_end(folder: &Path) {
 
 /// Makes a kind known, and waits until it is served.
 pub async fn add_kind(api: &Api, yaml: &str) {
-    let kind: Value = serde_saphyr::from_str(yaml).unwrap();
-    let name = kind["metadata"]["name"].as_str().unwrap();
-    api.ensure(CRDS, &kind).await;
-    until(&format!("{name} is served"), async || {
-        let kind = api.get(&format!("{CRDS}/{name}")).await?;
-        let conditions = kind["status"]["conditions"].as_array()?;
-        let has = |name: &str| conditions.iter().any(|it| it["type"] == name && it["status"] == "True");
-        assert!(!has("NonStructuralSchema"), "{kind}");
-        has("Established").then_some(())
-    })
-    .await;
+    api.add_kind(&serde_saphyr::from_str(yaml).unwrap()).await;
 }
 
 /// What tests make, and programs under test.

@@ -10,6 +10,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
 use serde_json::{Value, json};
 
+use crate::api::collection;
 use crate::patience::until;
 use crate::pool::KINDS;
 
@@ -123,15 +124,5 @@ impl Scratch {
 
 /// Where an object is.
 pub fn path(object: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]).to_lowercase());
-    let plural = match kind.strip_suffix('y') {
-        Some(stem) => format!("{stem}ies"),
-        None if kind.ends_with("class") => format!("{kind}es"),
-        None => format!("{kind}s"),
-    };
-    let root = if version.contains('/') { "apis" } else { "api" };
-    let metadata = &object["metadata"];
-    let within = metadata["namespace"].as_str().map(|it| format!("/namespaces/{it}")).unwrap_or_default();
-    format!("/{root}/{version}{within}/{plural}/{}", text(&metadata["name"]))
+    format!("{}/{}", collection(object), object["metadata"]["name"].as_str().unwrap_or_default())
 }

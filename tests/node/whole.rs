@@ -16,7 +16,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tonic::{Code, Status};
 
-use crate::api::Api;
+use crate::api::{Api, collection};
 use crate::bench::{host_of, install, packaged, socket};
 use crate::client::{JSON, call};
 use crate::cluster::{HOSTS, Lab as Cluster};
@@ -76,16 +76,11 @@ pub struct Whole<D = Domains> {
 /// Makes every object of a file of packaging/kubernetes/host that says who may do what.
 async fn allow(api: &Api, file: &str) {
     for object in packaged(file) {
-        let place = match object["kind"].as_str().unwrap() {
-            "ClusterRole" => "/apis/rbac.authorization.k8s.io/v1/clusterroles".to_owned(),
-            "ClusterRoleBinding" => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings".to_owned(),
-            "Role" => format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles"),
-            "RoleBinding" => {
-                format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings")
-            }
-            _ => continue,
-        };
-        api.ensure(&place, &object).await;
+        if let "ClusterRole" | "ClusterRoleBinding" | "Role" | "RoleBinding" =
+            object["kind"].as_str().unwrap()
+        {
+            api.ensure(&collection(&object), &object).await;
+        }
     }
 }
 
