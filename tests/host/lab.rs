@@ -311,10 +311,10 @@ impl Watch {
         }))
     }
 
-    /// Ends it as Ctrl-C does.
+    /// Ends it. Not as Ctrl-C does, which programs ignore that a shell has started in the background.
     #[allow(dead_code, reason = "some test programs only watch until the end")]
-    pub fn interrupt(&self) {
-        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), Signal::SIGINT).unwrap();
+    pub fn stop(&self) {
+        terminate(&self.child);
     }
 
     /// The end of the program, and its complaint.

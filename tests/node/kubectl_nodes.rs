@@ -125,7 +125,7 @@ fn a_watch_goes_on_when_the_host_half_of_a_node_was_restarted() {
             lines.iter().any(|line| line.contains("node-changed") && line.contains("after-")).then_some(())
         })
         .await;
-        watch.interrupt();
+        watch.stop();
         let (_, complaint) = watch.end();
         assert!(
             complaint.contains("node host-2: guestlet-host closed the connection; events may be missing"),
