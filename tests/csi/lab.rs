@@ -116,7 +116,7 @@ impl Lab {
         let tree = tree.map(Path::to_owned);
         let agent = spawn(tree.as_deref(), folder.path(), &arguments);
         let lab = Self { folder, agent, arguments, tree, half: None };
-        until("the agent answers", || lab.path("agent.sock").exists());
+        until("the agent answers", || serves(&lab.path("agent.sock")));
         lab
     }
 
@@ -125,7 +125,7 @@ impl Lab {
         let mut lab = Self::unknown("");
         std::fs::create_dir(lab.root()).unwrap();
         lab.introduce().await;
-        until("the driver is offered", || lab.registration().exists());
+        until("the driver is offered", || serves(&lab.registration()));
         lab
     }
 

@@ -34,7 +34,7 @@ fn nothing_is_offered_before_it_is_known_who_this_guest_is() {
         assert!(!lab.root().exists());
         // kubelet comes late.
         std::fs::create_dir(lab.root()).unwrap();
-        until("the socket is there", || lab.socket().exists());
+        until("the socket is there", || serves(&lab.socket()));
         let ready = identity(&lab.socket()).await.probe(ProbeRequest {}).await.unwrap().into_inner().ready;
         assert_eq!(ready, Some(false));
         let refused = node(&lab.socket()).await.node_get_info(NodeGetInfoRequest {}).await.unwrap_err();
