@@ -5,6 +5,7 @@ use guestlet::wire::proto::v1::{Node, NodeChanged};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, GUESTS, INSTANCES, NODE, guest, guest_that_reads};
+use crate::client::Watch;
 use crate::cluster::wait;
 use crate::patience::until;
 
@@ -58,6 +59,37 @@ fn a_guest_has_an_object_that_is_written_when_something_changes() {
         let lost = until_guest(&bench, "web", |guest| guest["status"]["session"] == "Connecting").await;
         assert_eq!(lost["status"]["conditions"][0]["status"], "False");
         assert_eq!(lost["status"]["nodeName"], "web-1", "what was known stays");
+    });
+}
+
+/// A restart wrote all objects of a node twice, and let each condition begin anew.
+#[test]
+fn a_restart_writes_nothing_and_keeps_since_when_a_guest_is_ready() {
+    wait(async {
+        let bench = Bench::start().await;
+        let web = bench.instance("web", NODE).await;
+        let mut lab = bench.host().start();
+        let guest = guest(&lab, &web);
+        let node = |ready: &str| {
+            let node = Node { name: "web-1".into(), ready: ready.into(), ..Node::default() };
+            Kind::NodeChanged(NodeChanged { node: Some(node) })
+        };
+        let is_ready = |guest: &Value| guest["status"]["conditions"][0]["status"] == "True";
+        until_guest(&bench, "web", is_ready).await;
+        guest.happen(node("True"));
+        let before = until_guest(&bench, "web", |guest| guest["status"]["nodeReady"] == "True").await;
+
+        lab.kill();
+        let version = before["metadata"]["resourceVersion"].as_str().unwrap();
+        let mut watch = Watch::open(&bench.api, GUESTS, version).await.unwrap();
+        lab.again();
+        lab.until_session("default/web", "connected");
+        guest.happen(node("Unknown"));
+        // The first change that is written is that of the guest.
+        let change = watch.next().await.unwrap().unwrap();
+        let mut wanted = before["status"].clone();
+        wanted["nodeReady"] = json!("Unknown");
+        assert_eq!((&change["type"], &change["object"]["status"]), (&json!("MODIFIED"), &wanted));
     });
 }
 

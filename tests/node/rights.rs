@@ -38,7 +38,7 @@ fn each_verb_that_is_taken_away_is_missed() {
         let bench = Bench::start().await;
         let web = bench.instance("web", NODE).await;
         let all = single();
-        assert_eq!(all.len(), 10, "{all:?}");
+        assert_eq!(all.len(), 11, "{all:?}");
         for (number, without) in all.iter().enumerate() {
             let (user, rest) = (format!("without-{number}"), all.iter().filter(|rule| *rule != without));
             let rules = json!(rest.collect::<Vec<_>>());

@@ -6,9 +6,11 @@
 //! ```
 //!
 //! An object has the name of its VirtualMachineInstance and is owned by it, so that both go together. It is written when
-//! what it says has changed, and not oftener than every few seconds; nothing is ever read, and no VM is written to.
-//! Who reaches a guest writes its object: after a migration the node that it came to.
+//! what it says has changed, and not oftener than every few seconds; no VM is written to. Who reaches a guest writes its
+//! object: after a migration the node that it came to. An object is read once, by each process that comes to write it: what
+//! an earlier one wrote still holds while nothing else is known, so that a restart writes nothing and no condition begins anew.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +23,11 @@ use tokio::time::Instant;
 use super::backends::kubevirt::node::{Instance, Options, Roster};
 use super::backends::kubevirt::standing::Teller;
 use super::changed::Changed;
-use super::fleet::Handle;
+use super::fleet::{Handle, Known};
 use super::text;
 use crate::supervise;
 use crate::wire::guest_object::Status;
+use crate::wire::proto::v1::{PowerState, SessionState};
 
 mod status;
 mod write;
@@ -37,6 +40,9 @@ const SETTLE: Duration = Duration::from_millis(200);
 const BETWEEN: Duration = Duration::from_secs(5);
 /// Between two writes of any.
 const PACE: Duration = Duration::from_millis(10);
+/// How long what an earlier process has written of a guest is left while there is no session yet, or the guest has not said
+/// how it is. All guests of a node are asked again within a few seconds.
+const GRACE: Duration = Duration::from_secs(30);
 /// After a failure, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -67,18 +73,22 @@ enum Outcome {
     Written,
     /// There was nothing to write.
     Same,
+    /// It is not known yet whether there is.
+    Early(Instant),
     /// It could not be written.
     Failed,
 }
 
 /// What was written of a guest.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Written {
     /// The VirtualMachineInstance that owns its object.
     uid: String,
-    /// It is there, as far as is known.
+    /// The object is there, as far as is known.
     is_made: bool,
     status: Option<Status>,
+    /// Until when this may be left as it is, since an earlier process of this node has written it.
+    is_left: Option<Instant>,
     /// When it was tried last.
     at: Option<Instant>,
     told: VecDeque<(String, Instant)>,
@@ -115,7 +125,7 @@ impl Writer {
                     for name in names {
                         let last = written.get(&name).and_then(|written| written.at);
                         let soonest = last.map_or(now, |last| last + BETWEEN).max(now + SETTLE);
-                        due.entry(name).or_insert(soonest);
+                        due.entry(name).and_modify(|at| *at = soonest.min(*at)).or_insert(soonest);
                     }
                 }
                 (None, Some((name, _))) => {
@@ -126,6 +136,7 @@ impl Writer {
                             tokio::time::sleep(PACE).await;
                         }
                         Outcome::Same => {}
+                        Outcome::Early(until) => drop(due.insert(name, until)),
                         Outcome::Failed => {
                             // What keeps one from being written mostly keeps all.
                             let wait = FIRST_WAIT.saturating_mul(1 << failures.min(16)).min(LONGEST_WAIT);
@@ -151,15 +162,25 @@ impl Writer {
         if !self.options.borrow().guests {
             return Outcome::Same;
         }
-        let written = all.entry(name.to_owned()).or_default();
-        if written.uid != instance.uid {
-            *written = Written { uid: instance.uid.clone(), ..Written::default() };
+        let written = match all.entry(name.to_owned()) {
+            Entry::Occupied(entry) if entry.get().uid == instance.uid => entry.into_mut(),
+            entry => match self.read(client, &instance).await {
+                Ok(found) => entry.insert_entry(found).into_mut(),
+                Err(problem) => {
+                    self.teller.failed(&problem);
+                    return Outcome::Failed;
+                }
+            },
+        };
+        if let Some(until) = written.is_left.filter(|until| Instant::now() < *until && is_starting(&known)) {
+            return Outcome::Early(until);
         }
         let now = Status { volumes: instance.volumes, ..status(&self.node, &known) };
         let now = settled(now, written.status.as_ref(), Timestamp::now());
         if written.status.as_ref() == Some(&now) {
             return Outcome::Same;
         }
+        written.is_left = None;
         written.at = Some(Instant::now());
         if let Err(problem) = write::guest(client, &instance, &now, !written.is_made).await {
             self.teller.failed(&problem);
@@ -177,6 +198,20 @@ impl Writer {
         Outcome::Written
     }
 
+    /// What is there of a guest that this process has not written yet.
+    async fn read(&self, client: &Client, instance: &Instance) -> Result<Written, String> {
+        let status = write::found(client, instance).await?;
+        let is_own = status.as_ref().is_some_and(|status| status.host == self.node);
+        Ok(Written {
+            uid: instance.uid.clone(),
+            is_made: status.is_some(),
+            status,
+            is_left: is_own.then(|| Instant::now() + GRACE),
+            at: None,
+            told: VecDeque::new(),
+        })
+    }
+
     /// Makes an event, unless the same or too many were made just before. One that cannot be made is not tried again.
     async fn tell(&self, client: &Client, instance: &Instance, written: &mut Written, notice: Notice) {
         let now = Instant::now();
@@ -190,6 +225,16 @@ impl Writer {
         if let Err(problem) = write::event(client, instance, &self.node, &notice).await {
             tracing::debug!("an event of {} cannot be made: {problem}", instance.name);
         }
+    }
+}
+
+/// Whether there may be a session that is not up again, or a guest that has not said how it is since.
+fn is_starting(known: &Known) -> bool {
+    let Known { view, state, .. } = known;
+    match view.session() {
+        SessionState::Connecting => view.power() != PowerState::Off,
+        SessionState::Connected => state.is_none(),
+        _ => false,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Requests that write guests and events.
+//! Requests that read and write guests, and make events.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -20,6 +20,21 @@ use crate::wire::guest_object::{Guest, Status};
 const MANAGER: &str = "guestlet-host";
 /// How long the server may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a guest is, as its object says it; none if this instance has no object, or one that cannot be understood.
+pub async fn found(client: &Client, instance: &Instance) -> Result<Option<Status>, String> {
+    let guests: Api<Guest> = Api::namespaced(client.clone(), &instance.namespace);
+    let got = async {
+        match guests.get_opt(&instance.name).await {
+            Err(kube::Error::SerdeError(_)) => Ok(None),
+            got => got,
+        }
+    };
+    let is_its_own = |guest: &Guest| {
+        guest.metadata.owner_references.iter().flatten().any(|owner| owner.uid == instance.uid)
+    };
+    Ok(answer(got).await?.filter(is_its_own).map(|guest| guest.status))
+}
 
 /// Writes how a guest is; `make` its object first.
 pub async fn guest(client: &Client, instance: &Instance, status: &Status, make: bool) -> Result<(), String> {
