@@ -13,8 +13,9 @@ use std::sync::{Mutex, Once, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::wait_for;
 
@@ -145,15 +146,24 @@ impl Drop for RunFolder {
     }
 }
 
-/// Has `told` called when a signal asks this process to end, and ends it if it has not by itself after that time.
+/// Has `told` called when a signal asks this process to end, and ends it if it has not by itself after that time. Signals are
+/// handled, not blocked: the programs that this process starts would not be ended by one that they inherit as blocked.
 pub fn on_signal(grace: Duration, told: impl FnOnce() + Send + 'static) {
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        signals.add(signal);
-    }
-    signals.thread_block().expect("signals can be blocked");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let handler = |kind| {
+        let _inside = runtime.enter();
+        signal(kind).expect("a signal can be handled")
+    };
+    let [mut terminate, mut interrupt, mut hangup] =
+        [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(handler);
     std::thread::spawn(move || {
-        signals.wait().expect("a signal can be waited for");
+        runtime.block_on(async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                _ = hangup.recv() => {}
+            }
+        });
         told();
         std::thread::sleep(grace);
         remove_own_folders();
