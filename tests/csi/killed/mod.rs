@@ -11,11 +11,13 @@ mod release;
 mod rules;
 mod tracer;
 
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::OpenOptions;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use guestlet::wire::proto::csi::VolumeCapability;
+use nix::libc;
 use tonic::{Code, Status};
 
 use self::tracer::Traced;
@@ -116,6 +118,9 @@ impl Life {
 /// Whether a disk that nobody uses is sound, in the words of the programs that made it, and holds what was written.
 fn check_disk(disk: &Disk, written: &str) {
     let device = disk.device();
+    // A file system is mounted nowhere some time before the kernel has written all of it.
+    let is_free = || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&device).is_ok();
+    until("the kernel lets the disk go", is_free);
     let kind = run(&format!("blkid -p -s TYPE -o value {device}"));
     match kind.as_str() {
         "ext4" => run(&format!("e2fsck -fn {device} 2>&1")),
