@@ -129,6 +129,7 @@ pub fn domains(lab: &Lab, id: &str) -> Vec<String> {
     lab.model.journal().holders(NAMESPACE, &claim_name(id)).into_iter().map(str::to_owned).collect()
 }
 
+/// harvester/harvester#7765: of claims without the name of their cluster nobody knew whose they were once that was gone.
 #[test]
 fn a_volume_is_made_plugged_unplugged_and_removed() {
     wait(async {

@@ -50,3 +50,4 @@ mod roster;
 mod shares;
 mod sharing;
 mod storage;
+mod stream;

@@ -193,6 +193,7 @@ fn who_says_nothing_or_nonsense_to_the_controller_holds_up_nobody() {
     });
 }
 
+/// harvester/harvester#10889: after a migration nothing was attached, and what was attached already could not be once more.
 #[test]
 fn a_vm_that_is_migrated_keeps_its_volumes_and_is_served_by_its_new_node() {
     wait(async {

@@ -62,6 +62,7 @@ mod bench;
 mod chart;
 mod controller;
 mod guests;
+mod identity;
 mod kubectl;
 mod kubectl_nodes;
 mod kubelet;

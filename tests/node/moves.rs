@@ -7,6 +7,7 @@ use crate::cluster::{HOSTS, Lab as Cluster, wait};
 use crate::model::objects::text;
 use crate::model::pace::Step;
 
+/// harvester/harvester#3142: a new zone reached a guest only with another event of its VM, and some guests never.
 #[test]
 fn labels_of_the_node_reach_its_guests_at_each_edit() {
     wait(async {

@@ -209,10 +209,15 @@ impl Whole {
 
     /// Makes a VM of the cluster `default/dev`, and waits until its node has a session with its guest.
     pub async fn vm(&self, name: &str) -> Vm {
+        self.vm_of("dev", name).await
+    }
+
+    /// The same of another cluster.
+    pub async fn vm_of(&self, cluster: &str, name: &str) -> Vm {
         self.cluster
             .vm_with(name, |vm| {
                 let labels = &mut vm["spec"]["template"]["metadata"]["labels"];
-                labels["guestcluster.harvesterhci.io/name"] = json!("dev");
+                labels["guestcluster.harvesterhci.io/name"] = json!(cluster);
             })
             .await;
         let instance = self.cluster.runs(name).await;
