@@ -42,8 +42,11 @@ fn is_enabled(info: &Value, command: &str) -> bool {
     commands.iter().find(|found| found["name"] == command).unwrap()["enabled"] == true
 }
 
+/// Says which process the agent is.
+const MAIN_PROCESS: &str = "systemctl show --value --property MainPID guestlet";
+
 fn main_process(vm: &Vm) -> String {
-    run(vm, "systemctl show --value --property MainPID guestlet").trim().to_owned()
+    run(vm, MAIN_PROCESS).trim().to_owned()
 }
 
 fn installed_version(vm: &Vm) -> String {
@@ -196,7 +199,8 @@ fn an_upgrade_and_a_removal_that_guest_exec_runs_end_well_and_the_agent_ends_aft
     let before = main_process(&vm);
     let mut client = vm.qga().unwrap();
     let command = json!({
-        "path": "/bin/sh", "arg": ["-c", format!("dpkg -i /srv/packages/{next} && echo whole")],
+        "path": "/bin/sh",
+        "arg": ["-c", format!("dpkg -i /srv/packages/{next} && {MAIN_PROCESS} > /run/main-process")],
         "capture-output": "merged",
     });
     let started = client.execute("guest-exec", command).unwrap();
@@ -207,7 +211,7 @@ fn an_upgrade_and_a_removal_that_guest_exec_runs_end_well_and_the_agent_ends_aft
     let ended = ended.unwrap();
     assert_eq!(ended["exitcode"], 0, "{ended}");
     assert_eq!(installed_version(&vm), "install ok installed 9.0");
-    assert_eq!(main_process(&vm), before);
+    assert_eq!(run(&vm, "cat /run/main-process").trim(), before, "the agent that ran it");
     // The channel has one client.
     drop(client);
     wait_for("the restart", LONG, || (main_process(&vm) != before).then_some(())).unwrap();
