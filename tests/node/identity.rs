@@ -31,7 +31,7 @@ fn a_volume_comes_to_the_vm_of_the_identifier_whatever_guests_call_themselves() 
         assert_eq!((seen(&web), seen(&db), seen(&stranger)), (0, 1, 0));
         let instance = whole.cluster.instance(&stranger.name).await.unwrap();
         let volumes = instance["spec"]["volumes"].as_array().unwrap();
-        assert!(!volumes.iter().any(|volume| is_ours(volume)), "{volumes:?}");
+        assert!(!volumes.iter().any(is_ours), "{volumes:?}");
         // Nor may the other cluster do anything with it.
         let (sidecar, node) = (stranger.sidecar().await, stranger.uid.clone());
         ask(move || refused(sidecar.publish(&id, &node), Code::NotFound, "")).await;
