@@ -138,9 +138,9 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, pods: Arc<Mutex<Pods>>)
         while let Some(Ok(message)) = messages.next().await {
             if let Message::Binary(data) = message
                 && data.first() == Some(&INPUT)
-                && input.send(data[1..].to_vec()).await.is_err()
             {
-                break;
+                // What the program does not read any more is thrown away: how it has ended is still to be told.
+                let _ = input.send(data[1..].to_vec()).await;
             }
         }
     };
