@@ -40,8 +40,8 @@ const SETTLE: Duration = Duration::from_millis(200);
 const BETWEEN: Duration = Duration::from_secs(5);
 /// Between two writes of any.
 const PACE: Duration = Duration::from_millis(10);
-/// How long what an earlier process has written of a guest is left while there is no session yet, or the guest has not said
-/// how it is. All guests of a node are asked again within a few seconds.
+/// How long the status that an earlier process wrote is kept while there is no session yet, or the guest has not reported its
+/// state. All guests of a node are reconnected within a few seconds.
 const GRACE: Duration = Duration::from_secs(30);
 /// After a failure, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
@@ -73,7 +73,7 @@ enum Outcome {
     Written,
     /// There was nothing to write.
     Same,
-    /// It is not known yet whether there is.
+    /// The guest's state is not known yet; look again then.
     Early(Instant),
     /// It could not be written.
     Failed,
@@ -87,8 +87,8 @@ struct Written {
     /// The object is there, as far as is known.
     is_made: bool,
     status: Option<Status>,
-    /// Until when this may be left as it is, since an earlier process of this node has written it.
-    is_left: Option<Instant>,
+    /// Until when the status that an earlier process on this node wrote is kept; none once the guest's state is known.
+    kept_until: Option<Instant>,
     /// When it was tried last.
     at: Option<Instant>,
     told: VecDeque<(String, Instant)>,
@@ -172,15 +172,16 @@ impl Writer {
                 }
             },
         };
-        if let Some(until) = written.is_left.filter(|until| Instant::now() < *until && is_starting(&known)) {
+        if let Some(until) = written.kept_until.filter(|until| Instant::now() < *until && is_starting(&known))
+        {
             return Outcome::Early(until);
         }
+        written.kept_until = None;
         let now = Status { volumes: instance.volumes, ..status(&self.node, &known) };
         let now = settled(now, written.status.as_ref(), Timestamp::now());
         if written.status.as_ref() == Some(&now) {
             return Outcome::Same;
         }
-        written.is_left = None;
         written.at = Some(Instant::now());
         if let Err(problem) = write::guest(client, &instance, &now, !written.is_made).await {
             self.teller.failed(&problem);
@@ -198,7 +199,7 @@ impl Writer {
         Outcome::Written
     }
 
-    /// What is there of a guest that this process has not written yet.
+    /// Reads what an earlier process has written about a guest.
     async fn read(&self, client: &Client, instance: &Instance) -> Result<Written, String> {
         let status = write::found(client, instance).await?;
         let is_own = status.as_ref().is_some_and(|status| status.host == self.node);
@@ -206,7 +207,7 @@ impl Writer {
             uid: instance.uid.clone(),
             is_made: status.is_some(),
             status,
-            is_left: is_own.then(|| Instant::now() + GRACE),
+            kept_until: is_own.then(|| Instant::now() + GRACE),
             at: None,
             told: VecDeque::new(),
         })
@@ -228,7 +229,7 @@ impl Writer {
     }
 }
 
-/// Whether there may be a session that is not up again, or a guest that has not said how it is since.
+/// Whether the session may still be on its way up, or its guest has not reported its state yet.
 fn is_starting(known: &Known) -> bool {
     let Known { view, state, .. } = known;
     match view.session() {

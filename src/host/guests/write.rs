@@ -21,7 +21,7 @@ const MANAGER: &str = "guestlet-host";
 /// How long the server may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a guest is, as its object says it; none if this instance has no object, or one that cannot be understood.
+/// The status in a guest's object; `None` if this instance has no object, or one that cannot be parsed.
 pub async fn found(client: &Client, instance: &Instance) -> Result<Option<Status>, String> {
     let guests: Api<Guest> = Api::namespaced(client.clone(), &instance.namespace);
     let got = async {

@@ -24,7 +24,7 @@ impl Late {
     }
 }
 
-/// What comes of the work; nothing if it has not ended in time.
+/// The outcome of the work; `None` if it takes longer than `patience`.
 pub(super) async fn within<T: Send + 'static>(
     patience: Duration,
     work: impl FnOnce(&Late) -> io::Result<T> + Send + 'static,
