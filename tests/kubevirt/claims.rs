@@ -187,7 +187,9 @@ fn ten_volumes_at_once_are_carried_by_two_pods_at_most() {
     wait(async {
         let lab = Lab::start().await;
         lab.running("web").await;
-        let (volumes, web) = (volumes(&lab).await, place(&lab, "web").await);
+        let patience = Patience { settle: Duration::from_secs(60), ..quick() };
+        let volumes = volumes_with(&lab, patience).await;
+        let web = place(&lab, "web").await;
         let mut all = Vec::new();
         for number in 0..10 {
             all.push(make(&volumes, &format!("data-{number}")).await.id);

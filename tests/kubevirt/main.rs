@@ -51,3 +51,4 @@ mod shares;
 mod sharing;
 mod storage;
 mod stream;
+mod stuck;

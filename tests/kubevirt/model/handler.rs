@@ -44,7 +44,10 @@ impl World {
         let node = text(&launcher["spec"]["nodeName"]).to_owned();
         if !self.runs(instance) {
             let may = self.shared.lives(&node) && is_ready(launcher);
-            if !may || !self.may(Step::Boot, name(instance), uid(instance)) {
+            if !may || !self.bring_volumes(instance, launcher).await? {
+                return Ok(());
+            }
+            if !self.may(Step::Boot, name(instance), uid(instance)) {
                 return Ok(());
             }
             self.shared.begin(uid(instance), uid(launcher), &node);
@@ -65,6 +68,25 @@ impl World {
         let conditions = with_condition(instance, "Ready", "True", "");
         let status = json!({ "phase": "Running", "volumeStatus": entries, "conditions": conditions });
         self.patch_status(Kind::Vmi, instance, &status).await.map(drop)
+    }
+
+    /// Brings the hot-plugged volumes of an instance that is to start to its launcher; whether all are there, which its domain
+    /// waits for.
+    async fn bring_volumes(&mut self, instance: &Value, launcher: &Value) -> Done<bool> {
+        if !items(&instance["spec"]["volumes"]).any(is_hotpluggable) {
+            return Ok(true);
+        }
+        let mut entries = self.entries(instance, launcher);
+        for entry in entries.iter_mut().filter(|entry| entry["phase"] == "AttachedToNode") {
+            self.handle(instance, entry).await?;
+        }
+        if json!(entries) != instance["status"]["volumeStatus"] {
+            self.patch_status(Kind::Vmi, instance, &json!({ "volumeStatus": entries })).await?;
+        }
+        let Some(instance) = self.get(Kind::Vmi, &key(instance)) else { return Ok(false) };
+        self.attach_volumes(&instance, launcher).await?;
+        let came = entries.iter().filter(|entry| entry["hotplugVolume"].is_object());
+        Ok(!entries.is_empty() && came.into_iter().all(|entry| entry["phase"] == "MountedToPod"))
     }
 
     /// Brings a running instance's volumes to what its spec says.

@@ -76,7 +76,11 @@ impl World {
         if !self.may(Step::Copy, name(vm), &id) {
             return Ok(());
         }
-        if let Some(instance) = instance.filter(|it| it["status"]["phase"] == "Running" && !is_deleted(it)) {
+        if let Some(instance) = instance.filter(|it| !is_deleted(it)) {
+            // An instance that is not running takes no requests, and so the VM does not either.
+            if instance["status"]["phase"] != "Running" {
+                return Ok(());
+            }
             let mut wanted = instance["spec"].clone();
             for request in items(requests) {
                 let name = text(&request["addVolumeOptions"]["name"]);

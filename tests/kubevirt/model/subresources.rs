@@ -197,12 +197,10 @@ impl Calls {
     ) -> Result<(Value, &'static str), Refusal> {
         let spec = if kind == Kind::Vm { &object["spec"]["template"]["spec"] } else { &object["spec"] };
         let mut after = spec.clone();
-        let waiting = &object["status"]["volumeRequests"];
-        items(waiting).for_each(|request| apply(request, &mut after));
         refuse(&after, request)?;
         let version = &object["metadata"]["resourceVersion"];
         if kind == Kind::Vm && plugging == Plugging::Requests {
-            let requests: Vec<_> = items(waiting).chain([request]).collect();
+            let requests = with_request(&object["status"]["volumeRequests"], request)?;
             let change = json!({ "status": { "volumeRequests": requests } });
             return Ok((with_version(change, version), "/status"));
         }
@@ -229,6 +227,28 @@ impl Calls {
 fn with_version(mut change: Value, version: &Value) -> Value {
     change["metadata"]["resourceVersion"] = version.clone();
     change
+}
+
+/// Those that wait, and another one. Of a volume that is asked for, or is to go, no second thing can be wanted, but that one
+/// that is asked for goes; only names are compared. A spec that does not list it yet has refused that before.
+fn with_request(waiting: &Value, request: &Value) -> Result<Vec<Value>, Refusal> {
+    let of = |one: &Value, what: &str| text(&one[what]["name"]).to_owned();
+    let is_to_come = request["addVolumeOptions"].is_object();
+    let name = of(request, if is_to_come { "addVolumeOptions" } else { "removeVolumeOptions" });
+    let (mut requests, mut is_refused) = (Vec::new(), false);
+    for one in items(waiting) {
+        let (comes, goes) = (of(one, "addVolumeOptions") == name, of(one, "removeVolumeOptions") == name);
+        is_refused |= goes || comes && is_to_come;
+        if !(comes && !is_to_come) {
+            requests.push(one.clone());
+        }
+    }
+    if is_refused {
+        let message = format!("a request for the volume {name} is still being processed");
+        return Err(Refusal(StatusCode::CONFLICT, message));
+    }
+    requests.push(request.clone());
+    Ok(requests)
 }
 
 /// Refuses what cannot be done to this spec.

@@ -326,16 +326,26 @@ impl Cluster {
         match patched {
             // Of a patch whose test fails, and of what a webhook does not admit.
             Err(Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
-                let now = found(in_time(&what, vms.get(name)).await?, &what)?;
-                match now {
-                    None => Ok(Written::Gone),
-                    Some(now) if now.metadata.resource_version != read.metadata.resource_version => {
-                        Ok(Written::Conflict)
-                    }
-                    Some(_) => Err(VolumeError::Refused(format!("KubeVirt refuses it: {}", status.message))),
-                }
+                self.changed_or_refused(read, &status.message, &what).await
             }
             outcome => written(outcome.map(drop), &what),
+        }
+    }
+
+    /// What became of a change that was refused in these words: if the VM is not as it was `read`, that may be why.
+    async fn changed_or_refused(
+        &self,
+        read: &VirtualMachine,
+        words: &str,
+        what: &str,
+    ) -> Result<Written, VolumeError> {
+        let (namespace, name) = of(read);
+        match found(in_time(what, self.vms(namespace).get(name)).await?, what)? {
+            None => Ok(Written::Gone),
+            Some(now) if now.metadata.resource_version != read.metadata.resource_version => {
+                Ok(Written::Conflict)
+            }
+            Some(_) => Err(VolumeError::Refused(format!("KubeVirt refuses it: {words}"))),
         }
     }
 
@@ -370,11 +380,10 @@ impl Cluster {
         let request = json_request(Method::PUT, &path, body, &what)?;
         match self.alter(&what, self.client.request_text(request)).await? {
             Ok(_) => Ok(Written::Yes),
-            // It has the volume already, or is being asked for it.
-            Err(error) if code(&error) == Some(409) => Ok(Written::Conflict),
             Err(error) if code(&error) == Some(404) => Ok(Written::Gone),
-            Err(Error::Api(status)) if matches!(status.code, 400 | 422) => {
-                Err(VolumeError::Refused(format!("KubeVirt refuses it: {}", status.message)))
+            // It has the volume already, or not any more, or is being asked; or somebody else was faster.
+            Err(Error::Api(status)) if matches!(status.code, 400 | 409 | 422) => {
+                self.changed_or_refused(vm, &status.message, &what).await
             }
             Err(error) => Err(unavailable(&what, &error)),
         }

@@ -1,7 +1,8 @@
 //! Who holds a claim, as the API of the host cluster says. Pure.
 //!
 //! ```text
-//!  a VM's spec, its instance's spec or its instance's status lists it ──▶ On that VM
+//!  a VM's spec, its instance's spec or its instance's status lists it,
+//!             or a request to plug it that KubeVirt has accepted ──────▶ On that VM
 //!     …those of several VMs do ────────────────────────────────────────▶ Unknown
 //!  none does, but a VolumeAttachment of it is there ───────────────────▶ Unknown   (the node may still write)
 //!             or a pod uses it ────────────────────────────────────────▶ Unknown   (as the dying pod of a hot-plug does)
@@ -40,16 +41,18 @@ pub struct Lister {
     name: Option<String>,
     /// The claims that its spec lists, or its status.
     claims: Vec<String>,
-    /// What its status calls its volumes.
+    /// What its status calls its volumes, or those that are to come.
     volumes: Vec<String>,
 }
 
 impl Lister {
-    /// A VM, if it lists a claim.
+    /// A VM, if it lists a claim, or KubeVirt has been asked to plug one into it.
     pub fn of_vm(vm: &VirtualMachine) -> Option<Self> {
-        let claims = listed(&vm.spec.template.spec);
+        let coming = vm.asked_for().filter_map(|one| one.volume_source.claim().map(str::to_owned));
+        let claims: Vec<_> = listed(&vm.spec.template.spec).into_iter().chain(coming).collect();
+        let volumes: Vec<_> = vm.asked_for().map(|one| one.name.clone()).collect();
         let (uuid, name) = (vm.metadata.uid.clone(), vm.metadata.name.clone());
-        (!claims.is_empty()).then_some(Self { uuid, name, claims, volumes: Vec::new() })
+        (!claims.is_empty() || !volumes.is_empty()).then_some(Self { uuid, name, claims, volumes })
     }
 
     /// A run of a VM, if it has a claim or a volume, or is about to, or has not let go of it.
@@ -144,6 +147,17 @@ mod tests {
         .unwrap()
     }
 
+    /// One that KubeVirt has been asked to plug a claim into.
+    fn asked(name: &str, volume: &str, claim: &str) -> VirtualMachine {
+        let source = json!({"persistentVolumeClaim": {"claimName": claim}});
+        let request = json!({"addVolumeOptions": {"name": volume, "disk": {}, "volumeSource": source}});
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": format!("uid-{name}")},
+            "status": {"volumeRequests": [request]},
+        }))
+        .unwrap()
+    }
+
     fn instance(name: &str, volumes: &Value, status: &Value) -> Instance {
         let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": name,
                             "uid": format!("uid-{name}"), "controller": true}]);
@@ -185,6 +199,9 @@ mod tests {
             (vm("a", &none), instance("a", &none, &by_claim), "on dev/a uid-a"),
             (vm("a", &none), instance("a", &none, &by_name), "on dev/a uid-a"),
             (vm("a", &source), instance("a", &source, &by_claim), "on dev/a uid-a"),
+            (asked("a", "x", "pvc-1"), instance("a", &none, &no_status), "on dev/a uid-a"),
+            (asked("a", &claim().volume(), "pvc-2"), instance("a", &none, &no_status), "on dev/a uid-a"),
+            (asked("a", "x", "pvc-2"), instance("a", &none, &no_status), "off"),
             (vm("a", &other), instance("a", &other, &no_status), "off"),
         ];
         for (vm, instance, expected) in cases {

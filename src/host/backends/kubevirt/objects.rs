@@ -24,6 +24,9 @@ pub struct VirtualMachine {
     /// What is wanted.
     #[serde(default)]
     pub spec: VirtualMachineSpec,
+    /// How it is.
+    #[serde(default)]
+    pub status: VirtualMachineStatus,
 }
 
 /// What is wanted of a VM.
@@ -42,6 +45,59 @@ pub struct VirtualMachineSpec {
 pub struct Template {
     /// As that of a VirtualMachineInstance.
     pub spec: InstanceSpec,
+}
+
+/// How a VM is.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VirtualMachineStatus {
+    /// Changes of its volumes that KubeVirt has accepted (202) and not carried out yet, where they are asked for by subresource.
+    /// Each is carried out at some time, whoever still waits for it.
+    #[serde(deserialize_with = "or_default")]
+    pub volume_requests: Vec<VolumeRequest>,
+}
+
+/// One of these changes.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct VolumeRequest {
+    /// A volume comes.
+    pub add_volume_options: Option<AddVolume>,
+    /// A volume goes.
+    pub remove_volume_options: Option<RemoveVolume>,
+}
+
+/// A volume that is to come.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AddVolume {
+    /// What it will be called.
+    pub name: String,
+    /// What it is made of; a [`Volume`] without its name.
+    #[serde(deserialize_with = "or_default")]
+    pub volume_source: Volume,
+}
+
+/// A volume that is to go.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct RemoveVolume {
+    /// What it is called.
+    pub name: String,
+}
+
+impl VirtualMachine {
+    /// The volumes that KubeVirt has been asked to plug, and has not put into the VM's spec yet.
+    pub fn asked_for(&self) -> impl Iterator<Item = &AddVolume> {
+        self.status.volume_requests.iter().filter_map(|request| request.add_volume_options.as_ref())
+    }
+
+    /// The names of the volumes that it has been asked to unplug, and has not taken out of the VM's spec yet.
+    pub fn asked_away(&self) -> impl Iterator<Item = &str> {
+        let going =
+            self.status.volume_requests.iter().filter_map(|request| request.remove_volume_options.as_ref());
+        going.map(|going| going.name.as_str())
+    }
 }
 
 /// A VM that runs, or is about to, or did until just now.

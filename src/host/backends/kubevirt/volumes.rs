@@ -191,11 +191,13 @@ impl Claims {
         let name = from.vm.rsplit('/').next().unwrap_or_default();
         let seen = self.cluster.seen(namespace, name).await?;
         let runs = seen.as_ref().and_then(|seen| seen.instance.as_ref()).is_some_and(has_guest);
-        if runs && seen.is_some_and(|seen| seen.stage(&read.claim.volume()) != Stage::Absent) {
+        if runs && seen.as_ref().is_some_and(|seen| seen.stage(&read.claim.volume()) != Stage::Absent) {
             guest.release().await?;
         }
         let disk = Disk { claim: read.claim.clone(), read_only: false };
-        self.hotplug.unplug(&from.vm, &from.uuid, disk).await
+        // As it was before the guest was asked: what has changed since may have another one.
+        let run = seen.map(|seen| seen.run()).unwrap_or_default();
+        self.hotplug.unplug(&from.vm, &from.uuid, disk, run).await
     }
 
     /// Takes a volume out of a VM, and waits until nobody has it.
@@ -434,12 +436,13 @@ impl Volumes for Claims {
         let seen = self.cluster.seen(namespace, name).await?.ok_or(DiskError::UnknownVm)?;
         let wanted = seen.vm.spec.template.spec.volumes.iter();
         let runs = seen.instance.iter().flat_map(|instance| instance.spec.volumes.iter());
-        let of = |volume: &objects::Volume| {
-            let is_ours = volume.name.starts_with(PREFIX);
-            let name = volume.claim().filter(|_| is_ours)?.to_owned();
+        let listed = wanted.chain(runs).map(|volume| (&volume.name, volume.claim()));
+        let coming = seen.vm.asked_for().map(|one| (&one.name, one.volume_source.claim()));
+        let of = |(volume, claim): (&String, Option<&str>)| {
+            let name = claim.filter(|_| volume.starts_with(PREFIX))?.to_owned();
             Some(Claim { namespace: namespace.to_owned(), name }.id())
         };
-        Ok(wanted.chain(runs).filter_map(of).collect())
+        Ok(listed.chain(coming).filter_map(of).collect())
     }
 
     fn serial(&self, id: &str) -> Option<String> {

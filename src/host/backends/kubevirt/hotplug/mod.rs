@@ -28,6 +28,7 @@ pub mod seen;
 use patch::Disk;
 use plan::Wish;
 use queue::{Order, Queue};
+use seen::Run;
 
 /// Orders that may wait for a queue; more wait for their turn to be among them.
 const ORDERS: usize = 64;
@@ -82,18 +83,26 @@ impl Hotplug {
     /// # Errors
     /// If it has not. What was told to KubeVirt is taken back then; the caller has to look whether that was so.
     pub async fn plug(&self, vm: &str, uid: &str, disk: Disk) -> Result<(), VolumeError> {
-        self.order(vm, uid, disk, Wish::Plug).await
+        self.order(vm, uid, disk, Wish::Plug, Run::default()).await
     }
 
-    /// Has the VM of this name and UID let go of a disk; returns when neither its spec nor its run lists the volume.
+    /// Has the VM of this name and UID let go of a disk; returns when neither its spec nor its run lists the volume. The guest of
+    /// the run `released_in` has released it, or that run had none.
     ///
     /// # Errors
-    /// If one of them does.
-    pub async fn unplug(&self, vm: &str, uid: &str, disk: Disk) -> Result<(), VolumeError> {
-        self.order(vm, uid, disk, Wish::Unplug).await
+    /// If one of them does, or the VM has been started anew before KubeVirt was told.
+    pub async fn unplug(&self, vm: &str, uid: &str, disk: Disk, released_in: Run) -> Result<(), VolumeError> {
+        self.order(vm, uid, disk, Wish::Unplug, released_in).await
     }
 
-    async fn order(&self, vm: &str, uid: &str, disk: Disk, wish: Wish) -> Result<(), VolumeError> {
+    async fn order(
+        &self,
+        vm: &str,
+        uid: &str,
+        disk: Disk,
+        wish: Wish,
+        released_in: Run,
+    ) -> Result<(), VolumeError> {
         let Some((namespace, name)) = vm.split_once('/') else {
             return Err(VolumeError::Refused(format!("{vm:?} is no VM of a namespace")));
         };
@@ -105,7 +114,7 @@ impl Hotplug {
         }
         let place = (namespace.to_owned(), name.to_owned());
         let (answer, answered) = oneshot::channel();
-        let mut order = Order { uid: uid.to_owned(), disk, wish, answer };
+        let mut order = Order { uid: uid.to_owned(), disk, wish, released_in, answer };
         loop {
             let queue = self.queue(&place);
             match queue.send(order).await {

@@ -15,7 +15,8 @@
 //! * Removals go before additions, and not with them: both at once have raced in KubeVirt.
 //! * A volume that does not settle in time is *overdue*. One of ours is taken out again, since it blocks all that come
 //!   after it. One that somebody else wants is not ours to take out, and is named to those that wait for it.
-//! * What is overdue holds no removal back: to take something away may be what unblocks the rest.
+//! * What is overdue holds no removal back: to take something away may be what unblocks the rest. Nor does anything in a VM that
+//!   has not started: KubeVirt changes nothing there before it has, and one volume that does not come keeps it from starting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +36,7 @@ pub enum Wish {
 pub enum Step {
     /// These are put into the VM's spec. None of them is in it.
     Plug(Vec<String>),
-    /// These are taken out of the VM's spec. All of them are in it.
+    /// These are taken out of the VM's spec. All of them are in it, and KubeVirt has not been asked to.
     Unplug(Vec<String>),
     /// Nothing can be done before something changes; what it is that is waited for, with where it is.
     Wait(Vec<(String, Stage)>),
@@ -69,13 +70,13 @@ fn step(seen: &Seen, open: &[(&String, &Wish)], overdue: &BTreeSet<String>) -> S
     }
     let unplug: Vec<String> = open
         .iter()
-        .filter(|(name, wish)| **wish == Wish::Unplug && seen.wanted(name).is_some())
+        .filter(|(name, wish)| **wish == Wish::Unplug && seen.can_be_taken_out(name))
         .map(|(name, _)| (*name).clone())
         .collect();
     let on_their_way = seen.on_their_way();
     if !unplug.is_empty() {
         let holds_back = |(name, _): &(String, Stage)| !overdue.contains(name) && !unplug.contains(name);
-        return if on_their_way.iter().any(holds_back) {
+        return if seen.run().has_started && on_their_way.iter().any(holds_back) {
             Step::Wait(on_their_way)
         } else {
             Step::Unplug(unplug)
@@ -94,7 +95,7 @@ fn step(seen: &Seen, open: &[(&String, &Wish)], overdue: &BTreeSet<String>) -> S
 
 #[cfg(test)]
 mod tests {
-    use super::super::seen::tests::seen;
+    use super::super::seen::tests::{asked, seen};
     use super::*;
 
     fn wishes(plug: &[&str], unplug: &[&str]) -> BTreeMap<String, Wish> {
@@ -148,6 +149,26 @@ mod tests {
         assert_eq!(decide(&stuck, &wishes(&[], &["x"]), &[]).step, Step::Unplug(names(&["x"])));
         assert!(matches!(decide(&stuck, &wishes(&[], &["y"]), &[]).step, Step::Wait(_)));
         assert_eq!(decide(&stuck, &wishes(&[], &["y"]), &["x"]).step, Step::Unplug(names(&["y"])));
+    }
+
+    #[test]
+    fn in_a_vm_that_has_not_started_nothing_holds_a_removal_back() {
+        let mut starting = seen(&["x", "y"], &["x", "y"], &[("x", "AttachedToNode"), ("y", "MountedToPod")]);
+        let unplug = Step::Unplug(vec!["y".to_owned()]);
+        assert!(matches!(decide(&starting, &wishes(&[], &["y"]), &[]).step, Step::Wait(_)));
+        starting.instance.as_mut().unwrap().status.phase = "Scheduled".to_owned();
+        assert_eq!(decide(&starting, &wishes(&[], &["y"]), &[]).step, unplug);
+    }
+
+    #[test]
+    fn kubevirt_is_asked_once() {
+        let coming = asked(seen(&[], &[], &[]), &["x"], &[]);
+        let going = asked(seen(&["x"], &["x"], &[("x", "Ready")]), &[], &["x"]);
+        for seen in [coming, going] {
+            for wishes in [wishes(&["x"], &[]), wishes(&[], &["x"])] {
+                assert!(matches!(decide(&seen, &wishes, &[]).step, Step::Wait(_)), "{seen:?} {wishes:?}");
+            }
+        }
     }
 
     #[test]

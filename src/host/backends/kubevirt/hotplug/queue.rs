@@ -15,7 +15,7 @@ use super::super::lists::Selector;
 use super::super::seen;
 use super::patch::{self, Disk};
 use super::plan::{Step, Wish, plan};
-use super::seen::{Seen, Stage};
+use super::seen::{Run, Seen, Stage};
 use super::{Patience, Place};
 use crate::host::backends::volumes::VolumeError;
 
@@ -34,6 +34,9 @@ pub struct Order {
     pub disk: Disk,
     /// What is wanted of it.
     pub wish: Wish,
+    /// Of one that is to be unplugged: the run of the VM whose guest has released it, or had none to release it. Another one may
+    /// have it in use.
+    pub released_in: Run,
     /// Where it is told when it is so, or why it cannot be.
     pub answer: oneshot::Sender<Result<(), VolumeError>>,
 }
@@ -155,6 +158,7 @@ impl Queue {
             Ok(None) => return self.vm_is_gone(),
             Err(error) => return self.cannot_ask(&error.to_string()),
         };
+        self.keep_what_has_come(&seen);
         self.refuse_what_cannot_be(&seen);
         self.note_times(&seen);
         self.withdraw_what_is_overdue(&seen).await;
@@ -172,7 +176,7 @@ impl Queue {
         match plan.step {
             Step::Rest => false,
             Step::Wait(others) => {
-                self.give_up_waiting(&others);
+                self.give_up_waiting(&seen, &others);
                 false
             }
             Step::Plug(names) | Step::Unplug(names) if names.is_empty() => false,
@@ -242,6 +246,16 @@ impl Queue {
             .collect();
     }
 
+    /// What was to be taken out again because it did not get into the VM, and has got there after all: its guest may have it in
+    /// use by now.
+    fn keep_what_has_come(&mut self, seen: &Seen) {
+        for (name, open) in &mut self.open {
+            if open.withdrawn.is_some() && seen.stage(name) == Stage::Ready {
+                (open.order.wish, open.withdrawn) = (Wish::Plug, None);
+            }
+        }
+    }
+
     /// A volume of ours that does not get into the VM keeps all others out: it is taken out again.
     async fn withdraw_what_is_overdue(&mut self, seen: &Seen) {
         for name in self.overdue_orders() {
@@ -260,6 +274,7 @@ impl Queue {
             );
             if let Some(open) = self.open.get_mut(&name) {
                 open.order.wish = Wish::Unplug;
+                open.order.released_in = seen.run();
                 open.since = Instant::now();
                 open.withdrawn = Some(why);
             }
@@ -282,19 +297,26 @@ impl Queue {
     }
 
     /// What has waited for others for too long is given up, and told for whom it has waited.
-    fn give_up_waiting(&mut self, others: &[(String, Stage)]) {
+    fn give_up_waiting(&mut self, seen: &Seen, others: &[(String, Stage)]) {
         for name in self.overdue_orders() {
             let of_others = others.iter().filter(|(other, _)| *other != name);
             let blockers: Vec<_> =
                 of_others.map(|(other, stage)| format!("the volume {other} {}", stage.words())).collect();
             let own = others.iter().find(|(other, _)| *other == name).map(|(_, stage)| stage.words());
             let mut why = own.map_or_else(String::new, |words| format!("it {words}; "));
-            if blockers.is_empty() {
+            if let Some(phase) = seen.waits_to_start() {
+                why.push_str(&format!(
+                    "the VM has not started (its VirtualMachineInstance is {phase}), and KubeVirt changes none of its volumes before \
+                     it has; if it does not start, a volume that does not come may keep it from that: \
+                     kubectl --namespace {} delete virtualmachineinstance {} starts it with the volumes that its spec lists now",
+                    self.place.0, self.place.1
+                ));
+            } else if blockers.is_empty() {
                 why.push_str("KubeVirt does not get on with it");
             } else {
                 why.push_str("KubeVirt carries one set of volumes at a time, and ");
-                why.push_str(&blockers.join(", and "));
             }
+            why.push_str(&blockers.join(", and "));
             let before = self.open.get(&name).and_then(|open| open.withdrawn.clone());
             let outcome = match before {
                 Some(before) => stuck(&before, &format!("it could not be taken out again: {why}")),
@@ -394,7 +416,7 @@ fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
         Wish::Unplug | Wish::Plug => {}
     }
     if let Some(other) =
-        seen.wanted(&name).and_then(|volume| volume.claim()).filter(|claim| *claim != order.disk.claim.name)
+        seen.listed(&name).and_then(|volume| volume.claim()).filter(|claim| *claim != order.disk.claim.name)
     {
         return refused(format!(
             "the VM lists a volume {name} that is made of another claim, {other}; take it out of the VM's spec"
@@ -418,6 +440,16 @@ fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
              take it out of the VM's spec"
         ));
     }
+    let run = seen.run();
+    if order.wish == Wish::Unplug
+        && seen.can_be_taken_out(&name)
+        && run.has_started
+        && run != order.released_in
+    {
+        let words =
+            "the VM was started after its guest was asked to release the volume; repeat the call".to_owned();
+        return Some(Err(VolumeError::Waiting { words: words.clone(), detail: words }));
+    }
     let has_ended =
         seen.instance.as_ref().is_none_or(|run| matches!(run.status.phase.as_str(), "Succeeded" | "Failed"));
     if order.wish == Wish::Plug && has_ended {
@@ -425,4 +457,42 @@ fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
         return Some(Err(VolumeError::Waiting { words: words.clone(), detail: words }));
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::names::Claim;
+    use super::super::seen::tests::seen;
+    use super::*;
+
+    #[test]
+    fn a_guest_that_was_not_asked_keeps_its_disk() {
+        let claim = Claim { namespace: "dev".to_owned(), name: "data".to_owned() };
+        let name = claim.volume();
+        let mut there = seen(&[&name], &[&name], &[(&name, "Ready")]);
+        there.vm.metadata.uid = Some("vm".to_owned());
+        let source = there.vm.spec.template.spec.volumes[0].persistent_volume_claim.as_mut();
+        source.unwrap().claim_name.clone_from(&claim.name);
+        let is_refused = |seen: &Seen, released_in: Run| {
+            let (answer, _answered) = oneshot::channel();
+            let disk = Disk { claim: claim.clone(), read_only: false };
+            let order = Order { uid: "vm".to_owned(), disk, wish: Wish::Unplug, released_in, answer };
+            match refusal(seen, &order) {
+                None => false,
+                Some(Err(VolumeError::Waiting { .. })) => true,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(!is_refused(&there, there.run()));
+        // It was off, or another one, or had not started.
+        let of_another = Run { uid: Some("run-0".to_owned()), has_started: true };
+        for before in [Run::default(), of_another, Run { has_started: false, ..there.run() }] {
+            assert!(is_refused(&there, before));
+        }
+        // It is about to start, or off: it has no guest yet.
+        there.instance.as_mut().unwrap().status.phase = "Scheduled".to_owned();
+        assert!(!is_refused(&there, Run::default()));
+        there.instance = None;
+        assert!(!is_refused(&there, Run::default()));
+    }
 }

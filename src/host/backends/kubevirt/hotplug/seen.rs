@@ -7,6 +7,9 @@
 //!  gone from the VM's spec, and still in the instance's spec or status: Leaving.   In none of them: Absent.
 //! ```
 //!
+//! Where changes are asked for by subresource, what KubeVirt has accepted and not carried out is in the VM's status: a volume
+//! that it has been asked for counts as one in the VM's spec, and one that it has been asked to take away as gone from there.
+//!
 //! A status outlives its spec, and a name that comes again waits for that; so nothing is called absent before the
 //! status has let go of it, too.
 
@@ -40,7 +43,7 @@ impl Stage {
     pub fn words(&self) -> String {
         match self {
             Self::Absent => "is not in the VM".to_owned(),
-            Self::Handed => "is in the VM's spec, and KubeVirt has not taken it up".to_owned(),
+            Self::Handed => "is to be attached, and KubeVirt has not taken it up".to_owned(),
             Self::Coming(how) => format!("is being attached ({how})"),
             Self::Ready => "is attached".to_owned(),
             Self::Leaving(how) => format!("is being detached ({how})"),
@@ -58,9 +61,30 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// The volume of this name that the VM is to have.
-    pub fn wanted(&self, name: &str) -> Option<&Volume> {
+    /// The volume of this name in the VM's spec.
+    pub fn listed(&self, name: &str) -> Option<&Volume> {
         self.vm.spec.template.spec.volumes.iter().find(|volume| volume.name == name)
+    }
+
+    /// Whether KubeVirt can be told to take away the volume of this name: only one in the VM's spec, and only once.
+    pub fn can_be_taken_out(&self, name: &str) -> bool {
+        self.listed(name).is_some() && !self.is_asked_away(name)
+    }
+
+    fn is_asked_away(&self, name: &str) -> bool {
+        self.vm.asked_away().any(|one| one == name)
+    }
+
+    /// The phase of a run that has not started its domain yet.
+    pub fn waits_to_start(&self) -> Option<&str> {
+        let instance = self.instance.as_ref().filter(|instance| !has_started(instance))?;
+        Some(if instance.status.phase.is_empty() { "new" } else { &instance.status.phase })
+    }
+
+    /// The run of the VM, as far as it matters to its guest.
+    pub fn run(&self) -> Run {
+        let uid = self.instance.as_ref().and_then(|instance| instance.metadata.uid.clone());
+        Run { uid, has_started: self.instance.as_ref().is_some_and(has_started) }
     }
 
     fn status(&self, name: &str) -> Option<&VolumeStatus> {
@@ -75,7 +99,10 @@ impl Seen {
 
     /// Where the volume of this name is.
     pub fn stage(&self, name: &str) -> Stage {
-        let (is_wanted, is_in_instance) = (self.wanted(name).is_some(), self.is_in_instance(name));
+        let is_listed = self.listed(name).is_some();
+        let is_wanted =
+            is_listed && !self.is_asked_away(name) || self.vm.asked_for().any(|one| one.name == name);
+        let is_in_instance = self.is_in_instance(name);
         match (is_wanted, self.status(name)) {
             (true, Some(status)) if is_in_instance => {
                 // Those of the VM's start have no phase.
@@ -85,6 +112,9 @@ impl Seen {
             (true, None) if is_in_instance => Stage::Coming("nothing is said of it".to_owned()),
             // The status is of one that had this name before.
             (true, _) => Stage::Handed,
+            (false, _) if is_listed => Stage::Leaving(
+                "KubeVirt has been asked to, and has not taken it out of the VM's spec".to_owned(),
+            ),
             (false, Some(status)) => Stage::Leaving(how(status)),
             (false, None) if is_in_instance => Stage::Leaving("it is in the instance's spec".to_owned()),
             (false, None) => Stage::Absent,
@@ -100,6 +130,7 @@ impl Seen {
         let its_name = |volume: &Volume| volume.name.clone();
         let mut names: Vec<_> =
             self.vm.spec.template.spec.volumes.iter().filter(is_one).map(its_name).collect();
+        names.extend(self.vm.asked_for().map(|one| one.name.clone()));
         if let Some(instance) = &self.instance {
             names.extend(instance.spec.volumes.iter().filter(is_one).map(its_name));
             let entries = instance.status.volume_status.iter();
@@ -122,6 +153,21 @@ impl Seen {
     pub fn attachment_pod(&self, name: &str) -> Option<&str> {
         self.status(name)?.hotplug_volume.as_ref()?.attach_pod_name.as_deref().filter(|pod| !pod.is_empty())
     }
+}
+
+/// A run of a VM, as far as it matters to its guest.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Run {
+    /// The UID of the instance; none if there is none.
+    pub uid: Option<String>,
+    /// It has come as far as to have a guest, which may have ended since.
+    pub has_started: bool,
+}
+
+/// Whether the domain of an instance has been started. Before that KubeVirt changes nothing of the volumes in its spec, and waits
+/// for all of them.
+fn has_started(instance: &Instance) -> bool {
+    !matches!(instance.status.phase.as_str(), "" | "Pending" | "Scheduling" | "Scheduled")
 }
 
 /// What a status says, in words.
@@ -160,13 +206,25 @@ pub(super) mod tests {
             .unwrap(),
             instance: Some(
                 serde_json::from_value(json!({
-                    "metadata": {"name": "a"},
+                    "metadata": {"name": "a", "uid": "run-1"},
                     "spec": {"volumes": volumes(copied)},
-                    "status": {"volumeStatus": statuses},
+                    "status": {"phase": "Running", "volumeStatus": statuses},
                 }))
                 .unwrap(),
             ),
         }
+    }
+
+    /// The same with these changes that KubeVirt has accepted.
+    pub fn asked(seen: Seen, come: &[&str], go: &[&str]) -> Seen {
+        let coming = come.iter().map(|name| {
+            let source = json!({"persistentVolumeClaim": {"claimName": name}});
+            json!({"addVolumeOptions": {"name": name, "disk": {}, "volumeSource": source}})
+        });
+        let going = go.iter().map(|name| json!({"removeVolumeOptions": {"name": name}}));
+        let requests: Value = coming.chain(going).collect();
+        let status = serde_json::from_value(json!({"volumeRequests": requests})).unwrap();
+        Seen { vm: VirtualMachine { status, ..seen.vm }, ..seen }
     }
 
     /// What the VM's spec, the instance's spec and the instance's status list, and the stage that this is.
@@ -208,6 +266,22 @@ pub(super) mod tests {
             ..seen(&["v"], &[], &[])
         };
         assert!(matches!(without_target.stage("v"), Stage::Coming(_)));
+    }
+
+    #[test]
+    fn what_kubevirt_has_accepted_counts() {
+        let stage = |seen: &Seen| format!("{:?}", seen.stage("v"));
+        let coming = asked(seen(&[], &[], &[]), &["v"], &[]);
+        assert_eq!((stage(&coming).as_str(), coming.can_be_taken_out("v")), ("Handed", false));
+        assert_eq!(coming.on_their_way().len(), 1);
+        // The instance has it before the VM's spec does.
+        let there = asked(seen(&[], &["v"], &[("v", "Ready")]), &["v"], &[]);
+        assert_eq!(stage(&there), "Ready");
+        let off = Seen { instance: None, ..asked(seen(&["v"], &[], &[]), &[], &["v"]) };
+        for going in [asked(seen(&["v"], &["v"], &[("v", "Ready")]), &[], &["v"]), off] {
+            assert!(stage(&going).starts_with("Leaving") && !going.can_be_taken_out("v"), "{going:?}");
+        }
+        assert!(seen(&["v"], &[], &[]).can_be_taken_out("v"));
     }
 
     #[test]
