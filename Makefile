@@ -25,7 +25,8 @@ export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-packages lint unit-test kubevirt-test release package release-package gate-package static rpm tarball image chart packages \
-	check-packages images restore-dependencies keep-dependencies vm-test test soak demo demo-kubernetes bench clean
+	check-packages images restore-dependencies keep-dependencies vm-test vm-builds vm-tests side-by-side unit-and-kubevirt-test release-and-images \
+	test soak demo demo-kubernetes bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -118,17 +119,34 @@ images: setup gate-package ## build and cache what the VMs boot
 	$(STEP) "VM images" cargo test $(GATE) --quiet --test images
 
 vm-test: restore-dependencies setup ## tests that need VMs; TESTS=name runs some
+	@$(MAKE) --no-print-directory vm-builds
+	@$(MAKE) --no-print-directory -j2 release-package images
+	@$(MAKE) --no-print-directory vm-tests
+
+vm-builds:
 	$(STEP) "build tests with VMs" cargo test $(GATE) --quiet --no-run --test images --test vm --test disk_layers --test kubernetes
-	@$(MAKE) --no-print-directory images
-	@$(MAKE) --no-print-directory -j2 release-package $(BESIDE)
+
+vm-tests:
 	$(STEP) "tests with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 2 $(TESTS)
 	$(STEP) "VMs of a Kubernetes cluster" cargo test $(GATE) --quiet --test kubernetes
 	$(STEP) "VMs of a Kubernetes cluster, churn" cargo test $(GATE) --quiet --test kubernetes churn
 
-# One after the other, what fails fastest first. The tests on KubeVirt mostly wait, and the release build uses one processor.
-test: ## the whole gate: setup, lint, unit-test, packages, images, vm-test
-	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory restore-dependencies setup lint unit-test vm-test \
-		keep-dependencies BESIDE=kubevirt-test
+# What fails fastest first. Tests without VMs mostly wait, and the release build uses one processor: they run side by side.
+test: ## the whole gate: setup, lint, unit-test, kubevirt-test, packages, images, vm-test
+	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory restore-dependencies setup lint vm-builds side-by-side vm-tests \
+		keep-dependencies
+
+side-by-side:
+	$(STEP) "build tests" cargo test $(GATE) --quiet --no-run
+	@$(MAKE) --no-print-directory -j2 unit-and-kubevirt-test release-and-images
+
+unit-and-kubevirt-test:
+	@$(MAKE) --no-print-directory unit-test
+	@$(MAKE) --no-print-directory kubevirt-test
+
+release-and-images:
+	@$(MAKE) --no-print-directory release-package
+	@$(MAKE) --no-print-directory images
 
 restore-dependencies:
 	@tests/setup/dependencies.sh restore $(TARGET) $(CACHE)
