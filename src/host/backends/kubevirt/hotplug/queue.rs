@@ -1,6 +1,7 @@
 //! What is wanted of the volumes of one VM, until all of it is so or cannot be.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::pin::Pin;
 
 use futures_util::{FutureExt as _, Stream, StreamExt as _};
@@ -305,12 +306,14 @@ impl Queue {
             let own = others.iter().find(|(other, _)| *other == name).map(|(_, stage)| stage.words());
             let mut why = own.map_or_else(String::new, |words| format!("it {words}; "));
             if let Some(phase) = seen.waits_to_start() {
-                why.push_str(&format!(
+                let (namespace, name) = &self.place;
+                let _ = write!(
+                    why,
                     "the VM has not started (its VirtualMachineInstance is {phase}), and KubeVirt changes none of its volumes before \
                      it has; if it does not start, a volume that does not come may keep it from that: \
-                     kubectl --namespace {} delete virtualmachineinstance {} starts it with the volumes that its spec lists now",
-                    self.place.0, self.place.1
-                ));
+                     kubectl --namespace {namespace} delete virtualmachineinstance {name} starts it with the volumes that its spec \
+                     lists now"
+                );
             } else if blockers.is_empty() {
                 why.push_str("KubeVirt does not get on with it");
             } else {
