@@ -239,7 +239,7 @@ fn with_request(waiting: &Value, request: &Value) -> Result<Vec<Value>, Refusal>
     for one in items(waiting) {
         let (comes, goes) = (of(one, "addVolumeOptions") == name, of(one, "removeVolumeOptions") == name);
         is_refused |= goes || comes && is_to_come;
-        if !(comes && !is_to_come) {
+        if !comes || is_to_come {
             requests.push(one.clone());
         }
     }
