@@ -19,6 +19,10 @@ restore() {
     mv "$target.part" "$target"
 }
 
+# Libraries fit together only where one has been compiled with the other: a procedural macro that is compiled twice is not the
+# same to what uses it, under the same name. So what is kept has an identity, and only a target with that one adds to it.
+identity=.dependencies-identity
+
 # What is to be kept of one profile, below its directory.
 compiled() {
     cd "$target/$1"
@@ -26,12 +30,17 @@ compiled() {
     find deps -maxdepth 1 -type f -name 'lib*' ! -name 'libguestlet*'
 }
 
-# The demo compiles less than the tests do: what is there already stays.
+# The demo compiles less than the tests do: what is there already stays. What was compiled apart from that takes its place.
 keep() {
     mkdir -p "$cache"
     part=$(mktemp -d "$cache/part.XXXXXX")
     trap 'rm -rf "$part"' EXIT
-    [ ! -d "$kept" ] || cp -al "$kept/." "$part"
+    if cmp -s "$target/$identity" "$kept/$identity"; then
+        cp -al "$kept/." "$part"
+    else
+        cat /proc/sys/kernel/random/uuid > "$part/$identity"
+        cp "$part/$identity" "$target/$identity"
+    fi
     for profile in gate release; do
         [ -d "$target/$profile/.fingerprint" ] || continue
         mkdir -p "$part/$profile"
