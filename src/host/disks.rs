@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
-use super::backends::disks::{self, Bus, Detached, DiskError, Disks, Format, NewDisk, Source};
+use super::backends::disks::{self, Bus, Detached, DiskError, Disks, Format, Known, NewDisk, Source};
 use super::caller::Behalf;
 use super::fleet::Handle;
 use crate::wire::proto::v1::{
@@ -48,9 +48,10 @@ pub(super) async fn attach(
     let is_whole = matches!(source, Source::Volume(_));
     let disk =
         NewDisk { serial: request.serial, bus, source, format, is_whole, read_only: request.read_only };
-    let guest = Agent::new(fleet, &request.name, &disk.serial, Some(behalf));
+    let guest = Agent::new(fleet, &request.name, Some(behalf));
+    let known = Known::serial(&disk.serial);
     let attached = AttachedDisk::from(disks.attach(&request.name, disk).await?);
-    let view = match guest.find().await {
+    let view = match guest.find(&known).await {
         Ok(name) => View::Name(name),
         Err(problem) => View::Problem(problem),
     };
@@ -70,7 +71,7 @@ pub(super) async fn detach(
         _ => return Err(Status::invalid_argument(format!("wait_seconds is more than {LONGEST_WAIT}"))),
     };
     let patience = Duration::from_secs(seconds.into());
-    let guest = Agent::new(fleet, &request.name, &request.serial, Some(behalf));
+    let guest = Agent::new(fleet, &request.name, Some(behalf));
     let (side, mut forced) = release::side(guest, request.force);
     let detached = disks.detach(&request.name, request.serial, patience, side).await?;
     Ok(DetachDiskResponse {

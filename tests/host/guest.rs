@@ -260,7 +260,7 @@ pub struct Places {
 /// The disks of a guest, as a test wants them.
 #[derive(Debug, Default)]
 pub struct Disks {
-    /// The names of those that it sees, by their serial numbers.
+    /// The names of those that it sees, by their serial numbers, or the texts of page 83h.
     pub seen: BTreeMap<String, String>,
     /// Why none is released, if none is.
     pub refusal: Option<(Code, String)>,
@@ -351,8 +351,8 @@ fn bulk(sequence: &mut u64) -> Kind {
 
 fn serial(disk: Option<v1::DiskSelector>) -> String {
     match disk.unwrap().by.unwrap() {
-        v1::disk_selector::By::Serial(serial) => serial,
-        other => panic!("{other:?}"),
+        v1::disk_selector::By::Serial(text) | v1::disk_selector::By::Alias(text) => text,
+        other @ v1::disk_selector::By::WorldWideName(_) => panic!("{other:?}"),
     }
 }
 

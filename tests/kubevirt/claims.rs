@@ -1,11 +1,10 @@
 //! Volumes as the host half keeps them, on KubeVirt: what the API and the domains have of them, at every step.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use guestlet::host::backends::Problems;
-use guestlet::host::backends::disks::{DiskError, GuestSide};
+use guestlet::host::backends::disks::{DiskError, GuestSide, Known};
 use guestlet::host::backends::kubevirt::api::Cluster;
 use guestlet::host::backends::kubevirt::hotplug::Patience;
 use guestlet::host::backends::kubevirt::names::Claim;
@@ -25,28 +24,29 @@ const SIZE: u64 = 16 << 20;
 /// How long a guest may take to let go, and the host cluster with it.
 pub const LET_GO: Duration = Duration::from_secs(20);
 
-/// A guest that releases everything, or nothing; it counts how often it was asked.
-struct Guest {
-    is_willing: bool,
-    asked: Arc<AtomicUsize>,
+/// A guest that releases everything, or nothing; it remembers what it was asked for.
+#[derive(Default)]
+pub struct Guest {
+    pub is_willing: bool,
+    pub asked: Arc<Mutex<Vec<Known>>>,
 }
 
 #[tonic::async_trait]
 impl GuestSide for Guest {
-    async fn release(&self) -> Result<(), DiskError> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+    async fn release(&self, disk: &Known) -> Result<(), DiskError> {
+        self.asked.lock().unwrap().push(disk.clone());
         if self.is_willing { Ok(()) } else { Err(DiskError::NotReleased("it is in use".to_owned())) }
     }
 
-    async fn stays(&self) {}
+    async fn stays(&self, _: &Known) {}
 }
 
 pub fn willing() -> Box<dyn GuestSide> {
-    Box::new(Guest { is_willing: true, asked: Arc::default() })
+    Box::new(Guest { is_willing: true, ..Guest::default() })
 }
 
-fn unwilling() -> Box<dyn GuestSide> {
-    Box::new(Guest { is_willing: false, asked: Arc::default() })
+pub fn unwilling() -> Box<dyn GuestSide> {
+    Box::new(Guest::default())
 }
 
 pub fn quick() -> Patience {
@@ -111,7 +111,7 @@ pub fn published(place: &Place) -> Published {
 }
 
 pub async fn plug(volumes: &Claims, id: &str, place: &Place) -> Result<String, VolumeError> {
-    volumes.plug(id, published(place), &place.vm).await.map(|plugged| plugged.serial)
+    volumes.plug(id, published(place), &place.vm).await.map(|plugged| plugged.disk.text().to_owned())
 }
 
 /// The name of the claim of a volume of this identifier.

@@ -182,13 +182,41 @@ impl Lab {
         self.api.get(&Kind::Vmi.path(&format!("{NAMESPACE}/{name}"))).await
     }
 
-    /// Plugs a claim into a VM by a change of its spec. The volume's name is the claim's.
+    /// A claim as Harvester's CSI driver makes it for a guest cluster, which is not given to guestlet.
+    pub async fn harvester_claim(&self, name: &str, mebibytes: u64, cluster: &str) {
+        self.claim(name, mebibytes).await;
+        self.label(name, "guestcluster.harvesterhci.io/name", Some(cluster)).await;
+    }
+
+    /// Gives a claim to guestlet.
+    pub async fn give(&self, claim: &str) {
+        self.label(claim, "app.kubernetes.io/managed-by", Some("guestlet")).await;
+    }
+
+    /// Writes a label of a claim, or takes it away.
+    pub async fn label(&self, claim: &str, key: &str, value: Option<&str>) {
+        let change = json!({ "metadata": { "labels": { key: value } } });
+        self.api.patch(&Kind::Claim.path(&format!("{NAMESPACE}/{claim}")), &change).await.unwrap();
+    }
+
+    /// Plugs a claim into a VM as virtctl does, by a change of its spec: the volume's name is the claim's, and so is the disk's
+    /// serial number.
     pub async fn plug(&self, vm: &str, claim: &str) {
+        self.plug_as(vm, claim, claim, json!({ "disk": { "bus": "scsi" }, "serial": claim })).await;
+    }
+
+    /// The same as Harvester's CSI driver does: the disk has no serial number.
+    pub async fn harvester_plugs(&self, vm: &str, claim: &str) {
+        self.plug_as(vm, claim, claim, json!({ "disk": { "bus": "scsi" } })).await;
+    }
+
+    /// Plugs a claim into a VM as a volume of this name, as a disk like this.
+    pub async fn plug_as(&self, vm: &str, volume: &str, claim: &str, mut disk: Value) {
+        disk["name"] = volume.into();
         let volume = json!({
-            "name": claim,
+            "name": volume,
             "persistentVolumeClaim": { "claimName": claim, "hotpluggable": true },
         });
-        let disk = json!({ "name": claim, "disk": { "bus": "scsi" }, "serial": claim });
         let change = json!([
             { "op": "add", "path": "/spec/template/spec/volumes/-", "value": volume },
             { "op": "add", "path": "/spec/template/spec/domain/devices/disks/-", "value": disk },

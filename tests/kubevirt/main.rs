@@ -35,6 +35,7 @@ mod random;
 #[path = "../soak.rs"]
 mod soak;
 
+mod adopted;
 mod claims;
 mod claims_churn;
 mod holders;

@@ -57,6 +57,7 @@ mod pool;
 mod sidecar;
 
 mod addresses;
+mod adopted;
 mod agent;
 mod bench;
 mod chart;

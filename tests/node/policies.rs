@@ -139,8 +139,11 @@ fn step(op: &str, path: &str, value: &Value) -> Value {
 /// What the controller does, and what webhooks add to that.
 fn plugging(vm: &Value) -> Vec<Change> {
     let read: VirtualMachine = serde_json::from_value(vm.clone()).unwrap();
-    let disks = [false, true]
-        .map(|read_only| Disk { claim: Claim::of_name(SPACE, &format!("pvc-{read_only}")), read_only });
+    let disks = [false, true].map(|read_only| Disk {
+        claim: Claim::of_name(SPACE, &format!("pvc-{read_only}")),
+        read_only,
+        as_is: false,
+    });
     let change = |name: &str, steps: Value| Change::of(vm, name, JSON_PATCH, steps);
     let mut changes =
         vec![change("plug", plug(&read, &disks)), change("unplug", unplug(&read, &[OURS.to_owned()]))];

@@ -50,14 +50,14 @@ impl Domain for Domains {
         if let Some(guest) = self.guests.lock().unwrap().get(&disk.vm)
             && !*self.blind.lock().unwrap()
         {
-            guest.disks().seen.insert(disk.serial.clone(), "sdb".to_owned());
+            guest.disks().seen.insert(disk.device_id(), "sdb".to_owned());
         }
         Ok(())
     }
 
     async fn unplug(&self, disk: &Disk) -> Result<(), String> {
         if let Some(guest) = self.guests.lock().unwrap().get(&disk.vm) {
-            guest.disks().seen.remove(&disk.serial);
+            guest.disks().seen.remove(&disk.device_id());
         }
         Ok(())
     }
@@ -226,11 +226,17 @@ impl Whole {
 
     /// A guest in an instance.
     pub fn boot(&self, name: &str, instance: &Value) -> Vm {
+        self.boot_with(name, instance, &["disks", "topology"])
+    }
+
+    /// The same, whose agent has these capabilities beside those that all have.
+    pub fn boot_with(&self, name: &str, instance: &Value, more: &[&str]) -> Vm {
         let node = instance["status"]["nodeName"].as_str().unwrap();
         let lab = &self.nodes[node];
         let dmi = instance["spec"]["domain"]["firmware"]["uuid"].as_str().unwrap_or_default();
         let info = info(dmi, "boot-1");
-        let capabilities = [info.capabilities.clone(), vec!["disks".into(), "topology".into()]].concat();
+        let capabilities =
+            [info.capabilities.clone(), more.iter().map(|&one| one.to_owned()).collect()].concat();
         let info = GuestInfo { capabilities, ..info };
         let guest = Arc::new(Guest::start(&socket(lab, instance), Door::Hybrid, Manner::Good, info));
         let full = format!("default/{name}");

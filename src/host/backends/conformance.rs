@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::disks::{DiskError, GuestSide};
+use super::disks::{DiskError, GuestSide, Known};
 use super::volumes::{Holder, NewVolume, Place, Published, Volume, VolumeError, Volumes};
 
 const SIZE: u64 = 16 << 20;
@@ -27,11 +27,11 @@ struct Guest(bool);
 
 #[tonic::async_trait]
 impl GuestSide for Guest {
-    async fn release(&self) -> Result<(), DiskError> {
+    async fn release(&self, _: &Known) -> Result<(), DiskError> {
         if self.0 { Ok(()) } else { Err(DiskError::NotReleased("it is in use".to_owned())) }
     }
 
-    async fn stays(&self) {}
+    async fn stays(&self, _: &Known) {}
 }
 
 fn willing() -> Box<dyn GuestSide> {
@@ -126,7 +126,7 @@ async fn it_is_with_one_vm_until_that_has_let_go(bench: &dyn Bench) -> String {
     let (volumes, [a, b]) = (bench.volumes(), bench.vms());
     let id = make(volumes, "v").await.id;
     let plugged = volumes.plug(&id, published(&a), &a.vm).await.unwrap();
-    assert_eq!(Some(&plugged.serial), volumes.serial(&id).as_ref());
+    assert_eq!(Some(plugged.disk.text()), volumes.serial(&id).as_deref());
     assert_eq!(volumes.plug(&id, published(&a), &a.vm).await.unwrap(), plugged, "it is there already");
     let is_with_a = async || {
         assert_eq!(kept(volumes, &id).await.published, Some(published(&a)));

@@ -280,6 +280,38 @@ pub fn check_serial(serial: &str, bus: Bus) -> Result<(), DiskError> {
     Ok(())
 }
 
+/// By what a guest knows a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    /// What the guest compares.
+    pub by: By,
+    /// Another program than guestlet has plugged it, so that programs of the guest may use it of which its agent knows nothing.
+    pub is_adopted: bool,
+}
+
+/// What a guest compares to know a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum By {
+    /// Its serial number, in full.
+    Serial(String),
+    /// The text of page 83h, in full: what a SCSI disk shows that has no serial number.
+    Alias(String),
+}
+
+impl Known {
+    /// One that guestlet has plugged with this serial number.
+    pub fn serial(serial: impl Into<String>) -> Self {
+        Self { by: By::Serial(serial.into()), is_adopted: false }
+    }
+
+    /// The text that the guest compares.
+    pub fn text(&self) -> &str {
+        match &self.by {
+            By::Serial(text) | By::Alias(text) => text,
+        }
+    }
+}
+
 /// What the guest of a disk is told while that is taken away.
 #[tonic::async_trait]
 pub trait GuestSide: Send + Sync {
@@ -287,10 +319,10 @@ pub trait GuestSide: Send + Sync {
     ///
     /// # Errors
     /// [`DiskError::NotReleased`] if it must stay.
-    async fn release(&self) -> Result<(), DiskError>;
+    async fn release(&self, disk: &Known) -> Result<(), DiskError>;
 
     /// It was released, and stays after all.
-    async fn stays(&self);
+    async fn stays(&self, disk: &Known);
 }
 
 /// An answer to come.

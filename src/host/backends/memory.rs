@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::authority::{Open, Said, Verdict, judge};
-use super::disks::{Bus, DiskError, GuestSide};
+use super::disks::{Bus, DiskError, GuestSide, Known};
 use super::volumes::{
     Capacity, Class, Export, Holder, NewVolume, Place, Plugged, Published, Room, Sharer, Shares, Volume,
     VolumeError, Volumes,
@@ -120,7 +120,7 @@ impl Memory {
     /// Takes a disk from a VM that can be asked, once its guest has released it.
     async fn detach(&self, id: &str, vm: &str, guest: &dyn GuestSide) -> Result<(), DiskError> {
         if self.world().vm(vm)?.disks.contains(id) {
-            guest.release().await?;
+            guest.release(&Known::serial(id)).await?;
             self.world().vm(vm)?.disks.remove(id);
         }
         Ok(())
@@ -216,7 +216,7 @@ impl Volumes for Memory {
         }
         world.volume(id)?.published = Some(published);
         world.vm(vm)?.disks.insert(id.to_owned());
-        Ok(Plugged { serial: id.to_owned(), bus: Bus::Scsi })
+        Ok(Plugged { disk: Known::serial(id), bus: Bus::Scsi })
     }
 
     async fn unplug(

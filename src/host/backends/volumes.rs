@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use super::super::metrics::Room;
-use super::disks::{Bus, DiskError, GuestSide};
+use super::disks::{Bus, DiskError, GuestSide, Known};
 
 /// A volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,8 +140,8 @@ pub struct Capacity {
 /// How the guest knows a volume that is plugged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plugged {
-    /// The disk's serial number, in full.
-    pub serial: String,
+    /// By what.
+    pub disk: Known,
     /// What the guest sees it on.
     pub bus: Bus,
 }
@@ -178,6 +178,14 @@ pub enum VolumeError {
     /// It is there and cannot be used.
     #[error("{0}")]
     Damaged(String),
+    /// It is there, and has not been given to guestlet, or not all of what it takes for that.
+    #[error("{words}")]
+    NotGiven {
+        /// Whose it is; nobody else is told that it is there. May be empty.
+        cluster: String,
+        /// In words what to do, for its cluster.
+        words: String,
+    },
     /// Somebody has it open.
     #[error("{0}")]
     InUse(String),
@@ -243,6 +251,12 @@ pub trait Volumes: Send + Sync + fmt::Debug {
         guest: Box<dyn GuestSide>,
     ) -> Result<(), VolumeError>;
 
+    /// Whether another program has plugged the volume into this VM, in a way that can be taken over. If nothing is remembered of
+    /// the volume, it is then remembered that the VM has it.
+    async fn recognise(&self, _id: &str, _published: Published) -> Result<bool, VolumeError> {
+        Ok(false)
+    }
+
     /// Forgets that a VM had the volume. The caller knows by [`Volumes::holder`] that nobody has it, or answers for it.
     async fn forget(&self, id: &str) -> Result<(), VolumeError>;
 
@@ -252,8 +266,23 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     /// The identifiers of the volumes that the hypervisor has plugged into the VM with that name.
     async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError>;
 
-    /// How the guest on the other end of a disk knows a volume.
+    /// The serial number with which a volume is plugged.
     fn serial(&self, id: &str) -> Option<String>;
+
+    /// The identifier of the volume that its cluster may call so. Whose it is, is not said by that.
+    fn id(&self, _cluster: &str, handle: &str) -> String {
+        handle.to_owned()
+    }
+
+    /// What its cluster calls a volume of this identifier: not so if it is another program that has told the cluster of it.
+    fn handle(&self, id: &str) -> String {
+        id.to_owned()
+    }
+
+    /// What else a guest may know it by, of one that another program may have plugged.
+    fn other_names(&self, _id: &str) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Its shares, where it has any.
     fn shares(&self) -> Option<&dyn Shares> {

@@ -113,6 +113,18 @@ impl Service {
             .is_ok_and(|used| used == check::Use::Alone || self.keeper.has_shares())
     }
 
+    /// The identifier of the volume that the guest's cluster calls so.
+    fn id(&self, handle: &str) -> Result<String, Problem> {
+        check::volume_id(handle)?;
+        Ok(self.keeper.id(&self.guest.vm.cluster, handle))
+    }
+
+    /// A volume as its cluster knows it.
+    fn volume(&self, volume: &volumes::Volume) -> csi::Volume {
+        let volume_id = self.keeper.handle(&volume.id);
+        csi::Volume { capacity_bytes: bytes(volume.size), volume_id, ..csi::Volume::default() }
+    }
+
     /// Answers where a share is served. Nothing is changed by it, and so nothing recorded.
     async fn find_share(
         &self,
@@ -120,9 +132,9 @@ impl Service {
     ) -> Answer<csi::ControllerPublishVolumeResponse> {
         let (asker, request) = self.admit(request)?;
         let found = async {
-            check::volume_id(&request.volume_id)?;
+            let id = self.id(&request.volume_id)?;
             check::node_id(&request.node_id)?;
-            let export = self.keeper.find_share(&asker, &request.volume_id, &request.node_id).await?;
+            let export = self.keeper.find_share(&asker, &id, &request.node_id).await?;
             let publish_context = context(Given::Share(export)).into_iter().collect();
             Ok(csi::ControllerPublishVolumeResponse { publish_context })
         };
@@ -145,10 +157,6 @@ fn bytes(size: u64) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-fn volume(volume: volumes::Volume) -> csi::Volume {
-    csi::Volume { capacity_bytes: bytes(volume.size), volume_id: volume.id, ..csi::Volume::default() }
-}
-
 fn nodes(volume: &volumes::Volume) -> Vec<String> {
     let sharers = volume.sharers.iter().flatten().map(|sharer| sharer.node.clone());
     volume.published.iter().map(|published| published.node.clone()).chain(sharers).collect()
@@ -157,12 +165,12 @@ fn nodes(volume: &volumes::Volume) -> Vec<String> {
 /// What the agent is told of a volume that its node was given.
 fn context(given: Given) -> Vec<(String, String)> {
     let pairs = match given {
-        Given::Disk(Plugged { serial, bus }) => {
+        Given::Disk(Plugged { disk, bus }) => {
             let bus = match bus {
                 Bus::Scsi => "scsi",
                 Bus::VirtioBlk => "virtio",
             };
-            vec![(SERIAL, serial), (BUS, bus.to_owned())]
+            vec![(SERIAL, disk.text().to_owned()), (BUS, bus.to_owned())]
         }
         Given::Share(Export { server, path, options }) => {
             vec![(NFS_SERVER, server), (NFS_PATH, path), (NFS_OPTIONS, options)]
@@ -222,7 +230,7 @@ impl Controller for Service {
             };
             let wanted = Wanted { name: request.name, class, range, claim, is_share };
             let made = self.keeper.create(&asker, &self.guest.vm.cluster, wanted).await?;
-            Ok(csi::Volume { accessible_topology: places, ..volume(made) })
+            Ok(csi::Volume { accessible_topology: places, ..self.volume(&made) })
         };
         ended(entry, created.await.map(|made| csi::CreateVolumeResponse { volume: Some(made) }))
     }
@@ -233,10 +241,7 @@ impl Controller for Service {
     ) -> Answer<csi::DeleteVolumeResponse> {
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_RM, |asked| ("", &asked.volume_id))?;
-        let deleted = async {
-            check::volume_id(&request.volume_id)?;
-            self.keeper.remove(&asker, &request.volume_id).await
-        };
+        let deleted = async { self.keeper.remove(&asker, &self.id(&request.volume_id)?).await };
         ended(entry, deleted.await.map(|()| csi::DeleteVolumeResponse {}))
     }
 
@@ -250,16 +255,15 @@ impl Controller for Service {
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_ATTACH, |asked| (&asked.node_id, &asked.volume_id))?;
         let published = async {
-            check::volume_id(&request.volume_id)?;
+            let id = self.id(&request.volume_id)?;
             check::node_id(&request.node_id)?;
             let capability = request.volume_capability.as_ref();
             let missing = || Problem::new(Kind::Invalid, "volume_capability is missing");
             let capability = capability.ok_or_else(missing)?;
             check::capability(capability)?;
-            let (id, node) = (&request.volume_id, &request.node_id);
-            check::fits(&self.keeper.get(&asker, id).await?, capability)?;
+            check::fits(&self.keeper.get(&asker, &id).await?, capability)?;
             let read_only = request.readonly || check::is_read_only_share(capability);
-            self.keeper.publish(&asker, id, node, read_only).await
+            self.keeper.publish(&asker, &id, &request.node_id, read_only).await
         };
         let answer = |given| csi::ControllerPublishVolumeResponse {
             publish_context: context(given).into_iter().collect(),
@@ -274,12 +278,12 @@ impl Controller for Service {
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_DETACH, |asked| (&asked.node_id, &asked.volume_id))?;
         let unpublished = async {
-            check::volume_id(&request.volume_id)?;
+            let id = self.id(&request.volume_id)?;
             let node = Some(request.node_id.as_str()).filter(|node| !node.is_empty());
             if let Some(node) = node {
                 check::node_id(node)?;
             }
-            self.keeper.unpublish(&asker, &request.volume_id, node, false).await
+            self.keeper.unpublish(&asker, &id, node, false).await
         };
         ended(entry, unpublished.await.map(|()| csi::ControllerUnpublishVolumeResponse {}))
     }
@@ -291,9 +295,9 @@ impl Controller for Service {
         use csi::validate_volume_capabilities_response::Confirmed;
         let (asker, request) = self.admit(request)?;
         let validated = async {
-            check::volume_id(&request.volume_id)?;
+            let id = self.id(&request.volume_id)?;
             check::present(&request.volume_capabilities)?;
-            let volume = self.keeper.get(&asker, &request.volume_id).await?;
+            let volume = self.keeper.get(&asker, &id).await?;
             check::capabilities(&request.volume_capabilities)?;
             request.volume_capabilities.iter().try_for_each(|one| check::fits(&volume, one))?;
             check::without("mutable_parameters", !request.mutable_parameters.is_empty())?;
@@ -335,7 +339,7 @@ impl Controller for Service {
             for one in volumes {
                 let volume_condition = Some(condition(self.keeper.problem(&one).await));
                 let status = VolumeStatus { published_node_ids: nodes(&one), volume_condition };
-                entries.push(Entry { status: Some(status), volume: Some(volume(one)) });
+                entries.push(Entry { status: Some(status), volume: Some(self.volume(&one)) });
             }
             Ok(csi::ListVolumesResponse { entries, next_token })
         };
@@ -376,15 +380,15 @@ impl Controller for Service {
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_EXPAND, |asked| ("", &asked.volume_id))?;
         let expanded = async {
-            check::volume_id(&request.volume_id)?;
+            let id = self.id(&request.volume_id)?;
             let missing = || Problem::new(Kind::Invalid, "capacity_range is missing");
             let range = request.capacity_range.ok_or_else(missing)?;
             let range = Range::new(range.required_bytes, range.limit_bytes)?;
             if let Some(capability) = &request.volume_capability {
                 check::capability(capability)?;
             }
-            let is_share = self.keeper.get(&asker, &request.volume_id).await?.sharers.is_some();
-            let size = self.keeper.expand(&asker, &request.volume_id, range).await?;
+            let is_share = self.keeper.get(&asker, &id).await?.sharers.is_some();
+            let size = self.keeper.expand(&asker, &id, range).await?;
             Ok((size, is_share))
         };
         let is_block = request.volume_capability.as_ref().is_some_and(check::is_block);
@@ -404,11 +408,10 @@ impl Controller for Service {
         use csi::controller_get_volume_response::VolumeStatus;
         let (asker, request) = self.admit(request)?;
         let found = async {
-            check::volume_id(&request.volume_id)?;
-            let one = self.keeper.get(&asker, &request.volume_id).await?;
+            let one = self.keeper.get(&asker, &self.id(&request.volume_id)?).await?;
             let volume_condition = Some(condition(self.keeper.problem(&one).await));
             let status = VolumeStatus { published_node_ids: nodes(&one), volume_condition };
-            Ok(csi::ControllerGetVolumeResponse { status: Some(status), volume: Some(volume(one)) })
+            Ok(csi::ControllerGetVolumeResponse { status: Some(status), volume: Some(self.volume(&one)) })
         };
         answer(found.await)
     }

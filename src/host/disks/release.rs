@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
-use super::super::backends::disks::{DiskError, GuestSide};
+use super::super::backends::disks::{self, DiskError, GuestSide, Known};
 use super::super::caller::Behalf;
 use super::super::calls::Calls;
 use super::super::fleet::{Handle, Reach};
@@ -41,20 +41,18 @@ pub(in crate::host) fn too_old() -> String {
     format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}")
 }
 
-/// The agent of one VM, asked about one disk.
+/// The agent of one VM, asked about disks.
 #[derive(Debug)]
 pub struct Agent {
     fleet: Handle,
     vm: String,
-    serial: String,
     behalf: Option<Behalf>,
 }
 
 impl Agent {
-    /// Of the VM with this name, about the disk with this serial number, on behalf of somebody, if not of the host half.
-    pub fn new(fleet: &Handle, vm: &str, serial: &str, behalf: Option<&Behalf>) -> Self {
-        let behalf = behalf.cloned();
-        Self { fleet: fleet.clone(), vm: vm.to_owned(), serial: serial.to_owned(), behalf }
+    /// Of the VM with this name, on behalf of somebody, if not of the host half.
+    pub fn new(fleet: &Handle, vm: &str, behalf: Option<&Behalf>) -> Self {
+        Self { fleet: fleet.clone(), vm: vm.to_owned(), behalf: behalf.cloned() }
     }
 
     /// For calls, and whether another program has the session; or why there can be none.
@@ -86,15 +84,11 @@ impl Agent {
         }
     }
 
-    fn selector(&self) -> DiskSelector {
-        DiskSelector { by: Some(By::Serial(self.serial.clone())) }
-    }
-
     /// The guest's name for the disk, as soon as the guest has it; or why there is none.
-    pub(in crate::host) async fn find(&self) -> Result<String, String> {
+    pub(in crate::host) async fn find(&self, disk: &Known) -> Result<String, String> {
         let (mut calls, is_elsewhere) = self.calls().await.map_err(Unreleased::words)?;
         let wait_milliseconds = u32::try_from(SEEN.as_millis()).unwrap_or(u32::MAX);
-        let request = FindDiskRequest { disk: Some(self.selector()), wait_milliseconds };
+        let request = FindDiskRequest { disk: Some(selector(disk)), wait_milliseconds };
         let answer =
             within(SEEN + ANSWER, is_elsewhere, calls.find_disk(request)).await.map_err(Unreleased::words)?;
         match answer.disk {
@@ -105,7 +99,7 @@ impl Agent {
 
     /// Has the guest release the disk. While something is being done to it there, such as a release that was asked for
     /// before this program was started, that is waited for.
-    async fn release(&self, patience: Duration) -> Result<(), Unreleased> {
+    async fn release(&self, disk: &Known, patience: Duration) -> Result<(), Unreleased> {
         let begun = Instant::now();
         let end = begun + patience;
         let limits = self.fleet.limits(self.vm.clone()).await;
@@ -113,18 +107,26 @@ impl Agent {
         let busy_end = end.min(begun + limits.busy);
         let answer = loop {
             let (mut calls, is_elsewhere) = self.calls().await?;
-            let request = ReleaseDiskRequest { disk: Some(self.selector()) };
+            let request = ReleaseDiskRequest { disk: Some(selector(disk)) };
             let left = end.saturating_duration_since(Instant::now());
             match within(left, is_elsewhere, calls.release_disk(request)).await {
                 Err(Unreleased::Busy(_)) if Instant::now() + BUSY < busy_end => sleep(BUSY).await,
                 answer => break answer?,
             }
         };
-        let (vm, serial) = (&self.vm, &self.serial);
+        let (vm, serial) = (&self.vm, disk.text());
         let name = answer.disk.map(|disk| text::clean(&disk.name));
         tracing::info!(vm, serial, name, removed = answer.removed, "the guest has released a disk");
         Ok(())
     }
+}
+
+fn selector(disk: &Known) -> DiskSelector {
+    let by = match &disk.by {
+        disks::By::Serial(serial) => By::Serial(serial.clone()),
+        disks::By::Alias(alias) => By::Alias(alias.clone()),
+    };
+    DiskSelector { by: Some(by) }
 }
 
 /// Why a guest has not released a disk, in words.
@@ -188,18 +190,18 @@ pub(in crate::host) fn side(agent: Agent, force: bool) -> (Box<dyn GuestSide>, o
 
 #[tonic::async_trait]
 impl GuestSide for Agent {
-    async fn release(&self) -> Result<(), DiskError> {
-        Self::release(self, RELEASE).await.map_err(|why| {
-            let (serial, why) = (&self.serial, why.words());
+    async fn release(&self, disk: &Known) -> Result<(), DiskError> {
+        Self::release(self, disk, RELEASE).await.map_err(|why| {
+            let (serial, why) = (disk.text(), why.words());
             DiskError::NotReleased(format!(
                 "the guest does not let go of the disk {serial:?}: {why}; it stays attached unless --force is given"
             ))
         })
     }
 
-    async fn stays(&self) {
-        let (vm, serial) = (&self.vm, &self.serial);
-        match self.find().await {
+    async fn stays(&self, disk: &Known) {
+        let (vm, serial) = (&self.vm, disk.text());
+        match self.find(disk).await {
             Ok(name) => {
                 self.fleet.log().info(
                     vm,
@@ -226,9 +228,9 @@ struct Forced {
 
 #[tonic::async_trait]
 impl GuestSide for Forced {
-    async fn release(&self) -> Result<(), DiskError> {
-        if let Err(why) = self.agent.release(FORCED).await {
-            let (vm, serial, why) = (&self.agent.vm, &self.agent.serial, why.words());
+    async fn release(&self, disk: &Known) -> Result<(), DiskError> {
+        if let Err(why) = self.agent.release(disk, FORCED).await {
+            let (vm, serial, why) = (&self.agent.vm, disk.text(), why.words());
             tracing::warn!(vm, serial, why, "a disk is taken away by force");
             let told = self.told.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             // Who asked may have gone.
@@ -237,12 +239,13 @@ impl GuestSide for Forced {
         Ok(())
     }
 
-    async fn stays(&self) {
-        self.agent.stays().await;
+    async fn stays(&self, disk: &Known) {
+        self.agent.stays(disk).await;
     }
 }
 
-/// As a detach that asks the guest, but one that cannot be asked, or does not answer, loses the disk.
+/// As a detach that asks the guest, but one that cannot be asked, or does not answer, loses the disk: without its agent nothing
+/// there uses it. That is not so of one that another program has plugged, which stays.
 pub(in crate::host) fn bounded(agent: Agent) -> Box<dyn GuestSide> {
     Box::new(Bounded { agent })
 }
@@ -256,11 +259,11 @@ struct Nobody;
 
 #[tonic::async_trait]
 impl GuestSide for Nobody {
-    async fn release(&self) -> Result<(), DiskError> {
+    async fn release(&self, _: &Known) -> Result<(), DiskError> {
         Ok(())
     }
 
-    async fn stays(&self) {}
+    async fn stays(&self, _: &Known) {}
 }
 
 struct Bounded {
@@ -276,20 +279,30 @@ impl Bounded {
 
 #[tonic::async_trait]
 impl GuestSide for Bounded {
-    async fn release(&self) -> Result<(), DiskError> {
-        let (vm, serial) = (&self.agent.vm, &self.agent.serial);
+    async fn release(&self, disk: &Known) -> Result<(), DiskError> {
+        let (vm, serial) = (&self.agent.vm, disk.text());
         let begun = Instant::now();
         self.meet().await;
-        let mut released = self.agent.release(RELEASE).await;
+        if disk.is_adopted {
+            // One that it does not know by this may be in use there all the same. One that it has released it finds again.
+            self.agent.find(disk).await.map_err(|why| {
+                DiskError::NotReleased(format!(
+                    "the guest does not say that it has the disk {serial:?}: {why}; another program than guestlet has plugged \
+                     it, and may use it there. Start or upgrade the agent of that guest, or stop the VM; guestctl volumes detach \
+                     --force does not ask it"
+                ))
+            })?;
+        }
+        let mut released = self.agent.release(disk, RELEASE).await;
         // An agent that was started again meanwhile is asked again; one that hangs is not.
         if matches!(released, Err(Unreleased::Unasked(_))) && begun.elapsed() < RELEASE {
             self.meet().await;
-            released = self.agent.release(RELEASE).await;
+            released = self.agent.release(disk, RELEASE).await;
         }
         // Where the VM has just come to may not be known everywhere.
         while matches!(released, Err(Unreleased::Untold(_))) && begun.elapsed() < MEETING {
             sleep(BUSY).await;
-            released = self.agent.release(RELEASE).await;
+            released = self.agent.release(disk, RELEASE).await;
         }
         match released {
             Ok(()) => Ok(()),
@@ -299,6 +312,11 @@ impl GuestSide for Bounded {
             Err(Unreleased::Kept(why) | Unreleased::Busy(why)) => {
                 Err(DiskError::NotReleased(format!("the guest does not let go of the volume: {why}")))
             }
+            Err(Unreleased::Unasked(why)) if disk.is_adopted => Err(DiskError::NotReleased(format!(
+                "the guest does not say that it lets go of the volume: {why}; another program than guestlet has plugged it, and \
+                 may use it there. Start or upgrade the agent of that guest, or stop the VM; guestctl volumes detach --force does \
+                 not ask it"
+            ))),
             Err(Unreleased::Unasked(why)) => {
                 let words = format!("a disk is taken away although its guest was not asked: {why}");
                 self.agent.fleet.log().warn(vm, serial, &words);
@@ -307,7 +325,7 @@ impl GuestSide for Bounded {
         }
     }
 
-    async fn stays(&self) {
-        self.agent.stays().await;
+    async fn stays(&self, disk: &Known) {
+        self.agent.stays(disk).await;
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::super::backends::Vm;
 use super::super::backends::disks::GuestSide;
-use super::super::backends::volumes::{Export, Place, Plugged, Published, Volume};
+use super::super::backends::volumes::{Export, Holder, Place, Plugged, Published, Volume};
 use super::super::disks::release::{self, Agent};
 use super::super::fleet::{Identity, Machine};
 use super::super::metrics::operations::Operation;
@@ -115,11 +115,16 @@ impl Keeper {
                 keeper.tell(VolumeAction::Attached, &volume, &by, Some(&vm.name)).await;
             }
             if keeper.0.volumes.needs_the_guests_word() {
-                let seen = keeper.agent(&id, &vm.name, &by).find().await;
+                let seen = keeper.agent(&vm.name, &by).find(&plugged.disk).await;
                 seen.map_err(|why| {
                     let words =
                         "the volume is plugged, and its guest does not say that it sees it; repeat the call";
-                    Problem::with_detail(Kind::Unavailable, words, format!("{words}: {why}"))
+                    let detail = format!("{words}: {why}");
+                    // A guest of that other program may have an agent that has to be upgraded, or none.
+                    if plugged.disk.is_adopted {
+                        return Problem::new(Kind::Unavailable, detail);
+                    }
+                    Problem::with_detail(Kind::Unavailable, words, detail)
                 })?;
             }
             Ok(Given::Disk(plugged))
@@ -149,13 +154,17 @@ impl Keeper {
             if volume.sharers.is_some() {
                 return keeper.unshare(&by, &volume, node.as_deref()).await;
             }
+            let is_there = keeper.recognise(&by, &volume, node.as_deref()).await?;
             let published = volume.published.as_ref();
             if let (Some(node), Some(published)) = (&node, published) {
                 let named = keeper.node(&volume.cluster, node).await?;
                 let named = named.is_some_and(|named| named.vm.ids.lasting == published.uuid);
                 let same = |one: &str| one.eq_ignore_ascii_case(node);
                 if !named && !same(&published.uuid) && published.node != *node && published.vm != *node {
-                    return Ok(());
+                    let words = format!(
+                        "another program than guestlet has plugged the volume {id} into the node {node}, and has to unplug it"
+                    );
+                    return if is_there { Err(Problem::new(Kind::Precondition, words)) } else { Ok(()) };
                 }
             }
             keeper.advance(&by, &id, Request::Unpublish { by_force: forced }).await?;
@@ -165,6 +174,33 @@ impl Keeper {
             Ok(())
         })
         .await
+    }
+
+    /// Whether another program has plugged a volume, that is to be taken away, into this node. If nothing is remembered of the volume,
+    /// that program may have told the cluster that the node has it: from there it is taken as any other.
+    async fn recognise(&self, by: &Asker, volume: &Volume, node: Option<&str>) -> Result<bool, Problem> {
+        let found = match (node, by) {
+            (Some(node), _) => self.node(&volume.cluster, node).await?,
+            // Guests always name one; people mean whichever it is.
+            (None, Asker::Guest { .. }) => None,
+            (None, Asker::Person(_) | Asker::Host) if volume.published.is_some() => None,
+            (None, Asker::Person(_) | Asker::Host) => match self.0.volumes.holder(&volume.id).await? {
+                Holder::On(place) => self.vm(&place.uuid).await?,
+                Holder::Off | Holder::Unknown(_) => None,
+            },
+        };
+        let Some(Machine { vm, .. }) = found.filter(|found| found.vm.cluster == volume.cluster) else {
+            return Ok(false);
+        };
+        let published = Published {
+            uuid: vm.ids.lasting.clone(),
+            vm: vm.name.clone(),
+            node: node.unwrap_or(&vm.name).to_owned(),
+            read_only: false,
+            leaving: false,
+        };
+        let recognised = self.0.volumes.recognise(&volume.id, published).await;
+        recognised.map_err(|error| self.logged(by, "look for a volume", &volume.id, error))
     }
 
     /// Makes a volume larger, also while a guest uses it; success if it is large enough. Returns its size.
@@ -249,13 +285,13 @@ impl Keeper {
                     volumes.forget(id).await?;
                 }
                 Next::Unplug(place) => {
-                    let side = self.side(by, id, &place, request).await?;
+                    let side = self.side(by, &place, request).await?;
                     let unplugged = volumes.unplug(id, &place.vm, PATIENCE, side).await;
                     unplugged.map_err(|error| self.logged(by, "unplug a volume", id, error))?;
                     return Ok(End::Done);
                 }
                 Next::TakeBack(place) => {
-                    let side = self.side(by, id, &place, request).await?;
+                    let side = self.side(by, &place, request).await?;
                     let taken = volumes.take_back(id, &place, PATIENCE, side).await;
                     taken.map_err(|error| self.logged(by, "take a volume back", id, error))?;
                 }
@@ -268,7 +304,6 @@ impl Keeper {
     async fn side(
         &self,
         by: &Asker,
-        id: &str,
         place: &Place,
         request: Request<'_>,
     ) -> Result<Box<dyn GuestSide>, Problem> {
@@ -277,7 +312,7 @@ impl Keeper {
         if is_off && !self.0.volumes.needs_the_guests_word() {
             return Ok(release::nobody());
         }
-        let agent = self.agent(id, &place.vm, by);
+        let agent = self.agent(&place.vm, by);
         Ok(match request {
             Request::Unpublish { by_force: true } => release::side(agent, true).0,
             _ => release::bounded(agent),
@@ -331,9 +366,9 @@ impl Keeper {
         })
     }
 
-    /// The agent of the VM with this name, about a volume.
-    pub(super) fn agent(&self, id: &str, vm: &str, by: &Asker) -> Agent {
-        Agent::new(&self.0.fleet, vm, &self.0.volumes.serial(id).unwrap_or_default(), by.behalf())
+    /// The agent of the VM with this name.
+    pub(super) fn agent(&self, vm: &str, by: &Asker) -> Agent {
+        Agent::new(&self.0.fleet, vm, by.behalf())
     }
 
     /// The VM with this UUID, if it is known.

@@ -198,6 +198,16 @@ impl Keeper {
         self.0.volumes.are_of_one_host()
     }
 
+    /// The identifier of the volume that a cluster may call so.
+    pub fn id(&self, cluster: &str, handle: &str) -> String {
+        self.0.volumes.id(cluster, handle)
+    }
+
+    /// What its cluster calls a volume of this identifier.
+    pub fn handle(&self, id: &str) -> String {
+        self.0.volumes.handle(id)
+    }
+
     fn policy(&self, cluster: &str) -> Policy {
         self.0.policies.borrow().get(cluster).cloned().unwrap_or_default()
     }
@@ -227,7 +237,15 @@ impl Keeper {
 
     /// The volume, if it is there for who asks.
     async fn find(&self, asker: &Asker, id: &str) -> Result<Option<Volume>, Problem> {
-        let found = self.0.volumes.get(id).await?;
+        let found = match (asker, self.0.volumes.get(id).await) {
+            // What is not its own does not exist for it.
+            (Asker::Guest { cluster: own, .. }, Err(VolumeError::NotGiven { cluster, .. }))
+                if cluster != *own =>
+            {
+                return Err(Problem::no_volume(id));
+            }
+            (_, found) => found?,
+        };
         match (asker, &found) {
             (Asker::Guest { cluster, .. }, Some(volume)) if volume.cluster != *cluster => {
                 Err(Problem::no_volume(id))

@@ -119,9 +119,8 @@ impl Keeper {
     }
 
     async fn show(&self, volume: &volumes::Volume) -> Volume {
-        let serial = self.0.volumes.serial(&volume.id).unwrap_or_default();
         let (holder, failed) = match volume.published.clone() {
-            Some(published) => self.holder_of(published, &serial).await,
+            Some(published) => self.holder_of(published, &self.names(&volume.id)).await,
             None => (None, None),
         };
         Volume {
@@ -133,7 +132,7 @@ impl Keeper {
             claim: super::super::text::clean(&volume.claim),
             holder,
             problem: failed.or_else(|| volume.problem.clone()).unwrap_or_default(),
-            serial,
+            serial: self.0.volumes.serial(&volume.id).unwrap_or_default(),
             sharers: volume.sharers.iter().flatten().map(sharer).collect(),
         }
     }
@@ -141,24 +140,30 @@ impl Keeper {
     /// What is wrong with a volume: of itself, or where it is plugged; if anything is.
     pub async fn problem(&self, volume: &volumes::Volume) -> Option<String> {
         let failed = match volume.published.clone() {
-            Some(published) => {
-                let serial = self.0.volumes.serial(&volume.id).unwrap_or_default();
-                self.holder_of(published, &serial).await.1
-            }
+            Some(published) => self.holder_of(published, &self.names(&volume.id)).await.1,
             None => None,
         };
         failed.or_else(|| volume.problem.clone())
     }
 
-    /// The VM that has a volume, and what is wrong with that there.
-    async fn holder_of(&self, published: Published, serial: &str) -> (Option<VolumeHolder>, Option<String>) {
+    /// All that a guest may know a volume by.
+    fn names(&self, id: &str) -> Vec<String> {
+        self.0.volumes.serial(id).into_iter().chain(self.0.volumes.other_names(id)).collect()
+    }
+
+    /// The VM that has a volume, which its guest knows by one of these names, and what is wrong with that there.
+    async fn holder_of(
+        &self,
+        published: Published,
+        names: &[String],
+    ) -> (Option<VolumeHolder>, Option<String>) {
         let Published { uuid, vm, read_only, leaving, .. } = published;
         let found = self.0.fleet.get(vm.clone()).await.ok().flatten();
         let found = found.filter(|found| found.view.uuid == uuid);
         let errors = found.as_ref().map(|found| found.view.io_errors.as_slice()).unwrap_or_default();
-        let failed = errors.iter().find(|error| error.disk == serial).map(|error| failed(error, &vm));
+        let failed = errors.iter().find(|error| names.contains(&error.disk)).map(|error| failed(error, &vm));
         let state = found.and_then(|found| found.state);
-        let (device, mount_points) = state.map(|state| place(&state, serial)).unwrap_or_default();
+        let (device, mount_points) = state.map(|state| place(&state, names)).unwrap_or_default();
         let mut pods: Vec<_> = mount_points.iter().filter_map(|path| pod(path)).map(str::to_owned).collect();
         pods.dedup();
         (Some(VolumeHolder { vm, uuid, read_only, leaving, device, mount_points, pods }), failed)
@@ -189,8 +194,9 @@ fn for_people(error: volumes::VolumeError) -> Status {
 }
 
 /// The guest's name of a disk, and where it is mounted.
-fn place(state: &GuestState, serial: &str) -> (String, Vec<String>) {
-    let has = |disk: &&crate::wire::proto::v1::Disk| disk.serials.iter().any(|one| one.value == serial);
+fn place(state: &GuestState, names: &[String]) -> (String, Vec<String>) {
+    let has =
+        |disk: &&crate::wire::proto::v1::Disk| disk.serials.iter().any(|one| names.contains(&one.value));
     let Some(disk) = state.disks.iter().find(has) else { return Default::default() };
     let mounted = state.file_systems.iter().filter(|mounted| mounted.source == disk.file);
     let mut points: Vec<_> = mounted.map(|mounted| mounted.mount_point.clone()).collect();
@@ -238,10 +244,10 @@ mod tests {
             ],
             ..GuestState::default()
         };
-        let (name, points) = place(&state, "abc");
+        let (name, points) = place(&state, &["none".to_owned(), "abc".to_owned()]);
         assert_eq!((name.as_str(), points.len()), ("sdb", 2));
         assert_eq!(points.iter().filter_map(|point| super::pod(point)).collect::<Vec<_>>(), ["0a1b"]);
-        assert_eq!(place(&state, "none"), Default::default());
+        assert_eq!(place(&state, &["none".to_owned()]), Default::default());
         assert_eq!(super::pod("/pods/x/etc-hosts"), None);
         let device = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/0a1b";
         assert_eq!(super::pod(device), Some("0a1b"));

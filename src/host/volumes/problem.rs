@@ -121,7 +121,9 @@ impl From<VolumeError> for Problem {
             VolumeError::Waiting { words: for_all, .. } => {
                 Self::with_detail(Kind::Unavailable, for_all, words)
             }
-            VolumeError::Refused(words) => Self::new(Kind::Precondition, words),
+            VolumeError::Refused(words) | VolumeError::NotGiven { words, .. } => {
+                Self::new(Kind::Precondition, words)
+            }
             VolumeError::InUse(_) => Self::with_detail(Kind::Unavailable, "the volume is in use", words),
             // All that it says stands in the identifier, but for the host's name, which guests are told anyway.
             VolumeError::Elsewhere(_) => Self::new(Kind::Unavailable, format!("{words}; {ELSEWHERE}")),

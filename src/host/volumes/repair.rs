@@ -126,7 +126,7 @@ impl Keeper {
             return;
         }
         tracing::debug!(volume = id, vm, "a VM has a volume that it is not to have; it is taken away");
-        let agent = self.agent(id, vm, &Asker::Host);
+        let agent = self.agent(vm, &Asker::Host);
         let place = Place { uuid: uuid.to_owned(), vm: vm.to_owned() };
         let taken = self.0.volumes.take_back(id, &place, PATIENCE, release::bounded(agent)).await;
         match taken {
@@ -160,7 +160,7 @@ impl Keeper {
         }
         let (leaving, outcome) = if published.leaving {
             // The disk is gone, but not all of what was behind it may be.
-            let side = release::bounded(self.agent(id, vm, &Asker::Host));
+            let side = release::bounded(self.agent(vm, &Asker::Host));
             (true, self.0.volumes.unplug(id, vm, PATIENCE, side).await)
         } else {
             (false, self.0.volumes.plug(id, published, vm).await.map(drop))

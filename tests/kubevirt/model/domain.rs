@@ -25,6 +25,13 @@ pub struct Disk {
     pub bytes: u64,
 }
 
+impl Disk {
+    /// What it shows as the text of page 83h, which libvirt makes of its name if it has no serial number.
+    pub fn device_id(&self) -> String {
+        if self.serial.is_empty() { format!("drive-ua-{}", self.volume) } else { self.serial.clone() }
+    }
+}
+
 /// Plugs disks into running VMs. What takes long holds up only the disk that it is of.
 #[tonic::async_trait]
 pub trait Domain: Send + Sync + 'static {

@@ -354,7 +354,7 @@ impl Cluster {
     /// # Errors
     /// If KubeVirt refuses it, in its words, or it cannot be asked.
     pub async fn add_volume(&self, vm: &VirtualMachine, disk: &Disk) -> Result<Written, VolumeError> {
-        let name = disk.claim.volume();
+        let name = disk.volume();
         let body = json!({"name": name, "disk": disk.device(), "volumeSource": disk.source()});
         self.subresource(vm, "addvolume", &body).await
     }

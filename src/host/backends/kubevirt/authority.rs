@@ -43,6 +43,8 @@ pub struct Lister {
     claims: Vec<String>,
     /// What its status calls its volumes, or those that are to come.
     volumes: Vec<String>,
+    /// Those of them that came while it ran, and of which the status does not say what they are made of.
+    unsaid: Vec<String>,
 }
 
 impl Lister {
@@ -52,7 +54,8 @@ impl Lister {
         let claims: Vec<_> = listed(&vm.spec.template.spec).into_iter().chain(coming).collect();
         let volumes: Vec<_> = vm.asked_for().map(|one| one.name.clone()).collect();
         let (uuid, name) = (vm.metadata.uid.clone(), vm.metadata.name.clone());
-        (!claims.is_empty() || !volumes.is_empty()).then_some(Self { uuid, name, claims, volumes })
+        let unsaid = Vec::new();
+        (!claims.is_empty() || !volumes.is_empty()).then_some(Self { uuid, name, claims, volumes, unsaid })
     }
 
     /// A run of a VM, if it has a claim or a volume, or is about to, or has not let go of it.
@@ -63,13 +66,21 @@ impl Lister {
             status.iter().filter_map(|one| one.persistent_volume_claim_info.as_ref().and_then(of_claim));
         let claims: Vec<_> = listed(&instance.spec).into_iter().chain(there).collect();
         let volumes: Vec<_> = status.iter().map(|one| one.name.clone()).collect();
+        let is_unsaid = |one: &&objects::VolumeStatus| {
+            one.hotplug_volume.is_some()
+                && one.persistent_volume_claim_info.as_ref().and_then(of_claim).is_none()
+        };
+        let unsaid = status.iter().filter(is_unsaid).map(|one| one.name.clone()).collect();
         let (uuid, name) = (lasting(instance), instance.metadata.name.clone());
-        (!claims.is_empty() || !volumes.is_empty()).then_some(Self { uuid, name, claims, volumes })
+        (!claims.is_empty() || !volumes.is_empty()).then_some(Self { uuid, name, claims, volumes, unsaid })
     }
 
     /// Whether it has this claim.
     fn has(&self, claim: &Claim) -> bool {
-        self.claims.contains(&claim.name) || self.volumes.contains(&claim.volume())
+        self.claims.contains(&claim.name)
+            || self.volumes.contains(&claim.volume())
+            // Who plugs a claim otherwise calls the volume like it.
+            || self.unsaid.contains(&claim.name)
     }
 }
 
@@ -80,6 +91,13 @@ pub struct Use {
     pub name: String,
     /// Where; empty if that is not decided.
     pub node: String,
+    /// It is a pod by which KubeVirt plugs volumes.
+    pub is_attacher: bool,
+}
+
+/// A pod that uses the claim and is none by which KubeVirt plugs it.
+pub fn stranger(evidence: &Evidence) -> Option<&Use> {
+    evidence.pods.iter().find(|pod| !pod.is_attacher)
 }
 
 /// Who holds a claim.
@@ -105,14 +123,14 @@ pub fn judge(claim: &Claim, evidence: &Evidence) -> Holder {
 
 fn nobody(claim: &Claim, evidence: &Evidence) -> Holder {
     let Claim { namespace, name } = claim;
-    if let Some(Use { name: attachment, node }) = evidence.attachments.first() {
+    if let Some(Use { name: attachment, node, .. }) = evidence.attachments.first() {
         return Holder::Unknown(format!(
             "no VM lists the claim {namespace}/{name}, but the host cluster has its volume attached to the node {node:?} \
              (VolumeAttachment {attachment})"
         ));
     }
     match evidence.pods.first() {
-        Some(Use { name: pod, node }) => Holder::Unknown(format!(
+        Some(Use { name: pod, node, .. }) => Holder::Unknown(format!(
             "no VM lists the claim {namespace}/{name}, but the pod {pod} on the node {node:?} uses it"
         )),
         None => Holder::Off,
@@ -218,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_no_vm_lists_is_held_until_nothing_uses_it() {
-        let one = |name: &str| vec![Use { name: name.to_owned(), node: "n1".to_owned() }];
+        let one = |name: &str| vec![Use { name: name.to_owned(), node: "n1".to_owned(), is_attacher: false }];
         let attached =
             Evidence { attachments: one("csi-1"), pods: one("hp-volume-1"), ..Evidence::default() };
         assert!(holder(&attached).contains("VolumeAttachment csi-1"), "{}", holder(&attached));

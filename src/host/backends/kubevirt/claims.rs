@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
+use super::adopted;
 use super::names::Claim;
 use super::objects::CLUSTER_LABEL;
 use crate::host::backends::volumes::{NewVolume, Published, Sharer, Volume};
@@ -19,7 +20,7 @@ use crate::host::backends::volumes::{NewVolume, Published, Sharer, Volume};
 /// The label of what is made by guestlet, and its value.
 pub const OURS: (&str, &str) = ("app.kubernetes.io/managed-by", "guestlet");
 /// The cluster, as the host half names it.
-const CLUSTER: &str = "guestlet.io/cluster";
+pub const CLUSTER: &str = "guestlet.io/cluster";
 /// The name of the volume in its cluster.
 const NAME: &str = "guestlet.io/name";
 /// The claim of the guest cluster.
@@ -32,7 +33,7 @@ pub const PUBLISHED: &str = "guestlet.io/published";
 /// Which VMs may mount the share that the claim is.
 pub const SHARERS: &str = "guestlet.io/shared-with";
 /// The volume mode of shares; that of all others is `Block`. It never changes.
-const FILES: &str = "Filesystem";
+pub const FILES: &str = "Filesystem";
 /// The access mode of shares.
 const MANY: &str = "ReadWriteMany";
 
@@ -117,7 +118,7 @@ pub fn build(claim: &Claim, new: &NewVolume, access_mode: &str) -> PersistentVol
     }
 }
 
-/// The volume that a claim is; none if it is none of ours.
+/// The volume that a claim is; none if it is none of ours. It is one that guestlet has made, or was given ([`adopted`]).
 pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
     let metadata = &claim.metadata;
     let is_ours = metadata.labels.as_ref()?.get(OURS.0).is_some_and(|by| by == OURS.1);
@@ -125,9 +126,9 @@ pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
     let empty = BTreeMap::new();
     let annotations = metadata.annotations.as_ref().unwrap_or(&empty);
     let text = |key: &str| annotations.get(key).cloned().unwrap_or_default();
-    if !is_ours || text(CLUSTER).is_empty() {
-        return None;
-    }
+    let made_for = Some(text(CLUSTER)).filter(|cluster| is_ours && !cluster.is_empty());
+    let is_made = made_for.is_some();
+    let cluster = made_for.or_else(|| adopted::cluster(&place, claim))?;
     let (published, unreadable) = match published(claim) {
         Ok(published) => (published, None),
         Err(why) => (None, Some(why)),
@@ -139,8 +140,8 @@ pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
     let spec = claim.spec.as_ref();
     Some(Volume {
         id: place.id(),
-        name: text(NAME),
-        cluster: text(CLUSTER),
+        name: if is_made { text(NAME) } else { place.name },
+        cluster,
         class: spec.and_then(|spec| spec.storage_class_name.clone()).unwrap_or_default(),
         size: size(claim),
         claim: text(CLAIM),

@@ -67,6 +67,14 @@ impl Copies {
         self.claims.borrow().as_ref().map(|all| all.values().cloned().collect())
     }
 
+    /// Whether the VM of this UUID is to have the volume that a claim is.
+    pub fn is_published(&self, claim: &Claim, uuid: &str) -> bool {
+        let key = (claim.namespace.clone(), claim.name.clone());
+        let claims = self.claims.borrow();
+        let volume = claims.as_ref().and_then(|all| all.get(&key));
+        volume.and_then(|volume| volume.published.as_ref()).is_some_and(|published| published.uuid == uuid)
+    }
+
     /// The storage classes, in the order of their names.
     pub fn classes(&self) -> Vec<Class> {
         self.classes.borrow().iter().flat_map(BTreeMap::values).cloned().collect()

@@ -17,11 +17,13 @@ use super::api::failed_words;
 use super::authority::{Evidence, Lister, Use};
 use super::lists;
 use super::names::Claim;
-use super::objects::{Instance, VirtualMachine};
+use super::objects::{Instance, VirtualMachine, or_default};
 use super::shared::Shared;
 
 /// Objects in one answer to a list.
 const PAGE: u32 = 250;
+/// What KubeVirt calls its pods that plug volumes.
+const ATTACHER: &str = "hotplug-disk";
 
 /// Reads it; clones share what they read.
 #[derive(Clone)]
@@ -57,6 +59,16 @@ struct SlimPod {
 struct Name {
     #[serde(default)]
     name: String,
+    #[serde(default, deserialize_with = "or_default")]
+    labels: Labels,
+}
+
+/// The one label of them that says something.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Labels {
+    #[serde(rename = "kubevirt.io")]
+    role: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -138,7 +150,11 @@ impl Reader {
         let keep = |one: SlimAttachment| {
             let SlimAttachment { metadata, spec } = one;
             let Some(volume) = spec.source.persistent_volume_name else { return };
-            all.entry(volume).or_default().push(Use { name: metadata.name, node: spec.node_name });
+            all.entry(volume).or_default().push(Use {
+                name: metadata.name,
+                node: spec.node_name,
+                is_attacher: false,
+            });
         };
         self.each::<VolumeAttachment, _>(None, keep).await?;
         Ok(all)
@@ -176,7 +192,8 @@ fn keep_pod(pods: &mut BTreeMap<String, Vec<Use>>, pod: SlimPod) {
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return;
     }
-    let one = Use { name: metadata.name, node: spec.node_name.unwrap_or_default() };
+    let is_attacher = metadata.labels.role.as_deref() == Some(ATTACHER);
+    let one = Use { name: metadata.name, node: spec.node_name.unwrap_or_default(), is_attacher };
     let claims = spec.volumes.into_iter().flatten().filter_map(|volume| volume.persistent_volume_claim);
     for claim in claims {
         pods.entry(claim.claim_name).or_default().push(one.clone());

@@ -11,6 +11,8 @@
 //! Nothing is remembered but in the API: what a claim is and which VM is to have it are in its labels and annotations,
 //! which VM has it is in the VMs' specs and statuses. Objects are read as far as [`objects`] says, and no further.
 
+pub mod adopted;
+mod adopting;
 mod advice;
 pub mod api;
 pub mod authority;
@@ -18,6 +20,7 @@ pub mod claims;
 pub mod cluster;
 pub mod controller;
 mod copies;
+mod detach;
 mod evidence;
 pub mod fence;
 mod follow;

@@ -9,6 +9,9 @@
 //!  volume in a VM's spec       guestlet-disk-91e4…         by its prefix known as one of ours
 //! ```
 //!
+//! A claim that Harvester's driver has made keeps its name, by which its guest cluster calls the volume, too; serial number and volume
+//! in a VM's spec are made from a hash of that ([`adopted`](super::adopted)).
+//!
 //! The name of a claim is made from a hash because the name of the volume comes from a guest: a guest must not be able to
 //! take the name of a claim that somebody else has, or will want to have, and two clusters of one namespace must not meet. What
 //! people know a volume by is in the labels and annotations of its claim ([`claims`](super::claims)).
@@ -62,6 +65,12 @@ impl Claim {
     pub fn serial(&self) -> String {
         let uuid = self.name.strip_prefix(CLAIM);
         uuid.filter(|uuid| is_uuid(uuid)).map_or_else(|| uuid_of(&self.name), str::to_owned)
+    }
+
+    /// What its disk shows as the text of page 83h if its volume in the VM is called as the claim and has no serial number, as
+    /// those that Harvester's driver plugs: QEMU's name of a drive, which libvirt makes of the name that KubeVirt gives the disk.
+    pub fn alias(&self) -> String {
+        format!("drive-ua-{}", self.name)
     }
 
     /// What it is called in a VM's spec.

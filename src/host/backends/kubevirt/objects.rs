@@ -162,6 +162,23 @@ pub struct Devices {
 pub struct Disk {
     /// That of its volume.
     pub name: String,
+    /// What its guest is to read as its serial number; empty if it has none.
+    #[serde(deserialize_with = "or_default")]
+    pub serial: String,
+    /// It is a plain disk, and no LUN or drive.
+    pub disk: Option<DiskTarget>,
+}
+
+/// Where a plain disk is plugged.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct DiskTarget {
+    /// `scsi`, `virtio`, `sata`; empty if that is KubeVirt's choice.
+    #[serde(deserialize_with = "or_default")]
+    pub bus: String,
+    /// The guest cannot write.
+    #[serde(deserialize_with = "or_default")]
+    pub readonly: bool,
 }
 
 /// What a disk is made of. Of the many kinds only those are read that are claims.

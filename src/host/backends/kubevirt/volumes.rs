@@ -10,16 +10,15 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use tokio::time::Instant;
 
+use super::adopted::obstacle;
+use super::adopting::Attempt;
 use super::api::{Cluster, Written};
 use super::authority;
 use super::claims::{self, PUBLISHED};
 use super::controller::listing::Listing;
 use super::copies::Copies;
-use super::hotplug::patch::Disk;
-use super::hotplug::seen::Stage;
 use super::hotplug::{Hotplug, Patience};
-use super::names::{Claim, PREFIX};
-use super::objects;
+use super::names::{Claim, PREFIX, is_label};
 use super::shares::Upkeep;
 use crate::host::backends::disks::{Bus, DiskError, GuestSide};
 use crate::host::backends::volumes::{
@@ -39,7 +38,7 @@ const UNREAD: &str = "the claims and storage classes of the cluster have not bee
 pub struct Claims {
     pub(super) cluster: Cluster,
     pub(super) copies: Copies,
-    hotplug: Hotplug,
+    pub(super) hotplug: Hotplug,
     pub(super) patience: Patience,
     access_mode: String,
     /// Which VMs list volumes of ours; without it, any may.
@@ -94,7 +93,9 @@ impl Claims {
         let Some(claim) = Claim::of_id(id) else { return Ok(None) };
         let Some(object) = self.cluster.claim(&claim).await? else { return Ok(None) };
         let Some(volume) = claims::volume(&object) else {
-            return if claim.is_made() { Err(unknown(&claim, &object)) } else { Ok(None) };
+            let why =
+                if claim.is_made() { Some(unknown(&claim, &object)) } else { obstacle(&claim, &object) };
+            return why.map_or(Ok(None), Err);
         };
         // Whoever has it, it is not known, and must not be taken for nobody.
         claims::published(&object).map_err(VolumeError::Damaged)?;
@@ -106,7 +107,7 @@ impl Claims {
         self.read(id).await?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))
     }
 
-    async fn held_by(&self, read: &Read) -> Result<Holder, VolumeError> {
+    pub(super) async fn held_by(&self, read: &Read) -> Result<Holder, VolumeError> {
         let evidence = self.cluster.evidence(&read.claim, read.persistent_volume()).await?;
         Ok(authority::judge(&read.claim, &evidence))
     }
@@ -161,56 +162,6 @@ impl Claims {
             tokio::time::sleep(self.patience.poll).await;
         }
     }
-
-    /// Waits until nobody holds a volume.
-    async fn off(&self, read: &Read, patience: Duration) -> Result<(), VolumeError> {
-        let begun = Instant::now();
-        let mut pause = self.patience.poll;
-        loop {
-            let why = match self.held_by(read).await? {
-                Holder::Off => return Ok(()),
-                Holder::On(place) => format!("the VM {} lists it", place.vm),
-                Holder::Unknown(why) => why,
-            };
-            if begun.elapsed() >= patience {
-                return Err(VolumeError::Waiting {
-                    words: "the host cluster has not let go of the volume yet".to_owned(),
-                    detail: why,
-                });
-            }
-            // Each look reads all that may use the claim.
-            let left = patience.saturating_sub(begun.elapsed());
-            tokio::time::sleep(pause.min(left)).await;
-            pause = (pause * 2).min(self.patience.look);
-        }
-    }
-
-    /// Has a VM let go of a volume, once its guest has released it.
-    async fn unplug_from(&self, read: &Read, from: &Place, guest: &dyn GuestSide) -> Result<(), VolumeError> {
-        let Claim { namespace, .. } = &read.claim;
-        let name = from.vm.rsplit('/').next().unwrap_or_default();
-        let seen = self.cluster.seen(namespace, name).await?;
-        let runs = seen.as_ref().and_then(|seen| seen.instance.as_ref()).is_some_and(has_guest);
-        if runs && seen.as_ref().is_some_and(|seen| seen.stage(&read.claim.volume()) != Stage::Absent) {
-            guest.release().await?;
-        }
-        let disk = Disk { claim: read.claim.clone(), read_only: false };
-        // As it was before the guest was asked: what has changed since may have another one.
-        let run = seen.map(|seen| seen.run()).unwrap_or_default();
-        self.hotplug.unplug(&from.vm, &from.uuid, disk, run).await
-    }
-
-    /// Takes a volume out of a VM, and waits until nobody has it.
-    async fn detach(
-        &self,
-        read: &Read,
-        from: &Place,
-        patience: Duration,
-        guest: &dyn GuestSide,
-    ) -> Result<(), VolumeError> {
-        self.unplug_from(read, from, guest).await?;
-        self.off(read, patience).await
-    }
 }
 
 /// Nobody can tell whose the volume of this claim is.
@@ -218,11 +169,6 @@ fn unknown(claim: &Claim, object: &PersistentVolumeClaim) -> VolumeError {
     let Claim { namespace, name } = claim;
     let lacks = claims::lacks(object);
     VolumeError::Damaged(format!("the claim {namespace}/{name} has lost {lacks}; put that back"))
-}
-
-/// Whether a guest may run in a VM, as its run says.
-fn has_guest(run: &objects::Instance) -> bool {
-    !matches!(run.status.phase.as_str(), "" | "Pending" | "Scheduling" | "Succeeded" | "Failed")
 }
 
 #[tonic::async_trait]
@@ -347,27 +293,18 @@ impl Volumes for Claims {
         if before.as_ref() != Some(&published) {
             self.record(id, before.as_ref(), Some(&published)).await?;
         }
-        let plugged = async {
-            // Only now: whoever else wants it finds it taken.
-            match self.held_by(&read).await? {
-                Holder::Off => {}
-                Holder::On(place) if place.uuid == published.uuid => {}
-                Holder::On(place) => return Err(VolumeError::InUse(format!("the VM {} has it", place.vm))),
-                Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
+        // Only now: whoever else wants it finds it taken.
+        let Attempt { was_told, outcome } = self.attempt(&read, &published, vm).await;
+        match outcome {
+            Ok(disk) => Ok(Plugged { disk, bus: Bus::Scsi }),
+            Err(error) => {
+                let is_free = async || self.held_by(&read).await.is_ok_and(|holder| holder == Holder::Off);
+                if before.is_none() && (!was_told || is_free().await) {
+                    self.record(id, Some(&published), None).await?;
+                }
+                Err(error)
             }
-            let disk = Disk { claim: read.claim.clone(), read_only: published.read_only };
-            self.hotplug.plug(vm, &published.uuid, disk).await
-        };
-        if let Err(error) = plugged.await {
-            // Of what another one holds, KubeVirt was told nothing.
-            let was_told = !matches!(error, VolumeError::InUse(_));
-            let is_free = async || self.held_by(&read).await.is_ok_and(|holder| holder == Holder::Off);
-            if before.is_none() && (!was_told || is_free().await) {
-                self.record(id, Some(&published), None).await?;
-            }
-            return Err(error);
         }
-        Ok(Plugged { serial: read.claim.serial(), bus: Bus::Scsi })
     }
 
     async fn unplug(
@@ -390,7 +327,10 @@ impl Volumes for Claims {
                 let stays = matches!(
                     error,
                     VolumeError::Disk(
-                        DiskError::NotReleased(_) | DiskError::GuestRefuses(_) | DiskError::Untold(_)
+                        DiskError::NotReleased(_)
+                            | DiskError::GuestRefuses(_)
+                            | DiskError::Untold(_)
+                            | DiskError::Held(_)
                     )
                 );
                 if stays {
@@ -409,6 +349,7 @@ impl Volumes for Claims {
         guest: Box<dyn GuestSide>,
     ) -> Result<(), VolumeError> {
         let read = self.expect(id).await?;
+        self.check_ours(&read, from).await?;
         if read.volume.published.is_none() {
             // As long as it is there, it is remembered.
             let (uuid, vm, node) = (from.uuid.clone(), from.vm.clone(), from.uuid.clone());
@@ -417,6 +358,15 @@ impl Volumes for Claims {
             return self.unplug(id, &from.vm, patience, guest).await;
         }
         self.unplug_from(&read, from, &*guest).await
+    }
+
+    async fn recognise(&self, id: &str, published: Published) -> Result<bool, VolumeError> {
+        let read = self.expect(id).await?;
+        let is_there = self.has_as_is(&read, &published).await?;
+        if is_there && read.volume.published.is_none() {
+            self.record(id, None, Some(&published)).await?;
+        }
+        Ok(is_there)
     }
 
     async fn forget(&self, id: &str) -> Result<(), VolumeError> {
@@ -438,15 +388,35 @@ impl Volumes for Claims {
         let runs = seen.instance.iter().flat_map(|instance| instance.spec.volumes.iter());
         let listed = wanted.chain(runs).map(|volume| (&volume.name, volume.claim()));
         let coming = seen.vm.asked_for().map(|one| (&one.name, one.volume_source.claim()));
+        let uid = seen.vm.metadata.uid.as_deref().unwrap_or_default();
         let of = |(volume, claim): (&String, Option<&str>)| {
-            let name = claim.filter(|_| volume.starts_with(PREFIX))?.to_owned();
-            Some(Claim { namespace: namespace.to_owned(), name }.id())
+            let claim = Claim { namespace: namespace.to_owned(), name: claim?.to_owned() };
+            // What another program has plugged is there for guestlet only if it is to be there.
+            let is_ours = volume.starts_with(PREFIX)
+                || *volume == claim.name && self.copies.is_published(&claim, &uid.to_lowercase());
+            is_ours.then(|| claim.id())
         };
         Ok(listed.chain(coming).filter_map(of).collect())
     }
 
     fn serial(&self, id: &str) -> Option<String> {
         Claim::of_id(id).map(|claim| claim.serial())
+    }
+
+    fn id(&self, cluster: &str, handle: &str) -> String {
+        let place = claims::place(cluster).filter(|_| is_label(handle));
+        place.map_or_else(|| handle.to_owned(), |(namespace, _)| format!("{namespace}.{handle}"))
+    }
+
+    fn handle(&self, id: &str) -> String {
+        // As Harvester's driver has called it, and its PersistentVolume still does.
+        let adopted = Claim::of_id(id).filter(|claim| !claim.is_made() && is_label(&claim.name));
+        adopted.map_or_else(|| id.to_owned(), |claim| claim.name)
+    }
+
+    fn other_names(&self, id: &str) -> Vec<String> {
+        let adopted = Claim::of_id(id).filter(|claim| !claim.is_made());
+        adopted.map_or_else(Vec::new, |claim| vec![claim.alias(), claim.name])
     }
 
     fn out_of_turn(&self) -> Option<&'static str> {

@@ -23,6 +23,7 @@ use crate::supervise::Scope;
 pub mod patch;
 pub mod plan;
 mod queue;
+mod refusal;
 pub mod seen;
 
 use patch::Disk;

@@ -16,16 +16,23 @@ pub struct Disk {
     pub claim: Claim,
     /// The guest cannot write.
     pub read_only: bool,
+    /// Another program has plugged it, and its volume is called as the claim. None is ever plugged so.
+    pub as_is: bool,
 }
 
 impl Disk {
+    /// What its volume is called in the VM.
+    pub fn volume(&self) -> String {
+        if self.as_is { self.claim.name.clone() } else { self.claim.volume() }
+    }
+
     /// The disk of the machine.
     pub fn device(&self) -> Value {
         let mut target = json!({"bus": "scsi"});
         if self.read_only {
             target["readonly"] = true.into();
         }
-        json!({"name": self.claim.volume(), "serial": self.claim.serial(), "disk": target})
+        json!({"name": self.volume(), "serial": self.claim.serial(), "disk": target})
     }
 
     /// What it is made of.
@@ -52,7 +59,7 @@ pub fn plug(vm: &VirtualMachine, disks: &[Disk]) -> Value {
     }
     for disk in disks {
         let mut volume = disk.source();
-        volume["name"] = disk.claim.volume().into();
+        volume["name"] = disk.volume().into();
         steps.push(json!({"op": "add", "path": format!("{VOLUMES}/-"), "value": volume}));
         steps.push(json!({"op": "add", "path": format!("{DISKS}/-"), "value": disk.device()}));
     }
@@ -85,7 +92,8 @@ mod tests {
     use super::*;
 
     fn disk(name: &str) -> Disk {
-        Disk { claim: Claim { namespace: "dev".to_owned(), name: name.to_owned() }, read_only: false }
+        let claim = Claim { namespace: "dev".to_owned(), name: name.to_owned() };
+        Disk { claim, read_only: false, as_is: false }
     }
 
     fn applied(mut vm: Value, steps: Value) -> Value {

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::super::super::disks::{Detached, DiskError, GuestSide};
+use super::super::super::disks::{Detached, DiskError, GuestSide, Known};
 use super::super::link::{CallError, Link, Notice};
 use super::seen::{self, Seen};
 use super::{Vm, naming};
@@ -46,11 +46,11 @@ pub(super) async fn detach(
         }
         Err(error) => return Err(error),
     }
-    guest.release().await?;
+    guest.release(&Known::serial(serial)).await?;
     if let Err(error) = waiting.until_deleted(patience).await {
         // One that QEMU still waits for is gone as soon as the guest's kernel is ready; nobody should use it until then.
         if !matches!(error, DiskError::Kept { .. }) {
-            guest.stays().await;
+            guest.stays(&Known::serial(serial)).await;
         }
         return Err(error);
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::super::disks::{AttachedDisk, Bus, DiskError, Disks, Format, GuestSide, NewDisk, Source};
+use super::super::disks::{AttachedDisk, Bus, DiskError, Disks, Format, GuestSide, Known, NewDisk, Source};
 use super::super::volumes::{
     Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
 };
@@ -225,7 +225,7 @@ impl Volumes for Pools {
         if disk.size < entry.record.size {
             self.hotplug.resize(vm, disk.serial.clone(), entry.record.size).await?;
         }
-        Ok(Plugged { serial: disk.serial, bus: disk.bus.unwrap_or(Bus::Scsi) })
+        Ok(Plugged { disk: Known::serial(disk.serial), bus: disk.bus.unwrap_or(Bus::Scsi) })
     }
 
     async fn unplug(

@@ -1,0 +1,172 @@
+//! What is done otherwise with a claim that guestlet has not made: it may be plugged already, by a program that knows nothing of
+//! guestlet and still runs. All that is decided is decided by what the API says in that moment.
+
+use super::adopted::{self, AsIs, Plugged};
+use super::authority;
+use super::hotplug::patch::Disk;
+use super::hotplug::seen::{Seen, Stage};
+use super::volumes::{Claims, Read};
+use crate::host::backends::disks::{DiskError, Known};
+use crate::host::backends::volumes::{Holder, Place, Published, VolumeError};
+
+/// What becomes of an attempt to plug a volume.
+pub(super) struct Attempt {
+    /// KubeVirt was told something.
+    pub(super) was_told: bool,
+    /// By what the guest knows the disk.
+    pub(super) outcome: Result<Known, VolumeError>,
+}
+
+impl Read {
+    /// Whether guestlet has not made it.
+    pub(super) fn is_adopted(&self) -> bool {
+        adopted::is_adopted(&self.claim, &self.object)
+    }
+}
+
+impl Claims {
+    /// Plugs a volume into a VM of this present name; success if that has it already.
+    pub(super) async fn attempt(&self, read: &Read, published: &Published, vm: &str) -> Attempt {
+        match self.before(read, published, vm).await {
+            Ok(None) => {}
+            Ok(Some(known)) => return Attempt { was_told: false, outcome: Ok(known) },
+            Err(error) => return Attempt { was_told: false, outcome: Err(error) },
+        }
+        let disk = Disk { claim: read.claim.clone(), read_only: published.read_only, as_is: false };
+        let plugged = async {
+            self.hotplug.plug(vm, &published.uuid, disk).await?;
+            if read.is_adopted() {
+                // Who else plugs it asks nobody.
+                self.is_theirs_alone(read, &published.uuid).await?;
+            }
+            Ok(Known::serial(read.claim.serial()))
+        };
+        Attempt { was_told: true, outcome: plugged.await }
+    }
+
+    /// What there is before KubeVirt is told anything: nobody else may have the volume. By what the guest knows its disk, if the VM
+    /// has that as it is.
+    async fn before(
+        &self,
+        read: &Read,
+        published: &Published,
+        vm: &str,
+    ) -> Result<Option<Known>, VolumeError> {
+        match self.held_by(read).await? {
+            Holder::Off => return Ok(None),
+            Holder::On(place) if place.uuid == published.uuid => {}
+            Holder::On(place) => return Err(VolumeError::InUse(format!("the VM {} has it", place.vm))),
+            Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
+        }
+        let seen = if read.is_adopted() { self.see(&published.uuid, vm).await? } else { None };
+        let Some(seen) = seen else { return Ok(None) };
+        let as_is = match adopted::plugged(&seen, &read.claim) {
+            Plugged::Not | Plugged::Ours => return Ok(None),
+            Plugged::Otherwise(why) => return Err(VolumeError::Refused(why)),
+            Plugged::AsIs(as_is) => as_is,
+        };
+        let stage = seen.stage(&read.claim.name);
+        if stage != Stage::Ready {
+            let words =
+                "the volume is on its way into the node, or out of it, by another program than guestlet"
+                    .to_owned();
+            return Err(VolumeError::Waiting { words, detail: format!("the volume {}", stage.words()) });
+        }
+        let known = usable(as_is, published.read_only)?;
+        self.is_theirs_alone(read, &published.uuid).await?;
+        Ok(Some(known))
+    }
+
+    /// That the VM with this UUID has a volume, and nothing else uses it.
+    async fn is_theirs_alone(&self, read: &Read, uuid: &str) -> Result<(), VolumeError> {
+        let evidence = self.cluster.evidence(&read.claim, read.persistent_volume()).await?;
+        match authority::judge(&read.claim, &evidence) {
+            Holder::On(place) if place.uuid == uuid => {}
+            Holder::On(place) => return Err(VolumeError::InUse(format!("the VM {} has it", place.vm))),
+            Holder::Off => return Err(VolumeError::InUse("somebody has unplugged it meanwhile".to_owned())),
+            Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
+        }
+        match authority::stranger(&evidence) {
+            None => Ok(()),
+            Some(pod) => {
+                let (pod, node) = (&pod.name, &pod.node);
+                Err(VolumeError::InUse(format!("the pod {pod} on the node {node:?} uses it, too")))
+            }
+        }
+    }
+
+    /// The VM of this name, if it is the one with this UUID.
+    async fn see(&self, uuid: &str, vm: &str) -> Result<Option<Seen>, VolumeError> {
+        let Some((namespace, name)) = vm.split_once('/') else { return Ok(None) };
+        let seen = self.cluster.seen(namespace, name).await?;
+        let is_it =
+            |seen: &Seen| seen.vm.metadata.uid.as_ref().is_some_and(|uid| uid.eq_ignore_ascii_case(uuid));
+        Ok(seen.filter(is_it))
+    }
+
+    /// Whether the VM that is said to have an adopted volume has it as another program has plugged it.
+    pub(super) async fn has_as_is(&self, read: &Read, published: &Published) -> Result<bool, VolumeError> {
+        if !read.is_adopted() {
+            return Ok(false);
+        }
+        let seen = self.see(&published.uuid, &published.vm).await?;
+        Ok(seen.is_some_and(|seen| matches!(adopted::plugged(&seen, &read.claim), Plugged::AsIs(_))))
+    }
+
+    /// Refuses to take a volume back that guestlet has not plugged: it was never meant to be there for guestlet, and it is not
+    /// guestlet's to take it away.
+    pub(super) async fn check_ours(&self, read: &Read, from: &Place) -> Result<(), VolumeError> {
+        if !read.is_adopted() {
+            return Ok(());
+        }
+        let Some(seen) = self.see(&from.uuid, &from.vm).await? else { return Ok(()) };
+        match adopted::plugged(&seen, &read.claim) {
+            Plugged::Not | Plugged::Ours => Ok(()),
+            Plugged::AsIs(_) => {
+                let (vm, name) = (&from.vm, &read.claim.name);
+                Err(held(format!(
+                    "the VM {vm} has the claim {name}, plugged by another program than guestlet, which has to unplug it"
+                )))
+            }
+            Plugged::Otherwise(why) => Err(held(why)),
+        }
+    }
+}
+
+/// What a VM is to let go of, and by what its guest knows that; or in words why the guest cannot be asked for it.
+///
+/// # Errors
+/// If it is not guestlet's to take away.
+pub(super) fn leaving(
+    read: &Read,
+    seen: Option<&Seen>,
+) -> Result<(Disk, Result<Known, String>), VolumeError> {
+    let claim = &read.claim;
+    let disk = |as_is| Disk { claim: claim.clone(), read_only: false, as_is };
+    let plugged = seen.filter(|_| read.is_adopted()).map(|seen| adopted::plugged(seen, claim));
+    match plugged.unwrap_or(Plugged::Ours) {
+        Plugged::Not | Plugged::Ours => Ok((disk(false), Ok(Known::serial(claim.serial())))),
+        Plugged::AsIs(AsIs { known, .. }) => Ok((disk(true), known)),
+        Plugged::Otherwise(why) => Err(held(why)),
+    }
+}
+
+pub(super) fn held(words: String) -> VolumeError {
+    VolumeError::Disk(DiskError::Held(words))
+}
+
+/// By what a guest knows a disk that is plugged as it is, and is to be used like this.
+fn usable(as_is: AsIs, read_only: bool) -> Result<Known, VolumeError> {
+    const ADVICE: &str = "have the program that plugged it unplug it, and guestlet plugs it in its own way";
+    let refused = |why: &str| {
+        VolumeError::Refused(format!(
+            "another program than guestlet has plugged the volume, and {why}; {ADVICE}"
+        ))
+    };
+    let known = as_is.known.map_err(|why| refused(&why))?;
+    if as_is.read_only != read_only {
+        let how = if as_is.read_only { "read-only" } else { "writable" };
+        return Err(refused(&format!("it is {how}")));
+    }
+    Ok(known)
+}

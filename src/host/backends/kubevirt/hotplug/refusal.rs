@@ -1,0 +1,117 @@
+//! What KubeVirt would never do, or must not be told, about a volume of one VM as that was read. Pure.
+
+use super::super::objects::Volume;
+use super::plan::Wish;
+use super::queue::Order;
+use super::seen::{Seen, Stage};
+use crate::host::backends::volumes::VolumeError;
+
+/// The value of `updateVolumesStrategy` with which KubeVirt hands no change of volumes to a VM that runs.
+const MIGRATION: &str = "Migration";
+
+/// The answer to an order that KubeVirt could never carry out, as things are.
+pub fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
+    let name = order.disk.volume();
+    let refused = |words: String| Some(Err(VolumeError::Refused(words)));
+    let is_other = seen.vm.metadata.uid.as_deref().is_none_or(|uid| !uid.eq_ignore_ascii_case(&order.uid));
+    match order.wish {
+        // Who asks looks for himself who holds it now.
+        Wish::Unplug if is_other => return Some(Ok(())),
+        Wish::Plug if is_other => {
+            return refused("the VM was made again under the same name; ask again".to_owned());
+        }
+        Wish::Unplug | Wish::Plug => {}
+    }
+    if let Some(other) =
+        seen.listed(&name).and_then(|volume| volume.claim()).filter(|claim| *claim != order.disk.claim.name)
+    {
+        return refused(format!(
+            "the VM lists a volume {name} that is made of another claim, {other}; take it out of the VM's spec"
+        ));
+    }
+    let is_fixed =
+        |volume: &Volume| !volume.persistent_volume_claim.as_ref().is_some_and(|it| it.hotpluggable);
+    if order.disk.as_is && seen.listed(&name).is_some_and(is_fixed) {
+        return refused(format!("the volume {name} is a fixed part of the VM, and is not taken out of it"));
+    }
+    let listed = seen.vm.spec.template.spec.volumes.iter().map(|one| (&one.name, one.claim()));
+    let coming = seen.vm.asked_for().map(|one| (&one.name, one.volume_source.claim()));
+    let of_claim =
+        |(other, claim): &(&String, Option<&str>)| *claim == Some(&order.disk.claim.name) && **other != name;
+    if let Some((other, _)) = listed.chain(coming).find(of_claim)
+        && order.wish == Wish::Plug
+    {
+        return refused(format!(
+            "the VM lists the claim {} already, as a volume {other} that guestlet has not plugged; take that out of the VM's spec",
+            order.disk.claim.name
+        ));
+    }
+    let is_so =
+        matches!((order.wish, seen.stage(&name)), (Wish::Plug, Stage::Ready) | (Wish::Unplug, Stage::Absent));
+    let strategy = seen.vm.spec.update_volumes_strategy.as_deref();
+    if strategy == Some(MIGRATION) && seen.instance.is_some() && !is_so {
+        return refused(format!(
+            "the VM's spec.updateVolumesStrategy is {MIGRATION}, with which KubeVirt plugs and unplugs nothing while the VM runs; \
+             take it out of the VM's spec"
+        ));
+    }
+    let run = seen.run();
+    if order.wish == Wish::Unplug
+        && seen.can_be_taken_out(&name)
+        && run.has_started
+        && run != order.released_in
+    {
+        let words =
+            "the VM was started after its guest was asked to release the volume; repeat the call".to_owned();
+        return Some(Err(VolumeError::Waiting { words: words.clone(), detail: words }));
+    }
+    let has_ended =
+        seen.instance.as_ref().is_none_or(|run| matches!(run.status.phase.as_str(), "Succeeded" | "Failed"));
+    if order.wish == Wish::Plug && has_ended {
+        let words = "the VM is off".to_owned();
+        return Some(Err(VolumeError::Waiting { words: words.clone(), detail: words }));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::super::super::names::Claim;
+    use super::super::patch::Disk;
+    use super::super::seen::Run;
+    use super::super::seen::tests::seen;
+    use super::*;
+
+    #[test]
+    fn a_guest_that_was_not_asked_keeps_its_disk() {
+        let claim = Claim { namespace: "dev".to_owned(), name: "data".to_owned() };
+        let name = claim.volume();
+        let mut there = seen(&[&name], &[&name], &[(&name, "Ready")]);
+        there.vm.metadata.uid = Some("vm".to_owned());
+        let source = there.vm.spec.template.spec.volumes[0].persistent_volume_claim.as_mut();
+        source.unwrap().claim_name.clone_from(&claim.name);
+        let is_refused = |seen: &Seen, released_in: Run| {
+            let (answer, _answered) = oneshot::channel();
+            let disk = Disk { claim: claim.clone(), read_only: false, as_is: false };
+            let order = Order { uid: "vm".to_owned(), disk, wish: Wish::Unplug, released_in, answer };
+            match refusal(seen, &order) {
+                None => false,
+                Some(Err(VolumeError::Waiting { .. })) => true,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(!is_refused(&there, there.run()));
+        // It was off, or another one, or had not started.
+        let of_another = Run { uid: Some("run-0".to_owned()), has_started: true };
+        for before in [Run::default(), of_another, Run { has_started: false, ..there.run() }] {
+            assert!(is_refused(&there, before));
+        }
+        // It is about to start, or off: it has no guest yet.
+        there.instance.as_mut().unwrap().status.phase = "Scheduled".to_owned();
+        assert!(!is_refused(&there, Run::default()));
+        there.instance = None;
+        assert!(!is_refused(&there, Run::default()));
+    }
+}
