@@ -13,6 +13,8 @@ use crate::scratch::{APPLY, Answer, JSON_PATCH, MERGE, Scratch, Who, path};
 
 const SPACE: &str = "guestlet-policies";
 const OURS: &str = "guestlet-disk-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f";
+/// A claim of Harvester's CSI driver, and what that calls its volume.
+const THEIRS: &str = "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f";
 /// What a refusal names.
 const POLICY: &str = "ValidatingAdmissionPolicy 'guestlet-";
 
@@ -92,7 +94,7 @@ fn claim(name: &str, labels: &Value) -> Value {
     })
 }
 
-/// A VM with volumes of its own, and one of ours.
+/// A VM with volumes of its own, one of ours, one that Harvester's driver has plugged, and others that somebody else has.
 fn machine(name: &str) -> Value {
     let expression = |key: &str| json!({"key": key, "operator": "In", "values": ["true"]});
     json!({
@@ -112,11 +114,17 @@ fn machine(name: &str) -> Value {
                     "devices": {"disks": [
                         {"name": "root", "bootOrder": 1, "disk": {"bus": "virtio"}},
                         {"name": OURS, "serial": &OURS[9..], "disk": {"bus": "scsi"}},
+                        {"name": THEIRS, "disk": {"bus": "scsi"}},
+                        {"name": "other", "disk": {"bus": "scsi"}},
+                        {"name": "fixed", "disk": {"bus": "scsi"}},
                     ]},
                 },
                 "volumes": [
                     {"name": "root", "persistentVolumeClaim": {"claimName": "root"}},
                     {"name": OURS, "persistentVolumeClaim": {"claimName": "data", "hotpluggable": true}},
+                    {"name": THEIRS, "persistentVolumeClaim": {"claimName": THEIRS, "hotpluggable": true}},
+                    {"name": "other", "persistentVolumeClaim": {"claimName": "x", "hotpluggable": true}},
+                    {"name": "fixed", "persistentVolumeClaim": {"claimName": "fixed"}},
                 ],
             },
         }},
@@ -145,8 +153,12 @@ fn plugging(vm: &Value) -> Vec<Change> {
         as_is: false,
     });
     let change = |name: &str, steps: Value| Change::of(vm, name, JSON_PATCH, steps);
-    let mut changes =
-        vec![change("plug", plug(&read, &disks)), change("unplug", unplug(&read, &[OURS.to_owned()]))];
+    let mut changes = vec![
+        change("plug", plug(&read, &disks)),
+        change("unplug", unplug(&read, &[OURS.to_owned()])),
+        change("unplug what was adopted", unplug(&read, &[THEIRS.to_owned()])),
+        change("unplug both", unplug(&read, &[OURS.to_owned(), THEIRS.to_owned()])),
+    ];
     let network = json!({"key": "network.harvesterhci.io/other", "operator": "In", "values": ["true"]});
     let terms = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchExpressions": [network]},
@@ -194,7 +206,19 @@ fn meddling(vm: &Value) -> Vec<Change> {
     let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchExpressions": [{"key": "example.com/a", "operator": "In", "values": ["mine"]}]},
     ]}}});
+    let read: VirtualMachine = serde_json::from_value(vm.clone()).unwrap();
+    let serial = json!({"name": THEIRS, "serial": "x", "disk": {"bus": "scsi"}});
     let steps = [
+        ("one of another name than its claim", unplug(&read, &["other".to_owned()])),
+        ("one that is fixed", unplug(&read, &["fixed".to_owned()])),
+        ("an adopted one, and a foreign one", unplug(&read, &[THEIRS.to_owned(), "other".to_owned()])),
+        ("an adopted one without its disk", step("remove", &of("/volumes/2"), &Value::Null)),
+        ("the disk of an adopted one", step("remove", &of("/domain/devices/disks/2"), &Value::Null)),
+        ("a serial number for an adopted one", step("replace", &of("/domain/devices/disks/2"), &serial)),
+        (
+            "the claim of an adopted one",
+            step("replace", &of("/volumes/2/persistentVolumeClaim/claimName"), &json!("x")),
+        ),
         ("a foreign volume added", step("add", &of("/volumes/-"), &foreign)),
         ("a volume that is not hot-plugged", step("add", &of("/volumes/-"), &fixed)),
         ("an image", step("add", &of("/volumes/-"), &image)),
