@@ -40,6 +40,7 @@ pub async fn run() {
     show.moves(&id).await;
     show.dies(&id).await;
     show.ends(&id).await;
+    show.adopts().await;
     if std::env::var_os("KEEP").is_some_and(|keep| !keep.is_empty() && keep != "0") {
         show.stays().await;
     }
@@ -49,6 +50,9 @@ pub async fn run() {
 fn step(started: Instant, title: &str) {
     println!("\n[{:>3.0} s] {title}", started.elapsed().as_secs_f32());
 }
+
+/// A claim that Harvester's CSI driver has made.
+const ADOPTED: &str = "pvc-5b1f7a04-6f0e-4c55-8a39-2d9f0b6c7e11";
 
 /// Asks the agent in a real guest as its sidecars and kubelet do, as often as it takes: calls are repeated while what became of
 /// them is not known.
@@ -236,6 +240,62 @@ impl Show {
         }
         println!("      (the consoles of the guests, root shells; Ctrl-] leaves them)");
         std::future::pending::<()>().await;
+    }
+
+    /// A volume of Harvester's driver, which has plugged it into web-2 and mounted it there, goes on as one of guestlet's.
+    async fn adopts(&self) {
+        self.step("A volume that Harvester's CSI driver has plugged into web-2 and mounted there is given to guestlet");
+        let (asker, member) = (self.member(0).run().unwrap(), self.member(1));
+        let (user, cluster) = (member.run().unwrap(), &self.stage.whole.cluster);
+        cluster.harvester_claim(ADOPTED, 64, "dev").await;
+        cluster.harvester_plugs(&member.name, ADOPTED).await;
+        cluster.is_in(&member.name, ADOPTED, "Ready").await;
+        let shown = format!("drive-ua-{ADOPTED}");
+        block_in_place(|| {
+            // udev's links for a disk without serial number are made of that text, as Harvester's node plugin looks for it.
+            let file = format!("/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_{shown}");
+            user.vm.run(&format!("udevadm settle; until [ -e {file} ]; do sleep 0.1; done")).unwrap();
+            let target = target(ADOPTED);
+            let mount = format!("mkdir -p {target} && mkfs.ext4 -q {file} && mount {file} {target}");
+            user.vm.run(&format!("{mount} && echo hello > {target}/greeting && sync")).unwrap();
+            let refused = Csi::reachable(&asker.vm).attach(ADOPTED, &member.uid).unwrap_err();
+            println!("  ControllerPublish → {}", refused.message());
+            assert!(refused.message().contains("has not been given to guestlet"), "{refused:?}");
+        });
+        cluster.give(ADOPTED).await;
+        let context = block_in_place(|| {
+            let context = again("adopted volume", || Csi::reachable(&asker.vm).attach(ADOPTED, &member.uid));
+            println!("  # kubectl label pvc …; ControllerPublish → {context:?}");
+            assert_eq!(context["guestlet.io/serial"], shown);
+            // Whoever has it mounted is not robbed of it, whoever has mounted it.
+            let refused = Csi::reachable(&asker.vm).detach(ADOPTED, &member.uid).unwrap_err();
+            println!("  ControllerUnpublish → {}", refused.message());
+            assert!(refused.message().contains("in use"), "{refused:?}");
+            let csi = Csi::reachable(&user.vm);
+            // The pod of Harvester's driver ends, and the next one on this node is guestlet's.
+            csi.unpublish(ADOPTED).unwrap();
+            csi.make_folders(ADOPTED).unwrap();
+            again("staged volume", || csi.stage(ADOPTED, context.clone()));
+            again("mounted volume", || csi.publish(ADOPTED, context.clone()));
+            greets(ADOPTED, &user.vm);
+            // As it is while the cluster has not been told what the disk is known by.
+            csi.unpublish(ADOPTED).unwrap();
+            csi.unstage(ADOPTED).unwrap();
+            again("staged volume", || csi.stage(ADOPTED, std::collections::HashMap::new()));
+            csi.unstage(ADOPTED).unwrap();
+            again("detached volume", || Csi::reachable(&asker.vm).detach(ADOPTED, &member.uid));
+            context
+        });
+        println!("  the pods end, ControllerUnpublish → released and unplugged");
+        assert_eq!(self.stage.ready(member).await, [""; 0]);
+        self.attach(ADOPTED, &asker.vm, self.member(0), &asker.vm).await;
+        greets(ADOPTED, &asker.vm);
+        let plugged = block_in_place(|| self.stage.whole.domains.plugged());
+        assert!(
+            plugged.iter().all(|(_, texts)| !texts.contains(&context["guestlet.io/serial"])),
+            "{plugged:?}"
+        );
+        self.ends(ADOPTED).await;
     }
 
     async fn ends(&self, id: &str) {

@@ -95,7 +95,7 @@ impl Machines {
         self.changed.notify_waiters();
     }
 
-    /// The serial numbers of the disks that are plugged into each machine, as QEMU itself says.
+    /// What the disks that are plugged into each machine show as the text of page 83h, as QEMU itself says.
     pub fn plugged(&self) -> Vec<(String, Vec<String>)> {
         let running: Vec<_> = self.running().values().map(Arc::clone).collect();
         // One that was killed a moment ago has none.
@@ -150,14 +150,14 @@ impl Domain for Machines {
 
 fn plugged_into(vm: &Vm) -> Option<Vec<String>> {
     let blocks = vm.qmp().execute("query-block", json!({})).ok()?;
-    let mut serials = Vec::new();
+    let mut texts = Vec::new();
     for path in blocks.as_array()?.iter().filter_map(|one| one["qdev"].as_str()) {
-        let property = json!({ "path": path, "property": "serial" });
-        // Of one that is gone by now there is none.
-        let serial = vm.qmp().execute("qom-get", property).unwrap_or_default();
-        serials.extend(serial.as_str().filter(|serial| !serial.is_empty()).map(str::to_owned));
+        let property = json!({ "path": path, "property": "device_id" });
+        // Of one that is gone by now, or is on another bus, there is none.
+        let text = vm.qmp().execute("qom-get", property).unwrap_or_default();
+        texts.extend(text.as_str().filter(|text| !text.is_empty()).map(str::to_owned));
     }
-    Some(serials)
+    Some(texts)
 }
 
 /// Does something to a machine. What fails is tried again, and shown if the program fails.
@@ -180,15 +180,17 @@ fn plug(vm: &Vm, file: &Path, disk: &Disk) -> anyhow::Result<()> {
     let name = name(disk);
     let node = json!({ "driver": "raw", "node-name": name, "file": { "driver": "file", "filename": file } });
     vm.qmp().execute("blockdev-add", node)?;
-    let device = json!({
+    let mut device = json!({
         "driver": "scsi-hd",
         "id": name,
         "bus": "scsi0.0",
         "drive": name,
-        "serial": disk.serial,
-        // QEMU makes it of the serial only if that has 20 bytes or fewer.
-        "device_id": disk.serial,
+        // As libvirt has it, whether there is a serial number or not.
+        "device_id": disk.device_id(),
     });
+    if !disk.serial.is_empty() {
+        device["serial"] = disk.serial.as_str().into();
+    }
     vm.qmp().execute("device_add", device).map(drop).inspect_err(|_| {
         drop(vm.qmp().execute("blockdev-del", json!({ "node-name": name })));
     })
