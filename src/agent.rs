@@ -33,7 +33,6 @@ use crate::sys::ticker::Ticker;
 use crate::sys::{activation, descriptor, error_chain, memory, service};
 use crate::transport::listen::{Incoming, Listener};
 use crate::transport::{BoxStream, http2, unix};
-use crate::trust::Peer;
 use crate::trust::guest::{Greeted, Refused, greet};
 use crate::trust::keyring::Keyring;
 use crate::wire::proto::v1::WhoAmIResponse;
@@ -245,12 +244,7 @@ impl Door {
         let served = serve(name.clone(), stream, service, self.shutdown);
         tokio::select! {
             () = served => {}
-            () = self.keyring.lost(&peer) => match &*peer {
-                Peer::Plain => tracing::warn!("{name} is cut off: this guest has been given keys"),
-                Peer::Keyed(keyed) => {
-                    tracing::warn!("{name} is cut off: its key {} is not what it was here", keyed.anchor);
-                }
-            },
+            loss = self.keyring.lost(&peer) => tracing::warn!("{name} is cut off: {loss}"),
         }
     }
 }

@@ -31,7 +31,13 @@ const PLAIN: Who<'static> = Who::Plain { guest_has_keys: false };
 
 fn keyed(key: &[u8]) -> Keyed {
     let names = vec![format!("guestlet://shop/host/{}", String::from_utf8_lossy(key))];
-    Keyed { fingerprint: Fingerprint::of(key), anchor: Fingerprint::of(key), names, roles: Vec::new() }
+    Keyed {
+        fingerprint: Fingerprint::of(key),
+        anchor: Fingerprint::of(key),
+        names,
+        roles: Vec::new(),
+        until: None,
+    }
 }
 
 fn grant(host: Host, caller: &str, roles: &[Role]) -> Grant {

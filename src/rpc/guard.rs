@@ -257,7 +257,13 @@ mod tests {
 
     fn keyed(key: &[u8]) -> Peer {
         let fingerprint = Fingerprint::of(key);
-        Peer::Keyed(Keyed { fingerprint, anchor: fingerprint, names: Vec::new(), roles: Vec::new() })
+        Peer::Keyed(Keyed {
+            fingerprint,
+            anchor: fingerprint,
+            names: Vec::new(),
+            roles: Vec::new(),
+            until: None,
+        })
     }
 
     fn gate(rules: Rules, guest_has_keys: bool) -> Gate {

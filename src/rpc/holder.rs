@@ -50,7 +50,7 @@ struct Current {
 impl Current {
     /// Whether it is this one: what it calls itself anybody can say, and who it is it has proved.
     fn is(&self, host: &HostHalf, peer: &Peer) -> bool {
-        self.host.instance_id == host.instance_id && *self.peer == *peer
+        self.host.instance_id == host.instance_id && self.peer.is_same(peer)
     }
 
     fn callback(&self) -> Option<Callback> {
@@ -166,7 +166,7 @@ impl Holder {
     pub fn held_by(&self, instance_id: &str, peer: &Peer) -> Option<HostHalf> {
         let slot = self.slot();
         let current = slot.current.as_ref()?;
-        (current.host.instance_id == instance_id && *current.peer == *peer).then(|| current.host.clone())
+        (current.host.instance_id == instance_id && current.peer.is_same(peer)).then(|| current.host.clone())
     }
 
     /// Who holds the guest now.

@@ -258,6 +258,7 @@ fn recognize(
             anchor: fingerprint,
             names: Vec::new(),
             roles: anchor.roles.clone(),
+            until: None,
         });
     }
     let [ca] = others else { return Err(Refusal::Unknown(fingerprint)) };
@@ -286,7 +287,8 @@ fn recognize(
             None,
         )
         .map_err(|error| Refusal::wrong(&error))?;
-    Ok(Keyed { fingerprint, anchor: anchor.fingerprint, names, roles: anchor.roles.clone() })
+    let until = Some(certificate::ends(leaf).ok_or_else(unreadable)?);
+    Ok(Keyed { fingerprint, anchor: anchor.fingerprint, names, roles: anchor.roles.clone(), until })
 }
 
 /// Whether a name is `guestlet://CLUSTER/host/NAME`, with neither empty.

@@ -1,5 +1,7 @@
 //! Who is at the other end of a connection, as far as that is proved.
 
+use rustls::pki_types::UnixTime;
+
 use crate::trust::Fingerprint;
 
 /// Who calls a guest over the guestlet API. The server puts it into the extensions of every request as `Arc<Peer>`.
@@ -9,6 +11,17 @@ pub enum Peer {
     Plain,
     /// A host half that holds a key which the guest was given.
     Keyed(Keyed),
+}
+
+impl Peer {
+    /// Whether both have proved the same key, or neither has proved any. The certificate of a key is renewed from time to time.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Plain, Self::Plain) => true,
+            (Self::Keyed(one), Self::Keyed(other)) => one.fingerprint == other.fingerprint,
+            _ => false,
+        }
+    }
 }
 
 /// A host half that has proved its key.
@@ -23,4 +36,31 @@ pub struct Keyed {
     pub names: Vec<String>,
     /// The roles which the line of its key, or of its CA, gives it (`role=`).
     pub roles: Vec<String>,
+    /// The end of what a CA has certified. A key that the guest was given itself has none.
+    pub until: Option<UnixTime>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_host_half_is_the_same_with_a_certificate_that_was_renewed() {
+        let peer = |key: &[u8], until| {
+            let until = Some(UnixTime::since_unix_epoch(Duration::from_secs(until)));
+            let (fingerprint, anchor) = (Fingerprint::of(key), Fingerprint::of(b"ca"));
+            Peer::Keyed(Keyed { fingerprint, anchor, names: Vec::new(), roles: Vec::new(), until })
+        };
+        let cases = [
+            (peer(b"one", 1), peer(b"one", 2), true),
+            (peer(b"one", 1), peer(b"two", 1), false),
+            (peer(b"one", 1), Peer::Plain, false),
+            (Peer::Plain, Peer::Plain, true),
+        ];
+        for (one, other, expected) in cases {
+            assert_eq!((one.is_same(&other), other.is_same(&one)), (expected, expected), "{one:?} {other:?}");
+        }
+    }
 }

@@ -78,6 +78,8 @@ fn a_host_of_the_ca_has_the_names_of_its_certificate_and_the_roles_of_the_ca() {
     let keyed = of_the_ca(&ca, NOW, &host_params()).unwrap();
     assert_eq!(keyed.names, [NAME]);
     assert_eq!(keyed.roles, ["status"]);
+    assert_eq!(keyed.until, certificate::ends(&signed(&host_params(), &ca)));
+    assert!(keyed.until.is_some());
     assert_eq!(keyed.anchor, anchor(ca.key(), "ca")[0].fingerprint);
     assert_ne!(keyed.fingerprint, keyed.anchor);
 }

@@ -18,13 +18,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustls::pki_types::UnixTime;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use crate::sys::{blocking, error_chain, files};
-use crate::trust::Peer;
 use crate::trust::anchors::Anchor;
 use crate::trust::guest::{Clock, Keys, Standing};
 use crate::trust::key::{Key, KeyError, PublicKey};
+use crate::trust::{Fingerprint, Peer};
 
 mod changes;
 mod gather;
@@ -121,6 +122,44 @@ struct Welcome {
     /// How often this machine has turned out to be another one than the key was made on: nobody stays whom the other one had
     /// let in.
     machines: u64,
+    /// The time, where the clock is worth something: a certificate that has ended before counts no more.
+    now: Option<UnixTime>,
+}
+
+/// Why a peer that was let in may not stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Loss {
+    /// It has no key.
+    #[error("this guest has been given keys")]
+    Plain,
+    /// Its key, or that of its CA, is gone or has other roles.
+    #[error("its key {0} is not what it was here")]
+    Key(Fingerprint),
+    /// The certificate that its CA has given it.
+    #[error("its certificate has expired")]
+    Expired,
+    /// It was let in by the machine that this one is a copy of.
+    #[error("this machine has become another one")]
+    Machine,
+}
+
+impl Welcome {
+    /// Why `peer`, which was let in at the machine of this number, may not stay; `None` if it may.
+    fn refuses(&self, peer: &Peer, machines: u64) -> Option<Loss> {
+        if self.machines != machines {
+            return Some(Loss::Machine);
+        }
+        let Peer::Keyed(peer) = peer else { return self.keyed_only.then_some(Loss::Plain) };
+        let is_ca = peer.anchor != peer.fingerprint;
+        let lets_in = |anchor: &Anchor| {
+            anchor.fingerprint == peer.anchor && anchor.roles == peer.roles && anchor.is_ca == is_ca
+        };
+        if !self.anchors.iter().any(lets_in) {
+            return Some(Loss::Key(peer.anchor));
+        }
+        let has_ended = peer.until.zip(self.now).is_some_and(|(until, now)| until < now);
+        has_ended.then_some(Loss::Expired)
+    }
 }
 
 /// What people see of a keyring.
@@ -189,12 +228,17 @@ impl Keyring {
         good.problems = gathered.problems;
         let anchors: Arc<[Anchor]> = gathered.anchors.into();
         let mut machines = self.0.welcome.borrow().machines;
+        let clock = clock();
+        let now = match clock {
+            Clock::Set(now) => Some(now),
+            Clock::Unset => None,
+        };
         let standing = match own_key(&self.0.sources, gathered.is_there) {
             Ok(None) => Standing::Plain,
             Ok(Some((key, is_moved))) => {
                 machines += u64::from(is_moved);
                 let anchors = Arc::clone(&anchors);
-                Standing::Keyed(Keys { key: Arc::new(key), anchors, clock: clock(), plain: *plain })
+                Standing::Keyed(Keys { key: Arc::new(key), anchors, clock, plain: *plain })
             }
             Err(error) => Standing::Unusable(format!(
                 "this guest was given keys, and cannot use its own: {}",
@@ -204,7 +248,7 @@ impl Keyring {
         let is_keyed = !matches!(standing, Standing::Plain);
         self.0.is_keyed.store(is_keyed, Ordering::Relaxed);
         let keyed_only = is_keyed && !plain;
-        let welcome = Welcome { anchors, keyed_only, machines };
+        let welcome = Welcome { anchors, keyed_only, machines, now };
         self.0.welcome.send_if_modified(|before| {
             let changed = *before != welcome;
             *before = welcome;
@@ -272,23 +316,19 @@ impl Keyring {
         Arc::clone(&self.0.is_keyed)
     }
 
-    /// Completes when `peer` would not be let in any more, or not with the roles that it has.
-    pub async fn lost(&self, peer: &Peer) {
-        let machines = self.0.welcome.borrow().machines;
-        let may_stay = |welcome: &Welcome| match peer {
-            _ if welcome.machines != machines => false,
-            Peer::Plain => !welcome.keyed_only,
-            Peer::Keyed(peer) => {
-                let is_ca = peer.anchor != peer.fingerprint;
-                let lets_in = |anchor: &Anchor| {
-                    anchor.fingerprint == peer.anchor && anchor.roles == peer.roles && anchor.is_ca == is_ca
-                };
-                welcome.anchors.iter().any(lets_in)
-            }
-        };
+    /// Completes when `peer` would not be let in any more, or not with the roles that it has, and says why.
+    pub async fn lost(&self, peer: &Peer) -> Loss {
         let mut welcome = self.0.welcome.subscribe();
-        // The sender is part of this keyring.
-        let _ = welcome.wait_for(|welcome| !may_stay(welcome)).await;
+        let machines = welcome.borrow().machines;
+        loop {
+            if let Some(loss) = welcome.borrow_and_update().refuses(peer, machines) {
+                return loss;
+            }
+            if welcome.changed().await.is_err() {
+                // The sender is part of this keyring.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// The directory of the files that root writes.

@@ -141,7 +141,13 @@ mod tests {
 
     fn peer(anchor: &Anchor) -> Keyed {
         let fingerprint = anchor.fingerprint;
-        Keyed { fingerprint, anchor: fingerprint, names: Vec::new(), roles: anchor.roles.clone() }
+        Keyed {
+            fingerprint,
+            anchor: fingerprint,
+            names: Vec::new(),
+            roles: anchor.roles.clone(),
+            until: None,
+        }
     }
 
     #[test]

@@ -1,6 +1,10 @@
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
+
+use rustls::pki_types::UnixTime;
 
 use super::*;
+use crate::trust::Fingerprint;
 use crate::trust::peer::Keyed;
 
 fn machine(dmi: &str, id: &str, generation: &str) -> Machine {
@@ -51,6 +55,10 @@ fn line() -> String {
     format!("{}\n", Key::generate().unwrap().public())
 }
 
+fn peer(anchor: Fingerprint, until: Option<UnixTime>) -> Peer {
+    Peer::Keyed(Keyed { fingerprint: anchor, anchor, names: Vec::new(), roles: Vec::new(), until })
+}
+
 #[tokio::test]
 async fn whoever_was_let_in_before_a_machine_became_another_one_does_not_stay() {
     let folder = tempfile::tempdir().unwrap();
@@ -59,7 +67,7 @@ async fn whoever_was_let_in_before_a_machine_became_another_one_does_not_stay() 
     let keyring = keyring(folder.path(), &now, true);
     let Standing::Keyed(keys) = keyring.read().await else { panic!("no keys") };
     let anchor = keys.anchors[0].fingerprint;
-    let peer = Peer::Keyed(Keyed { fingerprint: anchor, anchor, names: Vec::new(), roles: Vec::new() });
+    let peer = peer(anchor, None);
     let mut lost = Box::pin(keyring.lost(&peer));
     // What becomes known only later is no change.
     *now.lock().unwrap() = machine("a", "b", "c");
@@ -67,7 +75,7 @@ async fn whoever_was_let_in_before_a_machine_became_another_one_does_not_stay() 
     assert!(tokio::time::timeout(Duration::from_millis(50), &mut lost).await.is_err());
     *now.lock().unwrap() = machine("a", "b", "d");
     keyring.tick().await;
-    lost.await;
+    assert_eq!(lost.await, Loss::Machine);
     let Standing::Keyed(after) = keyring.read().await else { panic!("no keys") };
     assert_ne!(after.key.public(), keys.key.public());
 }
@@ -101,4 +109,47 @@ async fn texts_that_disagree_leave_what_was_before() {
     let fresh = keyring(folder.path(), &Arc::default(), true);
     let Standing::Keyed(fresh) = fresh.read().await else { panic!("no keys") };
     assert!(fresh.anchors.is_empty());
+}
+
+/// Seconds since 1970, as the clock of one test has them; 0 while it is not set.
+static SECONDS: AtomicU64 = AtomicU64::new(0);
+
+fn seconds() -> Clock {
+    match SECONDS.load(Ordering::Relaxed) {
+        0 => Clock::Unset,
+        seconds => Clock::Set(UnixTime::since_unix_epoch(Duration::from_secs(seconds))),
+    }
+}
+
+#[tokio::test]
+async fn a_session_does_not_outlive_the_certificate_once_the_clock_is_set() {
+    let folder = tempfile::tempdir().unwrap();
+    give(folder.path(), "a.pub", &line());
+    let ours = keyring(folder.path(), &Arc::default(), true);
+    let Standing::Keyed(keys) = ours.read().await else { panic!("no keys") };
+    let anchor = keys.anchors[0].fingerprint;
+    let sources = Sources {
+        hosts: folder.path().join("hosts.d"),
+        folder: folder.path().join("own"),
+        platform: Box::new(Vec::new),
+        machine: Box::new(Machine::default),
+        is_writable: Box::new(|| true),
+        clock: seconds,
+        plain: false,
+    };
+    let keyring = Keyring::new(sources);
+    keyring.read().await;
+    let (for_good, certified) =
+        (peer(anchor, None), peer(anchor, Some(UnixTime::since_unix_epoch(Duration::from_secs(100)))));
+    let mut lost = Box::pin(keyring.lost(&certified));
+    for now in [0, 99, 100] {
+        SECONDS.store(now, Ordering::Relaxed);
+        keyring.tick().await;
+        assert!(tokio::time::timeout(Duration::from_millis(20), &mut lost).await.is_err(), "{now}");
+    }
+    SECONDS.store(101, Ordering::Relaxed);
+    keyring.tick().await;
+    assert_eq!(lost.await, Loss::Expired);
+    let stays = tokio::time::timeout(Duration::from_millis(20), keyring.lost(&for_good)).await;
+    assert!(stays.is_err(), "a key that the guest was given itself has no end");
 }
