@@ -297,7 +297,7 @@ fn machines(settings: &HostSettings) -> Vec<qemu::Machine> {
 }
 
 fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
-    let vm = Vm {
+    let vm = Arc::new(Vm {
         name: settings.name.clone(),
         ids: Ids {
             lasting: settings.uuid.clone(),
@@ -308,7 +308,7 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
         dial: dial(&settings.dial),
         max_volumes: settings.max_volumes,
         limits: Arc::clone(limits),
-    };
+    });
     qemu::Machine { vm, qmp: settings.qmp.clone() }
 }
 

@@ -12,7 +12,7 @@ async fn a_watcher_that_is_too_slow_is_told_so() {
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
     let shutdown = CancellationToken::new();
     let watching = async {
-        changes.send(Change::Present(Vm::at("a", "/nowhere/a"))).await.unwrap();
+        changes.send(Change::Present(Vm::at("a", "/nowhere/a").into())).await.unwrap();
         changes.send(Change::Synced).await.unwrap();
         let (_standing, settings) = watch::channel(Standing::new("/nowhere".into()));
         let (machines, pools) = (watch::channel(Vec::new()).1, watch::channel(Vec::new()).1);

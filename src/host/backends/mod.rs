@@ -77,7 +77,7 @@ impl Vm {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
     /// There is this VM: it is new, or something of it has changed. What of it stays as it was is kept.
-    Present(Vm),
+    Present(Arc<Vm>),
     /// This VM is in no list any more. Whether it runs, and what it holds, this does not say.
     Removed {
         /// Which VM.

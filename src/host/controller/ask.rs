@@ -49,7 +49,7 @@ impl Asked {
         let facts = self.on(node, &vm).await?;
         let here = Topology { host: node.to_owned(), ..Topology::default() };
         let (_, place) = watch::channel(Some(Arc::new(here)));
-        let vm = Arc::new(self.options.borrow().vm(&facts));
+        let vm = self.options.borrow().vm(&facts);
         let guest = Asking { vm, place, audit: self.half.audit.clone() };
         let answer = self.volumes.answer(guest, call).await;
         callback::response_message(answer).await.map(Vec::from)

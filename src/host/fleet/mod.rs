@@ -258,14 +258,14 @@ impl Fleet {
     }
 
     /// There is this VM: the session of one that is the same goes on.
-    fn present(&mut self, vm: Vm) {
+    fn present(&mut self, vm: Arc<Vm>) {
         let name = vm.name.clone();
-        if self.vms.get(&name).is_some_and(|entry| *entry.vm == vm) {
+        if self.vms.get(&name).is_some_and(|entry| entry.vm == vm) {
             return;
         }
         let entry = match self.take(&name) {
-            Some(entry) if entry.vm.ids.lasting == vm.ids.lasting => self.alter(entry, Arc::new(vm)),
-            _ => self.enter(Arc::new(vm)),
+            Some(entry) if entry.vm.ids.lasting == vm.ids.lasting => self.alter(entry, vm),
+            _ => self.enter(vm),
         };
         self.names.insert(entry.running.session, name.clone());
         self.uuids.add(&entry.vm);

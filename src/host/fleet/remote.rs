@@ -138,13 +138,13 @@ impl Remote {
         }
     }
 
-    fn present(&mut self, vm: Vm) {
+    fn present(&mut self, vm: Arc<Vm>) {
         let before = self.take(&vm.name);
         self.names.add(&vm);
         let before = before.filter(|entry| entry.vm.ids.lasting == vm.ids.lasting);
         let (power, problem, run) =
             before.map(|entry| (entry.power, entry.problem, entry.run)).unwrap_or_default();
-        self.vms.insert(vm.name.clone(), Entry { vm: Arc::new(vm), power, problem, run });
+        self.vms.insert(vm.name.clone(), Entry { vm, power, problem, run });
     }
 
     fn remove(&mut self, name: &str) {
@@ -222,7 +222,7 @@ mod tests {
 
     fn vm(name: &str, lasting: &str, cluster: &str) -> Change {
         let ids = Ids { lasting: lasting.into(), ..Ids::default() };
-        Change::Present(Vm { ids, cluster: cluster.into(), ..Vm::at(name, "/nowhere") })
+        Change::Present(Vm { ids, cluster: cluster.into(), ..Vm::at(name, "/nowhere") }.into())
     }
 
     fn power(name: &str, power: PowerState) -> Change {

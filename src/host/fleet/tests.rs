@@ -16,7 +16,7 @@ fn list(fleet: &mut Fleet, vms: Vec<Vm>) {
         fleet.change(Change::Removed { name });
     }
     for vm in vms {
-        fleet.change(Change::Present(vm));
+        fleet.change(Change::Present(vm.into()));
     }
 }
 
@@ -161,12 +161,12 @@ async fn a_vm_is_found_by_what_it_is_known_by() {
     let all = |fleet: &Fleet| ["0a", "0b", "0e"].map(|uuid| found(fleet, uuid));
     assert_eq!(all(&fleet), ["", "", "a"], "the index follows the list");
     // Another name for the same one, and the old name is gone late; then two that change theirs.
-    fleet.change(Change::Present(vm("z", "0e", "dev")));
+    fleet.change(Change::Present(vm("z", "0e", "dev").into()));
     fleet.change(Change::Removed { name: "a".into() });
     assert_eq!(all(&fleet), ["", "", "z"]);
-    fleet.change(Change::Present(vm("y", "0a", "dev")));
-    fleet.change(Change::Present(vm("y", "0e", "dev")));
-    fleet.change(Change::Present(vm("z", "0a", "dev")));
+    fleet.change(Change::Present(vm("y", "0a", "dev").into()));
+    fleet.change(Change::Present(vm("y", "0e", "dev").into()));
+    fleet.change(Change::Present(vm("z", "0a", "dev").into()));
     assert_eq!(all(&fleet), ["z", "", "y"]);
     assert_eq!((fleet.names.len(), fleet.uuids.0.len()), (2, 2));
 }
@@ -256,7 +256,7 @@ async fn nobody_is_answered_before_all_vms_were_told() {
         let mut early = std::pin::pin!(handle.list());
         let mut waits = async || tokio::time::timeout(Duration::from_millis(20), &mut early).await.is_err();
         assert!(waits().await);
-        changes.send(Change::Present(Vm::at("a", "/nowhere/a"))).await.unwrap();
+        changes.send(Change::Present(Vm::at("a", "/nowhere/a").into())).await.unwrap();
         assert!(waits().await);
         changes.send(Change::Synced).await.unwrap();
         assert_eq!(early.await.unwrap().len(), 1);

@@ -35,7 +35,7 @@ impl Bench {
         let half = Arc::new(Half::new("host".into()));
         let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
         for name in ["a", "b"] {
-            changes.send(Change::Present(vm(name))).await.unwrap();
+            changes.send(Change::Present(vm(name).into())).await.unwrap();
         }
         changes.send(Change::Synced).await.unwrap();
         scope.children().spawn(async move {

@@ -12,7 +12,7 @@ use crate::wire::proto::v1::PowerState;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Told {
     /// The VM.
-    pub vm: Vm,
+    pub vm: Arc<Vm>,
     /// Whether it runs.
     pub power: PowerState,
     /// Why that is not known, in words for people.
@@ -22,7 +22,7 @@ pub struct Told {
 impl Told {
     /// Of the VM with these facts, whose agent is reached so.
     pub fn new(facts: &Facts, dial: Dialer, max_volumes: u32, limits: &Arc<Limits>) -> Self {
-        let vm = Vm {
+        let vm = Arc::new(Vm {
             name: facts.name.clone(),
             ids: Ids {
                 lasting: facts.lasting.clone(),
@@ -33,7 +33,7 @@ impl Told {
             dial,
             max_volumes,
             limits: Arc::clone(limits),
-        };
+        });
         Self { vm, power: facts.power, problem: facts.problem.clone() }
     }
 
@@ -46,7 +46,7 @@ impl Told {
     pub fn changes(&self, before: Option<&Self>) -> Vec<Change> {
         let mut changes = Vec::new();
         if before.is_none_or(|before| before.vm != self.vm) {
-            changes.push(Change::Present(self.vm.clone()));
+            changes.push(Change::Present(Arc::clone(&self.vm)));
         }
         if before.is_none_or(|before| (before.power, &before.problem) != (self.power, &self.problem)) {
             let (name, problem) = (self.vm.name.clone(), self.problem.clone());

@@ -57,7 +57,8 @@ async fn keeps_its_promises(format: Format, allocation: Allocation) {
     let socket = |name: &str| folder.path().join(format!("{name}.qmp"));
     let qemus = NAMES.map(|name| Hypervisor::start(&socket(name), &["port1"]));
     let machine = |name: &str| Machine {
-        vm: Vm { ids: Ids { lasting: place(name).uuid, ..Ids::default() }, ..Vm::at(name, "/nowhere") },
+        vm: Vm { ids: Ids { lasting: place(name).uuid, ..Ids::default() }, ..Vm::at(name, "/nowhere") }
+            .into(),
         qmp: Some(socket(name)),
     };
     let (_machines, machines) = watch::channel(NAMES.map(machine).to_vec());

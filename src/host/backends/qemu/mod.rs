@@ -31,7 +31,7 @@ use hotplug::{Hotplug, Vms};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
     /// The VM.
-    pub vm: Vm,
+    pub vm: Arc<Vm>,
     /// Its QMP socket.
     pub qmp: Option<PathBuf>,
 }
@@ -131,7 +131,7 @@ async fn tell(
 /// Tells what of the list is another than was told; nothing was before the first one.
 async fn list(
     machines: &[Machine],
-    told: &mut Option<BTreeMap<String, Vm>>,
+    told: &mut Option<BTreeMap<String, Arc<Vm>>>,
     changes: &mpsc::Sender<Change>,
 ) -> Result<(), mpsc::error::SendError<Change>> {
     let is_first = told.is_none();
@@ -140,9 +140,9 @@ async fn list(
     let mut present = Vec::new();
     for Machine { vm, .. } in machines {
         if before.remove(&vm.name).as_ref() != Some(vm) {
-            present.push(vm.clone());
+            present.push(Arc::clone(vm));
         }
-        now.insert(vm.name.clone(), vm.clone());
+        now.insert(vm.name.clone(), Arc::clone(vm));
     }
     // First what is gone: what it was known by may be another's.
     for name in before.into_keys() {
@@ -168,7 +168,7 @@ async fn monitor_all(
     let mut before = std::mem::take(monitors);
     for Machine { vm, qmp } in machines {
         let known = before.remove(&vm.name);
-        let wanted = qmp.map(|path| (vm.name.clone(), vm.ids.lasting, path));
+        let wanted = qmp.map(|path| (vm.name.clone(), vm.ids.lasting.clone(), path));
         let monitor = match (known, wanted) {
             (Some(known), Some(wanted)) if known.of == wanted => known,
             (known, wanted) => {
@@ -183,7 +183,7 @@ async fn monitor_all(
                 Monitor::start(wanted, changes.clone(), half)
             }
         };
-        monitors.insert(vm.name, monitor);
+        monitors.insert(vm.name.clone(), monitor);
     }
     Ok(())
 }
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     fn machine(name: &str, qmp: Option<&str>) -> Machine {
-        Machine { vm: Vm::at(name, "/nowhere"), qmp: qmp.map(PathBuf::from) }
+        Machine { vm: Vm::at(name, "/nowhere").into(), qmp: qmp.map(PathBuf::from) }
     }
 
     #[tokio::test]
@@ -237,10 +237,10 @@ mod tests {
         assert_eq!(next().await, unknown("b"));
         assert_eq!(next().await, off("b"));
 
-        let moved = Machine { vm: Vm::at("c", "/elsewhere"), qmp: None };
+        let moved = Machine { vm: Vm::at("c", "/elsewhere").into(), qmp: None };
         list.send_replace(vec![machine("a", None), machine("b", Some(&other)), moved.clone()]);
         assert_eq!(next().await, Change::Present(moved.vm), "the others were told");
-        let altered = Machine { vm: Vm::at("a", "/elsewhere"), qmp: None };
+        let altered = Machine { vm: Vm::at("a", "/elsewhere").into(), qmp: None };
         list.send_replace(vec![machine("b", Some(&other)), altered.clone()]);
         assert_eq!(next().await, Change::Removed { name: "c".into() });
         assert_eq!(next().await, Change::Present(altered.vm));

@@ -28,7 +28,7 @@ pub struct Options {
 
 impl Options {
     /// The VM with these facts.
-    pub fn vm(&self, facts: &Facts) -> Vm {
+    pub fn vm(&self, facts: &Facts) -> Arc<Vm> {
         self.told(facts).vm
     }
 
