@@ -12,10 +12,13 @@
 //! ```
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use futures_util::FutureExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::{Id, JoinError, JoinSet};
@@ -172,10 +175,34 @@ impl Children {
         F: Future + Send + 'static,
     {
         let token = self.0.clone();
-        let task: Task<()> = Box::pin(async move { drop(task.await) });
+        // Mapped: a block that waits for it would have room for it twice.
+        let task: Task<()> = Box::pin(task.map(drop));
         drop(tokio::spawn(async move {
             let _: Option<()> = token.run_until_cancelled(task).await;
         }));
+    }
+
+    /// Starts `task` likewise. If it panics, what comes of `after` takes its place, in the same task.
+    pub fn spawn_or<F, A>(&self, task: F, after: impl FnOnce() -> A + Send + 'static)
+    where
+        F: Future + Send + 'static,
+        A: Future<Output = ()> + Send + 'static,
+    {
+        let mut task: Task<()> = Box::pin(task.map(drop));
+        self.spawn(async move {
+            let has_panicked = std::future::poll_fn(|context| {
+                // What is left of a task that has panicked is only dropped.
+                match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))) {
+                    Ok(polled) => polled.map(|()| false),
+                    Err(_) => Poll::Ready(true),
+                }
+            });
+            if has_panicked.await {
+                drop(task);
+                // Boxed: hardly any ever panics.
+                Box::pin(after()).await;
+            }
+        });
     }
 }
 
@@ -229,6 +256,26 @@ mod tests {
             started = start => started.unwrap(),
         }
         gone.await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_is_followed_by_what_is_to_come_after_it() {
+        let scope = Scope::new();
+        let (held, gone) = oneshot::channel::<()>();
+        let (give, given) = oneshot::channel();
+        let task = async move {
+            let _held = held;
+            tokio::task::yield_now().await;
+            panic!("oh");
+        };
+        scope.children().spawn_or(task, move || async move {
+            give.send(gone.await.is_err()).unwrap();
+        });
+        assert!(given.await.unwrap(), "the task is dropped before");
+
+        let (give, given) = oneshot::channel::<()>();
+        scope.children().spawn_or(async {}, move || async move { give.send(()).unwrap() });
+        assert!(given.await.is_err(), "one that ends well is followed by nothing");
     }
 
     #[tokio::test]

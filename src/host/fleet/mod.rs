@@ -318,17 +318,11 @@ impl Fleet {
         self.next_session += 1;
         let (machine, heard) = watch::channel(known);
         let (scope, reports) = (Scope::new(), self.reports.0.clone());
-        scope.children().spawn(Session::new(session, contact, heard, reports.clone()).run());
-        let watched = machine.clone();
-        scope.children().spawn(async move {
-            watched.closed().await;
-            // Boxed: there is one for each guest, and hardly any ever fails.
-            let failed = Box::pin(async move {
-                drop(reports.send((session, Report::Failed)).await);
-                tokio::time::sleep(REFUSED_WAIT).await;
-                drop(reports.send((session, Report::Renewable)).await);
-            });
-            failed.await;
+        let talking = Session::new(session, contact, heard, reports.clone()).run();
+        scope.children().spawn_or(talking, move || async move {
+            drop(reports.send((session, Report::Failed)).await);
+            tokio::time::sleep(REFUSED_WAIT).await;
+            drop(reports.send((session, Report::Renewable)).await);
         });
         Running { session, machine, _scope: scope }
     }
