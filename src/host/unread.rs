@@ -79,7 +79,12 @@ impl Unread {
     }
 
     fn rests(&self, number: u64) {
-        self.waiting().since.remove(&number);
+        let mut waiting = self.waiting();
+        waiting.since.remove(&number);
+        if waiting.since.is_empty() {
+            // An empty one keeps its room, and there is one for each guest.
+            waiting.since = BTreeMap::new();
+        }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {

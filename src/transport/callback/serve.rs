@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use futures_util::StreamExt as _;
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
 use tonic::body::Body;
@@ -57,50 +58,102 @@ type Outcome = (u64, Result<Vec<u8>, Status>);
 ///
 /// # Errors
 /// If the guest does not take it, breaks it, or breaks the rules.
-pub async fn serve<S, F, M>(
+pub fn serve<S, F, M>(
     bounds: CallbackBounds,
     service: S,
     open: impl FnOnce(Messages) -> F,
-) -> Result<(), Ended>
+) -> impl Future<Output = Result<(), Ended>>
 where
     S: http2::Service<Body>,
     F: Future<Output = Result<M, Status>>,
     M: Stream<Item = Result<CallbackFromGuest, Status>> + Unpin,
 {
-    let (outgoing, messages) = mpsc::channel(1);
-    let mut serving = Serving::new(bounds.open_calls, service);
-    let first = CallbackFromHost { message: Some(FromHost::Bounds(bounds)) };
-    // There is room for one.
-    let _ = outgoing.try_send(Box::new(first));
-    let mut calls = open(Messages(messages)).await.map_err(Box::new)?;
-    loop {
-        tokio::select! {
-            biased;
-            Some(outcome) = serving.running.next() => serving.ended(outcome),
-            Ok(room) = outgoing.reserve(), if !serving.answers.is_empty() => {
-                let answer = serving.answers.pop_front().map(FromHost::Answer);
-                room.send(Box::new(CallbackFromHost { message: answer }));
+    let outgoing = Outgoing::default();
+    let messages = Messages(Arc::clone(&outgoing.0));
+    // Made here: a future has room for its arguments beside what it makes of them.
+    let mut serving = Serving::new(bounds.open_calls, service, outgoing);
+    serving.outgoing.send(FromHost::Bounds(bounds));
+    async move {
+        let mut calls = Box::pin(open(messages)).await.map_err(Box::new)?;
+        loop {
+            tokio::select! {
+                biased;
+                Some(outcome) = serving.running.next() => serving.ended(outcome),
+                message = calls.next() => match message {
+                    Some(message) => serving.take(message.map_err(Box::new)?)?,
+                    None => return Ok(()),
+                },
             }
-            message = calls.next() => match message {
-                Some(message) => serving.take(message.map_err(Box::new)?)?,
-                None => return Ok(()),
-            },
         }
     }
 }
 
-/// The host half's messages, as the call of `Callback` sends them. Boxed: a channel has places for 32, however few may wait.
+/// What waits for the guest to take it. A channel of tokio's would have room for 32 messages, however few may wait.
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<CallbackFromHost>,
+    reader: Option<Waker>,
+    has_ended: bool,
+}
+
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    // Nothing that is done under the lock leaves it half changed.
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sends messages to the guest; when it is dropped, they end.
+#[derive(Debug, Default)]
+struct Outgoing(Arc<Mutex<Queue>>);
+
+impl Outgoing {
+    fn send(&self, message: FromHost) {
+        let mut queue = lock(&self.0);
+        queue.messages.push_back(CallbackFromHost { message: Some(message) });
+        queue.wake();
+    }
+
+    /// Answers that the guest has not taken yet.
+    fn answers(&self) -> usize {
+        let is_answer = |message: &&CallbackFromHost| matches!(message.message, Some(FromHost::Answer(_)));
+        lock(&self.0).messages.iter().filter(is_answer).count()
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.0);
+        queue.has_ended = true;
+        queue.wake();
+    }
+}
+
+impl Queue {
+    fn wake(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+    }
+}
+
+/// The host half's messages, as the call of `Callback` sends them.
 #[derive(Debug)]
-pub struct Messages(mpsc::Receiver<Box<CallbackFromHost>>);
+pub struct Messages(Arc<Mutex<Queue>>);
 
 impl Stream for Messages {
     type Item = CallbackFromHost;
 
-    fn poll_next(
-        mut self: Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<CallbackFromHost>> {
-        self.0.poll_recv(context).map(|message| message.map(|message| *message))
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<CallbackFromHost>> {
+        let mut queue = lock(&self.0);
+        match queue.messages.pop_front() {
+            None if queue.has_ended => Poll::Ready(None),
+            None => {
+                // An idle guest has no room for messages.
+                queue.messages = VecDeque::new();
+                queue.reader = Some(context.waker().clone());
+                Poll::Pending
+            }
+            message => Poll::Ready(message),
+        }
     }
 }
 
@@ -113,15 +166,14 @@ struct Serving<S> {
     cancelled: u64,
     running: FuturesUnordered<Pin<Box<dyn Future<Output = Outcome> + Send>>>,
     cancels: BTreeMap<u64, AbortHandle>,
-    /// Those that wait to be sent.
-    answers: VecDeque<CallbackAnswer>,
+    outgoing: Outgoing,
 }
 
 impl<S> Serving<S>
 where
     S: http2::Service<Body>,
 {
-    fn new(most: u32, service: S) -> Self {
+    fn new(most: u32, service: S, outgoing: Outgoing) -> Self {
         Self {
             service,
             most,
@@ -129,7 +181,7 @@ where
             cancelled: 0,
             running: FuturesUnordered::new(),
             cancels: BTreeMap::new(),
-            answers: VecDeque::new(),
+            outgoing,
         }
     }
 
@@ -158,7 +210,7 @@ where
             return Err(Breach::Number { found: number, expected });
         }
         let most = usize::try_from(self.most).unwrap_or(usize::MAX);
-        if self.running.len() + self.answers.len() >= most {
+        if self.running.len() + self.outgoing.answers() >= most {
             return Err(Breach::Calls(self.most));
         }
         self.made = number;
@@ -174,7 +226,11 @@ where
 
     fn ended(&mut self, (number, outcome): Outcome) {
         self.cancels.remove(&number);
-        self.answers.push_back(match outcome {
+        if self.cancels.is_empty() {
+            // An empty one keeps its room, and there is one for each guest.
+            self.cancels = BTreeMap::new();
+        }
+        self.outgoing.send(FromHost::Answer(match outcome {
             Ok(answer) => CallbackAnswer { number, code: 0, message: String::new(), answer },
             Err(status) => CallbackAnswer {
                 number,
@@ -183,7 +239,7 @@ where
                 message: status.message().to_owned(),
                 answer: Vec::new(),
             },
-        });
+        }));
     }
 }
 
