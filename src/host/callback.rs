@@ -63,14 +63,14 @@ const CALL_AGAIN: Duration = Duration::from_millis(20);
 /// How often the guest may break the callback within one session.
 const MAX_BREAKS: u32 = 8;
 
-/// Keeps the callback of an open session, whose agent is called with `client` and can do `capabilities`.
-pub async fn keep(
-    client: http2::Client,
-    contact: &Contact,
-    capabilities: &[String],
-    teller: Teller,
-) -> Refusal {
-    if !capabilities.iter().any(|capability| capability == CAPABILITY) {
+/// Whether an agent that can do these has a callback.
+pub fn is_able(capabilities: &[String]) -> bool {
+    capabilities.iter().any(|capability| capability == CAPABILITY)
+}
+
+/// Keeps the callback of an open session, whose agent is called with `client`, and has one if it is `able`.
+pub async fn keep(client: &http2::Client, contact: &Contact, able: bool, teller: &Teller) -> Refusal {
+    if !able {
         let reason = "the agent is too old for this host half to be asked by it; upgrade it".to_owned();
         teller.send(Report::Callback(CallbackState::Unspecified, reason)).await;
         return std::future::pending().await;
@@ -82,7 +82,7 @@ pub async fn keep(
     loop {
         teller.send(Report::Callback(CallbackState::Connecting, reason)).await;
         let began = Instant::now();
-        reason = match serve(client.clone(), contact, &guard, &teller).await {
+        reason = match serve(client, contact, &guard, teller).await {
             // Its settings change with a restart of the agent, and that with the session.
             Err(End::Refused(Refusal::Denied(reason))) => {
                 teller.send(Report::Callback(CallbackState::Unspecified, reason)).await;
@@ -106,7 +106,7 @@ pub async fn keep(
 
 /// Opens the callback once, and serves it to its end.
 async fn serve(
-    client: http2::Client,
+    client: &http2::Client,
     contact: &Contact,
     guard: &Arc<Guard>,
     teller: &Teller,
@@ -125,7 +125,7 @@ async fn serve(
         request_bytes: MAX_VOLUME_REQUEST,
     };
     let most = usize::try_from(MAX_VOLUME_REQUEST).unwrap_or(usize::MAX).saturating_add(AROUND);
-    let client = Watched { client, unread: Arc::clone(&guard.unread) };
+    let client = Watched { client: client.clone(), unread: Arc::clone(&guard.unread) };
     let mut client = GuestClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
         .max_decoding_message_size(most);
     let mut serving = Box::pin(callback::serve(bounds, service, async |messages| {

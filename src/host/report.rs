@@ -1,7 +1,9 @@
 //! What a session is told of its VM, and tells the fleet.
 
+use std::pin::Pin;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -77,6 +79,9 @@ impl Report {
 /// Where reports of all sessions go, each with the number of its session.
 pub type Reports = mpsc::Sender<(u64, Report)>;
 
+/// A report on its way. Boxed: it takes no time, and whatever sends one lives for long.
+type Sending<'t> = Pin<Box<dyn Future<Output = ()> + Send + 't>>;
+
 /// Sends reports of one session.
 #[derive(Debug, Clone)]
 pub struct Teller {
@@ -86,9 +91,9 @@ pub struct Teller {
 
 impl Teller {
     /// Sends a report, waiting for the fleet.
-    pub async fn send(&self, report: Report) {
+    pub fn send(&self, report: Report) -> Sending<'_> {
         // Without a fleet the process is ending, and so is this task.
-        drop(self.reports.send((self.session, report)).await);
+        Box::pin(self.reports.send((self.session, report)).map(drop))
     }
 }
 
@@ -112,8 +117,8 @@ impl Notes {
     }
 
     /// Sends a report, waiting for the fleet.
-    pub async fn send(&self, report: Report) {
-        self.teller.send(report).await;
+    pub fn send(&self, report: Report) -> Sending<'_> {
+        self.teller.send(report)
     }
 
     /// For another part of the conversation.

@@ -12,7 +12,6 @@ use super::contact::Contact;
 use super::conversation::Caller;
 use super::text;
 use super::trust::Trust;
-use crate::trust::key::PublicKey;
 use crate::wire::proto::v1::ReplaceHostKeyRequest;
 use crate::wire::proto::v1::replace_host_key_request::Step;
 
@@ -23,8 +22,10 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 /// Tells the guest whatever it has to know, for as long as the session may last: completes when this host half has begun to
 /// use another key. Only a guest with a key is told anything.
-pub async fn keep(mut caller: Caller, contact: &Contact, key: Option<PublicKey>) {
-    let (Some(_), Some(trust)) = (key, &contact.trust) else { return std::future::pending().await };
+pub async fn keep(caller: &Caller, contact: &Contact, is_keyed: bool) {
+    let Some(trust) = contact.trust.as_ref().filter(|_| is_keyed) else {
+        return std::future::pending().await;
+    };
     let mut changes = trust.changes();
     let began = trust.switches();
     loop {
@@ -33,7 +34,7 @@ pub async fn keep(mut caller: Caller, contact: &Contact, key: Option<PublicKey>)
         }
         changes.mark_unchanged();
         // Boxed, because the session lives for long, and the calls do not.
-        let told = Box::pin(tell(&mut caller, contact, trust)).await;
+        let told = Box::pin(tell(caller.clone(), contact, trust)).await;
         if let Err(problem) = &told {
             tracing::warn!(vm = contact.vm.name, problem, "the guest is not told of this host half's keys");
         }
@@ -45,16 +46,16 @@ pub async fn keep(mut caller: Caller, contact: &Contact, key: Option<PublicKey>)
     }
 }
 
-async fn tell(caller: &mut Caller, contact: &Contact, trust: &Arc<Trust>) -> Result<(), String> {
+async fn tell(mut caller: Caller, contact: &Contact, trust: &Arc<Trust>) -> Result<(), String> {
     let rotation = trust.rotation().await.map_err(|error| error.to_string())?;
     // In every session: the guest's disk may have been restored since.
     if let Some(next) = rotation.next {
-        step(caller, Step::Next(next.spki().to_vec())).await?;
+        step(&mut caller, Step::Next(next.spki().to_vec())).await?;
         trust.told(&contact.vm, next).await.map_err(|error| error.to_string())?;
     }
     for before in rotation.retired {
         // A guest that was given the key of now by hand does not know that it has followed another one.
-        if let Err(problem) = step(caller, Step::Retire(before.fingerprint().to_string())).await {
+        if let Err(problem) = step(&mut caller, Step::Retire(before.fingerprint().to_string())).await {
             tracing::debug!(vm = contact.vm.name, problem, "an earlier key of this host half is not dropped");
         }
     }

@@ -68,15 +68,19 @@ impl Session {
     }
 
     /// Keeps the session until the future is dropped, which closes the connection at once.
-    pub async fn run(mut self) {
-        loop {
-            self.until_on().await;
-            match self.converse().await {
-                Ok(cut) => self.cut(cut).await,
-                Err(end) => {
-                    let wait = self.ended(end).await;
-                    if let Some(cut) = self.wait(wait).await {
-                        self.cut(cut).await;
+    pub fn run(mut self) -> impl Future<Output = ()> + Send {
+        // A function that is async would have room for its arguments twice. Boxed is what passes soon: the session lives for
+        // long.
+        async move {
+            loop {
+                Box::pin(self.until_on()).await;
+                match self.converse().await {
+                    Ok(cut) => Box::pin(self.cut(cut)).await,
+                    Err(end) => {
+                        let wait = Box::pin(self.ended(end)).await;
+                        if let Some(cut) = Box::pin(self.wait(wait)).await {
+                            Box::pin(self.cut(cut)).await;
+                        }
                     }
                 }
             }

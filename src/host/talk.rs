@@ -66,7 +66,7 @@ pub async fn talk(
     let (client, mut connection) =
         Box::pin(soon(async { Ok(http2::connect(stream).await.map_err(Loss::Broken)?) })).await?;
     let end = {
-        let mut calls = Box::pin(calls(client, contact, guest, order, notes, machine, began));
+        let mut calls = Box::pin(calls(&client, contact, &guest, order, notes, machine, began));
         tokio::select! {
             biased;
             end = &mut calls => end,
@@ -93,34 +93,61 @@ fn is_end(error: &http2::ClientError) -> bool {
     error.get_io().is_some_and(|error| error.kind() == ErrorKind::UnexpectedEof)
 }
 
+/// Makes the calls of a conversation, and answers those of the guest. What lasts as long as the conversation is kept small here, since
+/// there is one with each guest: what passes is boxed.
 async fn calls(
-    client: http2::Client,
+    client: &http2::Client,
     contact: &Contact,
-    guest: Proved,
+    guest: &Proved,
     order: &mut Order,
     notes: &mut Notes,
     machine: watch::Receiver<Machine>,
     began: Instant,
 ) -> Result<Infallible, End> {
-    let channel = client.clone();
-    let mut client = GuestClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
+    let mut caller = GuestClient::with_origin(client.clone(), http::Uri::from_static(http2::ORIGIN))
         .max_decoding_message_size(contact.vm.limits.message_bytes);
-    // Boxed, because the session lives for long, and its beginning does not.
-    let (info, mut events, first) = Box::pin(begin(&mut client, contact, &guest, order)).await?;
-    order.take(&first).map_err(Refusal::from)?;
-    contact.half.metrics.connect.observe(began.elapsed());
-    let patience = patience(info.heartbeat_interval_seconds);
-    let capabilities = info.capabilities.clone();
-    Box::pin(notes.opened(info, client.clone(), guest.key())).await;
-    let rotation = Box::pin(rotation::keep(client.clone(), contact, guest.key()));
-    let topology = Box::pin(topology::keep(client, contact, &capabilities, notes.teller()));
-    let callback = Box::pin(callback::keep(channel, contact, &capabilities, notes.teller()));
+    let Opened { mut events, patience, is_told, has_callback } =
+        Box::pin(open(&mut caller, contact, guest, order, notes, began)).await?;
+    let teller = notes.teller();
+    let rotation = Box::pin(rotation::keep(&caller, contact, guest.key().is_some()));
+    let topology = Box::pin(topology::keep(&caller, contact, is_told, &teller));
+    let callback = Box::pin(callback::keep(client, contact, has_callback, &teller));
     tokio::select! {
-        end = listen(&mut events, first, patience, contact, order, notes, machine) => end,
+        end = listen(&mut events, patience, contact, order, notes, machine) => end,
         refusal = callback => Err(refusal.into()),
         never = topology => match never {},
         () = rotation => Err(Loss::Renewed.into()),
     }
+}
+
+/// A conversation that is open.
+struct Opened {
+    /// After the first one.
+    events: Streaming<v1::Event>,
+    patience: Duration,
+    /// It can be told where it runs.
+    is_told: bool,
+    has_callback: bool,
+}
+
+/// Opens a conversation, and tells that it is.
+async fn open(
+    caller: &mut Caller,
+    contact: &Contact,
+    guest: &Proved,
+    order: &mut Order,
+    notes: &mut Notes,
+    began: Instant,
+) -> Result<Opened, End> {
+    let (info, events, first) = begin(caller, contact, guest, order).await?;
+    order.take(&first).map_err(Refusal::from)?;
+    contact.half.metrics.connect.observe(began.elapsed());
+    let patience = patience(info.heartbeat_interval_seconds);
+    let is_told = topology::is_able(&info.capabilities);
+    let has_callback = callback::is_able(&info.capabilities);
+    notes.opened(info, caller.clone(), guest.key()).await;
+    notes.send(Report::Heard(first)).await;
+    Ok(Opened { events, patience, is_told, has_callback })
 }
 
 /// Learns who the guest is, and opens its events.
@@ -180,7 +207,6 @@ fn check_dmi(found: &str, expected: &str) -> Result<(), Refusal> {
 
 async fn listen(
     events: &mut Streaming<v1::Event>,
-    first: Box<v1::Event>,
     patience: Duration,
     contact: &Contact,
     order: &mut Order,
@@ -190,14 +216,13 @@ async fn listen(
     let limits = &contact.vm.limits;
     let mut allowance =
         Allowance::new(Instant::now(), limits.event_burst.into(), limits.events_per_second.into());
-    notes.send(Report::Heard(first)).await;
     loop {
-        let event = text::clean_event(next(events, patience, &mut machine).await?);
+        let event = Box::new(text::clean_event(next(events, patience, &mut machine).await?));
         if !allowance.take(Instant::now(), 1.0) {
             return Err(Refusal::Flood.into());
         }
         order.take(&event).map_err(Refusal::from)?;
-        notes.send(Report::Heard(Box::new(event))).await;
+        notes.send(Report::Heard(event)).await;
     }
 }
 

@@ -23,14 +23,13 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(250);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(30);
 
-/// Tells the guest for as long as the session lasts.
-pub async fn keep(
-    mut caller: Caller,
-    contact: &Contact,
-    capabilities: &[String],
-    teller: Teller,
-) -> Infallible {
-    let able = capabilities.iter().any(|capability| capability == CAPABILITY);
+/// Whether an agent that can do these can be told.
+pub fn is_able(capabilities: &[String]) -> bool {
+    capabilities.iter().any(|capability| capability == CAPABILITY)
+}
+
+/// Tells the guest for as long as the session lasts, if it is `able` to be told.
+pub async fn keep(caller: &Caller, contact: &Contact, able: bool, teller: &Teller) -> Infallible {
     let mut told = contact.topology.clone();
     let mut again = AGAIN;
     loop {
@@ -39,7 +38,7 @@ pub async fn keep(
         if let Some(topology) = topology {
             let outcome = if able {
                 // Boxed, because the session lives for long, and the call does not.
-                let (outcome, passes) = Box::pin(tell(&mut caller, contact, topology)).await;
+                let (outcome, passes) = Box::pin(tell(caller.clone(), contact, topology)).await;
                 if passes {
                     wait = Some(again);
                     again = (again * 2).min(AGAIN_AT_MOST);
@@ -62,7 +61,7 @@ pub async fn keep(
 }
 
 /// Tells it once; whether it makes sense to try again.
-async fn tell(caller: &mut Caller, contact: &Contact, topology: Arc<Topology>) -> (Outcome, bool) {
+async fn tell(mut caller: Caller, contact: &Contact, topology: Arc<Topology>) -> (Outcome, bool) {
     let request = v1::SetTopologyRequest {
         host_instance_id: contact.half.host.instance_id.clone(),
         topology: Some(Topology::clone(&topology)),

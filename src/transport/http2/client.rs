@@ -97,35 +97,39 @@ async fn send(mut body: Body, mut stream: SendStream<Bytes>) -> Result<(), Error
             reset = std::future::poll_fn(|context| stream.poll_reset(context)) => return reset.map(drop),
             frame = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)) => frame,
         };
-        let Some(frame) = frame else { return stream.send_data(Bytes::new(), true) };
-        let Ok(frame) = frame else {
-            stream.send_reset(Reason::CANCEL);
-            return Ok(());
+        let data = match frame.map(|frame| frame.map(Frame::into_data)) {
+            Some(Ok(Ok(data))) => data,
+            Some(Ok(Err(frame))) => match frame.into_trailers() {
+                Ok(trailers) => return stream.send_trailers(trailers),
+                Err(_) => continue,
+            },
+            Some(Err(_)) => {
+                stream.send_reset(Reason::CANCEL);
+                return Ok(());
+            }
+            None => return stream.send_data(Bytes::new(), true),
         };
-        match frame.into_data() {
-            Ok(data) => {
-                let last = body.is_end_stream();
-                if !data.is_empty() {
-                    stream.reserve_capacity(1);
-                    while stream.capacity() == 0 {
-                        match std::future::poll_fn(|context| stream.poll_capacity(context)).await {
-                            Some(room) => room?,
-                            None => return Ok(()),
-                        };
-                    }
-                }
-                stream.send_data(data, last)?;
-                if last {
-                    return Ok(());
-                }
-            }
-            Err(frame) => {
-                if let Ok(trailers) = frame.into_trailers() {
-                    return stream.send_trailers(trailers);
-                }
-            }
+        let last = body.is_end_stream();
+        if !data.is_empty() && !has_room(&mut stream).await? {
+            return Ok(());
+        }
+        stream.send_data(data, last)?;
+        if last {
+            return Ok(());
         }
     }
+}
+
+/// Waits until the peer has room for a part of the body; whether it still wants any.
+async fn has_room(stream: &mut SendStream<Bytes>) -> Result<bool, Error> {
+    stream.reserve_capacity(1);
+    while stream.capacity() == 0 {
+        match std::future::poll_fn(|context| stream.poll_capacity(context)).await {
+            Some(room) => room?,
+            None => return Ok(false),
+        };
+    }
+    Ok(true)
 }
 
 /// The body of an answer.
