@@ -68,9 +68,9 @@ impl Session {
     }
 
     /// Keeps the session until the future is dropped, which closes the connection at once.
+    #[allow(clippy::manual_async_fn, reason = "an async function has room for its arguments twice")]
     pub fn run(mut self) -> impl Future<Output = ()> + Send {
-        // A function that is async would have room for its arguments twice. Boxed is what passes soon: the session lives for
-        // long.
+        // Boxed is what passes soon: the session lives for long.
         async move {
             loop {
                 Box::pin(self.until_on()).await;
