@@ -2,9 +2,10 @@
 
 use std::error::Error;
 
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "csi/v1/csi.proto",
     "guestlet/v1/admin.proto",
+    "guestlet/v1/cloud.proto",
     "guestlet/v1/controller.proto",
     "guestlet/v1/guest.proto",
     "guestlet/v1/host.proto",
