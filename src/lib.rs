@@ -18,7 +18,7 @@
 //!      └─ thaw ───── guest, status
 //! ```
 //!
-//! `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
+//! `kubernetes` is what clients of an API server have in common. `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
 //! of a session; `policy` decides who may do what in a guest, for `qga` and `rpc`; `access` decides which users of a host may
 //! ask for what. `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one. `supervise` owns
 //! every task. `agent` and `hostd`
@@ -42,6 +42,8 @@ pub mod guest;
 pub mod host;
 #[cfg(feature = "host")]
 pub mod hostd;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod labels;
 #[cfg(feature = "agent")]
 pub mod policy;

@@ -46,7 +46,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "wire",
         ],
     ),
-    ("hostd", &["access", "config", "host", "supervise", "sys", "transport", "trust"]),
+    ("hostd", &["access", "config", "host", "kubernetes", "supervise", "sys", "transport", "trust"]),
     ("ctl", &["labels", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
     // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
@@ -65,11 +65,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // What of a guest is a node of a cluster.
     ("topology", &["guest", "labels", "sys"]),
     // The host half owns its sessions and so the streams under them.
-    ("host", &["access", "labels", "supervise", "sys", "transport", "trust", "wire"]),
+    ("host", &["access", "kubernetes", "labels", "supervise", "sys", "transport", "trust", "wire"]),
     ("transport", &["supervise", "sys", "wire"]),
     // (Grants and rules of access are checked where they are read.)
     ("config", &["access", "labels", "policy", "text", "trust"]),
     ("access", &["text"]),
+    // Clients of an API server, whichever cluster it is of.
+    ("kubernetes", &["sys"]),
     ("labels", &[]),
     ("supervise", &[]),
     ("sys", &[]),

@@ -20,15 +20,13 @@ use super::{Begun, spawn_until, watch_over};
 use crate::host::admission::Admission;
 use crate::host::api::{self, Api};
 use crate::host::backends::kubevirt::api::Cluster;
-use crate::host::backends::kubevirt::cluster;
 use crate::host::backends::kubevirt::controller::certificates::{Ca, CaError};
 use crate::host::backends::kubevirt::controller::lease::{self, Candidate, Notice, Timing};
 use crate::host::backends::kubevirt::controller::listing::Listing;
 use crate::host::backends::kubevirt::controller::{Options, Roster, Site};
-use crate::host::backends::kubevirt::fence::Fence;
 use crate::host::backends::kubevirt::hotplug::Patience;
 use crate::host::backends::kubevirt::node::elsewhere::Elsewhere;
-use crate::host::backends::kubevirt::standing::Teller;
+use crate::host::backends::kubevirt::standing;
 use crate::host::backends::kubevirt::volumes::Claims;
 use crate::host::backends::volumes::Volumes;
 use crate::host::backends::{Backend as _, Problems, Standing};
@@ -38,6 +36,9 @@ use crate::host::half::Half;
 use crate::host::place::Topology;
 use crate::host::text;
 use crate::host::volumes::Keeper;
+use crate::kubernetes::connect;
+use crate::kubernetes::fence::Fence;
+use crate::kubernetes::standing::Teller;
 use crate::supervise::Supervisor;
 use crate::sys::{descriptor, tcp};
 
@@ -67,7 +68,7 @@ pub(super) async fn assemble(
 ) -> anyhow::Result<()> {
     let Begun { socket, metrics, half, trust, settings, reloader, followed } = begun;
     let config =
-        cluster::config(options.kubeconfig.as_deref()).await.context("cannot ask the Kubernetes API")?;
+        connect::config(options.kubeconfig.as_deref()).await.context("cannot ask the Kubernetes API")?;
     let client = kube::Client::try_from(config.clone()).context("cannot ask the Kubernetes API")?;
     descriptor::allow_many();
     let listen = settings.kubevirt.controller;
@@ -95,8 +96,8 @@ pub(super) async fn assemble(
         token.run_until_cancelled(roster.watch(changes)).await;
     });
     spawn_until(supervisor, "settings", reloader.run(shutdown.clone()));
-    let teller = |what| Teller::new(what, problems.clone(), Arc::clone(&half));
-    let candidate = Candidate::new(
+    let teller = |what| standing::teller(what, problems.clone(), Arc::clone(&half));
+    let candidate = lease::candidate(
         client.clone(),
         &options.namespace,
         &options.name,

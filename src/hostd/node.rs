@@ -6,9 +6,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use tokio::sync::watch;
 
-use crate::host::backends::kubevirt::cluster;
 use crate::host::backends::kubevirt::node::{Options, Roster, Site};
-use crate::host::backends::kubevirt::standing::Teller;
+use crate::host::backends::kubevirt::standing;
 use crate::host::backends::{Kind, Problems, Standing};
 use crate::host::changed::Changed;
 use crate::host::fleet::Handle;
@@ -16,6 +15,7 @@ use crate::host::guests::Writer;
 use crate::host::half::Half;
 use crate::host::place::Topology;
 use crate::host::relay::{self, Link, Relay};
+use crate::kubernetes::connect;
 
 /// Which node, and how its cluster is reached.
 #[derive(Debug, Clone)]
@@ -55,7 +55,7 @@ impl Node {
     /// # Errors
     /// If it is not known how to reach the cluster.
     pub async fn new(node: &NodeOptions, options: watch::Receiver<Options>) -> anyhow::Result<Self> {
-        let cluster = cluster::config(node.kubeconfig.as_deref()).await;
+        let cluster = connect::config(node.kubeconfig.as_deref()).await;
         let cluster = cluster.context("cannot ask the Kubernetes API")?;
         tracing::info!(node = node.name, server = %cluster.cluster_url, "the VMs of a node");
         // Nothing is known of it before the API has told.
@@ -88,7 +88,7 @@ impl Node {
             changed: Arc::clone(&self.changed),
             roster: Arc::clone(&self.roster),
             options: self.options.clone(),
-            teller: Teller::new("the guests' objects cannot be written", self.problems.clone(), half),
+            teller: standing::teller("the guests' objects cannot be written", self.problems.clone(), half),
         };
         writer.run(self.cluster.clone())
     }
@@ -103,7 +103,7 @@ impl Node {
             token: self.token.clone(),
             fleet,
             roster: Arc::clone(&self.roster),
-            teller: Teller::new(teller, self.problems.clone(), Arc::clone(&half)),
+            teller: standing::teller(teller, self.problems.clone(), Arc::clone(&half)),
             half,
         })
     }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use guestlet::host::backends::Problems;
 use guestlet::host::backends::kubevirt::controller::lease::{
-    ADDRESS, AUTHORITY, Candidate, Leading, NAME, Notice, TROUBLE, Timing,
+    ADDRESS, AUTHORITY, Candidate, Leading, NAME, Notice, TROUBLE, Timing, candidate,
 };
-use guestlet::host::backends::kubevirt::standing::Teller;
+use guestlet::host::backends::kubevirt::standing::teller;
 use guestlet::host::half::Half;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -109,8 +109,8 @@ struct Replica {
 impl Replica {
     fn new(client: kube::Client, name: &'static str, timing: Timing) -> Self {
         let (tell, problems) = watch::channel(Problems::new());
-        let teller = Teller::new(TROUBLE, tell, Arc::new(Half::new("host".into())));
-        Self { name, candidate: Candidate::new(client, OWN, name, timing, teller), problems }
+        let teller = teller(TROUBLE, tell, Arc::new(Half::new("host".into())));
+        Self { name, candidate: candidate(client, OWN, name, timing, teller), problems }
     }
 
     fn identity(&self) -> &str {

@@ -74,7 +74,7 @@ pub async fn client_with(plane: &ControlPlane, change: impl FnOnce(&mut kube::Co
 /// How the controller asks the API server.
 pub async fn config(plane: &ControlPlane) -> kube::Config {
     let config = plane.kubeconfig("controller", ACCOUNT, "system:serviceaccounts");
-    guestlet::host::backends::kubevirt::cluster::config(Some(&config)).await.unwrap()
+    guestlet::kubernetes::connect::config(Some(&config)).await.unwrap()
 }
 
 /// Every verb of the role: the place of its rule, and its own in that.

@@ -21,10 +21,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::backends::kubevirt::node::{Instance, Options, Roster};
-use super::backends::kubevirt::standing::Teller;
 use super::changed::Changed;
 use super::fleet::{Handle, Known};
 use super::text;
+use crate::kubernetes::standing::Teller;
 use crate::supervise;
 use crate::wire::guest_object::Status;
 use crate::wire::proto::v1::{PowerState, SessionState};

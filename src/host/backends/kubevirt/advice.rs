@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::follow::Heard;
 use super::gates;
 use super::objects::KubeVirt;
+use crate::kubernetes::follow::Heard;
 use crate::wire::proto::v1::Advice;
 
 /// The feature gate of vsock.

@@ -15,17 +15,19 @@ use tokio::sync::watch;
 
 use super::authority::{self, Evidence};
 use super::evidence::Reader;
-use super::fence::Fence;
 use super::gates::{self, Way};
 use super::hotplug::patch::Disk;
 use super::hotplug::seen::Seen;
-use super::lists::{self, Failed};
 use super::names::Claim;
 use super::objects::{Instance, KubeVirt, VirtualMachine};
-use super::standing::Teller;
+use super::standing;
 use crate::host::backends::Problems;
 use crate::host::backends::volumes::VolumeError;
 use crate::host::half::Half;
+use crate::kubernetes::fence::{Closed, Fence};
+use crate::kubernetes::lists::{self, Failed};
+use crate::kubernetes::standing::Teller;
+pub(super) use crate::kubernetes::{code, words};
 
 /// How many events of an object are looked at.
 const EVENTS: u32 = 500;
@@ -49,6 +51,12 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
+impl From<Closed> for VolumeError {
+    fn from(closed: Closed) -> Self {
+        Self::Unavailable(format!("{closed}; repeat the call"))
+    }
+}
+
 /// What became of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Written {
@@ -65,30 +73,11 @@ pub(super) fn unavailable(what: &str, error: &Error) -> VolumeError {
     VolumeError::Unavailable(format!("cannot {what}: {}", words(error)))
 }
 
-/// What the API server said, or why it said nothing.
-pub(super) fn words(error: &Error) -> String {
-    match error {
-        Error::Api(status) if status.code == 403 => {
-            format!("{}; see the roles in packaging/kubernetes/host", status.message)
-        }
-        Error::Api(status) => status.message.clone(),
-        error => crate::sys::error_chain::words(error),
-    }
-}
-
 /// Why there is no answer.
 pub(super) fn failed_words(failed: &Failed) -> String {
     match failed {
         Failed::Answered(error) => words(error),
         Failed::Late => failed.to_string(),
-    }
-}
-
-/// The status of a refusal.
-pub(super) fn code(error: &Error) -> Option<u16> {
-    match error {
-        Error::Api(status) => Some(status.code),
-        _ => None,
     }
 }
 
@@ -169,7 +158,7 @@ impl Cluster {
 
     /// Tells how it goes with what is followed; `what` is said when it fails.
     pub fn teller(&self, what: &'static str) -> Teller {
-        Teller::new(what, self.problems.clone(), Arc::clone(&self.half))
+        standing::teller(what, self.problems.clone(), Arc::clone(&self.half))
     }
 
     /// For what is watched.

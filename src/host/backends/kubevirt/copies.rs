@@ -13,10 +13,10 @@ use tokio::sync::watch;
 
 use super::api::Cluster;
 use super::claims::{self, OURS};
-use super::follow::{Heard, follow};
-use super::lists::Selector;
 use super::names::Claim;
 use crate::host::backends::volumes::{Class, Volume};
+use crate::kubernetes::follow::{Heard, follow};
+use crate::kubernetes::lists::Selector;
 use crate::supervise::Scope;
 
 /// The annotation of a storage class for claims that name none.

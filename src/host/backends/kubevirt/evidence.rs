@@ -15,10 +15,10 @@ use serde::de::DeserializeOwned;
 
 use super::api::failed_words;
 use super::authority::{Evidence, Lister, Use};
-use super::lists;
 use super::names::Claim;
 use super::objects::{Instance, VirtualMachine, or_default};
 use super::shared::Shared;
+use crate::kubernetes::lists;
 
 /// Objects in one answer to a list.
 const PAGE: u32 = 250;

@@ -10,11 +10,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::super::super::{Change, Run, Vm};
-use super::super::follow::Heard;
 use super::super::seen::{Facts, Vsock};
 use super::super::told::Told;
 use super::listing::Listing;
 use crate::host::limits::Limits;
+use crate::kubernetes::follow::Heard;
 use crate::transport::dial::{Dial, Dialing, Error, Source};
 
 /// What of VMs the settings say.

@@ -12,15 +12,15 @@ use kube::Api;
 use tokio::sync::{mpsc, watch};
 
 use super::super::super::{Backend, Change, Problems};
-use super::super::follow::{Heard, follow};
-use super::super::lists::Selector;
 use super::super::seen::{Facts, Seen};
-use super::super::standing::Teller;
+use super::super::standing;
 use super::book::{Book, Kind, Options};
 use super::listing::Listing;
 use super::wanted::Wanted;
 use crate::host::half::Half;
 use crate::host::text;
+use crate::kubernetes::follow::{Heard, follow};
+use crate::kubernetes::lists::Selector;
 use crate::supervise;
 
 /// How a cluster is reached.
@@ -58,7 +58,7 @@ impl Roster {
     /// All that is heard, as it comes.
     fn news(&self, client: &kube::Client) -> impl Stream<Item = News> + Send + use<> {
         let Site { problems, options, .. } = &self.site;
-        let teller = |what| Some(Teller::new(what, problems.clone(), Arc::clone(&self.half)));
+        let teller = |what| Some(standing::teller(what, problems.clone(), Arc::clone(&self.half)));
         let all = Selector::default;
         let wanted = follow(
             Api::<Wanted>::all(client.clone()),

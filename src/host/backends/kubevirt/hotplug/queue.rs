@@ -10,9 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::super::api::{Cluster, Written};
-use super::super::follow::follow;
 use super::super::gates::Way;
-use super::super::lists::Selector;
 use super::super::seen;
 use super::patch::{self, Disk};
 use super::plan::{Step, Wish, plan};
@@ -20,6 +18,8 @@ use super::refusal::refusal;
 use super::seen::{Run, Seen, Stage};
 use super::{Patience, Place};
 use crate::host::backends::volumes::VolumeError;
+use crate::kubernetes::follow::follow;
+use crate::kubernetes::lists::Selector;
 
 /// How often more orders are waited for because some have come; the first ones must not wait for ever.
 const MOST_GATHERED: usize = 8;

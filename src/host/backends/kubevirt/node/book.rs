@@ -9,13 +9,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::super::Change;
-use super::super::follow::Heard;
 use super::super::seen::{Facts, Seen};
 use super::super::told::Told;
 use super::launcher::Launcher;
 use super::processes::Processes;
 use super::roster::Instance;
 use crate::host::limits::Limits;
+use crate::kubernetes::follow::Heard;
 use crate::wire::proto::v1::Topology;
 
 /// What of VMs the settings say.

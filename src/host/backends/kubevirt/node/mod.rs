@@ -19,13 +19,13 @@ use tokio::sync::{mpsc, watch};
 
 use super::super::{Backend, Change, Problems};
 use super::advice::Installed;
-use super::follow::{Heard, follow};
-use super::lists::Selector;
 use super::objects::{KubeVirt, NODE_LABEL, TARGET_LABEL};
 use super::seen::Seen;
-use super::standing::Teller;
+use super::standing;
 use crate::host::half::Half;
 use crate::host::text;
+use crate::kubernetes::follow::{Heard, follow};
+use crate::kubernetes::lists::Selector;
 use crate::supervise;
 use crate::sys::root::Root;
 use crate::wire::proto::v1::{Advice, Topology};
@@ -89,7 +89,7 @@ impl Node {
     /// All that is heard, as it comes.
     fn news(&self, client: &kube::Client) -> impl Stream<Item = News> + Send + use<> {
         let Site { node, problems, options, .. } = &self.site;
-        let teller = |what| Some(Teller::new(what, problems.clone(), Arc::clone(&self.half)));
+        let teller = |what| Some(standing::teller(what, problems.clone(), Arc::clone(&self.half)));
         let machines = |side, label: &str, what| {
             let selector = Selector { labels: Some(format!("{label}={node}")), ..Selector::default() };
             follow(Api::<Seen>::all(client.clone()), selector, teller(what))

@@ -10,8 +10,8 @@ use crate::host::backends::kubevirt::api::{
     Cluster, Written, code, found, in_time, json_request, unanswered, written,
 };
 use crate::host::backends::kubevirt::claims::OURS;
-use crate::host::backends::kubevirt::lists::{self, Failed, Selector};
 use crate::host::backends::volumes::VolumeError;
+use crate::kubernetes::lists::{self, Failed, Selector};
 
 /// What the objects are in words.
 const KIND: &str = "NetworkFilesystem";

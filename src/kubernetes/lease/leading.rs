@@ -137,7 +137,7 @@ impl Held {
     /// Writes the Lease anew. If it is not as it was, only if it still says who has it, or is gone.
     async fn renew(self) -> Result<Lease, Failure> {
         let Self { candidate, notice, lease } = self;
-        let anew = |read| held(read, &candidate.identity, &notice, candidate.timing.lease);
+        let anew = |read| held(read, candidate.name, &candidate.identity, &notice, candidate.timing.lease);
         match candidate.write(anew(Some(lease))).await {
             Err(Failure::Conflict) => candidate.write(anew(candidate.own().await?)).await,
             outcome => outcome,
@@ -145,11 +145,11 @@ impl Held {
     }
 
     async fn release(self) -> Result<(), Failure> {
-        let Self { candidate, lease, .. } = self;
-        match candidate.write(released(lease)).await {
+        let Self { candidate, notice, lease } = self;
+        match candidate.write(released(lease, &notice)).await {
             Err(Failure::Conflict) => match candidate.own().await? {
                 None => Ok(()),
-                Some(lease) => candidate.write(released(lease)).await.map(drop),
+                Some(lease) => candidate.write(released(lease, &notice)).await.map(drop),
             },
             outcome => outcome.map(drop),
         }

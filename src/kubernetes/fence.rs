@@ -8,7 +8,10 @@ use std::sync::Arc;
 use tokio::sync::{RwLock, watch};
 use tokio::time::Instant;
 
-use crate::host::backends::volumes::VolumeError;
+/// Why a change was not made, or may not have been.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("this replica of the controller does not lead")]
+pub struct Closed;
 
 /// Until when this program may change things; clones share it.
 #[derive(Debug, Clone)]
@@ -50,25 +53,21 @@ impl Fence {
     ///
     /// # Errors
     /// As the change, and if it may not be made, or takes too long.
-    pub async fn change<T>(
+    pub async fn change<T, E: From<Closed>>(
         &self,
-        change: impl Future<Output = Result<T, VolumeError>>,
-    ) -> Result<T, VolumeError> {
+        change: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
         let _changing = self.changing.read().await;
         let mut change = Box::pin(change);
         loop {
             let until = self.until.borrow().filter(|until| Instant::now() < *until);
-            let until = until.ok_or_else(|| closed("this replica of the controller does not lead"))?;
+            let until = until.ok_or(Closed)?;
             // It may lead for longer by then.
             if let Ok(changed) = tokio::time::timeout_at(until, &mut change).await {
                 return changed;
             }
         }
     }
-}
-
-fn closed(words: &str) -> VolumeError {
-    VolumeError::Unavailable(format!("{words}; repeat the call"))
 }
 
 #[cfg(test)]
@@ -79,21 +78,25 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn done<T>(value: T) -> Result<T, Closed> {
+        Ok(value)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn nothing_is_changed_by_a_program_that_does_not_lead() {
         let fence = Fence::default();
-        assert!(!fence.is_open() && fence.change(async { Ok(()) }).await.is_err());
+        assert!(!fence.is_open() && fence.change(async { done(()) }).await.is_err());
         fence.extend(Instant::now() + SECOND);
-        assert!(fence.is_open() && fence.change(async { Ok(()) }).await.is_ok());
+        assert!(fence.is_open() && fence.change(async { done(()) }).await.is_ok());
         // It stood still meanwhile.
         tokio::time::advance(SECOND).await;
-        assert!(!fence.is_open() && fence.change(async { Ok(()) }).await.is_err());
+        assert!(!fence.is_open() && fence.change(async { done(()) }).await.is_err());
         // A change that takes longer than it leads.
         fence.extend(Instant::now() + SECOND);
         let begun = Instant::now();
         let slow = fence.change(async {
             tokio::time::sleep(10 * SECOND).await;
-            Ok(())
+            done(())
         });
         assert!(slow.await.is_err());
         assert_eq!(begun.elapsed(), SECOND);
@@ -105,7 +108,7 @@ mod tests {
         fence.extend(Instant::now() + 10 * SECOND);
         let slow = fence.change(async {
             tokio::time::sleep(SECOND).await;
-            Ok(Instant::now())
+            done(Instant::now())
         });
         let closing = async {
             tokio::task::yield_now().await;
@@ -114,6 +117,6 @@ mod tests {
         };
         let (changed, closed) = tokio::join!(slow, closing);
         assert!(closed >= changed.unwrap());
-        assert!(fence.change(async { Ok(()) }).await.is_err());
+        assert!(fence.change(async { done(()) }).await.is_err());
     }
 }

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::lists::{self, Failed, Listed, Selector};
 use super::standing::Teller;
-use crate::host::text;
+use crate::sys::error_chain;
 
 /// Objects in one answer to a list: what one answer takes in memory is bounded by it.
 const PAGE: u32 = 100;
@@ -108,7 +108,7 @@ impl From<kube::Error> for Failure {
         match error {
             kube::Error::Api(status) if status.code == 410 => Self::Expired,
             kube::Error::Api(status) => Self::Other(status.message.clone()),
-            error => Self::Other(text::chain(&error)),
+            error => Self::Other(error_chain::words(&error)),
         }
     }
 }
@@ -267,9 +267,8 @@ mod tests {
     use serde_json::{Value, json};
     use tokio::sync::watch;
 
+    use super::super::standing::Problems;
     use super::*;
-    use crate::host::backends::Problems;
-    use crate::host::half::Half;
 
     /// An API server that gives these answers, one after the other, and then none; it remembers what it was asked.
     #[derive(Clone)]
@@ -326,7 +325,7 @@ mod tests {
         let server = Server { answers: Arc::new(Mutex::new(answers.into())), asked: Arc::default() };
         let (asked, client) = (Arc::clone(&server.asked), kube::Client::new(server, "default"));
         let (problems, told) = watch::channel(Problems::new());
-        let teller = Teller::new("nodes", problems, Arc::new(Half::new("host".into())));
+        let teller = Teller::new("nodes", problems, Arc::new(|| ()));
         let selector = Selector { fields: Some("metadata.name=a".into()), ..Selector::default() };
         let mut heard = pin!(follow(Api::<Node>::all(client), selector, Some(teller)));
         let name = |node: Node| node.metadata.name.unwrap();

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{ADDRESS, AUTHORITY, NAME, Notice};
+use super::Notice;
 
 /// What is in a Lease while nobody leads, in seconds: the API server takes no zero.
 const RELEASED_SECONDS: i32 = 1;
@@ -84,11 +84,17 @@ impl Seen {
     }
 }
 
-/// The Lease that `identity` has from now on, in the place of the one that it has read.
-pub(super) fn held(read: Option<Lease>, identity: &str, notice: &Notice, valid: Duration) -> Lease {
+/// The Lease of this name that `identity` has from now on, in the place of the one that it has read.
+pub(super) fn held(
+    read: Option<Lease>,
+    name: &str,
+    identity: &str,
+    notice: &Notice,
+    valid: Duration,
+) -> Lease {
     let is_new = read.is_none();
     let mut lease = read.unwrap_or_else(|| Lease {
-        metadata: ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() },
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         ..Lease::default()
     });
     let now = MicroTime(Timestamp::now());
@@ -104,21 +110,23 @@ pub(super) fn held(read: Option<Lease>, identity: &str, notice: &Notice, valid: 
     let seconds = valid.as_secs() + u64::from(valid.subsec_nanos() > 0);
     spec.lease_duration_seconds = Some(i32::try_from(seconds.max(1)).unwrap_or(i32::MAX));
     spec.renew_time = Some(now);
-    let told = annotations(&mut lease);
-    told.insert(ADDRESS.to_owned(), notice.address.clone());
-    told.insert(AUTHORITY.to_owned(), notice.authority_pem.clone());
+    for (key, text) in notice.while_held.iter().chain(&notice.lasting) {
+        annotations(&mut lease).insert((*key).to_owned(), text.clone());
+    }
     lease
 }
 
-/// The Lease that nobody has any more, in the place of one that was held. Its CA stays the same.
-pub(super) fn released(mut lease: Lease) -> Lease {
+/// The Lease that nobody has any more, in the place of one that was held with this notice.
+pub(super) fn released(mut lease: Lease, notice: &Notice) -> Lease {
     let now = MicroTime(Timestamp::now());
     let spec = lease.spec.get_or_insert_default();
     spec.holder_identity = Some(String::new());
     spec.lease_duration_seconds = Some(RELEASED_SECONDS);
     spec.acquire_time = Some(now.clone());
     spec.renew_time = Some(now);
-    annotations(&mut lease).remove(ADDRESS);
+    if let Some(told) = &mut lease.metadata.annotations {
+        told.retain(|key, _| !notice.while_held.contains_key(key.as_str()));
+    }
     lease
 }
 
@@ -187,7 +195,7 @@ mod tests {
         for spec in [given_back, json!({ "holderIdentity": "me" })] {
             looks(&[(0, Some(lease(&spec)), Take)]);
         }
-        looks(&[(0, Some(released(of("other", "2026-01-01T00:00:00.000000Z"))), Take)]);
+        looks(&[(0, Some(released(of("other", "2026-01-01T00:00:00.000000Z"), &Notice::default())), Take)]);
         let emptied = [
             None,
             Some(lease(&json!(null))),
@@ -235,21 +243,26 @@ mod tests {
 
     #[test]
     fn what_is_written_counts_transitions_and_keeps_what_others_wrote() {
-        let notice = Notice { address: "192.0.2.7:9971".to_owned(), authority_pem: "pem".to_owned() };
-        let write = |read, identity: &str| held(read, identity, &notice, Duration::from_millis(14_001));
+        let notice = Notice {
+            while_held: BTreeMap::from([("address", "192.0.2.7:9971".to_owned())]),
+            lasting: BTreeMap::from([("authority", "pem".to_owned())]),
+        };
+        let write =
+            |read, identity: &str| held(read, "lease", identity, &notice, Duration::from_millis(14_001));
         let transitions = |lease: &Lease| lease.spec.as_ref().unwrap().lease_transitions;
         let first = write(None, "a");
         assert_eq!((holder(&first), transitions(&first)), ("a", Some(0)));
-        assert_eq!(first.metadata.name.as_deref(), Some(NAME));
+        assert_eq!(first.metadata.name.as_deref(), Some("lease"));
+        assert_eq!(first.metadata.annotations.as_ref().unwrap()["address"], "192.0.2.7:9971");
         let again = write(Some(first.clone()), "a");
         let acquired = |lease: &Lease| lease.spec.as_ref().unwrap().acquire_time.clone();
         assert_eq!((transitions(&again), acquired(&again)), (Some(0), acquired(&first)));
         let second = write(Some(again), "b");
         assert_eq!((holder(&second), transitions(&second)), ("b", Some(1)));
-        let free = released(second);
+        let free = released(second, &notice);
         assert_eq!((holder(&free), transitions(&free)), ("", Some(1)));
-        assert_eq!(free.metadata.annotations.as_ref().unwrap().get(ADDRESS), None);
-        assert_eq!(free.metadata.annotations.as_ref().unwrap()[AUTHORITY], "pem");
+        assert_eq!(free.metadata.annotations.as_ref().unwrap().get("address"), None);
+        assert_eq!(free.metadata.annotations.as_ref().unwrap()["authority"], "pem");
         assert_eq!(transitions(&write(Some(free), "b")), Some(2));
 
         let odd = json!({ "leaseTransitions": i32::MAX, "strategy": "OldestEmulationVersion" });

@@ -1,4 +1,4 @@
-//! How a program of guestlet reaches the API of the cluster that runs the VMs.
+//! How a program of guestlet reaches the API server of a cluster.
 
 use std::path::Path;
 use std::time::Duration;
