@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use tokio_util::sync::CancellationToken;
 
+use crate::cloud;
 use crate::config::agent::AgentSettings;
 use crate::guest::events::{Event, TICK};
 use crate::guest::{Guest, freeze, identity, monitor};
@@ -100,6 +101,7 @@ pub async fn run(
         let has_node = !settings.topology.no_node_labels;
         kubelet_knows_host = settings.csi.topology.iter().any(|key| key == labels::HOST);
         let teller = csi::start(settings.csi, has_node, &folder, &guest, holder.clone(), &mut supervisor);
+        serve_cloud(settings.cloud_socket, holder.clone(), &mut supervisor);
         let people = people(&guest, &folder)?;
         let plain = !settings.rules.plain.is_empty();
         let keyring = keys::keyring(settings.trust, plain, &guest);
@@ -139,6 +141,21 @@ pub async fn run(
         guest.events.tell(Event::Stopping);
     };
     supervisor.run(stop, DRAIN).await
+}
+
+/// Starts serving the cloud controller manager of the guest's cluster, over the callback of `holder`.
+fn serve_cloud(socket: Option<PathBuf>, holder: Holder, supervisor: &mut Supervisor) {
+    let Some(socket) = socket else { return };
+    let shutdown = supervisor.shutdown();
+    let work = cloud::run(socket, Arc::new(move || holder.caller()), shutdown.clone());
+    supervisor.spawn("cloud", async move {
+        // Whoever reaches this guest by another way is served on.
+        if let Err(error) = work.await {
+            tracing::error!("guestlet-ccm is not served any more: {error}");
+        }
+        shutdown.cancelled().await;
+        Ok(())
+    });
 }
 
 /// Where people in the guest connect, in the runtime folder, which remembers that the agent has run. That is an event,

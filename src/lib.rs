@@ -7,6 +7,7 @@
 //! bin ─┬─ agent ─┬─ qga ──┐
 //!      │         ├─ rpc ──┼─ guest ── sys
 //!      │         ├─ csi ──┤
+//!      │         ├─ cloud
 //!      │         ├─ topology
 //!      │         ├─ policy ── trust
 //!      │         └─ config, transport
@@ -29,6 +30,8 @@
 pub mod access;
 #[cfg(feature = "agent")]
 pub mod agent;
+#[cfg(feature = "agent")]
+pub mod cloud;
 pub mod config;
 #[cfg(feature = "agent")]
 pub mod csi;

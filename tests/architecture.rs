@@ -30,6 +30,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "agent",
         &[
+            "cloud",
             "config",
             "csi",
             "guest",
@@ -61,6 +62,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("policy", &["sys", "text", "trust"]),
     // kubelet's sockets come and go with its folder, so that it owns them and what is served on them.
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
+    // The same of the socket for the cloud controller manager.
+    ("cloud", &["supervise", "sys", "transport", "wire"]),
     ("guest", &["labels", "sys"]),
     // What of a guest is a node of a cluster.
     ("topology", &["guest", "labels", "sys"]),

@@ -41,6 +41,9 @@ pub const HOSTS_FOLDER: &str = "hosts.d";
 /// Where the agent keeps what lasts until the next boot.
 pub const RUNTIME_FOLDER: &str = "/run/guestlet";
 
+/// Where guestlet-ccm calls unless the settings say otherwise. Its directory is the pod's, and not the agent's own.
+pub const CLOUD_SOCKET: &str = "/run/guestlet-cloud/cloud.sock";
+
 /// The agent's settings, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentSettings {
@@ -80,6 +83,8 @@ pub struct AgentSettings {
     pub disk_rules: PathBuf,
     /// Volumes for pods.
     pub csi: CsiSettings,
+    /// Where guestlet-ccm calls, if anywhere.
+    pub cloud_socket: Option<PathBuf>,
     /// Where the guest runs, and who is told in it.
     pub topology: TopologySettings,
     /// Whom the guest obeys.

@@ -105,6 +105,11 @@ const AGENT: &[Row] = &[
         "keys of what kubelet is told about where this guest is; known is `guestlet.io/host`, `topology.host` of the host half",
     ),
     (
+        "cloud.socket",
+        "`/run/guestlet-cloud/cloud.sock`",
+        "where `guestlet-ccm` on this node asks the host half, as soon as and as long as the socket's directory is there; `\"\"` for nowhere. See [cloud-provider.md](cloud-provider.md)",
+    ),
+    (
         "trust.state-dir",
         "`/var/lib/guestlet`",
         "where the guest keeps its own key, once it is given one. See [keys.md](keys.md)",

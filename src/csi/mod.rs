@@ -13,9 +13,7 @@
 pub mod identity;
 mod node;
 mod registration;
-pub mod relay;
 mod route;
-mod serve;
 pub mod sockets;
 mod status;
 

@@ -23,15 +23,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::csi::registration;
-use crate::csi::relay::{Relay, Way};
 use crate::csi::route::Both;
-use crate::csi::{Identity, Settings, identity, node, serve};
+use crate::csi::{Identity, Settings, identity, node};
 use crate::guest::Guest;
 use crate::supervise::Scope;
 use crate::sys::folder_news::FolderNews;
 use crate::sys::mountinfo::MountList;
 use crate::sys::{blocking, error_chain};
-use crate::transport::{http2, unix};
+use crate::transport::relay::{Relay, Way};
+use crate::transport::{clients, http2, unix};
+use crate::wire::proto::csi::controller_server::SERVICE_NAME as CONTROLLER;
 
 /// Who wipes a folder does it in many steps.
 const QUIET: Duration = Duration::from_millis(50);
@@ -85,7 +86,10 @@ pub async fn run(
     let is_current = move || stale_until.is_none_or(|until| Instant::now() >= until);
     let services = Services {
         node: Both(about(Arc::new(move || is_known.borrow().is_some())), node.clone().into_server()),
-        controller: Both(about(Arc::new(move || is_current() && is_there().is_ok())), Relay::new(way)),
+        controller: Both(
+            about(Arc::new(move || is_current() && is_there().is_ok())),
+            Relay::new(CONTROLLER, way),
+        ),
         registration: registration::Service::new(&settings.driver, &settings.node_socket).into_server(),
     };
     let desk = Desk {
@@ -358,7 +362,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
     async fn serve_on(&self, socket: Option<&Socket>, service: &impl http2::Service) {
         match socket.and_then(Socket::listener) {
             Some(listener) => {
-                serve::clients(&listener, service.clone(), self.clients.children(), self.ending.clone())
+                clients::serve(&listener, service.clone(), self.clients.children(), self.ending.clone())
                     .await;
             }
             None => std::future::pending().await,

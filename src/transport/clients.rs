@@ -18,7 +18,7 @@ const MOST: usize = 64;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Serves `service` to whoever comes, until it is dropped; clients that are there are served on, until `shutdown`.
-pub async fn clients<S: http2::Service>(
+pub async fn serve<S: http2::Service>(
     listener: &unix::Listener,
     service: S,
     children: Children,

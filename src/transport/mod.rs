@@ -9,6 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 mod appearance;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod callback;
+#[cfg(feature = "agent")]
+pub mod clients;
 #[cfg(feature = "host")]
 pub mod dial;
 #[cfg(feature = "agent")]
@@ -18,6 +20,8 @@ pub mod http2;
 pub mod later;
 #[cfg(feature = "agent")]
 pub mod listen;
+#[cfg(feature = "agent")]
+pub mod relay;
 #[cfg(feature = "agent")]
 pub mod serial;
 pub mod unix;

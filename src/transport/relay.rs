@@ -1,16 +1,16 @@
-//! `csi.v1.Controller` for the sidecars of the guest's cluster: every call goes to the host half, by what
-//! that has opened for the guest's calls, and its answer comes back as it is.
+//! A service of the host half for programs of the guest's cluster, such as `csi.v1.Controller` for the sidecars: every call goes to
+//! the host half, by what that has opened for the guest's calls, and its answer comes back as it is.
 //!
 //! ```text
-//!  sidecar ──unix socket──▶ Relay ──callback──▶ host half, which knows from the connection which guest asks
+//!  program ──unix socket──▶ Relay ──callback──▶ host half, which knows from the connection which guest asks
 //! ```
 //!
-//! The messages pass as bytes: what a later version of CSI adds to them passes as well, and whether a call makes sense the host
-//! half says.
+//! The messages pass as bytes: what a later version of the service adds to them passes as well, and whether a call makes sense the
+//! host half says. Calls of other services are UNIMPLEMENTED.
 //!
-//! Nothing waits for a host half that is not there: UNAVAILABLE, at once, with the reason; the sidecars try again by
-//! themselves. A call whose callback breaks is UNAVAILABLE as well: whether the host half has begun with it is unknown, and
-//! every call may be repeated. A sidecar that hangs up ends its call here; what the host half has begun it finishes.
+//! Nothing waits for a host half that is not there: UNAVAILABLE, at once, with the reason; whoever calls tries again by
+//! itself. A call whose callback breaks is UNAVAILABLE as well: whether the host half has begun with it is unknown, and
+//! every call may be repeated. A program that hangs up ends its call here; what the host half has begun it finishes.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -23,15 +23,14 @@ use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::body::Body;
-use tonic::server::NamedService;
 use tower_service::Service;
 
 use crate::transport::callback::{Caller, request_message};
-use crate::wire::proto::csi::controller_server::SERVICE_NAME;
+use crate::transport::http2::is_of;
 
-/// Bytes of one request; the names and parameters of one volume are far below it.
+/// Bytes of one request; the names and parameters of one volume, or what a Service wants, are far below it.
 const MAX_REQUEST: usize = 64 * 1024;
-/// How long the host half may take. The sidecars give up sooner, unless they are told not to.
+/// How long the host half may take. Callers give up sooner, unless they are told not to.
 const DEADLINE: Duration = Duration::from_secs(150);
 /// Calls that it is asked at a time: it takes as many by default. Further ones wait here, within the same deadline.
 const AT_ONCE: usize = 16;
@@ -42,20 +41,24 @@ pub type Way = Arc<dyn Fn() -> Result<Caller, String> + Send + Sync>;
 /// The service.
 #[derive(Clone)]
 pub struct Relay {
+    service: &'static str,
     way: Way,
     places: Arc<Semaphore>,
 }
 
 impl Relay {
-    /// One that asks for the way anew with each call.
-    pub fn new(way: Way) -> Self {
-        Self { way, places: Arc::new(Semaphore::new(AT_ONCE)) }
+    /// One for calls of this service, such as `csi.v1.Controller`, that asks for the way anew with each call.
+    pub fn new(service: &'static str, way: Way) -> Self {
+        Self { service, way, places: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
     /// Makes one call of the host half. Of the request's head only the method is passed on: neither side's metadata is the
     /// other's business.
     async fn ask(self, request: Request<Incoming>) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
+        if !is_of(head.uri.path(), self.service) {
+            return Err(Status::unimplemented(format!("only calls of {} are answered here", self.service)));
+        }
         let message = request_message(Body::new(body), MAX_REQUEST).await?;
         let caller = (self.way)()
             .map_err(|reason| Status::unavailable(format!("the host half cannot be asked: {reason}")))?;
@@ -74,10 +77,6 @@ impl Relay {
             ))
         })
     }
-}
-
-impl NamedService for Relay {
-    const NAME: &'static str = SERVICE_NAME;
 }
 
 impl Service<Request<Incoming>> for Relay {

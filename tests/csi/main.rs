@@ -13,6 +13,10 @@
 #[path = "../qga/agent.rs"]
 mod agent;
 mod churn;
+mod cloud;
+#[allow(dead_code, reason = "shared with the tests of guestlet-ccm")]
+#[path = "../cloud/host.rs"]
+mod cloud_host;
 mod controller;
 #[allow(dead_code, reason = "shared with the tests of a cluster")]
 mod disk;

@@ -4,7 +4,9 @@ use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use crate::config::Problem;
-use crate::config::agent::fragment::{AgentFragment, ApiFragment, QgaFragment, Time, TopologyFragment};
+use crate::config::agent::fragment::{
+    AgentFragment, ApiFragment, CloudFragment, QgaFragment, Time, TopologyFragment,
+};
 use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
 use crate::config::agent::{
@@ -45,6 +47,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         callback,
         vsock,
         csi,
+        cloud,
         log,
         topology,
         policy,
@@ -135,6 +138,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         // Beside the main file, which `load` knows.
         disk_rules: super::MAIN_FILE.into(),
         csi: csi::check(csi)?,
+        cloud_socket: cloud_socket(cloud)?,
         topology: self::topology(topology)?,
         trust: TrustSettings {
             // Beside the main file, which `load` knows.
@@ -143,6 +147,12 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         },
         remarks,
     })
+}
+
+fn cloud_socket(cloud: CloudFragment) -> Result<Option<PathBuf>, Problem> {
+    let path = cloud.socket.unwrap_or_else(|| super::CLOUD_SOCKET.into());
+    let path = Some(path).filter(|path| !path.as_os_str().is_empty());
+    path.map(|path| csi::socket("cloud.socket", path)).transpose()
 }
 
 fn topology(found: TopologyFragment) -> Result<TopologySettings, Problem> {

@@ -84,7 +84,8 @@ pub fn check(csi: CsiFragment) -> Result<CsiSettings, Problem> {
     Ok(CsiSettings { mode, driver, kubelet_root, node_socket, controller_socket, topology })
 }
 
-fn socket(key: &'static str, path: PathBuf) -> Result<PathBuf, Problem> {
+/// A socket's path, which is absolute and no longer than the kernel takes.
+pub(super) fn socket(key: &'static str, path: PathBuf) -> Result<PathBuf, Problem> {
     let path = absolute(key, path)?;
     if path.as_os_str().len() > LONGEST_SOCKET || path.file_name().is_none() {
         let shown = path.display().to_string();

@@ -25,6 +25,8 @@ pub struct AgentFragment {
     pub vsock: VsockFragment,
     /// `[csi]`
     pub csi: CsiFragment,
+    /// `[cloud]`
+    pub cloud: CloudFragment,
     /// `[log]`
     pub log: LogFragment,
     /// `[topology]`
@@ -201,6 +203,14 @@ pub struct CsiFragment {
     pub topology: Option<Vec<String>>,
 }
 
+/// `[cloud]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct CloudFragment {
+    /// Where guestlet-ccm calls; `""` for nowhere.
+    pub socket: Option<PathBuf>,
+}
+
 /// Yes, no, or a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
@@ -302,6 +312,7 @@ impl Fragment for AgentFragment {
         take(&mut self.csi.node_socket, later.csi.node_socket);
         take(&mut self.csi.controller_socket, later.csi.controller_socket);
         take(&mut self.csi.topology, later.csi.topology);
+        take(&mut self.cloud.socket, later.cloud.socket);
         take(&mut self.runtime_dir, later.runtime_dir);
         take(&mut self.qemu_ga_files, later.qemu_ga_files);
         take(&mut self.log.verbose, later.log.verbose);

@@ -15,11 +15,11 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tonic::{Code, Request, Response, Status};
 
-use crate::csi::relay::Way;
 use crate::csi::{Identity, Settings, status};
 use crate::guest::Guest;
 use crate::guest::pod_volumes::Error;
 use crate::supervise::Scope;
+use crate::transport::relay::Way;
 use crate::wire::proto::csi;
 use crate::wire::proto::csi::node_server::{Node, NodeServer};
 
