@@ -42,6 +42,7 @@ lint: ## format, clippy for all programs together, each program alone, documenta
 	$(STEP) "agent alone" tests/setup/check.sh $(GATE) --no-default-features --features agent
 	$(STEP) "host alone" tests/setup/check.sh $(GATE) --no-default-features --features host
 	$(STEP) "ctl alone" tests/setup/check.sh $(GATE) --no-default-features --features ctl
+	$(STEP) "ccm alone" tests/setup/check.sh $(GATE) --no-default-features --features ccm
 	$(STEP) "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc $(GATE) --no-deps --quiet
 
 unit-test: setup ## tests that need no VM
@@ -81,7 +82,7 @@ STATIC_FLAGS := -C target-feature=+crt-static --remap-path-prefix=$(CURDIR)=. \
 
 static: ## build the programs without any library (target/static)
 	$(STEP) "static build" env RUSTFLAGS="$(STATIC_FLAGS)" cargo build --locked --release --target $(STATIC_TARGET)
-	@mkdir -p $(STATIC) && cd $(TARGET)/$(STATIC_TARGET)/release && cp guestlet guestlet-host guestctl $(STATIC)/
+	@mkdir -p $(STATIC) && cd $(TARGET)/$(STATIC_TARGET)/release && cp guestlet guestlet-host guestctl guestlet-ccm $(STATIC)/
 
 setup-packages:
 	$(STEP) "setup" tests/setup/install.sh packages
@@ -97,9 +98,10 @@ tarball: static ## build the tarball with the static programs (target/dist)
 	@mkdir -p $(DIST)
 	$(STEP) "tarball" $(DATED) packaging/tarball.sh $(STATIC) $(VERSION) $(STATIC_TARGET) $(DIST)/guestlet-$(VERSION)-$(STATIC_TARGET).tar.gz
 
-image: static ## build guestlet-host's OCI image layout (target/dist/guestlet-host-oci)
+image: static ## build the OCI image layouts of guestlet-host and guestlet-ccm (target/dist/guestlet-*-oci)
 	@mkdir -p $(DIST)
-	$(STEP) "OCI image" $(DATED) packaging/oci.sh $(STATIC) $(VERSION) $(DIST)/guestlet-host-oci
+	$(STEP) "OCI image" $(DATED) packaging/oci.sh $(STATIC) $(VERSION) $(DIST)/guestlet-host-oci guestlet-host guestctl
+	$(STEP) "OCI image of guestlet-ccm" $(DATED) packaging/oci.sh $(STATIC) $(VERSION) $(DIST)/guestlet-ccm-oci guestlet-ccm
 
 chart: ## make the Helm chart for KubeVirt and Harvester of its manifests (target/dist/guestlet-host-chart)
 	@mkdir -p $(DIST)

@@ -9,7 +9,7 @@ for tool in lintian rpm rpmlint; do
 done
 lintian --fail-on error,warning,info "$1"/*.deb
 rpmlint --config "$here/rpm/rpmlint.toml" "$1"/*.rpm
-for program in guestlet guestlet-host guestctl; do
+for program in guestlet guestlet-host guestctl guestlet-ccm; do
     ldd "$2/$program" 2>&1 | grep -q 'statically linked\|not a dynamic' ||
         { echo "$0: $2/$program needs libraries" >&2; exit 1; }
     "$2/$program" --version

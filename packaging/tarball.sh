@@ -12,7 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/$name
 mkdir -p "$tree/bin" "$tree/systemd" "$tree/settings" "$tree/man" "$tree/docs" "$tree/examples"
-install -m 755 "$programs/guestlet" "$programs/guestlet-host" "$programs/guestctl" "$tree/bin/"
+install -m 755 "$programs/guestlet" "$programs/guestlet-host" "$programs/guestctl" "$programs/guestlet-ccm" "$tree/bin/"
 cp -P packaging/kubectl-guestlet "$tree/bin/"
 cp -P systemd/* "$tree/systemd/"
 cp packaging/agent.toml packaging/host.toml "$tree/settings/"

@@ -10,6 +10,13 @@ pub const ZONE: &str = "topology.kubernetes.io/zone";
 /// The label of a Node's host, and the key by which kubelet is told of it: volumes of a host are for its Nodes.
 pub const HOST: &str = "guestlet.io/host";
 
+/// The annotation of a Node with the keys of the labels that guestlet has set, separated by commas.
+pub const OWNED_LABELS: &str = "guestlet.io/owned-labels";
+/// The annotation of a Node that says where it runs, also where its labels say otherwise.
+pub const RUNS_IN: &str = "guestlet.io/runs-in";
+/// The annotation of a Node that names the cloud provider which sees to its labels, if that is guestlet's.
+pub const CLOUD_PROVIDER: &str = "guestlet.io/cloud-provider";
+
 /// Longest name of a key, and longest value, in bytes.
 const MAX_NAME: usize = 63;
 /// Longest prefix of a key, in bytes.

@@ -14,6 +14,7 @@
 //!      ├─ hostd ─┬─ host ──── access, transport, sys
 //!      │         └─ config ── access
 //!      ├─ ctl ────── transport
+//!      ├─ ccm ────── kubernetes, transport
 //!      ├─ status ─── transport
 //!      ├─ doctor ─── status, config, privileges
 //!      └─ thaw ───── guest, status
@@ -30,6 +31,8 @@
 pub mod access;
 #[cfg(feature = "agent")]
 pub mod agent;
+#[cfg(feature = "ccm")]
+pub mod ccm;
 #[cfg(feature = "agent")]
 pub mod cloud;
 pub mod config;

@@ -13,10 +13,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "bin",
         &[
             "agent",
+            "ccm",
             "config",
             "ctl",
             "doctor",
             "hostd",
+            "kubernetes",
             "policy",
             "privileges",
             "qga",
@@ -24,6 +26,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sys",
             "text",
             "thaw",
+            "wire",
         ],
     ),
     // Assemblies: the only readers of settings.
@@ -73,6 +76,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // (Grants and rules of access are checked where they are read.)
     ("config", &["access", "labels", "policy", "text", "trust"]),
     ("access", &["text"]),
+    // A client of its own cluster, and of the host half through an agent.
+    ("ccm", &["kubernetes", "labels", "supervise", "sys", "transport", "wire"]),
     // Clients of an API server, whichever cluster it is of.
     ("kubernetes", &["sys"]),
     ("labels", &[]),

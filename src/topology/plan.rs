@@ -11,13 +11,9 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use crate::guest::topology::{Labels, Topology, ZoneChange};
-use crate::labels::{HOST, REGION, ZONE, check_value};
+use crate::labels::{CLOUD_PROVIDER, HOST, OWNED_LABELS as OWNED, REGION, RUNS_IN, ZONE, check_value};
 use crate::topology::node::Object;
 
-/// The keys of our labels, separated by commas.
-pub const OWNED: &str = "guestlet.io/owned-labels";
-/// Where the guest runs, also where the labels say otherwise.
-pub const RUNS_IN: &str = "guestlet.io/runs-in";
 /// A cloud provider has not initialised the Node yet.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 /// Harvester's cloud provider has.
@@ -123,6 +119,9 @@ fn host_label<'a>(wanted: &Wanted<'_>, topology: &'a Topology, actual: &Object) 
 fn cloud_provider(actual: &Object) -> Option<&'static str> {
     if actual.spec.taints.iter().any(|taint| taint.key == UNINITIALIZED) {
         return Some("a cloud provider has not initialised this Node yet");
+    }
+    if actual.metadata.annotations.contains_key(CLOUD_PROVIDER) {
+        return Some("guestlet-ccm has the labels of this Node");
     }
     let annotated = actual.metadata.annotations.keys().any(|key| key.starts_with(HARVESTER_ANNOTATIONS));
     (annotated || actual.spec.provider_id.starts_with(HARVESTER))
@@ -372,7 +371,8 @@ mod tests {
         let mut harvester = object(&[], &[]);
         harvester.spec.provider_id = "harvester://1".into();
         let annotated = object(&[], &[("cloudprovider.harvesterhci.io/x", "y")]);
-        for node in [tainted, harvester, annotated] {
+        let ours = object(&[], &[(CLOUD_PROVIDER, "guestlet-ccm")]);
+        for node in [tainted, harvester, annotated, ours] {
             let step = plan(&wanted(&here), &node);
             assert_eq!((step.patch, step.state), (None, "reported"));
         }

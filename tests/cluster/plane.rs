@@ -169,7 +169,7 @@ fn api_server(site: Site, authority: &Authority) -> Vec<String> {
         file("service-account-signing-key-file", "accounts.key"),
         file("service-account-key-file", "accounts.pub"),
         "service-account-issuer=https://cluster.test".to_owned(),
-        "service-cluster-ip-range=198.51.100.0/24".to_owned(),
+        "service-cluster-ip-range=198.18.0.0/16".to_owned(),
         "authorization-mode=Node,RBAC".to_owned(),
         "enable-admission-plugins=NodeRestriction".to_owned(),
         // Nobody makes the tokens that pods would be given.

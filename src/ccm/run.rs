@@ -1,0 +1,149 @@
+//! Builds the parts, leads when this replica may, and ends when it may no more.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kube::Client;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::ccm::events::Recorder;
+use crate::ccm::host::Host;
+use crate::ccm::instance::Instances;
+use crate::ccm::nodes::{self, Nodes};
+use crate::ccm::services::Services;
+use crate::ccm::services::wanted::Defaults;
+use crate::ccm::watching::{self, Balancers};
+use crate::kubernetes::connect;
+use crate::kubernetes::fence::Fence;
+use crate::kubernetes::lease::{Candidate, Notice, Place, Timing};
+use crate::kubernetes::standing::{Problems, Teller};
+use crate::supervise::{Supervisor, termination};
+use crate::sys::logging;
+
+/// The Lease of whichever cloud controller manager leads: the usual name, so that of two kinds of them only one is at work.
+const LEASE: &str = "cloud-controller-manager";
+/// How long the parts may take to end.
+const DRAIN: Duration = Duration::from_secs(8);
+/// How long the Lease may take to be given back.
+const RELEASE: Duration = Duration::from_secs(3);
+
+/// What the command line says.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How the API server is reached; in a pod its service account says it.
+    pub kubeconfig: Option<PathBuf>,
+    /// The name of this replica.
+    pub name: String,
+    /// The namespace of the Lease.
+    pub namespace: String,
+    /// The socket of this node's agent.
+    pub socket: PathBuf,
+    /// How long the Lease lasts.
+    pub timing: Timing,
+    /// What concerns Nodes.
+    pub nodes: nodes::Settings,
+    /// What concerns Services.
+    pub services: Defaults,
+    /// Log more.
+    pub verbose: bool,
+}
+
+/// Runs until a signal ends it.
+///
+/// # Errors
+/// If it cannot begin, or leads no more.
+pub fn run(options: Options) -> anyhow::Result<()> {
+    logging::init("guestlet-ccm", options.verbose, None)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(serve(options))
+}
+
+async fn serve(options: Options) -> anyhow::Result<()> {
+    let stop = termination()?;
+    let config =
+        connect::config(options.kubeconfig.as_deref()).await.context("cannot ask the Kubernetes API")?;
+    tracing::info!(
+        server = %config.cluster_url,
+        agent = %options.socket.display(),
+        "guestlet-ccm {}: waiting to lead",
+        crate::VERSION
+    );
+    let client = Client::try_from(config).context("cannot ask the Kubernetes API")?;
+    let mut supervisor = Supervisor::new();
+    let shutdown = supervisor.shutdown();
+    supervisor.spawn("controllers", lead(client, options, shutdown));
+    supervisor.run(stop, DRAIN).await
+}
+
+/// Leads as soon as it may, until `shutdown`.
+async fn lead(client: Client, options: Options, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let problems = watch::Sender::new(Problems::new());
+    let teller = |what| Teller::new(what, problems.clone(), Arc::new(|| ()));
+    let place = Place { namespace: options.namespace.clone(), name: LEASE };
+    let trouble = teller("the Lease of the cloud controller managers cannot be read or written");
+    let candidate = Candidate::new(client.clone(), &place, &options.name, options.timing, trouble);
+    let Some(mut leading) = shutdown.run_until_cancelled(candidate.lead(Notice::default())).await else {
+        return Ok(());
+    };
+    let fence = Fence::default();
+    let (instances, balancers) =
+        (watch::Sender::new(Instances::default()), watch::Sender::new(Balancers::default()));
+    let members = watch::Sender::new(None);
+    let host = Host::new(options.socket);
+    let recorder = Arc::new(Recorder::new(client.clone()));
+    let nodes = Nodes {
+        client: client.clone(),
+        host: host.clone(),
+        settings: options.nodes,
+        instances: instances.subscribe(),
+        balancers: balancers.subscribe(),
+        members: members.clone(),
+        fence: fence.clone(),
+        recorder: Arc::clone(&recorder),
+        teller: teller("the Nodes cannot be read, and what is known of them may be old"),
+    };
+    let services = Services {
+        client,
+        host: host.clone(),
+        defaults: options.services,
+        instances: instances.subscribe(),
+        balancers: balancers.subscribe(),
+        members: members.subscribe(),
+        fence: fence.clone(),
+        recorder,
+        teller: teller("the Services cannot be read, and what is known of them may be old"),
+    };
+    let of_instances = teller(
+        "the host half does not tell of the VMs of this cluster, and what is known of them may be old",
+    );
+    let of_balancers =
+        teller("the host half does not tell of load balancers, and what is known of them may be old");
+    let outcome = tokio::select! {
+        biased;
+        why = leading.lost(|until| fence.extend(until)) => {
+            fence.shut();
+            Err(anyhow::anyhow!("this replica leads no more: {why}"))
+        }
+        () = shutdown.cancelled() => Ok(()),
+        _ = async {
+            tokio::join!(
+                watching::instances(host.clone(), instances, of_instances),
+                watching::balancers(host.clone(), balancers, of_balancers),
+                nodes.run(),
+                services.run(),
+            )
+        } => Ok(()),
+    };
+    if outcome.is_ok() {
+        fence.close().await;
+        // Without it the next one waits until the Lease has expired.
+        drop(tokio::time::timeout(RELEASE, leading.release()).await);
+    }
+    outcome
+}

@@ -1,0 +1,302 @@
+//! What is to be written to a Service: from what the host half says of its load balancer. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::wanted::{NETWORK, PREFIX, PRIMARY};
+use crate::ccm::events::News;
+use crate::ccm::instance::{Instances, clean};
+use crate::ccm::nodes::Member;
+use crate::ccm::objects::{OWN, Service, annotation};
+use crate::wire::proto::v1::load_balancer::State;
+use crate::wire::proto::v1::{Announcing, LoadBalancer};
+
+/// Keeps a Service until its load balancer is given back.
+pub const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
+/// Which addresses kube-vip announces, separated by commas.
+pub const VIP_ADDRESSES: &str = "kube-vip.io/loadbalancerIPs";
+/// On which interface.
+pub const VIP_INTERFACE: &str = "kube-vip.io/serviceInterface";
+/// The condition that says whether it has what it asks for.
+pub const READY: &str = "guestlet.io/LoadBalancerReady";
+/// The condition that says whether all Nodes pass its health check.
+pub const HEALTHY: &str = "guestlet.io/BackendsHealthy";
+/// Nodes that are named in one message.
+const NAMED: usize = 8;
+
+/// What is to be written.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Plan {
+    /// A merge patch of the Service.
+    pub service: Option<Value>,
+    /// A merge patch of its status.
+    pub status: Option<Value>,
+    /// What people are told.
+    pub news: Vec<News>,
+}
+
+/// Whether it has our finalizer.
+pub fn has_finalizer(service: &Service) -> bool {
+    service.metadata.finalizers.iter().flatten().any(|one| one == FINALIZER)
+}
+
+/// The finalizers with ours, or without it.
+fn finalizers(service: &Service, with: bool) -> Value {
+    let mut all = service.metadata.finalizers.clone().unwrap_or_default();
+    all.retain(|one| one != FINALIZER);
+    all.extend(with.then(|| FINALIZER.to_owned()));
+    json!(all)
+}
+
+/// What is written before the host half is asked for anything.
+pub fn begin(service: &Service) -> Option<Value> {
+    (!has_finalizer(service)).then(|| json!({ "metadata": { "finalizers": finalizers(service, true) } }))
+}
+
+/// What is written once nothing is left of its load balancer: first its status, then the rest.
+pub fn end(service: &Service) -> Plan {
+    let mut metadata = Map::new();
+    if has_finalizer(service) {
+        metadata.insert("finalizers".to_owned(), finalizers(service, false));
+    }
+    // What is being deleted takes its annotations with it.
+    if service.metadata.deletion_timestamp.is_some() {
+        let service = (!metadata.is_empty()).then(|| json!({ "metadata": metadata }));
+        return Plan { service, ..Plan::default() };
+    }
+    let gone =
+        [VIP_ADDRESSES, VIP_INTERFACE].into_iter().filter(|key| annotation(&service.metadata, key).is_some());
+    let gone: Map<_, _> = gone.map(|key| (key.to_owned(), Value::Null)).collect();
+    if !gone.is_empty() {
+        metadata.insert("annotations".to_owned(), Value::Object(gone));
+    }
+    if service.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(PRIMARY)) {
+        metadata.insert("labels".to_owned(), json!({ PRIMARY: null }));
+    }
+    let others: Vec<_> = service.status.conditions.iter().filter(|one| !is_ours(one)).collect();
+    let has_status =
+        !service.status.load_balancer.ingress.is_empty() || others.len() < service.status.conditions.len();
+    Plan {
+        service: (!metadata.is_empty()).then(|| json!({ "metadata": metadata })),
+        status: has_status
+            .then(|| json!({ "status": { "loadBalancer": { "ingress": null }, "conditions": others } })),
+        news: vec![News::normal("DeletedLoadBalancer", "its load balancer is given back")],
+    }
+}
+
+fn is_ours(condition: &Condition) -> bool {
+    condition.type_ == READY || condition.type_ == HEALTHY
+}
+
+/// What is written to a Service that has this load balancer. `told` are the conditions that were written to it last, which an old
+/// API server does not keep.
+pub fn plan(
+    service: &Service,
+    balancer: &LoadBalancer,
+    instances: &Instances,
+    members: &[Member],
+    told: Option<&BTreeMap<String, (bool, String, String)>>,
+) -> (Plan, BTreeMap<String, (bool, String, String)>) {
+    let mut plan = Plan::default();
+    let state = balancer.state();
+    let mut ready = (state == State::Ready, reason(balancer), clean(&balancer.message));
+    let addresses: Vec<&str> = balancer
+        .addresses
+        .iter()
+        .map(|one| one.address.as_str())
+        .filter(|text| text.parse::<IpAddr>().is_ok())
+        .collect();
+    if state == State::Ready && addresses.is_empty() {
+        ready = (
+            false,
+            "NoAddress".to_owned(),
+            "the host half says that it is ready, and names no address".to_owned(),
+        );
+    }
+    let is_vip = balancer.announcing() == Announcing::KubeVip;
+    // What there was before stays in force while there is nothing else.
+    if !addresses.is_empty() {
+        match interface(service, balancer, instances, members).filter(|_| is_vip).transpose() {
+            Ok(interface) => announce(service, is_vip, &addresses, interface.as_deref(), &mut plan),
+            Err(why) => ready = (false, "InterfaceUnclear".to_owned(), why),
+        }
+    }
+    if !ready.0 && state == State::Failed || ready.1 == "InterfaceUnclear" || ready.1 == "NoAddress" {
+        plan.news.push(News::warning(&ready.1, ready.2.clone()));
+    }
+    let mut conditions = BTreeMap::from([(READY.to_owned(), ready)]);
+    if let Some(healthy) = healthy(balancer, &mut plan.news) {
+        conditions.insert(HEALTHY.to_owned(), healthy);
+    }
+    let ingress: Vec<_> = addresses.iter().map(|address| json!({ "ip": address })).collect();
+    let has: Vec<_> = service.status.load_balancer.ingress.iter().map(|one| one.ip.as_str()).collect();
+    let mut status = Map::new();
+    // Where kube-vip announces, it says so by itself.
+    if !is_vip && !addresses.is_empty() && has != addresses {
+        status.insert("loadBalancer".to_owned(), json!({ "ingress": ingress }));
+        plan.news.push(News::normal("EnsuredLoadBalancer", format!("it has {}", addresses.join(", "))));
+    }
+    if told != Some(&conditions) && conditions != said(service) {
+        status.insert("conditions".to_owned(), json!(written(service, &conditions)));
+    }
+    if !status.is_empty() {
+        plan.status = Some(json!({ "status": status }));
+    }
+    (plan, conditions)
+}
+
+/// One word that an event and a condition can have.
+fn reason(balancer: &LoadBalancer) -> String {
+    let is_word = |text: &str| {
+        !text.is_empty() && text.len() <= 64 && text.chars().all(|one| one.is_ascii_alphanumeric())
+    };
+    match balancer.state() {
+        State::Ready => "Ready",
+        State::Pending if balancer.reason.is_empty() => "Pending",
+        State::Releasing => "Releasing",
+        _ if is_word(&balancer.reason) => &balancer.reason,
+        _ => "Failed",
+    }
+    .to_owned()
+}
+
+/// Who announces is told which addresses.
+fn announce(service: &Service, is_vip: bool, addresses: &[&str], interface: Option<&str>, plan: &mut Plan) {
+    let has = |key| annotation(&service.metadata, key);
+    let joined = addresses.join(",");
+    let mut annotations = Map::new();
+    if is_vip {
+        if has(VIP_ADDRESSES) != Some(&joined) {
+            annotations.insert(VIP_ADDRESSES.to_owned(), json!(joined));
+            let words = format!("it has {}; kube-vip announces it", addresses.join(", "));
+            plan.news.push(News::normal("EnsuredLoadBalancer", words));
+        }
+        if let Some(interface) = interface.filter(|interface| has(VIP_INTERFACE) != Some(interface)) {
+            annotations.insert(VIP_INTERFACE.to_owned(), json!(interface));
+        }
+    } else if has(VIP_ADDRESSES) == Some(&joined) {
+        // Two would announce it.
+        annotations.insert(VIP_ADDRESSES.to_owned(), Value::Null);
+        // Without a network, it is not from here.
+        if has(VIP_INTERFACE).is_some() && has(NETWORK).is_some() {
+            annotations.insert(VIP_INTERFACE.to_owned(), Value::Null);
+        }
+    }
+    let mut metadata = Map::new();
+    if !annotations.is_empty() {
+        metadata.insert("annotations".to_owned(), Value::Object(annotations));
+    }
+    // The same as a label, by which Harvester's cloud provider finds who shares an address.
+    let label = has(PRIMARY).map(|primary| {
+        let own = service.metadata.namespace.as_deref().unwrap_or_default();
+        let (namespace, name) = primary.split_once('/').unwrap_or((own, primary));
+        format!("{namespace}.{name}")
+    });
+    let present = service.metadata.labels.as_ref().and_then(|labels| labels.get(PRIMARY));
+    if label.as_ref() != present {
+        metadata.insert("labels".to_owned(), json!({ PRIMARY: label }));
+    }
+    if !metadata.is_empty() {
+        plan.service = Some(json!({ "metadata": metadata }));
+    }
+}
+
+/// The interface on which kube-vip announces addresses of the network that the Service names; none if it names none. kube-vip knows one
+/// name for all Nodes that it runs on.
+fn interface(
+    service: &Service,
+    balancer: &LoadBalancer,
+    instances: &Instances,
+    members: &[Member],
+) -> Option<Result<String, String>> {
+    let asked = annotation(&service.metadata, NETWORK)?;
+    let network = if balancer.network.is_empty() { asked } else { &balancer.network };
+    let is_run_on = |member: &&Member| member.is_control_plane;
+    let control_plane: Vec<_> = members.iter().filter(is_run_on).collect();
+    let on: Vec<_> = if control_plane.is_empty() { members.iter().collect() } else { control_plane };
+    let mut names: Vec<&str> = Vec::new();
+    for member in on {
+        let instance = instances.all.get(&member.vm_uid);
+        let found =
+            instance.and_then(|instance| instance.interfaces.iter().find(|one| one.network == network));
+        let Some(name) = found.map(|one| one.name.as_str()).filter(|name| !name.is_empty()) else {
+            let vm = instance.map_or(member.vm_uid.as_str(), |instance| &instance.name);
+            return Some(Err(format!(
+                "kube-vip is not told on which interface the network {network} is: that of the VM {vm} is not known"
+            )));
+        };
+        names.push(name);
+    }
+    names.sort_unstable();
+    names.dedup();
+    Some(match names.as_slice() {
+        [name] => Ok((*name).to_owned()),
+        [] => Err(format!(
+            "kube-vip is not told on which interface the network {network} is: there is no Node to ask"
+        )),
+        several => Err(format!(
+            "the network {network} is on interfaces of different names ({}), and kube-vip takes one name for all Nodes",
+            several.join(", ")
+        )),
+    })
+}
+
+/// Whether all Nodes pass; none if that is not looked at.
+fn healthy(balancer: &LoadBalancer, news: &mut Vec<News>) -> Option<(bool, String, String)> {
+    if balancer.failing.is_empty() {
+        let words = format!("{} Nodes take its traffic", balancer.healthy);
+        return (balancer.healthy > 0).then(|| (true, "Healthy".to_owned(), words));
+    }
+    let mut failing: Vec<_> = balancer
+        .failing
+        .iter()
+        .take(NAMED)
+        .map(|one| format!("{}: {}", clean(&one.vm_name), clean(&one.problem)))
+        .collect();
+    if balancer.failing.len() > NAMED {
+        failing.push("…".to_owned());
+    }
+    let words = format!(
+        "{} Nodes take its traffic; not these, which do not pass its health check: {}",
+        balancer.healthy,
+        failing.join("; ")
+    );
+    news.push(News::warning("BackendsUnhealthy", words.clone()));
+    Some((false, "Unhealthy".to_owned(), words))
+}
+
+/// What our conditions of a Service say.
+fn said(service: &Service) -> BTreeMap<String, (bool, String, String)> {
+    let ours = service.status.conditions.iter().filter(|one| is_ours(one));
+    ours.map(|one| (one.type_.clone(), (one.status == "True", one.reason.clone(), one.message.clone())))
+        .collect()
+}
+
+/// All conditions, with ours as they are to be.
+fn written(service: &Service, wanted: &BTreeMap<String, (bool, String, String)>) -> Vec<Condition> {
+    let mut all: Vec<_> = service.status.conditions.iter().filter(|one| !is_ours(one)).cloned().collect();
+    for (kind, (is_true, reason, message)) in wanted {
+        let status = if *is_true { "True" } else { "False" };
+        let before = service.status.conditions.iter().find(|one| one.type_ == *kind && one.status == status);
+        let since =
+            before.map_or_else(|| Time(Timestamp::now()), |before| before.last_transition_time.clone());
+        all.push(Condition {
+            type_: kind.clone(),
+            status: status.to_owned(),
+            reason: reason.clone(),
+            message: message.chars().take(1024).collect(),
+            last_transition_time: since,
+            observed_generation: None,
+        });
+    }
+    all
+}
+
+/// Annotations of a Service that concern it here; that they change is a change.
+pub fn is_concerned(key: &str) -> bool {
+    key.starts_with(PREFIX) || key.starts_with(OWN)
+}
