@@ -50,7 +50,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "wire",
         ],
     ),
-    ("hostd", &["access", "config", "host", "kubernetes", "supervise", "sys", "transport", "trust"]),
+    (
+        "hostd",
+        &["access", "addresses", "config", "host", "kubernetes", "supervise", "sys", "transport", "trust"],
+    ),
     ("ctl", &["labels", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
     // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
@@ -71,11 +74,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // What of a guest is a node of a cluster.
     ("topology", &["guest", "labels", "sys"]),
     // The host half owns its sessions and so the streams under them.
-    ("host", &["access", "kubernetes", "labels", "supervise", "sys", "transport", "trust", "wire"]),
+    (
+        "host",
+        &["access", "addresses", "kubernetes", "labels", "supervise", "sys", "transport", "trust", "wire"],
+    ),
     ("transport", &["supervise", "sys", "wire"]),
     // (Grants and rules of access are checked where they are read.)
-    ("config", &["access", "labels", "policy", "text", "trust"]),
+    ("config", &["access", "addresses", "labels", "policy", "text", "trust"]),
     ("access", &["text"]),
+    ("addresses", &[]),
     // A client of its own cluster, and of the host half through an agent.
     ("ccm", &["kubernetes", "labels", "supervise", "sys", "transport", "wire"]),
     // Clients of an API server, whichever cluster it is of.

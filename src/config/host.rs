@@ -16,6 +16,10 @@
 //! name = "fast"
 //! path = "/srv/fast"
 //!
+//! [[address-pool]]                # addresses for load balancers, optional
+//! name = "lan"
+//! ranges = ["192.0.2.10-192.0.2.99"]
+//!
 //! [cluster.dev]                   # what a cluster may, optional
 //! max-volumes = 100
 //!
@@ -31,9 +35,9 @@
 //! events-per-second = 64
 //! ```
 //!
-//! A node of a Kubernetes cluster has a table `[kubevirt]` instead of `[[vm]]`, `[[pool]]` and `[topology]`.
+//! A node of a Kubernetes cluster has a table `[kubevirt]` instead of `[[vm]]`, `[[pool]]`, `[[address-pool]]` and `[topology]`.
 //!
-//! `[[vm]]`, `[[pool]]` and `[[access]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
+//! `[[vm]]`, `[[pool]]`, `[[address-pool]]` and `[[access]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
 //! field in `vm::VmFragment`, its check in `Checker::vm`, and its place in [`VmSettings`].
 
 use std::collections::{BTreeMap, HashMap};
@@ -47,16 +51,20 @@ use super::{Error, Fragment, load};
 use crate::access::{Rule, Rules};
 
 mod access;
+mod address_pool;
 mod audit;
 mod cluster;
 mod kubevirt;
 mod limits;
+mod load_balancers;
 mod pool;
 mod topology;
 mod trust;
 mod vm;
 
 use access::AccessFragment;
+use address_pool::AddressPoolFragment;
+pub use address_pool::AddressPoolSettings;
 use audit::AuditFragment;
 pub use audit::AuditSettings;
 use cluster::ClusterFragment;
@@ -65,6 +73,8 @@ use kubevirt::KubevirtFragment;
 pub use kubevirt::KubevirtSettings;
 pub use limits::LimitSettings;
 use limits::LimitsFragment;
+pub use load_balancers::LoadBalancerSettings;
+use load_balancers::LoadBalancersFragment;
 use pool::PoolFragment;
 pub use pool::{Allocation, Bus, Format, PoolSettings};
 use topology::TopologyFragment;
@@ -114,6 +124,10 @@ pub struct HostSettings {
     pub metrics: Option<SocketAddr>,
     /// The folder of the volumes that are made for VMs.
     pub volumes: PathBuf,
+    /// The pools of addresses, in the order in which they are written.
+    pub address_pools: Vec<AddressPoolSettings>,
+    /// Where load balancers are kept, and what forwards to them.
+    pub load_balancers: LoadBalancerSettings,
     /// What users of the host may ask for, beside root and guestlet-host's own.
     pub access: Rules,
     /// What is written down of it.
@@ -170,6 +184,10 @@ struct Parsed {
     metrics: Option<Spanned<String>>,
     volumes_dir: Option<Spanned<PathBuf>>,
     #[serde(default)]
+    address_pool: Vec<Spanned<AddressPoolFragment>>,
+    #[serde(default)]
+    load_balancers: LoadBalancersFragment,
+    #[serde(default)]
     access: Vec<Spanned<AccessFragment>>,
     #[serde(default)]
     audit: AuditFragment,
@@ -220,6 +238,7 @@ impl HostFragment {
         let mut trust = TrustSettings::default();
         let (mut vms, mut pools, mut clusters) = (Vec::new(), Vec::new(), BTreeMap::new());
         let (mut access, mut audit) = (Vec::<Rule>::new(), AuditSettings::default());
+        let (mut address_pools, mut load_balancers) = (Vec::new(), LoadBalancerSettings::default());
         let mut remarks = Vec::new();
         let mut taken = HashMap::new();
         for source in &self.sources {
@@ -236,6 +255,11 @@ impl HostFragment {
             if let Some(path) = &source.parsed.volumes_dir {
                 volumes = source.absolute("volumes-dir", path)?;
             }
+            for pool in &source.parsed.address_pool {
+                let pool = address_pool::check(source, pool, &address_pools, &mut taken)?;
+                address_pools.push(pool);
+            }
+            load_balancers::check(source, &source.parsed.load_balancers, &mut load_balancers)?;
             for rule in &source.parsed.access {
                 access.push(access::check(source, rule)?);
             }
@@ -270,6 +294,8 @@ impl HostFragment {
             metrics_socket,
             metrics,
             volumes,
+            address_pools,
+            load_balancers,
             access: Rules::new(access),
             audit,
             kubevirt,
@@ -301,7 +327,7 @@ impl Source {
 
     /// That nothing is set which another role has.
     fn check_role(&self, role: Role) -> Result<(), Error> {
-        let Parsed { vm, pool, topology, kubevirt, .. } = &self.parsed;
+        let Parsed { vm, pool, address_pool, topology, kubevirt, .. } = &self.parsed;
         let vm = vm
             .first()
             .map(|vm| self.wrong(vm, "VMs are found by the Kubernetes API; remove [[vm]]".to_owned()));
@@ -311,6 +337,10 @@ impl Source {
                 "there are no pools: volumes of VMs are claims of the Kubernetes cluster; remove [[pool]]"
                     .to_owned(),
             )
+        });
+        let address_pool = address_pool.first().map(|pool| {
+            let words = "load balancers get their addresses from the pools of the Kubernetes cluster; remove [[address-pool]]";
+            self.wrong(pool, words.to_owned())
         });
         let topology = topology.as_ref().map(|topology| {
             let words = "the labels of the Node say where a node is; remove [topology], and name further labels in kubevirt.node-labels";
@@ -325,7 +355,7 @@ impl Source {
         });
         let wrong = match role {
             Role::Machine => kubevirt,
-            Role::Node | Role::Controller => vm.or(pool).or(topology),
+            Role::Node | Role::Controller => vm.or(pool).or(address_pool).or(topology),
         };
         wrong.map_or(Ok(()), Err)
     }

@@ -209,6 +209,16 @@ const HOST: &[Row] = &[
         "`/var/lib/guestlet-host/volumes`",
         "where `guestctl disk attach --size` makes volumes; QEMU's user must be able to reach it",
     ),
+    (
+        "load-balancers.state-dir",
+        "`/var/lib/guestlet-host/load-balancers`",
+        "where it is kept which addresses the Services of clusters have. See [load-balancers.md](load-balancers.md)",
+    ),
+    (
+        "load-balancers.nft",
+        "`/usr/sbin/nft`",
+        "the program by which the kernel is told what to forward (package nftables)",
+    ),
     ("vm.name", "", "unique on this host, a DNS name"),
     ("vm.uuid", "", "lasting: volumes and clusters know the VM by it"),
     (
@@ -225,6 +235,11 @@ const HOST: &[Row] = &[
         "vm.max-volumes",
         "`240`",
         "how many volumes of its cluster a VM may have, if it has places for them, as its kubelet is told; `0` for all places",
+    ),
+    (
+        "vm.networks",
+        "none",
+        "which networks of this host it is attached to, by its hardware addresses: `{ \"52:54:00:12:34:56\" = \"lan\" }`",
     ),
     ("vm.port", "`970`", "the agent's vsock port"),
     ("vm.callback-port", "", "of earlier versions, ignored"),
@@ -245,6 +260,49 @@ const HOST: &[Row] = &[
         "for how long a call waits for its file system, 1 to 3600; it is refused then, and so are those after it until \
          the file system answers",
     ),
+    (
+        "address-pool.name",
+        "",
+        "addresses for the Services of type LoadBalancer of clusters; each is a table `[[address-pool]]`. See \
+         [load-balancers.md](load-balancers.md)",
+    ),
+    (
+        "address-pool.ranges",
+        "",
+        "the addresses: `[\"192.0.2.10-192.0.2.99\", \"2001:db8::/120\"]`; no two of all pools may overlap",
+    ),
+    (
+        "address-pool.network",
+        "none",
+        "the network that they belong to: only for clusters with VMs that are attached to it (`vm.networks`)",
+    ),
+    (
+        "address-pool.clusters",
+        "all",
+        "the clusters that get addresses of it; names or patterns such as `\"team-*\"`",
+    ),
+    (
+        "address-pool.priority",
+        "`0`",
+        "of the pools that match, the one with the greatest number is tried first",
+    ),
+    (
+        "address-pool.forward-to",
+        "none",
+        "subnets of the nodes that this host may forward to from these addresses; without it the host forwards nothing",
+    ),
+    (
+        "address-pool.interface",
+        "none",
+        "the interface of this host that has an address while this host forwards from it; without it addresses have to be \
+         there, or to be routed to this host",
+    ),
+    (
+        "address-pool.reserved-ports",
+        "`[22]`, with `interface` none",
+        "ports at these addresses that this host forwards to nobody",
+    ),
+    ("cluster.<name>.max-load-balancers", "`1024`", "how many load balancers a cluster may have"),
     ("cluster.<name>.max-volumes", "`4096`", "how many volumes a cluster may have"),
     (
         "cluster.<name>.max-bytes",
@@ -252,7 +310,11 @@ const HOST: &[Row] = &[
         "how large they may be together, in all pools, such as `\"2T\"`",
     ),
     ("cluster.<name>.classes", "all", "the storage classes that it may use"),
-    ("cluster.<name>.controllers", "all of the cluster", "the VMs that may ask for volumes"),
+    (
+        "cluster.<name>.controllers",
+        "all of the cluster",
+        "the VMs that may ask for volumes and load balancers",
+    ),
     (
         "trust.state-dir",
         "`/var/lib/guestlet-host/trust`",
@@ -278,7 +340,7 @@ const HOST: &[Row] = &[
     (
         "access.roles",
         "none",
-        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, `keys`, or `all`",
+        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, `load-balancers`, `keys`, or `all`",
     ),
     ("access.verbs", "none", "single verbs that they may use, such as `\"ping\"` or `\"disk attach\"`"),
     ("access.vms", "all", "to which VMs: names, or patterns such as `\"web-*\"`"),
@@ -390,9 +452,9 @@ fn markdown() -> String {
         ),
         (
             "The host half: /etc/guestlet/host.toml, then /etc/guestlet/host.d/*.toml",
-            "They take effect when they are written, but for `socket`, `metrics`, `metrics-socket`, `volumes-dir` and `audit.file`. Each \
-             VM is a table `[[vm]]`. `guestlet-host node` finds its VMs by the Kubernetes API: it refuses `[[vm]]`, `[[pool]]` and \
-             `[topology]`, and it alone has `[kubevirt]` ([kubevirt.md](kubevirt.md)).",
+            "They take effect when they are written, but for `socket`, `metrics`, `metrics-socket`, `volumes-dir`, `load-balancers` and `audit.file`. Each \
+             VM is a table `[[vm]]`. `guestlet-host node` finds its VMs by the Kubernetes API: it refuses `[[vm]]`, `[[pool]]`, \
+             `[[address-pool]]` and `[topology]`, and it alone has `[kubevirt]` ([kubevirt.md](kubevirt.md)).",
             HOST,
         ),
     ] {

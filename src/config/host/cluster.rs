@@ -1,4 +1,4 @@
-//! A `[cluster.<name>]` table: what one cluster may do with volumes. What is absent is what the host half has for it.
+//! A `[cluster.<name>]` table: what one cluster may do with volumes and load balancers. What is absent is what the host half has for it.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -18,6 +18,8 @@ pub struct ClusterSettings {
     pub classes: Option<Vec<String>>,
     /// Names of its VMs that may act for it.
     pub controllers: Option<Vec<String>>,
+    /// Most load balancers.
+    pub max_load_balancers: Option<u32>,
 }
 
 /// A `[cluster.<name>]` table.
@@ -28,6 +30,7 @@ pub(super) struct ClusterFragment {
     max_bytes: Option<Spanned<Size>>,
     classes: Option<Vec<Spanned<String>>>,
     controllers: Option<Vec<Spanned<String>>>,
+    max_load_balancers: Option<u32>,
 }
 
 /// A number of bytes, or a text such as `500G`.
@@ -64,6 +67,7 @@ pub(super) fn check(
         max_bytes,
         classes: names(&fragment.classes),
         controllers: names(&fragment.controllers),
+        max_load_balancers: fragment.max_load_balancers,
     })
 }
 

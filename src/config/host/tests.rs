@@ -60,6 +60,7 @@ fn fragments_add_up() {
                 dial: DialSettings::Hybrid { path: "/run/db.vsock".into(), port: 1970 },
                 qmp: Some("/run/db.qmp".into()),
                 max_volumes: 240,
+                networks: BTreeMap::new(),
             },
             VmSettings {
                 name: "web-1".into(),
@@ -69,6 +70,7 @@ fn fragments_add_up() {
                 dial: DialSettings::Vsock { cid: 3, port: 970 },
                 qmp: None,
                 max_volumes: 240,
+                networks: BTreeMap::new(),
             },
         ]
     );
@@ -393,3 +395,5 @@ fn what_another_role_has_is_refused_where_it_is() {
         assert!(problem.contains(expected), "{text}: {problem}");
     }
 }
+
+mod address_pools;

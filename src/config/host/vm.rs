@@ -1,6 +1,6 @@
 //! A `[[vm]]` table: one VM of this machine.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -40,6 +40,8 @@ pub struct VmSettings {
     pub qmp: Option<PathBuf>,
     /// How many volumes may be plugged into it.
     pub max_volumes: u32,
+    /// The networks of this host that it is attached to, by the hardware addresses of its interfaces in lower case.
+    pub networks: BTreeMap<String, String>,
 }
 
 /// How an agent is reached.
@@ -79,6 +81,7 @@ pub(super) struct VmFragment {
     unix_socket: Option<Spanned<PathBuf>>,
     qmp: Option<Spanned<PathBuf>>,
     max_volumes: Option<Spanned<u32>>,
+    networks: Option<Spanned<BTreeMap<String, String>>>,
     port: Option<Spanned<u32>>,
     /// Of earlier versions.
     callback_port: Option<Spanned<u32>>,
@@ -138,8 +141,28 @@ impl Checker<'_, '_> {
             Some(count) => *count.get_ref(),
             None => USUAL_VOLUMES,
         };
+        let networks = self.networks()?;
         let name = name.get_ref().clone();
-        Ok(VmSettings { name, uuid, dmi_uuid, cluster, dial, qmp, max_volumes })
+        Ok(VmSettings { name, uuid, dmi_uuid, cluster, dial, qmp, max_volumes, networks })
+    }
+
+    /// The networks, by hardware addresses that no other VM has.
+    fn networks(&mut self) -> Result<BTreeMap<String, String>, Error> {
+        let mut networks = BTreeMap::new();
+        let Some(found) = &self.vm.get_ref().networks else { return Ok(networks) };
+        for (spelled, network) in found.get_ref() {
+            let address = hardware_address(spelled).ok_or_else(|| {
+                let problem = format!(
+                    "networks has {spelled:?}, which is no hardware address; write it like 52:54:00:12:34:56"
+                );
+                self.source.wrong(found, problem)
+            })?;
+            check_name(network)
+                .map_err(|problem| self.source.wrong(found, format!("networks: {spelled}: {problem}")))?;
+            self.unique("hardware address", found, &address)?;
+            networks.insert(address, network.clone());
+        }
+        Ok(networks)
     }
 
     fn dial(&mut self) -> Result<DialSettings, Error> {
@@ -226,6 +249,14 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
         "name {name:?} is no DNS name; use lower-case letters, digits, - and ., beginning and ending with a \
          letter or digit"
     ))
+}
+
+/// Accepts a hardware address of six bytes in any case; returns it in lower case.
+fn hardware_address(spelled: &str) -> Option<String> {
+    let parts: Vec<_> = spelled.split(':').collect();
+    let well_formed = parts.len() == 6
+        && parts.iter().all(|part| part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    well_formed.then(|| spelled.to_ascii_lowercase())
 }
 
 /// Accepts a UUID in any case, with its hyphens; returns it in lower case.
