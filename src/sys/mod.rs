@@ -51,6 +51,8 @@ pub mod host_name;
 #[cfg(feature = "agent")]
 pub mod inotify;
 #[cfg(feature = "host")]
+pub mod interface_addresses;
+#[cfg(feature = "host")]
 pub mod lease;
 #[cfg(feature = "agent")]
 pub mod link_news;
@@ -85,7 +87,7 @@ pub mod process;
 pub mod process_end;
 #[cfg(feature = "agent")]
 pub mod process_group;
-#[cfg(feature = "agent")]
+#[cfg(any(feature = "agent", feature = "host"))]
 pub mod program;
 #[cfg(feature = "agent")]
 pub mod refused;
