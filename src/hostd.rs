@@ -12,12 +12,14 @@ use anyhow::Context as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::host::{HostSettings, Role as SettingsRole, TrustSettings};
+use crate::config::host::{HostSettings, LoadBalancerSettings, Role as SettingsRole, TrustSettings};
 use crate::host::admission::Admission;
 use crate::host::api::{self, Api};
 use crate::host::backends;
 use crate::host::backends::volumes::Volumes;
 use crate::host::changed::Changed;
+use crate::host::cloud;
+use crate::host::cloud::forward::{Forwarder, Numbered};
 use crate::host::fleet::{Fleet, Handle};
 use crate::host::for_guests;
 use crate::host::half::Half;
@@ -216,8 +218,9 @@ impl Begun {
 async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> anyhow::Result<()> {
     let Begun { socket, metrics, half, trust, settings, reloader, followed } = begun;
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
-    let parts = parts(role, &followed, settings.volumes, &handle, &half).await?;
+    let parts = parts(role, &followed, settings.volumes.clone(), &handle, &half).await?;
     let Parts { kind, topology, standing, for_guests, changed, beside } = parts;
+    let is_machine = matches!(role, Role::Machine);
     let backends::Built { backend, disks, volumes } = kind.build(&half);
     let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
     let keeps_volumes = for_guests.is_none();
@@ -226,8 +229,15 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
     if let Some(changed) = changed {
         fleet = fleet.with_changed(changed);
     }
-
     let shutdown = supervisor.shutdown();
+    let mut cloud = None;
+    if is_machine {
+        let (desk, changed) =
+            assemble_cloud(supervisor, &half, &handle, followed.cloud, settings.load_balancers);
+        fleet = fleet.with_changed(changed).with_cloud(Arc::new(desk.clone()));
+        cloud = Some(desk);
+    }
+
     spawn_until(supervisor, "fleet", fleet.run(shutdown.clone()));
     let token = shutdown.clone();
     spawn_until(supervisor, "backend", async move {
@@ -259,10 +269,46 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
         settings: followed.standing,
         topology,
         backend: standing,
+        cloud,
     };
     spawn_until(supervisor, "api", api::run(socket, api, shutdown.clone()));
     watch_over(supervisor, metrics, handle, &volumes, half);
     Ok(())
+}
+
+/// What answers guests about their clusters, and what is to tell it which VMs have changed.
+fn assemble_cloud(
+    supervisor: &mut Supervisor,
+    half: &Arc<Half>,
+    fleet: &Handle,
+    settings: watch::Receiver<Arc<cloud::settings::Settings>>,
+    paths: LoadBalancerSettings,
+) -> (cloud::Handle, Arc<Changed>) {
+    let changed = Arc::new(Changed::default());
+    let (plans, planned) = watch::channel(Numbered::default());
+    let (targets, asked) = watch::channel(Vec::new());
+    let (forwarder, in_force) = Forwarder::new(paths.nft, planned);
+    let (desk, handle) = cloud::Desk::new(cloud::Parts {
+        half: Arc::clone(half),
+        fleet: fleet.clone(),
+        changed: Arc::clone(&changed),
+        settings,
+        state_dir: paths.state_dir,
+        plans,
+        in_force,
+        targets,
+    });
+    let shutdown = supervisor.shutdown();
+    spawn_until(supervisor, "load balancers", desk.run(shutdown.clone()));
+    let token = shutdown.clone();
+    spawn_until(supervisor, "forwarding", async move {
+        token.run_until_cancelled(forwarder.run()).await;
+    });
+    let asking = cloud::endpoints::run(asked, handle.clone());
+    spawn_until(supervisor, "endpoints", async move {
+        shutdown.run_until_cancelled(asking).await;
+    });
+    (handle, changed)
 }
 
 /// A task that ends well.

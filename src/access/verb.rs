@@ -14,13 +14,16 @@ pub enum Role {
     Files,
     /// Change volumes of clusters.
     Volumes,
+    /// Change load balancers of clusters.
+    LoadBalancers,
     /// Decide which keys of guests are taken, and hand out what guests need to know this host half.
     Keys,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: &[Self] = &[Self::Read, Self::Disks, Self::Files, Self::Volumes, Self::Keys];
+    pub const ALL: &[Self] =
+        &[Self::Read, Self::Disks, Self::Files, Self::Volumes, Self::LoadBalancers, Self::Keys];
 
     /// As the settings write it.
     pub fn name(self) -> &'static str {
@@ -29,6 +32,7 @@ impl Role {
             Self::Disks => "disks",
             Self::Files => "files",
             Self::Volumes => "volumes",
+            Self::LoadBalancers => "load-balancers",
             Self::Keys => "keys",
         }
     }
@@ -95,6 +99,13 @@ pub static VOLUMES_EXPAND: Verb = changes("ExpandVolume", "volumes expand", Role
 /// Remove one.
 pub static VOLUMES_RM: Verb = changes("RemoveVolume", "volumes rm", Role::Volumes);
 
+/// Load balancers of clusters.
+pub static LB_LS: Verb = looks("ListClusterLoadBalancers", "lb ls");
+/// Give one back.
+pub static LB_RM: Verb = changes("RemoveClusterLoadBalancer", "lb rm", Role::LoadBalancers);
+/// The pools of their addresses.
+pub static POOLS: Verb = looks("ListAddressPools", "pools");
+
 /// The keys of guests.
 pub static TRUST_LS: Verb = looks("ListKeys", "trust ls");
 /// Take another key of a guest.
@@ -129,6 +140,9 @@ pub static VERBS: &[&Verb] = &[
     &VOLUMES_DETACH,
     &VOLUMES_EXPAND,
     &VOLUMES_RM,
+    &LB_LS,
+    &LB_RM,
+    &POOLS,
     &TRUST_LS,
     &TRUST_ACCEPT,
     &TRUST_FORGET,

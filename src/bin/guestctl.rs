@@ -10,6 +10,7 @@ use clap::{ArgGroup, CommandFactory as _, FromArgMatches as _, Parser, Subcomman
 use guestlet::ctl::audit::Query;
 use guestlet::ctl::cluster::Access;
 use guestlet::ctl::disk::{self, Action};
+use guestlet::ctl::load_balancers;
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
 use guestlet::ctl::trust::{self, bootstrap};
@@ -130,6 +131,13 @@ enum Command {
     /// help out: what is done here is not told to a cluster.
     #[command(subcommand)]
     Volumes(Volumes),
+    /// Look after the load balancers of clusters
+    ///
+    /// Clusters ask for them themselves. These are for people who want to see them, or have to help out.
+    #[command(subcommand)]
+    Lb(Lb),
+    /// List the pools of addresses for load balancers, and what keeps these from being made
+    Pools,
     /// Look after the keys by which this host half and the guests know each other
     #[command(subcommand)]
     Trust(Trust),
@@ -202,6 +210,35 @@ impl From<Trust> for Verb {
             Trust::Forget { name } => trust::Action::Forget { name },
             Trust::Rotate { host: true, finish, force, .. } => trust::Action::RotateHost { finish, force },
             Trust::Rotate { name, .. } => trust::Action::Rotate { name: name.unwrap_or_default() },
+        })
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Lb {
+    /// List load balancers: whose they are, which addresses they have, and how many of their nodes take traffic
+    Ls {
+        /// Of this cluster only
+        #[arg(long)]
+        cluster: Option<String>,
+    },
+    /// Give back what a Service has, where its cluster does not do that any more
+    ///
+    /// A cluster that wants it asks for it anew, and may get another address.
+    Rm {
+        /// The UID of the Service, as ls -o wide shows it
+        uid: String,
+        /// The cluster that has it
+        #[arg(long)]
+        cluster: String,
+    },
+}
+
+impl Lb {
+    fn verb(self, wide: bool) -> Verb {
+        Verb::LoadBalancers(match self {
+            Self::Ls { cluster } => load_balancers::Action::List { cluster, wide },
+            Self::Rm { uid, cluster } => load_balancers::Action::Remove { cluster, uid },
         })
     }
 }
@@ -401,6 +438,8 @@ fn main() -> ExitCode {
             return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));
         }
         Command::Volumes(volumes) => volumes.verb(wide),
+        Command::Lb(lb) => lb.verb(wide),
+        Command::Pools => Verb::LoadBalancers(load_balancers::Action::Pools),
         Command::Trust(trust) => trust.into(),
         Command::Proxy => Verb::Proxy,
     };

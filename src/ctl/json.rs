@@ -167,6 +167,7 @@ enum Details {
     Closed { reason: String },
     Guest(FromGuest),
     Volume(ChangedVolume),
+    LoadBalancer(ChangedLoadBalancer),
     Io(IoError),
 }
 
@@ -179,6 +180,17 @@ struct ChangedVolume {
     size: u64,
     claim: String,
     by: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ChangedLoadBalancer {
+    cluster: String,
+    namespace: String,
+    service: String,
+    state: String,
+    addresses: Vec<String>,
+    reason: String,
+    message: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -367,6 +379,15 @@ impl From<v1::VirtualMachineEvent> for Event {
                 size: changed.bytes,
                 claim: changed.claim,
                 by: changed.by,
+            }),
+            Some(Kind::LoadBalancerChanged(changed)) => Details::LoadBalancer(ChangedLoadBalancer {
+                cluster: changed.cluster,
+                namespace: changed.namespace,
+                service: changed.service,
+                state: changed.state,
+                addresses: changed.addresses,
+                reason: changed.reason,
+                message: changed.message,
             }),
             Some(Kind::IoError(error)) => Details::Io(error.into()),
             Some(Kind::GuestReset(_)) | None => Details::None {},

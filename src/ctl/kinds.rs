@@ -3,7 +3,7 @@
 use crate::wire::proto::v1::{VirtualMachineEvent, VolumeAction, event, virtual_machine_event::Kind};
 
 /// All names, in the order in which people are told them.
-pub const NAMES: [&str; 38] = [
+pub const NAMES: [&str; 39] = [
     "power-changed",
     "guest-reset",
     "session-opened",
@@ -35,6 +35,7 @@ pub const NAMES: [&str; 38] = [
     "volume-detached",
     "volume-expanded",
     "volume-reattached",
+    "load-balancer-changed",
     "disk-error",
     "topology-changed",
     "topology-refused",
@@ -89,6 +90,7 @@ pub fn name(happened: &VirtualMachineEvent) -> &'static str {
             VolumeAction::Reattached => "volume-reattached",
             VolumeAction::Unspecified => "unknown",
         },
+        Some(Kind::LoadBalancerChanged(_)) => "load-balancer-changed",
         Some(Kind::IoError(_)) => "disk-error",
         None => "unknown",
     }

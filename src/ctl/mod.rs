@@ -20,6 +20,7 @@ pub mod info;
 mod io_errors;
 pub mod json;
 pub mod kinds;
+pub mod load_balancers;
 pub mod ls;
 pub mod manifests;
 pub mod nodes;
@@ -78,6 +79,8 @@ pub enum Verb {
     },
     /// Look after volumes of clusters.
     Volumes(volumes::Action),
+    /// Look after load balancers of clusters, and their addresses.
+    LoadBalancers(load_balancers::Action),
     /// Look after keys.
     Trust(trust::Action),
     /// Show who did what.
@@ -212,6 +215,7 @@ async fn one(client: Client, printer: &mut Printer, verb: Verb) -> Result<(), Er
         Verb::Ping { name, count } => ping::run(client, printer, name, count).await,
         Verb::Disk { name, action } => disk::run(client, printer, name, action).await,
         Verb::Volumes(action) => volumes::run(client, printer, action).await,
+        Verb::LoadBalancers(action) => load_balancers::run(client, printer, action).await,
         Verb::Trust(action) => trust::run(client, printer, action).await,
         Verb::Audit(query) => audit::run(client, printer, query).await,
         Verb::Doctor | Verb::Proxy => Ok(()),

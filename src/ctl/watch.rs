@@ -10,7 +10,8 @@ use super::print::Printer;
 use super::{Error, freezes, io_errors, json, kinds, places, words};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{
-    PowerState, VirtualMachineEvent, VolumeAction, VolumeChanged, WatchVirtualMachinesRequest, event,
+    LoadBalancerChanged, PowerState, VirtualMachineEvent, VolumeAction, VolumeChanged,
+    WatchVirtualMachinesRequest, event,
 };
 
 /// What to show.
@@ -95,6 +96,7 @@ fn words(event: &VirtualMachineEvent) -> String {
         }
         Some(Kind::SessionClosed(closed)) => format!("session closed: {}", closed.reason),
         Some(Kind::VolumeChanged(changed)) => of_volume(changed),
+        Some(Kind::LoadBalancerChanged(changed)) => of_load_balancer(changed),
         Some(Kind::IoError(error)) => io_errors::words(error),
         Some(Kind::GuestEvent(event)) => match &event.kind {
             Some(kind) => of_guest(kind),
@@ -117,6 +119,14 @@ fn of_volume(changed: &VolumeChanged) -> String {
     let claim = if changed.claim.is_empty() { String::new() } else { format!(" for {}", changed.claim) };
     let VolumeChanged { volume_id, name, cluster, bytes, by, .. } = changed;
     format!("volume {what}: {volume_id} ({name}{claim}, {}, cluster {cluster}), by {by}", text::size(*bytes))
+}
+
+fn of_load_balancer(changed: &LoadBalancerChanged) -> String {
+    let LoadBalancerChanged { cluster, namespace, service, state, addresses, message, .. } = changed;
+    let addresses =
+        if addresses.is_empty() { String::new() } else { format!(" at {}", addresses.join(", ")) };
+    let why = if message.is_empty() { String::new() } else { format!(": {message}") };
+    format!("load balancer {state}: {namespace}/{service} of the cluster {cluster}{addresses}{why}")
 }
 
 fn of_guest(kind: &event::Kind) -> String {

@@ -17,6 +17,7 @@ use super::admission::{Admission, Call, Sight};
 use super::backends::{self, disks::Disks};
 use super::calls::Calls;
 use super::clients::Clients;
+use super::cloud;
 use super::disks;
 use super::fleet::{Handle, Identity, Reach, Stopped, Watched};
 use super::half::Half;
@@ -38,10 +39,12 @@ use crate::wire::proto::v1::{
     AcceptKeyRequest, AttachDiskRequest, AttachVolumeRequest, AttachedDisk, CreateVolumeRequest,
     DetachDiskRequest, DetachDiskResponse, DetachVolumeRequest, ExpandVolumeRequest, ForgetKeyRequest,
     ForgetKeyResponse, GetHostStatusRequest, GetTrustBootstrapRequest, GetVirtualMachineRequest, GuestKey,
-    HostStatus, ListAttachedDisksRequest, ListAttachedDisksResponse, ListDiskVolumesRequest,
-    ListDiskVolumesResponse, ListKeysRequest, ListKeysResponse, ListVirtualMachineDisksRequest,
-    ListVirtualMachineDisksResponse, ListVirtualMachinesRequest, ListVirtualMachinesResponse,
-    ListVolumesRequest, ListVolumesResponse, PingVirtualMachineRequest, Pong, RemoveDiskVolumeRequest,
+    HostStatus, ListAddressPoolsRequest, ListAddressPoolsResponse, ListAttachedDisksRequest,
+    ListAttachedDisksResponse, ListClusterLoadBalancersRequest, ListClusterLoadBalancersResponse,
+    ListDiskVolumesRequest, ListDiskVolumesResponse, ListKeysRequest, ListKeysResponse,
+    ListVirtualMachineDisksRequest, ListVirtualMachineDisksResponse, ListVirtualMachinesRequest,
+    ListVirtualMachinesResponse, ListVolumesRequest, ListVolumesResponse, PingVirtualMachineRequest, Pong,
+    RemoveClusterLoadBalancerRequest, RemoveClusterLoadBalancerResponse, RemoveDiskVolumeRequest,
     RemoveDiskVolumeResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResizeDiskRequest,
     RotateGuestKeyRequest, RotateHostKeyRequest, RotateHostKeyResponse, SessionState, TrustBootstrap,
     VirtualMachine, VirtualMachineEvent, Volume, WatchVirtualMachinesRequest,
@@ -134,6 +137,8 @@ pub struct Api {
     pub settings: watch::Receiver<Standing>,
     /// How the backend is.
     pub backend: backends::Standing,
+    /// Keeps load balancers, where this host half does.
+    pub cloud: Option<cloud::Handle>,
 }
 
 impl From<Stopped> for Status {
@@ -170,6 +175,11 @@ impl Api {
             Reach::Untold => Err(Status::unavailable("the node of this guest cannot be asked now")),
             Reach::NoSession => Err(Status::failed_precondition("there is no session with this guest now")),
         }
+    }
+
+    /// What keeps load balancers.
+    fn cloud(&self) -> Result<&cloud::Handle, Status> {
+        self.cloud.as_ref().ok_or_else(|| Status::unimplemented("this guestlet-host keeps no load balancers"))
     }
 
     async fn clusters(&self) -> Result<Clusters, Stopped> {
@@ -420,6 +430,36 @@ impl Admin for Api {
         let (call, asked) = self.admission.admit(request).await?;
         let done = self.volumes.expand_for_people(call.behalf.clone(), asked).await;
         call.end(done)
+    }
+
+    async fn list_cluster_load_balancers(
+        &self,
+        request: Request<ListClusterLoadBalancersRequest>,
+    ) -> Result<Response<ListClusterLoadBalancersResponse>, Status> {
+        let (call, asked) = self.admission.admit(request).await?;
+        let mut answer = cloud::people::list(self.cloud()?, asked).await?;
+        answer.load_balancers.retain(|one| call.sight.has("", &one.cluster));
+        Ok(Response::new(answer))
+    }
+
+    async fn remove_cluster_load_balancer(
+        &self,
+        request: Request<RemoveClusterLoadBalancerRequest>,
+    ) -> Result<Response<RemoveClusterLoadBalancerResponse>, Status> {
+        let (call, asked) = self.admission.admit(request).await?;
+        let done = match self.cloud() {
+            Ok(cloud) => cloud::people::remove(cloud, asked).await,
+            Err(status) => Err(status),
+        };
+        call.end(done)
+    }
+
+    async fn list_address_pools(
+        &self,
+        request: Request<ListAddressPoolsRequest>,
+    ) -> Result<Response<ListAddressPoolsResponse>, Status> {
+        self.admission.admit(request).await?;
+        cloud::people::pools(self.cloud()?).await.map(Response::new)
     }
 
     async fn list_keys(

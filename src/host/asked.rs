@@ -5,9 +5,10 @@ use crate::access::verb::{self, Verb};
 use crate::wire::proto::v1::{
     AcceptKeyRequest, AttachDiskRequest, AttachVolumeRequest, CreateVolumeRequest, DetachDiskRequest,
     DetachVolumeRequest, ExpandVolumeRequest, ForgetKeyRequest, GetHostStatusRequest,
-    GetTrustBootstrapRequest, GetVirtualMachineRequest, ListAttachedDisksRequest, ListDiskVolumesRequest,
-    ListKeysRequest, ListVirtualMachineDisksRequest, ListVirtualMachinesRequest, ListVolumesRequest,
-    PingVirtualMachineRequest, RemoveDiskVolumeRequest, RemoveVolumeRequest, ResizeDiskRequest,
+    GetTrustBootstrapRequest, GetVirtualMachineRequest, ListAddressPoolsRequest, ListAttachedDisksRequest,
+    ListClusterLoadBalancersRequest, ListDiskVolumesRequest, ListKeysRequest, ListVirtualMachineDisksRequest,
+    ListVirtualMachinesRequest, ListVolumesRequest, PingVirtualMachineRequest,
+    RemoveClusterLoadBalancerRequest, RemoveDiskVolumeRequest, RemoveVolumeRequest, ResizeDiskRequest,
     RotateGuestKeyRequest, RotateHostKeyRequest, WatchVirtualMachinesRequest, attach_disk_request::Source,
 };
 
@@ -126,6 +127,15 @@ asked!(ExpandVolumeRequest, |_| &verb::VOLUMES_EXPAND, |asked| Object::Volume(&a
 asked!(RemoveVolumeRequest, |_| &verb::VOLUMES_RM, |asked| Object::Volume(&asked.volume_id), |asked| asked
     .volume_id
     .clone());
+
+asked!(ListClusterLoadBalancersRequest, |_| &verb::LB_LS, |_| Object::Seen);
+asked!(
+    RemoveClusterLoadBalancerRequest,
+    |_| &verb::LB_RM,
+    |asked| Object::Cluster(&asked.cluster),
+    |asked| format!("{}/{}", asked.cluster, asked.service_uid)
+);
+asked!(ListAddressPoolsRequest, |_| &verb::POOLS, |_| Object::Host);
 
 asked!(ListKeysRequest, |_| &verb::TRUST_LS, |asked| machine_or_seen(&asked.name));
 asked!(AcceptKeyRequest, |_| &verb::TRUST_ACCEPT, |asked| Object::Machine(&asked.name), |asked| asked

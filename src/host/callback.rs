@@ -1,5 +1,5 @@
-//! What the guest of one session asks: `guestlet.v1.Host`, and `csi.v1.Controller` of its cluster's volumes. Its calls are
-//! messages of the connection on which it is asked ([`crate::transport::callback`]).
+//! What the guest of one session asks: `guestlet.v1.Host`, `csi.v1.Controller` of its cluster's volumes, and
+//! `guestlet.v1.Cloud` of its cluster's VMs and load balancers. Its calls are messages of the connection on which it is asked ([`crate::transport::callback`]).
 //!
 //! ```text
 //!  open ──▶ WhoAmI ──▶ in use        (denied by the guest's settings: none, for as long as the session lasts)
@@ -26,7 +26,7 @@ use tonic::{Code, Status};
 use super::backoff::{Backoff, LASTING};
 use super::contact::Contact;
 use super::conversation::{End, Loss, Refusal};
-use super::for_guests::{Asking, Volumes};
+use super::for_guests::{Answering, Asking, Cloud, Volumes};
 use super::half::Half;
 use super::metered;
 use super::rate::Allowance;
@@ -36,6 +36,7 @@ use super::unread::Unread;
 use crate::transport::callback::{self, Ended};
 use crate::transport::http2;
 use crate::wire::proto::csi::controller_server::SERVICE_NAME as CONTROLLER;
+use crate::wire::proto::v1::cloud_server::SERVICE_NAME as CLOUD;
 use crate::wire::proto::v1::guest_client::GuestClient;
 use crate::wire::proto::v1::host_server::{Host, HostServer};
 use crate::wire::proto::v1::{
@@ -115,13 +116,14 @@ async fn serve(
     let service =
         Service { contact: contact.clone(), introduced: Arc::clone(&introduced), counted: Arc::default() };
     let service = HostServer::new(service).max_decoding_message_size(MAX_REQUEST);
-    let Contact { vm, topology, half, volumes, .. } = contact.clone();
+    let Contact { vm, topology, half, volumes, cloud, .. } = contact.clone();
     let guest = Asking { vm, place: topology, audit: half.audit.clone() };
-    let service = Guarded { service, volumes, guest, guard: Arc::clone(guard) };
+    let service = Guarded { service, volumes, cloud, guest, guard: Arc::clone(guard) };
     let bounds = CallbackBounds {
         host_instance_id: contact.half.host.instance_id.clone(),
-        // As many for calls about volumes, which may have to wait for a pool, as for all others.
-        open_calls: contact.vm.limits.open_calls.saturating_mul(2),
+        // As many for calls about volumes, which may have to wait for a pool, and for those about the cluster, of which some
+        // wait for news, as for all others.
+        open_calls: contact.vm.limits.open_calls.saturating_mul(3),
         request_bytes: MAX_VOLUME_REQUEST,
     };
     let most = usize::try_from(MAX_VOLUME_REQUEST).unwrap_or(usize::MAX).saturating_add(AROUND);
@@ -236,15 +238,34 @@ impl Host for Service {
 #[derive(Debug)]
 struct Guard {
     allowance: Mutex<Allowance>,
-    /// Calls about volumes: many of a cluster's must not cost its VM the session.
-    volumes: Mutex<Allowance>,
+    volumes: Budget,
+    cluster: Budget,
+    flooded: Notify,
+    unread: Arc<Unread>,
+    half: Arc<Half>,
+}
+
+/// For calls about volumes, or about the cluster: many of a cluster's must not cost its VM the session.
+#[derive(Debug)]
+struct Budget {
+    /// What they are about, for people.
+    subject: &'static str,
+    allowance: Mutex<Allowance>,
     /// Those of them that were held back and given up, or refused.
     given_up: Mutex<Allowance>,
     /// Those of them that may be under way at a time.
     places: Arc<Semaphore>,
-    flooded: Notify,
-    unread: Arc<Unread>,
-    half: Arc<Half>,
+}
+
+impl Budget {
+    fn new(subject: &'static str, allowance: &Allowance, places: usize) -> Self {
+        Self {
+            subject,
+            allowance: Mutex::new(allowance.clone()),
+            given_up: Mutex::new(allowance.clone()),
+            places: Arc::new(Semaphore::new(places)),
+        }
+    }
 }
 
 impl Guard {
@@ -253,9 +274,8 @@ impl Guard {
         let allowance = Allowance::new(Instant::now(), per_second * 4.0, per_second);
         let places = usize::try_from(contact.vm.limits.open_calls).unwrap_or(Semaphore::MAX_PERMITS);
         Arc::new(Self {
-            places: Arc::new(Semaphore::new(places)),
-            volumes: Mutex::new(allowance.clone()),
-            given_up: Mutex::new(allowance.clone()),
+            volumes: Budget::new("volumes", &allowance, places),
+            cluster: Budget::new("the cluster", &allowance, places),
             allowance: Mutex::new(allowance),
             flooded: Notify::new(),
             unread: Arc::new(Unread::new(contact.vm.limits.unread)),
@@ -273,21 +293,21 @@ impl Guard {
         admitted
     }
 
-    /// A place for one more call about volumes; without one it is to be repeated. They leave the others room to be heard.
-    fn enter(&self) -> Option<OwnedSemaphorePermit> {
-        let place = Arc::clone(&self.places).try_acquire_owned().ok();
-        if place.is_none() && !take(&self.given_up) {
+    /// A place for one more call of a budget; without one it is to be repeated. They leave the others room to be heard.
+    fn enter(&self, budget: &Budget) -> Option<OwnedSemaphorePermit> {
+        let place = Arc::clone(&budget.places).try_acquire_owned().ok();
+        if place.is_none() && !take(&budget.given_up) {
             self.flooded.notify_one();
         }
         place
     }
 
-    /// One more call about volumes: sidecars make many at once, and wait for their answers. So these are held back, not
+    /// One more call of a budget: sidecars make many at once, and wait for their answers. So these are held back, not
     /// taken for a flood, as long as somebody waits for them.
-    async fn admit_in_time(self: Arc<Self>) {
+    async fn admit_in_time(&self, budget: &Budget) {
         self.half.metrics.callback_calls.fetch_add(1, Ordering::Relaxed);
-        let mut waiting = Waiting { guard: &self, admitted: false };
-        while !take(&self.volumes) {
+        let mut waiting = Waiting { guard: self, budget, admitted: false };
+        while !take(&budget.allowance) {
             tokio::time::sleep(CALL_AGAIN).await;
         }
         waiting.admitted = true;
@@ -297,12 +317,13 @@ impl Guard {
 /// A call that is held back. One that is given up counts as one that was made.
 struct Waiting<'g> {
     guard: &'g Guard,
+    budget: &'g Budget,
     admitted: bool,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if !self.admitted && !take(&self.guard.given_up) {
+        if !self.admitted && !take(&self.budget.given_up) {
             self.guard.flooded.notify_one();
         }
     }
@@ -318,6 +339,8 @@ struct Guarded<S> {
     service: S,
     /// For what is asked of volumes, and by whom.
     volumes: Option<Arc<dyn Volumes>>,
+    /// For what is asked of its cluster.
+    cloud: Option<Arc<dyn Cloud>>,
     guest: Asking,
     guard: Arc<Guard>,
 }
@@ -333,26 +356,53 @@ impl<S: http2::Service<Body>> tower_service::Service<Request<Body>> for Guarded<
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let of_volumes = http2::is_of(request.uri().path(), CONTROLLER);
+        let path = request.uri().path();
+        let (of_volumes, of_cloud) = (http2::is_of(path, CONTROLLER), http2::is_of(path, CLOUD));
         if let Some(volumes) = self.volumes.clone().filter(|_| of_volumes) {
-            let (guard, guest) = (Arc::clone(&self.guard), self.guest.clone());
-            let Some(place) = guard.enter() else {
-                let status =
-                    Status::unavailable("too many calls about volumes are under way; repeat this one later");
-                return Box::pin(std::future::ready(Ok(status.into_http())));
-            };
-            return Box::pin(in_time(VOLUME_DEADLINE, async move {
-                guard.admit_in_time().await;
-                let answer = volumes.answer(guest, request).await;
-                drop(place);
-                Ok(answer)
-            }));
+            let guest = self.guest.clone();
+            return self.held_back(
+                |guard| &guard.volumes,
+                VOLUME_DEADLINE,
+                move || volumes.answer(guest, request),
+            );
+        }
+        if let Some(cloud) = self.cloud.clone().filter(|_| of_cloud) {
+            let guest = self.guest.clone();
+            return self.held_back(
+                |guard| &guard.cluster,
+                CALL_DEADLINE,
+                move || cloud.answer(guest, request),
+            );
         }
         if !self.guard.admit() {
             let status = Status::resource_exhausted("too many calls");
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
         Box::pin(in_time(CALL_DEADLINE, self.service.call(request)))
+    }
+}
+
+impl<S> Guarded<S> {
+    /// The answer to a call about volumes or the cluster: it waits until it may be made.
+    fn held_back(
+        &self,
+        budget: fn(&Guard) -> &Budget,
+        deadline: Duration,
+        answer: impl FnOnce() -> Answering + Send + 'static,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>> {
+        let guard = Arc::clone(&self.guard);
+        let Some(place) = guard.enter(budget(&guard)) else {
+            let subject = budget(&guard).subject;
+            let words = format!("too many calls about {subject} are under way; repeat this one later");
+            let status = Status::unavailable(words);
+            return Box::pin(std::future::ready(Ok(status.into_http())));
+        };
+        Box::pin(in_time(deadline, async move {
+            guard.admit_in_time(budget(&guard)).await;
+            let answer = answer().await;
+            drop(place);
+            Ok(answer)
+        }))
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Contact {
     pub half: Arc<Half>,
     /// Answers what its guest asks of volumes, where there are any.
     pub volumes: Option<Arc<dyn for_guests::Volumes>>,
+    /// Answers what its guest asks of its cluster, where anybody does.
+    pub cloud: Option<Arc<dyn for_guests::Cloud>>,
     /// Where the VM runs.
     pub topology: watch::Receiver<Told>,
     /// The keys of guests; without them, all speak plain.
@@ -99,7 +101,13 @@ impl Contact {
         topology: watch::Receiver<Told>,
         trust: Option<Arc<Trust>>,
     ) -> Self {
-        Self { vm, half, volumes, topology, trust }
+        Self { vm, half, volumes, cloud: None, topology, trust }
+    }
+
+    /// The same, whose guest may ask about its cluster.
+    #[must_use]
+    pub fn with_cloud(self, cloud: Option<Arc<dyn for_guests::Cloud>>) -> Self {
+        Self { cloud, ..self }
     }
 
     /// Dials its agent, and finds out who is there. A guest whose key is pinned is never spoken to without keys.

@@ -16,6 +16,9 @@
 //! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM. [`volumes`] are what
 //! clusters have of them; their guests ask for them by the callback, in the words of [`csi`].
 //!
+//! What clusters are told of their VMs, and the load balancers of their Services, are in [`cloud`], which guests ask by the
+//! callback as well; [`health_checks`] has their agents look whether nodes take traffic.
+//!
 //! Where a cluster runs the VMs, `guests` tells it of them: which have changed the fleet says ([`changed`]). There the program on
 //! each node has the sessions, and hands what guests ask of volumes on to the one that keeps these (`relay`, `controller`).
 //!
@@ -33,6 +36,7 @@ pub mod caller;
 pub mod calls;
 pub mod changed;
 mod clients;
+pub mod cloud;
 pub mod contact;
 #[cfg(feature = "kubevirt")]
 pub mod controller;
@@ -44,6 +48,7 @@ pub mod for_guests;
 #[cfg(feature = "kubevirt")]
 pub mod guests;
 pub mod half;
+mod health_checks;
 pub mod history;
 mod introduced;
 pub mod keys;

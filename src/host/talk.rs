@@ -21,6 +21,7 @@ use tonic::codec::Streaming;
 use super::callback;
 use super::contact::{Contact, Proved, Reached, Speech};
 use super::conversation::{Caller, End, Loss, Refusal};
+use super::health_checks;
 use super::order::Order;
 use super::rate::Allowance;
 use super::report::{Machine, Notes, Report};
@@ -106,16 +107,18 @@ async fn calls(
 ) -> Result<Infallible, End> {
     let mut caller = GuestClient::with_origin(client.clone(), http::Uri::from_static(http2::ORIGIN))
         .max_decoding_message_size(contact.vm.limits.message_bytes);
-    let Opened { mut events, patience, is_told, has_callback } =
+    let Opened { mut events, patience, is_told, has_callback, has_checks } =
         Box::pin(open(&mut caller, contact, guest, order, notes, began)).await?;
     let teller = notes.teller();
     let rotation = Box::pin(rotation::keep(&caller, contact, guest.key().is_some()));
     let topology = Box::pin(topology::keep(&caller, contact, is_told, &teller));
+    let checks = health_checks::keep(client, contact, has_checks);
     let callback = Box::pin(callback::keep(client, contact, has_callback, &teller));
     tokio::select! {
         end = listen(&mut events, patience, contact, order, notes, machine) => end,
         refusal = callback => Err(refusal.into()),
         never = topology => match never {},
+        never = checks => match never {},
         () = rotation => Err(Loss::Renewed.into()),
     }
 }
@@ -128,6 +131,8 @@ struct Opened {
     /// It can be told where it runs.
     is_told: bool,
     has_callback: bool,
+    /// It can be given health checks.
+    has_checks: bool,
 }
 
 /// Opens a conversation, and tells that it is.
@@ -145,9 +150,10 @@ async fn open(
     let patience = patience(info.heartbeat_interval_seconds);
     let is_told = topology::is_able(&info.capabilities);
     let has_callback = callback::is_able(&info.capabilities);
+    let has_checks = health_checks::is_able(&info.capabilities);
     notes.opened(info, caller.clone(), guest.key()).await;
     notes.send(Report::Heard(first)).await;
-    Ok(Opened { events, patience, is_told, has_callback })
+    Ok(Opened { events, patience, is_told, has_callback, has_checks })
 }
 
 /// Learns who the guest is, and opens its events.

@@ -79,6 +79,7 @@ heap! {
     GuestInfo: machine_id boot_id dmi_uuid host_name operating_system kernel_release machine agent_version capabilities;
     IoError: disk file reason;
     VolumeChanged: volume_id name cluster class claim by;
+    LoadBalancerChanged: cluster namespace service state addresses reason message;
     GuestState: interfaces file_systems users disks topology node health freeze;
 }
 
@@ -95,6 +96,7 @@ impl Heap for v1::VirtualMachineEvent {
             Some(Kind::SessionClosed(closed)) => closed.reason.heap(),
             Some(Kind::VolumeChanged(changed)) => changed.heap(),
             Some(Kind::IoError(error)) => error.heap(),
+            Some(Kind::LoadBalancerChanged(changed)) => changed.heap(),
             Some(Kind::PowerChanged(_) | Kind::GuestReset(_)) | None => 0,
         };
         self.name.heap() + kind

@@ -139,6 +139,7 @@ pub(super) async fn assemble(
             settings: followed.standing,
             topology,
             backend: standing,
+            cloud: None,
         };
         let lead = async {
             // People are answered meanwhile, as far as that can be.

@@ -6,6 +6,7 @@
 //!        └─────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,13 +22,14 @@ use crate::access::Rules;
 #[cfg(feature = "kubevirt")]
 use crate::config::host::KubevirtSettings;
 use crate::config::host::{
-    Allocation, Bus, ClusterSettings, DialSettings, Format, HostSettings, LimitSettings, PoolSettings,
-    TopologySettings, VmSettings,
+    AddressPoolSettings, Allocation, Bus, ClusterSettings, DialSettings, Format, HostSettings, LimitSettings,
+    PoolSettings, TopologySettings, VmSettings,
 };
 #[cfg(feature = "kubevirt")]
 use crate::host::backends::kubevirt::{controller, node};
 use crate::host::backends::qemu::pools;
 use crate::host::backends::{Ids, Vm, disks, qemu};
+use crate::host::cloud::settings as cloud;
 use crate::host::limits::Limits;
 use crate::host::peer;
 use crate::host::place::Topology;
@@ -49,6 +51,7 @@ pub struct Reloader {
     machines: watch::Sender<Vec<qemu::Machine>>,
     pools: watch::Sender<Vec<pools::Pool>>,
     policies: watch::Sender<Policies>,
+    cloud: watch::Sender<Arc<cloud::Settings>>,
     topology: watch::Sender<Arc<Topology>>,
     #[cfg(feature = "kubevirt")]
     node: watch::Sender<node::Options>,
@@ -68,6 +71,8 @@ pub struct Followed {
     pub pools: watch::Receiver<Vec<pools::Pool>>,
     /// What clusters may.
     pub policies: watch::Receiver<Policies>,
+    /// What they may have of load balancers.
+    pub cloud: watch::Receiver<Arc<cloud::Settings>>,
     /// Where this host is.
     pub topology: watch::Receiver<Arc<Topology>>,
     /// What holds for all VMs of a node.
@@ -91,6 +96,7 @@ impl Reloader {
         let (machines, followed_machines) = watch::channel(machines(&current));
         let (pools, followed_pools) = watch::channel(pools_of(&current));
         let (policies, followed_policies) = watch::channel(policies_of(&current));
+        let (cloud, followed_cloud) = watch::channel(Arc::new(cloud_of(&current)));
         let (topology, topologies) = watch::channel(Arc::new(topology(&current.topology)));
         #[cfg(feature = "kubevirt")]
         let (node, followed_node) = watch::channel(node_of(&current));
@@ -113,6 +119,7 @@ impl Reloader {
             machines,
             pools,
             policies,
+            cloud,
             topology,
             #[cfg(feature = "kubevirt")]
             node,
@@ -128,6 +135,7 @@ impl Reloader {
             machines: followed_machines,
             pools: followed_pools,
             policies: followed_policies,
+            cloud: followed_cloud,
             topology: topologies,
             #[cfg(feature = "kubevirt")]
             node: followed_node,
@@ -190,6 +198,7 @@ impl Reloader {
                     volumes: self.current.volumes.clone(),
                     trust: self.current.trust.clone(),
                     audit: self.current.audit.clone(),
+                    load_balancers: self.current.load_balancers.clone(),
                     ..new
                 };
                 if new.remarks != self.current.remarks {
@@ -199,6 +208,9 @@ impl Reloader {
                     tracing::info!(vms = new.vms.len(), "the settings changed");
                     self.pools.send_replace(pools_of(&new));
                     self.policies.send_replace(policies_of(&new));
+                    let cloud = Arc::new(cloud_of(&new));
+                    self.cloud
+                        .send_if_modified(|before| std::mem::replace(before, Arc::clone(&cloud)) != cloud);
                     // A host that is only somewhere else has the same VMs.
                     if (&new.vms, &new.limits) != (&self.current.vms, &self.current.limits) {
                         self.machines.send_replace(machines(&new));
@@ -270,6 +282,7 @@ fn waits_for_restart(current: &HostSettings, new: &HostSettings) -> Option<Strin
         ("volumes-dir", new.volumes != current.volumes),
         ("trust", new.trust != current.trust),
         ("audit.file", new.audit != current.audit),
+        ("load-balancers", new.load_balancers != current.load_balancers),
         ("kubevirt.controller", new.kubevirt.controller != current.kubevirt.controller),
         ("kubevirt.access-mode", new.kubevirt.access_mode != current.kubevirt.access_mode),
     ];
@@ -366,6 +379,38 @@ fn policies_of(settings: &HostSettings) -> Policies {
         controllers: settings.controllers.clone(),
     };
     settings.clusters.iter().map(|(name, settings)| (name.clone(), policy(settings))).collect()
+}
+
+/// The pools of addresses, and what clusters may have of them.
+fn cloud_of(settings: &HostSettings) -> cloud::Settings {
+    let policy = |settings: &ClusterSettings| cloud::Policy {
+        load_balancers: settings.max_load_balancers,
+        controllers: settings.controllers.clone(),
+    };
+    let mut of_clusters: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for vm in settings.vms.iter().filter(|vm| !vm.cluster.is_empty()) {
+        of_clusters.entry(vm.cluster.clone()).or_default().extend(vm.networks.values().cloned());
+    }
+    cloud::Settings {
+        pools: settings.address_pools.iter().map(address_pool).collect(),
+        clusters: settings.clusters.iter().map(|(name, settings)| (name.clone(), policy(settings))).collect(),
+        networks: settings.vms.iter().map(|vm| (vm.uuid.clone(), vm.networks.clone())).collect(),
+        of_clusters,
+    }
+}
+
+fn address_pool(settings: &AddressPoolSettings) -> cloud::Pool {
+    let AddressPoolSettings {
+        name,
+        ranges,
+        network,
+        clusters,
+        priority,
+        forward_to,
+        interface,
+        reserved_ports,
+    } = settings.clone();
+    cloud::Pool { name, ranges, network, clusters, priority, forward_to, interface, reserved_ports }
 }
 
 fn dial(settings: &DialSettings) -> Dialer {

@@ -174,6 +174,8 @@ const DENIED: &[(&str, &[&str])] = &[
     ("volumes detach", &["volumes", "detach", "v"]),
     ("volumes expand", &["volumes", "expand", "v", "--size", "2G"]),
     ("volumes rm", &["volumes", "rm", "v"]),
+    ("lb rm", &["lb", "rm", "u", "--cluster", "dev"]),
+    ("pools", &["pools"]),
     ("trust ls", &["trust", "show", "db-1"]),
     ("trust accept", &["trust", "accept", "db-1"]),
     ("trust forget", &["trust", "forget", "db-1"]),
@@ -197,13 +199,14 @@ fn every_verb_is_denied_where_no_rule_covers_what_it_is_done_to() {
     // What is left has no object, and shows what the caller may see.
     let mut left: Vec<_> = verb::VERBS.iter().map(|verb| verb.words).collect();
     left.retain(|words| DENIED.iter().all(|(verb, _)| verb != words));
-    assert_eq!(left, ["ls", "status", "volumes ls"]);
+    assert_eq!(left, ["ls", "status", "volumes ls", "lb ls"]);
     assert_eq!(names(&words(&lab, DAEMON, &["ls", "-o", "json"])), ["web-1"]);
     assert_eq!(names(&words(&lab, DAEMON, &["volumes", "ls", "-o", "json"])), Vec::<String>::new());
+    assert_eq!(words(&lab, DAEMON, &["lb", "ls", "-o", "json"]).trim(), "[]");
     assert_eq!(words(&lab, DAEMON, &["disk", "volumes", "-o", "json"]).trim(), "[]");
     // What is covered goes through to where it fails for another reason.
     assert_fails(&ask(&lab, DAEMON, &["ping", "web-1"]), 1, "there is no session with this guest now");
-    for verb in ["ls", "volumes ls", "status"] {
+    for verb in ["ls", "volumes ls", "lb ls", "status"] {
         assert!(verb::VERBS.iter().any(|known| known.words == verb));
     }
 }

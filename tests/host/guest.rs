@@ -14,6 +14,7 @@ use guestlet::transport::http2;
 use guestlet::wire::proto::v1::callback_from_host::Message;
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::guest_server::{self, GuestServer};
+use guestlet::wire::proto::v1::health_checks_server::HealthChecksServer;
 use guestlet::wire::proto::v1::{
     self, AgentReady, Event, GuestInfo, GuestState, Heartbeat, OperatingSystem, WhoAmIResponse,
 };
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
 use crate::asking::{self, Unruly};
+use crate::checks::{Checker, Services};
 use crate::frames::{self, Trick};
 
 /// Guests that were started.
@@ -129,6 +131,7 @@ impl Guest {
             disks: Arc::default(),
             places: Arc::default(),
             behalves: Arc::default(),
+            checks: Checker::default(),
         };
         let (counter, serving) = (open.clone(), agent.clone());
         let thread = std::thread::spawn(move || {
@@ -179,6 +182,11 @@ impl Guest {
     /// On whose behalf it was called so far.
     pub fn behalves(&self) -> Vec<Behalf> {
         self.agent.behalves.lock().unwrap().clone()
+    }
+
+    /// Which health checks it was given, each time.
+    pub fn checks(&self) -> Vec<v1::SetHealthChecksRequest> {
+        self.agent.checks.given.lock().unwrap().clone()
     }
 
     /// How many of its calls the host half has answered.
@@ -237,6 +245,7 @@ struct Agent {
     disks: Arc<Mutex<Disks>>,
     places: Arc<Mutex<Places>>,
     behalves: Arc<Mutex<Vec<Behalf>>>,
+    checks: Checker,
 }
 
 /// On whose behalf the host half has called.
@@ -304,7 +313,11 @@ impl Agent {
                 let serving = http2::serve(stream, GuestServer::new(self), CancellationToken::new());
                 drop(tokio::time::timeout(HEARTBEAT, serving).await);
             }
-            _ => drop(http2::serve(stream, GuestServer::new(self), CancellationToken::new()).await),
+            _ => {
+                let checks = HealthChecksServer::new(self.checks.clone());
+                let services = Services { guest: GuestServer::new(self), checks };
+                drop(http2::serve(stream, services, CancellationToken::new()).await);
+            }
         }
         Ok(())
     }

@@ -14,6 +14,7 @@
 mod access;
 mod asking;
 mod audit;
+mod checks;
 mod frames;
 mod guest;
 mod hypervisor;
@@ -34,6 +35,7 @@ mod soak;
 mod traps;
 
 mod callback;
+mod cloud;
 mod csi;
 mod disks;
 mod events;

@@ -25,7 +25,7 @@ programs="busybox cargo cc cpio dpkg-deb dpkg-shlibdeps genisoimage git depmod m
 case $purpose in
 demo) ;;
 test | packages)
-    packages="$packages btrfs-progs cryptsetup-bin dbus dmsetup dosfstools fdisk iproute2 lvm2 socat xfsprogs"
+    packages="$packages btrfs-progs cryptsetup-bin dbus dmsetup dosfstools fdisk iproute2 lvm2 nftables socat xfsprogs"
     # A gRPC client that is not ours.
     packages="$packages python3 python3-grpcio"
     # What Debian's qemu-ga loads.

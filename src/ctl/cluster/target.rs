@@ -27,7 +27,7 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
     let guest = |name: &String| Ok(Target::Guest(name.clone()));
     match verb {
         Verb::Ls { wide } => Ok(Target::Guests { wide: *wide }),
-        Verb::Volumes(_) => Ok(Target::Leader),
+        Verb::Volumes(_) | Verb::LoadBalancers(_) => Ok(Target::Leader),
         Verb::Topology | Verb::Nodes | Verb::Doctor | Verb::Audit(_) | Verb::Trust(trust::Action::List) => {
             Ok(Target::Nodes)
         }
@@ -86,6 +86,7 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
         | Verb::Doctor
         | Verb::Proxy
         | Verb::Volumes(_)
+        | Verb::LoadBalancers(_)
         | Verb::Trust(
             trust::Action::List | trust::Action::RotateHost { .. } | trust::Action::Forget { .. },
         ) => return,

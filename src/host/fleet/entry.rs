@@ -89,7 +89,8 @@ impl Entry {
 
     /// What is known, shared.
     pub fn known(&self) -> Known {
-        Known { view: Arc::clone(&self.view), state: self.kept.state.clone(), since: self.since }
+        let (vm, view) = (Arc::clone(&self.vm), Arc::clone(&self.view));
+        Known { vm, view, state: self.kept.state.clone(), since: self.since }
     }
 
     /// Nothing that its guest has said.

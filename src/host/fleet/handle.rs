@@ -100,6 +100,8 @@ pub struct Machine {
 /// All that is known of a VM, shared with the fleet: as it was when it was asked for.
 #[derive(Debug, Clone)]
 pub struct Known {
+    /// As its backend names it.
+    pub vm: Arc<Vm>,
     /// Without its state.
     pub view: Arc<v1::VirtualMachine>,
     /// What its events have made of it.

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::backends::{Change, Vm};
 use super::changed::Changed;
 use super::contact::Contact;
-use super::for_guests::Volumes;
+use super::for_guests::{Cloud, Volumes};
 use super::half::Half;
 use super::lines::{Log, line};
 use super::metrics::Tally;
@@ -45,6 +45,7 @@ const INBOX: usize = 256;
 pub struct Fleet {
     half: Arc<Half>,
     volumes: Option<Arc<dyn Volumes>>,
+    cloud: Option<Arc<dyn Cloud>>,
     trust: Option<Arc<Trust>>,
     vms: BTreeMap<String, Entry>,
     names: BTreeMap<u64, String>,
@@ -70,6 +71,7 @@ impl Fleet {
         let fleet = Self {
             half,
             volumes: None,
+            cloud: None,
             trust: None,
             vms: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -92,6 +94,12 @@ impl Fleet {
         Self { volumes: Some(volumes), ..self }
     }
 
+    /// A fleet whose guests may ask about their clusters.
+    #[must_use]
+    pub fn with_cloud(self, cloud: Arc<dyn Cloud>) -> Self {
+        Self { cloud: Some(cloud), ..self }
+    }
+
     /// A fleet whose guests may have keys.
     #[must_use]
     pub fn with_trust(self, trust: Arc<Trust>) -> Self {
@@ -106,7 +114,8 @@ impl Fleet {
 
     fn contact(&self, vm: &Arc<Vm>, topology: watch::Receiver<place::Told>) -> Contact {
         let (vm, half) = (Arc::clone(vm), Arc::clone(&self.half));
-        Contact::new(vm, half, self.volumes.clone(), topology, self.trust.clone())
+        let contact = Contact::new(vm, half, self.volumes.clone(), topology, self.trust.clone());
+        contact.with_cloud(self.cloud.clone())
     }
 
     /// Runs until `shutdown`; then every session's connections are closed.

@@ -68,7 +68,7 @@ impl Entry {
             reason: if is_off { "the VM is off".to_owned() } else { String::new() },
             ..v1::VirtualMachine::default()
         };
-        Known { view: Arc::new(view), state: None, since: Instant::now() }
+        Known { vm: Arc::clone(&self.vm), view: Arc::new(view), state: None, since: Instant::now() }
     }
 
     fn machine(&self) -> Machine {

@@ -218,7 +218,8 @@ mod tests {
     }
 
     fn seen(view: VirtualMachine, state: Option<GuestState>) -> Status {
-        let known = Known { view: Arc::new(view), state: state.map(Arc::new), since: Instant::now() };
+        let vm = Arc::new(crate::host::backends::Vm::at("a", "/nowhere"));
+        let known = Known { vm, view: Arc::new(view), state: state.map(Arc::new), since: Instant::now() };
         settled(status("n1", &known), None, Timestamp::UNIX_EPOCH)
     }
 
@@ -292,7 +293,8 @@ mod tests {
         let at = |second| Timestamp::from_second(second).unwrap();
         let known = |session, reason: &str| {
             let view = VirtualMachine { reason: reason.into(), ..view(session) };
-            status("n1", &Known { view: Arc::new(view), state: None, since: Instant::now() })
+            let vm = Arc::new(crate::host::backends::Vm::at("a", "/nowhere"));
+            status("n1", &Known { vm, view: Arc::new(view), state: None, since: Instant::now() })
         };
         let first = settled(known(SessionState::Connecting, "one"), None, at(1));
         let second = settled(known(SessionState::Connecting, "two"), Some(&first), at(2));

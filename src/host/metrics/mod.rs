@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub mod balancers;
 pub mod operations;
 
 /// How many VMs and sessions there are, as they stand.
@@ -70,6 +71,8 @@ pub struct Metrics {
     pub freezes: Freezes,
     /// Requests of disks that failed on the host.
     pub io_errors: IoErrors,
+    /// Load balancers of clusters.
+    pub balancers: balancers::Balancers,
     /// From the dial to the open session.
     pub connect: Histogram,
     /// Operations on volumes.
@@ -181,6 +184,7 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
     head(&mut text, name, "gauge", "VMs that stand still because a disk could not be read or written.");
     let _ = writeln!(text, "{name} {}", tally.stopped);
     metrics.io_errors.render(&mut text);
+    metrics.balancers.render(&mut text);
     let counters = [
         ("dials", "Streams to guests that were dialled.", &metrics.dials),
         ("dial_failures", "Dials without a stream.", &metrics.dial_failures),

@@ -21,22 +21,42 @@ fn pools_of_addresses_are_read() {
 #[test]
 fn a_pool_that_makes_no_sense_is_refused_with_its_line() {
     let second = |rest: &str| vec![POOL.to_owned(), format!("[[address-pool]]\nname = 'b'\n{rest}\n")];
-    let networks = |of: &str| {
-        vec![format!("[[vm]]\nname = 'a'\nuuid = '{ONE}'\nvsock-cid = 3\nnetworks = {of}\n")]
-    };
+    let networks =
+        |of: &str| vec![format!("[[vm]]\nname = 'a'\nuuid = '{ONE}'\nvsock-cid = 3\nnetworks = {of}\n")];
     for (texts, words) in [
         (second(""), "1.toml:1: [[address-pool]] has no ranges"),
-        (second("ranges = ['192.0.2.6-192.0.2.9']"), "1.toml:3: ranges: 192.0.2.6-192.0.2.9 overlaps what the address pool \"a\" has"),
-        (second("ranges = ['10.0.0.1-10.0.0.9', '10.0.0.9']"), "1.toml:3: ranges: 10.0.0.9 and 10.0.0.1-10.0.0.9 overlap"),
+        (
+            second("ranges = ['192.0.2.6-192.0.2.9']"),
+            "1.toml:3: ranges: 192.0.2.6-192.0.2.9 overlaps what the address pool \"a\" has",
+        ),
+        (
+            second("ranges = ['10.0.0.1-10.0.0.9', '10.0.0.9']"),
+            "1.toml:3: ranges: 10.0.0.9 and 10.0.0.1-10.0.0.9 overlap",
+        ),
         (second("ranges = ['10.0.0.9-10.0.0.1']"), "1.toml:3: ranges: 10.0.0.1 comes before 10.0.0.9"),
         (second("ranges = []"), "1.toml:3: ranges has to have 1 to 64 entries"),
         (second("ranges = ['10.0.0.1']\nclusters = []"), "1.toml:4: clusters is empty"),
-        (second("ranges = ['10.0.0.1']\nforward-to = ['10.0.0.1/8']"), "1.toml:4: forward-to: \"10.0.0.1/8\" has bits beyond"),
-        (second("ranges = ['10.0.0.1']\ninterface = 'eth0'"), "1.toml:4: interface is for addresses that the host forwards"),
-        (second("ranges = ['10.0.0.1']\nforward-to = ['10.0.0.0/8']\ninterface = 'e/0'"), "1.toml:5: interface = \"e/0\" can be no"),
+        (
+            second("ranges = ['10.0.0.1']\nforward-to = ['10.0.0.1/8']"),
+            "1.toml:4: forward-to: \"10.0.0.1/8\" has bits beyond",
+        ),
+        (
+            second("ranges = ['10.0.0.1']\ninterface = 'eth0'"),
+            "1.toml:4: interface is for addresses that the host forwards",
+        ),
+        (
+            second("ranges = ['10.0.0.1']\nforward-to = ['10.0.0.0/8']\ninterface = 'e/0'"),
+            "1.toml:5: interface = \"e/0\" can be no",
+        ),
         (second("ranges = ['10.0.0.1']\nname2 = 1"), "1.toml:4: unknown field `name2`"),
-        (vec![POOL.to_owned(), POOL.to_owned()], "1.toml:2: address-pool \"a\" is used a second time, first at 0.toml:2"),
-        (networks("{ '52:54:00:12:34' = 'lan' }"), "0.toml:5: networks has \"52:54:00:12:34\", which is no hardware address"),
+        (
+            vec![POOL.to_owned(), POOL.to_owned()],
+            "1.toml:2: address-pool \"a\" is used a second time, first at 0.toml:2",
+        ),
+        (
+            networks("{ '52:54:00:12:34' = 'lan' }"),
+            "0.toml:5: networks has \"52:54:00:12:34\", which is no hardware address",
+        ),
         (networks("{ '52:54:00:12:34:56' = 'L A N' }"), "0.toml:5: networks: 52:54:00:12:34:56: name"),
     ] {
         let texts: Vec<_> = texts.iter().map(String::as_str).collect();

@@ -1,0 +1,288 @@
+//! All load balancers in memory, and which addresses are free. Pure: what is written down is in `store`.
+//!
+//! An address is taken by the load balancer that holds it, and by a record that cannot be used. As long as there is a record
+//! of which not even the addresses can be read, no address is known to be free, and none is given away.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::record::{Damaged, Held, Record, Stage};
+use super::settings::Pool;
+use super::wanted::{Family, Service};
+use crate::addresses::{Range, number, with_number};
+
+/// Released load balancers of a cluster whose addresses are remembered.
+const MOST_REMEMBERED: usize = 256;
+
+/// All load balancers.
+#[derive(Debug, Default)]
+pub struct Book {
+    /// By identifier, also those that were released.
+    records: BTreeMap<String, Record>,
+    /// Identifiers of those that are kept, by cluster and UID.
+    services: BTreeMap<String, BTreeMap<String, String>>,
+    /// Who holds an address.
+    held: BTreeMap<IpAddr, String>,
+    /// Whose an address was, if nobody has it.
+    remembered: BTreeMap<IpAddr, String>,
+    /// By the names of their files.
+    damaged: BTreeMap<String, Damaged>,
+    /// What these hold.
+    reserved: BTreeSet<IpAddr>,
+    /// Addresses of records that may have been written and may not, by their identifiers.
+    doubtful: BTreeMap<String, Vec<IpAddr>>,
+    /// The address of each pool and family that was given away last.
+    last: BTreeMap<(String, Family), IpAddr>,
+}
+
+/// Why no address is to be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    /// Every one is taken.
+    Exhausted,
+    /// A record cannot be read, and what it holds is not known.
+    Blind,
+}
+
+impl Book {
+    /// What was found on the disk.
+    pub fn new(records: Vec<Record>, mut damaged: BTreeMap<String, Damaged>) -> Self {
+        let mut book = Self::default();
+        for record in records {
+            let addresses: Vec<_> = record.addresses.iter().map(|held| held.address).collect();
+            let other = addresses.iter().find_map(|address| Some((address, book.held.get(address)?)));
+            let twin = book.find(&record.cluster, &record.service.uid).map(|twin| &twin.id);
+            let problem = match (record.is_kept(), other, twin) {
+                (true, Some((address, other)), _) => format!("{address} is in the record {other}, too"),
+                (true, None, Some(twin)) => format!("the record {twin} is of the same Service"),
+                _ => {
+                    book.put(record);
+                    continue;
+                }
+            };
+            damaged.insert(record.id, Damaged { problem, addresses: Some(addresses) });
+        }
+        book.reserved = damaged.values().flat_map(|one| one.addresses.clone().unwrap_or_default()).collect();
+        book.damaged = damaged;
+        book
+    }
+
+    /// Takes in a record, in the place of the one with the same identifier.
+    pub fn put(&mut self, record: Record) {
+        self.remove(&record.id);
+        self.doubtful.remove(&record.id);
+        let addresses = record.addresses.iter().map(|held| held.address);
+        match record.stage {
+            Stage::Kept => {
+                for held in &record.addresses {
+                    self.held.insert(held.address, record.id.clone());
+                    self.last.insert((held.pool.clone(), Family::of(held.address)), held.address);
+                }
+                let services = self.services.entry(record.cluster.clone()).or_default();
+                services.insert(record.service.uid.clone(), record.id.clone());
+            }
+            Stage::Released => {
+                for address in addresses {
+                    let last = self.had(address).and_then(|other| other.released);
+                    if last <= record.released {
+                        self.remembered.insert(address, record.id.clone());
+                    }
+                }
+            }
+        }
+        self.records.insert(record.id.clone(), record);
+    }
+
+    /// It is not known whether this record was written: its addresses are given to nobody before it is.
+    pub fn doubt(&mut self, record: &Record) {
+        let addresses = record.addresses.iter().map(|held| held.address).collect();
+        self.doubtful.insert(record.id.clone(), addresses);
+    }
+
+    /// Takes out a record.
+    pub fn remove(&mut self, id: &str) {
+        let Some(record) = self.records.remove(id) else { return };
+        let of = if record.is_kept() { &mut self.held } else { &mut self.remembered };
+        for held in &record.addresses {
+            if of.get(&held.address).is_some_and(|holder| holder == id) {
+                of.remove(&held.address);
+            }
+        }
+        if record.is_kept()
+            && let Some(services) = self.services.get_mut(&record.cluster)
+            && services.get(&record.service.uid).is_some_and(|found| found == id)
+        {
+            services.remove(&record.service.uid);
+            if services.is_empty() {
+                self.services.remove(&record.cluster);
+            }
+        }
+    }
+
+    /// Whether a record has this identifier.
+    pub fn has(&self, id: &str) -> bool {
+        self.records.contains_key(id) || self.damaged.contains_key(id)
+    }
+
+    /// The record with this identifier.
+    pub fn get(&self, id: &str) -> Option<&Record> {
+        self.records.get(id)
+    }
+
+    /// The load balancer of a Service.
+    pub fn find(&self, cluster: &str, uid: &str) -> Option<&Record> {
+        self.records.get(self.services.get(cluster)?.get(uid)?)
+    }
+
+    /// All load balancers of a cluster, in the order of their UIDs.
+    pub fn of_cluster(&self, cluster: &str) -> impl Iterator<Item = &Record> {
+        let ids = self.services.get(cluster).into_iter().flat_map(BTreeMap::values);
+        ids.filter_map(|id| self.records.get(id))
+    }
+
+    /// How many load balancers a cluster has.
+    pub fn count(&self, cluster: &str) -> usize {
+        self.services.get(cluster).map_or(0, BTreeMap::len)
+    }
+
+    /// The clusters that have load balancers.
+    pub fn clusters(&self) -> impl Iterator<Item = &String> {
+        self.services.keys()
+    }
+
+    /// Those that share the address of this one, in the order of their UIDs.
+    pub fn sharers<'b>(&'b self, of: &'b Record) -> impl Iterator<Item = &'b Record> {
+        let shares = |record: &&Record| {
+            let share = record.met.as_ref().and_then(|met| met.share.as_ref());
+            share.is_some_and(|share| share.uid == of.service.uid)
+        };
+        self.of_cluster(&of.cluster).filter(shares)
+    }
+
+    /// The one whose address this one shares.
+    pub fn shared_by(&self, record: &Record) -> Option<&Record> {
+        let share = record.met.as_ref()?.share.as_ref()?;
+        self.find(&record.cluster, &share.uid)
+    }
+
+    /// Records that cannot be used, by their names.
+    pub fn damaged(&self) -> &BTreeMap<String, Damaged> {
+        &self.damaged
+    }
+
+    /// Who holds an address, if somebody does.
+    pub fn holder(&self, address: IpAddr) -> Option<&str> {
+        self.held.get(&address).map(String::as_str)
+    }
+
+    /// Whether an address can be given away.
+    pub fn is_free(&self, address: IpAddr) -> bool {
+        !self.is_blind()
+            && !self.held.contains_key(&address)
+            && !self.reserved.contains(&address)
+            && !self.doubtful.values().any(|addresses| addresses.contains(&address))
+    }
+
+    /// Whether it is not known which addresses are taken.
+    pub fn is_blind(&self) -> bool {
+        self.damaged.values().any(|damaged| damaged.addresses.is_none())
+    }
+
+    /// How many addresses of a pool and a family are taken.
+    pub fn taken(&self, pool: &Pool, family: Family) -> usize {
+        let of = |range: &&Range| range.is_ipv4() == family.is_ipv4();
+        let count = |range: &Range| {
+            let bounds = range.first()..=range.last();
+            self.held.range(bounds.clone()).count() + self.reserved.range(bounds).count()
+        };
+        pool.ranges.iter().filter(of).map(count).sum()
+    }
+
+    /// Who had an address last, if nobody has it.
+    pub fn had(&self, address: IpAddr) -> Option<&Record> {
+        self.records.get(self.remembered.get(&address)?)
+    }
+
+    /// A free address of a pool: the one that the Service of this name had, else one after the last that was given away which
+    /// nobody had, else the one that was given back first.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn pick(&self, pool: &Pool, family: Family, cluster: &str, service: &Service) -> Result<Held, Lack> {
+        if self.is_blind() {
+            return Err(Lack::Blind);
+        }
+        let held = |address| Held { address, pool: pool.name.clone() };
+        let inside = |range: &Range| self.remembered.range(range.first()..=range.last());
+        let ranges = || pool.ranges.iter().filter(|range| range.is_ipv4() == family.is_ipv4());
+        let before = || ranges().flat_map(inside).filter(|(address, _)| self.is_free(**address));
+        let is_same = |id: &String| {
+            self.records.get(id).is_some_and(|record| {
+                record.cluster == cluster
+                    && (&record.service.namespace, &record.service.name)
+                        == (&service.namespace, &service.name)
+            })
+        };
+        let given_back = |id: &String| self.records.get(id).and_then(|record| record.released);
+        let same = before().filter(|(_, id)| is_same(id)).max_by_key(|(_, id)| given_back(id));
+        if let Some((address, _)) = same {
+            return Ok(held(*address));
+        }
+        let last = self.last.get(&(pool.name.clone(), family)).map(|last| number(*last));
+        let after = |range: &Range| {
+            let last = last.filter(|last| *last >= number(range.first()))?;
+            self.next_new(range, last.checked_add(1)?)
+        };
+        // First what comes after the last one, in its range and those behind it, and then all from the beginning.
+        let at = last.and_then(|last| {
+            ranges().position(|range| (number(range.first())..=number(range.last())).contains(&last))
+        });
+        let behind = at.and_then(|at| {
+            let mut left = ranges().skip(at);
+            left.next()
+                .and_then(after)
+                .or_else(|| left.find_map(|range| self.next_new(range, number(range.first()))))
+        });
+        let new = behind.or_else(|| ranges().find_map(|range| self.next_new(range, number(range.first()))));
+        if let Some(address) = new {
+            return Ok(held(address));
+        }
+        let oldest = before().min_by_key(|(address, id)| (given_back(id), **address));
+        oldest.map(|(address, _)| held(*address)).ok_or(Lack::Exhausted)
+    }
+
+    /// The first address of a range, from a number on, that nobody has or had. Steps over what is taken, one after the other.
+    fn next_new(&self, range: &Range, from: u128) -> Option<IpAddr> {
+        let (mut at, last) = (from, number(range.last()));
+        while at <= last {
+            let address = with_number(range.first(), at)?;
+            if self.is_free(address) && !self.remembered.contains_key(&address) {
+                return Some(address);
+            }
+            at = at.checked_add(1)?;
+        }
+        None
+    }
+
+    /// Released ones that need not be remembered any more: their address is another's, or there are too many of the cluster,
+    /// and these are the oldest.
+    pub fn forgettable(&self, cluster: &str) -> Vec<String> {
+        let released = self.records.values().filter(|record| !record.is_kept() && record.cluster == cluster);
+        let mut kept: Vec<&Record> = Vec::new();
+        let mut forgettable = Vec::new();
+        for record in released {
+            let is_gone = |held: &Held| self.held.contains_key(&held.address);
+            match record.addresses.iter().all(is_gone) {
+                true => forgettable.push(record.id.clone()),
+                false => kept.push(record),
+            }
+        }
+        kept.sort_by_key(|record| (record.released, record.id.clone()));
+        let over = kept.len().saturating_sub(MOST_REMEMBERED);
+        forgettable.extend(kept.iter().take(over).map(|record| record.id.clone()));
+        forgettable
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! What clusters want of their load balancers: decided here, and on the disk before it is answered.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::super::meet::{Failure, Ground, check_change};
+use super::super::record::{Record, Stage};
+use super::super::view::event;
+use super::super::wanted::{Announcing, Service, Wanted};
+use super::super::{Asker, Problem};
+use super::Desk;
+use crate::host::cloud::health::MOST_CHECKS;
+use crate::wire::proto::v1;
+
+/// What identifiers are made of.
+const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz234567";
+/// Letters of an identifier: a hundred bits.
+const LENGTH: usize = 20;
+
+impl Desk {
+    /// Whether a VM may ask for load balancers, and there are any to be had.
+    pub(super) fn admit(&self, asker: &Asker) -> Result<(), Problem> {
+        if !self.settings.may_ask(&asker.cluster, &asker.vm) {
+            return Err(Problem::Denied(
+                "this VM may not ask for load balancers; others of its cluster may (controllers in the settings of the host)"
+                    .to_owned(),
+            ));
+        }
+        if self.settings.pools.is_empty() && self.store.is_none() {
+            return Err(Problem::Nothing);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn ensure(
+        &mut self,
+        asker: &Asker,
+        service: Service,
+        wanted: Wanted,
+    ) -> Result<v1::LoadBalancer, Problem> {
+        self.admit(asker)?;
+        self.store().await?;
+        let known = self.book.find(&asker.cluster, &service.uid).cloned();
+        let known = match known {
+            Some(known) => known,
+            None => self.begin_new(asker, service.clone())?,
+        };
+        check_change(&known, &wanted).map_err(Problem::Contradiction)?;
+        self.check_checks(&known, &wanted)?;
+        // A Service is not renamed; what the words say follows the newest request.
+        let mut known = known;
+        known.service = service;
+        let shown = self.meet(known, wanted).await?;
+        // Others may have waited for its address.
+        let shares = |id: &String| {
+            let asked = self.book.get(id).filter(|record| record.cluster == asker.cluster)?.asked.as_ref()?;
+            asked.share.as_ref().map(|_| id.clone())
+        };
+        let waiting: Vec<_> =
+            self.failures.keys().filter_map(shares).filter(|id| shown.name != format!("lb-{id}")).collect();
+        self.try_these_again(waiting).await;
+        Ok(shown)
+    }
+
+    fn begin_new(&self, asker: &Asker, service: Service) -> Result<Record, Problem> {
+        let (has, most) = (self.book.count(&asker.cluster), self.settings.most(&asker.cluster));
+        if has >= most {
+            return Err(Problem::Exhausted(format!(
+                "the cluster has {has} load balancers, and may have {most}"
+            )));
+        }
+        let id = loop {
+            let letter = |_| char::from(LETTERS[fastrand::usize(..LETTERS.len())]);
+            let id: String = (0..LENGTH).map(letter).collect();
+            if !self.book.has(&id) {
+                break id;
+            }
+        };
+        Ok(Record::new(id, asker.cluster.clone(), service))
+    }
+
+    /// Agents make so many checks at most.
+    fn check_checks(&self, record: &Record, wanted: &Wanted) -> Result<(), Problem> {
+        if wanted.check.is_none() {
+            return Ok(());
+        }
+        let checks = |other: &&Record| {
+            other.id != record.id && other.met.as_ref().is_some_and(|met| met.check.is_some())
+        };
+        if self.book.of_cluster(&record.cluster).filter(checks).count() < MOST_CHECKS {
+            return Ok(());
+        }
+        Err(Problem::Exhausted(format!(
+            "the cluster has {MOST_CHECKS} load balancers with health checks, which is the most"
+        )))
+    }
+
+    /// Gives a load balancer what is wanted of it, or notes that it cannot have it.
+    async fn meet(&mut self, known: Record, wanted: Wanted) -> Result<v1::LoadBalancer, Problem> {
+        let (id, cluster) = (known.id.clone(), known.cluster.clone());
+        let ground = Ground { book: &self.book, settings: &self.settings };
+        let before = known.clone();
+        let met = ground.meet(&known, &wanted);
+        let mut record = known;
+        let failure = match met {
+            Ok(addresses) => {
+                (record.addresses, record.met, record.asked) = (addresses, Some(wanted), None);
+                None
+            }
+            Err(failure) => {
+                record.asked = Some(wanted);
+                Some(failure)
+            }
+        };
+        let is_new = self.book.get(&id).is_none();
+        if is_new || record != before {
+            let is_forwarded =
+                |record: &Record| record.met.as_ref().is_some_and(|met| met.announcing == Announcing::Host);
+            let freed = before.addresses != record.addresses;
+            if is_forwarded(&record) && (record.met != before.met || freed) {
+                self.awaited.insert(id.clone(), None);
+            }
+            self.keep(record.clone()).await?;
+            self.forget(&cluster).await;
+            self.told_of(&before, &record, failure.as_ref());
+            self.unsettle(&cluster);
+        }
+        match failure {
+            Some(failure) => drop(self.failures.insert(id.clone(), failure)),
+            None => drop(self.failures.remove(&id)),
+        }
+        self.show(&cluster, &id);
+        let shown = self.cluster(&cluster).balancers.get(&id).cloned();
+        shown.ok_or_else(|| Problem::Unavailable("the load balancer is being given back".to_owned()))
+    }
+
+    /// Gives back what a Service has. Success also if it has nothing.
+    pub(super) async fn release(&mut self, cluster: &str, uid: &str) -> Result<bool, Problem> {
+        self.store().await?;
+        let Some(record) = self.book.find(cluster, uid).cloned() else { return Ok(false) };
+        let sharers: Vec<_> = self
+            .book
+            .sharers(&record)
+            .map(|sharer| format!("{}/{}", sharer.service.namespace, sharer.service.name))
+            .collect();
+        if !sharers.is_empty() {
+            let names = sharers.join(", ");
+            return Err(Problem::Contradiction(format!("its address is shared by other Services: {names}")));
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut gone = record.clone();
+        (gone.stage, gone.met, gone.asked, gone.released) = (Stage::Released, None, None, Some(now));
+        self.keep(gone).await?;
+        self.failures.remove(&record.id);
+        self.awaited.remove(&record.id);
+        let of = self.cluster(cluster);
+        let event = event(cluster, of.balancers.get(&record.id), None);
+        of.balancers.remove(&record.id);
+        of.balancers.tell();
+        self.events.extend(event);
+        self.forget(cluster).await;
+        self.told_of_release(&record);
+        self.unsettle(cluster);
+        if !record.addresses.is_empty() {
+            self.try_again().await;
+        }
+        Ok(true)
+    }
+
+    /// Tries again what could not be had.
+    pub(super) async fn try_again(&mut self) {
+        if self.failures.is_empty() || !matches!(self.store, Some(Ok(_))) {
+            return;
+        }
+        let failed: Vec<_> = self.failures.keys().cloned().collect();
+        self.try_these_again(failed).await;
+    }
+
+    async fn try_these_again(&mut self, failed: Vec<String>) {
+        for id in failed {
+            let Some(record) = self.book.get(&id).filter(|record| record.is_kept()).cloned() else {
+                self.failures.remove(&id);
+                continue;
+            };
+            let Some(asked) = record.asked.clone() else {
+                self.failures.remove(&id);
+                continue;
+            };
+            // What contradicts it was refused when it was asked for; what cannot be written is tried later.
+            if self.meet(record, asked).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Records who did what to whom, for people.
+    fn told_of(&self, before: &Record, now: &Record, failure: Option<&Failure>) {
+        let named = |record: &Record| {
+            record.addresses.iter().map(|held| held.address.to_string()).collect::<Vec<_>>().join(",")
+        };
+        let Service { namespace, name, .. } = &now.service;
+        let cluster = &now.cluster;
+        if before.addresses != now.addresses {
+            let (was, is) = (named(before), named(now));
+            tracing::info!(cluster, service = format!("{namespace}/{name}"), was, is, "load balancer");
+        }
+        if let Some(Failure { reason, message }) = failure {
+            tracing::debug!(
+                cluster,
+                service = format!("{namespace}/{name}"),
+                reason,
+                message,
+                "load balancer fails"
+            );
+        }
+    }
+
+    fn told_of_release(&self, record: &Record) {
+        let Service { namespace, name, .. } = &record.service;
+        let cluster = &record.cluster;
+        tracing::info!(cluster, service = format!("{namespace}/{name}"), "load balancer given back");
+    }
+}

@@ -1,0 +1,136 @@
+//! The records' directory: opened when it is needed, and tried again where it cannot be.
+
+use std::sync::Arc;
+
+use super::super::Problem;
+use super::super::book::Book;
+use super::super::record::Record;
+use super::super::store::{Loaded, Store};
+use super::Desk;
+use crate::sys::blocking;
+
+impl Desk {
+    /// Opens the directory, if there are pools, or load balancers of before, or somebody wants one.
+    pub(super) async fn open_if_needed(&mut self, wanted: bool) {
+        if matches!(self.store, Some(Ok(_))) {
+            return;
+        }
+        let path = self.parts.state_dir.clone();
+        let needed = wanted || !self.settings.pools.is_empty();
+        let opened = blocking::run(move || {
+            if !needed && !path.is_dir() {
+                return None;
+            }
+            let load = || {
+                let store = Store::open(&path)?;
+                let (loaded, marked) = (store.load()?, store.is_marked()?);
+                Ok::<_, std::io::Error>((store, loaded, marked))
+            };
+            Some(load().map_err(|error| {
+                format!("the directory {} (load-balancers.state-dir) cannot be used: {error}", path.display())
+            }))
+        });
+        match opened.await {
+            None => {}
+            Some(Err(problem)) => {
+                if self.store.as_ref().is_none_or(|known| known.as_ref().err() != Some(&problem)) {
+                    tracing::error!("no load balancer can be made: {problem}");
+                }
+                self.store = Some(Err(problem));
+            }
+            Some(Ok((store, loaded, marked))) => self.begin(store, loaded, marked),
+        }
+    }
+
+    fn begin(&mut self, store: Store, loaded: Loaded, marked: bool) {
+        let read: Vec<_> = loaded.records.iter().map(|record| record.id.clone()).collect();
+        self.book = Book::new(loaded.records, loaded.damaged);
+        self.is_marked = marked;
+        for (id, damaged) in self.book.damaged() {
+            let what = match &damaged.addresses {
+                Some(_) => "its addresses are kept from everybody",
+                None => "which addresses it holds is not known, so none is given to anybody",
+            };
+            let (file, problem) = (store.file(id), &damaged.problem);
+            tracing::error!(
+                "the record {} cannot be used: {problem}; {what}; restore or remove it",
+                file.display()
+            );
+        }
+        tracing::info!(count = read.len(), "load balancers of before");
+        for id in read {
+            let Some(record) = self.book.get(&id).filter(|record| record.is_kept()) else { continue };
+            self.of_before.insert(id.clone());
+            if record.asked.is_some() {
+                let again = super::super::meet::Failure::new("Pending", "it is tried again");
+                self.failures.insert(id, again);
+            }
+        }
+        self.store = Some(Ok(Arc::new(store)));
+        self.unsettle_all();
+    }
+
+    /// The directory.
+    pub(super) async fn store(&mut self) -> Result<Arc<Store>, Problem> {
+        self.open_if_needed(true).await;
+        match &self.store {
+            Some(Ok(store)) => Ok(Arc::clone(store)),
+            // Paths are nobody's business in a guest; the log has them.
+            _ => Err(Problem::Unavailable("the host cannot read or write its load balancers now".to_owned())),
+        }
+    }
+
+    /// Writes a record, and has it in the book when it is on the disk.
+    pub(super) async fn keep(&mut self, record: Record) -> Result<(), Problem> {
+        let store = self.store().await?;
+        let written = record.clone();
+        match blocking::run(move || store.keep(&written)).await {
+            Ok(()) => {
+                self.book.put(record);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!(id = record.id, %error, "a load balancer cannot be written down");
+                self.book.doubt(&record);
+                Err(Problem::Unavailable("the host cannot write its load balancers now".to_owned()))
+            }
+        }
+    }
+
+    /// Removes records that need not be remembered. One that stays is removed the next time.
+    pub(super) async fn forget(&mut self, cluster: &str) {
+        let Ok(store) = self.store().await else { return };
+        for id in self.book.forgettable(cluster) {
+            let (store, name) = (Arc::clone(&store), id.clone());
+            match blocking::run(move || store.remove(&name)).await {
+                Ok(()) => self.book.remove(&id),
+                Err(error) => return tracing::warn!(id, %error, "a record cannot be removed"),
+            }
+        }
+    }
+
+    /// Notes that the kernel is about to get rules; without that note they would stay if the settings forward nothing any more.
+    pub(super) async fn mark(&mut self) -> bool {
+        if self.is_marked {
+            return true;
+        }
+        let Ok(store) = self.store().await else { return false };
+        let marked = blocking::run(move || store.mark(true)).await;
+        if let Err(error) = &marked {
+            tracing::error!(%error, "cannot note that something is forwarded, so nothing is");
+        }
+        self.is_marked = marked.is_ok();
+        self.is_marked
+    }
+
+    /// Notes that the kernel has no rules of this program any more.
+    pub(super) async fn unmark(&mut self) {
+        let in_force = self.parts.in_force.borrow().number;
+        let is_done = self.plan.number > 0 && in_force >= self.plan.number && self.plan.plan.is_empty();
+        if !self.is_marked || !is_done || self.settings.forwards() {
+            return;
+        }
+        let Ok(store) = self.store().await else { return };
+        self.is_marked = blocking::run(move || store.mark(false)).await.is_err();
+    }
+}

@@ -1,0 +1,322 @@
+//! What follows for others from what is known: views for long polls, checks for agents, and a plan for the kernel.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::super::endpoints::Target;
+use super::super::forward::Numbered;
+use super::super::forward::plan::{Forwarded, Interface, Plan};
+use super::super::health::{Nodes, Question, REPORT, check_id};
+use super::super::journal::Journal;
+use super::super::meet::Failure;
+use super::super::record::{Held, Record};
+use super::super::settings::Pool;
+use super::super::view::{Told, event, families};
+use super::super::wanted::{Announcing, Family, Wanted};
+use super::{Cluster, Desk, GRACE};
+use crate::addresses::Subnet;
+use crate::host::for_guests::Checks;
+use crate::host::metrics::balancers::Counts;
+use crate::wire::proto::v1;
+use crate::wire::proto::v1::instance::Power;
+use crate::wire::proto::v1::load_balancer::State;
+use crate::wire::proto::v1::virtual_machine_event::Kind;
+
+impl Desk {
+    /// Settles every cluster that has changed.
+    pub(super) async fn settle(&mut self) {
+        self.settle_at = None;
+        for cluster in std::mem::take(&mut self.unsettled) {
+            let ids: Vec<_> = self.book.of_cluster(&cluster).map(|record| record.id.clone()).collect();
+            let (mut forwarded, mut targets) = (Vec::new(), Vec::new());
+            for id in &ids {
+                let Some(nodes) = self.show(&cluster, id) else { continue };
+                let Some(record) = self.book.get(id) else { continue };
+                forwarded.extend(self.forwarded(record, &nodes));
+                targets.extend(self.targets(&cluster, record));
+            }
+            let checks = self.wanted_checks(&cluster);
+            let of = self.cluster(&cluster);
+            of.heard.endpoints.retain(|key, _| targets.iter().any(|target: &Target| target.key == *key));
+            (of.forwarded, of.targets) = (forwarded, targets);
+            of.counts = counts(&of.balancers);
+            of.balancers.tell();
+            of.give(checks);
+        }
+        let mut all = Counts::default();
+        for cluster in self.clusters.values() {
+            all.iter_mut().zip(cluster.counts).for_each(|(sum, count)| *sum += count);
+        }
+        self.parts.half.metrics.balancers.set(all);
+        for event in std::mem::take(&mut self.events) {
+            // Without a fleet nobody watches.
+            self.parts.fleet.note(String::new(), Kind::LoadBalancerChanged(event)).await.ok();
+        }
+        self.plan().await;
+    }
+
+    /// What is known of a VM's traffic of one load balancer; told to those who poll. Returns its nodes.
+    pub(super) fn show(&mut self, cluster: &str, id: &str) -> Option<Nodes> {
+        self.cluster(cluster);
+        let of = self.clusters.get(cluster)?;
+        let record = self.book.get(id)?;
+        let nodes = self.nodes(of, record);
+        let failure = self.failure(record);
+        let told = Told {
+            book: &self.book,
+            settings: &self.settings,
+            record,
+            nodes: &nodes,
+            failure: failure.as_ref(),
+            is_awaited: self.awaited.contains_key(id),
+        };
+        let message = told.message();
+        // Those that there were when the program began are no news.
+        let before = of.balancers.get(id);
+        if before.is_some() || !self.of_before.remove(id) {
+            self.events.extend(event(cluster, before, Some(&message)));
+        }
+        self.cluster(cluster).balancers.set(id, message);
+        Some(nodes)
+    }
+
+    fn failure(&self, record: &Record) -> Option<Failure> {
+        if let Some(failure) = self.failures.get(&record.id) {
+            return Some(failure.clone());
+        }
+        let met = record.met.as_ref()?;
+        if let Some(primary) = self.book.shared_by(record)
+            && primary.met.as_ref().is_some_and(|of| of.announcing != met.announcing)
+        {
+            let words = "the address that it shares is announced by another means by now";
+            return Some(Failure::new("AnnouncingDiffers", words));
+        }
+        let is_host = met.announcing == Announcing::Host;
+        if is_host && !self.settings.forwards() {
+            return Some(Failure::new("NoPool", "the host has no pool any more that it forwards from"));
+        }
+        let in_force = self.parts.in_force.borrow();
+        if is_host && self.awaited.contains_key(&record.id) && in_force.problem.is_some() {
+            let words = "the host cannot forward now; its administrator is told why";
+            return Some(Failure::new("ForwardingFailed", words));
+        }
+        None
+    }
+
+    /// The pools of the addresses that a load balancer has, its own or another's.
+    fn pools_of(&self, record: &Record) -> Vec<&Pool> {
+        let of = self.book.shared_by(record).unwrap_or(record);
+        of.addresses.iter().filter_map(|held| self.settings.pool(&held.pool)).collect()
+    }
+
+    fn nodes(&self, cluster: &Cluster, record: &Record) -> Nodes {
+        let Some(met) = &record.met else { return Nodes::default() };
+        let (families, pools) = (families(&self.book, record), self.pools_of(record));
+        let question = Question {
+            record,
+            met,
+            families: &families,
+            pools: &pools,
+            heard: &cluster.heard,
+            now: Instant::now(),
+        };
+        question.nodes(cluster.members.values())
+    }
+
+    /// What the host forwards for a load balancer; nothing if it does not.
+    fn forwarded(&self, record: &Record, nodes: &Nodes) -> Vec<Forwarded> {
+        let Some(met) = record.met.as_ref().filter(|met| met.announcing == Announcing::Host) else {
+            return Vec::new();
+        };
+        let primary = self.book.shared_by(record);
+        // One announcer at a time: that of whoever has the address.
+        if primary.is_some_and(|of| of.met.as_ref().is_none_or(|met| met.announcing != Announcing::Host)) {
+            return Vec::new();
+        }
+        let families = families(&self.book, record);
+        let mut all = Vec::new();
+        for Held { address, pool } in &primary.unwrap_or(record).addresses {
+            let Some(pool) = self.settings.pool(pool).filter(|_| families.contains(&Family::of(*address)))
+            else {
+                continue;
+            };
+            let is_here = |(node, _): &&(std::net::IpAddr, Subnet)| {
+                node.is_ipv4() == address.is_ipv4()
+                    && pool.forward_to.iter().any(|subnet| subnet.contains(*node))
+            };
+            let targets: Vec<_> = nodes.targets.iter().filter(is_here).copied().collect();
+            all.extend(met.ports.iter().map(|port| Forwarded {
+                id: record.id.clone(),
+                address: *address,
+                protocol: port.protocol,
+                port: port.port,
+                node_port: port.node_port,
+                targets: targets.clone(),
+                sources: sources(met),
+                sticks: met.affinity_seconds > 0,
+            }));
+        }
+        all
+    }
+
+    /// The nodes that are to be asked whether they have endpoints of a load balancer.
+    fn targets(&self, cluster: &str, record: &Record) -> Vec<Target> {
+        let Some(of) = self.clusters.get(cluster) else { return Vec::new() };
+        let met = record.met.as_ref();
+        let Some(met) = met.filter(|met| met.local && met.announcing == Announcing::Host) else {
+            return Vec::new();
+        };
+        let (families, pools) = (families(&self.book, record), self.pools_of(record));
+        let question = Question {
+            record,
+            met,
+            families: &families,
+            pools: &pools,
+            heard: &of.heard,
+            now: Instant::now(),
+        };
+        let members = of.members.values().filter(|member| question.is_backend(member) && member.connected);
+        let target = |member: &super::Member| {
+            let (address, _) = question.reached(member).into_iter().next()?;
+            let (period, timeout, failures) = met.check.map_or((5, 3, 3), |check| {
+                (check.period_seconds, check.timeout_seconds, check.failure_threshold)
+            });
+            Some(Target {
+                key: (record.id.clone(), member.instance.vm_uid.clone()),
+                cluster: cluster.to_owned(),
+                at: SocketAddr::new(address, met.local_port),
+                period_seconds: period,
+                timeout_seconds: timeout,
+                failure_threshold: failures,
+            })
+        };
+        members.filter_map(target).collect()
+    }
+
+    /// What the agents of a cluster are to check.
+    fn wanted_checks(&self, cluster: &str) -> Vec<v1::HealthCheckTarget> {
+        let check = |record: &Record| {
+            let met = record.met.as_ref()?;
+            let (check, family) = (met.check?, families(&self.book, record).into_iter().next()?);
+            let mut target = v1::HealthCheckTarget {
+                id: check_id(record, met, family)?,
+                port: check.node_port.into(),
+                success_threshold: check.success_threshold,
+                failure_threshold: check.failure_threshold,
+                period_seconds: check.period_seconds,
+                timeout_seconds: check.timeout_seconds,
+                ..v1::HealthCheckTarget::default()
+            };
+            target.set_family(if family.is_ipv4() { v1::IpFamily::Ipv4 } else { v1::IpFamily::Ipv6 });
+            Some(target)
+        };
+        self.book.of_cluster(cluster).filter_map(check).collect()
+    }
+
+    /// Says what is to be forwarded, if that has changed.
+    pub(super) async fn plan(&mut self) {
+        let targets: Vec<_> =
+            self.clusters.values().flat_map(|cluster| cluster.targets.iter().cloned()).collect();
+        self.parts.targets.send_if_modified(|before| std::mem::replace(before, targets.clone()) != targets);
+        // Before it is known what was forwarded, nothing is taken away.
+        let is_known = matches!(self.store, Some(Ok(_)));
+        if !is_known || !self.settings.forwards() && !self.is_marked {
+            return;
+        }
+        let mut services: Vec<_> =
+            self.clusters.values().flat_map(|cluster| cluster.forwarded.iter().cloned()).collect();
+        services.sort_by(|one, other| {
+            (&one.id, one.address, one.protocol, one.port).cmp(&(
+                &other.id,
+                other.address,
+                other.protocol,
+                other.port,
+            ))
+        });
+        let plan = Plan { interfaces: self.interfaces(&services), services };
+        if self.is_early(&plan) {
+            return;
+        }
+        if (self.plan.number == 0 || *self.plan.plan != plan) && self.mark().await {
+            self.plan = Numbered { number: self.plan.number + 1, plan: Arc::new(plan) };
+            self.parts.plans.send_replace(self.plan.clone());
+        }
+        let number = self.plan.number;
+        for awaited in self.awaited.values_mut() {
+            awaited.get_or_insert(number);
+        }
+        let in_force = self.parts.in_force.borrow().number;
+        let done: Vec<_> = self
+            .awaited
+            .iter()
+            .filter(|(_, at)| at.is_some_and(|at| at <= in_force))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in done {
+            self.awaited.remove(&id);
+            if let Some(cluster) = self.book.get(&id).map(|record| record.cluster.clone()) {
+                self.unsettle(&cluster);
+            }
+        }
+    }
+
+    /// Whether the rules of an earlier run are to stay for now: agents have not had the time to answer.
+    fn is_early(&self, plan: &Plan) -> bool {
+        let forwards = |cluster: &&Cluster| !cluster.forwarded.is_empty();
+        let mut members =
+            self.clusters.values().filter(forwards).flat_map(|cluster| cluster.members.values());
+        let is_missing = |member: &super::Member| {
+            !member.connected && !matches!(member.power(), Power::Stopped | Power::Paused)
+        };
+        let is_incomplete =
+            members.any(is_missing) || plan.services.iter().any(|service| service.targets.is_empty());
+        self.plan.number == 0 && self.is_marked && is_incomplete && self.begun.elapsed() < GRACE
+    }
+
+    /// What the interfaces of pools are to have: the addresses that something is forwarded from.
+    fn interfaces(&self, services: &[Forwarded]) -> BTreeMap<String, Interface> {
+        let mut interfaces: BTreeMap<String, Interface> = BTreeMap::new();
+        for pool in &self.settings.pools {
+            let Some(name) = &pool.interface else { continue };
+            let interface = interfaces.entry(name.clone()).or_default();
+            interface.ranges.extend(&pool.ranges);
+            let used = services.iter().map(|service| service.address);
+            interface.addresses.extend(used.filter(|address| pool.has(*address)));
+        }
+        interfaces
+    }
+}
+
+/// How many load balancers of a cluster are ready, pending and failed.
+fn counts(balancers: &Journal<v1::LoadBalancer>) -> Counts {
+    let of = |wanted: State| {
+        let count = balancers.all().filter(|one| one.state() == wanted).count();
+        u64::try_from(count).unwrap_or(u64::MAX)
+    };
+    [of(State::Ready), of(State::Pending), of(State::Failed)]
+}
+
+/// Who may send to a load balancer.
+fn sources(met: &Wanted) -> Option<Vec<Subnet>> {
+    if met.sources.is_empty() {
+        return None;
+    }
+    // They were checked when they were read; one that is damaged lets nobody in.
+    Some(met.sources.iter().filter_map(|text| Subnet::parse(text).ok()).collect())
+}
+
+impl Cluster {
+    /// Has its agents check these, if they are others than before.
+    fn give(&self, targets: Vec<v1::HealthCheckTarget>) {
+        self.checks.send_if_modified(|checks| {
+            if checks.targets == targets {
+                return false;
+            }
+            *checks = Arc::new(Checks { generation: checks.generation + 1, report_seconds: REPORT, targets });
+            true
+        });
+    }
+}

@@ -1,0 +1,204 @@
+//! Forwards from addresses of the host to nodes: tells the kernel what is planned, and sees to it that it stays so.
+//!
+//! ```text
+//!  desk ──plan──▶ forwarder ──addresses──▶ interfaces
+//!   ▲                 │ └──rules (nft -f -)──▶ the table "guestlet"
+//!   └──in force, or why not─┘       └──looked at every few seconds: what somebody has changed is put back, and said once
+//! ```
+//!
+//! Rules and addresses stay when this program ends, so that a restart interrupts nobody; the next run replaces them.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::sys::program::{self, Secret};
+use crate::sys::{blocking, error_chain, interface_addresses};
+
+pub mod plan;
+pub mod rules;
+
+use plan::{Interface, Plan};
+
+/// How long nft(8) may take.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// Plans that come one after the other are put in force together.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// How often it is looked whether the rules are still there.
+const LOOK: Duration = Duration::from_secs(5);
+/// When what has failed is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// A plan, and how many there were before it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Numbered {
+    /// Grows with each plan. With 0 there is none, and nothing is touched.
+    pub number: u64,
+    /// What is to be forwarded.
+    pub plan: Arc<Plan>,
+}
+
+/// What is in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InForce {
+    /// The number of the plan.
+    pub number: u64,
+    /// Why the newest one is not.
+    pub problem: Option<String>,
+    /// How often somebody else had changed the rules.
+    pub repaired: u64,
+}
+
+/// Puts plans in force.
+#[derive(Debug)]
+pub struct Forwarder {
+    nft: PathBuf,
+    plans: watch::Receiver<Numbered>,
+    told: watch::Sender<InForce>,
+    /// The words of the table, as the kernel showed it when it had been written.
+    written: Option<Vec<String>>,
+    is_said: bool,
+}
+
+impl Forwarder {
+    /// One that runs this program, and says in the returned channel what is in force.
+    pub fn new(nft: PathBuf, plans: watch::Receiver<Numbered>) -> (Self, watch::Receiver<InForce>) {
+        let (told, hears) = watch::channel(InForce::default());
+        (Self { nft, plans, told, written: None, is_said: false }, hears)
+    }
+
+    /// Puts plans in force until the future is dropped.
+    pub async fn run(mut self) {
+        loop {
+            let wanted = self.plans.borrow_and_update().clone();
+            if wanted.number > 0 {
+                let done = self.put_in_force(&wanted.plan).await;
+                let problem = done.err();
+                if let Some(problem) = &problem
+                    && self.told.borrow().problem.as_ref() != Some(problem)
+                {
+                    tracing::error!("cannot forward to nodes of clusters: {problem}");
+                }
+                self.told.send_if_modified(|told| {
+                    let number = if problem.is_none() { wanted.number } else { told.number };
+                    let now = InForce { number, problem: problem.clone(), repaired: told.repaired };
+                    std::mem::replace(told, now.clone()) != now
+                });
+                if problem.is_some() {
+                    drop(tokio::time::timeout(AGAIN, self.plans.changed()).await);
+                    continue;
+                }
+            }
+            self.watch(&wanted).await;
+            tokio::time::sleep(TOGETHER).await;
+        }
+    }
+
+    /// Completes when there is another plan, or the rules are not as they were written.
+    async fn watch(&mut self, wanted: &Numbered) {
+        let mut look = Instant::now() + LOOK;
+        loop {
+            if let Ok(changed) = tokio::time::timeout_at(look, self.plans.changed()).await {
+                if changed.is_err() {
+                    std::future::pending::<()>().await;
+                }
+                return;
+            }
+            look = Instant::now() + LOOK;
+            if wanted.number == 0 || wanted.plan.is_empty() {
+                continue;
+            }
+            match self.table().await {
+                Ok(now) if Some(&now) == self.written.as_ref() => {}
+                // It is told why with the next try to write them.
+                Ok(_) | Err(program::Error::Failed { .. }) => {
+                    self.told.send_modify(|told| told.repaired += 1);
+                    if !std::mem::replace(&mut self.is_said, true) {
+                        tracing::warn!(
+                            "somebody else has changed or removed the nftables table inet {}; it is written anew, \
+                             whenever that happens",
+                            rules::TABLE
+                        );
+                    }
+                    return;
+                }
+                Err(error) => tracing::debug!("{}", error_chain::words(&error)),
+            }
+        }
+    }
+
+    async fn put_in_force(&mut self, plan: &Arc<Plan>) -> Result<(), String> {
+        let text = if plan.is_empty() { rules::remove() } else { rules::replace(plan) };
+        // What comes to an address without its rules would reach the host's own programs.
+        let arranged = Arc::clone(plan);
+        let taken = blocking::run(move || take(&arranged)).await;
+        self.nft(&["-f", "-"], text).await.map_err(|error| error_chain::words(&error))?;
+        let arranged = Arc::clone(plan);
+        let given = blocking::run(move || give(&arranged)).await;
+        self.written = match plan.is_empty() {
+            true => None,
+            false => Some(self.table().await.map_err(|error| error_chain::words(&error))?),
+        };
+        taken.and(given)
+    }
+
+    /// The words of the table, with the identity of each rule. Sorted, as the elements of sets are in no order.
+    async fn table(&self) -> Result<Vec<String>, program::Error> {
+        let listed =
+            self.nft(&["-a", "-n", "-s", "list", "table", "inet", rules::TABLE], String::new()).await;
+        let text = String::from_utf8_lossy(&listed?.stdout).into_owned();
+        let mut words: Vec<_> = text.split([' ', '\n', '\t', ',']).map(str::to_owned).collect();
+        words.sort_unstable();
+        Ok(words)
+    }
+
+    async fn nft(&self, arguments: &[&str], input: String) -> Result<std::process::Output, program::Error> {
+        let program = self.nft.to_string_lossy();
+        program::run_with_input(&program, arguments, &Secret::new(input.into_bytes()), DEADLINE).await
+    }
+}
+
+/// Takes addresses away from interfaces that are in the ranges of these and not to be there. Goes on past a failure.
+fn take(plan: &Plan) -> Result<(), String> {
+    on_interfaces(plan, |name, Interface { ranges, addresses }, found| {
+        let is_ours = |address: &&IpAddr| ranges.iter().any(|range| range.contains(**address));
+        let wrong = found.iter().filter(is_ours).filter(|address| !addresses.contains(address));
+        let take = |address: &IpAddr| match interface_addresses::remove(name, *address) {
+            Ok(()) => None,
+            Err(error) => {
+                Some(format!("cannot take the address {address} away from the interface {name}: {error}"))
+            }
+        };
+        wrong.filter_map(take).collect()
+    })
+}
+
+/// Gives interfaces the addresses that they are to have. Goes on past a failure.
+fn give(plan: &Plan) -> Result<(), String> {
+    on_interfaces(plan, |name, Interface { addresses, .. }, found| {
+        let missing = addresses.iter().filter(|address| !found.contains(address));
+        let give = |address: &IpAddr| match interface_addresses::add(name, *address) {
+            Ok(()) => None,
+            Err(error) => Some(format!("cannot give the interface {name} the address {address}: {error}")),
+        };
+        missing.filter_map(give).collect()
+    })
+}
+
+fn on_interfaces(
+    plan: &Plan,
+    mut act: impl FnMut(&str, &Interface, &[IpAddr]) -> Vec<String>,
+) -> Result<(), String> {
+    let mut problems = Vec::new();
+    for (name, interface) in &plan.interfaces {
+        match interface_addresses::of(name) {
+            Ok(found) => problems.extend(act(name, interface, &found)),
+            Err(error) => problems.push(format!("cannot look at the interface {name}: {error}")),
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
+}

@@ -1,0 +1,309 @@
+//! The rules by which the kernel forwards, in the language of nft(8). Pure.
+//!
+//! ```text
+//!  a packet that begins a connection, from outside or from this host
+//!    address, protocol and port are a service's ──▶ its chain: may this source send? ──▶ to a healthy node, chosen anew or by source
+//!    no healthy node, or another port of an address that was given to an interface  ──▶ refused, so that nobody waits
+//!  on its way to the node
+//!    the sender is in the node's own subnet, so that the answer would not come back this way ──▶ the host's address as its source
+//!    all others ──▶ the sender's address stays
+//! ```
+//!
+//! Everything is in one table, which is replaced as a whole in one transaction; connections that there are go on. No other
+//! table is named.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use super::plan::{Forwarded, Plan};
+use crate::addresses::number;
+
+/// The table, which is this program's alone.
+pub const TABLE: &str = "guestlet";
+/// Among so many the nodes of a service are shared out whose clients stay with theirs.
+const SLOTS: u32 = 256;
+/// The same in each run, so that clients stay with their nodes when rules are replaced.
+const SEED: u32 = 0x6775_6573;
+
+/// The names of a family's parts.
+#[derive(Debug, Clone, Copy)]
+struct Family {
+    is_ipv4: bool,
+    suffix: char,
+    word: &'static str,
+    kind: &'static str,
+}
+
+const FAMILIES: [Family; 2] = [
+    Family { is_ipv4: true, suffix: '4', word: "ip", kind: "ipv4_addr" },
+    Family { is_ipv4: false, suffix: '6', word: "ip6", kind: "ipv6_addr" },
+];
+
+/// What has the kernel forward as planned, in the place of whatever it had before of this table.
+pub fn replace(plan: &Plan) -> String {
+    let mut text = remove();
+    let _ = writeln!(text, "table inet {TABLE} {{");
+    for family in FAMILIES {
+        sets(&mut text, plan, family);
+    }
+    for service in &plan.services {
+        if !service.targets.is_empty() {
+            chain(&mut text, service);
+        }
+    }
+    hooks(&mut text);
+    text.push_str("}\n");
+    text
+}
+
+/// What removes the table, which need not be there.
+pub fn remove() -> String {
+    format!("table inet {TABLE}\ndelete table inet {TABLE}\n")
+}
+
+fn sets(text: &mut String, plan: &Plan, family: Family) {
+    let Family { is_ipv4, suffix, kind, .. } = family;
+    let mine = |service: &&Forwarded| service.address.is_ipv4() == is_ipv4;
+    let (mut addresses, mut subnets) = (BTreeSet::new(), BTreeMap::new());
+    let (mut served, mut unserved) = (BTreeSet::new(), BTreeSet::new());
+    for service in plan.services.iter().filter(mine) {
+        addresses.insert(service.address.to_string());
+        let key = format!("{} . {} . {}", service.address, service.protocol.name(), service.port);
+        if service.targets.is_empty() {
+            unserved.insert(key);
+        } else {
+            served.insert(format!("{key} : goto {}", name(service)));
+        }
+        for (address, subnet) in &service.targets {
+            // Of two that say otherwise the larger one counts: the set must not have both, and the sender's address is the
+            // only thing that is lost by it.
+            let known = subnets.entry(*address).or_insert(*subnet);
+            if subnet.range().len() > known.range().len() {
+                *known = *subnet;
+            }
+        }
+    }
+    let hairpins = subnets.iter().map(|(address, subnet)| format!("{subnet} . {address}")).collect();
+    let near = subnets.values().map(ToString::to_string).collect();
+    let given = plan.given().into_iter().filter(|address| address.is_ipv4() == is_ipv4);
+    let given = given.map(|address| address.to_string()).collect();
+    let port = format!("{kind} . inet_proto . inet_service");
+    set(text, &format!("set addresses{suffix}"), &format!("type {kind};"), &addresses);
+    set(text, &format!("set given{suffix}"), &format!("type {kind};"), &given);
+    set(text, &format!("set hairpin{suffix}"), &format!("type {kind} . {kind}; flags interval;"), &hairpins);
+    set(text, &format!("set near{suffix}"), &format!("type {kind}; flags interval; auto-merge;"), &near);
+    set(text, &format!("set unserved{suffix}"), &format!("type {port};"), &unserved);
+    set(text, &format!("map services{suffix}"), &format!("type {port} : verdict;"), &served);
+}
+
+fn set(text: &mut String, head: &str, kind: &str, elements: &BTreeSet<String>) {
+    let _ = write!(text, "  {head} {{ {kind}");
+    if !elements.is_empty() {
+        let list: Vec<_> = elements.iter().map(String::as_str).collect();
+        let _ = write!(text, " elements = {{ {} }}", list.join(", "));
+    }
+    text.push_str(" }\n");
+}
+
+fn name(service: &Forwarded) -> String {
+    let family = if service.address.is_ipv4() { '4' } else { '6' };
+    format!("lb_{}_{}_{}_{family}", service.id, service.protocol.name(), service.port)
+}
+
+fn chain(text: &mut String, service: &Forwarded) {
+    let Family { word, is_ipv4, .. } = FAMILIES[usize::from(service.address.is_ipv6())];
+    let _ = writeln!(text, "  chain {} {{", name(service));
+    if let Some(sources) = &service.sources {
+        let mine = sources.iter().filter(|source| source.is_ipv4() == is_ipv4);
+        let mine: Vec<_> = mine.map(ToString::to_string).collect();
+        if mine.is_empty() {
+            text.push_str("    drop\n  }\n");
+            return;
+        }
+        let _ = writeln!(text, "    {word} saddr != {{ {} }} drop", disjoint(service, is_ipv4));
+    }
+    let protocol = service.protocol.name();
+    let there = |(address, _): &(IpAddr, _)| format!("{address} . {}", service.node_port);
+    let slots: Vec<_> = if service.sticks {
+        let slot = |slot| format!("{slot} : {}", there(&service.targets[chosen(service, slot)]));
+        (0..SLOTS).map(slot).collect()
+    } else {
+        service.targets.iter().enumerate().map(|(at, target)| format!("{at} : {}", there(target))).collect()
+    };
+    let by = if service.sticks {
+        format!("jhash {word} saddr mod {SLOTS} seed {SEED:#x}")
+    } else {
+        format!("numgen random mod {}", slots.len())
+    };
+    let _ = writeln!(text, "    meta l4proto {protocol} dnat {word} to {by} map {{ {} }}", slots.join(", "));
+    text.push_str("  }\n");
+}
+
+/// The sources of a family, without those that are within others: nft(8) refuses a set whose intervals overlap.
+fn disjoint(service: &Forwarded, is_ipv4: bool) -> String {
+    let all = service.sources.iter().flatten().filter(|source| source.is_ipv4() == is_ipv4);
+    let all: Vec<_> = all.collect();
+    let is_within = |one: &&&crate::addresses::Subnet| {
+        let (first, last) = (one.range().first(), one.range().last());
+        !all.iter().any(|other| other != *one && other.contains(first) && other.contains(last))
+    };
+    let kept: Vec<_> = all.iter().filter(is_within).map(ToString::to_string).collect();
+    kept.join(", ")
+}
+
+/// Which node has a slot: the one with the greatest number. When a node fails, only its own slots go to others.
+fn chosen(service: &Forwarded, slot: u32) -> usize {
+    let weight = |address: IpAddr| {
+        let bytes = number(address).to_be_bytes().into_iter().chain(slot.to_be_bytes());
+        // FNV-1a, and then mixed, for it hardly spreads the last bytes.
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        hash ^ (hash >> 33)
+    };
+    let targets = service.targets.iter().enumerate();
+    targets.max_by_key(|(_, (address, _))| weight(*address)).map_or(0, |(at, _)| at)
+}
+
+/// The chains in which packets are looked at. `input` sees what was not forwarded and is for an address of the host, `forward`
+/// what is for an address that is only routed to it.
+fn hooks(text: &mut String) {
+    for (hook, head) in [
+        ("prerouting", "type nat hook prerouting priority dstnat; policy accept;"),
+        ("output", "type nat hook output priority -100; policy accept;"),
+    ] {
+        let _ = writeln!(text, "  chain {hook} {{ {head}");
+        for Family { word, suffix, .. } in FAMILIES {
+            let _ = writeln!(text, "    {word} daddr . meta l4proto . th dport vmap @services{suffix}");
+        }
+        text.push_str("  }\n");
+    }
+    for hook in ["input", "forward"] {
+        let _ = writeln!(text, "  chain {hook} {{ type filter hook {hook} priority filter; policy accept;");
+        for Family { word, suffix, .. } in FAMILIES {
+            let at = format!("{word} daddr . meta l4proto . th dport @unserved{suffix}");
+            refuse(text, &at);
+            if hook == "input" {
+                // An answer to this host itself comes to a port that nobody knows before.
+                refuse(
+                    text,
+                    &format!("ct state new {word} daddr @given{suffix} meta l4proto {{ tcp, udp }}"),
+                );
+            }
+        }
+        text.push_str("  }\n");
+    }
+    // Where the sender is in the node's own subnet, the kernel would tell it to go to the node by itself: the sender would take
+    // the node for the load balancer from then on.
+    text.push_str("  chain redirects { type filter hook output priority filter; policy accept;\n");
+    text.push_str("    icmp type redirect ip daddr @near4 drop\n    icmpv6 type nd-redirect ip6 daddr @near6 drop\n  }\n");
+    text.push_str("  chain postrouting { type nat hook postrouting priority srcnat; policy accept;\n");
+    for Family { word, suffix, .. } in FAMILIES {
+        let _ = writeln!(
+            text,
+            "    ct status dnat ct original {word} daddr @addresses{suffix} {word} saddr . {word} daddr @hairpin{suffix} masquerade"
+        );
+    }
+    text.push_str("  }\n");
+}
+
+fn refuse(text: &mut String, at: &str) {
+    let _ = writeln!(text, "    {at} meta l4proto tcp reject with tcp reset");
+    let _ = writeln!(text, "    {at} reject with icmpx port-unreachable");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::wanted::Protocol;
+    use super::*;
+    use crate::addresses::Subnet;
+    use proptest::prelude::*;
+
+    fn service(address: &str, targets: &[&str]) -> Forwarded {
+        let target = |text: &&str| {
+            let (address, subnet) = Subnet::parse_interface(text).unwrap();
+            (address, subnet)
+        };
+        Forwarded {
+            id: "aa".into(),
+            address: address.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: 30080,
+            targets: targets.iter().map(target).collect(),
+            sources: None,
+            sticks: false,
+        }
+    }
+
+    fn text(services: Vec<Forwarded>) -> String {
+        replace(&Plan { services, ..Plan::default() })
+    }
+
+    #[track_caller]
+    fn has(text: &str, part: &str) {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+
+    #[test]
+    fn a_service_goes_to_its_nodes() {
+        let text = text(vec![
+            service("192.0.2.1", &["10.0.0.7/24", "10.0.0.8/24"]),
+            service("2001:db8::1", &["fd00::7/64"]),
+            Forwarded { port: 81, ..service("192.0.2.1", &[]) },
+        ]);
+        has(&text, "192.0.2.1 . tcp . 80 : goto lb_aa_tcp_80_4");
+        has(&text, "dnat ip to numgen random mod 2 map { 0 : 10.0.0.7 . 30080, 1 : 10.0.0.8 . 30080 }");
+        has(&text, "dnat ip6 to numgen random mod 1 map { 0 : fd00::7 . 30080 }");
+        has(&text, "elements = { 10.0.0.0/24 . 10.0.0.7, 10.0.0.0/24 . 10.0.0.8 }");
+        has(
+            &text,
+            "set unserved4 { type ipv4_addr . inet_proto . inet_service; elements = { 192.0.2.1 . tcp . 81 } }",
+        );
+        assert!(!text.contains("lb_aa_tcp_81"), "{text}");
+        assert!(text.starts_with("table inet guestlet\ndelete table inet guestlet\ntable inet guestlet {"));
+    }
+
+    #[test]
+    fn who_may_not_send_is_not_forwarded() {
+        let subnets = |texts: &[&str]| Some(texts.iter().map(|text| Subnet::parse(text).unwrap()).collect());
+        let some = Forwarded {
+            sources: subnets(&["10.0.0.0/8", "10.1.0.0/16", "2001:db8::/32"]),
+            ..service("192.0.2.1", &["10.0.0.7/24"])
+        };
+        let other =
+            Forwarded { sources: subnets(&["10.0.0.0/8"]), ..service("2001:db8::1", &["fd00::7/64"]) };
+        let text = text(vec![some, other]);
+        has(&text, "ip saddr != { 10.0.0.0/8 } drop");
+        has(&text, "chain lb_aa_tcp_80_6 {\n    drop\n  }");
+    }
+
+    #[test]
+    fn what_is_given_to_an_interface_is_nobody_elses() {
+        let addresses = ["192.0.2.1".parse().unwrap()].into();
+        let interface = super::super::plan::Interface { addresses, ..Default::default() };
+        let plan = Plan { interfaces: [("eth0".to_owned(), interface)].into(), ..Plan::default() };
+        has(&replace(&plan), "set given4 { type ipv4_addr; elements = { 192.0.2.1 } }");
+    }
+
+    proptest! {
+        #[test]
+        fn when_a_node_fails_the_others_keep_their_clients(count in 2_usize..20, failed in 0_usize..20) {
+            let address = |at: usize| format!("10.0.0.{}/24", at + 1);
+            let all: Vec<_> = (0..count).map(address).collect();
+            let failed = failed % count;
+            let targets = |without: Option<usize>| {
+                let kept: Vec<_> = all.iter().enumerate().filter(|(at, _)| Some(*at) != without).map(|(_, one)| one.as_str()).collect();
+                service("192.0.2.1", &kept)
+            };
+            let (before, after) = (targets(None), targets(Some(failed)));
+            for slot in 0..SLOTS {
+                let was = before.targets[chosen(&before, slot)].0;
+                let is = after.targets[chosen(&after, slot)].0;
+                prop_assert!(was == is || was == before.targets[failed].0);
+            }
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! Which nodes take the traffic of a load balancer, and why others do not. Pure.
+//!
+//! ```text
+//!  a VM that is a backend
+//!    stopped, or nobody knows whether it runs, and its agent does not answer ──▶ left out, or failing
+//!    paused, or its agent does not answer                                    ──▶ failing
+//!    a check is asked for: its agent cannot make it, has not told, or tells that it fails ──▶ failing
+//!    only nodes with endpoints: it has not said that it has some              ──▶ failing
+//!    the host forwards: it has no address that the host may forward to        ──▶ failing
+//!    otherwise                                                                ──▶ healthy
+//! ```
+//!
+//! What a guest says decides about its own VM alone.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::instance::Member;
+use super::record::Record;
+use super::settings::Pool;
+use super::wanted::{Announcing, Family, Wanted};
+use crate::addresses::Subnet;
+use crate::wire::proto::v1::{self, instance::Power};
+
+/// Seconds from one report of an agent to the next, if nothing changes.
+pub const REPORT: u32 = 20;
+/// After so long without a report what was reported does not count any more.
+pub const STALE: Duration = Duration::from_secs(45);
+/// Checks that an agent makes at most.
+pub const MOST_CHECKS: usize = 256;
+/// Backends that fail and are told of.
+const MOST_PROBLEMS: usize = 64;
+/// Characters of a problem that a guest tells.
+const LONGEST_PROBLEM: usize = 256;
+
+/// What was heard of one check of one VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// It counts as healthy.
+    pub healthy: bool,
+    /// Why not.
+    pub problem: String,
+}
+
+/// What an agent has reported.
+#[derive(Debug, Clone)]
+pub struct Reported {
+    /// When that was.
+    pub at: Instant,
+    /// Of which checks.
+    pub generation: u64,
+    /// By the identifiers of checks.
+    pub outcomes: BTreeMap<String, Outcome>,
+}
+
+/// What is heard of the VMs of a cluster, beside what they are.
+#[derive(Debug, Default)]
+pub struct Heard {
+    /// By lasting identifiers.
+    pub reports: BTreeMap<String, Reported>,
+    /// Whether nodes have endpoints: by load balancer and lasting identifier.
+    pub endpoints: BTreeMap<(String, String), Outcome>,
+}
+
+/// The nodes of a load balancer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Nodes {
+    /// Where healthy ones are reached, each once, in the order of their identifiers; with the subnets that they are in.
+    pub targets: Vec<(IpAddr, Subnet)>,
+    /// How many take traffic.
+    pub healthy: u32,
+    /// Those that do not, and why.
+    pub failing: Vec<v1::BackendProblem>,
+}
+
+/// The check of a load balancer, as agents know it: with other fields it is another one.
+pub fn check_id(record: &Record, wanted: &Wanted, family: Family) -> Option<String> {
+    let check = wanted.check.as_ref()?;
+    Some(format!(
+        "{}.{}.{}.{}.{}.{}.{}",
+        record.id,
+        family.name(),
+        check.node_port,
+        check.success_threshold,
+        check.failure_threshold,
+        check.period_seconds,
+        check.timeout_seconds
+    ))
+}
+
+/// What an agent reports, cleaned and bounded.
+pub fn outcomes(
+    results: Vec<v1::HealthCheckResult>,
+    clean: impl Fn(&str) -> String,
+) -> BTreeMap<String, Outcome> {
+    let outcome = |result: v1::HealthCheckResult| {
+        let problem = clean(&result.problem).chars().take(LONGEST_PROBLEM).collect();
+        (result.id, Outcome { healthy: result.healthy, problem })
+    };
+    results.into_iter().take(MOST_CHECKS).map(outcome).collect()
+}
+
+/// What decides about one load balancer.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'q> {
+    /// The load balancer.
+    pub record: &'q Record,
+    /// What it has.
+    pub met: &'q Wanted,
+    /// The families of its addresses; the first one is checked.
+    pub families: &'q [Family],
+    /// The pools of its addresses.
+    pub pools: &'q [&'q Pool],
+    /// What was heard of the VMs.
+    pub heard: &'q Heard,
+    /// The time.
+    pub now: Instant,
+}
+
+impl Question<'_> {
+    /// Which of these VMs, all of the cluster, take its traffic.
+    pub fn nodes<'m>(&self, members: impl Iterator<Item = &'m Member>) -> Nodes {
+        let check = self.families.first().and_then(|family| check_id(self.record, self.met, *family));
+        let mut nodes = Nodes::default();
+        for member in members.filter(|member| self.is_backend(member)) {
+            match self.judge(member, check.as_deref()) {
+                Verdict::Out => {}
+                Verdict::Healthy(targets) => {
+                    nodes.healthy = nodes.healthy.saturating_add(1);
+                    nodes.targets.extend(targets);
+                }
+                Verdict::Failing(problem) if nodes.failing.len() < MOST_PROBLEMS => {
+                    let v1::Instance { vm_uid, name: vm_name, .. } = member.instance.clone();
+                    nodes.failing.push(v1::BackendProblem { vm_uid, vm_name, problem });
+                }
+                Verdict::Failing(_) => {}
+            }
+        }
+        nodes.targets.sort_unstable();
+        nodes.targets.dedup_by_key(|(address, _)| *address);
+        nodes
+    }
+
+    /// Whether a VM is to take traffic: one of those that are named, or any that is a Node.
+    pub fn is_backend(&self, member: &Member) -> bool {
+        let v1::Instance { vm_uid, node_name, .. } = &member.instance;
+        match self.met.backends.as_slice() {
+            [] => !node_name.is_empty(),
+            named => named.iter().any(|uid| uid == vm_uid),
+        }
+    }
+
+    /// Where the host reaches a VM, by family: its first address in a subnet that the host may forward to.
+    pub fn reached(&self, member: &Member) -> Vec<(IpAddr, Subnet)> {
+        let mut reached = Vec::new();
+        for family in self.families {
+            let allowed = |(address, own): (IpAddr, Subnet)| {
+                let subnets = self.pools.iter().flat_map(|pool| &pool.forward_to);
+                let allowed = subnets.into_iter().find(|subnet| subnet.contains(address))?;
+                // Whatever a guest says, its subnet is no larger than where its host forwards to.
+                let (first, last) = (own.range().first(), own.range().last());
+                let is_within = allowed.contains(first) && allowed.contains(last);
+                Some((address, if is_within { own } else { *allowed }))
+            };
+            let of_family = |(address, _): &(IpAddr, Subnet)| Family::of(*address) == *family;
+            reached.extend(member.addresses().filter(of_family).find_map(allowed));
+        }
+        reached
+    }
+
+    fn judge(&self, member: &Member, check: Option<&str>) -> Verdict {
+        let failing = |problem: &str| Verdict::Failing(problem.to_owned());
+        match member.power() {
+            Power::Stopped => return Verdict::Out,
+            Power::Paused => return failing("the VM is paused"),
+            Power::Running | Power::Unknown => {}
+        }
+        if !member.connected {
+            return failing("the agent does not answer");
+        }
+        if let Some(check) = check
+            && let Err(problem) = self.checked(member, check)
+        {
+            return Verdict::Failing(problem);
+        }
+        if self.met.announcing != Announcing::Host {
+            return Verdict::Healthy(Vec::new());
+        }
+        let reached = self.reached(member);
+        if reached.is_empty() {
+            return failing("it has no address in a subnet that the host may forward to");
+        }
+        if self.met.local {
+            let key = (self.record.id.clone(), member.instance.vm_uid.clone());
+            match self.heard.endpoints.get(&key) {
+                Some(Outcome { healthy: true, .. }) => {}
+                Some(Outcome { problem, .. }) => return failing(problem),
+                None => return failing("it has not been asked yet whether it has endpoints"),
+            }
+        }
+        Verdict::Healthy(reached)
+    }
+
+    /// Whether the agent tells that the check passes.
+    fn checked(&self, member: &Member, check: &str) -> Result<(), String> {
+        if !member.able {
+            return Err("its agent is too old to make health checks; upgrade it".to_owned());
+        }
+        let reported = self.heard.reports.get(&member.instance.vm_uid);
+        let Some(outcome) = reported.and_then(|reported| reported.outcomes.get(check)) else {
+            return Err("its agent has not told the result of the health check yet".to_owned());
+        };
+        let is_stale =
+            reported.is_some_and(|reported| self.now.saturating_duration_since(reported.at) >= STALE);
+        if is_stale {
+            return Err("its agent does not tell results of health checks any more".to_owned());
+        }
+        match outcome {
+            Outcome { healthy: true, .. } => Ok(()),
+            Outcome { problem, .. } if problem.is_empty() => Err("the health check fails".to_owned()),
+            Outcome { problem, .. } => Err(problem.clone()),
+        }
+    }
+}
+
+enum Verdict {
+    /// It does not run, and nobody expects anything of it.
+    Out,
+    /// It takes traffic, there.
+    Healthy(Vec<(IpAddr, Subnet)>),
+    /// It takes none, and why.
+    Failing(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::instance::tests::{known, vm};
+    use super::super::settings::tests::pool;
+    use super::super::wanted::{Check, Service, tests::request};
+    use super::*;
+    use crate::wire::proto::v1::{PowerState, SessionState};
+
+    fn member(uid: &str, address: &str, change: impl FnOnce(&mut v1::VirtualMachine)) -> Member {
+        let mut known = known(&vm(uid), &[address], uid);
+        change(Arc::make_mut(&mut known.view));
+        Member::of(&known, None).unwrap()
+    }
+
+    fn balancer() -> (Record, Wanted) {
+        let mut asked = request("web", "u");
+        asked.announcing = v1::Announcing::Host.into();
+        let wanted = Wanted::read(asked).unwrap().1;
+        let service = Service { namespace: "shop".into(), name: "web".into(), uid: "u".into() };
+        (Record::new("lb".into(), "dev".into(), service), wanted)
+    }
+
+    fn ask(record: &Record, met: &Wanted, heard: &Heard, members: &[Member], now: Instant) -> Nodes {
+        let nat =
+            Pool { forward_to: vec![Subnet::parse("10.0.0.0/24").unwrap()], ..pool("nat", &["192.0.2.1"]) };
+        let (families, pools) = ([Family::Ipv4], [&nat]);
+        Question { record, met, families: &families, pools: &pools, heard, now }.nodes(members.iter())
+    }
+
+    fn problems(nodes: &Nodes) -> Vec<(&str, &str)> {
+        nodes.failing.iter().map(|one| (one.vm_uid.as_str(), one.problem.as_str())).collect()
+    }
+
+    #[test]
+    fn only_who_runs_answers_and_can_be_reached_takes_traffic() {
+        let (record, met) = balancer();
+        let good = |_: &mut v1::VirtualMachine| {};
+        let members = [
+            member("good", "10.0.0.7/24", good),
+            member("off", "10.0.0.8/24", |view| view.set_power(PowerState::Off)),
+            member("paused", "10.0.0.9/24", |view| view.set_power(PowerState::Paused)),
+            member("lost", "10.0.0.10/24", |view| view.set_session(SessionState::Connecting)),
+            // Its guest says that it is somewhere else.
+            member("liar", "198.51.100.1/8", good),
+            member("", "10.0.0.11/24", good),
+        ];
+        let nodes = ask(&record, &met, &Heard::default(), &members, Instant::now());
+        let good = ("10.0.0.7".parse().unwrap(), Subnet::parse("10.0.0.0/24").unwrap());
+        assert_eq!((nodes.healthy, &nodes.targets), (1, &vec![good]));
+        let failing = [
+            ("paused", "the VM is paused"),
+            ("lost", "the agent does not answer"),
+            ("liar", "it has no address in a subnet that the host may forward to"),
+        ];
+        assert_eq!(problems(&nodes), failing, "and the last one is no Node");
+        // Those that are named count, Nodes or not.
+        let named = Wanted { backends: vec!["lost".into(), String::new()], ..met };
+        let nodes = ask(&record, &named, &Heard::default(), &members, Instant::now());
+        assert_eq!((nodes.healthy, nodes.failing.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_check_passes_only_as_long_as_the_agent_tells_so() {
+        let (record, met) = balancer();
+        let check = Check {
+            node_port: 1,
+            success_threshold: 1,
+            failure_threshold: 1,
+            period_seconds: 5,
+            timeout_seconds: 1,
+        };
+        let met = Wanted { check: Some(check), ..met };
+        let id = check_id(&record, &met, Family::Ipv4).unwrap();
+        let other = check_id(
+            &record,
+            &Wanted { check: Some(Check { node_port: 2, ..check }), ..met.clone() },
+            Family::Ipv4,
+        );
+        assert_ne!(Some(&id), other.as_ref(), "a check with other fields is another one");
+        let old = |view: &mut v1::VirtualMachine| view.guest = Some(v1::GuestInfo::default());
+        let members = [member("a", "10.0.0.7/24", |_| {}), member("b", "10.0.0.8/24", old)];
+        let now = Instant::now();
+        let told = |healthy: bool, problem: &str, at: Instant| {
+            let outcomes = [(id.clone(), Outcome { healthy, problem: problem.into() })].into();
+            Heard {
+                reports: [("a".to_owned(), Reported { at, generation: 1, outcomes })].into(),
+                ..Heard::default()
+            }
+        };
+        for (heard, now, expected) in [
+            (Heard::default(), now, "its agent has not told the result of the health check yet"),
+            (told(false, "connection refused", now), now, "connection refused"),
+            (told(false, "", now), now, "the health check fails"),
+            (told(true, "", now), now + STALE, "its agent does not tell results of health checks any more"),
+        ] {
+            let nodes = ask(&record, &met, &heard, &members, now);
+            let old = ("b", "its agent is too old to make health checks; upgrade it");
+            assert_eq!((nodes.healthy, problems(&nodes)), (0, vec![("a", expected), old]));
+        }
+        assert_eq!(ask(&record, &met, &told(true, "", now), &members, now).healthy, 1);
+    }
+
+    #[test]
+    fn with_local_traffic_only_nodes_with_endpoints_take_it() {
+        let (record, met) = balancer();
+        let met = Wanted { local: true, local_port: 30000, ..met };
+        let members = [member("a", "10.0.0.7/24", |_| {}), member("b", "10.0.0.8/24", |_| {})];
+        let mut heard = Heard::default();
+        assert_eq!(ask(&record, &met, &heard, &members, Instant::now()).healthy, 0);
+        let key = |uid: &str| ("lb".to_owned(), uid.to_owned());
+        heard.endpoints.insert(key("a"), Outcome { healthy: true, problem: String::new() });
+        heard.endpoints.insert(key("b"), Outcome { healthy: false, problem: "none".into() });
+        let nodes = ask(&record, &met, &heard, &members, Instant::now());
+        assert_eq!((nodes.healthy, problems(&nodes)), (1, vec![("b", "none")]));
+    }
+}

@@ -1,0 +1,245 @@
+//! Whether a cluster can have what it wants of a Service, and which addresses come of it. Pure.
+//!
+//! ```text
+//!  wanted ──contradicts what there is──▶ refused: an error of the call; nothing is kept
+//!    └──network, sharing, ports, pools──▶ met: the record's addresses
+//!                └──cannot be had now──▶ failed: what there was before stays in force, and it is tried again
+//! ```
+
+use std::net::IpAddr;
+
+use super::book::{Book, Lack};
+use super::record::{Held, Record};
+use super::settings::{Pool, Settings};
+use super::wanted::{Announcing, Family, Ipam, Port, Service, Wanted};
+
+/// Why something cannot be had now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// One word, for machines.
+    pub reason: &'static str,
+    /// For people of the cluster: nothing of others is in it.
+    pub message: String,
+}
+
+impl Failure {
+    /// One with these words.
+    pub fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+}
+
+/// Whether `wanted` contradicts what a load balancer is: what it has cannot become something else.
+///
+/// # Errors
+/// In words, if it does.
+pub fn check_change(record: &Record, wanted: &Wanted) -> Result<(), String> {
+    let Some(met) = &record.met else { return Ok(()) };
+    let name = |ipam| match ipam {
+        Ipam::Pool => "pool",
+        Ipam::Dhcp => "dhcp",
+    };
+    if met.ipam != wanted.ipam {
+        return Err(format!(
+            "its address comes from ipam {}, which cannot become {}; delete the Service and make it again",
+            name(met.ipam),
+            name(wanted.ipam)
+        ));
+    }
+    if met.network != wanted.network {
+        return Err(format!(
+            "its network is {:?}, which cannot become {:?}; delete the Service and make it again",
+            met.network, wanted.network
+        ));
+    }
+    Ok(())
+}
+
+/// What is decided on.
+#[derive(Debug, Clone, Copy)]
+pub struct Ground<'g> {
+    /// All load balancers.
+    pub book: &'g Book,
+    /// The settings.
+    pub settings: &'g Settings,
+}
+
+impl Ground<'_> {
+    /// The addresses that a load balancer is to have for itself.
+    ///
+    /// # Errors
+    /// If it cannot have what is wanted.
+    pub fn meet(&self, record: &Record, wanted: &Wanted) -> Result<Vec<Held>, Failure> {
+        let Record { cluster, service, .. } = record;
+        if !wanted.network.is_empty() && !self.settings.has_network(cluster, &wanted.network) {
+            return Err(Failure::new(
+                "UnknownNetwork",
+                format!("no VM of this cluster is attached to a network {:?}", wanted.network),
+            ));
+        }
+        if let Some(share) = &wanted.share {
+            return self.share(record, wanted, share).map(|()| Vec::new());
+        }
+        // Those who share it have their ports at the same address.
+        for sharer in self.book.sharers(record).filter(|sharer| sharer.service.uid != service.uid) {
+            let ports = sharer.met.iter().flat_map(|met| &met.ports);
+            clash(wanted, ports, &sharer.service)?;
+        }
+        match wanted.ipam {
+            Ipam::Dhcp if wanted.announcing != Announcing::KubeVip => Err(Failure::new(
+                "NoDhcp",
+                "an address by DHCP is announced by kube-vip, and by nobody else; ask for ipam pool",
+            )),
+            Ipam::Dhcp => Ok(Vec::new()),
+            Ipam::Pool => self.addresses(record, wanted),
+        }
+    }
+
+    /// Whether it may share the address of another Service.
+    fn share(&self, record: &Record, wanted: &Wanted, share: &Service) -> Result<(), Failure> {
+        let named = format!("{}/{}", share.namespace, share.name);
+        if share.uid == record.service.uid {
+            return Err(Failure::new("SharesItself", "it cannot share its own address"));
+        }
+        if let Some(sharer) = self.book.sharers(record).next() {
+            let Service { namespace, name, .. } = &sharer.service;
+            let words =
+                format!("the Service {namespace}/{name} shares its address, so it needs one of its own");
+            return Err(Failure::new("AddressShared", words));
+        }
+        let missing =
+            || Failure::new("NoPrimary", format!("the Service {named} has no address that could be shared"));
+        let primary = self.book.find(&record.cluster, &share.uid).ok_or_else(missing)?;
+        let met = primary.met.as_ref().ok_or_else(missing)?;
+        if met.share.is_some() {
+            let words = format!("the Service {named} shares an address itself; name the one that has it");
+            return Err(Failure::new("PrimaryShares", words));
+        }
+        if met.announcing != wanted.announcing {
+            let words = format!("the address of the Service {named} is announced by another means");
+            return Err(Failure::new("AnnouncingDiffers", words));
+        }
+        if met.ipam != wanted.ipam {
+            let words = format!("the address of the Service {named} comes from another ipam");
+            return Err(Failure::new("IpamDiffers", words));
+        }
+        let has = |family: &&Family| {
+            met.ipam == Ipam::Dhcp && met.families.contains(family)
+                || primary.addresses.iter().any(|held| Family::of(held.address) == **family)
+        };
+        let families = wanted.families.iter().filter(has).count();
+        if families == 0 || wanted.all_families && families < wanted.families.len() {
+            let words = format!("the Service {named} has no address of each family that is wanted");
+            return Err(Failure::new("FamilyMissing", words));
+        }
+        clash(wanted, met.ports.iter(), &primary.service)?;
+        for other in self.book.sharers(primary).filter(|other| other.id != record.id) {
+            clash(wanted, other.met.iter().flat_map(|met| &met.ports), &other.service)?;
+        }
+        let pools = primary.addresses.iter().filter_map(|held| self.settings.pool(&held.pool));
+        pools.into_iter().try_for_each(|pool| reserved(pool, wanted))
+    }
+
+    fn addresses(&self, record: &Record, wanted: &Wanted) -> Result<Vec<Held>, Failure> {
+        let forwarded = wanted.announcing == Announcing::Host;
+        let pools = self.settings.eligible(&record.cluster, &wanted.network, forwarded);
+        let (mut found, mut failures) = (Vec::new(), Vec::new());
+        for family in &wanted.families {
+            match self.address(record, wanted, *family, &pools) {
+                Ok(held) => found.push(held),
+                Err(failure) => failures.push(failure),
+            }
+        }
+        let asked_and_missed = |asked: &IpAddr| !found.iter().any(|held| held.address == *asked);
+        let is_short =
+            wanted.all_families || found.is_empty() || wanted.addresses.iter().any(asked_and_missed);
+        match failures.into_iter().next() {
+            Some(failure) if is_short => Err(failure),
+            _ => Ok(found),
+        }
+    }
+
+    fn address(
+        &self,
+        record: &Record,
+        wanted: &Wanted,
+        family: Family,
+        pools: &[&Pool],
+    ) -> Result<Held, Failure> {
+        let asked = wanted.addresses.iter().copied().find(|asked| Family::of(*asked) == family);
+        let mine = record.addresses.iter().find(|held| Family::of(held.address) == family);
+        if let Some(mine) = mine.filter(|mine| asked.is_none_or(|asked| asked == mine.address)) {
+            // One whose pool has been taken out of the settings, or away from the cluster, stays as long as it can be used.
+            let pool = self.settings.pools.iter().find(|pool| pool.has(mine.address));
+            let forwarded = wanted.announcing == Announcing::Host;
+            if pool.map_or(!forwarded, |pool| pool.forwards() == forwarded && reserved(pool, wanted).is_ok())
+            {
+                return Ok(mine.clone());
+            }
+        }
+        if let Some(asked) = asked {
+            let outside = || {
+                let words = format!("{asked} is in no pool of addresses that this cluster may use for it");
+                Failure::new("AddressOutsidePools", words)
+            };
+            let pool = pools.iter().find(|pool| pool.has(asked)).ok_or_else(outside)?;
+            reserved(pool, wanted)?;
+            let is_mine = self.book.holder(asked) == Some(record.id.as_str());
+            if !is_mine && !self.book.is_free(asked) {
+                return Err(Failure::new("AddressInUse", format!("{asked} is in use")));
+            }
+            return Ok(Held { address: asked, pool: pool.name.clone() });
+        }
+        let name = family.name();
+        let of_family: Vec<_> = pools.iter().filter(|pool| pool.size(family.is_ipv4()) > 0).collect();
+        let mut failure = Failure::new(
+            "NoPool",
+            format!("there is no pool of {name} addresses that this cluster may use for it"),
+        );
+        for pool in of_family {
+            if let Err(problem) = reserved(pool, wanted) {
+                failure = problem;
+                continue;
+            }
+            match self.book.pick(pool, family, &record.cluster, &record.service) {
+                Ok(held) => return Ok(held),
+                Err(Lack::Exhausted) => {
+                    failure =
+                        Failure::new("PoolExhausted", format!("the pool of {name} addresses has none left"));
+                }
+                Err(Lack::Blind) => {
+                    let words = "the host cannot read which of its addresses are taken; its administrator is told why";
+                    return Err(Failure::new("RecordsUnreadable", words));
+                }
+            }
+        }
+        Err(failure)
+    }
+}
+
+/// That no port is one of another Service at the same address.
+fn clash<'p>(
+    wanted: &Wanted,
+    mut ports: impl Iterator<Item = &'p Port>,
+    of: &Service,
+) -> Result<(), Failure> {
+    let Some(port) = ports.find(|port| wanted.has_port(port)) else { return Ok(()) };
+    let (protocol, number) = (port.protocol.name().to_ascii_uppercase(), port.port);
+    let words =
+        format!("the Service {}/{} has {protocol} port {number} at the same address", of.namespace, of.name);
+    Err(Failure::new("PortInUse", words))
+}
+
+/// That no port is one that the host forwards to nobody.
+fn reserved(pool: &Pool, wanted: &Wanted) -> Result<(), Failure> {
+    let is_reserved = |port: &&Port| pool.reserved_ports.contains(&port.port);
+    match wanted.ports.iter().find(is_reserved).filter(|_| wanted.announcing == Announcing::Host) {
+        None => Ok(()),
+        Some(port) => {
+            Err(Failure::new("PortReserved", format!("the host forwards port {} to nobody", port.port)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! The directory of the records: one file for each load balancer. Blocks.
+//!
+//! ```text
+//! <state-dir>/.lock         held while a host half has the directory
+//! <state-dir>/<id>.json     a record; see `record`
+//! <state-dir>/<id>.json.new what was not finished
+//! <state-dir>/.forwarding   there while the kernel may have rules of this program
+//! ```
+//!
+//! A record is replaced as a whole and synced before anybody is told what follows from it. So a run that is killed leaves
+//! each load balancer as it was or as it was to be, and no address is in two records: whoever takes one is written down
+//! after the one that had it was.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use super::record::{Damaged, Record};
+use crate::sys::directory::Directory;
+
+/// Bytes of the largest record: what is in it is bounded, but each byte may be escaped.
+const LONGEST_RECORD: u64 = 1 << 20;
+const LOCK: &str = ".lock";
+const MARK: &str = ".forwarding";
+const SUFFIX: &str = ".json";
+const NEW: &str = ".json.new";
+
+/// The directory, which this process has taken for itself.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    directory: Directory,
+    _lock: Flock<File>,
+}
+
+/// What is in the directory.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    /// The records.
+    pub records: Vec<Record>,
+    /// Those that cannot be used, by their names.
+    pub damaged: BTreeMap<String, Damaged>,
+}
+
+impl Store {
+    /// Opens the directory for this process, and makes it if need be.
+    ///
+    /// # Errors
+    /// If it cannot be made, another process has it, or others may write to it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt as _;
+
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        let directory = Directory::open(path)?;
+        if let Some(problem) = directory.distrust()? {
+            return Err(io::Error::other(problem));
+        }
+        let file = directory.file_or_new(LOCK)?;
+        let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => lock,
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
+                return Err(io::Error::other("another guestlet-host uses this directory"));
+            }
+            Err((_, error)) => return Err(error.into()),
+        };
+        Ok(Self { path: path.to_owned(), directory, _lock: lock })
+    }
+
+    /// Where a record is, for people.
+    pub fn file(&self, id: &str) -> PathBuf {
+        self.path.join(format!("{id}{SUFFIX}"))
+    }
+
+    /// Reads all records, and removes what was not finished.
+    ///
+    /// # Errors
+    /// If the directory cannot be listed.
+    pub fn load(&self) -> io::Result<Loaded> {
+        let mut loaded = Loaded::default();
+        for name in self.directory.names()? {
+            let Some(name) = name.to_str() else { continue };
+            if name.ends_with(NEW) {
+                self.directory.remove(name)?;
+                continue;
+            }
+            let Some(id) = name.strip_suffix(SUFFIX) else { continue };
+            let found = match self.directory.read(name, LONGEST_RECORD) {
+                Ok(Some(bytes)) => Record::decode(id, &bytes),
+                Ok(None) => continue,
+                Err(error) => Err(Damaged { problem: error.to_string(), addresses: None }),
+            };
+            match found {
+                Ok(record) => loaded.records.push(record),
+                Err(damaged) => drop(loaded.damaged.insert(id.to_owned(), damaged)),
+            }
+        }
+        Ok(loaded)
+    }
+
+    /// Keeps a record, whatever happens from now on.
+    ///
+    /// # Errors
+    /// If the system refuses: then what was kept before is kept, or this one.
+    pub fn keep(&self, record: &Record) -> io::Result<()> {
+        let (name, new) = (format!("{}{SUFFIX}", record.id), format!("{}{NEW}", record.id));
+        self.directory.prepare(&new, &record.encode()?)?;
+        self.directory.rename(&new, &name)?;
+        self.directory.sync()
+    }
+
+    /// Removes a record.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn remove(&self, id: &str) -> io::Result<()> {
+        self.directory.remove(&format!("{id}{SUFFIX}"))?;
+        Ok(())
+    }
+
+    /// Notes whether the kernel may have rules of this program.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn mark(&self, forwards: bool) -> io::Result<()> {
+        if forwards {
+            self.directory.file_or_new(MARK)?;
+        } else {
+            self.directory.remove(MARK)?;
+        }
+        self.directory.sync()
+    }
+
+    /// Whether that was noted.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn is_marked(&self) -> io::Result<bool> {
+        Ok(self.directory.read(MARK, 1)?.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wanted::Service;
+    use super::*;
+
+    fn record(id: &str) -> Record {
+        let service = Service { namespace: "a".into(), name: "b".into(), uid: id.into() };
+        Record::new(id.into(), "dev".into(), service)
+    }
+
+    #[test]
+    fn what_is_kept_is_found_and_what_was_not_finished_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("balancers");
+        let store = Store::open(&path).unwrap();
+        store.keep(&record("one")).unwrap();
+        store.keep(&record("two")).unwrap();
+        store.remove("two").unwrap();
+        store.directory.prepare("three.json.new", b"half of i").unwrap();
+        store.directory.prepare("four.json", b"half of i").unwrap();
+        let other = Store::open(&path).unwrap_err().to_string();
+        assert!(other.contains("another guestlet-host"), "{other}");
+        let loaded = store.load().unwrap();
+        assert_eq!(loaded.records, [record("one")]);
+        assert_eq!(loaded.damaged.keys().collect::<Vec<_>>(), ["four"]);
+        assert!(!path.join("three.json.new").exists() && path.join("four.json").exists());
+        assert!(!store.is_marked().unwrap());
+        store.mark(true).unwrap();
+        assert!(store.is_marked().unwrap());
+        store.mark(false).unwrap();
+        assert!(!store.is_marked().unwrap());
+    }
+}

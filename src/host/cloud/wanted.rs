@@ -1,0 +1,387 @@
+//! What a cluster wants of one Service's load balancer: read from a request, and checked. Pure. What contradicts itself is
+//! refused here; whether it can be had is decided in `meet`.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::addresses::{self, Subnet};
+use crate::wire::proto::v1;
+
+/// Bytes of the longest name of a Service or a namespace.
+const LONGEST_NAME: usize = 63;
+/// Bytes of the longest UID.
+const LONGEST_UID: usize = 64;
+/// Bytes of the longest name of a network.
+const LONGEST_NETWORK: usize = 253;
+const MOST_PORTS: usize = 128;
+const MOST_BACKENDS: usize = 1024;
+const MOST_SOURCES: usize = 64;
+/// Seconds: a day.
+const LONGEST_AFFINITY: u32 = 86_400;
+/// Greatest thresholds, and seconds, of a health check.
+const MOST_TRIES: u32 = 100;
+const LONGEST_PERIOD: u32 = 3600;
+
+/// A Service of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Service {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Tells it from others of the same name.
+    pub uid: String,
+}
+
+/// Where an address comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ipam {
+    /// From a pool.
+    Pool,
+    /// Whoever announces it gets it by DHCP.
+    Dhcp,
+}
+
+/// Who makes an address reachable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Announcing {
+    /// kube-vip in the cluster.
+    KubeVip,
+    /// Somebody else in the cluster, or nobody.
+    None,
+    /// This host half.
+    Host,
+}
+
+/// A family of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// Version 4.
+    Ipv4,
+    /// Version 6.
+    Ipv6,
+}
+
+/// What is spoken at a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "they say it all")]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+/// A port of a Service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    /// Its name; may be empty.
+    pub name: String,
+    /// What is spoken there.
+    pub protocol: Protocol,
+    /// At the load balancer's address.
+    pub port: u16,
+    /// At the nodes; 0 where there is none.
+    pub node_port: u16,
+}
+
+/// How nodes are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// The node port that is tried.
+    pub node_port: u16,
+    /// Tries in a row until a node counts as healthy.
+    pub success_threshold: u32,
+    /// Tries in a row until it counts as failed.
+    pub failure_threshold: u32,
+    /// Seconds from one try to the next.
+    pub period_seconds: u32,
+    /// Seconds of one try.
+    pub timeout_seconds: u32,
+}
+
+/// What is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Where the address comes from.
+    pub ipam: Ipam,
+    /// The network that it is to belong to; empty: any.
+    pub network: String,
+    /// Addresses that are asked for, at most one of each family.
+    pub addresses: Vec<IpAddr>,
+    /// The families, the preferred one first.
+    pub families: Vec<Family>,
+    /// An address of each family, or none at all.
+    pub all_families: bool,
+    /// The ports.
+    pub ports: Vec<Port>,
+    /// The Service whose address it shares.
+    pub share: Option<Service>,
+    /// Who announces it.
+    pub announcing: Announcing,
+    /// How nodes are checked, if they are.
+    pub check: Option<Check>,
+    /// Only nodes with endpoints take its traffic.
+    pub local: bool,
+    /// Where nodes say over HTTP whether they have endpoints; 0: nowhere.
+    pub local_port: u16,
+    /// Lasting identifiers of the VMs that take its traffic; empty: all that are Nodes.
+    pub backends: Vec<String>,
+    /// Who may send to it, as subnets; empty: everybody.
+    pub sources: Vec<String>,
+    /// For how many seconds one client stays with the same node.
+    pub affinity_seconds: u32,
+}
+
+impl From<&Service> for v1::ServiceReference {
+    fn from(service: &Service) -> Self {
+        let Service { namespace, name, uid } = service.clone();
+        Self { namespace, name, uid }
+    }
+}
+
+impl Family {
+    /// That of an address.
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
+    }
+
+    /// Whether it is version 4.
+    pub fn is_ipv4(self) -> bool {
+        self == Self::Ipv4
+    }
+
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        if self.is_ipv4() { "IPv4" } else { "IPv6" }
+    }
+}
+
+impl Protocol {
+    /// As rules and people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+}
+
+/// A Service that is named in a request; `what` is the field's name.
+///
+/// # Errors
+/// In words, if a part of it is not as it has to be.
+pub fn service(found: Option<v1::ServiceReference>, what: &str) -> Result<Service, String> {
+    let v1::ServiceReference { namespace, name, uid } = found.ok_or_else(|| format!("{what} is missing"))?;
+    for (field, text) in [("namespace", &namespace), ("name", &name)] {
+        if !is_label(text) {
+            return Err(format!(
+                "{what}.{field} is no name of Kubernetes with at most {LONGEST_NAME} characters"
+            ));
+        }
+    }
+    let is_good = !uid.is_empty()
+        && uid.len() <= LONGEST_UID
+        && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if !is_good {
+        return Err(format!("{what}.uid is no UID: 1 to {LONGEST_UID} letters, digits and \"-\""));
+    }
+    Ok(Service { namespace, name, uid })
+}
+
+fn is_label(text: &str) -> bool {
+    let ends = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    text.len() <= LONGEST_NAME
+        && ends(text.bytes().next())
+        && ends(text.bytes().last())
+        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+impl Wanted {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// In words, if a field of it is not as it has to be.
+    pub fn read(request: v1::EnsureLoadBalancerRequest) -> Result<(Service, Self), String> {
+        let of = service(request.service.clone(), "service")?;
+        let ipam = match request.ipam() {
+            v1::Ipam::Unspecified | v1::Ipam::Pool => Ipam::Pool,
+            v1::Ipam::Dhcp => Ipam::Dhcp,
+        };
+        let announcing = match request.announcing() {
+            v1::Announcing::Unspecified => return Err("announcing is missing".to_owned()),
+            v1::Announcing::KubeVip => Announcing::KubeVip,
+            v1::Announcing::None => Announcing::None,
+            v1::Announcing::Host => Announcing::Host,
+        };
+        if request.network.len() > LONGEST_NETWORK {
+            return Err(format!("network has more than {LONGEST_NETWORK} characters"));
+        }
+        let families = families(&request)?;
+        let addresses = wanted_addresses(&request.addresses, &families)?;
+        let ports = ports(&request.ports, announcing)?;
+        let check = request.health_check.map(|found| check(found, &ports)).transpose()?;
+        let share = request.share_with.clone().map(|found| service(Some(found), "share_with")).transpose()?;
+        if share.is_some() && !addresses.is_empty() {
+            return Err(
+                "addresses cannot be asked for where the address of another Service is shared".to_owned()
+            );
+        }
+        let local_port = port(request.health_check_node_port, true, "health_check_node_port")?;
+        if request.local_traffic && announcing == Announcing::Host && local_port == 0 {
+            return Err("health_check_node_port is missing, at which nodes say whether they have endpoints"
+                .to_owned());
+        }
+        if request.backends.len() > MOST_BACKENDS {
+            return Err(format!("backends has more than {MOST_BACKENDS} entries"));
+        }
+        if request.backends.iter().any(|uid| uid.is_empty() || uid.len() > LONGEST_UID) {
+            return Err(format!(
+                "backends has an entry that is no identifier of at most {LONGEST_UID} characters"
+            ));
+        }
+        if request.affinity_seconds > LONGEST_AFFINITY {
+            return Err(format!("affinity_seconds is more than {LONGEST_AFFINITY}"));
+        }
+        let backends: BTreeSet<_> = request.backends.into_iter().collect();
+        let wanted = Self {
+            ipam,
+            network: request.network,
+            addresses,
+            families,
+            all_families: request.all_families,
+            ports,
+            share,
+            announcing,
+            check,
+            local: request.local_traffic,
+            local_port: if request.local_traffic { local_port } else { 0 },
+            backends: backends.into_iter().collect(),
+            sources: sources(&request.source_ranges)?,
+            affinity_seconds: request.affinity_seconds,
+        };
+        Ok((of, wanted))
+    }
+
+    /// Whether a port is one of it.
+    pub fn has_port(&self, other: &Port) -> bool {
+        self.ports.iter().any(|port| (port.protocol, port.port) == (other.protocol, other.port))
+    }
+}
+
+fn families(request: &v1::EnsureLoadBalancerRequest) -> Result<Vec<Family>, String> {
+    let mut found = Vec::new();
+    for family in request.families() {
+        let family = match family {
+            v1::IpFamily::Unspecified => return Err("families has an entry that is no family".to_owned()),
+            v1::IpFamily::Ipv4 => Family::Ipv4,
+            v1::IpFamily::Ipv6 => Family::Ipv6,
+        };
+        if found.contains(&family) {
+            return Err(format!("families has {} twice", family.name()));
+        }
+        found.push(family);
+    }
+    // The iterator above leaves out what it does not know.
+    if found.is_empty() || found.len() != request.families.len() {
+        return Err("families has to name one or two families".to_owned());
+    }
+    Ok(found)
+}
+
+fn wanted_addresses(found: &[String], families: &[Family]) -> Result<Vec<IpAddr>, String> {
+    let mut asked: Vec<IpAddr> = Vec::new();
+    for text in found {
+        let address = addresses::parse(text).map_err(|problem| format!("addresses: {problem}"))?;
+        let family = Family::of(address);
+        if !families.contains(&family) {
+            return Err(format!("addresses has {address}, and families does not have {}", family.name()));
+        }
+        if asked.iter().any(|other| Family::of(*other) == family) {
+            return Err(format!("addresses has more than one of {}", family.name()));
+        }
+        asked.push(address);
+    }
+    Ok(asked)
+}
+
+fn port(found: u32, may_be_0: bool, what: &str) -> Result<u16, String> {
+    match u16::try_from(found) {
+        Ok(port) if may_be_0 || port > 0 => Ok(port),
+        _ => Err(format!("{what} = {found} is no port")),
+    }
+}
+
+fn ports(found: &[v1::ServicePort], announcing: Announcing) -> Result<Vec<Port>, String> {
+    if found.is_empty() || found.len() > MOST_PORTS {
+        return Err(format!("ports has to have 1 to {MOST_PORTS} entries"));
+    }
+    let (mut ports, mut seen) = (Vec::new(), BTreeSet::new());
+    for one in found {
+        let protocol = match one.protocol.as_str() {
+            "TCP" => Protocol::Tcp,
+            "UDP" => Protocol::Udp,
+            "SCTP" => Protocol::Sctp,
+            _ => return Err("ports has a protocol that is not TCP, UDP or SCTP".to_owned()),
+        };
+        let is_host = announcing == Announcing::Host;
+        if is_host && protocol == Protocol::Sctp {
+            return Err("ports has SCTP, which this host does not forward".to_owned());
+        }
+        if one.name.len() > LONGEST_NAME {
+            return Err(format!("ports has a name with more than {LONGEST_NAME} characters"));
+        }
+        let number = port(one.port, false, "ports.port")?;
+        if !seen.insert((protocol, number)) {
+            return Err(format!("ports has {} {number} twice", protocol.name().to_ascii_uppercase()));
+        }
+        let node_port = port(one.node_port, !is_host, "ports.node_port")?;
+        ports.push(Port { name: one.name.clone(), protocol, port: number, node_port });
+    }
+    Ok(ports)
+}
+
+fn check(found: v1::HealthCheck, ports: &[Port]) -> Result<Check, String> {
+    let named = ports.iter().find(|one| u32::from(one.port) == found.port && one.protocol == Protocol::Tcp);
+    let Some(named) = named else {
+        return Err(format!("health_check.port = {} is no TCP port of the Service", found.port));
+    };
+    if named.node_port == 0 {
+        return Err(format!("health_check.port = {} has no node port that could be tried", found.port));
+    }
+    let bounded = |value: u32, usual: u32, most: u32, what: &str| match value {
+        0 => Ok(usual),
+        value if value <= most => Ok(value),
+        value => Err(format!("health_check.{what} = {value} is more than {most}")),
+    };
+    let period_seconds = bounded(found.period_seconds, 5, LONGEST_PERIOD, "period_seconds")?;
+    let usual = period_seconds.min(3);
+    Ok(Check {
+        node_port: named.node_port,
+        success_threshold: bounded(found.success_threshold, 1, MOST_TRIES, "success_threshold")?,
+        failure_threshold: bounded(found.failure_threshold, 3, MOST_TRIES, "failure_threshold")?,
+        period_seconds,
+        timeout_seconds: bounded(found.timeout_seconds, usual, period_seconds, "timeout_seconds")?,
+    })
+}
+
+fn sources(found: &[String]) -> Result<Vec<String>, String> {
+    if found.len() > MOST_SOURCES {
+        return Err(format!("source_ranges has more than {MOST_SOURCES} entries"));
+    }
+    let subnet = |text: &String| match Subnet::parse_interface(text) {
+        Ok((_, subnet)) => Ok(subnet),
+        Err(problem) => Err(format!("source_ranges: {problem}")),
+    };
+    let subnets: BTreeSet<_> = found.iter().map(subnet).collect::<Result<_, _>>()?;
+    Ok(subnets.into_iter().map(|subnet| subnet.to_string()).collect())
+}
+
+#[cfg(test)]
+pub(super) mod tests;
