@@ -12,7 +12,7 @@
 //! ```
 //!
 //! One task owns what is known; what is done for a Service is done beside the others. Which request the host half has taken over is
-//! remembered as a number: after a start, or with another leader, everything is asked for once. [`leaks`] compares both sides.
+//! remembered as a number: after a start, or with another leader, everything is asked for once. `leaks` compares both sides.
 
 mod leaks;
 mod plan;
