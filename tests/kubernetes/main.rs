@@ -37,6 +37,9 @@ mod authority;
 #[path = "../node/bench.rs"]
 mod bench;
 #[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../host/checks.rs"]
+mod checks;
+#[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../kubevirt/client.rs"]
 mod client;
 #[allow(dead_code, reason = "each test program uses a part of it")]

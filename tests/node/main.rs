@@ -20,6 +20,9 @@ mod asking;
 #[path = "../cluster/authority.rs"]
 mod authority;
 #[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../host/checks.rs"]
+mod checks;
+#[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../kubevirt/client.rs"]
 mod client;
 #[allow(dead_code, reason = "each test program uses a part of it")]
