@@ -232,9 +232,9 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
     let shutdown = supervisor.shutdown();
     let mut cloud = None;
     if is_machine {
-        let (desk, changed) =
+        let (desk, news) =
             assemble_cloud(supervisor, &half, &handle, followed.cloud, settings.load_balancers);
-        fleet = fleet.with_changed(changed).with_cloud(Arc::new(desk.clone()));
+        fleet = fleet.with_changed(news).with_cloud(Arc::new(desk.clone()));
         cloud = Some(desk);
     }
 

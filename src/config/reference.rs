@@ -417,7 +417,11 @@ const HOST: &[Row] = &[
         "`50`",
         "calls of a guest in the long run; four times as many at once. Those about volumes are counted by themselves, and wait",
     ),
-    ("limits.open-calls", "`16`", "calls of a guest at a time, and as many about volumes beside them"),
+    (
+        "limits.open-calls",
+        "`16`",
+        "calls of a guest at a time, and as many about volumes and as many about its cluster beside them",
+    ),
     (
         "limits.unread-seconds",
         "`8`",

@@ -17,7 +17,7 @@
 //! clusters have of them; their guests ask for them by the callback, in the words of [`csi`].
 //!
 //! What clusters are told of their VMs, and the load balancers of their Services, are in [`cloud`], which guests ask by the
-//! callback as well; [`health_checks`] has their agents look whether nodes take traffic.
+//! callback as well; `health_checks` has their agents look whether nodes take traffic.
 //!
 //! Where a cluster runs the VMs, `guests` tells it of them: which have changed the fleet says ([`changed`]). There the program on
 //! each node has the sessions, and hands what guests ask of volumes on to the one that keeps these (`relay`, `controller`).

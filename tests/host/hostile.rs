@@ -90,7 +90,7 @@ fn a_guest_that_gives_no_room_for_an_answer() {
 #[test]
 fn calls_against_the_rules_of_the_callback() {
     let cases = [
-        (Unruly::TooMany, "more than 32 calls are under way"),
+        (Unruly::TooMany, "more than 48 calls are under way"),
         (Unruly::Number, "the call has the number 3, expected 2"),
         (Unruly::Cancellations, "it cancels more calls than it makes"),
         (Unruly::Large, "message length too large"),

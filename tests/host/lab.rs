@@ -35,8 +35,7 @@ impl Lab {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().display();
         let settings = format!(
-            "socket = '{at}/run/api.sock'\nvolumes-dir = '{at}/volumes'\ntrust.state-dir = '{at}/trust'\n\
-             load-balancers.state-dir = '{at}/balancers'\n"
+            "socket = '{at}/run/api.sock'\nvolumes-dir = '{at}/volumes'\ntrust.state-dir = '{at}/trust'\n"
         );
         Self { folder, settings, arguments: Vec::new(), daemon: None }
     }

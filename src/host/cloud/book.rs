@@ -272,9 +272,10 @@ impl Book {
         let mut forgettable = Vec::new();
         for record in released {
             let is_gone = |held: &Held| self.held.contains_key(&held.address);
-            match record.addresses.iter().all(is_gone) {
-                true => forgettable.push(record.id.clone()),
-                false => kept.push(record),
+            if record.addresses.iter().all(is_gone) {
+                forgettable.push(record.id.clone());
+            } else {
+                kept.push(record);
             }
         }
         kept.sort_by_key(|record| (record.released, record.id.clone()));

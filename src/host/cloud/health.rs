@@ -127,7 +127,6 @@ impl Question<'_> {
         let mut nodes = Nodes::default();
         for member in members.filter(|member| self.is_backend(member)) {
             match self.judge(member, check.as_deref()) {
-                Verdict::Out => {}
                 Verdict::Healthy(targets) => {
                     nodes.healthy = nodes.healthy.saturating_add(1);
                     nodes.targets.extend(targets);
@@ -136,7 +135,7 @@ impl Question<'_> {
                     let v1::Instance { vm_uid, name: vm_name, .. } = member.instance.clone();
                     nodes.failing.push(v1::BackendProblem { vm_uid, vm_name, problem });
                 }
-                Verdict::Failing(_) => {}
+                Verdict::Failing(_) | Verdict::Out => {}
             }
         }
         nodes.targets.sort_unstable();

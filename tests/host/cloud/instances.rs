@@ -58,19 +58,19 @@ fn what_changes_is_told_as_soon_as_it_does_and_nothing_else() {
     assert!(begun.elapsed() >= Duration::from_secs(1));
     assert_eq!((none.position.as_str(), none.instances.len()), (first.position.as_str(), 0));
     // Another cluster's VM, and then one of its own.
-    let waiting = {
+    let polling = {
         let (a, position) = (a.clone(), first.position.clone());
-        std::thread::spawn(move || (watch(&a, &position, 20), Instant::now()))
+        std::thread::spawn(move || watch(&a, &position, 20))
     };
     let happen = |vm: &str, node: &str| {
-        let node = Some(v1::Node { name: node.into(), ..v1::Node::default() });
-        vms.guests[vm].happen(Kind::NodeChanged(v1::NodeChanged { node }));
+        let told = Some(v1::Node { name: node.into(), ..v1::Node::default() });
+        vms.guests[vm].happen(Kind::NodeChanged(v1::NodeChanged { node: told }));
     };
     happen("c", "other");
     vms.lab.until_vm("c", |vm| vm["state"]["node"]["name"] == "other");
-    assert!(!waiting.is_finished());
+    assert!(!polling.is_finished());
     happen("b", "renamed");
-    let (news, _) = waiting.join().unwrap();
+    let news = polling.join().unwrap();
     assert_eq!((news.complete, news.instances.len()), (false, 1));
     assert_eq!(news.instances[0].node_name, "renamed");
 
@@ -129,7 +129,9 @@ fn a_vm_has_few_polls_that_wait_and_others_go_on_meanwhile() {
     // Those of other VMs, and its other calls, are answered.
     assert_eq!(watch(&vms.of("b"), "", 0).instances.len(), 2);
     a.get_instance(GetInstanceRequest { vm_uid: uuid(1) }).unwrap();
-    polls.into_iter().for_each(|poll| assert_eq!(poll.join().unwrap().instances.len(), 0));
+    for poll in polls {
+        assert_eq!(poll.join().unwrap().instances.len(), 0);
+    }
     further().unwrap();
 }
 

@@ -1,6 +1,7 @@
 //! What guests ask of their cluster: its VMs, and load balancers, with pools in the settings and records on the disk.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::Instant;
 
 use guestlet::transport::callback::Caller;
@@ -12,7 +13,7 @@ use tonic::{Code, Status};
 
 use crate::csi::{refused, wait};
 use crate::guest::{Door, Guest, Manner, info};
-use crate::lab::{DEADLINE, Lab, uuid};
+use crate::lab::{DEADLINE, Lab, text, uuid};
 
 mod balancers;
 mod checks;
@@ -55,7 +56,9 @@ fn start_guest(lab: &Lab, name: &str, number: u8) -> Guest {
 
 /// A daemon with these VMs and settings, and all agents connected.
 fn started(vms: &[Vm], settings: &str) -> Machines {
-    let mut lab = Lab::new().set(settings);
+    let mut lab = Lab::new();
+    let records = format!("load-balancers.state-dir = '{}'", text(&lab.path("balancers")));
+    lab = lab.set(&records).set(settings);
     let mut guests = HashMap::new();
     for (name, number, cluster) in vms {
         lab = lab.vm(name, *number, &format!("unix-socket = '@{name}.sock'\ncluster = '{cluster}'"));
@@ -88,7 +91,7 @@ impl Machines {
     fn files(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.lab.path("balancers")) else { return Vec::new() };
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.ends_with(".json")).collect()
+        names.filter(|name| Path::new(name).extension().is_some_and(|end| end == "json")).collect()
     }
 
     /// The records of load balancers that are not given back.

@@ -88,9 +88,11 @@ fn traffic_goes_to_healthy_nodes_and_no_others() {
     let http: SocketAddr = "198.51.100.10:80".parse().unwrap();
     // From the host itself, and from the nodes, whose answers would not come back this way by themselves.
     assert!(ask(http).is_ok());
-    for node in &wires.nodes {
-        for _ in 0..8 {
-            assert!(node.namespace.ask(http).is_ok(), "{}", output("nft list table inet guestlet"));
+    for (number, node) in wires.nodes.iter().enumerate() {
+        for time in 0..8 {
+            let answer = node.namespace.ask(http);
+            let seen = || output("nft list table inet guestlet; cat /proc/net/nf_conntrack; ip neigh");
+            assert!(answer.is_ok(), "node {number}, time {time}: {answer:?}\n{}", seen());
         }
     }
 

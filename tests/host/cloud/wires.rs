@@ -35,7 +35,9 @@ impl Namespace {
         std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             tell.send(nix::unistd::gettid().as_raw()).unwrap();
-            todo.iter().for_each(|work| work());
+            for work in todo {
+                work();
+            }
         });
         let namespace = Self { thread: told.recv().unwrap(), work };
         namespace.sh("ip link set lo up");
@@ -114,7 +116,8 @@ impl Wires {
     pub fn new(names: &[(&str, u8)]) -> Self {
         sh("ip link set lo up; ip link add br0 type bridge; ip link set br0 up
             ip addr add 10.77.0.254/24 dev br0; ip addr add fd00:77::fe/64 dev br0 nodad
-            echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding");
+            for call in /proc/sys/net/bridge/bridge-nf-call-ip*tables; do [ ! -e $call ] || echo 0 > $call; done
+             echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding");
         let outside = Namespace::new();
         sh(&format!(
             "ip link add ext0 type veth peer name ext0 netns {}; ip link set ext0 up

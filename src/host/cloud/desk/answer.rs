@@ -48,10 +48,12 @@ impl Desk {
             }
             Request::Checks(cluster, reply) => drop(reply.send(self.cluster(&cluster).checks.subscribe())),
             Request::Reported(asker, generation, results) => {
-                self.reported(&asker, generation, results, false)
+                self.reported(&asker, generation, results, false);
             }
-            Request::Checked(asker, generation, results) => self.reported(&asker, generation, results, true),
-            Request::Endpoint(key, outcome) => self.endpoint(key, outcome),
+            Request::Checked(asker, generation, results) => {
+                self.reported(&asker, generation, results, true);
+            }
+            Request::Endpoint(key, outcome) => self.endpoint(key, &outcome),
             Request::AllBalancers(reply) => drop(reply.send(self.all_balancers())),
             Request::AllPools(reply) => drop(reply.send(self.all_pools())),
             Request::Remove(cluster, uid, reply) => {
@@ -107,10 +109,10 @@ impl Desk {
         }
     }
 
-    fn endpoint(&mut self, key: Key, outcome: Outcome) {
+    fn endpoint(&mut self, key: Key, outcome: &Outcome) {
         let Some(cluster) = self.book.get(&key.0).map(|record| record.cluster.clone()) else { return };
         let of = self.cluster(&cluster);
-        if of.heard.endpoints.insert(key, outcome.clone()).as_ref() != Some(&outcome) {
+        if of.heard.endpoints.insert(key, outcome.clone()).as_ref() != Some(outcome) {
             self.unsettle(&cluster);
         }
     }

@@ -49,16 +49,16 @@ impl Desk {
         // A Service is not renamed; what the words say follows the newest request.
         let mut known = known;
         known.service = service;
-        let shown = self.meet(known, wanted).await?;
+        let answer = self.meet(known, wanted).await?;
         // Others may have waited for its address.
-        let shares = |id: &String| {
-            let asked = self.book.get(id).filter(|record| record.cluster == asker.cluster)?.asked.as_ref()?;
-            asked.share.as_ref().map(|_| id.clone())
+        let waits = |id: &String| {
+            let record = self.book.get(id).filter(|record| record.cluster == asker.cluster)?;
+            record.asked.as_ref()?.share.as_ref().map(|_| id.clone())
         };
         let waiting: Vec<_> =
-            self.failures.keys().filter_map(shares).filter(|id| shown.name != format!("lb-{id}")).collect();
+            self.failures.keys().filter_map(waits).filter(|id| answer.name != format!("lb-{id}")).collect();
         self.try_these_again(waiting).await;
-        Ok(shown)
+        Ok(answer)
     }
 
     fn begin_new(&self, asker: &Asker, service: Service) -> Result<Record, Problem> {
@@ -121,7 +121,7 @@ impl Desk {
             }
             self.keep(record.clone()).await?;
             self.forget(&cluster).await;
-            self.told_of(&before, &record, failure.as_ref());
+            told_of(&before, &record, failure.as_ref());
             self.unsettle(&cluster);
         }
         match failure {
@@ -158,7 +158,7 @@ impl Desk {
         of.balancers.tell();
         self.events.extend(event);
         self.forget(cluster).await;
-        self.told_of_release(&record);
+        told_of_release(&record);
         self.unsettle(cluster);
         if !record.addresses.is_empty() {
             self.try_again().await;
@@ -191,32 +191,32 @@ impl Desk {
             }
         }
     }
+}
 
-    /// Records who did what to whom, for people.
-    fn told_of(&self, before: &Record, now: &Record, failure: Option<&Failure>) {
-        let named = |record: &Record| {
-            record.addresses.iter().map(|held| held.address.to_string()).collect::<Vec<_>>().join(",")
-        };
-        let Service { namespace, name, .. } = &now.service;
-        let cluster = &now.cluster;
-        if before.addresses != now.addresses {
-            let (was, is) = (named(before), named(now));
-            tracing::info!(cluster, service = format!("{namespace}/{name}"), was, is, "load balancer");
-        }
-        if let Some(Failure { reason, message }) = failure {
-            tracing::debug!(
-                cluster,
-                service = format!("{namespace}/{name}"),
-                reason,
-                message,
-                "load balancer fails"
-            );
-        }
+/// Logs what a load balancer has become.
+fn told_of(before: &Record, now: &Record, failure: Option<&Failure>) {
+    let named = |record: &Record| {
+        record.addresses.iter().map(|held| held.address.to_string()).collect::<Vec<_>>().join(",")
+    };
+    let Service { namespace, name, .. } = &now.service;
+    let cluster = &now.cluster;
+    if before.addresses != now.addresses {
+        let (was, is) = (named(before), named(now));
+        tracing::info!(cluster, service = format!("{namespace}/{name}"), was, is, "load balancer");
     }
+    if let Some(Failure { reason, message }) = failure {
+        tracing::debug!(
+            cluster,
+            service = format!("{namespace}/{name}"),
+            reason,
+            message,
+            "load balancer fails"
+        );
+    }
+}
 
-    fn told_of_release(&self, record: &Record) {
-        let Service { namespace, name, .. } = &record.service;
-        let cluster = &record.cluster;
-        tracing::info!(cluster, service = format!("{namespace}/{name}"), "load balancer given back");
-    }
+fn told_of_release(record: &Record) {
+    let Service { namespace, name, .. } = &record.service;
+    let cluster = &record.cluster;
+    tracing::info!(cluster, service = format!("{namespace}/{name}"), "load balancer given back");
 }

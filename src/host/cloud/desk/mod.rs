@@ -182,7 +182,8 @@ impl Desk {
                 }
             }
         };
-        shutdown.run_until_cancelled_owned(work).await;
+        // Boxed: it is large, and there is one.
+        shutdown.run_until_cancelled_owned(Box::pin(work)).await;
     }
 
     /// The cluster of this name, which is known from now on.

@@ -139,9 +139,10 @@ impl Forwarder {
         self.nft(&["-f", "-"], text).await.map_err(|error| error_chain::words(&error))?;
         let arranged = Arc::clone(plan);
         let given = blocking::run(move || give(&arranged)).await;
-        self.written = match plan.is_empty() {
-            true => None,
-            false => Some(self.table().await.map_err(|error| error_chain::words(&error))?),
+        self.written = if plan.is_empty() {
+            None
+        } else {
+            Some(self.table().await.map_err(|error| error_chain::words(&error))?)
         };
         taken.and(given)
     }

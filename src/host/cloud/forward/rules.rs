@@ -85,14 +85,12 @@ fn sets(text: &mut String, plan: &Plan, family: Family) {
         }
     }
     let hairpins = subnets.iter().map(|(address, subnet)| format!("{subnet} . {address}")).collect();
-    let near = subnets.values().map(ToString::to_string).collect();
     let given = plan.given().into_iter().filter(|address| address.is_ipv4() == is_ipv4);
     let given = given.map(|address| address.to_string()).collect();
     let port = format!("{kind} . inet_proto . inet_service");
     set(text, &format!("set addresses{suffix}"), &format!("type {kind};"), &addresses);
     set(text, &format!("set given{suffix}"), &format!("type {kind};"), &given);
     set(text, &format!("set hairpin{suffix}"), &format!("type {kind} . {kind}; flags interval;"), &hairpins);
-    set(text, &format!("set near{suffix}"), &format!("type {kind}; flags interval; auto-merge;"), &near);
     set(text, &format!("set unserved{suffix}"), &format!("type {port};"), &unserved);
     set(text, &format!("map services{suffix}"), &format!("type {port} : verdict;"), &served);
 }
@@ -195,10 +193,6 @@ fn hooks(text: &mut String) {
         }
         text.push_str("  }\n");
     }
-    // Where the sender is in the node's own subnet, the kernel would tell it to go to the node by itself: the sender would take
-    // the node for the load balancer from then on.
-    text.push_str("  chain redirects { type filter hook output priority filter; policy accept;\n");
-    text.push_str("    icmp type redirect ip daddr @near4 drop\n    icmpv6 type nd-redirect ip6 daddr @near6 drop\n  }\n");
     text.push_str("  chain postrouting { type nat hook postrouting priority srcnat; policy accept;\n");
     for Family { word, suffix, .. } in FAMILIES {
         let _ = writeln!(
