@@ -78,25 +78,21 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn done<T>(value: T) -> Result<T, Closed> {
-        Ok(value)
-    }
-
     #[tokio::test(start_paused = true)]
     async fn nothing_is_changed_by_a_program_that_does_not_lead() {
         let fence = Fence::default();
-        assert!(!fence.is_open() && fence.change(async { done(()) }).await.is_err());
+        assert!(!fence.is_open() && fence.change(async { Ok::<_, Closed>(()) }).await.is_err());
         fence.extend(Instant::now() + SECOND);
-        assert!(fence.is_open() && fence.change(async { done(()) }).await.is_ok());
+        assert!(fence.is_open() && fence.change(async { Ok::<_, Closed>(()) }).await.is_ok());
         // It stood still meanwhile.
         tokio::time::advance(SECOND).await;
-        assert!(!fence.is_open() && fence.change(async { done(()) }).await.is_err());
+        assert!(!fence.is_open() && fence.change(async { Ok::<_, Closed>(()) }).await.is_err());
         // A change that takes longer than it leads.
         fence.extend(Instant::now() + SECOND);
         let begun = Instant::now();
         let slow = fence.change(async {
             tokio::time::sleep(10 * SECOND).await;
-            done(())
+            Ok::<_, Closed>(())
         });
         assert!(slow.await.is_err());
         assert_eq!(begun.elapsed(), SECOND);
@@ -108,7 +104,7 @@ mod tests {
         fence.extend(Instant::now() + 10 * SECOND);
         let slow = fence.change(async {
             tokio::time::sleep(SECOND).await;
-            done(Instant::now())
+            Ok::<_, Closed>(Instant::now())
         });
         let closing = async {
             tokio::task::yield_now().await;
@@ -117,6 +113,6 @@ mod tests {
         };
         let (changed, closed) = tokio::join!(slow, closing);
         assert!(closed >= changed.unwrap());
-        assert!(fence.change(async { done(()) }).await.is_err());
+        assert!(fence.change(async { Ok::<_, Closed>(()) }).await.is_err());
     }
 }
