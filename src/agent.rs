@@ -16,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cloud;
 use crate::config::agent::AgentSettings;
+use crate::csi::Both;
 use crate::guest::events::{Event, TICK};
-use crate::guest::{Guest, freeze, identity, monitor};
+use crate::guest::{Guest, freeze, identity, monitor, probes};
 use crate::labels;
 use crate::policy::Audit;
 use crate::qga;
@@ -27,7 +28,7 @@ use crate::qga::room::Room;
 use crate::rpc::guard::Gate;
 use crate::rpc::holder::Holder;
 use crate::rpc::introduced::Introduced;
-use crate::rpc::{callback, guest, local};
+use crate::rpc::{callback, guest, health_checks, health_reports, local};
 use crate::supervise::{Supervisor, termination};
 use crate::sys::root::Root;
 use crate::sys::ticker::Ticker;
@@ -37,6 +38,7 @@ use crate::transport::{BoxStream, http2, unix};
 use crate::trust::guest::{Greeted, Refused, greet};
 use crate::trust::keyring::Keyring;
 use crate::wire::proto::v1::WhoAmIResponse;
+use crate::wire::proto::v1::health_checks_server::HealthChecksServer;
 use channels::{Passed, Qga};
 
 /// How long the parts may take to end.
@@ -169,6 +171,9 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
     Ok(people)
 }
 
+/// What the guestlet API says that this agent can do.
+const CAPABILITIES: [&str; 6] = ["events", "qga", "disks", "topology", "callback", "health-checks"];
+
 /// What serves the host half, and people in the guest.
 struct Api {
     control: Listener,
@@ -185,7 +190,7 @@ impl Api {
     fn start(self, guest: &Guest, supervisor: &mut Supervisor) -> anyhow::Result<()> {
         let shutdown = supervisor.shutdown();
         let (folder, holder) = (self.folder, self.holder);
-        let capabilities = ["events", "qga", "disks", "topology", "callback"].map(str::to_owned).to_vec();
+        let capabilities = CAPABILITIES.map(str::to_owned).to_vec();
         let news = News { folder: folder.into(), freezer: guest.freezer.clone(), teller: self.teller };
         let surroundings = callback::Surroundings {
             // How many volumes there can be depends on what is plugged.
@@ -195,6 +200,7 @@ impl Api {
         let keys = keys::of_the_api(&self.keyring, guest);
         let api = guest::Service::new(guest.clone(), capabilities, holder.clone(), surroundings, keys);
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels);
+        let checks = check_health(guest, holder, supervisor);
 
         keys::follow(&self.keyring, supervisor)?;
         let door = Door {
@@ -209,7 +215,10 @@ impl Api {
             let complaints = door.complaints.clone();
             let doorkeeper = door.clone();
             let greet = move |name, incoming| doorkeeper.clone().greet(name, incoming);
-            let serve = move |name, greeted| door.clone().serve(name, greeted, api.clone());
+            let serve = move |name, greeted| {
+                let services = Both(checks.clone().into_server(), api.clone().into_server());
+                door.clone().serve(name, greeted, services)
+            };
             clients::run_doubting(control, ending, &complaints, greet, serve).await
         });
         let ending = shutdown.clone();
@@ -224,6 +233,23 @@ impl Api {
         }
         Ok(())
     }
+}
+
+/// What a host half can call.
+type Services = Both<HealthChecksServer<health_checks::Service>, guest::Served>;
+
+/// Starts what makes the health checks that the host half wants, and tells their results.
+fn check_health(guest: &Guest, holder: Holder, supervisor: &mut Supervisor) -> health_checks::Service {
+    let (checks, prober) = probes::probes(Arc::clone(&guest.topology));
+    let reports = health_reports::report(holder.clone(), checks.standing());
+    let shutdown = supervisor.shutdown();
+    supervisor.spawn("health checks", async move {
+        let work = async { tokio::join!(prober.run(), reports) };
+        let _ = shutdown.run_until_cancelled(work).await;
+        shutdown.cancelled().await;
+        Ok(())
+    });
+    health_checks::Service::new(checks, holder)
 }
 
 /// Where host halves come in.
@@ -253,10 +279,10 @@ impl Door {
     }
 
     /// Serves it as long as it would be let in.
-    async fn serve(self, name: String, greeted: Greeted, api: guest::Service) {
+    async fn serve(self, name: String, greeted: Greeted, services: Services) {
         let Greeted { stream, peer, binding } = greeted;
         let peer = Arc::new(peer);
-        let service = self.gate.before(api.into_server());
+        let service = self.gate.before(services);
         let service = Introduced::new(service, Arc::clone(&peer), binding);
         let served = serve(name.clone(), stream, service, self.shutdown);
         tokio::select! {

@@ -25,6 +25,7 @@ pub mod network;
 pub mod passwords;
 pub mod pod_volumes;
 pub mod power;
+pub mod probes;
 pub mod processes;
 pub mod processors;
 pub mod routes;

@@ -11,7 +11,7 @@ pub enum Role {
     Metrics,
     /// Read its logs.
     Logs,
-    /// Tell it where it runs, and so change the labels of its Node.
+    /// Tell it where it runs, and so change the labels of its Node; have it check its own node ports.
     Topology,
     /// Freeze and thaw its file systems.
     Freeze,

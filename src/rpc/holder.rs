@@ -56,6 +56,37 @@ impl Current {
     fn callback(&self) -> Option<Callback> {
         self.callback.borrow().clone()
     }
+
+    fn tenure(&self) -> Tenure {
+        Tenure { number: self.number, over: self.over.subscribe(), callback: self.callback.subscribe() }
+    }
+}
+
+/// One hold of the guest, for work that is to end with it.
+#[derive(Debug, Clone)]
+pub struct Tenure {
+    number: u64,
+    over: watch::Receiver<Option<String>>,
+    callback: watch::Receiver<Option<Callback>>,
+}
+
+impl Tenure {
+    /// Tells this hold from all others of this run of the agent.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Completes when the hold has ended, also if the same host half has begun another one.
+    pub async fn ended(mut self) {
+        // An error means that the hold has ended by itself.
+        let _ = self.over.wait_for(Option::is_some).await;
+    }
+
+    /// Waits until the holder has opened a callback; none when the hold has ended.
+    pub async fn caller(&mut self) -> Option<Caller> {
+        let callback = self.callback.wait_for(Option::is_some).await.ok()?;
+        callback.as_ref().map(Callback::caller)
+    }
 }
 
 /// Who holds the guest, for people.
@@ -167,6 +198,19 @@ impl Holder {
         let slot = self.slot();
         let current = slot.current.as_ref()?;
         (current.host.instance_id == instance_id && current.peer.is_same(peer)).then(|| current.host.clone())
+    }
+
+    /// The hold of the host half that calls itself so and has proved to be `peer`, if it holds the guest.
+    pub fn tenure_of(&self, instance_id: &str, peer: &Peer) -> Option<Tenure> {
+        let slot = self.slot();
+        let current = slot.current.as_ref()?;
+        (current.host.instance_id == instance_id && current.peer.is_same(peer)).then(|| current.tenure())
+    }
+
+    /// The hold of this number, as long as it lasts.
+    pub fn tenure(&self, number: u64) -> Option<Tenure> {
+        let slot = self.slot();
+        slot.current.as_ref().filter(|current| current.number == number).map(Current::tenure)
     }
 
     /// Who holds the guest now.

@@ -1,12 +1,14 @@
 //! The guestlet API in the guest, one file per service that it serves or calls.
 //!
-//! [`guest`] serves the host half, [`callback`] calls it, [`local`] serves people in the guest. [`holder`] knows which host
+//! [`guest`] and [`health_checks`] serve the host half, [`callback`] and [`health_reports`] call it, [`local`] serves people in the guest. [`holder`] knows which host
 //! half holds the guest, [`guard`] who may call what.
 
 pub mod callback;
 mod convert;
 pub mod guard;
 pub mod guest;
+pub mod health_checks;
+pub mod health_reports;
 pub mod holder;
 pub mod introduced;
 pub mod keys;

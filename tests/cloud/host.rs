@@ -45,6 +45,8 @@ pub struct World {
     pub is_slow_to_release: bool,
     /// All calls so far, by name.
     pub calls: BTreeMap<&'static str, u64>,
+    /// What agents have reported, if they may.
+    pub reports: Option<Vec<v1::ReportHealthChecksRequest>>,
     addresses: u8,
     /// What has changed, in its order: VMs or load balancers, by UID.
     instance_changes: Vec<String>,
@@ -460,8 +462,14 @@ impl Cloud for Host {
 
     async fn report_health_checks(
         &self,
-        _: Request<v1::ReportHealthChecksRequest>,
+        request: Request<v1::ReportHealthChecksRequest>,
     ) -> Result<Response<v1::ReportHealthChecksResponse>, Status> {
-        Err(Status::unimplemented("agents report, not guestlet-ccm"))
+        self.enter("ReportHealthChecks").await?;
+        let mut world = self.world();
+        let reports = world.reports.as_mut();
+        reports
+            .ok_or_else(|| Status::unimplemented("agents report, not guestlet-ccm"))?
+            .push(request.into_inner());
+        Ok(Response::new(v1::ReportHealthChecksResponse {}))
     }
 }

@@ -25,7 +25,12 @@ pub const NODE: &str = "6f1c6a4e-8f0a-4a57-9a52-0d6d5d4c2b11";
 
 /// Runs this test again in a mount namespace of its own, where nothing is kept; false in there.
 pub fn is_outside() -> bool {
-    let outside = namespace::is_outside();
+    is_outside_of(&["--mount"])
+}
+
+/// The same in the namespaces that these options of unshare(1) make, a mount namespace among them.
+pub fn is_outside_of(options: &[&str]) -> bool {
+    let outside = namespace::inside().is_none() && namespace::run_inside(options, &[]);
     if !outside {
         std::fs::create_dir_all("/run/guestlet").unwrap();
         run("mount -t tmpfs lab /var/lib; mount -t tmpfs lab /run/guestlet");
@@ -136,11 +141,17 @@ impl Lab {
 
     /// The same by one that serves this to the guest.
     pub async fn introduce_by(&mut self, service: impl http2::Service<Body>) {
+        let (control, events) = self.hold().await;
+        let callback = Callback::serve(self.folder.path(), "one", service).await;
+        self.half = Some((control, callback, events));
+    }
+
+    /// A host half that holds the guest, and has no callback.
+    pub async fn hold(&self) -> (Control, tonic::Streaming<guestlet::wire::proto::v1::Event>) {
         let control = Control::dial(self.folder.path()).await;
         let mut events = control.watch("one", None).await.unwrap();
         next(&mut events).await;
-        let callback = Callback::serve(self.folder.path(), "one", service).await;
-        self.half = Some((control, callback, events));
+        (control, events)
     }
 
     /// Has the host half say on which host the guest runs.

@@ -26,6 +26,7 @@ mod foreign;
 #[allow(dead_code, reason = "shared with the tests of QGA")]
 #[path = "../qga/fuse.rs"]
 mod fuse;
+mod health_checks;
 #[allow(dead_code, reason = "shared with the tests of the API")]
 #[path = "../api/host.rs"]
 mod host;

@@ -1,0 +1,164 @@
+//! One health check and what its tries come to. Pure.
+//!
+//! ```text
+//!             success_threshold successes in a row
+//!   failed ───────────────────────────────────────▶ healthy
+//!  (at first) ◀─────────────────────────────────────
+//!             failure_threshold failures in a row
+//! ```
+
+use std::time::Duration;
+
+/// The family of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// A TCP connection to a port of this guest's own that is tried again and again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// Given by whoever wants it, and told with each result.
+    pub id: String,
+    /// The node port.
+    pub port: u16,
+    /// On which of the node's addresses.
+    pub family: Family,
+    /// Successes in a row until it counts as healthy.
+    pub success_threshold: u32,
+    /// Failures in a row until it counts as failed.
+    pub failure_threshold: u32,
+    /// From the beginning of one try to that of the next.
+    pub period: Duration,
+    /// For one try; not longer than the period.
+    pub timeout: Duration,
+}
+
+/// How a check stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// As the thresholds have it.
+    pub healthy: bool,
+    /// Why the last try failed; empty if it did not.
+    pub problem: String,
+    /// The last tries that all had the same outcome, up to a threshold.
+    in_a_row: u32,
+}
+
+impl Default for Verdict {
+    /// That of a check which was not tried yet: it counts as failed.
+    fn default() -> Self {
+        Self { healthy: false, problem: "it has not been tried yet".to_owned(), in_a_row: 0 }
+    }
+}
+
+impl Verdict {
+    /// Takes the outcome of one more try of `check`. Whether anything that is told of it has changed.
+    pub fn take(&mut self, check: &Check, outcome: Result<(), String>) -> bool {
+        let succeeded = outcome.is_ok();
+        let (was_healthy, problem) = (self.healthy, outcome.err().unwrap_or_default());
+        if succeeded == self.healthy {
+            self.in_a_row = 0;
+        } else {
+            self.in_a_row += 1;
+            let needed = if succeeded { check.success_threshold } else { check.failure_threshold };
+            if self.in_a_row >= needed {
+                (self.healthy, self.in_a_row) = (succeeded, 0);
+            }
+        }
+        let has_changed = was_healthy != self.healthy || self.problem != problem;
+        self.problem = problem;
+        has_changed
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub fn check(id: &str, port: u16) -> Check {
+        let (period, timeout) = (Duration::from_secs(5), Duration::from_secs(3));
+        let (id, family) = (id.to_owned(), Family::V4);
+        Check { id, port, family, success_threshold: 2, failure_threshold: 3, period, timeout }
+    }
+
+    /// Whether it counts as healthy after each of these tries, `+` for one that succeeds.
+    fn course(check: &Check, tries: &str) -> String {
+        let mut verdict = Verdict::default();
+        let outcome = |sign| if sign == '+' { Ok(()) } else { Err("refused".to_owned()) };
+        let after = |sign| {
+            verdict.take(check, outcome(sign));
+            assert_eq!(verdict.problem.is_empty(), sign == '+', "{tries}");
+            if verdict.healthy { 'h' } else { 'f' }
+        };
+        tries.chars().map(after).collect()
+    }
+
+    #[test]
+    fn only_tries_in_a_row_reach_a_threshold() {
+        let usual = check("a", 1);
+        for (tries, expected) in [
+            ("++", "fh"),
+            ("+-+-+-", "ffffff"),
+            ("+-++", "fffh"),
+            ("++---+++", "fhhhffhh"),
+            ("++--+--+--", "fhhhhhhhhh"),
+            ("++-----", "fhhhfff"),
+            ("++----+-+", "fhhhfffff"),
+        ] {
+            assert_eq!(course(&usual, tries), expected, "{tries}");
+        }
+        let first = Check { success_threshold: 1, failure_threshold: 1, ..usual };
+        assert_eq!(course(&first, "-+-+"), "fhfh");
+    }
+
+    #[test]
+    fn a_change_is_what_others_would_see() {
+        let check = check("a", 1);
+        let mut verdict = Verdict::default();
+        assert!(!verdict.healthy && !verdict.problem.is_empty());
+        let failed = |why: &str| Err(why.to_owned());
+        for (outcome, changes) in [
+            (failed("refused"), true),
+            (failed("refused"), false),
+            (failed("no answer"), true),
+            (Ok(()), true),
+            (Ok(()), true),
+            (Ok(()), false),
+            (failed("refused"), true),
+            (failed("refused"), false),
+            (failed("refused"), true),
+            (failed("refused"), false),
+        ] {
+            assert_eq!(verdict.take(&check, outcome.clone()), changes, "{outcome:?}: {verdict:?}");
+        }
+    }
+
+    proptest! {
+        /// As the thresholds say it, looked at from the outside.
+        #[test]
+        fn it_is_as_the_last_tries_were(
+            tries in proptest::collection::vec(any::<bool>(), 0..60),
+            success_threshold in 1_u32..6,
+            failure_threshold in 1_u32..6,
+        ) {
+            let check = Check { success_threshold, failure_threshold, ..check("a", 1) };
+            let (mut verdict, mut expected) = (Verdict::default(), false);
+            for count in 1..=tries.len() {
+                let last = tries[count - 1];
+                verdict.take(&check, if last { Ok(()) } else { Err("refused".to_owned()) });
+                let alike = tries[..count].iter().rev().take_while(|one| **one == last).count();
+                let needed = if last { success_threshold } else { failure_threshold };
+                if alike >= needed as usize {
+                    expected = last;
+                }
+                prop_assert_eq!(verdict.healthy, expected, "{:?}", &tries[..count]);
+            }
+        }
+    }
+}
