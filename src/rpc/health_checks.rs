@@ -176,8 +176,8 @@ mod tests {
     #[tokio::test]
     #[allow(clippy::disallowed_methods)]
     async fn what_is_out_of_bounds_is_named_and_changes_nothing() {
-        let (probes, prober) = probes(Arc::default());
-        tokio::spawn(prober.run());
+        let (probes, owner) = probes(Arc::default());
+        tokio::spawn(owner.run());
         let holder = Holder::default();
         let service = Service::new(probes.clone(), holder.clone());
         let ask = |request| service.set_health_checks(Request::new(request));

@@ -409,8 +409,8 @@ fn no_verb_of_the_role_for_shares_is_there_for_nothing() {
             until(&format!("{verb} is missed"), async || {
                 tries += 1;
                 let name = format!("without-{}-{tries}", text(&verb));
-                let tried = tokio::time::timeout(Duration::from_secs(8), all(&lab, &volumes, &name)).await;
-                tried.map_or(true, |outcome| outcome.is_err()).then_some(())
+                let outcome = tokio::time::timeout(Duration::from_secs(8), all(&lab, &volumes, &name)).await;
+                outcome.map_or(true, |outcome| outcome.is_err()).then_some(())
             })
             .await;
             set(&lab, &whole).await;

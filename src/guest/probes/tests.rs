@@ -9,11 +9,11 @@ const LONG: Duration = Duration::from_secs(10);
 /// Probes of 127.0.0.1, made until the runtime of the test ends.
 #[allow(clippy::disallowed_methods)]
 fn started() -> Probes {
-    let (probes, prober) = at(Box::new(|family| match family {
+    let (probes, owner) = at(Box::new(|family| match family {
         Family::V4 => Ok([127, 0, 0, 1].into()),
         Family::V6 => Err("this node has no IPv6 address".to_owned()),
     }));
-    tokio::spawn(prober.run());
+    tokio::spawn(owner.run());
     probes
 }
 
@@ -121,24 +121,24 @@ async fn one_that_hangs_keeps_no_other_waiting() {
 fn first_tries_are_spread_and_nothing_is_due_without_checks() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let (_probes, mut prober) = at(Box::new(|_| Err("nowhere".to_owned())));
-        assert_eq!(prober.due(), None);
+        let (_probes, mut owner) = at(Box::new(|_| Err("nowhere".to_owned())));
+        assert_eq!(owner.due(), None);
         let checks: Vec<_> = (0..256).map(|place| check(&place.to_string(), 1)).collect();
         let (answer, _answered) = oneshot::channel();
         let wanted = Wanted { checks, ..wanted(1, 1, &[]) };
-        prober.take(Request { wanted, ended: Box::pin(std::future::pending()), answer });
-        let dues: Vec<_> = prober.probes.iter().map(|probe| probe.due).collect();
+        owner.take(Request { wanted, ended: Box::pin(std::future::pending()), answer });
+        let dues: Vec<_> = owner.probes.iter().map(|probe| probe.due).collect();
         assert!(dues.windows(2).all(|pair| pair[1] - pair[0] == APART));
         // Each follows in its own rhythm, however late the one before was.
         tokio::time::sleep(Duration::from_millis(30)).await;
-        prober.begin();
-        assert_eq!(prober.probes[0].due, dues[0] + Duration::from_secs(5));
-        assert!(prober.probes[255].trying.is_none());
+        owner.begin();
+        assert_eq!(owner.probes[0].due, dues[0] + Duration::from_secs(5));
+        assert!(owner.probes[255].trying.is_none());
         let late = Instant::now();
-        prober.probes[255].due = late - Duration::from_secs(60);
-        prober.begin();
-        assert!(prober.probes[255].due >= late + Duration::from_secs(5));
-        prober.end();
-        assert_eq!(prober.due(), None);
+        owner.probes[255].due = late - Duration::from_secs(60);
+        owner.begin();
+        assert!(owner.probes[255].due >= late + Duration::from_secs(5));
+        owner.end();
+        assert_eq!(owner.due(), None);
     });
 }
