@@ -410,6 +410,35 @@ fn a_guest_that_was_not_asked_keeps_what_is_plugged_as_it_is() {
     });
 }
 
+/// Its guest has no agent yet, and may mount the disk before it has one.
+#[test]
+fn a_vm_that_starts_keeps_what_is_plugged_as_it_is_until_its_guest_can_be_asked() {
+    wait(async {
+        let (lab, volumes) = started(&["web"]).await;
+        let (id, web) = (id(CLAIM), place(&lab, "web").await);
+        harvester_has_plugged(&lab, "web").await;
+        plug(&volumes, &id, &web).await.unwrap();
+        lab.model.hold(Step::Boot, "web");
+        lab.api.delete(&Kind::Vmi.path("default/web")).await;
+        lab.model.reaches(Step::Boot, "web").await;
+        let vm = vm_object(&lab, "web").await;
+        let guest = Guest { is_willing: true, ..Guest::default() };
+        let asked = Arc::clone(&guest.asked);
+        let waits = volumes.unplug(&id, &web.vm, LET_GO, Box::new(guest)).await.unwrap_err();
+        assert!(
+            matches!(&waits, VolumeError::Waiting { words, .. } if words.contains("the VM is starting")),
+            "{waits:?}"
+        );
+        let spec = |vm: &Value| vm["spec"]["template"]["spec"].clone();
+        assert_eq!(spec(&vm_object(&lab, "web").await), spec(&vm), "KubeVirt was told nothing");
+        assert!(asked.lock().unwrap().is_empty() && record(&volumes).await.unwrap().leaving);
+        lab.model.release(Step::Boot, "web");
+        lab.is_in("web", CLAIM, "Ready").await;
+        volumes.unplug(&id, &web.vm, LET_GO, willing()).await.unwrap();
+        assert!(domains(&lab, &id).is_empty());
+    });
+}
+
 #[test]
 fn a_claim_that_anything_else_uses_is_not_taken_over() {
     wait(async {

@@ -323,6 +323,11 @@ pub trait GuestSide: Send + Sync {
 
     /// It was released, and stays after all.
     async fn stays(&self, disk: &Known);
+
+    /// Whether somebody answers for it that the guest can do without the disk, whatever it says of that.
+    fn is_forced(&self) -> bool {
+        false
+    }
 }
 
 /// An answer to come.

@@ -242,6 +242,10 @@ impl GuestSide for Forced {
     async fn stays(&self, disk: &Known) {
         self.agent.stays(disk).await;
     }
+
+    fn is_forced(&self) -> bool {
+        true
+    }
 }
 
 /// As a detach that asks the guest, but one that cannot be asked, or does not answer, loses the disk: without its agent nothing

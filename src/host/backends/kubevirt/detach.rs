@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::adopting::{held, leaving};
-use super::hotplug::seen::{Seen, Stage};
+use super::hotplug::seen::{Released, Seen, Stage};
 use super::names::Claim;
 use super::objects;
 use super::volumes::{Claims, Read};
@@ -50,7 +50,7 @@ impl Claims {
             seen.vm.metadata.uid.as_ref().is_some_and(|uid| uid.eq_ignore_ascii_case(&from.uuid))
         };
         let (disk, known) = leaving(read, seen.as_ref().filter(is_its))?;
-        // One that has not started has no agent yet, which could not say so of what another program has plugged.
+        // One that has not started has no agent yet, which could not say so of what another program has plugged: KubeVirt is not told then.
         let is_asked = |seen: &Seen| {
             seen.instance.as_ref().is_some_and(has_guest) && (!disk.as_is || seen.run().has_started)
         };
@@ -68,7 +68,8 @@ impl Claims {
         // is plugged again.
         let was_asked = is_there || !disk.as_is;
         let run = seen.filter(|_| was_asked || !runs).map(|seen| seen.run()).unwrap_or_default();
-        self.hotplug.unplug(&from.vm, &from.uuid, disk, run).await
+        let released = Released { run, by_force: guest.is_forced() };
+        self.hotplug.unplug(&from.vm, &from.uuid, disk, released).await
     }
 
     /// Takes a volume out of a VM, and waits until nobody has it.

@@ -29,7 +29,7 @@ pub mod seen;
 use patch::Disk;
 use plan::Wish;
 use queue::{Order, Queue};
-use seen::Run;
+use seen::Released;
 
 /// Orders that may wait for a queue; more wait for their turn to be among them.
 const ORDERS: usize = 64;
@@ -84,16 +84,23 @@ impl Hotplug {
     /// # Errors
     /// If it has not. What was told to KubeVirt is taken back then; the caller has to look whether that was so.
     pub async fn plug(&self, vm: &str, uid: &str, disk: Disk) -> Result<(), VolumeError> {
-        self.order(vm, uid, disk, Wish::Plug, Run::default()).await
+        self.order(vm, uid, disk, Wish::Plug, Released::default()).await
     }
 
-    /// Has the VM of this name and UID let go of a disk; returns when neither its spec nor its run lists the volume. The guest of
-    /// the run `released_in` has released it, or that run had none.
+    /// Has the VM of this name and UID let go of a disk; returns when neither its spec nor its run lists the volume. What
+    /// its guest has to do with that is in `released`.
     ///
     /// # Errors
-    /// If one of them does, or the VM has been started anew before KubeVirt was told.
-    pub async fn unplug(&self, vm: &str, uid: &str, disk: Disk, released_in: Run) -> Result<(), VolumeError> {
-        self.order(vm, uid, disk, Wish::Unplug, released_in).await
+    /// If one of them does, or the VM has been started anew before KubeVirt was told, or is starting with a disk that another program
+    /// has plugged.
+    pub async fn unplug(
+        &self,
+        vm: &str,
+        uid: &str,
+        disk: Disk,
+        released: Released,
+    ) -> Result<(), VolumeError> {
+        self.order(vm, uid, disk, Wish::Unplug, released).await
     }
 
     async fn order(
@@ -102,7 +109,7 @@ impl Hotplug {
         uid: &str,
         disk: Disk,
         wish: Wish,
-        released_in: Run,
+        released: Released,
     ) -> Result<(), VolumeError> {
         let Some((namespace, name)) = vm.split_once('/') else {
             return Err(VolumeError::Refused(format!("{vm:?} is no VM of a namespace")));
@@ -115,7 +122,7 @@ impl Hotplug {
         }
         let place = (namespace.to_owned(), name.to_owned());
         let (answer, answered) = oneshot::channel();
-        let mut order = Order { uid: uid.to_owned(), disk, wish, released_in, answer };
+        let mut order = Order { uid: uid.to_owned(), disk, wish, released, answer };
         loop {
             let queue = self.queue(&place);
             match queue.send(order).await {

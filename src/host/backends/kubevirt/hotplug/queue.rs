@@ -15,7 +15,7 @@ use super::super::seen;
 use super::patch::{self, Disk};
 use super::plan::{Step, Wish, plan};
 use super::refusal::refusal;
-use super::seen::{Run, Seen, Stage};
+use super::seen::{Released, Seen, Stage};
 use super::{Patience, Place};
 use crate::host::backends::volumes::VolumeError;
 use crate::kubernetes::follow::follow;
@@ -33,9 +33,8 @@ pub struct Order {
     pub disk: Disk,
     /// What is wanted of it.
     pub wish: Wish,
-    /// Of one that is to be unplugged: the run of the VM whose guest has released it, or had none to release it. Another one may
-    /// have it in use.
-    pub released_in: Run,
+    /// Of one that is to be unplugged: what is known of its guest.
+    pub released: Released,
     /// Where it is told when it is so, or why it cannot be.
     pub answer: oneshot::Sender<Result<(), VolumeError>>,
 }
@@ -273,7 +272,7 @@ impl Queue {
             );
             if let Some(open) = self.open.get_mut(&name) {
                 open.order.wish = Wish::Unplug;
-                open.order.released_in = seen.run();
+                open.order.released = Released { run: seen.run(), by_force: false };
                 open.since = Instant::now();
                 open.withdrawn = Some(why);
             }

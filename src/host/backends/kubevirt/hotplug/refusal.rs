@@ -55,15 +55,11 @@ pub fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
              take it out of the VM's spec"
         ));
     }
-    let run = seen.run();
     if order.wish == Wish::Unplug
         && seen.can_be_taken_out(&name)
-        && run.has_started
-        && run != order.released_in
+        && let Some(words) = must_be_asked(seen, order)
     {
-        let words =
-            "the VM was started after its guest was asked to release the volume; repeat the call".to_owned();
-        return Some(Err(VolumeError::Waiting { words: words.clone(), detail: words }));
+        return Some(Err(VolumeError::Waiting { words: words.to_owned(), detail: words.to_owned() }));
     }
     let has_ended =
         seen.instance.as_ref().is_none_or(|run| matches!(run.status.phase.as_str(), "Succeeded" | "Failed"));
@@ -74,14 +70,28 @@ pub fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
     None
 }
 
+/// Why a guest has to be asked for a disk before KubeVirt is told to take it away; in words.
+fn must_be_asked(seen: &Seen, order: &Order) -> Option<&'static str> {
+    let run = seen.run();
+    if run.has_started && run != order.released.run {
+        return Some("the VM was started after its guest was asked to release the volume; repeat the call");
+    }
+    // KubeVirt takes away nothing before the guest runs, which finds the disk, and may mount it without its agent.
+    let is_theirs = order.disk.as_is && !order.released.by_force;
+    (is_theirs && seen.waits_to_start().is_some()).then_some(
+        "the VM is starting with the volume, which another program than guestlet has plugged, and its guest cannot be asked for it \
+         yet; repeat the call",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::sync::oneshot;
 
     use super::super::super::names::Claim;
     use super::super::patch::Disk;
-    use super::super::seen::Run;
     use super::super::seen::tests::seen;
+    use super::super::seen::{Released, Run};
     use super::*;
 
     #[test]
@@ -92,16 +102,17 @@ mod tests {
         there.vm.metadata.uid = Some("vm".to_owned());
         let source = there.vm.spec.template.spec.volumes[0].persistent_volume_claim.as_mut();
         source.unwrap().claim_name.clone_from(&claim.name);
-        let is_refused = |seen: &Seen, released_in: Run| {
+        let refused = |seen: &Seen, as_is, released: Released| {
             let (answer, _answered) = oneshot::channel();
-            let disk = Disk { claim: claim.clone(), read_only: false, as_is: false };
-            let order = Order { uid: "vm".to_owned(), disk, wish: Wish::Unplug, released_in, answer };
+            let disk = Disk { claim: claim.clone(), read_only: false, as_is };
+            let order = Order { uid: "vm".to_owned(), disk, wish: Wish::Unplug, released, answer };
             match refusal(seen, &order) {
                 None => false,
                 Some(Err(VolumeError::Waiting { .. })) => true,
                 other => panic!("{other:?}"),
             }
         };
+        let is_refused = |seen: &Seen, run| refused(seen, false, Released { run, by_force: false });
         assert!(!is_refused(&there, there.run()));
         // It was off, or another one, or had not started.
         let of_another = Run { uid: Some("run-0".to_owned()), has_started: true };
@@ -113,5 +124,23 @@ mod tests {
         assert!(!is_refused(&there, Run::default()));
         there.instance = None;
         assert!(!is_refused(&there, Run::default()));
+
+        // Of what another program has plugged, the guest that starts may know more than guestlet does.
+        let mut theirs = seen(&["data"], &["data"], &[("data", "Ready")]);
+        theirs.vm.metadata.uid = Some("vm".to_owned());
+        let run = theirs.run();
+        let is_refused =
+            |seen: &Seen, run: &Run, by_force| refused(seen, true, Released { run: run.clone(), by_force });
+        assert!(!is_refused(&theirs, &run, false));
+        for phase in ["", "Pending", "Scheduling", "Scheduled"] {
+            theirs.instance.as_mut().unwrap().status.phase = phase.to_owned();
+            for run in [Run::default(), run.clone(), theirs.run()] {
+                assert!(is_refused(&theirs, &run, false) && !is_refused(&theirs, &run, true), "{phase:?}");
+            }
+        }
+        theirs.instance.as_mut().unwrap().status.phase = "Succeeded".to_owned();
+        assert!(!is_refused(&theirs, &run, false));
+        theirs.instance = None;
+        assert!(!is_refused(&theirs, &Run::default(), false));
     }
 }

@@ -164,6 +164,15 @@ pub struct Run {
     pub has_started: bool,
 }
 
+/// What is known of the guest of a disk that is to be unplugged.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Released {
+    /// The run of the VM whose guest has released the disk, or which had no guest. Another one may have it in use.
+    pub run: Run,
+    /// Somebody answers for it that the guest can do without the disk.
+    pub by_force: bool,
+}
+
 /// Whether the domain of an instance has been started. Before that KubeVirt changes nothing of the volumes in its spec, and waits
 /// for all of them.
 fn has_started(instance: &Instance) -> bool {
