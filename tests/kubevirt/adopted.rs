@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guestlet::host::backends::disks::{By, DiskError, GuestSide, Known};
+use guestlet::host::backends::kubevirt::hotplug::Patience;
 use guestlet::host::backends::kubevirt::names::Claim;
 use guestlet::host::backends::kubevirt::volumes::Claims;
 use guestlet::host::backends::volumes::{Holder, Place, Published, VolumeError, Volumes as _};
@@ -181,6 +182,38 @@ fn only_what_is_given_and_labelled_with_its_cluster_is_a_volume_of_that_cluster(
             assert!(lab.api.get(&Kind::Claim.path(&format!("default/{claim}"))).await.is_some());
         }
         assert_eq!(volumes.list().await.unwrap(), []);
+    });
+}
+
+/// Who makes a claim of the same name while the one before is going does not lose it.
+#[test]
+fn a_claim_that_comes_after_one_that_is_removed_stays() {
+    wait(async {
+        let (lab, volumes) = started(&[]).await;
+        let (id, path) = (id(CLAIM), Kind::Claim.path(&format!("{NAMESPACE}/{CLAIM}")));
+        let before = lab.api.get(&path).await.unwrap();
+        let held = json!({ "metadata": { "finalizers": ["example.com/held"] } });
+        lab.api.patch(&path, &held).await.unwrap();
+        // Between two looks of who removes it.
+        let patience = Patience { poll: Duration::from_secs(3), ..quick() };
+        let slow = volumes_with(&lab, patience).await;
+        let successor = async {
+            until("it is deleted", async || {
+                let claim = lab.api.get(&path).await.unwrap();
+                (!claim["metadata"]["deletionTimestamp"].is_null()).then_some(())
+            })
+            .await;
+            lab.api.patch(&path, &json!({ "metadata": { "finalizers": null } })).await;
+            until("it is gone", async || lab.api.get(&path).await.is_none().then_some(())).await;
+            lab.harvester_claim(CLAIM, SIZE >> 20, "shop").await;
+            lab.give(CLAIM).await;
+        };
+        let (removed, ()) = tokio::join!(slow.remove(&id), successor);
+        removed.unwrap();
+        let now = lab.api.get(&path).await.unwrap();
+        assert_ne!(now["metadata"]["uid"], before["metadata"]["uid"]);
+        assert!(now["metadata"]["deletionTimestamp"].is_null());
+        drop(volumes);
     });
 }
 

@@ -103,6 +103,18 @@ impl Claims {
         Ok(Some(Read { claim, object, volume }))
     }
 
+    /// The same, if it is the one with this UID still: another one under its name has come after it, and is none of who asks.
+    async fn read_again(&self, id: &str, uid: Option<&str>) -> Result<Option<Read>, VolumeError> {
+        if let (Some(uid), Some(claim)) = (uid, Claim::of_id(id)) {
+            let now = self.cluster.claim(&claim).await?;
+            if now.and_then(|now| now.metadata.uid).is_none_or(|now| now != uid) {
+                return Ok(None);
+            }
+        }
+        let read = self.read(id).await?;
+        Ok(read.filter(|read| uid.is_none_or(|uid| read.object.metadata.uid.as_deref() == Some(uid))))
+    }
+
     pub(super) async fn expect(&self, id: &str) -> Result<Read, VolumeError> {
         self.read(id).await?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))
     }
@@ -232,8 +244,10 @@ impl Volumes for Claims {
 
     async fn remove(&self, id: &str) -> Result<(), VolumeError> {
         let begun = Instant::now();
+        let mut first = None;
         loop {
-            let Some(read) = self.read(id).await? else { return Ok(()) };
+            let Some(read) = self.read_again(id, first.as_deref()).await? else { return Ok(()) };
+            first.clone_from(&read.object.metadata.uid);
             if read.object.metadata.deletion_timestamp.is_none() {
                 match self.held_by(&read).await? {
                     Holder::Off => {}
