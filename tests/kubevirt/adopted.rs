@@ -136,6 +136,7 @@ fn only_what_is_given_and_labelled_with_its_cluster_is_a_volume_of_that_cluster(
         lab.running("web").await;
         let (volumes, web) = (volumes(&lab).await, place(&lab, "web").await);
         lab.harvester_claim("given-to-nobody", 16, "shop").await;
+        lab.claim("missed", 16).await;
         lab.claim("of-nobody", 16).await;
         lab.give("of-nobody").await;
         lab.harvester_claim("was-ours", 16, "shop").await;
@@ -158,6 +159,11 @@ fn only_what_is_given_and_labelled_with_its_cluster_is_a_volume_of_that_cluster(
                 "label persistentvolumeclaim given-to-nobody app.kubernetes.io/managed-by=",
             ),
             ("of-nobody", "", "lacks the label guestcluster.harvesterhci.io/name"),
+            (
+                "missed",
+                "",
+                "label persistentvolumeclaim missed app.kubernetes.io/managed-by=guestlet guestcluster.",
+            ),
             ("was-ours", "default/shop", "has not been given to guestlet"),
             ("files", "default/shop", "a share that Harvester's driver has made"),
         ] {
@@ -182,6 +188,11 @@ fn only_what_is_given_and_labelled_with_its_cluster_is_a_volume_of_that_cluster(
             assert!(lab.api.get(&Kind::Claim.path(&format!("default/{claim}"))).await.is_some());
         }
         assert_eq!(volumes.list().await.unwrap(), []);
+        for (id, is_possible) in
+            [("default.x", true), ("other.x", false), ("shop.x", false), ("no claim", true)]
+        {
+            assert_eq!(volumes.may_be_of(id, "default/shop"), is_possible, "{id}");
+        }
     });
 }
 

@@ -274,6 +274,11 @@ pub trait Volumes: Send + Sync + fmt::Debug {
         handle.to_owned()
     }
 
+    /// Whether a cluster can have a volume of this identifier at all, whatever there is.
+    fn may_be_of(&self, _id: &str, _cluster: &str) -> bool {
+        true
+    }
+
     /// What its cluster calls a volume of this identifier: not so if it is another program that has told the cluster of it.
     fn handle(&self, id: &str) -> String {
         id.to_owned()

@@ -237,10 +237,16 @@ impl Keeper {
 
     /// The volume, if it is there for who asks.
     async fn find(&self, asker: &Asker, id: &str) -> Result<Option<Volume>, Problem> {
+        // Whether there is one elsewhere is not told.
+        if let Asker::Guest { cluster, .. } = asker
+            && !self.0.volumes.may_be_of(id, cluster)
+        {
+            return Err(Problem::no_volume(id));
+        }
         let found = match (asker, self.0.volumes.get(id).await) {
-            // What is not its own does not exist for it.
+            // What is not its own does not exist for it. What is nobody's may be meant to be its own.
             (Asker::Guest { cluster: own, .. }, Err(VolumeError::NotGiven { cluster, .. }))
-                if cluster != *own =>
+                if cluster != *own && !cluster.is_empty() =>
             {
                 return Err(Problem::no_volume(id));
             }

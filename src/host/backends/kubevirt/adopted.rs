@@ -5,7 +5,7 @@
 //!    a volume of that cluster      yes                                           yes
 //!    not given to guestlet         no                                            yes: only that cluster is told
 //!    nobody's                      yes, or annotations of guestlet               no:  nobody is told
-//!    none of guestlet's business   no                                            no
+//!    none of guestlet's business   no                                            no:  whoever asks for it hears what it lacks
 //!
 //!  volume in a VM    its name           its disk
 //!    ours              guestlet-disk-…    a serial number of guestlet's
@@ -63,8 +63,8 @@ pub fn cluster(claim: &Claim, object: &PersistentVolumeClaim) -> Option<String> 
     is_one.then(|| format!("{}/{name}", claim.namespace))
 }
 
-/// Why a claim that is no volume must not be taken for one that is gone, if there is a reason.
-pub fn obstacle(claim: &Claim, object: &PersistentVolumeClaim) -> Option<VolumeError> {
+/// Why a claim that is no volume must not be taken for one that is gone: an administrator may have missed it.
+pub fn obstacle(claim: &Claim, object: &PersistentVolumeClaim) -> VolumeError {
     let Claim { namespace, name } = claim;
     let annotations = object.metadata.annotations.iter().flatten();
     let has_traces = annotations.into_iter().any(|(key, _)| key.starts_with(ANNOTATIONS));
@@ -83,10 +83,13 @@ pub fn obstacle(claim: &Claim, object: &PersistentVolumeClaim) -> Option<VolumeE
             "the claim {namespace}/{name} lacks the label {CLUSTER_LABEL}, which says of which cluster it is; in the host cluster, \
              kubectl --namespace {namespace} label persistentvolumeclaim {name} {CLUSTER_LABEL}=NAME"
         ),
-        _ => return None,
+        _ => format!(
+            "the claim {namespace}/{name} is in the host cluster, and has not been given to guestlet; if it is a volume of this \
+             cluster: kubectl --namespace {namespace} label persistentvolumeclaim {name} {key}={value} {CLUSTER_LABEL}=NAME"
+        ),
     };
     let cluster = owner.map(|owner| format!("{namespace}/{owner}")).unwrap_or_default();
-    Some(VolumeError::NotGiven { cluster, words })
+    VolumeError::NotGiven { cluster, words }
 }
 
 /// How a VM has an adopted claim.

@@ -93,9 +93,7 @@ impl Claims {
         let Some(claim) = Claim::of_id(id) else { return Ok(None) };
         let Some(object) = self.cluster.claim(&claim).await? else { return Ok(None) };
         let Some(volume) = claims::volume(&object) else {
-            let why =
-                if claim.is_made() { Some(unknown(&claim, &object)) } else { obstacle(&claim, &object) };
-            return why.map_or(Ok(None), Err);
+            return Err(if claim.is_made() { unknown(&claim, &object) } else { obstacle(&claim, &object) });
         };
         // Whoever has it, it is not known, and must not be taken for nobody.
         claims::published(&object).map_err(VolumeError::Damaged)?;
@@ -420,6 +418,11 @@ impl Volumes for Claims {
     fn id(&self, cluster: &str, handle: &str) -> String {
         let place = claims::place(cluster).filter(|_| is_label(handle));
         place.map_or_else(|| handle.to_owned(), |(namespace, _)| format!("{namespace}.{handle}"))
+    }
+
+    fn may_be_of(&self, id: &str, cluster: &str) -> bool {
+        let namespace = claims::place(cluster).map(|(namespace, _)| namespace);
+        Claim::of_id(id).is_none_or(|claim| namespace == Some(&claim.namespace))
     }
 
     fn handle(&self, id: &str) -> String {
