@@ -15,7 +15,7 @@ GATE := --locked --profile gate
 export GUESTLET_BIN_DIR := $(TARGET)/gate
 export GUESTLET_DEB := $(TARGET)/gate-debian/guestlet_$(VERSION)-1_amd64.deb
 # The package as it is released, for the tests of packages.
-export GUESTLET_RELEASE_DEB := $(DEB)/guestlet_$(VERSION)-1_amd64.deb
+export GUESTLET_RELEASE_DEB := $(TARGET)/release-debian/guestlet_$(VERSION)-1_amd64.deb
 # What they are compared with.
 export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 # The cluster that they run in; its version is setup's.
@@ -60,10 +60,10 @@ package: release ## build the packages guestlet and guestlet-host (target/debian
 	$(STEP) "package guestlet" $(CARGO_DEB_RUN) --variant agent --output $(DEB)
 	$(STEP) "package guestlet-host" $(CARGO_DEB_RUN) --variant host --output $(DEB)
 
-# The agent's package alone, as it is released.
+# The agent's package alone, as it is released. Not in target/debian: whatever makes a package of the same name removes it there.
 release-package: setup
 	$(STEP) "release build of the agent" cargo build --locked --release --bin guestlet
-	$(STEP) "package guestlet, as released" $(CARGO_DEB_RUN) --variant agent --output $(DEB)
+	$(STEP) "package guestlet, as released" $(CARGO_DEB_RUN) --variant agent --output $(dir $(GUESTLET_RELEASE_DEB))
 
 # With the programs that the tests are built with: building any of these tests builds them.
 gate-package:
@@ -178,7 +178,7 @@ demo-kubernetes: restore-dependencies setup ## show VMs of a Kubernetes cluster 
 	@cargo test $(GATE) --quiet --test kubernetes
 
 bench: export GUESTLET_BIN_DIR := $(TARGET)/release
-bench: export GUESTLET_DEB := $(GUESTLET_RELEASE_DEB)
+bench: export GUESTLET_DEB := $(DEB)/guestlet_$(VERSION)-1_amd64.deb
 bench: setup package ## measure the agent beside Debian's qemu-ga; BENCH=boot runs one
 	$(STEP) "measurements" cargo bench --locked $(addprefix --bench ,$(BENCH))
 
