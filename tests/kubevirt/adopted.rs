@@ -509,6 +509,11 @@ fn a_claim_that_anything_else_uses_is_not_taken_over() {
             if has_vm {
                 lab.unplug("web", &[CLAIM]).await;
                 lab.has_left("web", CLAIM).await;
+                // The VolumeAttachment outlives the VM's entry.
+                until("it is free", async || {
+                    matches!(volumes.holder(&id).await, Ok(Holder::Off)).then_some(())
+                })
+                .await;
             }
         }
 
