@@ -74,6 +74,8 @@ pub struct Nodes {
     pub healthy: u32,
     /// Those that do not, and why.
     pub failing: Vec<v1::BackendProblem>,
+    /// Of some that do not, the next result of a check decides.
+    pub may_pass: bool,
 }
 
 /// The check of a load balancer, as agents know it: with other fields it is another one.
@@ -120,6 +122,15 @@ pub struct Question<'q> {
     pub now: Instant,
 }
 
+impl Nodes {
+    fn fails(&mut self, member: &Member, problem: String) {
+        if self.failing.len() < MOST_PROBLEMS {
+            let v1::Instance { vm_uid, name: vm_name, .. } = member.instance.clone();
+            self.failing.push(v1::BackendProblem { vm_uid, vm_name, problem });
+        }
+    }
+}
+
 impl Question<'_> {
     /// Which of these VMs, all of the cluster, take its traffic.
     pub fn nodes<'m>(&self, members: impl Iterator<Item = &'m Member>) -> Nodes {
@@ -131,11 +142,12 @@ impl Question<'_> {
                     nodes.healthy = nodes.healthy.saturating_add(1);
                     nodes.targets.extend(targets);
                 }
-                Verdict::Failing(problem) if nodes.failing.len() < MOST_PROBLEMS => {
-                    let v1::Instance { vm_uid, name: vm_name, .. } = member.instance.clone();
-                    nodes.failing.push(v1::BackendProblem { vm_uid, vm_name, problem });
+                Verdict::Failing(problem) => nodes.fails(member, problem),
+                Verdict::Unchecked(problem) => {
+                    nodes.may_pass = true;
+                    nodes.fails(member, problem);
                 }
-                Verdict::Failing(_) | Verdict::Out => {}
+                Verdict::Out => {}
             }
         }
         nodes.targets.sort_unstable();
@@ -180,10 +192,11 @@ impl Question<'_> {
         if !member.connected {
             return failing("the agent does not answer");
         }
-        if let Some(check) = check
-            && let Err(problem) = self.checked(member, check)
-        {
-            return Verdict::Failing(problem);
+        if check.is_some() && !member.able {
+            return failing("its agent is too old to make health checks; upgrade it");
+        }
+        if let Some(Err(problem)) = check.map(|check| self.checked(member, check)) {
+            return Verdict::Unchecked(problem);
         }
         if self.met.announcing != Announcing::Host {
             return Verdict::Healthy(Vec::new());
@@ -197,7 +210,10 @@ impl Question<'_> {
             match self.heard.endpoints.get(&key) {
                 Some(Outcome { healthy: true, .. }) => {}
                 Some(Outcome { problem, .. }) => return failing(problem),
-                None => return failing("it has not been asked yet whether it has endpoints"),
+                None => {
+                    let words = "it has not been asked yet whether it has endpoints";
+                    return Verdict::Unchecked(words.to_owned());
+                }
             }
         }
         Verdict::Healthy(reached)
@@ -205,9 +221,6 @@ impl Question<'_> {
 
     /// Whether the agent tells that the check passes.
     fn checked(&self, member: &Member, check: &str) -> Result<(), String> {
-        if !member.able {
-            return Err("its agent is too old to make health checks; upgrade it".to_owned());
-        }
         let reported = self.heard.reports.get(&member.instance.vm_uid);
         let Some(outcome) = reported.and_then(|reported| reported.outcomes.get(check)) else {
             return Err("its agent has not told the result of the health check yet".to_owned());
@@ -232,6 +245,8 @@ enum Verdict {
     Healthy(Vec<(IpAddr, Subnet)>),
     /// It takes none, and why.
     Failing(String),
+    /// It takes none until a check passes; why it has not.
+    Unchecked(String),
 }
 
 #[cfg(test)]
@@ -334,8 +349,10 @@ mod tests {
             let nodes = ask(&record, &met, &heard, &members, now);
             let old = ("b", "its agent is too old to make health checks; upgrade it");
             assert_eq!((nodes.healthy, problems(&nodes)), (0, vec![("a", expected), old]));
+            assert!(nodes.may_pass);
         }
-        assert_eq!(ask(&record, &met, &told(true, "", now), &members, now).healthy, 1);
+        let nodes = ask(&record, &met, &told(true, "", now), &members, now);
+        assert_eq!((nodes.healthy, nodes.may_pass), (1, false), "the old one never will");
     }
 
     #[test]

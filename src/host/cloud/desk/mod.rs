@@ -46,7 +46,7 @@ const TOGETHER: Duration = Duration::from_millis(20);
 /// How often it is looked what has become stale, and what can be had by now.
 const TICK: Duration = Duration::from_secs(5);
 
-/// After a start, rules of an earlier run stay for so long, as long as not all agents have answered.
+/// After a start, rules of an earlier run stay for so long, as long as not all agents have answered and all checks passed.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// What the desk works with.
@@ -108,6 +108,8 @@ struct Cluster {
     balancers: Journal<v1::LoadBalancer>,
     checks: watch::Sender<Arc<Checks>>,
     forwarded: Vec<Forwarded>,
+    /// Of nodes that could take some of it, the next result of a check decides.
+    may_pass: bool,
     counts: Counts,
     targets: Vec<Target>,
 }
@@ -121,6 +123,7 @@ impl Cluster {
             balancers: Journal::new(run),
             checks: watch::Sender::default(),
             forwarded: Vec::new(),
+            may_pass: false,
             counts: Counts::default(),
             targets: Vec::new(),
         }

@@ -31,17 +31,19 @@ impl Desk {
         self.settle_at = None;
         for cluster in std::mem::take(&mut self.unsettled) {
             let ids: Vec<_> = self.book.of_cluster(&cluster).map(|record| record.id.clone()).collect();
-            let (mut forwarded, mut targets) = (Vec::new(), Vec::new());
+            let (mut forwarded, mut targets, mut may_pass) = (Vec::new(), Vec::new(), false);
             for id in &ids {
                 let Some(nodes) = self.show(&cluster, id) else { continue };
                 let Some(record) = self.book.get(id) else { continue };
-                forwarded.extend(self.forwarded(record, &nodes));
+                let of_it = self.forwarded(record, &nodes);
+                may_pass |= nodes.may_pass && !of_it.is_empty();
+                forwarded.extend(of_it);
                 targets.extend(self.targets(&cluster, record));
             }
             let checks = self.wanted_checks(&cluster);
             let of = self.cluster(&cluster);
             of.heard.endpoints.retain(|key, _| targets.iter().any(|target: &Target| target.key == *key));
-            (of.forwarded, of.targets) = (forwarded, targets);
+            (of.forwarded, of.targets, of.may_pass) = (forwarded, targets, may_pass);
             of.counts = counts(&of.balancers);
             of.balancers.tell();
             of.give(checks);
@@ -263,7 +265,7 @@ impl Desk {
         }
     }
 
-    /// Whether the rules of an earlier run are to stay for now: agents have not had the time to answer.
+    /// Whether the rules of an earlier run are to stay for now: agents have not had the time to answer, or to check.
     fn is_early(&self, plan: &Plan) -> bool {
         let forwards = |cluster: &&Cluster| !cluster.forwarded.is_empty();
         let mut members =
@@ -271,8 +273,9 @@ impl Desk {
         let is_missing = |member: &super::Member| {
             !member.connected && !matches!(member.power(), Power::Stopped | Power::Paused)
         };
-        let is_incomplete =
-            members.any(is_missing) || plan.services.iter().any(|service| service.targets.is_empty());
+        let is_incomplete = members.any(is_missing)
+            || self.clusters.values().any(|cluster| cluster.may_pass)
+            || plan.services.iter().any(|service| service.targets.is_empty());
         self.plan.number == 0 && self.is_marked && is_incomplete && self.begun.elapsed() < GRACE
     }
 
