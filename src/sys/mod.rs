@@ -53,6 +53,8 @@ pub mod inotify;
 #[cfg(feature = "host")]
 pub mod interface_addresses;
 #[cfg(feature = "host")]
+pub mod ip_forwarding;
+#[cfg(feature = "host")]
 pub mod lease;
 #[cfg(feature = "agent")]
 pub mod link_news;

@@ -251,6 +251,32 @@ fn a_restart_takes_no_traffic_from_nodes_that_are_yet_to_be_checked() {
 }
 
 #[test]
+fn a_kernel_that_does_not_forward_is_told_of() {
+    if is_outside_of("--net") {
+        return;
+    }
+    let wires = Wires::new(&[("a", 1), ("b", 2)]);
+    let setting = |name: &str, value: u8| sh(&format!("echo {value} > /proc/sys/net/{name}"));
+    for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        setting(name, 0);
+    }
+    let vms = started(&VMS, NAT);
+    let a = vms.of("a");
+    a.ensure(by_host("web")).unwrap();
+    let told = a.until(&vms.lab, "web", |one| one.state() == State::Failed);
+    assert_eq!(told.reason, "ForwardingFailed");
+    assert!(vms.lab.words(&["pools"]).contains("net.ipv4.ip_forward=1"), "{}", vms.lab.words(&["pools"]));
+    setting("ipv4/ip_forward", 1);
+    vms.lab
+        .until("IPv4 is forwarded", || vms.lab.words(&["pools"]).contains("net.ipv6.conf.all.forwarding=1"));
+    setting("ipv6/conf/all/forwarding", 1);
+    a.until(&vms.lab, "web", |one| one.state() == State::Ready);
+    for at in ["198.51.100.10:80", "[2001:db8:1::10]:80"] {
+        vms.until_goes_to(&wires, at, &["a", "b"]);
+    }
+}
+
+#[test]
 fn a_host_that_cannot_forward_says_so() {
     let settings = format!("load-balancers.nft = '/nowhere/nft'\n{NAT}");
     let vms = started(&VMS, &settings);

@@ -17,7 +17,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::sys::program::{self, Secret};
-use crate::sys::{blocking, error_chain, interface_addresses};
+use crate::sys::root::Root;
+use crate::sys::{blocking, error_chain, interface_addresses, ip_forwarding};
 
 pub mod plan;
 pub mod rules;
@@ -139,12 +140,14 @@ impl Forwarder {
         self.nft(&["-f", "-"], text).await.map_err(|error| error_chain::words(&error))?;
         let arranged = Arc::clone(plan);
         let given = blocking::run(move || give(&arranged)).await;
+        let arranged = Arc::clone(plan);
+        let forwards = blocking::run(move || kernel_forwards(&arranged, &Root::default())).await;
         self.written = if plan.is_empty() {
             None
         } else {
             Some(self.table().await.map_err(|error| error_chain::words(&error))?)
         };
-        taken.and(given)
+        taken.and(given).and(forwards)
     }
 
     /// The words of the table, with the identity of each rule. Sorted, as the elements of sets are in no order.
@@ -188,6 +191,36 @@ fn give(plan: &Plan) -> Result<(), String> {
         };
         missing.filter_map(give).collect()
     })
+}
+
+/// Refuses a plan whose packets the kernel would drop.
+fn kernel_forwards(plan: &Plan, root: &Root) -> Result<(), String> {
+    let has_nodes = |is_ipv4: bool| {
+        let nodes = plan.services.iter().flat_map(|service| &service.targets);
+        nodes.into_iter().any(|(node, _)| node.is_ipv4() == is_ipv4)
+    };
+    let families: [(_, _, fn(&Root) -> std::io::Result<bool>, _); 2] = [
+        ("IPv4", true, ip_forwarding::ipv4, "net.ipv4.ip_forward"),
+        ("IPv6", false, ip_forwarding::ipv6, "net.ipv6.conf.all.forwarding"),
+    ];
+    for (family, is_ipv4, forwards, setting) in families {
+        if !has_nodes(is_ipv4) {
+            continue;
+        }
+        match forwards(root) {
+            Ok(true) => {}
+            Ok(false) => {
+                return Err(format!(
+                    "this host's kernel forwards no packets of {family}, so that nodes can be reached from the host alone; set \
+                     {setting}=1, in a file of /etc/sysctl.d for the next boots"
+                ));
+            }
+            Err(error) => {
+                return Err(format!("cannot read whether this host's kernel forwards {family}: {error}"));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn on_interfaces(
