@@ -13,6 +13,7 @@
 //! [`trust`] what becomes of them, [`moves`] the same when a guest's memory goes on elsewhere, [`ports`] which vsock ports a host half with a key dials from,
 //! [`topology`] where the guest runs, [`as_qemu_ga`] the agent under the name of qemu-ga and on the other channels of QGA,
 //! [`libvirt`] what virsh does through the agent, [`qapi`] what an independent client of it reads (with real guests),
+//! [`balancers`] traffic from outside to guests behind NAT,
 //! [`packages`] how the package is installed, upgraded and removed.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(
@@ -41,6 +42,10 @@ mod certificates;
 #[allow(dead_code, reason = "shared with the tests of keys")]
 #[path = "../trust/wire.rs"]
 mod wire;
+
+#[allow(dead_code, reason = "shared with the tests of the host half")]
+#[path = "../host/cloud/wires.rs"]
+mod networks;
 
 // The control plane for `cluster_node`, and what its node needs.
 #[allow(dead_code, reason = "shared with the tests of QGA")]
@@ -100,6 +105,7 @@ mod stand_in;
 
 mod accounts;
 mod as_qemu_ga;
+mod balancers;
 mod channel;
 mod churn;
 mod cluster_node;

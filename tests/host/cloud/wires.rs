@@ -44,6 +44,11 @@ impl Namespace {
         namespace
     }
 
+    /// A thread of this process that is in it, by which ip(8) knows it.
+    pub fn thread(&self) -> i32 {
+        self.thread
+    }
+
     /// Does something in it.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (tell, told) = mpsc::channel();
@@ -122,7 +127,7 @@ impl Wires {
         sh(&format!(
             "ip link add ext0 type veth peer name ext0 netns {}; ip link set ext0 up
              ip addr add 198.51.100.1/24 dev ext0; ip addr add 2001:db8:1::1/64 dev ext0 nodad",
-            outside.thread
+            outside.thread()
         ));
         outside.sh("ip link set ext0 up; ip addr add 198.51.100.2/24 dev ext0
                     ip addr add 2001:db8:1::2/64 dev ext0 nodad
@@ -137,7 +142,7 @@ impl Node {
         let namespace = Namespace::new();
         sh(&format!(
             "ip link add n{number} type veth peer name eth0 netns {}; ip link set n{number} master br0 up",
-            namespace.thread
+            namespace.thread()
         ));
         namespace.sh(&format!(
             "ip link set eth0 up; ip addr add 10.77.0.{number}/24 dev eth0; ip addr add fd00:77::{number}/64 dev eth0 nodad
