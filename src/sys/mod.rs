@@ -17,6 +17,8 @@ pub mod block_stack;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod blocking;
 pub mod calendar;
+#[cfg(feature = "host")]
+pub mod capabilities;
 #[cfg(feature = "agent")]
 pub mod clock;
 #[cfg(feature = "agent")]

@@ -14,6 +14,7 @@ use tonic::Status;
 use crate::harness::grpc::{self, Answer};
 use crate::harness::host::{HostHalf, Listed};
 use crate::harness::launch::Options;
+use crate::harness::repository::Repository;
 use crate::harness::snapshot::Saved;
 use crate::harness::tools;
 use crate::harness::vm::{BOOT, SOON, Vm};
@@ -24,11 +25,15 @@ use crate::{images, real};
 
 /// The guest's port that leads to the socket of guestlet-ccm.
 const CLOUD: u32 = 7004;
+/// Where a Service is reached on each node.
+const NODE_PORT: u16 = 30080;
 /// Connections of which each node gets one for certain, as far as chance goes: it fails once in 2^24.
 const MANY: usize = 25;
 
-/// Gives a guest a network of its own behind this host, and a service at port 30080 that answers with the guest's name and
-/// its client's address.
+/// A shell command that says which interface the guest has.
+const NIC: &str = "basename $(dirname $(grep -l 52:54:00:12:34:56 /sys/class/net/*/address))";
+
+/// Gives a guest a network of its own behind this host.
 fn connect(vm: &Vm, number: u8) {
     sh(&format!(
         "ip tuntap add dev tap{number} mode tap; ip link set tap{number} up; ip addr add 10.77.{number}.254/24 dev tap{number}"
@@ -37,12 +42,18 @@ fn connect(vm: &Vm, number: u8) {
     vm.qmp().execute("netdev_add", tap).unwrap();
     let port = json!({ "type": "hubport", "id": "tap-port", "hubid": 0, "netdev": "tap" });
     vm.qmp().execute("netdev_add", port).unwrap();
-    vm.run(&format!(
-        "nic=$(basename $(dirname $(grep -l 52:54:00:12:34:56 /sys/class/net/*/address))) && ip link set $nic up && \
-         ip addr add 10.77.{number}.1/24 dev $nic && ip route replace default via 10.77.{number}.254"
-    ))
-    .unwrap();
-    let unit = "[Socket]\nListenStream=30080\nAccept=yes\n";
+    is_at(vm, &format!("10.77.{number}.1/24"));
+    vm.run(&format!("ip route replace default via 10.77.{number}.254")).unwrap();
+}
+
+/// Gives a guest an address.
+fn is_at(vm: &Vm, address: &str) {
+    vm.run(&format!("nic=$({NIC}) && ip link set $nic up && ip addr add {address} dev $nic")).unwrap();
+}
+
+/// Has a guest answer at its node port with its name and its client's address.
+fn serves(vm: &Vm) {
+    let unit = format!("[Socket]\nListenStream={NODE_PORT}\nAccept=yes\n");
     vm.write("/etc/systemd/system/web.socket", unit.as_bytes()).unwrap();
     let unit = format!(
         "[Service]\nStandardInput=socket\nExecStart=/bin/sh -c 'head -c 1 > /dev/null; echo {} $REMOTE_ADDR'\n",
@@ -65,6 +76,32 @@ fn has_cloud_provider(vm: &Vm) {
 fn cloud<T>(vm: &Vm, call: impl AsyncFnOnce(CloudClient<Client>) -> Answer<T>) -> Result<T, Status> {
     let origin = http::Uri::from_static(ORIGIN);
     grpc::call(vm, CLOUD, async |client| call(CloudClient::with_origin(client, origin)).await)
+}
+
+/// Asks for an address from which port 80 is forwarded to the services of these VMs.
+fn ensure(vm: &Vm, backends: Vec<String>) -> LoadBalancer {
+    let service =
+        v1::ServiceReference { namespace: "shop".into(), name: "web".into(), uid: "uid-web".into() };
+    let port = v1::ServicePort {
+        name: "http".into(),
+        protocol: "TCP".into(),
+        port: 80,
+        node_port: NODE_PORT.into(),
+    };
+    let wanted = EnsureLoadBalancerRequest {
+        service: Some(service),
+        families: vec![v1::IpFamily::Ipv4.into()],
+        ports: vec![port],
+        announcing: v1::Announcing::Host.into(),
+        backends,
+        health_check: Some(v1::HealthCheck { port: 80, period_seconds: 1, ..v1::HealthCheck::default() }),
+        ..EnsureLoadBalancerRequest::default()
+    };
+    let asked = wait_for("the host half's answer", SOON, || {
+        let wanted = wanted.clone();
+        cloud(vm, async |mut client| client.ensure_load_balancer(wanted).await).ok()
+    });
+    asked.unwrap().load_balancer.unwrap()
 }
 
 fn balancer(vm: &Vm) -> Option<LoadBalancer> {
@@ -99,31 +136,10 @@ fn a_client_outside_reaches_healthy_guests_behind_nat_by_an_address_of_the_host(
     for (vm, number) in [(&first, 1), (&second, 2)] {
         host.wait_connected(vm.name(), BOOT).unwrap();
         connect(vm, number);
+        serves(vm);
     }
     has_cloud_provider(&first);
-    let wanted = EnsureLoadBalancerRequest {
-        service: Some(v1::ServiceReference {
-            namespace: "shop".into(),
-            name: "web".into(),
-            uid: "uid-web".into(),
-        }),
-        families: vec![v1::IpFamily::Ipv4.into()],
-        ports: vec![v1::ServicePort {
-            name: "http".into(),
-            protocol: "TCP".into(),
-            port: 80,
-            node_port: 30080,
-        }],
-        announcing: v1::Announcing::Host.into(),
-        backends: vec![first.uuid().to_owned(), second.uuid().to_owned()],
-        health_check: Some(v1::HealthCheck { port: 80, period_seconds: 1, ..v1::HealthCheck::default() }),
-        ..EnsureLoadBalancerRequest::default()
-    };
-    let asked = wait_for("the host half's answer", SOON, || {
-        let wanted = wanted.clone();
-        cloud(&first, async |mut client| client.ensure_load_balancer(wanted).await).ok()
-    });
-    let made = asked.unwrap().load_balancer.unwrap();
+    let made = ensure(&first, vec![first.uuid().to_owned(), second.uuid().to_owned()]);
     assert_eq!(made.addresses[0].address, "198.51.100.10", "{made:?}");
 
     let at: SocketAddr = "198.51.100.10:80".parse().unwrap();
@@ -161,4 +177,61 @@ fn a_client_outside_reaches_healthy_guests_behind_nat_by_an_address_of_the_host(
         host.wait_connected(name, BOOT).unwrap();
         assert_eq!(seen(), [one.clone(), two.clone()].into());
     }
+}
+
+#[test]
+fn the_unit_forwards_once_its_drop_in_lets_it() {
+    let host_package = tools::package().unwrap().to_str().unwrap().replace("/guestlet_", "/guestlet-host_");
+    let mut packages = Repository::new(&[host_package.into()]).unwrap();
+    let libraries = [
+        "libedit2",
+        "libbsd0",
+        "libgmp10",
+        "libjansson4",
+        "libmnl0",
+        "libnftables1",
+        "libnftnl11",
+        "libxtables12",
+    ];
+    packages.add_debian(&[&["nftables"], &libraries[..]].concat()).unwrap();
+    let vm = real("forwards");
+    packages.mount(&vm).unwrap();
+    // An agent beside the host half, which reaches it by a unix socket.
+    let settings = "runtime-dir = \"/run/second\"\n[control]\nlisten = \"unix:/run/second/control.sock\"\n[qga]\nmethod = \"none\"\n";
+    vm.write("/run/second.toml", settings.as_bytes()).unwrap();
+    vm.run("systemctl stop guestlet guestlet.socket && mkdir -p /run/second").unwrap();
+    vm.run("systemd-run --unit second guestlet --settings /run/second.toml").unwrap();
+    let uuid = vm.run("cat /sys/class/dmi/id/product_uuid").unwrap().trim().to_owned();
+    is_at(&vm, "10.77.0.1/24");
+    serves(&vm);
+    vm.run("echo 1 > /proc/sys/net/ipv4/ip_forward").unwrap();
+    let nic = vm.run(NIC).unwrap();
+    let settings = format!(
+        "[[vm]]\nname = \"forwards\"\nuuid = \"{uuid}\"\ncluster = \"test\"\nunix-socket = \"/run/second/control.sock\"\n\
+         [[address-pool]]\nname = \"nat\"\nranges = [\"198.51.100.10\"]\nforward-to = [\"10.77.0.0/24\"]\ninterface = \"{}\"\n",
+        nic.trim()
+    );
+    vm.run("dpkg -i /srv/packages/*.deb").unwrap();
+    vm.write("/etc/guestlet/host.toml", settings.as_bytes()).unwrap();
+    has_cloud_provider(&vm);
+    assert_eq!(ensure(&vm, vec![uuid]).addresses[0].address, "198.51.100.10");
+
+    let pools = "guestctl pools | grep 'the drop-in forwarding.conf'";
+    wait_for("advice", SOON, || vm.run(pools).ok()).unwrap();
+    // As the example says in its first lines; these guests install no documentation.
+    let example = include_str!("../../packaging/forwarding.conf").replace("192.168.122.0/24", "10.77.0.0/24");
+    vm.run("mkdir -p /etc/systemd/system/guestlet-host.service.d").unwrap();
+    vm.write("/etc/systemd/system/guestlet-host.service.d/forwarding.conf", example.as_bytes()).unwrap();
+    vm.run("systemctl daemon-reload && systemctl restart guestlet-host").unwrap();
+    let ask = "timeout 5 bash -c 'exec 3<>/dev/tcp/198.51.100.10/80 && echo >&3 && cat <&3'";
+    let answer =
+        wait_for("an answer by the address", SOON, || vm.run(ask).ok().filter(|said| !said.is_empty()));
+    let seen =
+        || vm.run("guestctl pools; guestctl lb ls -o wide; nft list ruleset; ip addr").unwrap_or_default();
+    let answer = answer.unwrap_or_else(|error| panic!("{error:#}\n{}", seen()));
+    assert!(answer.starts_with("forwards "), "{answer}");
+    assert_eq!(vm.run("ps -o user:32= -C guestlet-host").unwrap().trim(), "guestlet-host");
+    let denied =
+        vm.run("journalctl --unit guestlet-host --output cat | grep -ci 'sandbox\\|bad system call'");
+    assert!(denied.is_err(), "{denied:?}");
 }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::sys::program::{self, Secret};
 use crate::sys::root::Root;
-use crate::sys::{blocking, error_chain, interface_addresses, ip_forwarding};
+use crate::sys::{blocking, capabilities, error_chain, interface_addresses, ip_forwarding};
 
 pub mod plan;
 pub mod rules;
@@ -33,6 +33,10 @@ const TOGETHER: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_secs(5);
 /// When what has failed is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
+
+/// Whatever nft(8) says then.
+const UNPRIVILEGED: &str = "guestlet-host has no privilege over the host's network (CAP_NET_ADMIN); the drop-in forwarding.conf \
+                            among its examples gives it that";
 
 /// A plan, and how many there were before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -137,7 +141,13 @@ impl Forwarder {
         // What comes to an address without its rules would reach the host's own programs.
         let arranged = Arc::clone(plan);
         let taken = blocking::run(move || take(&arranged)).await;
-        self.nft(&["-f", "-"], text).await.map_err(|error| error_chain::words(&error))?;
+        self.nft(&["-f", "-"], text).await.map_err(|error| {
+            let words = error_chain::words(&error);
+            match capabilities::has(&Root::default(), capabilities::NET_ADMIN) {
+                Some(false) => format!("{UNPRIVILEGED}; {words}"),
+                Some(true) | None => words,
+            }
+        })?;
         let arranged = Arc::clone(plan);
         let given = blocking::run(move || give(&arranged)).await;
         let arranged = Arc::clone(plan);
