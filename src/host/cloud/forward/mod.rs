@@ -8,6 +8,7 @@
 //!
 //! Rules and addresses stay when this program ends, so that a restart interrupts nobody; the next run replaces them.
 
+use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -209,26 +210,19 @@ fn kernel_forwards(plan: &Plan, root: &Root) -> Result<(), String> {
         let nodes = plan.services.iter().flat_map(|service| &service.targets);
         nodes.into_iter().any(|(node, _)| node.is_ipv4() == is_ipv4)
     };
-    let families: [(_, _, fn(&Root) -> std::io::Result<bool>, _); 2] = [
-        ("IPv4", true, ip_forwarding::ipv4, "net.ipv4.ip_forward"),
-        ("IPv6", false, ip_forwarding::ipv6, "net.ipv6.conf.all.forwarding"),
-    ];
-    for (family, is_ipv4, forwards, setting) in families {
-        if !has_nodes(is_ipv4) {
-            continue;
-        }
-        match forwards(root) {
-            Ok(true) => {}
-            Ok(false) => {
-                return Err(format!(
-                    "this host's kernel forwards no packets of {family}, so that nodes can be reached from the host alone; set \
-                     {setting}=1, in a file of /etc/sysctl.d for the next boots"
-                ));
-            }
-            Err(error) => {
-                return Err(format!("cannot read whether this host's kernel forwards {family}: {error}"));
-            }
-        }
+    let checked = |family: &str, setting: &str, forwards: io::Result<bool>| match forwards {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!(
+            "this host's kernel forwards no packets of {family}, so that nodes can be reached from the host alone; set \
+             {setting}=1, in a file of /etc/sysctl.d for the next boots"
+        )),
+        Err(error) => Err(format!("cannot read whether this host's kernel forwards {family}: {error}")),
+    };
+    if has_nodes(true) {
+        checked("IPv4", "net.ipv4.ip_forward", ip_forwarding::ipv4(root))?;
+    }
+    if has_nodes(false) {
+        checked("IPv6", "net.ipv6.conf.all.forwarding", ip_forwarding::ipv6(root))?;
     }
     Ok(())
 }
