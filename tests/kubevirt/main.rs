@@ -36,6 +36,7 @@ mod random;
 mod soak;
 
 mod adopted;
+mod adopted_elsewhere;
 mod claims;
 mod claims_churn;
 mod holders;

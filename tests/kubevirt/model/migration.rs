@@ -78,6 +78,10 @@ impl World {
             .cloned()
             .collect();
         let node = text(&target["spec"]["nodeName"]).to_owned();
+        if instance["status"]["activePods"][uid(target)] != node {
+            let change = json!({ "activePods": { uid(target): node } });
+            return self.patch_status(Kind::Vmi, instance, &change).await.map(drop);
+        }
         let attacher = self.attachers(target).into_iter().next();
         match &attacher {
             None if !volumes.is_empty() => {
@@ -102,7 +106,7 @@ impl World {
         });
         let change = json!({
             "metadata": { "labels": { TARGET: node } },
-            "status": { "migrationState": state, "activePods": { uid(target): node } },
+            "status": { "migrationState": state },
         });
         self.patch(Kind::Vmi, instance, &change).await?;
         self.enter(migration, "TargetReady").await

@@ -86,13 +86,7 @@ impl Claims {
             Holder::Off => return Err(VolumeError::InUse("somebody has unplugged it meanwhile".to_owned())),
             Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
         }
-        match authority::stranger(&evidence) {
-            None => Ok(()),
-            Some(pod) => {
-                let (pod, node) = (&pod.name, &pod.node);
-                Err(VolumeError::InUse(format!("the pod {pod} on the node {node:?} uses it, too")))
-            }
-        }
+        authority::stranger(uuid, &evidence).map_or(Ok(()), |who| Err(VolumeError::InUse(who)))
     }
 
     /// The VM of this name, if it is the one with this UUID.

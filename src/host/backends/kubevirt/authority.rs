@@ -45,6 +45,10 @@ pub struct Lister {
     volumes: Vec<String>,
     /// Those of them that came while it ran, and of which the status does not say what they are made of.
     unsaid: Vec<String>,
+    /// Of a run: where its disks may be open.
+    nodes: Vec<String>,
+    /// Of a run: the UIDs of its launchers, to which the pods belong by which KubeVirt plugs its volumes.
+    launchers: Vec<String>,
 }
 
 impl Lister {
@@ -54,8 +58,8 @@ impl Lister {
         let claims: Vec<_> = listed(&vm.spec.template.spec).into_iter().chain(coming).collect();
         let volumes: Vec<_> = vm.asked_for().map(|one| one.name.clone()).collect();
         let (uuid, name) = (vm.metadata.uid.clone(), vm.metadata.name.clone());
-        let unsaid = Vec::new();
-        (!claims.is_empty() || !volumes.is_empty()).then_some(Self { uuid, name, claims, volumes, unsaid })
+        let vm = Self { uuid, name, claims, volumes, ..Self::default() };
+        (!vm.claims.is_empty() || !vm.volumes.is_empty()).then_some(vm)
     }
 
     /// A run of a VM, if it has a claim or a volume, or is about to, or has not let go of it.
@@ -72,7 +76,10 @@ impl Lister {
         };
         let unsaid = status.iter().filter(is_unsaid).map(|one| one.name.clone()).collect();
         let (uuid, name) = (lasting(instance), instance.metadata.name.clone());
-        (!claims.is_empty() || !volumes.is_empty()).then_some(Self { uuid, name, claims, volumes, unsaid })
+        let nodes = instance.nodes().map(str::to_owned).collect();
+        let launchers = instance.status.active_pods.keys().cloned().collect();
+        let run = Self { uuid, name, claims, volumes, unsaid, nodes, launchers };
+        (!run.claims.is_empty() || !run.volumes.is_empty()).then_some(run)
     }
 
     /// Whether it has this claim.
@@ -93,11 +100,35 @@ pub struct Use {
     pub node: String,
     /// It is a pod by which KubeVirt plugs volumes.
     pub is_attacher: bool,
+    /// Of a pod: the UIDs of what it belongs to.
+    pub owners: Vec<String>,
 }
 
-/// A pod that uses the claim and is none by which KubeVirt plugs it.
-pub fn stranger(evidence: &Evidence) -> Option<&Use> {
-    evidence.pods.iter().find(|pod| !pod.is_attacher)
+/// What uses the claim beside the VM with this UUID: a pod that is not there to plug it into that VM, or the attachment of its
+/// volume to a node where that VM does not have it. In words, with where it is.
+///
+/// After a migration the volume stays attached to the node before for a moment; what is found then is gone when it is asked again.
+pub fn stranger(uuid: &str, evidence: &Evidence) -> Option<String> {
+    let is_its = |run: &&Lister| run.uuid.as_ref().is_some_and(|one| one.eq_ignore_ascii_case(uuid));
+    let runs: Vec<&Lister> = evidence.instances.iter().filter(is_its).collect();
+    let is_own = |pod: &Use| {
+        pod.is_attacher && runs.iter().any(|run| pod.owners.iter().any(|owner| run.launchers.contains(owner)))
+    };
+    if let Some(Use { name, node, .. }) = evidence.pods.iter().find(|pod| !is_own(pod)) {
+        return Some(format!("the pod {name} on the node {node:?} uses it, too"));
+    }
+    // KubeVirt attaches it to the target of a migration before it says that there is one.
+    let is_known = |node: &String| {
+        !node.is_empty()
+            && (runs.iter().any(|run| run.nodes.contains(node))
+                || evidence.pods.iter().any(|pod| pod.node == *node))
+    };
+    let elsewhere = evidence.attachments.iter().find(|one| !is_known(&one.node));
+    elsewhere.map(|Use { name, node, .. }| {
+        format!(
+            "the host cluster has it attached to the node {node:?} as well (VolumeAttachment {name}), where the VM does not run"
+        )
+    })
 }
 
 /// Who holds a claim.
@@ -236,13 +267,61 @@ mod tests {
 
     #[test]
     fn a_claim_that_no_vm_lists_is_held_until_nothing_uses_it() {
-        let one = |name: &str| vec![Use { name: name.to_owned(), node: "n1".to_owned(), is_attacher: false }];
+        let one = |name: &str| vec![Use { name: name.to_owned(), node: "n1".to_owned(), ..Use::default() }];
         let attached =
             Evidence { attachments: one("csi-1"), pods: one("hp-volume-1"), ..Evidence::default() };
         assert!(holder(&attached).contains("VolumeAttachment csi-1"), "{}", holder(&attached));
         let used = Evidence { pods: one("hp-volume-1"), ..Evidence::default() };
         assert!(holder(&used).contains("the pod hp-volume-1 on the node \"n1\""), "{}", holder(&used));
         assert_eq!(holder(&Evidence::default()), "off");
+    }
+
+    #[test]
+    fn whatever_uses_a_claim_elsewhere_is_named() {
+        let uses =
+            |name: &str, node: &str| Use { name: name.to_owned(), node: node.to_owned(), ..Use::default() };
+        let attacher = |node: &str, owner: &str| Use {
+            is_attacher: true,
+            owners: vec![owner.to_owned()],
+            ..uses("hp-volume-1", node)
+        };
+        let entry = json!([{"name": "y", "persistentVolumeClaimInfo": {"claimName": "pvc-1"}}]);
+        let found = |state: Value, pods: Vec<Use>, attachments: Vec<Use>| {
+            let mut run = instance("a", &json!([]), &entry);
+            run.status.node_name = Some("n1".to_owned());
+            run.status.active_pods = [("launcher-1", "n1"), ("launcher-2", "n2")]
+                .map(|(uid, node)| (uid.to_owned(), node.to_owned()))
+                .into();
+            run.status.migration_state = serde_json::from_value(state).unwrap();
+            let evidence = Evidence { attachments, pods, ..evidence(&vm("a", &json!([])), &run) };
+            stranger("UID-A", &evidence).unwrap_or_default()
+        };
+        let own = || attacher("n1", "launcher-1");
+        let here = || uses("csi-1", "n1");
+        let there = || uses("csi-2", "n2");
+        let to = |completed: bool, failed: bool| json!({"targetNode": "n2", "completed": completed, "failed": failed});
+        // The last generation of pods goes while the next one comes, also where it is being migrated to.
+        assert_eq!(found(json!({}), vec![own(), own()], vec![here()]), "");
+        assert_eq!(found(to(false, false), vec![own()], vec![here(), there()]), "");
+        assert_eq!(found(json!({}), vec![own(), attacher("n2", "launcher-2")], vec![here(), there()]), "");
+        for ended in
+            [to(true, false), to(false, true), json!({"targetNode": "n2", "failed": true}), json!({})]
+        {
+            let words = found(ended.clone(), vec![own()], vec![here(), there()]);
+            assert!(
+                words.contains("to the node \"n2\" as well (VolumeAttachment csi-2)"),
+                "{ended}: {words}"
+            );
+        }
+        assert!(found(json!({}), vec![own()], vec![uses("csi-3", "")]).contains("VolumeAttachment csi-3"));
+        for other in [
+            attacher("n1", "launcher-3"),
+            Use { owners: Vec::new(), ..own() },
+            Use { is_attacher: false, ..own() },
+        ] {
+            let words = found(json!({}), vec![own(), other], vec![here()]);
+            assert_eq!(words, "the pod hp-volume-1 on the node \"n1\" uses it, too");
+        }
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub struct Namespace {
 
 #[derive(Deserialize)]
 struct SlimPod {
-    metadata: Name,
+    metadata: Metadata,
     #[serde(default)]
     spec: PodSpec,
     #[serde(default)]
@@ -56,11 +56,19 @@ struct SlimPod {
 }
 
 #[derive(Deserialize)]
-struct Name {
+struct Metadata {
     #[serde(default)]
     name: String,
     #[serde(default, deserialize_with = "or_default")]
     labels: Labels,
+    #[serde(rename = "ownerReferences", default, deserialize_with = "or_default")]
+    owners: Vec<Owner>,
+}
+
+#[derive(Deserialize)]
+struct Owner {
+    #[serde(default)]
+    uid: String,
 }
 
 /// The one label of them that says something.
@@ -98,7 +106,7 @@ struct PodStatus {
 
 #[derive(Deserialize)]
 struct SlimAttachment {
-    metadata: Name,
+    metadata: Metadata,
     spec: AttachmentSpec,
 }
 
@@ -150,11 +158,8 @@ impl Reader {
         let keep = |one: SlimAttachment| {
             let SlimAttachment { metadata, spec } = one;
             let Some(volume) = spec.source.persistent_volume_name else { return };
-            all.entry(volume).or_default().push(Use {
-                name: metadata.name,
-                node: spec.node_name,
-                is_attacher: false,
-            });
+            let one = Use { name: metadata.name, node: spec.node_name, ..Use::default() };
+            all.entry(volume).or_default().push(one);
         };
         self.each::<VolumeAttachment, _>(None, keep).await?;
         Ok(all)
@@ -193,7 +198,8 @@ fn keep_pod(pods: &mut BTreeMap<String, Vec<Use>>, pod: SlimPod) {
         return;
     }
     let is_attacher = metadata.labels.role.as_deref() == Some(ATTACHER);
-    let one = Use { name: metadata.name, node: spec.node_name.unwrap_or_default(), is_attacher };
+    let owners = metadata.owners.into_iter().map(|owner| owner.uid).collect();
+    let one = Use { name: metadata.name, node: spec.node_name.unwrap_or_default(), is_attacher, owners };
     let claims = spec.volumes.into_iter().flatten().filter_map(|volume| volume.persistent_volume_claim);
     for claim in claims {
         pods.entry(claim.claim_name).or_default().push(one.clone());

@@ -235,12 +235,29 @@ pub struct InstanceStatus {
     /// The UIDs of its launchers, each with the node that it is on.
     #[serde(deserialize_with = "or_default")]
     pub active_pods: BTreeMap<String, String>,
+    /// The migration that is under way, or the last one.
+    #[serde(deserialize_with = "or_default")]
+    pub migration_state: MigrationState,
     /// Its volumes, as they are.
     #[serde(deserialize_with = "or_default")]
     pub volume_status: Vec<VolumeStatus>,
     /// What is said of it.
     #[serde(deserialize_with = "or_default")]
     pub conditions: Vec<Condition>,
+}
+
+/// A migration of a VM to another node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MigrationState {
+    /// Where it goes.
+    pub target_node: Option<String>,
+    /// It has ended, whether the VM has got there or not.
+    #[serde(deserialize_with = "or_default")]
+    pub completed: bool,
+    /// It has ended, and the VM is where it was.
+    #[serde(deserialize_with = "or_default")]
+    pub failed: bool,
 }
 
 /// How a volume of a VM is.
@@ -299,6 +316,14 @@ impl Instance {
     /// Whether this condition is true.
     pub fn is(&self, condition: &str) -> bool {
         self.status.conditions.iter().any(|one| one.kind == condition && one.status == "True")
+    }
+
+    /// The nodes on which its disks may be open: where it runs, and where it is just being migrated to.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        let MigrationState { target_node, completed, failed } = &self.status.migration_state;
+        let target = target_node.as_deref().filter(|_| !completed && !failed);
+        let nodes = self.status.node_name.as_deref().into_iter().chain(target);
+        nodes.filter(|node| !node.is_empty())
     }
 }
 
@@ -432,7 +457,8 @@ mod tests {
         let nulls = json!({
             "metadata": {"name": "a"},
             "spec": {"domain": {"firmware": null, "devices": {"disks": null, "interfaces": []}}, "volumes": null},
-            "status": {"activePods": null, "volumeStatus": null, "conditions": null, "VSOCKCID": null, "nodeName": null},
+            "status": {"activePods": null, "volumeStatus": null, "conditions": null, "VSOCKCID": null, "nodeName": null,
+                       "migrationState": null},
         });
         let read: Instance = serde_json::from_value(nulls).unwrap();
         assert_eq!(read.spec, InstanceSpec::default());

@@ -1,0 +1,156 @@
+//! Claims that Harvester's CSI driver has made, and that something else uses beside the VM that has them.
+
+use std::sync::Arc;
+
+use guestlet::host::backends::kubevirt::volumes::Claims;
+use guestlet::host::backends::volumes::{Published, VolumeError, Volumes as _};
+use serde_json::json;
+
+use crate::claims::{LET_GO, domains, place, plug, published, volumes, willing};
+use crate::lab::{HOSTS, Lab, NAMESPACE, wait};
+use crate::model::objects::{Kind, text};
+use crate::model::pace::Step;
+use crate::patience::until;
+
+const CLAIM: &str = "pvc-0b6d1c52-6a0e-4f0a-9f57-3d1f0c9b7a11";
+
+fn id() -> String {
+    format!("{NAMESPACE}.{CLAIM}")
+}
+
+/// What its guest knows it by if Harvester's driver has plugged it.
+fn alias() -> String {
+    format!("drive-ua-{CLAIM}")
+}
+
+/// A cluster with a claim of Harvester's that is given to guestlet, and these VMs.
+async fn started(vms: &[&str]) -> (Lab, Arc<Claims>) {
+    let lab = Lab::start().await;
+    lab.harvester_claim(CLAIM, 16, "shop").await;
+    lab.give(CLAIM).await;
+    for vm in vms {
+        lab.running(vm).await;
+    }
+    let volumes = volumes(&lab).await;
+    (lab, volumes)
+}
+
+async fn harvester_has_plugged(lab: &Lab, vm: &str) {
+    lab.harvester_plugs(vm, CLAIM).await;
+    lab.is_in(vm, CLAIM, "Ready").await;
+}
+
+async fn record(volumes: &Claims) -> Option<Published> {
+    volumes.get(&id()).await.unwrap().unwrap().published
+}
+
+/// The host on which a VM runs, and the other one.
+async fn hosts(lab: &Lab, vm: &str) -> (String, &'static str) {
+    let instance = lab.instance(vm).await.unwrap();
+    let here = text(&instance["status"]["nodeName"]).to_owned();
+    let other = HOSTS.into_iter().find(|host| *host != here).unwrap();
+    (here, other)
+}
+
+#[track_caller]
+fn is_in_use(outcome: Result<String, VolumeError>, words: &[&str]) {
+    let error = outcome.unwrap_err();
+    assert!(matches!(error, VolumeError::InUse(_)), "{error:?}");
+    for words in words {
+        assert!(error.to_string().contains(words), "{words}: {error}");
+    }
+}
+
+#[test]
+fn what_is_attached_where_the_vm_does_not_run_is_not_taken_over() {
+    wait(async {
+        let (lab, volumes) = started(&["web", "db"]).await;
+        let web = place(&lab, "web").await;
+        harvester_has_plugged(&lab, "web").await;
+        let (here, other) = hosts(&lab, "web").await;
+        let claim = lab.api.get(&Kind::Claim.path(&format!("{NAMESPACE}/{CLAIM}"))).await.unwrap();
+        // A node that is dead, or another cluster's program, has it attached.
+        let attachment = json!({
+            "metadata": { "name": "forgotten" },
+            "spec": {
+                "attacher": "elsewhere.test",
+                "nodeName": other,
+                "source": { "persistentVolumeName": claim["spec"]["volumeName"] },
+            },
+        });
+        lab.api.create(&Kind::Attachment.all(), &attachment).await;
+        is_in_use(plug(&volumes, &id(), &web).await, &["VolumeAttachment forgotten", other]);
+        assert_eq!((record(&volumes).await, domains(&lab, &id()).len()), (None, 1));
+        lab.api.delete(&Kind::Attachment.path("forgotten")).await;
+
+        // A pod that plugs it into another VM, which lists it no more.
+        let owner = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "db", "uid": place(&lab, "db").await.uuid,
+        });
+        let pod = json!({
+            "metadata": {
+                "name": "hp-volume-left", "labels": { "kubevirt.io": "hotplug-disk" }, "ownerReferences": [owner],
+            },
+            "spec": {
+                "nodeName": here,
+                "containers": [{ "name": "x", "image": "registry.test/x" }],
+                "volumes": [{ "name": "x", "persistentVolumeClaim": { "claimName": CLAIM } }],
+            },
+        });
+        lab.api.create(&Kind::Pod.within(NAMESPACE), &pod).await;
+        is_in_use(plug(&volumes, &id(), &web).await, &["the pod hp-volume-left", &here]);
+        assert_eq!((record(&volumes).await, domains(&lab, &id()).len()), (None, 1));
+        lab.model.lose_pod(&format!("{NAMESPACE}/hp-volume-left")).await;
+        until("it is web's alone", async || plug(&volumes, &id(), &web).await.ok()).await;
+        volumes.unplug(&id(), &web.vm, LET_GO, willing()).await.unwrap();
+    });
+}
+
+/// What belongs to the VM is where it comes from, where it goes, and in two generations of pods for a while.
+#[test]
+fn a_vm_that_migrates_keeps_what_is_plugged_as_it_is() {
+    wait(async {
+        let (lab, volumes) = started(&["web"]).await;
+        let web = place(&lab, "web").await;
+        harvester_has_plugged(&lab, "web").await;
+        let (from, to) = hosts(&lab, "web").await;
+        let is_taken = async || {
+            assert_eq!(plug(&volumes, &id(), &web).await.unwrap(), alias());
+            assert_eq!(record(&volumes).await, Some(published(&web)));
+        };
+        // The next generation of its pods waits.
+        lab.claim("more", 16).await;
+        lab.model.hold(Step::RunPod, "web");
+        lab.plug("web", "more").await;
+        lab.model.reaches(Step::RunPod, "web").await;
+        assert_eq!(lab.attachers().await.len(), 2);
+        is_taken().await;
+        lab.model.release(Step::RunPod, "web");
+        lab.is_in("web", "more", "Ready").await;
+
+        // It is brought to the target, and the instance does not say yet that it goes there.
+        lab.model.hold(Step::RunPod, "web");
+        lab.model.hold(Step::HandOver, "web");
+        lab.model.migrate(NAMESPACE, "web", to).await;
+        lab.model.reaches(Step::RunPod, "web").await;
+        let instance = lab.instance("web").await.unwrap();
+        assert!(instance["status"]["migrationState"]["targetNode"].is_null());
+        assert_eq!(lab.attached(CLAIM).await.len(), 2);
+        is_taken().await;
+        lab.model.release(Step::RunPod, "web");
+        lab.model.reaches(Step::HandOver, "web").await;
+        is_taken().await;
+
+        // The source is let go of late: until then it may be another VM's there.
+        lab.model.hold(Step::Detach, CLAIM);
+        lab.model.release(Step::HandOver, "web");
+        lab.model.reaches(Step::Detach, CLAIM).await;
+        let instance = lab.instance("web").await.unwrap();
+        assert_eq!(instance["status"]["nodeName"], to);
+        is_in_use(plug(&volumes, &id(), &web).await, &["VolumeAttachment", &from]);
+        assert_eq!(domains(&lab, &id()), [web.vm.as_str()]);
+        lab.model.release(Step::Detach, CLAIM);
+        until("only the target has it", async || plug(&volumes, &id(), &web).await.ok()).await;
+        assert!(lab.model.journal().conflicts().is_empty());
+    });
+}
