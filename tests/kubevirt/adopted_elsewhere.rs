@@ -1,12 +1,14 @@
 //! Claims that Harvester's CSI driver has made, and that something else uses beside the VM that has them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use guestlet::host::backends::kubevirt::hotplug::Patience;
 use guestlet::host::backends::kubevirt::volumes::Claims;
 use guestlet::host::backends::volumes::{Published, VolumeError, Volumes as _};
 use serde_json::json;
 
-use crate::claims::{LET_GO, domains, place, plug, published, volumes, willing};
+use crate::claims::{LET_GO, domains, place, plug, published, quick, volumes, volumes_with, willing};
 use crate::lab::{HOSTS, Lab, NAMESPACE, wait};
 use crate::model::objects::{Kind, text};
 use crate::model::pace::Step;
@@ -152,5 +154,38 @@ fn a_vm_that_migrates_keeps_what_is_plugged_as_it_is() {
         lab.model.release(Step::Detach, CLAIM);
         until("only the target has it", async || plug(&volumes, &id(), &web).await.ok()).await;
         assert!(lab.model.journal().conflicts().is_empty());
+    });
+}
+
+/// Another volume is on its way meanwhile, so that KubeVirt is told late; the guest may have mounted the disk again until then.
+#[test]
+fn what_a_guest_has_released_long_ago_is_asked_for_again() {
+    wait(async {
+        let (lab, quick_ones) = started(&["web"]).await;
+        let (id, web) = (id(), place(&lab, "web").await);
+        harvester_has_plugged(&lab, "web").await;
+        plug(&quick_ones, &id, &web).await.unwrap();
+        let patience =
+            Patience { settle: Duration::from_secs(60), released: Duration::from_secs(2), ..quick() };
+        let volumes = volumes_with(&lab, patience).await;
+        lab.claim("more", 16).await;
+        lab.model.hold(Step::RunPod, "web");
+        lab.plug("web", "more").await;
+        lab.model.reaches(Step::RunPod, "web").await;
+        let unplugging = volumes.unplug(&id, &web.vm, LET_GO, willing());
+        let meanwhile = async {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            lab.model.release(Step::RunPod, "web");
+        };
+        let (outcome, ()) = tokio::join!(unplugging, meanwhile);
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(&error, VolumeError::Waiting { words, .. } if words.contains("too long ago")),
+            "{error:?}"
+        );
+        lab.is_in("web", "more", "Ready").await;
+        assert_eq!(domains(&lab, &id), [web.vm.as_str()]);
+        volumes.unplug(&id, &web.vm, LET_GO, willing()).await.unwrap();
+        assert!(domains(&lab, &id).is_empty());
     });
 }

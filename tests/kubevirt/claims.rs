@@ -55,6 +55,7 @@ pub fn quick() -> Patience {
         settle: Duration::from_secs(6),
         look: Duration::from_secs(2),
         poll: Duration::from_millis(200),
+        ..Patience::default()
     }
 }
 

@@ -58,17 +58,19 @@ impl Claims {
         let stage = seen.as_ref().map_or(Stage::Absent, |seen| seen.stage(&disk.volume()));
         // What another program has plugged and KubeVirt is taking away, its guest may not have any more.
         let is_there = stage != Stage::Absent && !(disk.as_is && matches!(stage, Stage::Leaving(_)));
+        let mut at = None;
         if runs && is_there {
             let unknown = |why| {
                 held(format!("the guest cannot be asked to release the volume {}: {why}", disk.volume()))
             };
             guest.release(&known.map_err(unknown)?).await?;
+            at = Some(Instant::now());
         }
         // As it was before the guest was asked: what has changed since may have another one. One that was not asked says nothing of what
         // is plugged again.
         let was_asked = is_there || !disk.as_is;
         let run = seen.filter(|_| was_asked || !runs).map(|seen| seen.run()).unwrap_or_default();
-        let released = Released { run, by_force: guest.is_forced() };
+        let released = Released { run, at, by_force: guest.is_forced() };
         self.hotplug.unplug(&from.vm, &from.uuid, disk, released).await
     }
 

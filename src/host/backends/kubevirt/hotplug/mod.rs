@@ -45,6 +45,9 @@ pub struct Patience {
     pub look: Duration,
     /// How often something is read that nobody tells of, and that is waited for.
     pub poll: Duration,
+    /// For how long it counts that a guest has released a disk that another program has plugged: programs of which its agent knows
+    /// nothing may mount it again.
+    pub released: Duration,
 }
 
 impl Default for Patience {
@@ -54,6 +57,7 @@ impl Default for Patience {
             settle: Duration::from_secs(90),
             look: Duration::from_secs(10),
             poll: Duration::from_secs(1),
+            released: Duration::from_secs(10),
         }
     }
 }

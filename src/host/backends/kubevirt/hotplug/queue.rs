@@ -222,7 +222,7 @@ impl Queue {
     fn refuse_what_cannot_be(&mut self, seen: &Seen) {
         let mut refused = Vec::new();
         for (name, Open { order, .. }) in &self.open {
-            if let Some(error) = refusal(seen, order) {
+            if let Some(error) = refusal(seen, order, self.patience.released) {
                 refused.push((name.clone(), error));
             }
         }
@@ -272,7 +272,7 @@ impl Queue {
             );
             if let Some(open) = self.open.get_mut(&name) {
                 open.order.wish = Wish::Unplug;
-                open.order.released = Released { run: seen.run(), by_force: false };
+                open.order.released = Released { run: seen.run(), at: None, by_force: false };
                 open.since = Instant::now();
                 open.withdrawn = Some(why);
             }

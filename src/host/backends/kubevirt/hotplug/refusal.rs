@@ -1,5 +1,7 @@
 //! What KubeVirt would never do, or must not be told, about a volume of one VM as that was read. Pure.
 
+use std::time::Duration;
+
 use super::super::objects::Volume;
 use super::plan::Wish;
 use super::queue::Order;
@@ -9,8 +11,9 @@ use crate::host::backends::volumes::VolumeError;
 /// The value of `updateVolumesStrategy` with which KubeVirt hands no change of volumes to a VM that runs.
 const MIGRATION: &str = "Migration";
 
-/// The answer to an order that KubeVirt could never carry out, as things are.
-pub fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
+/// The answer to an order that KubeVirt could never carry out, as things are. What a guest has said of a disk that another program
+/// has plugged counts for as long as `released`.
+pub fn refusal(seen: &Seen, order: &Order, released: Duration) -> Option<Result<(), VolumeError>> {
     let name = order.disk.volume();
     let refused = |words: String| Some(Err(VolumeError::Refused(words)));
     let is_other = seen.vm.metadata.uid.as_deref().is_none_or(|uid| !uid.eq_ignore_ascii_case(&order.uid));
@@ -57,42 +60,58 @@ pub fn refusal(seen: &Seen, order: &Order) -> Option<Result<(), VolumeError>> {
     }
     if order.wish == Wish::Unplug
         && seen.can_be_taken_out(&name)
-        && let Some(words) = must_be_asked(seen, order)
+        && let Some(words) = must_be_asked(seen, order, released)
     {
         return Some(Err(VolumeError::Waiting { words: words.to_owned(), detail: words.to_owned() }));
     }
-    let has_ended =
-        seen.instance.as_ref().is_none_or(|run| matches!(run.status.phase.as_str(), "Succeeded" | "Failed"));
-    if order.wish == Wish::Plug && has_ended {
+    if order.wish == Wish::Plug && has_ended(seen) {
         let words = "the VM is off".to_owned();
         return Some(Err(VolumeError::Waiting { words: words.clone(), detail: words }));
     }
     None
 }
 
+/// Whether no guest runs in a VM, nor will as things are.
+fn has_ended(seen: &Seen) -> bool {
+    seen.instance.as_ref().is_none_or(|run| matches!(run.status.phase.as_str(), "Succeeded" | "Failed"))
+}
+
 /// Why a guest has to be asked for a disk before KubeVirt is told to take it away; in words.
-fn must_be_asked(seen: &Seen, order: &Order) -> Option<&'static str> {
+fn must_be_asked(seen: &Seen, order: &Order, released: Duration) -> Option<&'static str> {
     let run = seen.run();
     if run.has_started && run != order.released.run {
         return Some("the VM was started after its guest was asked to release the volume; repeat the call");
     }
-    // KubeVirt takes away nothing before the guest runs, which finds the disk, and may mount it without its agent.
     let is_theirs = order.disk.as_is && !order.released.by_force;
-    (is_theirs && seen.waits_to_start().is_some()).then_some(
-        "the VM is starting with the volume, which another program than guestlet has plugged, and its guest cannot be asked for it \
-         yet; repeat the call",
+    if !is_theirs || has_ended(seen) {
+        return None;
+    }
+    // KubeVirt takes away nothing before the guest runs, which finds the disk, and may mount it without its agent.
+    if seen.waits_to_start().is_some() {
+        return Some(
+            "the VM is starting with the volume, which another program than guestlet has plugged, and its guest cannot be asked for it \
+             yet; repeat the call",
+        );
+    }
+    let is_old = order.released.at.is_none_or(|at| at.elapsed() >= released);
+    is_old.then_some(
+        "the guest released the volume, which another program than guestlet has plugged, too long ago to be sure of it: other changes \
+         of the VM's volumes came first; repeat the call",
     )
 }
 
 #[cfg(test)]
 mod tests {
     use tokio::sync::oneshot;
+    use tokio::time::Instant;
 
     use super::super::super::names::Claim;
     use super::super::patch::Disk;
     use super::super::seen::tests::seen;
     use super::super::seen::{Released, Run};
     use super::*;
+
+    const LASTS: Duration = Duration::from_secs(10);
 
     #[test]
     fn a_guest_that_was_not_asked_keeps_its_disk() {
@@ -106,13 +125,13 @@ mod tests {
             let (answer, _answered) = oneshot::channel();
             let disk = Disk { claim: claim.clone(), read_only: false, as_is };
             let order = Order { uid: "vm".to_owned(), disk, wish: Wish::Unplug, released, answer };
-            match refusal(seen, &order) {
+            match refusal(seen, &order, LASTS) {
                 None => false,
                 Some(Err(VolumeError::Waiting { .. })) => true,
                 other => panic!("{other:?}"),
             }
         };
-        let is_refused = |seen: &Seen, run| refused(seen, false, Released { run, by_force: false });
+        let is_refused = |seen: &Seen, run| refused(seen, false, Released { run, at: None, by_force: false });
         assert!(!is_refused(&there, there.run()));
         // It was off, or another one, or had not started.
         let of_another = Run { uid: Some("run-0".to_owned()), has_started: true };
@@ -129,9 +148,18 @@ mod tests {
         let mut theirs = seen(&["data"], &["data"], &[("data", "Ready")]);
         theirs.vm.metadata.uid = Some("vm".to_owned());
         let run = theirs.run();
-        let is_refused =
-            |seen: &Seen, run: &Run, by_force| refused(seen, true, Released { run: run.clone(), by_force });
+        let is_refused = |seen: &Seen, run: &Run, by_force| {
+            refused(seen, true, Released { run: run.clone(), at: Some(Instant::now()), by_force })
+        };
         assert!(!is_refused(&theirs, &run, false));
+        // What it has said holds for a while, but of what guestlet has plugged.
+        let before = Instant::now().checked_sub(LASTS);
+        for at in [None, before] {
+            for (by_force, expected) in [(false, true), (true, false)] {
+                let released = Released { run: run.clone(), at, by_force };
+                assert_eq!(refused(&theirs, true, released), expected, "{at:?} {by_force}");
+            }
+        }
         for phase in ["", "Pending", "Scheduling", "Scheduled"] {
             theirs.instance.as_mut().unwrap().status.phase = phase.to_owned();
             for run in [Run::default(), run.clone(), theirs.run()] {

@@ -13,6 +13,8 @@
 //! A status outlives its spec, and a name that comes again waits for that; so nothing is called absent before the
 //! status has let go of it, too.
 
+use tokio::time::Instant;
+
 use super::super::objects::{Instance, VirtualMachine, Volume, VolumeStatus};
 
 /// The phase of a volume that a machine has.
@@ -169,6 +171,8 @@ pub struct Run {
 pub struct Released {
     /// The run of the VM whose guest has released the disk, or which had no guest. Another one may have it in use.
     pub run: Run,
+    /// When it has; none if it was not asked.
+    pub at: Option<Instant>,
     /// Somebody answers for it that the guest can do without the disk.
     pub by_force: bool,
 }
