@@ -77,6 +77,15 @@ pub async fn volumes_that_tell(
     problems: watch::Sender<Problems>,
 ) -> Arc<Claims> {
     let client = kube::Client::try_from(role::config(lab.turn.plane()).await).unwrap();
+    volumes_by(client, patience, problems).await
+}
+
+/// The same, which ask by this client.
+pub async fn volumes_by(
+    client: kube::Client,
+    patience: Patience,
+    problems: watch::Sender<Problems>,
+) -> Arc<Claims> {
     let half = Arc::new(Half::new("controller".to_owned()));
     Arc::new(Claims::new(Cluster::new(client, problems, half), patience, "ReadWriteMany".to_owned()).await)
 }

@@ -42,6 +42,7 @@ mod claims_churn;
 mod holders;
 mod hotplug;
 mod kinds;
+mod late;
 mod leader;
 mod lifecycle;
 mod migration;

@@ -151,6 +151,8 @@ impl Queue {
 
     /// Looks, and does what is next; whether it has done something, after which it is looked again at once.
     async fn step(&mut self) -> bool {
+        // First, so that what is decided is decided on what was read last.
+        let way = self.cluster.way().await;
         let seen = match self.cluster.seen(&self.place.0, &self.place.1).await {
             Ok(Some(seen)) => seen,
             Ok(None) => return self.vm_is_gone(),
@@ -178,8 +180,8 @@ impl Queue {
                 false
             }
             Step::Plug(names) | Step::Unplug(names) if names.is_empty() => false,
-            Step::Plug(names) => self.tell(&seen, Wish::Plug, names).await,
-            Step::Unplug(names) => self.tell(&seen, Wish::Unplug, names).await,
+            Step::Plug(names) => self.tell(&seen, way, Wish::Plug, names).await,
+            Step::Unplug(names) => self.tell(&seen, way, Wish::Unplug, names).await,
         }
     }
 
@@ -327,11 +329,17 @@ impl Queue {
     }
 
     /// Tells KubeVirt; whether it is to be looked again at once.
-    async fn tell(&mut self, seen: &Seen, wish: Wish, mut names: Vec<String>) -> bool {
+    async fn tell(
+        &mut self,
+        seen: &Seen,
+        way: Result<Way, VolumeError>,
+        wish: Wish,
+        mut names: Vec<String>,
+    ) -> bool {
         if self.is_careful {
             names.truncate(1);
         }
-        let told = match self.cluster.way().await {
+        let told = match way {
             Ok(way) => self.change(seen, way, wish, &names).await,
             Err(error) => Err(error),
         };
@@ -365,28 +373,42 @@ impl Queue {
         wish: Wish,
         names: &[String],
     ) -> Result<Written, VolumeError> {
-        let disks: Vec<_> =
-            names.iter().filter_map(|name| self.open.get(name)).map(|open| open.order.disk.clone()).collect();
         match (way, wish) {
             (Way::Declarative, Wish::Plug) => {
+                let open = names.iter().filter_map(|name| self.open.get(name));
+                let disks: Vec<_> = open.map(|open| open.order.disk.clone()).collect();
                 self.cluster.change(&seen.vm, patch::plug(&seen.vm, &disks)).await
             }
             (Way::Declarative, Wish::Unplug) => {
                 self.cluster.change(&seen.vm, patch::unplug(&seen.vm, names)).await
             }
-            (Way::Subresource, Wish::Plug) => {
-                for disk in &disks {
-                    self.cluster.add_volume(&seen.vm, disk).await?;
-                }
-                Ok(Written::Yes)
+            (Way::Subresource, _) => self.request(wish, names).await,
+        }
+    }
+
+    /// Asks KubeVirt for one volume after the other, as long as each is to be asked for as things are then: no such request says of
+    /// which version of the VM, or of which run, it is meant.
+    async fn request(&self, wish: Wish, names: &[String]) -> Result<Written, VolumeError> {
+        for (name, open) in names.iter().filter_map(|name| self.open.get_key_value(name)) {
+            let Some(now) = self.cluster.seen(&self.place.0, &self.place.1).await? else {
+                return Ok(Written::Gone);
+            };
+            let is_due = match wish {
+                Wish::Plug => now.stage(name) == Stage::Absent,
+                Wish::Unplug => now.can_be_taken_out(name),
+            };
+            if !is_due || refusal(&now, &open.order, self.patience.released).is_some() {
+                return Ok(Written::Conflict);
             }
-            (Way::Subresource, Wish::Unplug) => {
-                for name in names {
-                    self.cluster.remove_volume(&seen.vm, name).await?;
-                }
-                Ok(Written::Yes)
+            let written = match wish {
+                Wish::Plug => self.cluster.add_volume(&now.vm, &open.order.disk).await?,
+                Wish::Unplug => self.cluster.remove_volume(&now.vm, name).await?,
+            };
+            if written != Written::Yes {
+                return Ok(written);
             }
         }
+        Ok(Written::Yes)
     }
 }
 
