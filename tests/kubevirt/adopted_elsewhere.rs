@@ -4,11 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guestlet::host::backends::kubevirt::hotplug::Patience;
+use guestlet::host::backends::kubevirt::names::Claim;
 use guestlet::host::backends::kubevirt::volumes::Claims;
 use guestlet::host::backends::volumes::{Published, VolumeError, Volumes as _};
-use serde_json::json;
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
 
-use crate::claims::{LET_GO, domains, place, plug, published, quick, volumes, volumes_with, willing};
+use crate::claims::{
+    LET_GO, claim_of, domains, make, place, plug, published, quick, volumes, volumes_with, willing,
+};
+use crate::client::{JSON, call};
 use crate::lab::{HOSTS, Lab, NAMESPACE, wait};
 use crate::model::objects::{Kind, text};
 use crate::model::pace::Step;
@@ -187,5 +192,60 @@ fn what_a_guest_has_released_long_ago_is_asked_for_again() {
         assert_eq!(domains(&lab, &id), [web.vm.as_str()]);
         volumes.unplug(&id, &web.vm, LET_GO, willing()).await.unwrap();
         assert!(domains(&lab, &id).is_empty());
+    });
+}
+
+/// Plugs a claim into the run of a VM alone, or takes it away, as virtctl does without --persist.
+async fn at_the_instance(lab: &Lab, vm: &str, verb: &str, options: &Value) {
+    let path = format!(
+        "/apis/subresources.kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstances/{vm}/{verb}"
+    );
+    assert_eq!(
+        call(&lab.api, Method::PUT, &path, JSON, Some(options)).await.unwrap().0,
+        StatusCode::ACCEPTED
+    );
+}
+
+#[test]
+fn what_is_plugged_at_the_instance_holds_nothing_up_and_is_refused_by_name() {
+    wait(async {
+        let (lab, volumes) = started(&["web"]).await;
+        lab.set_gates(&["HotplugVolumes"]).await;
+        let (id, web) = (id(), place(&lab, "web").await);
+        let own = make(&volumes, "data").await;
+        let options = |name: &str, claim: &str| {
+            json!({
+                "name": name,
+                "disk": { "disk": { "bus": "scsi" }, "serial": claim },
+                "volumeSource": { "persistentVolumeClaim": { "claimName": claim } },
+            })
+        };
+        lab.claim("scratch", 16).await;
+        at_the_instance(&lab, "web", "addvolume", &options("scratch", "scratch")).await;
+        lab.is_in("web", "scratch", "Ready").await;
+        plug(&volumes, &own.id, &web).await.unwrap();
+
+        // A claim of guestlet's, under its own name and another one, and one that Harvester's driver has made.
+        let claims = [claim_of("spare"), claim_of("other"), CLAIM.to_owned()];
+        let ids = [make(&volumes, "spare").await.id, make(&volumes, "other").await.id, id.clone()];
+        let names = [Claim::of_id(&ids[0]).unwrap().volume(), "x".to_owned(), CLAIM.to_owned()];
+        for ((id, claim), name) in ids.iter().zip(&claims).zip(&names) {
+            at_the_instance(&lab, "web", "addvolume", &options(name, claim)).await;
+            lab.is_in("web", name, "Ready").await;
+            let refused = plug(&volumes, id, &web).await.unwrap_err();
+            let told = refused.to_string();
+            assert!(matches!(refused, VolumeError::Refused(_)), "{refused:?}");
+            assert!(told.contains(name) && told.contains("only while it runs"), "{told}");
+            assert_eq!(domains(&lab, id), [web.vm.as_str()]);
+        }
+        let held = volumes.take_back(&id, &web, LET_GO, willing()).await.unwrap_err();
+        assert!(held.to_string().contains("only while it runs"), "{held}");
+        volumes.unplug(&own.id, &web.vm, LET_GO, willing()).await.unwrap();
+        for (id, name) in ids.iter().zip(&names) {
+            at_the_instance(&lab, "web", "removevolume", &json!({ "name": name })).await;
+            lab.has_left("web", name).await;
+            until("it is plugged", async || plug(&volumes, id, &web).await.ok()).await;
+        }
+        assert!(lab.model.journal().conflicts().is_empty());
     });
 }

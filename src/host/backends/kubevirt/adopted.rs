@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
 use super::claims::{CLUSTER, FILES, OURS};
-use super::hotplug::seen::Seen;
+use super::hotplug::seen::{Seen, Stage};
 use super::names::Claim;
 use super::objects::{CLUSTER_LABEL, Disk, Volume};
 use crate::host::backends::disks::{Bus, By, Known, check_serial};
@@ -155,6 +155,9 @@ pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
             if listed.iter().any(|volume| is_fixed(&volume)) {
                 return otherwise("as a fixed part of it");
             }
+            if seen.stage(as_is) == Stage::Alone {
+                return otherwise("only while it runs, as virtctl plugs it without --persist");
+            }
             let is_its = |disk: &&Disk| disk.name == *as_is;
             // What is plugged is as the run has it.
             let disks =
@@ -208,6 +211,7 @@ fn known(disk: &Disk, claim: &Claim, all: &[&Disk]) -> Result<Known, String> {
 mod tests {
     use serde_json::{Value, json};
 
+    use super::super::gates::Way;
     use super::*;
 
     const NAME: &str = "pvc-1";
@@ -224,6 +228,7 @@ mod tests {
     fn seen(wanted: &Value, run: &Value, disks: &Value, status: &Value) -> Seen {
         let spec = |volumes: &Value| json!({"volumes": volumes, "domain": {"devices": {"disks": disks}}});
         Seen {
+            way: None,
             vm: serde_json::from_value(json!({
                 "metadata": {"name": "web"}, "spec": {"template": {"spec": spec(wanted)}},
             }))
@@ -280,6 +285,13 @@ mod tests {
             let found = word(&plugged(&seen(wanted, run, &disks, status), &claim()));
             assert!(found.contains(expected), "{wanted} {run} {status}: {found}");
         }
+        let target = json!([{"name": NAME, "phase": "Ready", "target": "sda", "hotplugVolume": {}}]);
+        let mut alone = seen(&none, &one(NAME, NAME), &disks, &target);
+        alone.instance.as_mut().unwrap().status.phase = "Running".to_owned();
+        assert_eq!(word(&plugged(&alone, &claim())), "drive-ua-pvc-1");
+        alone.way = Some(Way::Subresource);
+        assert!(word(&plugged(&alone, &claim())).contains("only while it runs, as virtctl"));
+
         let source = json!({"persistentVolumeClaim": {"claimName": NAME}});
         let request = json!({"addVolumeOptions": {"name": NAME, "disk": {}, "volumeSource": source}});
         let mut coming = seen(&none, &none, &none, &none);

@@ -92,7 +92,7 @@ impl Claims {
     /// The VM of this name, if it is the one with this UUID.
     async fn see(&self, uuid: &str, vm: &str) -> Result<Option<Seen>, VolumeError> {
         let Some((namespace, name)) = vm.split_once('/') else { return Ok(None) };
-        let seen = self.cluster.seen(namespace, name).await?;
+        let seen = self.cluster.seen_in_full(namespace, name).await?;
         let is_it =
             |seen: &Seen| seen.vm.metadata.uid.as_ref().is_some_and(|uid| uid.eq_ignore_ascii_case(uuid));
         Ok(seen.filter(is_it))

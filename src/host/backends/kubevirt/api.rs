@@ -280,7 +280,21 @@ impl Cluster {
         let instance = found(in_time(&what, instances.get(name)).await?, &what)?;
         // One of this name that is not the VM's keeps it from running.
         let is_its = |one: &Instance| authority::lasting(one) == vm.metadata.uid;
-        Ok(Some(Seen { instance: instance.filter(is_its), vm }))
+        Ok(Some(Seen { instance: instance.filter(is_its), vm, way: None }))
+    }
+
+    /// The same, which tells also what a run has that its VM does not list.
+    ///
+    /// # Errors
+    /// If any of it cannot be told.
+    pub async fn seen_in_full(&self, namespace: &str, name: &str) -> Result<Option<Seen>, VolumeError> {
+        let way = match self.way().await {
+            Ok(way) => Some(way),
+            // It cannot plug anything as things are.
+            Err(VolumeError::Refused(_)) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(self.seen(namespace, name).await?.map(|seen| Seen { way, ..seen }))
     }
 
     /// Whether there is a VM of this name, or a run of one, that this UID means.

@@ -45,7 +45,7 @@ impl Claims {
     ) -> Result<(), VolumeError> {
         let Claim { namespace, .. } = &read.claim;
         let name = from.vm.rsplit('/').next().unwrap_or_default();
-        let seen = self.cluster.seen(namespace, name).await?;
+        let seen = self.cluster.seen_in_full(namespace, name).await?;
         let is_its = |seen: &&Seen| {
             seen.vm.metadata.uid.as_ref().is_some_and(|uid| uid.eq_ignore_ascii_case(&from.uuid))
         };

@@ -95,6 +95,7 @@ fn step(seen: &Seen, open: &[(&String, &Wish)], overdue: &BTreeSet<String>) -> S
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::gates::Way;
     use super::super::seen::tests::{asked, seen};
     use super::*;
 
@@ -128,6 +129,17 @@ mod tests {
             // Nothing is gained by a second set beside one that is stuck.
             assert!(matches!(decide(&busy, &wanted, &["x"]).step, Step::Wait(_)));
         }
+    }
+
+    #[test]
+    fn what_a_run_has_alone_holds_nothing_up() {
+        let mut alone = seen(&["x"], &["v", "x"], &[("v", "Ready"), ("x", "Ready")]);
+        assert!(matches!(decide(&alone, &wishes(&["a"], &[]), &[]).step, Step::Wait(_)));
+        alone.way = Some(Way::Subresource);
+        assert_eq!(decide(&alone, &wishes(&["a"], &[]), &[]).step, Step::Plug(names(&["a"])));
+        assert_eq!(decide(&alone, &wishes(&["a"], &["x"]), &[]).step, Step::Unplug(names(&["x"])));
+        let plan = decide(&alone, &wishes(&["v"], &[]), &[]);
+        assert!(plan.fulfilled.is_empty() && matches!(plan.step, Step::Wait(_)), "{plan:?}");
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Queue {
         // First, so that what is decided is decided on what was read last.
         let way = self.cluster.way().await;
         let seen = match self.cluster.seen(&self.place.0, &self.place.1).await {
-            Ok(Some(seen)) => seen,
+            Ok(Some(seen)) => Seen { way: way.as_ref().ok().copied(), ..seen },
             Ok(None) => return self.vm_is_gone(),
             Err(error) => return self.cannot_ask(&error.to_string()),
         };
@@ -382,17 +382,18 @@ impl Queue {
             (Way::Declarative, Wish::Unplug) => {
                 self.cluster.change(&seen.vm, patch::unplug(&seen.vm, names)).await
             }
-            (Way::Subresource, _) => self.request(wish, names).await,
+            (Way::Subresource, _) => self.request(way, wish, names).await,
         }
     }
 
     /// Asks KubeVirt for one volume after the other, as long as each is to be asked for as things are then: no such request says of
     /// which version of the VM, or of which run, it is meant.
-    async fn request(&self, wish: Wish, names: &[String]) -> Result<Written, VolumeError> {
+    async fn request(&self, way: Way, wish: Wish, names: &[String]) -> Result<Written, VolumeError> {
         for (name, open) in names.iter().filter_map(|name| self.open.get_key_value(name)) {
             let Some(now) = self.cluster.seen(&self.place.0, &self.place.1).await? else {
                 return Ok(Written::Gone);
             };
+            let now = Seen { way: Some(way), ..now };
             let is_due = match wish {
                 Wish::Plug => now.stage(name) == Stage::Absent,
                 Wish::Unplug => now.can_be_taken_out(name),

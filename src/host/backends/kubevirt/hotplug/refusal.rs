@@ -49,6 +49,21 @@ pub fn refusal(seen: &Seen, order: &Order, released: Duration) -> Option<Result<
             order.disk.claim.name
         ));
     }
+    // It may be called otherwise, and be of the same claim.
+    let running = seen.instance.iter().flat_map(|run| &run.spec.volumes);
+    let is_meant = |volume: &&Volume| {
+        volume.name == name || order.wish == Wish::Plug && volume.claim() == Some(&order.disk.claim.name)
+    };
+    if let Some(volume) = running.filter(is_meant).find(|volume| seen.stage(&volume.name) == Stage::Alone) {
+        let (volume, claim) = (&volume.name, &order.disk.claim);
+        let vm = seen.vm.metadata.name.as_deref().unwrap_or_default();
+        return refused(format!(
+            "the VM {vm} has a volume {volume} only while it runs, which it does not list: it was plugged at its \
+             VirtualMachineInstance, as by virtctl addvolume without --persist, and is taken away there; stop the VM, or \
+             virtctl --namespace {} removevolume {vm} --volume-name={volume}",
+            claim.namespace
+        ));
+    }
     let is_so =
         matches!((order.wish, seen.stage(&name)), (Wish::Plug, Stage::Ready) | (Wish::Unplug, Stage::Absent));
     let strategy = seen.vm.spec.update_volumes_strategy.as_deref();
@@ -105,6 +120,7 @@ mod tests {
     use tokio::sync::oneshot;
     use tokio::time::Instant;
 
+    use super::super::super::gates::Way;
     use super::super::super::names::Claim;
     use super::super::patch::Disk;
     use super::super::seen::tests::seen;
@@ -112,6 +128,39 @@ mod tests {
     use super::*;
 
     const LASTS: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn what_a_run_has_alone_is_named() {
+        let claim = Claim { namespace: "dev".to_owned(), name: "data".to_owned() };
+        let ours = claim.volume();
+        for volume in [ours.as_str(), "data", "other"] {
+            let mut there = seen(&[], &[volume], &[(volume, "Ready")]);
+            there.vm.metadata.uid = Some("vm".to_owned());
+            there.way = Some(Way::Subresource);
+            let source = |seen: &mut Seen, name: &str| {
+                let volume = &mut seen.instance.as_mut().unwrap().spec.volumes[0];
+                volume.persistent_volume_claim.as_mut().unwrap().claim_name = name.to_owned();
+            };
+            let words = |seen: &Seen, wish| {
+                let (answer, _answered) = oneshot::channel();
+                let disk = Disk { claim: claim.clone(), read_only: false, as_is: false };
+                let released = Released { run: seen.run(), ..Released::default() };
+                let order = Order { uid: "vm".to_owned(), disk, wish, released, answer };
+                refusal(seen, &order, LASTS).map(|outcome| outcome.unwrap_err().to_string())
+            };
+            source(&mut there, "data");
+            let named = format!("removevolume a --volume-name={volume}");
+            assert!(words(&there, Wish::Plug).unwrap().contains(&named));
+            let told = words(&there, Wish::Unplug);
+            assert_eq!(told.is_some_and(|told| told.contains(&named)), volume == ours, "{volume}");
+            if volume != ours {
+                source(&mut there, "x");
+                assert_eq!(words(&there, Wish::Plug), None, "it is another claim's");
+            }
+            there.way = Some(Way::Declarative);
+            assert_eq!(words(&there, Wish::Plug), None, "KubeVirt takes it away");
+        }
+    }
 
     #[test]
     fn a_guest_that_was_not_asked_keeps_its_disk() {

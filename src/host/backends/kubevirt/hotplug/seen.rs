@@ -10,15 +10,23 @@
 //! Where changes are asked for by subresource, what KubeVirt has accepted and not carried out is in the VM's status: a volume
 //! that it has been asked for counts as one in the VM's spec, and one that it has been asked to take away as gone from there.
 //!
+//! Where they are, one that only the instance lists came by a request to the instance (virtctl addvolume without --persist): nobody
+//! takes it away, and it holds nothing up once it is ready (Alone). Where the VM's spec decides, KubeVirt takes it away.
+//!
 //! A status outlives its spec, and a name that comes again waits for that; so nothing is called absent before the
 //! status has let go of it, too.
 
 use tokio::time::Instant;
 
+use super::super::gates::Way;
 use super::super::objects::{Instance, VirtualMachine, Volume, VolumeStatus};
 
 /// The phase of a volume that a machine has.
 const READY: &str = "Ready";
+/// The phase of a run whose domain runs.
+const RUNNING: &str = "Running";
+/// What the status of a volume says that is not in it.
+const UNSAID: &str = "nothing is said of it";
 
 /// Where a volume is on its way.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +39,8 @@ pub enum Stage {
     Coming(String),
     /// The machine has it. Its guest may not have seen it.
     Ready,
+    /// The machine has it, and the VM does not: until that is stopped, or KubeVirt is asked at the instance.
+    Alone,
     /// KubeVirt has been told to take it away, and has not done so; in words how far.
     Leaving(String),
 }
@@ -38,7 +48,7 @@ pub enum Stage {
 impl Stage {
     /// Whether something is going on.
     fn is_on_its_way(&self) -> bool {
-        !matches!(self, Self::Absent | Self::Ready)
+        !matches!(self, Self::Absent | Self::Ready | Self::Alone)
     }
 
     /// In words, for a sentence that begins with the volume.
@@ -48,6 +58,7 @@ impl Stage {
             Self::Handed => "is to be attached, and KubeVirt has not taken it up".to_owned(),
             Self::Coming(how) => format!("is being attached ({how})"),
             Self::Ready => "is attached".to_owned(),
+            Self::Alone => "is attached, and the VM does not list it".to_owned(),
             Self::Leaving(how) => format!("is being detached ({how})"),
         }
     }
@@ -60,6 +71,8 @@ pub struct Seen {
     pub vm: VirtualMachine,
     /// The run of it.
     pub instance: Option<Instance>,
+    /// How KubeVirt is told to plug and unplug; none if that was not asked, or it does not do it.
+    pub way: Option<Way>,
 }
 
 impl Seen {
@@ -99,6 +112,12 @@ impl Seen {
             .is_some_and(|instance| instance.spec.volumes.iter().any(|volume| volume.name == name))
     }
 
+    /// Whether the instance keeps what the VM does not list.
+    fn keeps_its_own(&self) -> bool {
+        let runs = |run: &Instance| run.status.phase == RUNNING && run.metadata.deletion_timestamp.is_none();
+        self.way == Some(Way::Subresource) && self.instance.as_ref().is_some_and(runs)
+    }
+
     /// Where the volume of this name is.
     pub fn stage(&self, name: &str) -> Stage {
         let is_listed = self.listed(name).is_some();
@@ -107,16 +126,26 @@ impl Seen {
         let is_in_instance = self.is_in_instance(name);
         match (is_wanted, self.status(name)) {
             (true, Some(status)) if is_in_instance => {
-                // Those of the VM's start have no phase.
-                let is_ready = status.phase.as_deref().is_none_or(|phase| phase == READY);
-                if is_ready && !status.target.is_empty() { Stage::Ready } else { Stage::Coming(how(status)) }
+                if is_ready(status) {
+                    Stage::Ready
+                } else {
+                    Stage::Coming(how(status))
+                }
             }
-            (true, None) if is_in_instance => Stage::Coming("nothing is said of it".to_owned()),
+            (true, None) if is_in_instance => Stage::Coming(UNSAID.to_owned()),
             // The status is of one that had this name before.
             (true, _) => Stage::Handed,
             (false, _) if is_listed => Stage::Leaving(
                 "KubeVirt has been asked to, and has not taken it out of the VM's spec".to_owned(),
             ),
+            (false, Some(status)) if is_in_instance && self.keeps_its_own() => {
+                if is_ready(status) {
+                    Stage::Alone
+                } else {
+                    Stage::Coming(how(status))
+                }
+            }
+            (false, None) if is_in_instance && self.keeps_its_own() => Stage::Coming(UNSAID.to_owned()),
             (false, Some(status)) => Stage::Leaving(how(status)),
             (false, None) if is_in_instance => Stage::Leaving("it is in the instance's spec".to_owned()),
             (false, None) => Stage::Absent,
@@ -183,6 +212,11 @@ fn has_started(instance: &Instance) -> bool {
     !matches!(instance.status.phase.as_str(), "" | "Pending" | "Scheduling" | "Scheduled")
 }
 
+/// Whether the machine has a volume. Those of its start have no phase.
+fn is_ready(status: &VolumeStatus) -> bool {
+    status.phase.as_deref().is_none_or(|phase| phase == READY) && !status.target.is_empty()
+}
+
 /// What a status says, in words.
 fn how(status: &VolumeStatus) -> String {
     let mut words = status.phase.clone().unwrap_or_else(|| "no phase".to_owned());
@@ -212,6 +246,7 @@ pub(super) mod tests {
         };
         let statuses: Value = status.iter().map(one).collect();
         Seen {
+            way: None,
             vm: serde_json::from_value(json!({
                 "metadata": {"name": "a", "resourceVersion": "1"},
                 "spec": {"template": {"spec": {"volumes": volumes(wanted)}}},
@@ -279,6 +314,42 @@ pub(super) mod tests {
             ..seen(&["v"], &[], &[])
         };
         assert!(matches!(without_target.stage("v"), Stage::Coming(_)));
+    }
+
+    /// How KubeVirt is told, what the instance's status lists, what is otherwise, and the stage that this is.
+    type Change<'c> = (Option<Way>, &'c [(&'c str, &'c str)], &'c dyn Fn(&mut Seen), &'c str);
+
+    #[test]
+    fn what_an_instance_alone_lists_stays_where_no_spec_decides() {
+        let stage = |way, status: &[(&str, &str)], change: &dyn Fn(&mut Seen)| {
+            let mut seen = Seen { way, ..seen(&["x"], &["v", "x"], status) };
+            change(&mut seen);
+            (format!("{:?}", seen.stage("v")), seen.on_their_way().iter().any(|(name, _)| name == "v"))
+        };
+        let (as_it_is, ready) = (&|_: &mut Seen| {}, [("v", "Ready")]);
+        let subresource = Some(Way::Subresource);
+        assert_eq!(stage(subresource, &ready, as_it_is), ("Alone".to_owned(), false));
+        let ends = |seen: &mut Seen| seen.instance.as_mut().unwrap().status.phase = "Succeeded".to_owned();
+        let is_deleted = |seen: &mut Seen| {
+            let run = json!({"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"});
+            seen.instance.as_mut().unwrap().metadata = serde_json::from_value(run).unwrap();
+        };
+        let goes =
+            |seen: &mut Seen| seen.instance.as_mut().unwrap().spec.volumes.retain(|one| one.name != "v");
+        let cases: [Change; 8] = [
+            (subresource, &[("v", "AttachedToNode")], as_it_is, "Coming"),
+            (subresource, &[], as_it_is, "Coming"),
+            (subresource, &ready, &ends, "Leaving"),
+            (subresource, &ready, &is_deleted, "Leaving"),
+            (subresource, &ready, &goes, "Leaving"),
+            (subresource, &[("v", "Detaching")], &goes, "Leaving"),
+            (Some(Way::Declarative), &ready, as_it_is, "Leaving"),
+            (None, &ready, as_it_is, "Leaving"),
+        ];
+        for (way, status, change, expected) in cases {
+            let (found, is_on_its_way) = stage(way, status, change);
+            assert!(found.starts_with(expected) && is_on_its_way, "{way:?} {status:?} {expected}: {found}");
+        }
     }
 
     #[test]
