@@ -571,14 +571,19 @@ fn harvesters_driver_may_run_and_act_at_the_same_time() {
         let (outcome, ()) = tokio::join!(plugging, meanwhile);
         let error = outcome.unwrap_err();
         assert!(
-            matches!(error, VolumeError::InUse(_)) && error.to_string().contains("both the VM"),
+            matches!(error, VolumeError::Contested(_)) && error.to_string().contains("both the VM"),
             "{error}"
         );
         assert_eq!(record(&volumes).await, Some(published(&web)), "what is there is remembered");
+        // Whoever is told so has it unplugged: of the two, guestlet's is the one that nobody has begun to use.
+        let waits = volumes.unplug(&id, &web.vm, Duration::ZERO, willing()).await.unwrap_err();
+        assert!(waits.to_string().contains("the VM default/db lists it"), "{waits}");
+        lab.is_in("db", CLAIM, "Ready").await;
+        assert_eq!(domains(&lab, &id), ["default/db"]);
         lab.unplug("db", &[CLAIM]).await;
         lab.has_left("db", CLAIM).await;
-        until("it is web's alone", async || plug(&volumes, &id, &web).await.ok()).await;
-        volumes.unplug(&id, &web.vm, LET_GO, willing()).await.unwrap();
+        until("nobody has it", async || volumes.unplug(&id, &web.vm, LET_GO, willing()).await.ok()).await;
+        assert_eq!(record(&volumes).await, None);
 
         // It unplugs what was published as it is: the volume comes back in guestlet's own way.
         harvester_has_plugged(&lab, "web").await;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use guestlet::host::backends::disks::DiskError;
 use guestlet::host::backends::kubevirt::hotplug::Patience;
 use guestlet::host::backends::kubevirt::names::Claim;
 use guestlet::host::backends::kubevirt::volumes::Claims;
@@ -11,7 +12,7 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::claims::{
-    LET_GO, claim_of, domains, make, place, plug, published, quick, volumes, volumes_with, willing,
+    LET_GO, claim_of, domains, make, place, plug, published, quick, unwilling, volumes, volumes_with, willing,
 };
 use crate::client::{JSON, call};
 use crate::lab::{HOSTS, Lab, NAMESPACE, wait};
@@ -247,5 +248,61 @@ fn what_is_plugged_at_the_instance_holds_nothing_up_and_is_refused_by_name() {
             until("it is plugged", async || plug(&volumes, id, &web).await.ok()).await;
         }
         assert!(lab.model.journal().conflicts().is_empty());
+    });
+}
+
+/// Whatever Harvester's driver, or an administrator, does in the same moment: two writers are seen, and guestlet's own goes.
+#[test]
+fn what_is_plugged_twice_at_once_is_unplugged_again_by_guestlet() {
+    wait(async {
+        let (lab, volumes) = started(&["web", "db"]).await;
+        let (id, web) = (id(), place(&lab, "web").await);
+        let ours = Claim::of_id(&id).unwrap().volume();
+        let free = async || {
+            until("it is free", async || volumes.unplug(&id, &web.vm, LET_GO, willing()).await.ok()).await;
+            assert_eq!((record(&volumes).await, domains(&lab, &id).len()), (None, 0));
+        };
+        let pod = json!({
+            "metadata": { "name": "backup" },
+            "spec": {
+                "containers": [{ "name": "x", "image": "registry.test/x" }],
+                "volumes": [{ "name": "x", "persistentVolumeClaim": { "claimName": CLAIM } }],
+            },
+        });
+        lab.model.hold(Step::Plug, CLAIM);
+        let meanwhile = async {
+            lab.model.reaches(Step::Plug, CLAIM).await;
+            lab.api.create(&Kind::Pod.within(NAMESPACE), &pod).await;
+            lab.model.release(Step::Plug, CLAIM);
+        };
+        let (outcome, ()) = tokio::join!(plug(&volumes, &id, &web), meanwhile);
+        let error = outcome.unwrap_err();
+        assert!(matches!(&error, VolumeError::Contested(why) if why.contains("the pod backup")), "{error:?}");
+        // Its guest has begun to use it, whoever has told it: the disk stays, and the guest is asked again.
+        let kept = volumes.unplug(&id, &web.vm, Duration::ZERO, unwilling()).await.unwrap_err();
+        assert!(matches!(kept, VolumeError::Disk(DiskError::NotReleased(_))), "{kept:?}");
+        assert_eq!(record(&volumes).await, Some(published(&web)));
+        let again = plug(&volumes, &id, &web).await.unwrap_err();
+        assert!(matches!(again, VolumeError::Contested(_)), "{again:?}");
+        let waits = volumes.unplug(&id, &web.vm, Duration::ZERO, willing()).await.unwrap_err();
+        assert!(matches!(waits, VolumeError::Waiting { .. }), "{waits:?}");
+        assert_eq!(domains(&lab, &id), Vec::<String>::new());
+        lab.model.lose_pod(&format!("{NAMESPACE}/backup")).await;
+        free().await;
+
+        // What somebody else has is not plugged again where it is missing.
+        plug(&volumes, &id, &web).await.unwrap();
+        lab.unplug("web", &[&ours]).await;
+        lab.has_left("web", &ours).await;
+        harvester_has_plugged(&lab, "db").await;
+        let vm = lab.api.get(&Kind::Vm.path(&web.vm)).await.unwrap();
+        let refused = plug(&volumes, &id, &web).await.unwrap_err();
+        assert!(matches!(refused, VolumeError::InUse(_)), "{refused:?}");
+        let now = lab.api.get(&Kind::Vm.path(&web.vm)).await.unwrap();
+        assert_eq!(now["spec"], vm["spec"], "KubeVirt was told nothing");
+        assert_eq!(domains(&lab, &id), ["default/db"]);
+        lab.unplug("db", &[CLAIM]).await;
+        lab.has_left("db", CLAIM).await;
+        free().await;
     });
 }

@@ -30,6 +30,8 @@ struct World {
     made: u64,
     /// Volumes take no room until they are written to, which nobody does.
     is_thin: bool,
+    /// Volumes that somebody else plugs at the same moment, somewhere else.
+    contested: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -93,6 +95,15 @@ impl Memory {
     /// From now on volumes take no room until they are written to.
     pub fn is_thin(&self) {
         self.world().is_thin = true;
+    }
+
+    /// Whenever this volume is plugged from now on, or no more, somebody else has plugged it, too.
+    pub fn contest(&self, id: &str, is_contested: bool) {
+        let mut world = self.world();
+        world.contested.remove(id);
+        if is_contested {
+            world.contested.insert(id.to_owned());
+        }
     }
 
     /// A VM ends, and has no volumes any more.
@@ -216,6 +227,9 @@ impl Volumes for Memory {
         }
         world.volume(id)?.published = Some(published);
         world.vm(vm)?.disks.insert(id.to_owned());
+        if world.contested.contains(id) {
+            return Err(VolumeError::Contested(format!("somebody else has {id}")));
+        }
         Ok(Plugged { disk: Known::serial(id), bus: Bus::Scsi })
     }
 

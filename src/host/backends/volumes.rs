@@ -189,6 +189,10 @@ pub enum VolumeError {
     /// Somebody has it open.
     #[error("{0}")]
     InUse(String),
+    /// It was plugged, or was so before, and somebody else has it as well, who asks nobody: the caller has it unplugged again. In
+    /// words who.
+    #[error("{0}")]
+    Contested(String),
     /// It cannot be plugged or unplugged.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -229,7 +233,8 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     async fn grow(&self, id: &str, size: u64, vm: Option<&str>) -> Result<u64, VolumeError>;
 
     /// Remembers that a VM has the volume, then plugs it in under its present name `vm`; success if it is plugged
-    /// already. Where nothing was plugged for certain, nothing is remembered.
+    /// already. Where nothing was plugged for certain, nothing is remembered. After [`VolumeError::Contested`] it is remembered, and
+    /// has to be unplugged.
     async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError>;
 
     /// Takes a volume away from the VM with that name, after its guest has released it, and forgets that the VM had it

@@ -108,7 +108,7 @@ impl Keeper {
             let new = volume.published.as_ref() != Some(&published);
             let arrival = (vm.ids.lasting.clone(), id.clone());
             keeper.admit(&vm, &arrival).await?;
-            let plugged = keeper.0.volumes.plug(&id, published, &vm.name).await;
+            let plugged = keeper.plug(&by, &id, published, &vm.name).await;
             keeper.0.arriving.lock().await.remove(&arrival);
             let plugged = plugged.map_err(|error| keeper.logged(&by, "plug a volume", &id, error))?;
             if new {

@@ -33,6 +33,7 @@ use crate::supervise::Scope;
 use crate::wire::proto::v1::VolumeAction;
 
 mod complaints;
+mod contest;
 mod hold;
 #[cfg(test)]
 mod model;

@@ -124,7 +124,9 @@ impl From<VolumeError> for Problem {
             VolumeError::Refused(words) | VolumeError::NotGiven { words, .. } => {
                 Self::new(Kind::Precondition, words)
             }
-            VolumeError::InUse(_) => Self::with_detail(Kind::Unavailable, "the volume is in use", words),
+            VolumeError::InUse(_) | VolumeError::Contested(_) => {
+                Self::with_detail(Kind::Unavailable, "the volume is in use", words)
+            }
             // All that it says stands in the identifier, but for the host's name, which guests are told anyway.
             VolumeError::Elsewhere(_) => Self::new(Kind::Unavailable, format!("{words}; {ELSEWHERE}")),
             VolumeError::Damaged(_) => Self::with_detail(Kind::Internal, "the volume is damaged", words),

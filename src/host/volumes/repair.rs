@@ -163,7 +163,7 @@ impl Keeper {
             let side = release::bounded(self.agent(vm, &Asker::Host));
             (true, self.0.volumes.unplug(id, vm, PATIENCE, side).await)
         } else {
-            (false, self.0.volumes.plug(id, published, vm).await.map(drop))
+            (false, self.plug(&Asker::Host, id, published, vm).await.map(drop))
         };
         match outcome {
             Ok(()) => {

@@ -113,6 +113,29 @@ async fn a_volume_goes_from_one_vm_to_another() {
     assert_eq!(bench.keeper.list(&Asker::Host, "", 0).await.unwrap().0, []);
 }
 
+// Without their agents nothing in these VMs uses what was just plugged.
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_has_plugged_at_the_same_moment_is_unplugged_again() {
+    let bench = Bench::new().await;
+    let id = bench.create("v").await.unwrap().id;
+    let is_published = async || bench.keeper.get(&Asker::Host, &id).await.unwrap().published.is_some();
+    bench.memory.contest(&id, true);
+    is(bench.publish(&id, "a").await, Kind::Unavailable);
+    bench.plugged(&[]);
+    assert!(!is_published().await);
+    bench.memory.contest(&id, false);
+    bench.publish(&id, "a").await.unwrap();
+    bench.plugged(&[("a", &id)]);
+    // And so it is when repair brings it back.
+    bench.memory.end("a");
+    bench.memory.start(&place("a"));
+    bench.memory.contest(&id, true);
+    let repairing = bench.keeper.clone().repair(CancellationToken::new());
+    tokio::time::timeout(Duration::from_secs(120), repairing).await.unwrap_err();
+    bench.plugged(&[]);
+    assert!(!is_published().await);
+}
+
 #[tokio::test(start_paused = true)]
 async fn nothing_is_free_while_nobody_can_say_so() {
     let bench = Bench::new().await;

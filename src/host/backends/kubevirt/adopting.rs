@@ -27,6 +27,28 @@ impl Read {
 impl Claims {
     /// Plugs a volume into a VM of this present name; success if that has it already.
     pub(super) async fn attempt(&self, read: &Read, published: &Published, vm: &str) -> Attempt {
+        match self.try_to_plug(read, published, vm).await {
+            Attempt { outcome: Err(VolumeError::InUse(why)), .. }
+                if read.is_adopted() && self.must_give_way(read, &published.uuid, vm).await =>
+            {
+                Attempt { was_told: true, outcome: Err(VolumeError::Contested(why)) }
+            }
+            attempt => attempt,
+        }
+    }
+
+    /// Whether guestlet has plugged an adopted volume into a VM, and it is certain that another VM or pod has it as well. What may
+    /// be what a migration has left behind is not.
+    async fn must_give_way(&self, read: &Read, uuid: &str, vm: &str) -> bool {
+        let Ok(Some(seen)) = self.see(uuid, vm).await else { return false };
+        if adopted::plugged(&seen, &read.claim) != Plugged::Ours {
+            return false;
+        }
+        let evidence = self.cluster.evidence(&read.claim, read.persistent_volume()).await;
+        evidence.is_ok_and(|evidence| authority::has_rival(uuid, &read.claim, &evidence))
+    }
+
+    async fn try_to_plug(&self, read: &Read, published: &Published, vm: &str) -> Attempt {
         match self.before(read, published, vm).await {
             Ok(None) => {}
             Ok(Some(known)) => return Attempt { was_told: false, outcome: Ok(known) },

@@ -82,6 +82,11 @@ impl Lister {
         (!run.claims.is_empty() || !run.volumes.is_empty()).then_some(run)
     }
 
+    /// Whether it is the VM with this UUID, or a run of it.
+    fn is_of(&self, uuid: &str) -> bool {
+        self.uuid.as_ref().is_some_and(|one| one.eq_ignore_ascii_case(uuid))
+    }
+
     /// Whether it has this claim.
     fn has(&self, claim: &Claim) -> bool {
         self.claims.contains(&claim.name)
@@ -104,16 +109,20 @@ pub struct Use {
     pub owners: Vec<String>,
 }
 
+impl Use {
+    /// Whether it is a pod of one of the launchers of a run.
+    fn belongs_to(&self, run: &Lister) -> bool {
+        self.owners.iter().any(|owner| run.launchers.contains(owner))
+    }
+}
+
 /// What uses the claim beside the VM with this UUID: a pod that is not there to plug it into that VM, or the attachment of its
 /// volume to a node where that VM does not have it. In words, with where it is.
 ///
 /// After a migration the volume stays attached to the node before for a moment; what is found then is gone when it is asked again.
 pub fn stranger(uuid: &str, evidence: &Evidence) -> Option<String> {
-    let is_its = |run: &&Lister| run.uuid.as_ref().is_some_and(|one| one.eq_ignore_ascii_case(uuid));
-    let runs: Vec<&Lister> = evidence.instances.iter().filter(is_its).collect();
-    let is_own = |pod: &Use| {
-        pod.is_attacher && runs.iter().any(|run| pod.owners.iter().any(|owner| run.launchers.contains(owner)))
-    };
+    let runs: Vec<&Lister> = evidence.instances.iter().filter(|run| run.is_of(uuid)).collect();
+    let is_own = |pod: &Use| pod.is_attacher && runs.iter().any(|run| pod.belongs_to(run));
     if let Some(Use { name, node, .. }) = evidence.pods.iter().find(|pod| !is_own(pod)) {
         return Some(format!("the pod {name} on the node {node:?} uses it, too"));
     }
@@ -129,6 +138,17 @@ pub fn stranger(uuid: &str, evidence: &Evidence) -> Option<String> {
             "the host cluster has it attached to the node {node:?} as well (VolumeAttachment {name}), where the VM does not run"
         )
     })
+}
+
+/// Whether something else than the VM with this UUID is certain to use a claim: another VM lists it, or a pod that KubeVirt has not
+/// made for this VM uses it. Of a pod that plugs volumes and belongs to no VM any more, it is not known whose it was.
+pub fn has_rival(uuid: &str, claim: &Claim, evidence: &Evidence) -> bool {
+    let mut listers = evidence.instances.iter().chain(&*evidence.vms);
+    let is_elsewhere = |pod: &Use| {
+        let mut others = evidence.instances.iter().filter(|run| !run.is_of(uuid));
+        !pod.is_attacher || others.any(|run| pod.belongs_to(run))
+    };
+    listers.any(|one| one.has(claim) && !one.is_of(uuid)) || evidence.pods.iter().any(is_elsewhere)
 }
 
 /// Who holds a claim.
@@ -322,6 +342,33 @@ mod tests {
             let words = found(json!({}), vec![own(), other], vec![here()]);
             assert_eq!(words, "the pod hp-volume-1 on the node \"n1\" uses it, too");
         }
+    }
+
+    #[test]
+    fn a_rival_is_certain_to_be_one() {
+        let (none, source) =
+            (json!([]), json!([{"name": "x", "persistentVolumeClaim": {"claimName": "pvc-1"}}]));
+        let mine = instance("a", &source, &none);
+        let mut other = instance("b", &none, &json!([{"name": "root"}]));
+        other.status.active_pods = [("launcher-b".to_owned(), "n2".to_owned())].into();
+        let pod =
+            |is_attacher, owner: &str| Use { is_attacher, owners: vec![owner.to_owned()], ..Use::default() };
+        let attachment = Use { name: "csi-1".to_owned(), node: "n2".to_owned(), ..Use::default() };
+        let found = |vm: &VirtualMachine, pods: Vec<Use>| {
+            let instances = [&mine, &other].into_iter().filter_map(Lister::of_instance).collect();
+            let evidence = Evidence {
+                vms: Arc::new(Lister::of_vm(vm).into_iter().collect()),
+                instances: Arc::new(instances),
+                attachments: vec![attachment.clone()],
+                pods,
+            };
+            has_rival("UID-A", &claim(), &evidence)
+        };
+        // A migration may have left both of these.
+        assert!(!found(&vm("a", &source), vec![pod(true, "launcher-of-nobody")]));
+        assert!(found(&vm("a", &source), vec![pod(true, "launcher-b")]));
+        assert!(found(&vm("a", &source), vec![pod(false, "")]));
+        assert!(found(&vm("b", &source), Vec::new()));
     }
 
     #[test]
