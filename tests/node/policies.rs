@@ -94,7 +94,8 @@ fn claim(name: &str, labels: &Value) -> Value {
     })
 }
 
-/// A VM with volumes of its own, one of ours, one that Harvester's driver has plugged, and others that somebody else has.
+/// A VM with volumes of its own, some of which are called like guestlet's, one of guestlet's, one that Harvester's driver has
+/// plugged, and others that somebody else has.
 fn machine(name: &str) -> Value {
     let expression = |key: &str| json!({"key": key, "operator": "In", "values": ["true"]});
     json!({
@@ -117,6 +118,9 @@ fn machine(name: &str) -> Value {
                         {"name": THEIRS, "disk": {"bus": "scsi"}},
                         {"name": "other", "disk": {"bus": "scsi"}},
                         {"name": "fixed", "disk": {"bus": "scsi"}},
+                        {"name": "guestlet-seed", "disk": {"bus": "scsi"}},
+                        {"name": "guestlet-disk-fixed", "disk": {"bus": "scsi"}},
+                        {"name": "guestlet-disk-image", "disk": {"bus": "scsi"}},
                     ]},
                 },
                 "volumes": [
@@ -125,6 +129,9 @@ fn machine(name: &str) -> Value {
                     {"name": THEIRS, "persistentVolumeClaim": {"claimName": THEIRS, "hotpluggable": true}},
                     {"name": "other", "persistentVolumeClaim": {"claimName": "x", "hotpluggable": true}},
                     {"name": "fixed", "persistentVolumeClaim": {"claimName": "fixed"}},
+                    {"name": "guestlet-seed", "cloudInitNoCloud": {"userData": "#cloud-config"}},
+                    {"name": "guestlet-disk-fixed", "persistentVolumeClaim": {"claimName": "guestlet-disk-fixed"}},
+                    {"name": "guestlet-disk-image", "containerDisk": {"image": "x"}},
                 ],
             },
         }},
@@ -199,9 +206,15 @@ fn meddling(vm: &Value) -> Vec<Change> {
         volume
     };
     let of = |at: &str| format!("{TEMPLATE}{at}");
-    let fixed = volume("guestlet-x", json!({"persistentVolumeClaim": {"claimName": "x"}}));
+    let fixed = volume("guestlet-disk-x", json!({"persistentVolumeClaim": {"claimName": "x"}}));
     let foreign = volume("data", json!({"persistentVolumeClaim": {"claimName": "x", "hotpluggable": true}}));
-    let image = volume("guestlet-x", json!({"containerDisk": {"image": "x"}}));
+    // The name of a claim, as who plugs it by hand calls the volume.
+    let by_hand = volume(
+        "guestlet-x",
+        json!({"persistentVolumeClaim": {"claimName": "guestlet-x", "hotpluggable": true}}),
+    );
+    let image = volume("guestlet-disk-x", json!({"containerDisk": {"image": "x"}}));
+    let hotplugged = json!({"persistentVolumeClaim": {"claimName": "x", "hotpluggable": true}});
     let swapped = volume(OURS, json!({"containerDisk": {"image": "x"}}));
     let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchExpressions": [{"key": "example.com/a", "operator": "In", "values": ["mine"]}]},
@@ -211,6 +224,10 @@ fn meddling(vm: &Value) -> Vec<Change> {
     let steps = [
         ("one of another name than its claim", unplug(&read, &["other".to_owned()])),
         ("one that is fixed", unplug(&read, &["fixed".to_owned()])),
+        ("cloud-init", unplug(&read, &["guestlet-seed".to_owned()])),
+        ("one that is fixed, and called like ours", unplug(&read, &["guestlet-disk-fixed".to_owned()])),
+        ("an image that is called like ours", unplug(&read, &["guestlet-disk-image".to_owned()])),
+        ("the disk of such an image", step("remove", &of("/domain/devices/disks/7"), &Value::Null)),
         ("an adopted one, and a foreign one", unplug(&read, &[THEIRS.to_owned(), "other".to_owned()])),
         ("an adopted one without its disk", step("remove", &of("/volumes/2"), &Value::Null)),
         ("the disk of an adopted one", step("remove", &of("/domain/devices/disks/2"), &Value::Null)),
@@ -220,8 +237,13 @@ fn meddling(vm: &Value) -> Vec<Change> {
             step("replace", &of("/volumes/2/persistentVolumeClaim/claimName"), &json!("x")),
         ),
         ("a foreign volume added", step("add", &of("/volumes/-"), &foreign)),
+        ("a volume that is called like its claim", step("add", &of("/volumes/-"), &by_hand)),
         ("a volume that is not hot-plugged", step("add", &of("/volumes/-"), &fixed)),
         ("an image", step("add", &of("/volumes/-"), &image)),
+        (
+            "a fixed one that is called like ours becomes a claim",
+            step("replace", &of("/volumes/6"), &volume("guestlet-disk-fixed", hotplugged)),
+        ),
         ("ours becomes an image", step("replace", &of("/volumes/1"), &swapped)),
         ("a foreign volume removed", step("remove", &of("/volumes/0"), &Value::Null)),
         ("another claim", step("replace", &of("/volumes/0/persistentVolumeClaim/claimName"), &json!("x"))),
