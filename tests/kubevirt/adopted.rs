@@ -19,15 +19,15 @@ use crate::model::objects::{Kind, named};
 use crate::model::pace::Step;
 use crate::patience::until;
 
-const CLAIM: &str = "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f";
+pub const CLAIM: &str = "pvc-6f0c2a0e-0b7a-4b8e-9a55-0a1b2c3d4e5f";
 const SIZE: u64 = 16 << 20;
 
-fn id(claim: &str) -> String {
+pub fn id(claim: &str) -> String {
     format!("{NAMESPACE}.{claim}")
 }
 
 /// By what a guest knows the claim if nobody has given its disk a serial number.
-fn alias() -> Known {
+pub fn alias() -> Known {
     Known { by: By::Alias(format!("drive-ua-{CLAIM}")), is_adopted: true }
 }
 
@@ -37,7 +37,7 @@ fn own_serial() -> String {
 }
 
 /// A cluster with a claim of Harvester's that is given to guestlet, and these VMs.
-async fn started(vms: &[&str]) -> (Lab, Arc<Claims>) {
+pub async fn started(vms: &[&str]) -> (Lab, Arc<Claims>) {
     let lab = Lab::start().await;
     lab.harvester_claim(CLAIM, SIZE >> 20, "shop").await;
     lab.give(CLAIM).await;
@@ -49,12 +49,12 @@ async fn started(vms: &[&str]) -> (Lab, Arc<Claims>) {
 }
 
 /// Has Harvester's driver plug it, and waits until the VM has it.
-async fn harvester_has_plugged(lab: &Lab, vm: &str) {
+pub async fn harvester_has_plugged(lab: &Lab, vm: &str) {
     lab.harvester_plugs(vm, CLAIM).await;
     lab.is_in(vm, CLAIM, "Ready").await;
 }
 
-async fn record(volumes: &Claims) -> Option<Published> {
+pub async fn record(volumes: &Claims) -> Option<Published> {
     volumes.get(&id(CLAIM)).await.unwrap().unwrap().published
 }
 

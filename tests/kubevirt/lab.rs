@@ -279,6 +279,15 @@ impl Lab {
         of_it.map(|it| text(&it["spec"]["nodeName"]).to_owned()).collect()
     }
 
+    /// Waits until the volume of a claim is attached to the node of this VM, and to no other.
+    pub async fn is_attached_for(&self, claim: &str, vm: &str) {
+        until(&format!("{claim} is attached for {vm} alone"), async || {
+            let node = text(&self.instance(vm).await?["status"]["nodeName"]).to_owned();
+            (self.attached(claim).await == [node]).then_some(())
+        })
+        .await;
+    }
+
     /// Waits until the cluster is told something of an object, for this reason; what.
     pub async fn told(&self, object: &str, reason: &str) -> String {
         until(&format!("{reason} is told of {object}"), async || {

@@ -40,6 +40,8 @@ struct Machine {
     answers: bool,
     /// The volumes that it has.
     disks: BTreeSet<String>,
+    /// Those of them that another program has plugged.
+    as_is: BTreeSet<String>,
 }
 
 impl World {
@@ -88,7 +90,8 @@ impl Memory {
 
     /// A VM starts, without volumes.
     pub fn start(&self, place: &Place) {
-        let vm = Machine { uuid: place.uuid.clone(), answers: true, disks: BTreeSet::new() };
+        let (disks, as_is) = Default::default();
+        let vm = Machine { uuid: place.uuid.clone(), answers: true, disks, as_is };
         self.world().vms.insert(place.vm.clone(), vm);
     }
 
@@ -119,6 +122,28 @@ impl Memory {
         self.world().vms.get_mut(vm).unwrap().answers = false;
     }
 
+    /// Another program plugs a volume into a VM.
+    ///
+    /// # Panics
+    /// If there is no VM of this name.
+    pub fn plug_behind(&self, vm: &str, id: &str) {
+        let mut world = self.world();
+        let vm = world.vms.get_mut(vm).unwrap();
+        vm.disks.insert(id.to_owned());
+        vm.as_is.insert(id.to_owned());
+    }
+
+    /// Another program takes a volume from a VM, whoever has plugged it.
+    ///
+    /// # Panics
+    /// If there is no VM of this name.
+    pub fn unplug_behind(&self, vm: &str, id: &str) {
+        let mut world = self.world();
+        let vm = world.vms.get_mut(vm).unwrap();
+        vm.disks.remove(id);
+        vm.as_is.remove(id);
+    }
+
     /// The volumes that VMs have, with their names: the truth.
     pub fn truth(&self) -> Vec<(String, String)> {
         let world = self.world();
@@ -130,9 +155,13 @@ impl Memory {
 
     /// Takes a disk from a VM that can be asked, once its guest has released it.
     async fn detach(&self, id: &str, vm: &str, guest: &dyn GuestSide) -> Result<(), DiskError> {
+        let is_adopted = self.world().vm(vm)?.as_is.contains(id);
         if self.world().vm(vm)?.disks.contains(id) {
-            guest.release(&Known::serial(id)).await?;
-            self.world().vm(vm)?.disks.remove(id);
+            guest.release(&Known { is_adopted, ..Known::serial(id) }).await?;
+            let mut world = self.world();
+            let vm = world.vm(vm)?;
+            vm.disks.remove(id);
+            vm.as_is.remove(id);
         }
         Ok(())
     }
@@ -255,7 +284,31 @@ impl Volumes for Memory {
         _: Duration,
         guest: Box<dyn GuestSide>,
     ) -> Result<(), VolumeError> {
+        if self.world().vm(&from.vm)?.as_is.contains(id) {
+            return Err(DiskError::Held(format!("another program has plugged {id} into {}", from.vm)).into());
+        }
         Ok(self.detach(id, &from.vm, &*guest).await?)
+    }
+
+    async fn recognise(&self, id: &str, published: Published) -> Result<bool, VolumeError> {
+        let mut world = self.world();
+        let is_there = world.vm(&published.vm)?.as_is.contains(id);
+        if is_there {
+            world.volume(id)?.published.get_or_insert(published);
+        }
+        Ok(is_there)
+    }
+
+    async fn concede(&self, id: &str) -> Result<Option<Place>, VolumeError> {
+        let holder = self.holder(id).await?;
+        let mut world = self.world();
+        let record = world.volume(id)?.published.as_ref();
+        let Some(other) = holder.other_than(record) else { return Ok(None) };
+        if !world.vm(&other.vm)?.as_is.contains(id) {
+            return Ok(None);
+        }
+        world.volume(id)?.published = None;
+        Ok(Some(other))
     }
 
     async fn forget(&self, id: &str) -> Result<(), VolumeError> {
@@ -269,7 +322,16 @@ impl Volumes for Memory {
     }
 
     async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError> {
-        Ok(self.world().vm(vm)?.disks.clone())
+        let mut world = self.world();
+        let uuid = world.vm(vm)?.uuid.clone();
+        let mut disks = world.vm(vm)?.disks.clone();
+        let as_is = world.vm(vm)?.as_is.clone();
+        let is_its = |id: &String| {
+            world.volumes.get(id).and_then(|one| one.published.as_ref()).is_some_and(|one| one.uuid == uuid)
+        };
+        // What another program has plugged is there only if it is to be there.
+        disks.retain(|id| !as_is.contains(id) || is_its(id));
+        Ok(disks)
     }
 
     fn serial(&self, id: &str) -> Option<String> {

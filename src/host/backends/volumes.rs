@@ -56,6 +56,13 @@ pub struct Published {
     pub leaving: bool,
 }
 
+impl Published {
+    /// The VM, by the name that it had.
+    pub fn place(&self) -> Place {
+        Place { uuid: self.uuid.clone(), vm: self.vm.clone() }
+    }
+}
+
 /// A VM that may mount a share.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sharer {
@@ -89,6 +96,18 @@ pub enum Holder {
     Off,
     /// It cannot be told, and so the volume must be taken for held; in words why, for the host.
     Unknown(String),
+}
+
+impl Holder {
+    /// The VM that holds it, if that is proved and it is not the one that is remembered.
+    pub fn other_than(self, record: Option<&Published>) -> Option<Place> {
+        match self {
+            Self::On(place) => {
+                Some(place).filter(|place| record.is_none_or(|record| record.uuid != place.uuid))
+            }
+            Self::Off | Self::Unknown(_) => None,
+        }
+    }
 }
 
 /// A VM that holds a volume.
@@ -260,6 +279,13 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     /// the volume, it is then remembered that the VM has it.
     async fn recognise(&self, _id: &str, _published: Published) -> Result<bool, VolumeError> {
         Ok(false)
+    }
+
+    /// The VM that has the volume for certain, although it is not remembered to, because another program has plugged it there. If
+    /// another VM was remembered to have it, that is forgotten: that one does not have it, and from this one it cannot be taken as
+    /// long as it is that program's.
+    async fn concede(&self, _id: &str) -> Result<Option<Place>, VolumeError> {
+        Ok(None)
     }
 
     /// Forgets that a VM had the volume. The caller knows by [`Volumes::holder`] that nobody has it, or answers for it.

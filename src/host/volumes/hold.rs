@@ -157,14 +157,22 @@ impl Keeper {
             let is_there = keeper.recognise(&by, &volume, node.as_deref()).await?;
             let published = volume.published.as_ref();
             if let (Some(node), Some(published)) = (&node, published) {
-                let named = keeper.node(&volume.cluster, node).await?;
-                let named = named.is_some_and(|named| named.vm.ids.lasting == published.uuid);
-                let same = |one: &str| one.eq_ignore_ascii_case(node);
-                if !named && !same(&published.uuid) && published.node != *node && published.vm != *node {
+                let is_its =
+                    published.node == *node || keeper.is_node(&volume.cluster, node, &published.place()).await?;
+                if !is_its {
                     let words = format!(
                         "another program than guestlet has plugged the volume {id} into the node {node}, and has to unplug it"
                     );
                     return if is_there { Err(Problem::new(Kind::Precondition, words)) } else { Ok(()) };
+                }
+            }
+            if !is_there && let Some(other) = keeper.concede(&by, &volume).await? {
+                match (&node, published) {
+                    // Whoever names no node means whichever has it.
+                    (None, Some(published)) => return Err(overtaken(&volume, published, &other)),
+                    (Some(_), Some(_)) => return Ok(()),
+                    (Some(node), None) if !keeper.is_node(&volume.cluster, node, &other).await? => return Ok(()),
+                    (_, None) => {}
                 }
             }
             keeper.advance(&by, &id, Request::Unpublish { by_force: forced }).await?;
@@ -201,6 +209,22 @@ impl Keeper {
         };
         let recognised = self.0.volumes.recognise(&volume.id, published).await;
         recognised.map_err(|error| self.logged(by, "look for a volume", &volume.id, error))
+    }
+
+    /// The VM that has a volume because another program has plugged it there; that another VM has it is then forgotten.
+    async fn concede(&self, by: &Asker, volume: &Volume) -> Result<Option<Place>, Problem> {
+        let conceded = self.0.volumes.concede(&volume.id).await;
+        let other = conceded.map_err(|error| self.logged(by, "look for a volume", &volume.id, error))?;
+        if let (Some(other), Some(published)) = (&other, &volume.published) {
+            tracing::info!(
+                volume = volume.id,
+                vm = published.vm,
+                other = other.vm,
+                "the VM that had a volume has it no more: another program has plugged it into another VM"
+            );
+            self.tell(VolumeAction::Detached, volume, by, Some(&published.vm)).await;
+        }
+        Ok(other)
     }
 
     /// Makes a volume larger, also while a guest uses it; success if it is large enough. Returns its size.
@@ -366,6 +390,13 @@ impl Keeper {
         })
     }
 
+    /// Whether a node's identifier means this VM; also one that is known no more.
+    async fn is_node(&self, cluster: &str, node: &str, place: &Place) -> Result<bool, Problem> {
+        let named = self.node(cluster, node).await?;
+        let is_named = named.is_some_and(|named| named.vm.ids.lasting == place.uuid);
+        Ok(is_named || place.uuid.eq_ignore_ascii_case(node) || place.vm == node)
+    }
+
     /// The agent of the VM with this name.
     pub(super) fn agent(&self, vm: &str, by: &Asker) -> Agent {
         Agent::new(&self.0.fleet, vm, by.behalf())
@@ -381,4 +412,15 @@ impl Keeper {
         let identity = Identity::Node { cluster: cluster.to_owned(), node: node.to_owned() };
         Ok(self.0.fleet.find(identity).await?)
     }
+}
+
+/// Why a volume is not taken from the VM that has it, although that another one has it is forgotten.
+fn overtaken(volume: &Volume, published: &Published, other: &Place) -> Problem {
+    let words = "another program than guestlet has plugged the volume into another node than the one that it was published to";
+    let detail = format!(
+        "the VM {}, to which the volume {} was published, has it no more, and that is forgotten; another program than guestlet has \
+         plugged it into the VM {}. If it is to be taken away from there, repeat the call",
+        published.vm, volume.id, other.vm
+    );
+    Problem::with_detail(Kind::Precondition, words, detail)
 }

@@ -3,34 +3,19 @@
 //! here: it opens an image only if that is there and no other QEMU uses it, and carries out what it was sent before it
 //! answers another connection. One that hangs may carry it out long after, when the volume is free: then it finds the
 //! image in use or gone, or has it without being remembered, and repair takes it back.
+//!
+//! Another program may plug and unplug the volume, too, in its own way. What it has plugged is taken only from the VM that is said to
+//! have it, and repair neither takes it away nor puts it back.
 
 use std::collections::{HashMap, VecDeque};
 
-use super::super::backends::authority::{Open, Said, Verdict, judge};
-use super::super::backends::volumes::{Holder, Place, Published};
+use super::super::backends::authority::{Open, Verdict, judge};
+use super::super::backends::volumes::{Holder, Published};
 use super::protocol::{Next, Request, next};
 
-const VMS: usize = 2;
-const NAMES: [&str; VMS] = ["0", "1"];
+mod facts;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Command {
-    Add,
-    Delete,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[allow(clippy::struct_excessive_bools, reason = "each of them changes by itself")]
-struct Qemu {
-    runs: bool,
-    answers: bool,
-    is_listed: bool,
-    has_image: bool,
-    /// Sent, and not carried out yet.
-    pending: Option<Command>,
-    /// The host half saw its process end.
-    end_was_seen: bool,
-}
+use facts::{Command, NAMES, Qemu, VMS, place, published, vm_of};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Wanted {
@@ -41,6 +26,10 @@ enum Wanted {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Doing {
+    /// It is looked what another program has plugged.
+    Begun,
+    /// Another VM has it than the record's.
+    Conceding,
     Deciding(Option<Holder>),
     /// It was sent to this VM; the record was empty before.
     Sent {
@@ -71,62 +60,34 @@ struct World {
     is_local: bool,
     /// People force volumes out of VMs.
     has_force: bool,
+    /// Another program plugs it, too.
+    has_others: bool,
 }
 
-fn place(vm: usize) -> Place {
-    Place { uuid: NAMES[vm].into(), vm: NAMES[vm].into() }
-}
-
-fn vm_of(uuid: &str) -> usize {
-    NAMES.iter().position(|name| *name == uuid).unwrap()
-}
-
-fn published(vm: usize, leaving: bool) -> Published {
-    let name = || NAMES[vm].to_owned();
-    Published { uuid: name(), vm: name(), node: name(), read_only: false, leaving }
-}
-
-impl Qemu {
-    fn new() -> Self {
-        Self {
-            runs: true,
-            answers: true,
-            is_listed: true,
-            has_image: false,
-            pending: None,
-            end_was_seen: false,
-        }
-    }
-
-    fn can_be_asked(&self) -> bool {
-        self.is_listed && self.runs && self.answers
-    }
-
-    fn said(&self) -> Said {
-        match self {
-            Self { is_listed: false, .. } => Said::Unlisted,
-            Self { runs: false, .. } => Said::Absent { ended: self.end_was_seen },
-            Self { answers: false, .. } => Said::Silent(String::new()),
-            Self { has_image: true, .. } => Said::Has(String::new()),
-            _ => Said::HasNot,
-        }
+impl Wanted {
+    fn begun(self, world: World) -> Operation {
+        let doing = match self {
+            Self::Unpublish { .. } if world.has_others => Doing::Begun,
+            _ => Doing::Deciding(None),
+        };
+        Operation { wanted: self, doing }
     }
 }
 
 impl State {
     fn new() -> Self {
-        Self { image: true, record: None, qemus: [Qemu::new(), Qemu::new()], operation: None }
+        let qemus = [Qemu::new(), Qemu::new()];
+        Self { image: true, record: None, qemus, operation: None }
+    }
+
+    fn is_free(&self) -> bool {
+        self.image && self.qemus.iter().all(|qemu| !qemu.has_image)
     }
 
     /// A QEMU carries out what it was sent.
     fn carry_out(&mut self, vm: usize) {
-        let is_free = self.image && self.qemus.iter().all(|qemu| !qemu.has_image);
-        let qemu = &mut self.qemus[vm];
-        match qemu.pending.take() {
-            Some(Command::Add) => qemu.has_image |= is_free,
-            Some(Command::Delete) => qemu.has_image = false,
-            None => {}
-        }
+        let is_free = self.is_free();
+        self.qemus[vm].carry_out(is_free);
     }
 
     fn holder(&self, world: World) -> Holder {
@@ -177,6 +138,12 @@ impl State {
                 });
                 add(format!("{vm} answers or not"), &|state| state.qemus[vm].answers ^= true);
                 add(format!("{vm} carries out"), &|state| state.carry_out(vm));
+                if world.has_others && qemu.has_image == qemu.as_is {
+                    let is_free = self.is_free();
+                    add(format!("another program meddles with {vm}"), &|state| {
+                        state.qemus[vm].is_meddled_with(is_free);
+                    });
+                }
             } else {
                 add(format!("{vm} starts"), &|state| {
                     state.qemus[vm] = Qemu { is_listed: state.qemus[vm].is_listed, ..Qemu::new() };
@@ -198,12 +165,9 @@ impl State {
                     wanted.push(Wanted::Unpublish { by_force: true });
                 }
                 for wanted in wanted.into_iter().filter(|_| self.image) {
-                    let doing = Doing::Deciding(None);
-                    add(format!("{wanted:?}"), &|state| {
-                        state.operation = Some(Operation { wanted, doing: doing.clone() });
-                    });
+                    add(format!("{wanted:?}"), &|state| state.operation = Some(wanted.begun(world)));
                 }
-                all.extend(self.repaired());
+                all.extend(self.repaired(world));
             }
             Some(operation) => all.extend(self.step(world, operation)),
         }
@@ -211,17 +175,16 @@ impl State {
     }
 
     /// What repair begins.
-    fn repaired(&self) -> Vec<(String, Self)> {
+    fn repaired(&self, world: World) -> Vec<(String, Self)> {
         let mut all = Vec::new();
         for vm in (0..VMS).filter(|vm| self.qemus[*vm].can_be_asked() && self.qemus[*vm].pending.is_none()) {
             let mut state = self.clone();
             let (has, record) = (self.qemus[vm].has_image, self.record.as_ref());
             let is_its = record.filter(|record| record.uuid == NAMES[vm]);
             match (has, is_its) {
+                (true, None) if self.qemus[vm].as_is => {}
                 (true, None) => {
-                    let wanted = Wanted::Unpublish { by_force: false };
-                    let doing = Doing::Deciding(None);
-                    state.operation = Some(Operation { wanted, doing });
+                    state.operation = Some(Wanted::Unpublish { by_force: false }.begun(world));
                     all.extend(state.take_back(vm).map(|state| ("repair takes it back".to_owned(), state)));
                 }
                 (false, Some(Published { leaving: true, .. })) => {
@@ -229,8 +192,7 @@ impl State {
                     all.push(("repair forgets".to_owned(), state));
                 }
                 (false, Some(_)) => {
-                    let wanted = Wanted::Publish(vm);
-                    state.operation = Some(Operation { wanted, doing: Doing::Deciding(None) });
+                    state.operation = Some(Wanted::Publish(vm).begun(world));
                     all.push(("repair plugs".to_owned(), state));
                 }
                 (true, Some(_)) | (false, None) => {}
@@ -251,7 +213,11 @@ impl State {
     }
 
     fn take_back(&self, vm: usize) -> Option<Self> {
-        let mut state = self.sent(vm, Command::Delete, false)?;
+        // What another program has plugged is that program's.
+        let mut state = self.sent(vm, Command::Delete { as_is: false }, false)?;
+        if self.qemus[vm].as_is {
+            return None;
+        }
         state.record = Some(state.record.unwrap_or_else(|| published(vm, true)));
         Some(state)
     }
@@ -260,10 +226,66 @@ impl State {
         Self { operation: None, ..self.clone() }
     }
 
+    /// Who answers has carried out, or dropped, what it was sent before: each state with who holds it then.
+    fn asked(&self, world: World) -> Vec<(Self, Holder)> {
+        let mut outcomes = vec![self.clone()];
+        for vm in (0..VMS).filter(|vm| self.qemus[*vm].can_be_asked()) {
+            let mut both = Vec::new();
+            for state in outcomes {
+                let (mut done, mut dropped) = (state.clone(), state);
+                done.carry_out(vm);
+                dropped.qemus[vm].pending = None;
+                both.extend([done, dropped]);
+            }
+            outcomes = both;
+        }
+        let held = |state: Self| {
+            let holder = state.holder(world);
+            (state, holder)
+        };
+        outcomes.into_iter().map(held).collect()
+    }
+
+    /// What another program has plugged, as far as it counts for a request to take the volume away.
+    fn looked(&self, world: World, operation: &Operation) -> Vec<(String, Self)> {
+        let doing = |doing| Some(Operation { doing, ..operation.clone() });
+        let Some(record) = &self.record else {
+            let is_found = |vm: &usize| self.qemus[*vm].as_is && self.qemus[*vm].can_be_asked();
+            // Whoever asks means one of them, or none.
+            let mut all: Vec<_> = (0..VMS)
+                .filter(is_found)
+                .map(|vm| Self { record: Some(published(vm, false)), ..self.clone() })
+                .collect();
+            all.push(self.clone());
+            for state in &mut all {
+                state.operation = doing(Doing::Deciding(None));
+            }
+            return all.into_iter().map(|state| ("it looks for others'".to_owned(), state)).collect();
+        };
+        let follow = |(mut state, holder): (Self, Holder)| {
+            let other = holder.other_than(Some(record)).map(|other| vm_of(&other.uuid));
+            let next = match other {
+                Some(other) if state.qemus[other].as_is => Doing::Conceding,
+                _ => Doing::Deciding(None),
+            };
+            state.operation = doing(next);
+            ("it looks whether another VM has it".to_owned(), state)
+        };
+        self.asked(world).into_iter().map(follow).collect()
+    }
+
     fn step(&self, world: World, operation: &Operation) -> Vec<(String, Self)> {
         let holder = match &operation.doing {
+            Doing::Begun => return self.looked(world, operation),
+            Doing::Conceding => {
+                let mut state = self.given_up();
+                state.record = None;
+                return vec![("it is conceded".to_owned(), state)];
+            }
             Doing::Deciding(holder) => holder.as_ref(),
-            Doing::Sent { to, command, was_empty } => return self.answered(*to, *command, *was_empty),
+            Doing::Sent { to, command, was_empty } => {
+                return self.answered(*to, *command, *was_empty);
+            }
         };
         let request = match operation.wanted {
             Wanted::Publish(vm) => Request::Publish { uuid: NAMES[vm], read_only: false },
@@ -274,25 +296,11 @@ impl State {
         let decided = next(request, self.record.as_ref(), holder);
         let what = format!("{:?}: {decided:?}", operation.wanted);
         let deciding = |state: &mut Self, holder| {
-            state.operation = Some(Operation { wanted: operation.wanted, doing: Doing::Deciding(holder) });
+            state.operation = Some(Operation { doing: Doing::Deciding(holder), ..operation.clone() });
         };
         match decided {
             Next::Ask => {
-                // Who answers has carried out, or dropped, what it was sent before.
-                let asked: Vec<_> = (0..VMS).filter(|vm| self.qemus[*vm].can_be_asked()).collect();
-                let mut outcomes = vec![state];
-                for vm in asked {
-                    let mut both = Vec::new();
-                    for state in outcomes {
-                        let (mut done, mut dropped) = (state.clone(), state);
-                        done.carry_out(vm);
-                        dropped.qemus[vm].pending = None;
-                        both.extend([done, dropped]);
-                    }
-                    outcomes = both;
-                }
-                let heard = outcomes.into_iter().map(|mut state| {
-                    let holder = state.holder(world);
+                let heard = self.asked(world).into_iter().map(|(mut state, holder)| {
                     let has = |vm: usize| state.qemus[vm].has_image;
                     let remembered = state.record.as_ref().is_some_and(|record| has(vm_of(&record.uuid)));
                     let held = if world.is_local { (0..VMS).any(has) } else { remembered };
@@ -316,14 +324,18 @@ impl State {
                 vec![(what, state)]
             }
             Next::Unplug(from) => {
-                let Some(mut state) = self.sent(vm_of(&from.uuid), Command::Delete, false) else {
-                    return vec![(format!("{what} cannot be"), self.given_up())];
+                let vm = vm_of(&from.uuid);
+                let refused = (format!("{what}, and it stays"), self.given_up());
+                let as_is = self.qemus[vm].as_is;
+                let Some(mut state) = self.sent(vm, Command::Delete { as_is }, false) else {
+                    return vec![refused];
                 };
-                state.record = Some(published(vm_of(&from.uuid), true));
-                vec![(what, state)]
+                state.record = Some(published(vm, true));
+                vec![refused, (what, state)]
             }
             Next::TakeBack(from) => {
-                let state = self.take_back(vm_of(&from.uuid)).unwrap_or_else(|| self.given_up());
+                let state = self.take_back(vm_of(&from.uuid));
+                let state = state.unwrap_or_else(|| self.given_up());
                 vec![(what, state)]
             }
             Next::Remove => {
@@ -354,7 +366,11 @@ impl State {
                 }
                 all.push((format!("published: {has}"), state.given_up()));
             }
-            Command::Delete => {
+            // Another program has plugged it again meanwhile, here or elsewhere: nobody has seen it free.
+            Command::Delete { .. } if self.qemus.iter().any(|qemu| qemu.as_is) => {
+                all.push(("it is in use again".to_owned(), self.given_up()));
+            }
+            Command::Delete { .. } => {
                 assert!(!has, "QEMU has it again: {self:#?}");
                 if self.record.as_ref().is_some_and(|record| record.uuid == NAMES[to]) {
                     state.record = None;
@@ -380,6 +396,24 @@ impl State {
         }
         Ok(())
     }
+
+    /// What has become of it when all VMs answer, whatever they were sent is done, nobody meddles, guests are willing, and the volume is
+    /// taken away from the VM that the record names.
+    fn left(&self, world: World) -> Self {
+        let mut state = self.given_up();
+        for vm in 0..VMS {
+            (state.qemus[vm].answers, state.qemus[vm].is_listed) = (true, true);
+            state.carry_out(vm);
+        }
+        state.operation = Some(Wanted::Unpublish { by_force: false }.begun(world));
+        while let Some(operation) = state.operation.clone() {
+            if let Doing::Sent { to, .. } = operation.doing {
+                state.carry_out(to);
+            }
+            state = state.step(world, &operation).pop().unwrap().1;
+        }
+        state
+    }
 }
 
 /// Looks at all states that can be, and returns how many there are.
@@ -392,7 +426,11 @@ fn explore(world: World) -> usize {
                 continue;
             }
             known.insert(follower.clone(), Some((what, state.clone())));
-            if let Err(problem) = follower.check() {
+            let is_stuck = || world.is_local && follower.left(world).record.is_some();
+            let checked = follower
+                .check()
+                .and_then(|()| if is_stuck() { Err("no request leaves the record") } else { Ok(()) });
+            if let Err(problem) = checked {
                 let mut way = Vec::new();
                 let mut at = Some(&follower);
                 while let Some((what, before)) = at.and_then(|at| known[at].as_ref()) {
@@ -410,8 +448,10 @@ fn explore(world: World) -> usize {
 
 #[test]
 fn no_order_of_events_gives_a_volume_two_writers_or_loses_it() {
-    for (is_local, has_force) in [(true, false), (true, true), (false, false)] {
-        let world = World { is_local, has_force };
+    for (is_local, has_force, has_others) in
+        [(true, false, false), (true, true, false), (false, false, false), (true, false, true)]
+    {
+        let world = World { is_local, has_force, has_others };
         let states = explore(world);
         assert!(states > 1000, "{world:?}: nothing happens in {states} states");
     }

@@ -8,6 +8,8 @@ use super::super::backends::{Change, Ids, Vm};
 use super::super::fleet::Fleet;
 use super::*;
 
+mod as_is;
+
 const MIB: i64 = 1 << 20;
 
 struct Bench {

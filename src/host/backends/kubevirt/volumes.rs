@@ -381,6 +381,25 @@ impl Volumes for Claims {
         Ok(is_there)
     }
 
+    async fn concede(&self, id: &str) -> Result<Option<Place>, VolumeError> {
+        let read = self.expect(id).await?;
+        if !read.is_adopted() {
+            return Ok(None);
+        }
+        let record = read.volume.published.as_ref();
+        let Some(other) = self.held_by(&read).await?.other_than(record) else { return Ok(None) };
+        match self.check_ours(&read, &other).await {
+            // What guestlet has plugged is taken back.
+            Ok(()) => return Ok(None),
+            Err(VolumeError::Disk(DiskError::Held(_))) => {}
+            Err(error) => return Err(error),
+        }
+        if record.is_some() {
+            self.record(id, record, None).await?;
+        }
+        Ok(Some(other))
+    }
+
     async fn forget(&self, id: &str) -> Result<(), VolumeError> {
         let read = self.expect(id).await?;
         match read.volume.published {

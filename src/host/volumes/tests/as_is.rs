@@ -1,0 +1,74 @@
+//! Volumes that another program plugs, which asks nobody and looks at no record.
+
+use super::*;
+
+impl Bench {
+    async fn record(&self, id: &str) -> Option<String> {
+        self.keeper.get(&Asker::Host, id).await.unwrap().published.map(|published| published.vm)
+    }
+
+    async fn unpublish_from(&self, id: &str, node: &str) -> Result<(), Problem> {
+        self.keeper.unpublish(&Asker::Host, id, Some(&place(node).uuid), false).await
+    }
+
+    /// A volume that is published to `a`, which has it no more, and that another program has plugged into `b`.
+    async fn overtaken(&self) -> String {
+        let id = self.create("v").await.unwrap().id;
+        self.publish(&id, "a").await.unwrap();
+        self.memory.unplug_behind("a", &id);
+        self.memory.plug_behind("b", &id);
+        id
+    }
+}
+
+/// Neither could the node be left that has the volume no more, nor could the one have it that has it.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_has_lost_a_volume_to_another_program_can_be_left() {
+    let bench = Bench::new().await;
+    let id = bench.overtaken().await;
+    is(bench.publish(&id, "b").await, Kind::Precondition);
+    is(bench.unpublish_from(&id, "b").await, Kind::Precondition);
+    assert_eq!(bench.record(&id).await.as_deref(), Some("a"), "it was not taken from that node");
+    for _ in 0..2 {
+        bench.unpublish_from(&id, "a").await.unwrap();
+        assert_eq!(bench.record(&id).await, None);
+        bench.plugged(&[("b", &id)]);
+    }
+    bench.publish(&id, "b").await.unwrap();
+    assert_eq!(bench.record(&id).await.as_deref(), Some("b"));
+    bench.plugged(&[("b", &id)]);
+}
+
+/// Whoever names no node means whichever has the volume, and that is told first.
+#[tokio::test(start_paused = true)]
+async fn who_names_no_node_hears_which_vm_has_a_volume_that_was_elsewhere() {
+    for forced in [false, true] {
+        let bench = Bench::new().await;
+        let id = bench.overtaken().await;
+        let problem = bench.unpublish(&id, forced).await.unwrap_err();
+        assert_eq!(problem.kind, Kind::Precondition);
+        assert!(
+            problem.words_for_host().contains("plugged it into the VM b"),
+            "{}",
+            problem.words_for_host()
+        );
+        assert!(!problem.to_string().contains("VM b"), "a guest may be another cluster's: {problem}");
+        assert_eq!(bench.record(&id).await, None);
+        bench.plugged(&[("b", &id)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_stays_while_it_is_not_proved_that_another_vm_has_the_volume() {
+    let bench = Bench::new().await;
+    let id = bench.overtaken().await;
+    bench.memory.be_silent("b");
+    is(bench.unpublish_from(&id, "a").await, Kind::Unavailable);
+    assert_eq!(bench.record(&id).await.as_deref(), Some("a"));
+    // What is the host half's own, wherever it came from, is taken back as ever.
+    let own = bench.create("w").await.unwrap().id;
+    bench.publish(&own, "a").await.unwrap();
+    bench.memory.be_silent("a");
+    is(bench.unpublish_from(&own, "a").await, Kind::Unavailable);
+    assert_eq!(bench.record(&own).await.as_deref(), Some("a"));
+}
