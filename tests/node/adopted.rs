@@ -172,6 +172,16 @@ fn a_guest_that_cannot_say_that_it_lets_go_keeps_what_others_have_plugged() {
             .await;
             assert!(is_plugged(&whole, "web").await);
         };
+        // Before it is published there it is the other program's, and stays that.
+        let (sidecar, node) = (db.sidecar().await, web.uid.clone());
+        ask(move || {
+            let words = "upgrade the agent of that guest";
+            refused(sidecar.unpublish(CLAIM, &node), Code::FailedPrecondition, words);
+        })
+        .await;
+        let path = format!("/api/v1/namespaces/default/persistentvolumeclaims/{CLAIM}");
+        let claim = whole.cluster.api.get(&path).await.unwrap();
+        assert!(claim["metadata"]["annotations"]["guestlet.io/published"].is_null(), "{claim}");
         attempts(&web, "it lacks the capability \"disks\"").await;
         whole.shut("web", web.guest);
         let lab = &whole.nodes[instance["status"]["nodeName"].as_str().unwrap()];

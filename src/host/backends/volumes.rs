@@ -288,7 +288,8 @@ pub trait Volumes: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// Forgets that a VM had the volume. The caller knows by [`Volumes::holder`] that nobody has it, or answers for it.
+    /// Forgets that a VM had the volume. The caller knows by [`Volumes::holder`] that nobody has it, or answers for it; or the disk is
+    /// another program's, and stays that.
     async fn forget(&self, id: &str) -> Result<(), VolumeError>;
 
     /// How many volumes the VM with that name can have at a time, with those that it has; none where nothing bounds it.

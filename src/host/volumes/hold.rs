@@ -175,7 +175,11 @@ impl Keeper {
                     (_, None) => {}
                 }
             }
-            keeper.advance(&by, &id, Request::Unpublish { by_force: forced }).await?;
+            let taken = keeper.advance(&by, &id, Request::Unpublish { by_force: forced }).await;
+            if taken.is_err() && is_there && published.is_none() {
+                keeper.disown(&id).await;
+            }
+            taken?;
             if let Some(published) = published {
                 keeper.tell(VolumeAction::Detached, &volume, &by, Some(&published.vm)).await;
             }
@@ -209,6 +213,26 @@ impl Keeper {
         };
         let recognised = self.0.volumes.recognise(&volume.id, published).await;
         recognised.map_err(|error| self.logged(by, "look for a volume", &volume.id, error))
+    }
+
+    /// Forgets what was remembered of a volume only to take it away, if nothing of that was begun: it is that other program's as before,
+    /// and must not be plugged again when that takes it away.
+    async fn disown(&self, id: &str) {
+        let forgotten = async {
+            let is_left = |volume: Volume| volume.published.is_some_and(|published| !published.leaving);
+            if self.0.volumes.get(id).await?.is_some_and(is_left) {
+                self.0.volumes.forget(id).await
+            } else {
+                Ok(())
+            }
+        };
+        if let Err(error) = forgotten.await {
+            tracing::warn!(
+                volume = id,
+                %error,
+                "a volume that another program has plugged is remembered although it stays; unpublish it again"
+            );
+        }
     }
 
     /// The VM that has a volume because another program has plugged it there; that another VM has it is then forgotten.

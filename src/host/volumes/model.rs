@@ -43,12 +43,16 @@ enum Doing {
 struct Operation {
     wanted: Wanted,
     doing: Doing,
+    /// It has written the record, of what another program had plugged.
+    has_recognised: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
     image: bool,
     record: Option<Published>,
+    /// Nobody has asked for what the record says: it is of what another program had plugged, and was to be taken away.
+    is_found: bool,
     qemus: [Qemu; VMS],
     operation: Option<Operation>,
 }
@@ -70,14 +74,14 @@ impl Wanted {
             Self::Unpublish { .. } if world.has_others => Doing::Begun,
             _ => Doing::Deciding(None),
         };
-        Operation { wanted: self, doing }
+        Operation { wanted: self, doing, has_recognised: false }
     }
 }
 
 impl State {
     fn new() -> Self {
         let qemus = [Qemu::new(), Qemu::new()];
-        Self { image: true, record: None, qemus, operation: None }
+        Self { image: true, record: None, is_found: false, qemus, operation: None }
     }
 
     fn is_free(&self) -> bool {
@@ -88,6 +92,10 @@ impl State {
     fn carry_out(&mut self, vm: usize) {
         let is_free = self.is_free();
         self.qemus[vm].carry_out(is_free);
+    }
+
+    fn forget(&mut self) {
+        (self.record, self.is_found) = (None, false);
     }
 
     fn holder(&self, world: World) -> Holder {
@@ -153,6 +161,8 @@ impl State {
         }
         add("the host half is killed".into(), &|state| {
             state.operation = None;
+            // Between the record and the guest's answer: it is taken for one that somebody has asked for.
+            state.is_found = false;
             for qemu in &mut state.qemus {
                 qemu.end_was_seen = false;
             }
@@ -188,10 +198,11 @@ impl State {
                     all.extend(state.take_back(vm).map(|state| ("repair takes it back".to_owned(), state)));
                 }
                 (false, Some(Published { leaving: true, .. })) => {
-                    state.record = None;
+                    state.forget();
                     all.push(("repair forgets".to_owned(), state));
                 }
                 (false, Some(_)) => {
+                    assert!(!self.is_found, "nobody has asked for what repair plugs: {self:#?}");
                     state.operation = Some(Wanted::Publish(vm).begun(world));
                     all.push(("repair plugs".to_owned(), state));
                 }
@@ -226,6 +237,15 @@ impl State {
         Self { operation: None, ..self.clone() }
     }
 
+    /// With an error: what was found of another program's is that program's again if it stays.
+    fn failed(&self, operation: &Operation) -> Self {
+        let mut state = self.given_up();
+        if operation.has_recognised && state.record.as_ref().is_some_and(|record| !record.leaving) {
+            state.forget();
+        }
+        state
+    }
+
     /// Who answers has carried out, or dropped, what it was sent before: each state with who holds it then.
     fn asked(&self, world: World) -> Vec<(Self, Holder)> {
         let mut outcomes = vec![self.clone()];
@@ -248,17 +268,17 @@ impl State {
 
     /// What another program has plugged, as far as it counts for a request to take the volume away.
     fn looked(&self, world: World, operation: &Operation) -> Vec<(String, Self)> {
-        let doing = |doing| Some(Operation { doing, ..operation.clone() });
+        let doing = |doing, has_recognised| Some(Operation { doing, has_recognised, ..operation.clone() });
         let Some(record) = &self.record else {
             let is_found = |vm: &usize| self.qemus[*vm].as_is && self.qemus[*vm].can_be_asked();
             // Whoever asks means one of them, or none.
             let mut all: Vec<_> = (0..VMS)
                 .filter(is_found)
-                .map(|vm| Self { record: Some(published(vm, false)), ..self.clone() })
+                .map(|vm| Self { record: Some(published(vm, false)), is_found: true, ..self.clone() })
                 .collect();
             all.push(self.clone());
             for state in &mut all {
-                state.operation = doing(Doing::Deciding(None));
+                state.operation = doing(Doing::Deciding(None), state.is_found);
             }
             return all.into_iter().map(|state| ("it looks for others'".to_owned(), state)).collect();
         };
@@ -268,7 +288,7 @@ impl State {
                 Some(other) if state.qemus[other].as_is => Doing::Conceding,
                 _ => Doing::Deciding(None),
             };
-            state.operation = doing(next);
+            state.operation = doing(next, false);
             ("it looks whether another VM has it".to_owned(), state)
         };
         self.asked(world).into_iter().map(follow).collect()
@@ -279,12 +299,12 @@ impl State {
             Doing::Begun => return self.looked(world, operation),
             Doing::Conceding => {
                 let mut state = self.given_up();
-                state.record = None;
+                state.forget();
                 return vec![("it is conceded".to_owned(), state)];
             }
             Doing::Deciding(holder) => holder.as_ref(),
             Doing::Sent { to, command, was_empty } => {
-                return self.answered(*to, *command, *was_empty);
+                return self.answered(operation, *to, *command, *was_empty);
             }
         };
         let request = match operation.wanted {
@@ -311,7 +331,7 @@ impl State {
                 heard.collect()
             }
             Next::Forget => {
-                state.record = None;
+                state.forget();
                 deciding(&mut state, None);
                 vec![(what, state)]
             }
@@ -320,39 +340,46 @@ impl State {
                 let Some(mut state) = self.sent(vm, Command::Add, self.record.is_none()) else {
                     return vec![(format!("{what} cannot be"), self.given_up())];
                 };
-                state.record = Some(published(vm, false));
+                (state.record, state.is_found) = (Some(published(vm, false)), false);
                 vec![(what, state)]
             }
             Next::Unplug(from) => {
                 let vm = vm_of(&from.uuid);
-                let refused = (format!("{what}, and it stays"), self.given_up());
+                let refused = (format!("{what}, and it stays"), self.failed(operation));
                 let as_is = self.qemus[vm].as_is;
                 let Some(mut state) = self.sent(vm, Command::Delete { as_is }, false) else {
                     return vec![refused];
                 };
-                state.record = Some(published(vm, true));
+                (state.record, state.is_found) = (Some(published(vm, true)), false);
                 vec![refused, (what, state)]
             }
             Next::TakeBack(from) => {
                 let state = self.take_back(vm_of(&from.uuid));
-                let state = state.unwrap_or_else(|| self.given_up());
+                let state = state.unwrap_or_else(|| self.failed(operation));
                 vec![(what, state)]
             }
             Next::Remove => {
                 if world.is_local && self.qemus.iter().any(|qemu| qemu.has_image) {
                     return vec![(format!("{what}, and it is in use"), self.given_up())];
                 }
-                state = State { image: false, record: None, ..state.given_up() };
+                state = State { image: false, record: None, is_found: false, ..state.given_up() };
                 vec![(what, state)]
             }
-            Next::Done | Next::Refuse(_) => vec![(what, self.given_up())],
+            Next::Done => vec![(what, self.given_up())],
+            Next::Refuse(_) => vec![(what, self.failed(operation))],
             Next::Resize(_) => panic!("nobody asked for that"),
         }
     }
 
     /// The answer to a command, which may be lost.
-    fn answered(&self, to: usize, command: Command, was_empty: bool) -> Vec<(String, Self)> {
-        let mut all = vec![("the connection is lost".to_owned(), self.given_up())];
+    fn answered(
+        &self,
+        operation: &Operation,
+        to: usize,
+        command: Command,
+        was_empty: bool,
+    ) -> Vec<(String, Self)> {
+        let mut all = vec![("the connection is lost".to_owned(), self.failed(operation))];
         if self.qemus[to].pending.is_some() || !self.qemus[to].can_be_asked() {
             return all;
         }
@@ -362,18 +389,18 @@ impl State {
             Command::Add => {
                 // Refused: then nothing is remembered that was not remembered before.
                 if !has && was_empty {
-                    state.record = None;
+                    state.forget();
                 }
                 all.push((format!("published: {has}"), state.given_up()));
             }
             // Another program has plugged it again meanwhile, here or elsewhere: nobody has seen it free.
             Command::Delete { .. } if self.qemus.iter().any(|qemu| qemu.as_is) => {
-                all.push(("it is in use again".to_owned(), self.given_up()));
+                all.push(("it is in use again".to_owned(), self.failed(operation)));
             }
             Command::Delete { .. } => {
                 assert!(!has, "QEMU has it again: {self:#?}");
                 if self.record.as_ref().is_some_and(|record| record.uuid == NAMES[to]) {
-                    state.record = None;
+                    state.forget();
                     all.push(("unpublished".to_owned(), state.given_up()));
                     return all;
                 }

@@ -72,3 +72,28 @@ async fn a_record_stays_while_it_is_not_proved_that_another_vm_has_the_volume() 
     is(bench.unpublish_from(&own, "a").await, Kind::Unavailable);
     assert_eq!(bench.record(&own).await.as_deref(), Some("a"));
 }
+
+/// The agents of these VMs never come, and without its guest's word nobody loses what another program has plugged.
+#[tokio::test(start_paused = true)]
+async fn what_stays_with_another_program_is_not_remembered() {
+    let bench = Bench::new().await;
+    let id = bench.create("v").await.unwrap().id;
+    bench.memory.plug_behind("a", &id);
+    for node in [Some("a"), None] {
+        let node = node.map(|node| place(node).uuid);
+        let outcome = bench.keeper.unpublish(&Asker::Host, &id, node.as_deref(), false).await;
+        is(outcome, Kind::Precondition);
+        assert_eq!(
+            bench.record(&id).await,
+            None,
+            "repair would plug it again when that program has unplugged it"
+        );
+        bench.plugged(&[("a", &id)]);
+    }
+    // What was published before stays published.
+    bench.publish(&id, "a").await.unwrap();
+    is(bench.unpublish_from(&id, "a").await, Kind::Precondition);
+    assert_eq!(bench.record(&id).await.as_deref(), Some("a"));
+    bench.unpublish(&id, true).await.unwrap();
+    bench.plugged(&[]);
+}
