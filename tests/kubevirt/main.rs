@@ -39,7 +39,6 @@ mod adopted;
 mod adopted_elsewhere;
 mod claims;
 mod claims_churn;
-mod conceded;
 mod holders;
 mod hotplug;
 mod kinds;

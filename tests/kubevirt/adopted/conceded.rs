@@ -8,7 +8,7 @@ use guestlet::host::backends::kubevirt::volumes::Claims;
 use guestlet::host::backends::volumes::{Holder, VolumeError, Volumes as _};
 use serde_json::json;
 
-use crate::adopted::{CLAIM, alias, harvester_has_plugged, id, record, started};
+use super::{CLAIM, alias, harvester_has_plugged, id, record, started};
 use crate::claims::{LET_GO, domains, place, plug, published, willing};
 use crate::lab::{Lab, wait};
 use crate::model::pace::Step;

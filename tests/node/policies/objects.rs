@@ -1,0 +1,128 @@
+//! Claims and `NetworkFilesystems`, which the controller makes, changes and deletes.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use super::{Bench, Change, claim, claims};
+use crate::cluster::wait;
+use crate::scratch::{MERGE, Who, path};
+
+#[test]
+fn the_controller_may_write_claims_of_guestlet_only() {
+    wait(async {
+        let Some(bench) = Bench::start("the controller's policy for claims").await else { return };
+        let class = json!({
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": "guestlet-policies"},
+            "provisioner": "nobody.test",
+            "allowVolumeExpansion": true,
+        });
+        bench.scratch.apply(&class).await;
+        let labels = json!({"app.kubernetes.io/managed-by": "guestlet"});
+        let (ours, theirs) = (claim("ours", &labels), claim("theirs", &json!({})));
+        for claim in [&ours, &theirs] {
+            bench.scratch.apply(claim).await;
+            let bound = json!({"status": {"phase": "Bound"}});
+            let status = path(claim) + "/status";
+            bench.scratch.ask(Who::Administrator, Method::PATCH, &status, MERGE, &bound).await.unwrap();
+        }
+        let make = |name: &str, body: Value| {
+            let (name, kind) = (name.to_owned(), "application/json");
+            Change { name, method: Method::POST, path: claims(), kind, body }
+        };
+        let mut chosen = claim("new", &labels);
+        chosen["spec"]["volumeName"] = "mine".into();
+        let delete =
+            |of: &Value| Change { method: Method::DELETE, ..Change::of(of, "delete", MERGE, Value::Null) };
+        let change = |of: &Value, name: &str, body: Value| Change::of(of, name, MERGE, body);
+        let published = json!({"metadata": {"annotations": {"guestlet.io/published": "{}"}}});
+        let size = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
+        let good = [
+            make("make", claim("new", &labels)),
+            change(&ours, "publish", published.clone()),
+            change(&ours, "grow", size.clone()),
+            delete(&ours),
+        ];
+        for change in &good {
+            bench.admits(Who::Controller, change).await;
+        }
+        let bad = [
+            make("make a foreign one", claim("new", &json!({}))),
+            make("choose its volume", chosen),
+            change(&theirs, "publish a foreign one", published),
+            change(&theirs, "grow a foreign one", size),
+            delete(&theirs),
+            change(&theirs, "take one over", json!({"metadata": {"labels": labels}})),
+            change(
+                &ours,
+                "disown one",
+                json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}}),
+            ),
+            change(&ours, "a label", json!({"metadata": {"labels": {"a": "1"}}})),
+            change(&ours, "an annotation", json!({"metadata": {"annotations": {"example.com/a": "2"}}})),
+            change(&ours, "a new annotation", json!({"metadata": {"annotations": {"example.com/b": "2"}}})),
+            change(&ours, "a finalizer", json!({"metadata": {"finalizers": ["example.com/mine"]}})),
+        ];
+        for change in &bad {
+            bench.refuses(Who::Controller, change).await;
+        }
+    });
+}
+
+#[test]
+fn the_controller_may_write_network_filesystems_of_guestlet_only() {
+    wait(async {
+        let Some(bench) = Bench::start("the controller's policy for shares").await else { return };
+        let share = |name: &str, labels: &Value| {
+            json!({
+                "apiVersion": "harvesterhci.io/v1beta1",
+                "kind": "NetworkFilesystem",
+                "metadata": {"namespace": "harvester-system", "name": name, "labels": labels},
+                "spec": {"networkFSName": name, "desiredState": "Enabled"},
+            })
+        };
+        let labels = json!({"app.kubernetes.io/managed-by": "guestlet"});
+        let (ours, theirs) = (share("ours", &labels), share("theirs", &json!({})));
+        for share in [&ours, &theirs] {
+            bench.scratch.apply(share).await;
+        }
+        let make = |name: &str, body: Value| {
+            let path = path(&body);
+            let path = path.rsplit_once('/').unwrap().0.to_owned();
+            Change { name: name.to_owned(), method: Method::POST, path, kind: "application/json", body }
+        };
+        let delete =
+            |of: &Value| Change { method: Method::DELETE, ..Change::of(of, "delete", MERGE, Value::Null) };
+        let change = |of: &Value, name: &str, body: Value| Change::of(of, name, MERGE, body);
+        let wanted = json!({
+            "metadata": {"annotations": {"guestlet.io/claim-version": "7"}},
+            "spec": {"desiredState": "Disabled"},
+        });
+        let good =
+            [make("make", share("new", &labels)), change(&ours, "end it", wanted.clone()), delete(&ours)];
+        for change in &good {
+            bench.admits(Who::Controller, change).await;
+        }
+        let mut other = share("new", &labels);
+        other["spec"]["networkFSName"] = "theirs".into();
+        let bad = [
+            make("make a foreign one", share("new", &json!({}))),
+            make("serve another volume", other),
+            change(&theirs, "end a foreign one", wanted),
+            change(&theirs, "take one over", json!({"metadata": {"labels": labels}})),
+            delete(&theirs),
+            change(&ours, "serve another volume", json!({"spec": {"networkFSName": "theirs"}})),
+            change(&ours, "a finalizer", json!({"metadata": {"finalizers": ["example.com/mine"]}})),
+            change(&ours, "an annotation", json!({"metadata": {"annotations": {"example.com/a": "2"}}})),
+            change(
+                &ours,
+                "disown one",
+                json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}}),
+            ),
+        ];
+        for change in &bad {
+            bench.refuses(Who::Controller, change).await;
+        }
+    });
+}
