@@ -29,27 +29,27 @@ impl Failure {
     }
 }
 
-/// Whether `wanted` contradicts what a load balancer is: what it has cannot become something else.
+/// Whether `wanted` contradicts what a load balancer is, whose address comes from there and belongs to that network: what it has
+/// cannot become something else.
 ///
 /// # Errors
 /// In words, if it does.
-pub fn check_change(record: &Record, wanted: &Wanted) -> Result<(), String> {
-    let Some(met) = &record.met else { return Ok(()) };
+pub fn check_change(ipam: Ipam, network: &str, wanted: &Wanted) -> Result<(), String> {
     let name = |ipam| match ipam {
         Ipam::Pool => "pool",
         Ipam::Dhcp => "dhcp",
     };
-    if met.ipam != wanted.ipam {
+    if ipam != wanted.ipam {
         return Err(format!(
             "its address comes from ipam {}, which cannot become {}; delete the Service and make it again",
-            name(met.ipam),
+            name(ipam),
             name(wanted.ipam)
         ));
     }
-    if met.network != wanted.network {
+    if network != wanted.network {
         return Err(format!(
-            "its network is {:?}, which cannot become {:?}; delete the Service and make it again",
-            met.network, wanted.network
+            "its network is {network:?}, which cannot become {:?}; delete the Service and make it again",
+            wanted.network
         ));
     }
     Ok(())
@@ -70,6 +70,18 @@ impl Ground<'_> {
     /// # Errors
     /// If it cannot have what is wanted.
     pub fn meet(&self, record: &Record, wanted: &Wanted) -> Result<Vec<Held>, Failure> {
+        self.check(record, wanted)?;
+        if wanted.share.is_some() || wanted.ipam == Ipam::Dhcp {
+            return Ok(Vec::new());
+        }
+        self.addresses(record, wanted)
+    }
+
+    /// That a load balancer can have what is wanted, whichever addresses there are.
+    ///
+    /// # Errors
+    /// If it cannot.
+    pub fn check(&self, record: &Record, wanted: &Wanted) -> Result<(), Failure> {
         let Record { cluster, service, .. } = record;
         if !wanted.network.is_empty() && !self.settings.has_network(cluster, &wanted.network) {
             return Err(Failure::new(
@@ -78,21 +90,20 @@ impl Ground<'_> {
             ));
         }
         if let Some(share) = &wanted.share {
-            return self.share(record, wanted, share).map(|()| Vec::new());
+            return self.share(record, wanted, share);
         }
         // Those who share it have their ports at the same address.
         for sharer in self.book.sharers(record).filter(|sharer| sharer.service.uid != service.uid) {
             let ports = sharer.met.iter().flat_map(|met| &met.ports);
             clash(wanted, ports, &sharer.service)?;
         }
-        match wanted.ipam {
-            Ipam::Dhcp if wanted.announcing != Announcing::KubeVip => Err(Failure::new(
+        if wanted.ipam == Ipam::Dhcp && wanted.announcing != Announcing::KubeVip {
+            return Err(Failure::new(
                 "NoDhcp",
                 "an address by DHCP is announced by kube-vip, and by nobody else; ask for ipam pool",
-            )),
-            Ipam::Dhcp => Ok(Vec::new()),
-            Ipam::Pool => self.addresses(record, wanted),
+            ));
         }
+        Ok(())
     }
 
     /// Whether it may share the address of another Service.

@@ -59,9 +59,9 @@ pub enum Problem {
     /// The cluster has as many as it may.
     #[error("{0}")]
     Exhausted(String),
-    /// The settings have no load balancers.
-    #[error("the settings of this host have no load balancers; see [[address-pool]]")]
-    Nothing,
+    /// There are no load balancers to be had here, and what to do about it.
+    #[error("{0}")]
+    Nothing(String),
     /// The VM may not ask for it.
     #[error("{0}")]
     Denied(String),
@@ -76,11 +76,11 @@ type Reply<T> = oneshot::Sender<T>;
 #[derive(Debug)]
 enum Request {
     Ensure(Asker, Service, Box<Wanted>, Reply<Result<v1::LoadBalancer, Problem>>),
-    Release(Asker, Service, Reply<Result<(), Problem>>),
+    Release(Asker, Service, Reply<Result<bool, Problem>>),
     List(Asker, Reply<Result<Vec<v1::LoadBalancer>, Problem>>),
     Balancers(Asker, String, Reply<Result<Poll<v1::LoadBalancer>, Problem>>),
     Instances(Asker, String, Reply<Result<Poll<v1::Instance>, Problem>>),
-    Instance(Asker, String, Reply<Result<Option<v1::Instance>, Problem>>),
+    Instance(Asker, String, Reply<Result<Found, Problem>>),
     Checks(String, Reply<watch::Receiver<Arc<Checks>>>),
     Reported(Asker, u64, Vec<v1::HealthCheckResult>),
     Checked(Asker, u64, Vec<v1::HealthCheckResult>),
@@ -96,6 +96,15 @@ struct Asker {
     vm: String,
     uid: String,
     cluster: String,
+}
+
+/// What is known of a VM that is asked about by its identifier.
+#[derive(Debug)]
+enum Found {
+    /// There is one.
+    There(Box<v1::Instance>),
+    /// It cannot be said, and why.
+    Unknown(String),
 }
 
 /// What a long poll gets: news, or where it hears of some.
@@ -114,6 +123,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// Asks whoever answers these requests.
+    fn new(requests: mpsc::Sender<Request>) -> Self {
+        Self { requests, polls: service::Polls::default() }
+    }
+
     async fn ask<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, Problem> {
         let stopping = || Problem::Unavailable("guestlet-host is stopping".to_owned());
         let (reply, answer) = oneshot::channel();

@@ -12,7 +12,7 @@ use tower_service::Service as _;
 
 use super::journal::News;
 use super::wanted::{self, Wanted};
-use super::{Asker, Handle, Poll, Problem, Reply, Request};
+use super::{Asker, Found, Handle, Poll, Problem, Reply, Request};
 use crate::host::backends::Vm;
 use crate::host::for_guests::{Answering, Asking, Checks, Cloud as ForGuests};
 use crate::wire::proto::v1;
@@ -80,7 +80,7 @@ impl From<Problem> for Status {
             Problem::Unavailable(_) => Self::unavailable(words),
             Problem::Contradiction(_) => Self::failed_precondition(words),
             Problem::Exhausted(_) => Self::resource_exhausted(words),
-            Problem::Nothing => Self::unimplemented(words),
+            Problem::Nothing(_) => Self::unimplemented(words),
             Problem::Denied(_) => Self::permission_denied(words),
             Problem::NotFound(_) => Self::not_found(words),
         }
@@ -187,10 +187,10 @@ impl Cloud for Service {
         &self,
         call: Call<v1::ReleaseLoadBalancerRequest>,
     ) -> Answer<v1::ReleaseLoadBalancerResponse> {
-        let service =
-            wanted::service(call.into_inner().service, "service").map_err(Status::invalid_argument)?;
-        self.ask(|asker, reply| Request::Release(asker, service, reply)).await?;
-        Ok(Response::new(v1::ReleaseLoadBalancerResponse { released: true }))
+        let service = wanted::service_of_before(call.into_inner().service, "service")
+            .map_err(Status::invalid_argument)?;
+        let released = self.ask(|asker, reply| Request::Release(asker, service, reply)).await?;
+        Ok(Response::new(v1::ReleaseLoadBalancerResponse { released }))
     }
 
     async fn list_load_balancers(
@@ -228,13 +228,10 @@ impl Cloud for Service {
                 "vm_uid has to have 1 to {LONGEST_UID} characters, in lower case"
             )));
         }
-        let instance = self.ask(|asker, reply| Request::Instance(asker, uid, reply)).await?;
-        // Settings do not prove that a VM exists no more: its table may be on another host by now.
-        let (existence, reason) = match &instance {
-            Some(_) => (Existence::Exists, String::new()),
-            None => {
-                (Existence::Unknown, "the settings of this host have no such VM of this cluster".to_owned())
-            }
+        let found = self.ask(|asker, reply| Request::Instance(asker, uid, reply)).await?;
+        let (existence, instance, reason) = match found {
+            Found::There(instance) => (Existence::Exists, Some(*instance), String::new()),
+            Found::Unknown(reason) => (Existence::Unknown, None, reason),
         };
         Ok(Response::new(v1::GetInstanceResponse { existence: existence.into(), instance, reason }))
     }

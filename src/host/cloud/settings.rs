@@ -54,13 +54,37 @@ pub struct Policy {
 
 impl Settings {
     /// Whether this VM may ask for load balancers of its cluster.
-    pub fn may_ask(&self, cluster: &str, vm: &str) -> bool {
+    fn may_ask(&self, cluster: &str, vm: &str) -> bool {
         let names = self.clusters.get(cluster).and_then(|policy| policy.controllers.as_ref());
         names.is_none_or(|names| names.iter().any(|name| name == vm))
     }
 
+    /// That this VM may ask for load balancers of its cluster.
+    ///
+    /// # Errors
+    /// In words for its cluster, if it may not.
+    pub fn check_asker(&self, cluster: &str, vm: &str) -> Result<(), String> {
+        if self.may_ask(cluster, vm) {
+            return Ok(());
+        }
+        let words = "this VM may not ask for load balancers; others of its cluster may (controllers in the settings of the host)";
+        Err(words.to_owned())
+    }
+
+    /// That a cluster may have one more load balancer than these.
+    ///
+    /// # Errors
+    /// In words for the cluster, if it may not.
+    pub fn check_count(&self, cluster: &str, has: usize) -> Result<(), String> {
+        let most = self.most(cluster);
+        if has < most {
+            return Ok(());
+        }
+        Err(format!("the cluster has {has} load balancers, and may have {most}"))
+    }
+
     /// How many load balancers a cluster may have.
-    pub fn most(&self, cluster: &str) -> usize {
+    fn most(&self, cluster: &str) -> usize {
         let most = self.clusters.get(cluster).and_then(|policy| policy.load_balancers);
         usize::try_from(most.unwrap_or(USUAL_LOAD_BALANCERS)).unwrap_or(usize::MAX)
     }

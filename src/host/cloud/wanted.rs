@@ -178,6 +178,18 @@ impl Protocol {
 /// # Errors
 /// In words, if a part of it is not as it has to be.
 pub fn service(found: Option<v1::ServiceReference>, what: &str) -> Result<Service, String> {
+    let service = service_of_before(found, what)?;
+    if service.uid.is_empty() {
+        return Err(format!("{what}.uid is missing"));
+    }
+    Ok(service)
+}
+
+/// The same of one that a host half has told of, whose UID it may not know.
+///
+/// # Errors
+/// As those of [`service`].
+pub fn service_of_before(found: Option<v1::ServiceReference>, what: &str) -> Result<Service, String> {
     let v1::ServiceReference { namespace, name, uid } = found.ok_or_else(|| format!("{what} is missing"))?;
     for (field, text) in [("namespace", &namespace), ("name", &name)] {
         if !is_label(text) {
@@ -186,11 +198,10 @@ pub fn service(found: Option<v1::ServiceReference>, what: &str) -> Result<Servic
             ));
         }
     }
-    let is_good = !uid.is_empty()
-        && uid.len() <= LONGEST_UID
-        && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    let is_good =
+        uid.len() <= LONGEST_UID && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if !is_good {
-        return Err(format!("{what}.uid is no UID: 1 to {LONGEST_UID} letters, digits and \"-\""));
+        return Err(format!("{what}.uid is no UID: at most {LONGEST_UID} letters, digits and \"-\""));
     }
     Ok(Service { namespace, name, uid })
 }

@@ -3,7 +3,7 @@
 use super::super::health::{Outcome, Reported, outcomes};
 use super::super::settings::Pool;
 use super::super::wanted::Family;
-use super::super::{Asker, Poll, Problem, Request};
+use super::super::{Asker, Found, Poll, Problem, Request};
 use super::Desk;
 use crate::host::cloud::endpoints::Key;
 use crate::host::text;
@@ -19,7 +19,7 @@ impl Desk {
             }
             Request::Release(asker, service, reply) => {
                 let done = match self.admit(&asker) {
-                    Ok(()) => self.release(&asker.cluster, &service.uid).await.map(drop),
+                    Ok(()) => self.release(&asker.cluster, &service.uid).await.map(|_| true),
                     Err(problem) => Err(problem),
                 };
                 drop(reply.send(done));
@@ -44,7 +44,14 @@ impl Desk {
                 drop(reply.send(Ok(poll)));
             }
             Request::Instance(asker, uid, reply) => {
-                drop(reply.send(Ok(self.cluster(&asker.cluster).instances.get(&uid).cloned())));
+                let found = match self.cluster(&asker.cluster).instances.get(&uid).cloned() {
+                    Some(instance) => Found::There(Box::new(instance)),
+                    // Settings do not prove that a VM exists no more: its table may be on another host by now.
+                    None => {
+                        Found::Unknown("the settings of this host have no such VM of this cluster".to_owned())
+                    }
+                };
+                drop(reply.send(Ok(found)));
             }
             Request::Checks(cluster, reply) => drop(reply.send(self.cluster(&cluster).checks.subscribe())),
             Request::Reported(asker, generation, results) => {

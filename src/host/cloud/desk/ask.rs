@@ -19,14 +19,10 @@ const LENGTH: usize = 20;
 impl Desk {
     /// Whether a VM may ask for load balancers, and there are any to be had.
     pub(super) fn admit(&self, asker: &Asker) -> Result<(), Problem> {
-        if !self.settings.may_ask(&asker.cluster, &asker.vm) {
-            return Err(Problem::Denied(
-                "this VM may not ask for load balancers; others of its cluster may (controllers in the settings of the host)"
-                    .to_owned(),
-            ));
-        }
+        self.settings.check_asker(&asker.cluster, &asker.vm).map_err(Problem::Denied)?;
         if self.settings.pools.is_empty() && self.store.is_none() {
-            return Err(Problem::Nothing);
+            let words = "the settings of this host have no load balancers; see [[address-pool]]";
+            return Err(Problem::Nothing(words.to_owned()));
         }
         Ok(())
     }
@@ -44,7 +40,9 @@ impl Desk {
             Some(known) => known,
             None => self.begin_new(asker, service.clone())?,
         };
-        check_change(&known, &wanted).map_err(Problem::Contradiction)?;
+        if let Some(met) = &known.met {
+            check_change(met.ipam, &met.network, &wanted).map_err(Problem::Contradiction)?;
+        }
         self.check_checks(&known, &wanted)?;
         // A Service is not renamed; what the words say follows the newest request.
         let mut known = known;
@@ -62,12 +60,8 @@ impl Desk {
     }
 
     fn begin_new(&self, asker: &Asker, service: Service) -> Result<Record, Problem> {
-        let (has, most) = (self.book.count(&asker.cluster), self.settings.most(&asker.cluster));
-        if has >= most {
-            return Err(Problem::Exhausted(format!(
-                "the cluster has {has} load balancers, and may have {most}"
-            )));
-        }
+        let has = self.book.count(&asker.cluster);
+        self.settings.check_count(&asker.cluster, has).map_err(Problem::Exhausted)?;
         let id = loop {
             let letter = |_| char::from(LETTERS[fastrand::usize(..LETTERS.len())]);
             let id: String = (0..LENGTH).map(letter).collect();

@@ -28,7 +28,7 @@ use super::journal::Journal;
 use super::meet::Failure;
 use super::settings::Settings;
 use super::store::Store;
-use super::{Handle, INBOX, Request, service};
+use super::{Handle, INBOX, Request};
 use crate::host::changed::Changed;
 use crate::host::fleet;
 use crate::host::for_guests::Checks;
@@ -153,7 +153,7 @@ impl Desk {
             of_before: BTreeSet::new(),
             is_marked: false,
         };
-        (desk, Handle { requests, polls: service::Polls::default() })
+        (desk, Handle::new(requests))
     }
 
     /// Runs until `shutdown`.

@@ -23,7 +23,9 @@ impl Host {
         let (service, wanted) = Wanted::read(request).unwrap();
         let known = self.book.find("dev", &service.uid).cloned();
         let known = known.unwrap_or_else(|| Record::new(service.uid.clone(), "dev".into(), service));
-        check_change(&known, &wanted).map_err(|_| "contradiction")?;
+        if let Some(met) = &known.met {
+            check_change(met.ipam, &met.network, &wanted).map_err(|_| "contradiction")?;
+        }
         let ground = Ground { book: &self.book, settings: &self.settings };
         match ground.meet(&known, &wanted) {
             Ok(addresses) => {
