@@ -224,8 +224,14 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
     let backends::Built { backend, disks, volumes } = kind.build(&half);
     let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
     let keeps_volumes = for_guests.is_none();
-    let for_guests = for_guests.unwrap_or_else(|| Arc::new(keeper.clone()));
-    let mut fleet = fleet.with_trust(Arc::clone(&trust)).with_volumes(for_guests);
+    let (volumes_for_guests, cloud_for_guests): (Arc<dyn for_guests::Volumes>, _) = match for_guests {
+        Some(ForGuests { volumes, cloud }) => (volumes, Some(cloud)),
+        None => (Arc::new(keeper.clone()), None),
+    };
+    let mut fleet = fleet.with_trust(Arc::clone(&trust)).with_volumes(volumes_for_guests);
+    if let Some(cloud) = cloud_for_guests {
+        fleet = fleet.with_cloud(cloud);
+    }
     if let Some(changed) = changed {
         fleet = fleet.with_changed(changed);
     }
@@ -350,12 +356,18 @@ struct Parts {
     /// Where this host is.
     topology: watch::Receiver<Arc<Topology>>,
     standing: backends::Standing,
-    /// Answers what guests ask of volumes, if this host half does not keep them.
-    for_guests: Option<Arc<dyn for_guests::Volumes>>,
+    /// Answers what guests ask of volumes and their clusters, if this host half does not do so itself.
+    for_guests: Option<ForGuests>,
     /// Is told which VMs have changed.
     changed: Option<Arc<Changed>>,
     /// What else is to run, with its name.
     beside: Vec<(&'static str, Work)>,
+}
+
+/// Answers what guests ask.
+struct ForGuests {
+    volumes: Arc<dyn for_guests::Volumes>,
+    cloud: Arc<dyn for_guests::Cloud>,
 }
 
 #[allow(
@@ -385,8 +397,9 @@ async fn parts(
             let (link, relay) = node.link(fleet.clone(), Arc::clone(half));
             let beside = vec![("guests", Box::pin(telling) as _), ("controller", Box::pin(link.run()) as _)];
             let node::Node { kind, topology, standing, changed, .. } = node;
-            let (for_guests, changed): (Option<Arc<dyn for_guests::Volumes>>, _) =
-                (Some(Arc::new(relay)), Some(changed));
+            let relay = Arc::new(relay);
+            let for_guests = Some(ForGuests { volumes: Arc::clone(&relay) as _, cloud: relay });
+            let changed = Some(changed);
             Ok(Parts { kind, topology, standing, for_guests, changed, beside })
         }
         #[cfg(feature = "kubevirt")]

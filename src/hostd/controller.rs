@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  VMs of the cluster ──▶ Remote ◀── Keeper ──▶ Claims          of each replica: it knows what there is,
-//!                            api ───────┘                       and says so
+//!            └──────────▶ Registry   api                        and says so
 //!  Lease ──leads──▶ repair, nodes                               of the one that leads: it does something
 //! ```
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{Begun, spawn_until, watch_over};
@@ -30,6 +30,8 @@ use crate::host::backends::kubevirt::standing;
 use crate::host::backends::kubevirt::volumes::Claims;
 use crate::host::backends::volumes::Volumes;
 use crate::host::backends::{Backend as _, Problems, Standing};
+use crate::host::cloud;
+use crate::host::cloud::remote::{self, Registry};
 use crate::host::controller::{self, Asked, Joining, Nodes, Server};
 use crate::host::fleet::Remote;
 use crate::host::half::Half;
@@ -39,11 +41,13 @@ use crate::host::volumes::Keeper;
 use crate::kubernetes::connect;
 use crate::kubernetes::fence::Fence;
 use crate::kubernetes::standing::Teller;
-use crate::supervise::Supervisor;
+use crate::supervise::{self, Supervisor};
 use crate::sys::{descriptor, tcp};
 
 /// When the CA is asked for again.
 const AGAIN: Duration = Duration::from_secs(2);
+/// What was heard of VMs and waits to be told to clusters.
+const FACTS: usize = 256;
 /// How long the Lease may take to be given back.
 const RELEASE: Duration = Duration::from_secs(3);
 
@@ -79,23 +83,37 @@ pub(super) async fn assemble(
     tracing::info!(%address, server = %config.cluster_url, "a controller of the VMs of a cluster");
     let (problems, told) = watch::channel(Problems::new());
     let nodes = Nodes::default();
-    let (remote, changes, fleet) = Remote::new(Arc::new(nodes.clone()));
+    let (vms, changes, fleet) = Remote::new(Arc::new(nodes.clone()));
     let listing = Listing::default();
+    let (heard, facts) = mpsc::channel(FACTS);
     let site = Site {
         cluster: config,
         options: followed.controller.clone(),
         problems: problems.clone(),
         listing: listing.clone(),
+        heard: Some(heard),
     };
     let roster = Box::new(Roster::new(site, Arc::clone(&half)));
 
     let shutdown = supervisor.shutdown();
-    spawn_until(supervisor, "fleet", remote.run(shutdown.clone()));
+    spawn_until(supervisor, "fleet", vms.run(shutdown.clone()));
     let token = shutdown.clone();
     spawn_until(supervisor, "backend", async move {
         token.run_until_cancelled(roster.watch(changes)).await;
     });
     spawn_until(supervisor, "settings", reloader.run(shutdown.clone()));
+    let fence = Fence::default();
+    let cluster = Cluster::new(client.clone(), problems.clone(), Arc::clone(&half)).behind(fence.clone());
+    let (registry, cloud) = Registry::new(remote::Parts {
+        half: Arc::clone(&half),
+        cluster: cluster.clone(),
+        options: followed.controller.clone(),
+        facts,
+    });
+    let token = shutdown.clone();
+    spawn_until(supervisor, "clusters", async move {
+        supervise::apart("clusters", move || registry.run(token)).await;
+    });
     let teller = |what| standing::teller(what, problems.clone(), Arc::clone(&half));
     let candidate = lease::candidate(
         client.clone(),
@@ -112,12 +130,11 @@ pub(super) async fn assemble(
         listener,
         nodes,
         half: Arc::clone(&half),
-        options: followed.controller,
+        options: followed.controller.clone(),
         client: client.clone(),
+        cloud: cloud.clone(),
     };
     let access_mode = settings.kubevirt.access_mode.name().to_owned();
-    let fence = Fence::default();
-    let cluster = Cluster::new(client, problems.clone(), Arc::clone(&half)).behind(fence.clone());
     let claims = Arc::new(Claims::begin(cluster, Patience::default(), access_mode).with_listing(listing));
     let volumes: Arc<dyn Volumes> = Arc::clone(&claims) as _;
     watch_over(supervisor, metrics, fleet.clone(), &volumes, Arc::clone(&half));
@@ -139,7 +156,7 @@ pub(super) async fn assemble(
             settings: followed.standing,
             topology,
             backend: standing,
-            cloud: None,
+            cloud: Some(cloud),
         };
         let lead = async {
             // People are answered meanwhile, as far as that can be.
@@ -170,6 +187,8 @@ struct Replica {
     nodes: Nodes,
     half: Arc<Half>,
     options: watch::Receiver<Options>,
+    /// Answers guests about their clusters.
+    cloud: cloud::Handle,
 }
 
 impl Replica {
@@ -206,6 +225,7 @@ impl Replica {
         let asked = Asked {
             client: self.client,
             volumes: Arc::new(keeper.clone()),
+            cloud: Arc::new(self.cloud),
             half: self.half,
             options: self.options,
         };

@@ -337,7 +337,8 @@ fn node_of(settings: &HostSettings) -> node::Options {
 #[cfg(feature = "kubevirt")]
 fn controller_of(settings: &HostSettings) -> controller::Options {
     let limits = Arc::new(limits(&settings.limits));
-    controller::Options { max_volumes: settings.kubevirt.max_volumes, limits }
+    let KubevirtSettings { max_volumes, node_labels, .. } = settings.kubevirt.clone();
+    controller::Options { max_volumes, limits, node_labels }
 }
 
 /// The pools as the backend knows them.

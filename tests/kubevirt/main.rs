@@ -39,6 +39,7 @@ mod adopted;
 mod adopted_elsewhere;
 mod claims;
 mod claims_churn;
+mod clusters;
 mod holders;
 mod hotplug;
 mod kinds;

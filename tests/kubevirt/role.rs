@@ -12,15 +12,18 @@ use tokio::sync::watch;
 
 use crate::api::Api;
 use crate::claims::{make_in, place, plug, quick, volumes, volumes_that_tell, volumes_with, willing};
+use crate::clusters::Clusters;
 use crate::lab::{Lab, NEVER, wait};
 use crate::model::objects::text;
 use crate::patience::until;
 use crate::plane::ControlPlane;
-use crate::pool::Turn;
+use crate::pool::{Turn, add_kind};
 use crate::roster::Known;
 use crate::{leader, nodes};
 
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/host/base/controller-role.yaml");
+/// What nodes write of guests.
+pub const GUESTS: &str = include_str!("../../packaging/kubernetes/host/base/crd.yaml");
 const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 /// How KubeVirt is told to plug a volume.
@@ -147,6 +150,7 @@ async fn all(lab: &Lab, volumes: &Claims, round: usize, gate: &str) -> Result<()
 fn no_verb_of_the_role_is_there_for_nothing() {
     wait(async {
         let lab = Lab::start().await;
+        add_kind(&lab.api, GUESTS).await;
         lab.running("web").await;
         lab.model.speed(Duration::from_millis(10));
         let whole = role("ClusterRole");
@@ -218,6 +222,16 @@ async fn is_told_of(lab: &Lab, verb: &str) -> bool {
             error.contains("nothing is said of why")
         }
         "create tokenreviews" => nodes::is_certified(lab.turn.plane(), &lab.api).await.is_err(),
+        of_clusters if of_clusters.ends_with(" guests") || of_clusters.ends_with(" nodes") => {
+            let words = if of_clusters.ends_with(" guests") { "guests' objects" } else { "Nodes" };
+            let problems = watch::Sender::new(Problems::new());
+            let _clusters = Clusters::with(lab, problems.clone()).await;
+            until(&format!("people are told that {words} cannot be followed"), async || {
+                problems.borrow().keys().any(|what| what.contains(words)).then_some(())
+            })
+            .await;
+            true
+        }
         // Without it, changes are seen late, when all are listed again.
         watch if watch.starts_with("watch ") => {
             let words = match watch {

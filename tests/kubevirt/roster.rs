@@ -52,12 +52,14 @@ impl Known {
     /// The same, as far as the account may do it now; what cannot be followed is told there.
     pub async fn with(lab: &Lab, problems: watch::Sender<Problems>) -> Self {
         let told = problems.subscribe();
-        let (options, set) = watch::channel(Options { max_volumes: 64, limits: Arc::default() });
+        let (options, set) =
+            watch::channel(Options { max_volumes: 64, limits: Arc::default(), node_labels: Vec::new() });
         let site = Site {
             cluster: role::config(lab.turn.plane()).await,
             options: set,
             problems,
             listing: Listing::default(),
+            heard: None,
         };
         let (asked, tasks) = (Arc::new(Asked::default()), Scope::new());
         let (remote, changes, handle) = Remote::new(Arc::clone(&asked) as Arc<dyn Reaches>);

@@ -64,6 +64,7 @@ mod adopted;
 mod agent;
 mod bench;
 mod chart;
+mod clusters;
 mod controller;
 mod guests;
 mod identity;

@@ -11,7 +11,7 @@ use crate::wire::proto::v1::{self, PowerState, SessionState, instance::Power};
 const MOST_INTERFACES: usize = 32;
 const MOST_ADDRESSES: usize = 64;
 /// Characters of the longest name of a Node, and of an interface in a guest.
-const LONGEST_NAME: usize = 253;
+pub(super) const LONGEST_NAME: usize = 253;
 
 /// A VM of a cluster.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,7 +106,7 @@ fn interfaces(known: &Known, networks: Option<&BTreeMap<String, String>>) -> Vec
 }
 
 /// Whether an address is one by which others can reach a machine.
-fn is_global(address: IpAddr) -> bool {
+pub(super) fn is_global(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
             !address.is_loopback()

@@ -14,6 +14,9 @@
 //! record that says so is on the disk, and free again when a record that does not say so is. Calls cost what they are
 //! about: a cluster's things are kept together, and what waits for news waits for a number to change ([`journal`]).
 //!
+//! That is so where the VMs are this machine's. Those of a whole cluster, with load balancers that are in its API, are told of by
+//! `remote`, which answers the same requests.
+//!
 //! To add a setting of a load balancer: a field of [`wanted::Wanted`] with a default, its check there, and its use in `meet`
 //! (whether it can be had), `health` (who takes its traffic) or `forward` (how it gets there).
 
@@ -34,6 +37,8 @@ pub mod journal;
 pub mod meet;
 pub mod people;
 pub mod record;
+#[cfg(feature = "kubevirt")]
+pub mod remote;
 mod service;
 pub mod settings;
 pub mod store;
@@ -103,6 +108,9 @@ struct Asker {
 enum Found {
     /// There is one.
     There(Box<v1::Instance>),
+    /// It is proved that there is none any more.
+    #[cfg(feature = "kubevirt")]
+    Gone,
     /// It cannot be said, and why.
     Unknown(String),
 }

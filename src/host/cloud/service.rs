@@ -231,6 +231,8 @@ impl Cloud for Service {
         let found = self.ask(|asker, reply| Request::Instance(asker, uid, reply)).await?;
         let (existence, instance, reason) = match found {
             Found::There(instance) => (Existence::Exists, Some(*instance), String::new()),
+            #[cfg(feature = "kubevirt")]
+            Found::Gone => (Existence::Gone, None, String::new()),
             Found::Unknown(reason) => (Existence::Unknown, None, reason),
         };
         Ok(Response::new(v1::GetInstanceResponse { existence: existence.into(), instance, reason }))

@@ -11,12 +11,13 @@ use crate::host::backends::kubevirt::controller::Options;
 use crate::host::backends::kubevirt::names::{is_label, is_subdomain};
 use crate::host::backends::kubevirt::objects::Instance;
 use crate::host::backends::kubevirt::seen::{self, Facts};
-use crate::host::for_guests::{Asking, Volumes};
+use crate::host::for_guests::{Asking, Cloud, Volumes};
 use crate::host::half::Half;
 use crate::host::place::Topology;
 use crate::host::text;
-use crate::transport::callback;
+use crate::transport::{callback, http2};
 use crate::wire::proto::csi::controller_server::SERVICE_NAME as CONTROLLER;
+use crate::wire::proto::v1::cloud_server::SERVICE_NAME as CLOUD;
 use crate::wire::proto::v1::{AskRequest, RunningVirtualMachine};
 
 /// How long the API server may take to say where a VM runs.
@@ -28,6 +29,8 @@ pub struct Asked {
     pub client: kube::Client,
     /// Answers what guests ask of volumes.
     pub volumes: Arc<dyn Volumes>,
+    /// Answers what guests ask of their clusters.
+    pub cloud: Arc<dyn Cloud>,
     /// This run of the host half.
     pub half: Arc<Half>,
     /// What the settings say of VMs.
@@ -43,7 +46,9 @@ impl Asked {
         let AskRequest { vm, method, request } = request;
         let vm = vm.ok_or_else(|| Status::invalid_argument("vm is missing"))?;
         let call = callback::request(&method, &request)?;
-        if !crate::transport::http2::is_of(call.uri().path(), CONTROLLER) {
+        let path = call.uri().path();
+        let (of_volumes, of_cloud) = (http2::is_of(path, CONTROLLER), http2::is_of(path, CLOUD));
+        if !of_volumes && !of_cloud {
             return Err(Status::permission_denied(format!("{method} is not answered for guests of nodes")));
         }
         let facts = self.on(node, &vm).await?;
@@ -51,7 +56,8 @@ impl Asked {
         let (_, place) = watch::channel(Some(Arc::new(here)));
         let vm = self.options.borrow().vm(&facts);
         let guest = Asking { vm, place, audit: self.half.audit.clone() };
-        let answer = self.volumes.answer(guest, call).await;
+        let answer = if of_cloud { self.cloud.answer(guest, call) } else { self.volumes.answer(guest, call) };
+        let answer = answer.await;
         callback::response_message(answer).await.map(Vec::from)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  node ──Join────▶ serve ──whose token is it?──▶ certificate
-//!       ──Ask─────▶ serve ──▶ ask ──does the VM run on that node?──▶ what answers guests about volumes
+//!       ──Ask─────▶ serve ──▶ ask ──does the VM run on that node?──▶ what answers guests about volumes and clusters
 //!       ◀─Guests── nodes ◀──what has to be asked of a guest────────────┘
 //! ```
 //!

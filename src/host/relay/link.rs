@@ -20,12 +20,12 @@ use kube::Api;
 use rustls::ClientConfig;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use super::attend::Guests;
-use super::{Relay, Waiting, Way};
+use super::{POLLS, Relay, Waiting, Way};
 use crate::host::backends::kubevirt::controller::certificates::SERVER_NAME;
 use crate::host::backends::kubevirt::controller::lease;
 use crate::host::backends::kubevirt::node::Roster;
@@ -121,7 +121,13 @@ impl Link {
         let doubt = Arc::new(Notify::new());
         let asking = Waiting::default();
         let roster = Arc::clone(&site.roster);
-        let relay = Relay { way: told, roster, doubt: Arc::clone(&doubt), asking: asking.clone() };
+        let relay = Relay {
+            way: told,
+            roster,
+            doubt: Arc::clone(&doubt),
+            asking: asking.clone(),
+            polls: Arc::new(Semaphore::new(POLLS)),
+        };
         (Self { site, way, doubt, asking }, relay)
     }
 

@@ -1,7 +1,8 @@
-//! Between the guests of a node and the controller of its cluster, which alone may plug volumes into VMs.
+//! Between the guests of a node and the controller of its cluster, which alone may plug volumes into VMs, and knows all VMs of a
+//! guest cluster.
 //!
 //! ```text
-//!  guest ──CSI call──▶ session ──▶ Relay ──Ask──▶ controller
+//!  guest ──call about volumes or its cluster──▶ session ──▶ Relay ──Ask──▶ controller
 //!  agent ◀──release, find── session ◀── attend ◀── (the node's stream)
 //!                                       link ──finds the controller by its Lease, joins, connects again
 //! ```
@@ -14,17 +15,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, TryAcquireError, watch};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 
 use super::backends::Vm;
 use super::backends::kubevirt::node::{Instance, Roster};
-use super::for_guests::{Answering, Asking, Volumes};
+use super::for_guests::{Answering, Asking, Checks, Cloud, Volumes};
 use crate::transport::{callback, http2};
 use crate::wire::proto::v1::controller_client::ControllerClient;
-use crate::wire::proto::v1::{AskRequest, RunningVirtualMachine};
+use crate::wire::proto::v1::{AskRequest, HealthCheckResult, RunningVirtualMachine};
 
 mod attend;
 mod link;
@@ -35,6 +36,10 @@ pub use link::{Link, Site};
 const MAX_REQUEST: usize = 64 * 1024;
 /// How long a call waits for the controller: another leader takes over in this time.
 const MEETING: Duration = Duration::from_secs(20);
+/// The same of a call about the cluster, which has to be answered sooner, and is made again.
+const MEETING_OF_CLUSTERS: Duration = Duration::from_secs(5);
+/// Long polls that may be under way at a time, of the 256 calls that the controller takes from a node.
+const POLLS: usize = 128;
 /// How long an answer may take before it is looked whether the controller is still the one that leads.
 const SLOW: Duration = Duration::from_secs(5);
 
@@ -49,6 +54,8 @@ pub struct Relay {
     /// Somebody has waited for long.
     doubt: Arc<Notify>,
     asking: Waiting,
+    /// Places for long polls.
+    polls: Arc<Semaphore>,
 }
 
 /// How many wait for an answer of the controller; clones share it.
@@ -84,7 +91,14 @@ impl Drop for One {
 }
 
 impl Relay {
-    async fn ask(self, vm: Arc<Vm>, call: Request<Body>) -> Result<Bytes, Status> {
+    /// Hands a call on. One that `is_long` waits for news as it should, and keeps nobody from what is done when nobody waits.
+    async fn ask(
+        self,
+        vm: Arc<Vm>,
+        call: Request<Body>,
+        meeting: Duration,
+        is_long: bool,
+    ) -> Result<Bytes, Status> {
         let (head, body) = call.into_parts();
         let message = callback::request_message(body, MAX_REQUEST).await?;
         let Instance { namespace, name, uid, .. } = self
@@ -96,11 +110,12 @@ impl Relay {
             method: head.uri.path().to_owned(),
             request: message.into(),
         };
-        let _one = self.asking.one();
-        let mut controller = self.meet().await?;
+        let _one = (!is_long).then(|| self.asking.one());
+        let mut controller = self.meet(meeting).await?;
         let mut asking = std::pin::pin!(controller.ask(request));
         loop {
             match tokio::time::timeout(SLOW, &mut asking).await {
+                Err(_) if is_long => {}
                 Err(_) => self.doubt.notify_one(),
                 Ok(Ok(answer)) => return Ok(answer.into_inner().answer.into()),
                 Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
@@ -112,9 +127,14 @@ impl Relay {
         }
     }
 
+    /// A place for a long poll; other calls need none.
+    fn place(&self, is_long: bool) -> Result<Option<SemaphorePermit<'_>>, TryAcquireError> {
+        is_long.then(|| self.polls.try_acquire()).transpose()
+    }
+
     /// The controller, as soon as there is one.
-    async fn meet(&self) -> Result<ControllerClient<http2::Client>, Status> {
-        let (mut way, end) = (self.way.clone(), Instant::now() + MEETING);
+    async fn meet(&self, meeting: Duration) -> Result<ControllerClient<http2::Client>, Status> {
+        let (mut way, end) = (self.way.clone(), Instant::now() + meeting);
         // The link has ended with the program.
         drop(tokio::time::timeout_at(end, way.wait_for(Option::is_some)).await);
         // Why, the node's log and its doctor say: guests need not know how things are in the host cluster.
@@ -126,18 +146,43 @@ impl Relay {
 #[tonic::async_trait]
 impl Volumes for Relay {
     fn answer(&self, guest: Asking, call: Request<Body>) -> Answering {
-        let asked = self.clone().ask(guest.vm, call);
-        Box::pin(async move {
-            match asked.await {
-                Ok(message) => callback::response(&message),
-                Err(status) => status.into_http(),
-            }
-        })
+        let asked = self.clone().ask(guest.vm, call, MEETING, false);
+        Box::pin(async move { answer(asked.await) })
     }
 
     /// Nothing but the settings bounds it: `KubeVirt` makes room.
     async fn most(&self, vm: &Vm) -> u32 {
         vm.max_volumes
+    }
+}
+
+#[tonic::async_trait]
+impl Cloud for Relay {
+    fn answer(&self, guest: Asking, call: Request<Body>) -> Answering {
+        let method = call.uri().path().rsplit('/').next().unwrap_or_default();
+        let is_long = method.starts_with("Watch");
+        let relay = self.clone();
+        Box::pin(async move {
+            let Ok(_place) = relay.place(is_long) else {
+                let words = "too many calls of this host's VMs wait for news; repeat this one later";
+                return Status::resource_exhausted(words).into_http();
+            };
+            answer(relay.clone().ask(guest.vm, call, MEETING_OF_CLUSTERS, is_long).await)
+        })
+    }
+
+    /// The controller has nothing checked.
+    async fn checks(&self, _: &Vm) -> Option<watch::Receiver<Arc<Checks>>> {
+        None
+    }
+
+    async fn checked(&self, _: &Vm, _: u64, _: Vec<HealthCheckResult>) {}
+}
+
+fn answer(asked: Result<Bytes, Status>) -> http::Response<Body> {
+    match asked {
+        Ok(message) => callback::response(&message),
+        Err(status) => status.into_http(),
     }
 }
 

@@ -23,6 +23,7 @@ mod detach;
 mod evidence;
 pub mod gates;
 pub mod hotplug;
+pub mod interfaces;
 pub mod names;
 pub mod node;
 pub mod objects;

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::interfaces::{Interface, interfaces};
 use super::names::PREFIX;
 use super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, VolumeStatus, owner, resource};
 use crate::wire::proto::v1::PowerState;
@@ -50,6 +51,12 @@ pub struct Facts {
     pub power: PowerState,
     /// Why that is not known, in words for people.
     pub problem: String,
+    /// Its network interfaces, if it belongs to a cluster.
+    pub interfaces: Vec<Interface>,
+    /// Its guest has an agent, which says what addresses it has.
+    pub has_agent: bool,
+    /// The name of the instance type that it was made by; may be empty.
+    pub instance_type: String,
 }
 
 /// How the vsock of a VM is.
@@ -73,6 +80,18 @@ impl Seen {
     }
 }
 
+impl Facts {
+    /// The same with the interfaces of this spec of a VirtualMachineInstance and this status, if anybody wants to know them.
+    #[must_use]
+    pub fn with_interfaces(self, spec: &Value, status: &Value) -> Self {
+        if self.cluster.is_empty() {
+            return self;
+        }
+        let namespace = self.name.split('/').next().unwrap_or_default();
+        Self { interfaces: interfaces(namespace, spec, status), ..self }
+    }
+}
+
 impl<'d> Deserialize<'d> for Seen {
     fn deserialize<D: Deserializer<'d>>(from: D) -> Result<Self, D::Error> {
         let (whole, metadata) = whole(from)?;
@@ -80,6 +99,7 @@ impl<'d> Deserialize<'d> for Seen {
             Ok(instance) => facts(&instance),
             Err(error) => unreadable(&metadata, &error.to_string()),
         };
+        let facts = facts.map(|facts| facts.with_interfaces(&whole["spec"], &whole["status"]));
         Ok(Self { metadata: slim(metadata), facts: facts.map(Arc::new) })
     }
 }
@@ -126,6 +146,7 @@ pub fn facts(instance: &Instance) -> Option<Facts> {
         pods: pods.map(|(pod, node)| (pod.to_ascii_lowercase(), node.clone())).collect(),
         vsock,
         volumes: Some(plugged(instance)),
+        has_agent: instance.is("AgentConnected"),
         power,
         problem,
         ..known(metadata)?
@@ -241,7 +262,7 @@ mod tests {
             has_volumes: false,
             volumes: Some(0),
             power: PowerState::Running,
-            problem: String::new(),
+            ..Facts::default()
         }
     }
 

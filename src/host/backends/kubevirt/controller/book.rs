@@ -24,6 +24,8 @@ pub struct Options {
     pub max_volumes: u32,
     /// What a guest may cost.
     pub limits: Arc<Limits>,
+    /// Labels of Nodes that clusters are told, beside region and zone.
+    pub node_labels: Vec<String>,
 }
 
 impl Options {
@@ -139,7 +141,7 @@ impl Book {
 
     fn keep(&mut self, kind: Kind, heard: Heard<Arc<Facts>>) {
         let known = &mut self.known[kind as usize];
-        let named = |facts: Arc<Facts>| (facts.name.clone(), slim(facts));
+        let named = |facts: Arc<Facts>| (facts.name.clone(), facts);
         match heard {
             Heard::All(all) => {
                 *known = all.into_iter().map(named).collect();
@@ -193,7 +195,7 @@ impl Book {
 }
 
 /// Without what only the node needs: there may be very many.
-fn slim(mut facts: Arc<Facts>) -> Arc<Facts> {
+pub(super) fn slim(mut facts: Arc<Facts>) -> Arc<Facts> {
     let slim = Arc::make_mut(&mut facts);
     slim.pods = Vec::new();
     slim.vsock = Vsock::default();
@@ -209,11 +211,12 @@ fn run(facts: &Facts) -> Option<Run> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::interfaces::Interface;
     use super::*;
     use crate::wire::proto::v1::PowerState;
 
     fn options(max_volumes: u32) -> Options {
-        Options { max_volumes, limits: Arc::default() }
+        Options { max_volumes, limits: Arc::default(), node_labels: Vec::new() }
     }
 
     /// The VirtualMachine `ns/vm` with this UID.
@@ -304,6 +307,8 @@ mod tests {
         assert_eq!(book.hear(Kind::Runs, Heard::All(vec![runs("a", "u-a", "n1")])), []);
         let other_pod = with(runs("a", "u-a", "n1"), |facts| facts.pods.clear());
         assert_eq!(book.hear(Kind::Runs, Heard::There(other_pod)), []);
+        let other_name = with(runs("a", "u-a", "n1"), |facts| facts.interfaces.push(Interface::default()));
+        assert_eq!(book.hear(Kind::Runs, Heard::There(other_name)), []);
         let paused = with(runs("a", "u-a", "n1"), |facts| facts.power = PowerState::Paused);
         assert_eq!(words(&book.hear(Kind::Runs, Heard::There(paused))), ["ns/a PAUSED"]);
         let odd = with(runs("a", "u-a", "n1"), |facts| facts.problem = "it is odd".into());

@@ -12,6 +12,7 @@
 mod book;
 pub mod certificates;
 pub mod join;
+pub mod lasting;
 pub mod lease;
 pub mod listing;
 mod private;
@@ -20,5 +21,5 @@ mod roster;
 pub mod tls;
 mod wanted;
 
-pub use book::Options;
-pub use roster::{Roster, Site};
+pub use book::{Kind, Options};
+pub use roster::{Fact, Roster, Site};

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use super::super::super::{Backend, Change, Problems};
 use super::super::seen::{Facts, Seen};
 use super::super::standing;
-use super::book::{Book, Kind, Options};
+use super::book::{Book, Kind, Options, slim};
 use super::listing::Listing;
 use super::wanted::Wanted;
 use crate::host::half::Half;
@@ -34,7 +34,12 @@ pub struct Site {
     pub problems: watch::Sender<Problems>,
     /// Is told which VMs list volumes of ours.
     pub listing: Listing,
+    /// Is told all that is heard, if anybody keeps more of VMs than a [`Change`] says.
+    pub heard: Option<mpsc::Sender<Fact>>,
 }
+
+/// What is heard of VirtualMachines, or of VirtualMachineInstances.
+pub type Fact = (Kind, Heard<Arc<Facts>>);
 
 /// The backend.
 #[derive(Debug)]
@@ -78,8 +83,8 @@ impl Roster {
             Some((News::Options, options))
         });
         stream::select_all([
-            wanted.map(|heard| heard.map(|one| one.facts)).filter_map(vm(Kind::Wanted)).boxed(),
-            runs.map(|heard| heard.map(|one| one.facts)).filter_map(vm(Kind::Runs)).boxed(),
+            wanted.map(|heard| heard.map(|one| one.facts.map(slim))).filter_map(vm(Kind::Wanted)).boxed(),
+            runs.map(|heard| heard.map(|one| one.facts.map(slim))).filter_map(vm(Kind::Runs)).boxed(),
             edits.boxed(),
         ])
     }
@@ -92,7 +97,14 @@ impl Roster {
         let mut book = Book::new(options.borrow_and_update().clone(), self.site.listing);
         while let Some(news) = news.next().await {
             let told = match news {
-                News::Vm(kind, heard) => book.hear(kind, heard),
+                News::Vm(kind, heard) => {
+                    if let Some(told) = &self.site.heard
+                        && told.send((kind, heard.clone())).await.is_err()
+                    {
+                        return Ok(());
+                    }
+                    book.hear(kind, heard)
+                }
                 News::Options => book.set(options.borrow_and_update().clone()),
             };
             for change in told {

@@ -36,7 +36,8 @@ impl<'d> Deserialize<'d> for Wanted {
                 .iter()
                 .filter_map(|volume| volume["name"].as_str())
                 .any(|name| name.starts_with(PREFIX)),
-            ..facts
+            instance_type: text(&whole["spec"]["instancetype"]["name"]),
+            ..facts.with_interfaces(&template["spec"], &Value::Null)
         });
         Ok(Self { metadata: seen::slim(metadata), facts: facts.map(Arc::new) })
     }

@@ -35,7 +35,7 @@ pub mod elsewhere;
 pub mod identity;
 mod launcher;
 mod no_vsock;
-mod place;
+pub mod place;
 mod processes;
 pub mod profile;
 mod roster;

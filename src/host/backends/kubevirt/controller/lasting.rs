@@ -1,0 +1,81 @@
+//! Whether there is a VM, as the API server says now: by what its VirtualMachine and its run are, and not by what is remembered.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kube::Api;
+
+use super::super::api::{Cluster, failed_words};
+use super::super::objects::VirtualMachine;
+use super::super::seen::{Facts, Seen};
+use super::super::shared::{Outcome, Shared};
+use super::wanted::Wanted;
+use crate::kubernetes::lists;
+
+/// Objects in one answer to a list.
+const PAGE: u32 = 100;
+
+/// All VMs of a namespace by their lasting identifiers.
+type All = BTreeMap<String, Arc<Facts>>;
+
+/// Reads whether VMs exist. Whoever asks while all of a namespace are read shares the next reading.
+#[derive(Debug, Clone)]
+pub struct Lasting {
+    cluster: Cluster,
+    readings: Shared<String, All>,
+}
+
+impl Lasting {
+    /// One that asks this cluster.
+    pub fn new(cluster: Cluster) -> Self {
+        Self { cluster, readings: Shared::default() }
+    }
+
+    /// The VM of a namespace with this lasting identifier, which had this name, if that is known. None: there is no such VM.
+    ///
+    /// # Errors
+    /// In words, if that cannot be told.
+    pub async fn find(
+        &self,
+        namespace: &str,
+        name: Option<&str>,
+        uid: &str,
+    ) -> Result<Option<Arc<Facts>>, String> {
+        // A name proves nothing, but most have the one that they had.
+        if let Some(name) = name
+            && let Some(found) = self.named(namespace, name).await?
+            && found.lasting == uid
+        {
+            return Ok(Some(found));
+        }
+        let read: Outcome<All> = self.readings.read(&namespace.to_owned(), self.all(namespace)).await;
+        Ok(read?.get(uid).cloned())
+    }
+
+    /// The VM of this name: its run, if there is one.
+    async fn named(&self, namespace: &str, name: &str) -> Result<Option<Arc<Facts>>, String> {
+        let runs = Api::<Seen>::namespaced(self.cluster.client(), namespace);
+        let failed = |failed| format!("the VM {namespace}/{name} cannot be read: {}", failed_words(&failed));
+        if let Some(run) = lists::in_time(runs.get_opt(name)).await.map_err(failed)? {
+            return Ok(run.facts);
+        }
+        let vms = Api::<Wanted>::namespaced(self.cluster.client(), namespace);
+        let vm = lists::in_time(vms.get_opt(name)).await.map_err(failed)?;
+        Ok(vm.and_then(|vm| vm.facts))
+    }
+
+    async fn all(&self, namespace: &str) -> Result<All, String> {
+        let (client, mut all) = (self.cluster.client(), All::new());
+        let failed = |failed| format!("the VMs of the namespace cannot be read: {}", failed_words(&failed));
+        let mut put = |facts: Option<Arc<Facts>>| {
+            all.extend(facts.map(|facts| (facts.lasting.clone(), facts)));
+        };
+        let some = Some(namespace);
+        // A run counts more than what it was made from, and is read last.
+        let vms = lists::each::<VirtualMachine, Wanted>(&client, some, PAGE, |vm| put(vm.facts));
+        vms.await.map_err(failed)?;
+        let runs = lists::each::<Seen, Seen>(&client, some, PAGE, |run| put(run.facts));
+        runs.await.map_err(failed)?;
+        Ok(all)
+    }
+}

@@ -1,0 +1,197 @@
+//! What guest clusters are told whose VMs are those of a whole host cluster: by the controller, which has no session with any of
+//! them. Nothing of it is written down here, since all of it is in the API of the host cluster.
+//!
+//! ```text
+//!  VirtualMachines, their runs, Guests, Nodes ──follow──▶ members ──News──▶ registry ──▶ journal of each cluster
+//!  callback of a node (a guest asks) ──Request──────────────────────────────▶   │
+//!                                                                               └──▶ existing (asks the API server now)
+//! ```
+//!
+//! One task, the [`Registry`], owns what is known, and waits for nothing but news: what has to be asked of the API server is asked
+//! beside it. [`members`] is pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::{Stream, StreamExt as _, stream};
+use kube::Api;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::journal::Journal;
+use super::{Found, Handle, INBOX, Problem, Reply, Request};
+use crate::host::backends::kubevirt::api::Cluster;
+use crate::host::backends::kubevirt::controller::lasting::Lasting;
+use crate::host::backends::kubevirt::controller::{Fact, Options};
+use crate::host::backends::kubevirt::node::place::Labelled;
+use crate::host::backends::kubevirt::seen::Facts;
+use crate::host::for_guests::Checks;
+use crate::host::half::Half;
+use crate::kubernetes::follow::{Heard, follow};
+use crate::kubernetes::lists::Selector;
+use crate::supervise::Scope;
+use crate::wire::guest_object::Guest;
+use crate::wire::proto::v1;
+
+mod answer;
+pub mod members;
+
+use members::{Members, News, Report};
+
+/// What the registry works with.
+pub struct Parts {
+    /// This run.
+    pub half: Arc<Half>,
+    /// The API server.
+    pub cluster: Cluster,
+    /// What of VMs the settings say.
+    pub options: watch::Receiver<Options>,
+    /// What is heard of VMs.
+    pub facts: mpsc::Receiver<Fact>,
+}
+
+/// The task.
+pub struct Registry {
+    half: Arc<Half>,
+    api: Cluster,
+    options: watch::Receiver<Options>,
+    facts: mpsc::Receiver<Fact>,
+    inbox: mpsc::Receiver<Request>,
+    members: Members,
+    lasting: Lasting,
+    clusters: BTreeMap<String, Guests>,
+    /// What is asked of the API server for those who wait, and where it says what has come of it.
+    asking: Scope,
+    done: mpsc::Sender<Done>,
+    dones: mpsc::Receiver<Done>,
+}
+
+/// What a guest cluster is told.
+struct Guests {
+    instances: Journal<v1::Instance>,
+    /// Its agents are given nothing to check.
+    checks: watch::Sender<Arc<Checks>>,
+}
+
+/// What was asked of the API server, and has come of it.
+enum Done {
+    Found(Box<Looked>),
+}
+
+/// A VM that was looked for.
+struct Looked {
+    cluster: String,
+    uid: String,
+    facts: Result<Option<Arc<Facts>>, String>,
+    reply: Reply<Result<Found, Problem>>,
+}
+
+/// What is heard.
+enum Told {
+    Report(Heard<Report>),
+    Host(Heard<Labelled>),
+}
+
+impl Registry {
+    /// One, and what asks it once it runs.
+    pub fn new(parts: Parts) -> (Self, Handle) {
+        let (requests, inbox) = mpsc::channel(INBOX);
+        let Parts { half, cluster, options, facts } = parts;
+        let (done, dones) = mpsc::channel(INBOX);
+        let lasting = Lasting::new(cluster.clone());
+        let registry = Self {
+            half,
+            api: cluster,
+            options,
+            facts,
+            inbox,
+            members: Members::default(),
+            lasting,
+            clusters: BTreeMap::new(),
+            asking: Scope::new(),
+            done,
+            dones,
+        };
+        (registry, Handle::new(requests))
+    }
+
+    /// Runs until `shutdown`.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let work = async {
+            let mut told = Box::pin(self.told());
+            self.follow_options();
+            loop {
+                tokio::select! {
+                    Some(request) = self.inbox.recv() => self.take(request),
+                    Some((kind, heard)) = self.facts.recv() => {
+                        let news = self.members.hear_vms(kind, heard);
+                        self.tell(news);
+                    }
+                    Some(told) = told.next() => {
+                        let news = match told {
+                            Told::Report(heard) => self.members.hear_reports(heard),
+                            Told::Host(heard) => self.members.hear_hosts(heard),
+                        };
+                        self.tell(news);
+                    }
+                    Some(done) = self.dones.recv() => match done {
+                        Done::Found(looked) => self.looked(*looked),
+                    },
+                    Ok(()) = self.options.changed() => self.follow_options(),
+                    else => std::future::pending().await,
+                }
+            }
+        };
+        // Boxed: it is large, and there is one.
+        shutdown.run_until_cancelled_owned(Box::pin(work)).await;
+    }
+
+    /// All that is heard beside VMs, as it comes.
+    fn told(&self) -> impl Stream<Item = Told> + Send + use<> {
+        let client = self.api.client();
+        let guests = follow(
+            Api::<Guest>::all(client.clone()),
+            Selector::default(),
+            Some(self.api.teller("the guests' objects cannot be read, and names of their Nodes may be old")),
+        );
+        let hosts = follow(
+            Api::<Labelled>::all(client),
+            Selector::default(),
+            Some(self.api.teller("the Nodes of the cluster cannot be read, and where guests are may be old")),
+        );
+        let report = |heard: Heard<Guest>| std::future::ready(heard.map(Report::of).map(Told::Report));
+        stream::select(guests.filter_map(report), hosts.map(Told::Host))
+    }
+
+    fn follow_options(&mut self) {
+        let labels = self.options.borrow_and_update().node_labels.clone();
+        let news = self.members.set_labels(&labels);
+        self.tell(news);
+    }
+
+    /// The guest cluster of this name, which is known from now on.
+    fn cluster(&mut self, name: &str) -> &mut Guests {
+        let run = &self.half.host.instance_id;
+        self.clusters
+            .entry(name.to_owned())
+            .or_insert_with(|| Guests { instances: Journal::new(run), checks: watch::Sender::default() })
+    }
+
+    /// Tells clusters of their VMs.
+    fn tell(&mut self, news: Vec<News>) {
+        for one in news {
+            let cluster = match one {
+                News::There(cluster, instance) => {
+                    let instances = &mut self.cluster(&cluster).instances;
+                    instances.set(&instance.vm_uid.clone(), *instance);
+                    cluster
+                }
+                News::Gone(cluster, uid) => {
+                    self.cluster(&cluster).instances.remove(&uid);
+                    cluster
+                }
+            };
+            self.cluster(&cluster).instances.tell();
+        }
+    }
+}
