@@ -83,6 +83,11 @@ cp "$host/base/crd.yaml" "$out/crds/"
     cat "$host/overlays/harvester/controller-shares-role.yaml"
     echo "{{- end }}"
 } > "$out/templates/controller-shares-role.yaml"
+{
+    echo "{{- if .Values.harvester }}"
+    cat "$host/overlays/harvester/controller-balancers-role.yaml"
+    echo "{{- end }}"
+} > "$out/templates/controller-balancers-role.yaml"
 policies .Values.policies "$host/components/policies/controller.yaml" > "$out/templates/policies-controller.yaml"
 policies .Values.policies "$host/components/policies/node.yaml" > "$out/templates/policies-node.yaml"
 policies ".Values.policies .Values.guestsHere" "$host/components/guests-here/guests-here.yaml" \
@@ -110,7 +115,7 @@ YAML
     cat "$work/node"
     printf '\n# guestlet-host controller.\ncontroller:\n'
     cat "$work/controller"
-    printf '\n# Whether this is a cluster of Harvester: the controller may have it serve volumes to many nodes (docs/kubevirt.md, Shares).\n'
+    printf '\n# Whether this is a cluster of Harvester: the controller may have it serve volumes to many nodes (docs/kubevirt.md, Shares)\n# and give addresses to load balancers of guest clusters (docs/load-balancers.md).\n'
     printf 'harvester: false\n'
     printf '\n# Admission policies, where the API server has them; docs/kubevirt.md says what they add, and what guestsHere costs.\n'
     printf 'policies: true\nguestsHere: true\n'

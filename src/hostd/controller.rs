@@ -76,9 +76,8 @@ pub(super) async fn assemble(
     let client = kube::Client::try_from(config.clone()).context("cannot ask the Kubernetes API")?;
     descriptor::allow_many();
     let listen = settings.kubevirt.controller;
-    let listener = tcp::listen(listen);
-    let listener =
-        listener.with_context(|| format!("cannot serve nodes at {listen} (kubevirt.controller)"))?;
+    let listener = tcp::listen(listen)
+        .with_context(|| format!("cannot serve nodes at {listen} (kubevirt.controller)"))?;
     let address = SocketAddr::new(options.address, listener.local_addr()?.port());
     tracing::info!(%address, server = %config.cluster_url, "a controller of the VMs of a cluster");
     let (problems, told) = watch::channel(Problems::new());
@@ -104,16 +103,16 @@ pub(super) async fn assemble(
     spawn_until(supervisor, "settings", reloader.run(shutdown.clone()));
     let fence = Fence::default();
     let cluster = Cluster::new(client.clone(), problems.clone(), Arc::clone(&half)).behind(fence.clone());
-    let (registry, cloud) = Registry::new(remote::Parts {
-        half: Arc::clone(&half),
-        cluster: cluster.clone(),
-        options: followed.controller.clone(),
-        facts,
-    });
-    let token = shutdown.clone();
-    spawn_until(supervisor, "clusters", async move {
-        supervise::apart("clusters", move || registry.run(token)).await;
-    });
+    let cloud = tell_clusters(
+        supervisor,
+        remote::Parts {
+            half: Arc::clone(&half),
+            cluster: cluster.clone(),
+            settings: followed.cloud,
+            options: followed.controller.clone(),
+            facts,
+        },
+    );
     let teller = |what| standing::teller(what, problems.clone(), Arc::clone(&half));
     let candidate = lease::candidate(
         client.clone(),
@@ -172,6 +171,16 @@ pub(super) async fn assemble(
         }
     });
     Ok(())
+}
+
+/// What answers guests about their clusters, on a thread of its own.
+fn tell_clusters(supervisor: &mut Supervisor, parts: remote::Parts) -> cloud::Handle {
+    let (registry, handle) = Registry::new(parts);
+    let shutdown = supervisor.shutdown();
+    spawn_until(supervisor, "clusters", async move {
+        supervise::apart("clusters", move || registry.run(shutdown)).await;
+    });
+    handle
 }
 
 /// One of the replicas, of which one leads.

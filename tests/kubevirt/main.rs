@@ -22,6 +22,8 @@ mod client;
 #[allow(dead_code, reason = "shared with the tests in a guest's cluster")]
 #[path = "../cluster/components.rs"]
 mod components;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+mod harvester;
 mod lab;
 mod model;
 #[path = "../cluster/patience.rs"]

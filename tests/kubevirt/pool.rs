@@ -32,7 +32,9 @@ static FREE: Mutex<Vec<ControlPlane>> = Mutex::new(Vec::new());
 const CONTROLLERS: &str = "persistentvolume-binder,pv-protection,pvc-protection,garbagecollector";
 
 /// KubeVirt's kinds, and Harvester's.
-pub const KINDS: [&str; 5] = [
+pub const KINDS: [&str; 7] = [
+    include_str!("crds/loadbalancers.yaml"),
+    include_str!("crds/ippools.yaml"),
     include_str!("crds/networkfilesystems.yaml"),
     include_str!("crds/kubevirts.yaml"),
     include_str!("crds/virtualmachineinstancemigrations.yaml"),
@@ -141,7 +143,9 @@ pub async fn add_kind(api: &Api, yaml: &str) {
 }
 
 /// What tests make, and programs under test.
-const LEFT: [&str; 22] = [
+const LEFT: [&str; 24] = [
+    "/apis/loadbalancer.harvesterhci.io/v1beta1/loadbalancers",
+    "/apis/loadbalancer.harvesterhci.io/v1beta1/ippools",
     "/apis/harvesterhci.io/v1beta1/networkfilesystems",
     "/apis/apiregistration.k8s.io/v1/apiservices",
     "/apis/kubevirt.io/v1/virtualmachines",

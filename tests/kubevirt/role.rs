@@ -81,7 +81,7 @@ pub async fn config(plane: &ControlPlane) -> kube::Config {
 }
 
 /// Every verb of the role: the place of its rule, and its own in that.
-fn verbs(role: &Value) -> Vec<(usize, usize, usize)> {
+pub fn verbs(role: &Value) -> Vec<(usize, usize, usize)> {
     let mut all = Vec::new();
     for (rule, of) in role["rules"].as_array().unwrap().iter().enumerate() {
         for resource in 0..of["resources"].as_array().unwrap().len() {
@@ -92,7 +92,7 @@ fn verbs(role: &Value) -> Vec<(usize, usize, usize)> {
 }
 
 /// The role without one verb for one kind, and what that was.
-fn without(whole: &Value, (rule, resource, verb): (usize, usize, usize)) -> (Value, String) {
+pub fn without(whole: &Value, (rule, resource, verb): (usize, usize, usize)) -> (Value, String) {
     let mut left = whole.clone();
     let rules = left["rules"].as_array_mut().unwrap();
     let of = rules[rule].clone();
@@ -109,7 +109,12 @@ fn without(whole: &Value, (rule, resource, verb): (usize, usize, usize)) -> (Val
 }
 
 async fn set(api: &Api, roles: &str, role: &Value) {
-    let path = format!("{roles}/guestlet-controller");
+    set_of(api, roles, "guestlet-controller", role).await;
+}
+
+/// Puts a role in the place of that of this name.
+pub async fn set_of(api: &Api, roles: &str, name: &str, role: &Value) {
+    let path = format!("{roles}/{name}");
     until("the role is another one", async || {
         let mut new = role.clone();
         new["metadata"] = api.get(&path).await?["metadata"].clone();

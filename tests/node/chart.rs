@@ -131,8 +131,11 @@ fn on_harvester_the_chart_has_what_its_overlay_has() {
     assert_eq!(std::mem::replace(&mut values["harvester"], json!(true)), json!(false));
     let mut on_harvester = installed(&chart, &values);
     on_harvester.retain(|object| !plain.contains(object));
-    let wanted = sorted(all_of(["overlays/harvester/controller-shares-role.yaml"]));
-    assert_eq!((wanted.len(), on_harvester), (2, wanted));
+    let wanted = sorted(all_of([
+        "overlays/harvester/controller-shares-role.yaml",
+        "overlays/harvester/controller-balancers-role.yaml",
+    ]));
+    assert_eq!((wanted.len(), on_harvester), (4, wanted));
 }
 
 #[test]

@@ -37,6 +37,8 @@ mod frames;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../host/guest.rs"]
 mod guest;
+#[path = "../kubevirt/harvester.rs"]
+mod harvester;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../host/lab.rs"]
 mod lab;
@@ -62,7 +64,9 @@ mod sidecar;
 mod addresses;
 mod adopted;
 mod agent;
+mod balancers;
 mod bench;
+mod ccm;
 mod chart;
 mod clusters;
 mod controller;

@@ -218,7 +218,10 @@ fn each_manifest_is_installed() {
     }
     for (overlay, resources) in [
         ("overlays/kubevirt", json!(["../../base"])),
-        ("overlays/harvester", json!(["../../base", "controller-shares-role.yaml"])),
+        (
+            "overlays/harvester",
+            json!(["../../base", "controller-shares-role.yaml", "controller-balancers-role.yaml"]),
+        ),
     ] {
         let overlay = kustomization(overlay);
         assert_eq!(overlay["resources"], resources);

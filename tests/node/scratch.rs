@@ -91,7 +91,8 @@ impl Scratch {
         let files = ["base/namespace.yaml", "base/crd.yaml", "base/node.yaml", "base/controller-role.yaml"];
         let policies = ["policies/controller.yaml", "policies/node.yaml", "guests-here/guests-here.yaml"]
             .map(|file| format!("components/{file}"));
-        let shares = ["overlays/harvester/controller-shares-role.yaml".to_owned()];
+        let shares =
+            ["shares", "balancers"].map(|of| format!("overlays/harvester/controller-{of}-role.yaml"));
         self.apply(
             &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "harvester-system"}}),
         )

@@ -16,6 +16,7 @@ mod adopting;
 mod advice;
 pub mod api;
 pub mod authority;
+pub mod balancers;
 pub mod claims;
 pub mod controller;
 mod copies;

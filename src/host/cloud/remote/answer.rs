@@ -1,7 +1,12 @@
 //! Answers what the registry is asked.
 
+use std::collections::BTreeMap;
+
+use super::super::wanted::Port;
 use super::super::{Asker, Found, Poll, Problem, Reply, Request};
-use super::{Done, Looked, Registry};
+use super::balancers::{Key, Standing};
+use super::queue::Job;
+use super::{Done, Looked, Registry, pools, told};
 use crate::wire::proto::v1;
 
 impl Registry {
@@ -19,16 +24,35 @@ impl Registry {
                 Ok(()) => self.instance(asker, uid, reply),
                 Err(problem) => drop(reply.send(Err(problem))),
             },
-            Request::Ensure(_, _, _, reply) => drop(reply.send(Err(none()))),
-            Request::Release(_, _, reply) => drop(reply.send(Err(none()))),
-            Request::List(_, reply) => drop(reply.send(Err(none()))),
-            Request::Balancers(_, _, reply) => drop(reply.send(Err(none()))),
+            Request::Ensure(asker, service, wanted, reply) => match self.admit(&asker) {
+                Ok(()) => self.enqueue(&asker.cluster, Job::ensure(service, wanted, Some(reply))),
+                Err(problem) => drop(reply.send(Err(problem))),
+            },
+            Request::Release(asker, service, reply) => match self.admit(&asker) {
+                Ok(()) => self.enqueue(&asker.cluster, Job::release(service, reply)),
+                Err(problem) => drop(reply.send(Err(problem))),
+            },
+            Request::List(asker, reply) => match self.admit(&asker) {
+                Ok(()) => self.list(asker.cluster, reply),
+                Err(problem) => drop(reply.send(Err(problem))),
+            },
+            Request::Balancers(asker, position, reply) => {
+                let poll = self.admit(&asker).map(|()| {
+                    let journal = &self.cluster(&asker.cluster).balancers;
+                    journal.since(&position).map_or_else(|| Poll::Wait(journal.subscribe()), Poll::News)
+                });
+                drop(reply.send(poll));
+            }
             Request::Checks(cluster, reply) => drop(reply.send(self.cluster(&cluster).checks.subscribe())),
             // Nobody was given anything to check.
             Request::Reported(..) | Request::Checked(..) | Request::Endpoint(..) => {}
-            Request::AllBalancers(reply) => drop(reply.send(Vec::new())),
-            Request::AllPools(reply) => drop(reply.send(v1::ListAddressPoolsResponse::default())),
-            Request::Remove(_, _, reply) => drop(reply.send(Err(none()))),
+            Request::AllBalancers(reply) => drop(reply.send(self.all_balancers())),
+            Request::AllPools(reply) => drop(reply.send(self.all_pools())),
+            Request::Remove(cluster, uid, reply) => match self.balancers.standing {
+                Standing::There => self.enqueue(&cluster, Job::remove(uid, reply)),
+                Standing::Unknown => drop(reply.send(Err(unknown()))),
+                Standing::Missing => drop(reply.send(Err(Problem::Nothing(MISSING.to_owned())))),
+            },
         }
     }
 
@@ -39,6 +63,53 @@ impl Registry {
         }
         let words = "the API of the host cluster has not told of all its VMs yet; repeat the call";
         Err(Problem::Unavailable(words.to_owned()))
+    }
+
+    /// Whether a VM may ask for load balancers, and it is known what there is.
+    fn admit(&self, asker: &Asker) -> Result<(), Problem> {
+        self.settings.borrow().check_asker(&asker.cluster, &asker.vm).map_err(Problem::Denied)?;
+        self.known()?;
+        match self.balancers.standing {
+            Standing::There => Ok(()),
+            Standing::Unknown => Err(unknown()),
+            Standing::Missing => Err(Problem::Nothing(MISSING.to_owned())),
+        }
+    }
+
+    /// What people are told of all load balancers.
+    fn all_balancers(&self) -> Vec<v1::ClusterLoadBalancer> {
+        let told = |key: Key| {
+            let load_balancer = told::message(&self.balancers, &key)?;
+            let (cluster, uid) = key;
+            let wanted =
+                self.balancers.keyed(&(cluster.clone(), uid.clone())).and_then(|own| own.wanted.as_ref());
+            let shared = self.balancers.shared(&cluster, &uid).map(|(_, sharer)| &sharer.wanted);
+            let ports = wanted.or(shared).map(|wanted| {
+                let word =
+                    |port: &Port| format!("{}/{}", port.port, port.protocol.name().to_ascii_uppercase());
+                wanted.ports.iter().map(word).collect()
+            });
+            Some(v1::ClusterLoadBalancer {
+                orphan: !self.members.has(&cluster),
+                cluster,
+                load_balancer: Some(load_balancer),
+                ports: ports.unwrap_or_default(),
+            })
+        };
+        self.balancers.keys(None).into_iter().filter_map(told).collect()
+    }
+
+    /// What people are told of the pools.
+    fn all_pools(&self) -> v1::ListAddressPoolsResponse {
+        let problems = match self.balancers.standing {
+            Standing::There => Vec::new(),
+            Standing::Unknown => {
+                vec!["the API of the host cluster has not told of its load balancers yet".to_owned()]
+            }
+            Standing::Missing => vec![MISSING.to_owned()],
+        };
+        let pools = self.balancers.pools.iter().flat_map(BTreeMap::values).map(pools::told).collect();
+        v1::ListAddressPoolsResponse { pools, problems }
     }
 
     /// Whether there is a VM, as the API server says now. All VMs of a cluster are in one namespace of it, so that what is not there
@@ -78,7 +149,13 @@ impl Registry {
     }
 }
 
-/// Load balancers are not given out here.
-fn none() -> Problem {
-    Problem::Nothing("the host half of this cluster gives out no load balancers".to_owned())
+/// Why there are no load balancers, and what to do about it.
+const MISSING: &str = "the host cluster gives no addresses to load balancers: it has no LoadBalancer (loadbalancer.harvesterhci.io), which \
+     Harvester brings, or the controller has no right to it, which the manifests for Harvester bring; without them have MetalLB or \
+     another one in the guest cluster serve Services, with a loadBalancerClass of its own";
+
+/// It is not known which load balancers there are.
+fn unknown() -> Problem {
+    let words = "the API of the host cluster has not told of all load balancers yet; repeat the call";
+    Problem::Unavailable(words.to_owned())
 }

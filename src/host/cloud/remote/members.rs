@@ -38,7 +38,23 @@ impl Report {
     }
 }
 
+/// A node of the host cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: Labels,
+}
+
 type Labels = BTreeMap<String, String>;
+
+impl Host {
+    /// That of a Node; none if it has no name.
+    pub fn of(node: Labelled) -> Option<Self> {
+        Some(Self { name: node.metadata.name?, labels: node.metadata.labels.unwrap_or_default() })
+    }
+}
 
 /// What is known.
 #[derive(Debug, Default)]
@@ -48,7 +64,7 @@ pub struct Members {
     /// By the names of the runs.
     reports: BTreeMap<String, Report>,
     /// The labels of Nodes of the host cluster.
-    hosts: BTreeMap<String, (String, Labels)>,
+    hosts: BTreeMap<String, Host>,
     /// Which labels clusters are told, beside region and zone.
     further: Vec<String>,
     /// VirtualMachines, runs, guests, Nodes.
@@ -94,17 +110,15 @@ impl Members {
     }
 
     /// What is heard of the host cluster's Nodes.
-    pub fn hear_hosts(&mut self, heard: Heard<Labelled>) -> Vec<News> {
-        let heard = heard.map(|one| Some((one.metadata.name?, one.metadata.labels.unwrap_or_default())));
-        let Some(heard) = heard else { return Vec::new() };
+    pub fn hear_hosts(&mut self, heard: Heard<Host>) -> Vec<News> {
         self.heard[3] = true;
         // Much else of a Node changes now and then.
         if let Heard::There(host) = &heard
-            && self.hosts.get(&host.0) == Some(host)
+            && self.hosts.get(&host.name) == Some(host)
         {
             return Vec::new();
         }
-        let changed = keep(&mut self.hosts, heard, |(name, _)| name.clone());
+        let changed = keep(&mut self.hosts, heard, |host| host.name.clone());
         self.moved(|node| changed.contains(node))
     }
 
@@ -196,7 +210,7 @@ impl Members {
         let is_on = facts.power == PowerState::Running || facts.power == PowerState::Paused;
         let report =
             self.reports.get(&facts.name).filter(|report| report.run.eq_ignore_ascii_case(&facts.uid));
-        let labels = self.hosts.get(&facts.node).map(|(_, labels)| labels);
+        let labels = self.hosts.get(&facts.node).map(|host| &host.labels);
         let empty = Labels::new();
         let topology = (!facts.node.is_empty())
             .then(|| place::topology(&facts.node, labels.unwrap_or(&empty), &self.further));

@@ -2,15 +2,24 @@
 //! them. Nothing of it is written down here, since all of it is in the API of the host cluster.
 //!
 //! ```text
-//!  VirtualMachines, their runs, Guests, Nodes ──follow──▶ members ──News──▶ registry ──▶ journal of each cluster
-//!  callback of a node (a guest asks) ──Request──────────────────────────────▶   │
-//!                                                                               └──▶ existing (asks the API server now)
+//!  VirtualMachines, their runs, Guests, Nodes ──follow──▶ members ────┐
+//!  LoadBalancers, IPPools ──────────────────────follow──▶ balancers ──┴▶ registry ──▶ journals of each cluster ──▶ polls
+//!  callback of a node (a guest asks), api (people ask) ──Request──▶ answer ──▶ queue ──plan──▶ steps ──▶ API server
+//!
+//!  pure: members, object, balancers, plan, pools, told
 //! ```
 //!
 //! One task, the [`Registry`], owns what is known, and waits for nothing but news: what has to be asked of the API server is asked
-//! beside it. [`members`] is pure.
+//! beside it.
+//!
+//! Load balancers are Harvester's objects: it gives them addresses. Whose they are and what is wanted of them is in them
+//! ([`object`]), so that its own cloud provider, and people, find them as theirs. What cannot be had is remembered here alone, and
+//! asked for anew by the clusters when another replica leads.
+//!
+//! To add a setting of a load balancer: see [`super`]; all of [`Wanted`](super::wanted::Wanted) but what only whoever forwards uses
+//! is kept in an object.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _, stream};
@@ -19,14 +28,18 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::journal::Journal;
+use super::settings::Settings;
 use super::{Found, Handle, INBOX, Problem, Reply, Request};
 use crate::host::backends::kubevirt::api::Cluster;
+use crate::host::backends::kubevirt::balancers::{Balancer, follow_balancers};
 use crate::host::backends::kubevirt::controller::lasting::Lasting;
 use crate::host::backends::kubevirt::controller::{Fact, Options};
 use crate::host::backends::kubevirt::node::place::Labelled;
 use crate::host::backends::kubevirt::seen::Facts;
+use crate::host::backends::volumes::VolumeError;
 use crate::host::for_guests::Checks;
 use crate::host::half::Half;
+use crate::host::metrics::balancers::Counts;
 use crate::kubernetes::follow::{Heard, follow};
 use crate::kubernetes::lists::Selector;
 use crate::supervise::Scope;
@@ -34,9 +47,18 @@ use crate::wire::guest_object::Guest;
 use crate::wire::proto::v1;
 
 mod answer;
+pub mod balancers;
+mod heard;
 pub mod members;
+pub mod object;
+pub mod plan;
+mod pools;
+mod queue;
+mod told;
 
-use members::{Members, News, Report};
+use balancers::Balancers;
+use members::{Host, Members, News, Report};
+use queue::{Job, Outcome, Queue};
 
 /// What the registry works with.
 pub struct Parts {
@@ -44,6 +66,8 @@ pub struct Parts {
     pub half: Arc<Half>,
     /// The API server.
     pub cluster: Cluster,
+    /// What clusters may.
+    pub settings: watch::Receiver<Arc<Settings>>,
     /// What of VMs the settings say.
     pub options: watch::Receiver<Options>,
     /// What is heard of VMs.
@@ -54,12 +78,15 @@ pub struct Parts {
 pub struct Registry {
     half: Arc<Half>,
     api: Cluster,
+    settings: watch::Receiver<Arc<Settings>>,
     options: watch::Receiver<Options>,
     facts: mpsc::Receiver<Fact>,
     inbox: mpsc::Receiver<Request>,
     members: Members,
     lasting: Lasting,
+    balancers: Balancers,
     clusters: BTreeMap<String, Guests>,
+    counts: Counts,
     /// What is asked of the API server for those who wait, and where it says what has come of it.
     asking: Scope,
     done: mpsc::Sender<Done>,
@@ -69,6 +96,8 @@ pub struct Registry {
 /// What a guest cluster is told.
 struct Guests {
     instances: Journal<v1::Instance>,
+    balancers: Journal<v1::LoadBalancer>,
+    queue: Queue,
     /// Its agents are given nothing to check.
     checks: watch::Sender<Arc<Checks>>,
 }
@@ -76,6 +105,10 @@ struct Guests {
 /// What was asked of the API server, and has come of it.
 enum Done {
     Found(Box<Looked>),
+    /// A step of what is to be done for a cluster.
+    Step(String, Box<Job>, Outcome),
+    /// All load balancers of a cluster.
+    Listed(String, Result<Vec<Balancer>, VolumeError>, Reply<Result<Vec<v1::LoadBalancer>, Problem>>),
 }
 
 /// A VM that was looked for.
@@ -86,28 +119,31 @@ struct Looked {
     reply: Reply<Result<Found, Problem>>,
 }
 
-/// What is heard.
-enum Told {
+/// What is heard beside VMs and load balancers.
+enum Beside {
     Report(Heard<Report>),
-    Host(Heard<Labelled>),
+    Host(Heard<Host>),
 }
 
 impl Registry {
     /// One, and what asks it once it runs.
     pub fn new(parts: Parts) -> (Self, Handle) {
         let (requests, inbox) = mpsc::channel(INBOX);
-        let Parts { half, cluster, options, facts } = parts;
+        let Parts { half, cluster, settings, options, facts } = parts;
         let (done, dones) = mpsc::channel(INBOX);
         let lasting = Lasting::new(cluster.clone());
         let registry = Self {
             half,
             api: cluster,
+            settings,
             options,
             facts,
             inbox,
             members: Members::default(),
             lasting,
+            balancers: Balancers::default(),
             clusters: BTreeMap::new(),
+            counts: Counts::default(),
             asking: Scope::new(),
             done,
             dones,
@@ -119,6 +155,7 @@ impl Registry {
     pub async fn run(mut self, shutdown: CancellationToken) {
         let work = async {
             let mut told = Box::pin(self.told());
+            let mut of_balancers = Box::pin(follow_balancers(&self.api));
             self.follow_options();
             loop {
                 tokio::select! {
@@ -129,14 +166,18 @@ impl Registry {
                     }
                     Some(told) = told.next() => {
                         let news = match told {
-                            Told::Report(heard) => self.members.hear_reports(heard),
-                            Told::Host(heard) => self.members.hear_hosts(heard),
+                            Beside::Report(heard) => self.members.hear_reports(heard),
+                            Beside::Host(heard) => self.members.hear_hosts(heard),
                         };
                         self.tell(news);
                     }
                     Some(done) = self.dones.recv() => match done {
                         Done::Found(looked) => self.looked(*looked),
+                        Done::Step(cluster, job, outcome) => self.stepped(&cluster, *job, outcome),
+                        Done::Listed(cluster, listed, reply) => self.listed(&cluster, listed, reply),
                     },
+                    Some(told) = of_balancers.next() => self.hear(told),
+                    Ok(()) = self.settings.changed() => self.follow_settings(),
                     Ok(()) = self.options.changed() => self.follow_options(),
                     else => std::future::pending().await,
                 }
@@ -147,7 +188,7 @@ impl Registry {
     }
 
     /// All that is heard beside VMs, as it comes.
-    fn told(&self) -> impl Stream<Item = Told> + Send + use<> {
+    fn told(&self) -> impl Stream<Item = Beside> + Send + use<> {
         let client = self.api.client();
         let guests = follow(
             Api::<Guest>::all(client.clone()),
@@ -159,8 +200,9 @@ impl Registry {
             Selector::default(),
             Some(self.api.teller("the Nodes of the cluster cannot be read, and where guests are may be old")),
         );
-        let report = |heard: Heard<Guest>| std::future::ready(heard.map(Report::of).map(Told::Report));
-        stream::select(guests.filter_map(report), hosts.map(Told::Host))
+        let host = |heard: Heard<Labelled>| std::future::ready(heard.map(Host::of).map(Beside::Host));
+        let report = |heard: Heard<Guest>| std::future::ready(heard.map(Report::of).map(Beside::Report));
+        stream::select(guests.filter_map(report), hosts.filter_map(host))
     }
 
     fn follow_options(&mut self) {
@@ -172,26 +214,33 @@ impl Registry {
     /// The guest cluster of this name, which is known from now on.
     fn cluster(&mut self, name: &str) -> &mut Guests {
         let run = &self.half.host.instance_id;
-        self.clusters
-            .entry(name.to_owned())
-            .or_insert_with(|| Guests { instances: Journal::new(run), checks: watch::Sender::default() })
+        self.clusters.entry(name.to_owned()).or_insert_with(|| Guests {
+            instances: Journal::new(run),
+            balancers: Journal::new(run),
+            queue: Queue::default(),
+            checks: watch::Sender::default(),
+        })
     }
 
     /// Tells clusters of their VMs.
     fn tell(&mut self, news: Vec<News>) {
+        let mut changed = BTreeSet::new();
         for one in news {
-            let cluster = match one {
+            match one {
                 News::There(cluster, instance) => {
-                    let instances = &mut self.cluster(&cluster).instances;
-                    instances.set(&instance.vm_uid.clone(), *instance);
-                    cluster
+                    self.cluster(&cluster).instances.set(&instance.vm_uid.clone(), *instance);
+                    changed.insert(cluster);
                 }
                 News::Gone(cluster, uid) => {
                     self.cluster(&cluster).instances.remove(&uid);
-                    cluster
+                    changed.insert(cluster);
                 }
-            };
+            }
+        }
+        for cluster in changed {
             self.cluster(&cluster).instances.tell();
+            // Its VMs may be attached to other networks by now.
+            self.look_again(&cluster);
         }
     }
 }

@@ -1,5 +1,3 @@
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
 use super::*;
 use crate::host::backends::kubevirt::interfaces::Interface;
 
@@ -32,12 +30,10 @@ fn report(vm: &str, run: &str, node: &str) -> Report {
     Report { name: format!("ns/{vm}"), run: run.into(), node: node.into() }
 }
 
-fn host(name: &str, zone: &str) -> Labelled {
+fn host(name: &str, zone: &str) -> Host {
     let labels = [("topology.kubernetes.io/zone", zone), ("example.com/rack", "r7")];
     let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    Labelled {
-        metadata: ObjectMeta { name: Some(name.into()), labels: Some(labels), ..ObjectMeta::default() },
-    }
+    Host { name: name.into(), labels }
 }
 
 /// What was told, in words.

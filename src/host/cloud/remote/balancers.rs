@@ -1,0 +1,216 @@
+//! The load balancers of all guest clusters, as they were last heard of or written, and what cannot be had of what clusters asked
+//! for. Pure. An object that was heard of is never put in the place of a newer one that was written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::book::Book;
+use super::super::meet::Failure;
+use super::super::wanted::{Service, Wanted};
+use super::object::{self, Object, Sharer};
+use crate::host::backends::kubevirt::balancers::{Balancer, Pool, Told};
+use crate::kubernetes::follow::Heard;
+
+/// What a load balancer is known by: its cluster, and the UID of its Service or something that is none.
+pub type Key = (String, String);
+
+/// What a Service has asked for and cannot have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Asked {
+    /// Whose it is.
+    pub service: Service,
+    /// What was asked for.
+    pub wanted: Wanted,
+    /// Why it is not there.
+    pub failure: Failure,
+}
+
+/// What of them is known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing yet.
+    #[default]
+    Unknown,
+    /// The host cluster has none.
+    Missing,
+    /// All.
+    There,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub struct Balancers {
+    /// What is known.
+    pub standing: Standing,
+    /// For the rules.
+    pub book: Book,
+    /// By namespace and name.
+    objects: BTreeMap<String, Object>,
+    /// The identifiers of the records that an object has in the book.
+    records: BTreeMap<String, Vec<String>>,
+    /// The objects of Services, and those whose address others share.
+    own: BTreeMap<Key, String>,
+    shared: BTreeMap<Key, String>,
+    /// The pools, if they are known.
+    pub pools: Option<BTreeMap<String, Pool>>,
+    /// What cannot be had.
+    pub asked: BTreeMap<Key, Asked>,
+}
+
+impl Balancers {
+    /// What is heard; the load balancers that it is about.
+    pub fn hear(&mut self, told: Told) -> BTreeSet<Key> {
+        match told {
+            Told::Missing => self.standing = Standing::Missing,
+            Told::Pools(heard) => self.hear_pools(heard),
+            Told::Balancers(Heard::There(one)) => return self.put(one),
+            Told::Balancers(Heard::Gone(one)) => {
+                let (metadata, empty) = (&one.metadata, String::new());
+                let place = (metadata.namespace.as_ref(), metadata.name.as_ref());
+                let id = format!("{}/{}", place.0.unwrap_or(&empty), place.1.unwrap_or(&empty));
+                let is_it = |known: &Object| known.read.metadata.uid == one.metadata.uid;
+                // Another one may have its name by now.
+                if self.objects.get(&id).is_some_and(is_it) {
+                    return self.drop(&id);
+                }
+            }
+            Told::Balancers(Heard::All(all)) => {
+                self.standing = Standing::There;
+                let all: Vec<_> = all.into_iter().filter_map(Object::of).collect();
+                let there: BTreeSet<_> = all.iter().map(Object::id).collect();
+                let gone: Vec<_> = self.objects.keys().filter(|id| !there.contains(*id)).cloned().collect();
+                let mut about: BTreeSet<Key> = gone.iter().flat_map(|id| self.drop(id)).collect();
+                about.extend(all.into_iter().flat_map(|one| self.put_object(one)));
+                return about;
+            }
+        }
+        BTreeSet::new()
+    }
+
+    fn hear_pools(&mut self, heard: Heard<Pool>) {
+        let name = |pool: &Pool| pool.metadata.name.clone().unwrap_or_default();
+        let pools = self.pools.get_or_insert_default();
+        match heard {
+            Heard::All(all) => *pools = all.into_iter().map(|pool| (name(&pool), pool)).collect(),
+            Heard::There(pool) => drop(pools.insert(name(&pool), pool)),
+            Heard::Gone(pool) => drop(pools.remove(&name(&pool))),
+        }
+    }
+
+    /// Takes in an object that was heard of or written; the load balancers that it is about.
+    pub fn put(&mut self, read: Balancer) -> BTreeSet<Key> {
+        Object::of(read).map(|object| self.put_object(object)).unwrap_or_default()
+    }
+
+    fn put_object(&mut self, object: Object) -> BTreeSet<Key> {
+        let id = object.id();
+        if self.objects.get(&id).is_some_and(|known| known.version() > object.version()) {
+            return BTreeSet::new();
+        }
+        let mut about = self.drop(&id);
+        about.extend(keys(&object));
+        for record in object.records() {
+            self.records.entry(id.clone()).or_default().push(record.id.clone());
+            self.book.put(record);
+        }
+        self.own.insert((object.cluster.clone(), object.key()), id.clone());
+        for sharer in object.sharers.iter().flatten() {
+            self.shared.insert((object.cluster.clone(), sharer.service.uid.clone()), id.clone());
+        }
+        self.objects.insert(id, object);
+        about
+    }
+
+    /// Takes out an object; the load balancers that it was about.
+    pub fn drop(&mut self, id: &str) -> BTreeSet<Key> {
+        let Some(object) = self.objects.remove(id) else { return BTreeSet::new() };
+        for record in self.records.remove(id).unwrap_or_default() {
+            self.book.remove(&record);
+        }
+        let about = keys(&object);
+        for key in &about {
+            for index in [&mut self.own, &mut self.shared] {
+                if index.get(key).is_some_and(|known| known == id) {
+                    index.remove(key);
+                }
+            }
+        }
+        about
+    }
+
+    /// What was listed of a cluster's load balancers just now: others there are none.
+    pub fn listed(&mut self, cluster: &str, service: Option<&Service>, all: Vec<Balancer>) -> BTreeSet<Key> {
+        let all: Vec<_> = all.into_iter().filter_map(Object::of).collect();
+        let there: BTreeSet<_> = all.iter().map(Object::id).collect();
+        let is_meant = |object: &&Object| {
+            let of = service.is_none_or(|of| {
+                (&of.namespace, &of.name) == (&object.service.namespace, &object.service.name)
+            });
+            object.cluster == cluster && of && !there.contains(&object.id())
+        };
+        let gone: Vec<_> = self.objects.values().filter(is_meant).map(Object::id).collect();
+        let mut about: BTreeSet<Key> = gone.iter().flat_map(|id| self.drop(id)).collect();
+        about.extend(all.into_iter().flat_map(|one| self.put_object(one)));
+        about
+    }
+
+    /// The object of a Service of its own: by its UID, or by the name that Harvester's cloud provider has given it.
+    pub fn own(&self, cluster: &str, service: &Service) -> Option<&Object> {
+        if let Some(id) = self.own.get(&(cluster.to_owned(), service.uid.clone())) {
+            return self.objects.get(id);
+        }
+        let (namespace, label) = cluster.split_once('/')?;
+        let object = self.objects.get(&format!("{namespace}/{}", object::name(label, service)))?;
+        let is_its = object.cluster == cluster
+            && object.service.uid.is_empty()
+            && (&object.service.namespace, &object.service.name) == (&service.namespace, &service.name);
+        is_its.then_some(object)
+    }
+
+    /// The objects of a Service of this name that nobody has taken over.
+    pub fn of_before<'b>(
+        &'b self,
+        cluster: &'b str,
+        service: &'b Service,
+    ) -> impl Iterator<Item = &'b Object> {
+        self.objects.values().filter(move |object| {
+            object.cluster == cluster
+                && object.service.uid.is_empty()
+                && (&object.service.namespace, &object.service.name) == (&service.namespace, &service.name)
+        })
+    }
+
+    /// The object whose address a Service shares, and how.
+    pub fn shared(&self, cluster: &str, uid: &str) -> Option<(&Object, &Sharer)> {
+        let object = self.objects.get(self.shared.get(&(cluster.to_owned(), uid.to_owned()))?)?;
+        let sharer = object.sharers.iter().flatten().find(|sharer| sharer.service.uid == uid)?;
+        Some((object, sharer))
+    }
+
+    /// An object by namespace and name.
+    pub fn get(&self, id: &str) -> Option<&Object> {
+        self.objects.get(id)
+    }
+
+    /// The object that is known by this key.
+    pub fn keyed(&self, key: &Key) -> Option<&Object> {
+        self.objects.get(self.own.get(key)?)
+    }
+
+    /// How many Services of a cluster have asked for what they cannot have.
+    pub fn count_asked(&self, cluster: &str) -> usize {
+        let of = (cluster.to_owned(), String::new());
+        self.asked.range(of..).take_while(|((of, _), _)| of == cluster).count()
+    }
+
+    /// What the load balancers of a cluster are known by, or of all.
+    pub fn keys(&self, cluster: Option<&str>) -> BTreeSet<Key> {
+        let all = self.own.keys().chain(self.shared.keys()).chain(self.asked.keys());
+        all.filter(|(of, _)| cluster.is_none_or(|cluster| of == cluster)).cloned().collect()
+    }
+}
+
+/// The load balancers that an object is about.
+fn keys(object: &Object) -> BTreeSet<Key> {
+    let sharers = object.sharers.iter().flatten().map(|sharer| sharer.service.uid.clone());
+    std::iter::once(object.key()).chain(sharers).map(|key| (object.cluster.clone(), key)).collect()
+}

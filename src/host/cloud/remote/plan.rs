@@ -1,0 +1,250 @@
+//! What is next for a load balancer that a cluster wants, or wants no more. Pure: each step is made by somebody else, and then it is
+//! looked again, until nothing is left to do. So it may be begun anew from wherever one before has ended.
+//!
+//! ```text
+//!  wanted of its own   made ──▶ what is wanted is in it ──▶ it shares no other's address any more ──▶ done
+//!  wanted shared       it is among the sharers of the other ──▶ ... of no other ──▶ its own is deleted ──▶ done
+//! ```
+
+use serde_json::Value;
+
+use super::super::Problem;
+use super::super::meet::{Failure, Ground, check_change};
+use super::super::record::Record;
+use super::super::settings::Settings;
+use super::super::wanted::{Announcing, Family, Ipam, Service, Wanted};
+use super::balancers::Balancers;
+use super::object::{self, Address, Object, Sharer};
+use super::pools;
+
+/// Services that may share one address.
+const MOST_SHARERS: usize = 64;
+
+/// What is next.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// Nothing.
+    Done,
+    /// An object is made.
+    Make(Value),
+    /// This object is changed by a merge patch.
+    Change(String, Value),
+    /// This object is deleted.
+    Remove(String),
+}
+
+/// What is next for what is given back.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Giving {
+    /// This; if it is a change, nothing is left afterwards.
+    Step(Step),
+    /// It is being given back.
+    UnderWay,
+    /// Nothing is known of it.
+    Nothing,
+}
+
+/// Why something is not done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// The call is an error.
+    Problem(Problem),
+    /// It cannot be had now.
+    Failure(Failure),
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
+
+/// What is decided on.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan<'p> {
+    /// All load balancers.
+    pub balancers: &'p Balancers,
+    /// What clusters may, with the networks of this one.
+    pub settings: &'p Settings,
+    /// Namespace and name of the cluster.
+    pub cluster: &'p str,
+}
+
+impl Plan<'_> {
+    /// What is next for a Service that wants this.
+    ///
+    /// # Errors
+    /// If it cannot have it.
+    pub fn ensure(&self, service: &Service, wanted: &Wanted) -> Result<Step, Refusal> {
+        let wanted = object::kept(wanted);
+        let own = self.balancers.own(self.cluster, service);
+        if own.is_some_and(|own| own.is_going() && wanted.share.is_none()) {
+            let words = "its load balancer on the host is being deleted, and is made anew when that is done";
+            return Err(Failure::new("BeingReleased", words).into());
+        }
+        if let Some(own) = own.filter(|_| wanted.share.is_none()) {
+            let network = own.asked_network(&wanted.network);
+            check_change(own.ipam(), network, &wanted)
+                .map_err(|words| Refusal::Problem(Problem::Contradiction(words)))?;
+        }
+        if wanted.announcing == Announcing::Host {
+            let words =
+                "the hosts of this cluster forward to no nodes; have it announced by kube-vip or by none";
+            return Err(Failure::new("NotForwarded", words).into());
+        }
+        let shared = self.balancers.shared(self.cluster, &service.uid);
+        let id = match (shared, own) {
+            (Some((other, _)), _) => other.sharer_id(&service.uid),
+            (None, Some(own)) => own.id(),
+            (None, None) => String::new(),
+        };
+        let record = Record::new(id, self.cluster.to_owned(), service.clone());
+        let ground = Ground { book: &self.balancers.book, settings: self.settings };
+        if let Some(primary) = &wanted.share
+            && let Some(other) = self.balancers.own(self.cluster, primary)
+            && matches!(other.address(), Address::None(_))
+        {
+            let Service { namespace, name, .. } = primary;
+            let words = format!("the Service {namespace}/{name} has no address yet that could be shared");
+            return Err(Failure::new("NoPrimary", words).into());
+        }
+        ground.check(&record, &wanted)?;
+        match &wanted.share {
+            Some(primary) => self.share(own, service, &wanted, primary),
+            None => self.own(own, service, &wanted),
+        }
+    }
+
+    fn own(&self, own: Option<&Object>, service: &Service, wanted: &Wanted) -> Result<Step, Refusal> {
+        if wanted.all_families && wanted.families.len() > 1 {
+            let words = "a load balancer of this host has one address, and not one of each family";
+            return Err(Failure::new("FamilyMissing", words).into());
+        }
+        if wanted.ipam == Ipam::Dhcp && !wanted.families.contains(&Family::Ipv4) {
+            let words = "an address by DHCP is one of IPv4";
+            return Err(Failure::new("FamilyMissing", words).into());
+        }
+        let shared = self.balancers.shared(self.cluster, &service.uid);
+        let Some(own) = own else {
+            let pool = match wanted.addresses.first() {
+                None => None,
+                Some(asked) => Some(pools::of(self, service, wanted, *asked)?),
+            };
+            if shared.is_none() {
+                self.check_count()?;
+            }
+            return Ok(Step::Make(object::new(self.cluster, service, wanted, pool.as_deref())));
+        };
+        if let (Address::Has(address, _), Some(asked)) = (own.address(), wanted.addresses.first())
+            && address != *asked
+        {
+            let words = format!("it has {address}, which stays; delete the Service and make it again");
+            return Err(Failure::new("AddressDiffers", words).into());
+        }
+        if let Some(patch) = own.want(service, wanted) {
+            return Ok(Step::Change(own.id(), patch));
+        }
+        Ok(shared.map_or(Step::Done, |(other, _)| without(other, &service.uid)))
+    }
+
+    fn share(
+        &self,
+        own: Option<&Object>,
+        service: &Service,
+        wanted: &Wanted,
+        primary: &Service,
+    ) -> Result<Step, Refusal> {
+        let missing = || Failure::new("NoPrimary", "the Service whose address is to be shared has none");
+        let other = self.balancers.own(self.cluster, primary).ok_or_else(missing)?;
+        let mut sharers = readable(other)?.to_vec();
+        let sharer = Sharer { service: service.clone(), wanted: wanted.clone() };
+        let known = self.balancers.shared(self.cluster, &service.uid);
+        let has = sharers.len();
+        match sharers.iter_mut().find(|known| known.service.uid == service.uid) {
+            Some(known) if *known == sharer => {}
+            Some(known) => {
+                *known = sharer;
+                return Ok(Step::Change(other.id(), object::share(&sharers)));
+            }
+            None if has >= MOST_SHARERS => {
+                let words = format!("{MOST_SHARERS} Services share that address, which is the most");
+                return Err(Failure::new("TooManySharers", words).into());
+            }
+            None => {
+                if own.is_none() && known.is_none() {
+                    self.check_count()?;
+                }
+                sharers.push(sharer);
+                return Ok(Step::Change(other.id(), object::share(&sharers)));
+            }
+        }
+        // There may be one that it shared before: the last one that was heard of is known.
+        if let Some((before, _)) = known.filter(|(before, _)| before.id() != other.id()) {
+            return Ok(without(before, &service.uid));
+        }
+        Ok(own.filter(|own| !own.is_going()).map_or(Step::Done, |own| Step::Remove(own.id())))
+    }
+
+    fn check_count(&self) -> Result<(), Refusal> {
+        let has = self.balancers.book.count(self.cluster);
+        self.settings
+            .check_count(self.cluster, has)
+            .map_err(|words| Refusal::Problem(Problem::Exhausted(words)))
+    }
+
+    /// What is next for what a Service has, which it wants no more. One without a UID: all that nobody has taken over.
+    ///
+    /// # Errors
+    /// If others share its address.
+    pub fn release(&self, service: &Service) -> Result<Giving, Problem> {
+        let own = if service.uid.is_empty() {
+            self.balancers
+                .of_before(self.cluster, service)
+                .find(|one| !one.is_going())
+                .or_else(|| self.balancers.of_before(self.cluster, service).next())
+        } else {
+            self.balancers.own(self.cluster, service)
+        };
+        let shared = self.balancers.shared(self.cluster, &service.uid);
+        if let Some((other, _)) = shared {
+            return Ok(Giving::Step(without(other, &service.uid)));
+        }
+        if let Some(own) = own {
+            if own.is_going() {
+                return Ok(Giving::UnderWay);
+            }
+            let sharers = readable(own).map_err(|failure| Problem::Contradiction(failure.message))?;
+            if !sharers.is_empty() {
+                let names: Vec<_> = sharers
+                    .iter()
+                    .map(|one| format!("{}/{}", one.service.namespace, one.service.name))
+                    .collect();
+                let words = format!("its address is shared by other Services: {}", names.join(", "));
+                return Err(Problem::Contradiction(words));
+            }
+            return Ok(Giving::Step(Step::Remove(own.id())));
+        }
+        Ok(Giving::Nothing)
+    }
+}
+
+/// That a Service shares the address of an object no more.
+fn without(object: &Object, uid: &str) -> Step {
+    let sharers = object.sharers.iter().flatten().filter(|sharer| sharer.service.uid != uid);
+    let left: Vec<_> = sharers.cloned().collect();
+    Step::Change(object.id(), object::share(&left))
+}
+
+/// Those that share an address.
+fn readable(object: &Object) -> Result<&[Sharer], Failure> {
+    object.sharers.as_deref().ok_or_else(|| {
+        let words = format!(
+            "who shares the address cannot be read from the LoadBalancer {} of the host (guestlet.io/sharers)",
+            object.name()
+        );
+        Failure::new("SharersUnreadable", words)
+    })
+}
+
+#[cfg(test)]
+mod tests;

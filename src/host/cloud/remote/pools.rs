@@ -1,0 +1,95 @@
+//! Pools of the host cluster: which one has an address that a Service asks for, and what people are told of them. Pure.
+//!
+//! Harvester chooses addresses by itself: there is no way to ask it for one. It gives the one that is asked for if that is the only
+//! one of a pool, or the one that the same load balancer had before.
+
+use std::net::IpAddr;
+
+use super::super::meet::Failure;
+use super::super::wanted::{Service, Wanted};
+use super::object;
+use super::plan::Plan;
+use crate::addresses::{self, Range, Subnet};
+use crate::host::backends::kubevirt::balancers::{Pool, PoolRange, PoolScope};
+use crate::wire::proto::v1;
+
+/// The pool that has an address for a cluster, which it has not given to anybody, and gives if it is named.
+///
+/// # Errors
+/// If there is none.
+pub fn of(plan: &Plan<'_>, service: &Service, wanted: &Wanted, asked: IpAddr) -> Result<String, Failure> {
+    let Some(pools) = &plan.balancers.pools else {
+        return Err(Failure::new("PoolsUnknown", "the host does not know its pools of addresses yet"));
+    };
+    let (namespace, label) = plan.cluster.split_once('/').unwrap_or_default();
+    let fits = |pool: &&Pool| {
+        let network = &pool.spec.selector.network;
+        let has_network = match wanted.network.as_str() {
+            "" => network.is_empty() || plan.settings.has_network(plan.cluster, network),
+            asked => network == asked,
+        };
+        has_network
+            && pool.spec.selector.scope.iter().any(|scope| has(scope, namespace, label))
+            && pool.spec.ranges.iter().filter_map(range).any(|range| range.contains(asked))
+    };
+    let pool = pools.values().find(fits).ok_or_else(|| {
+        let words = format!("{asked} is in no pool of addresses that this cluster may use for it");
+        Failure::new("AddressOutsidePools", words)
+    })?;
+    let (status, text) = (&pool.status, asked.to_string());
+    let own = format!("{namespace}/{}", object::name(label, service));
+    if status.allocated.get(&text).is_some_and(|holder| *holder != own) {
+        return Err(Failure::new("AddressInUse", format!("{asked} is in use")));
+    }
+    let had = |holder: &String| *holder == own;
+    let is_given = status.total == 1
+        || status.allocated.get(&text).is_some_and(had)
+        || status.allocated_history.get(&text).is_some_and(had);
+    let name = pool.metadata.name.clone().unwrap_or_default();
+    if is_given {
+        return Ok(name);
+    }
+    let words = format!(
+        "the host chooses addresses by itself, so that {asked} cannot be asked for; it needs a pool (IPPool) with that address alone"
+    );
+    Err(Failure::new("AddressNotSelectable", words))
+}
+
+/// Whether addresses of such a scope are for the clusters of this name. Of a project it is not known which namespaces it has.
+fn has(scope: &PoolScope, namespace: &str, cluster: &str) -> bool {
+    let is = |of: &str, one: &str| of == "*" || of == one;
+    is(&scope.project, "")
+        && is(&scope.namespace, namespace)
+        && (is(&scope.guest_cluster, cluster) || scope.guest_cluster.is_empty())
+}
+
+/// The addresses of a range; none if it cannot be read.
+fn range(of: &PoolRange) -> Option<Range> {
+    // Harvester takes one that is written as an address in it, too.
+    let all = Subnet::parse_interface(&of.subnet).ok()?.1.range();
+    let one = |text: &str, usual: IpAddr| {
+        if text.is_empty() { Some(usual) } else { addresses::parse(text).ok() }
+    };
+    Range::new(one(&of.range_start, all.first())?, one(&of.range_end, all.last())?).ok()
+}
+
+/// A pool as people are told of it.
+pub fn told(pool: &Pool) -> v1::AddressPool {
+    let text = |range: &PoolRange| match (range.range_start.as_str(), range.range_end.as_str()) {
+        ("", "") => range.subnet.clone(),
+        (first, last) => format!("{first}-{last}"),
+    };
+    let scope = |scope: &PoolScope| {
+        let parts = [&scope.namespace, &scope.guest_cluster];
+        parts.map(|part| if part.is_empty() { "*" } else { part }).join("/")
+    };
+    v1::AddressPool {
+        name: pool.metadata.name.clone().unwrap_or_default(),
+        ranges: pool.spec.ranges.iter().map(text).collect(),
+        network: pool.spec.selector.network.clone(),
+        clusters: pool.spec.selector.scope.iter().map(scope).collect(),
+        size: pool.status.total,
+        taken: pool.status.total.saturating_sub(pool.status.available),
+        ..v1::AddressPool::default()
+    }
+}

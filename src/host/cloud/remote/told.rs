@@ -1,0 +1,123 @@
+//! A load balancer of the host cluster's API as its cluster is told of it. Pure.
+
+use super::super::wanted::{Announcing, Family, Ipam, Service, Wanted};
+use super::balancers::{Balancers, Key};
+use super::object::{Address, Object};
+use crate::host::text;
+use crate::wire::proto::v1::{self, load_balancer::State};
+
+/// What a cluster is told of the load balancer that is known by this key; nothing if there is none.
+pub fn message(balancers: &Balancers, key: &Key) -> Option<v1::LoadBalancer> {
+    let (cluster, uid) = key;
+    let asked = balancers.asked.get(key);
+    let own = balancers.keyed(key);
+    let of_other = balancers.shared(cluster, uid);
+    // What is going shows that it is, unless something else has come.
+    let own = own.filter(|own| !own.is_going() || of_other.is_none());
+    let mut told = match (own, of_other) {
+        (Some(own), _) => object(own, &own.service, own.wanted.as_ref(), own.announcing()),
+        (None, Some((other, one))) => {
+            let wanted = &one.wanted;
+            let mut told = object(other, &one.service, Some(wanted), wanted.announcing);
+            told.shares_with = wanted.share.as_ref().map(Into::into);
+            told
+        }
+        (None, None) => asked.map(|asked| bare(&asked.service, &asked.wanted))?,
+    };
+    if let Some(asked) = asked {
+        told.set_state(State::Failed);
+        told.service = Some((&asked.service).into());
+        (told.reason, told.message) = (asked.failure.reason.to_owned(), asked.failure.message.clone());
+    }
+    Some(told)
+}
+
+/// One for which there is nothing yet.
+fn bare(service: &Service, wanted: &Wanted) -> v1::LoadBalancer {
+    let mut told = v1::LoadBalancer {
+        service: Some(service.into()),
+        network: wanted.network.clone(),
+        shares_with: wanted.share.as_ref().map(Into::into),
+        ..v1::LoadBalancer::default()
+    };
+    told.set_ipam(ipam(wanted.ipam));
+    told.set_announcing(announcing(wanted.announcing));
+    told
+}
+
+fn object(
+    object: &Object,
+    service: &Service,
+    wanted: Option<&Wanted>,
+    announced: Announcing,
+) -> v1::LoadBalancer {
+    let (state, reason, message, addresses) = standing(object, wanted);
+    let mut told = v1::LoadBalancer {
+        service: Some(service.into()),
+        name: object.name().to_owned(),
+        reason: reason.to_owned(),
+        message,
+        addresses,
+        network: object.network().to_owned(),
+        ..v1::LoadBalancer::default()
+    };
+    told.set_state(state);
+    told.set_ipam(ipam(object.ipam()));
+    told.set_announcing(announcing(announced));
+    told
+}
+
+type Standing = (State, &'static str, String, Vec<v1::LoadBalancerAddress>);
+
+/// How it is, why, and which addresses it has.
+fn standing(object: &Object, wanted: Option<&Wanted>) -> Standing {
+    let address = object.address();
+    let addresses = match &address {
+        Address::None(_) => Vec::new(),
+        Address::Dhcp => {
+            vec![v1::LoadBalancerAddress { address: "0.0.0.0".to_owned(), pool: String::new() }]
+        }
+        Address::Has(address, pool) => {
+            vec![v1::LoadBalancerAddress { address: address.to_string(), pool: pool.clone() }]
+        }
+    };
+    if object.is_going() {
+        return (State::Releasing, "Releasing", "it is being given back".to_owned(), addresses);
+    }
+    let (state, reason, message) = match address {
+        Address::None(None) => {
+            (State::Pending, "Pending", "the host has not given it an address yet".to_owned())
+        }
+        Address::None(Some(why)) => {
+            let words = format!("the host gives it no address: {}", text::clean_words(&why));
+            (State::Failed, "AddressNotAllocated", words)
+        }
+        Address::Has(address, _) if wanted.is_some_and(|wanted| is_another(wanted, address)) => {
+            let words = format!("the host has given it {address}, which is not what was asked for");
+            (State::Failed, "AddressDiffers", words)
+        }
+        Address::Dhcp | Address::Has(..) => (State::Ready, "", String::new()),
+    };
+    (state, reason, message, addresses)
+}
+
+/// Whether an address is not what was asked for.
+fn is_another(wanted: &Wanted, address: std::net::IpAddr) -> bool {
+    let is_asked = wanted.addresses.first().is_none_or(|asked| *asked == address);
+    !is_asked || !wanted.families.contains(&Family::of(address))
+}
+
+fn ipam(ipam: Ipam) -> v1::Ipam {
+    match ipam {
+        Ipam::Pool => v1::Ipam::Pool,
+        Ipam::Dhcp => v1::Ipam::Dhcp,
+    }
+}
+
+fn announcing(announcing: Announcing) -> v1::Announcing {
+    match announcing {
+        Announcing::KubeVip => v1::Announcing::KubeVip,
+        Announcing::None => v1::Announcing::None,
+        Announcing::Host => v1::Announcing::Host,
+    }
+}
