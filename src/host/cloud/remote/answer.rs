@@ -112,8 +112,7 @@ impl Registry {
         v1::ListAddressPoolsResponse { pools, problems }
     }
 
-    /// Whether there is a VM, as the API server says now. All VMs of a cluster are in one namespace of it, so that what is not there
-    /// is gone.
+    /// Whether there is a VM, as the API server says now, whichever namespace it is in.
     fn instance(&mut self, asker: Asker, uid: String, reply: Reply<Result<Found, Problem>>) {
         let namespace = asker.cluster.split('/').next().unwrap_or_default().to_owned();
         let name = self.members.name(&asker.cluster, &uid).and_then(|name| name.split_once('/'));

@@ -49,11 +49,47 @@ pub struct Balancers {
     records: BTreeMap<String, Vec<String>>,
     /// The objects of Services, and those whose address others share.
     own: BTreeMap<Key, String>,
-    shared: BTreeMap<Key, String>,
+    /// More than one while a Service changes whose it shares.
+    shared: BTreeMap<Key, BTreeSet<String>>,
     /// The pools, if they are known.
     pub pools: Option<BTreeMap<String, Pool>>,
     /// What cannot be had.
     pub asked: BTreeMap<Key, Asked>,
+    changes: Changes,
+}
+
+/// Which objects have changed while some are listed, of which the answer may not know.
+#[derive(Debug, Default)]
+struct Changes {
+    count: u64,
+    /// Lists that are under way.
+    lists: usize,
+    /// What has changed since the first of them has begun, and when last.
+    last: BTreeMap<String, u64>,
+}
+
+/// When a list was begun.
+#[derive(Debug)]
+#[must_use]
+pub struct Begun(u64);
+
+impl Changes {
+    fn note(&mut self, id: &str) {
+        if self.lists > 0 {
+            self.count += 1;
+            self.last.insert(id.to_owned(), self.count);
+        }
+    }
+
+    /// A list has ended; the objects that have changed since it began.
+    fn end(&mut self, begun: &Begun) -> BTreeSet<String> {
+        let later = self.last.iter().filter(|(_, at)| **at > begun.0).map(|(id, _)| id.clone()).collect();
+        self.lists = self.lists.saturating_sub(1);
+        if self.lists == 0 {
+            self.last.clear();
+        }
+        later
+    }
 }
 
 impl Balancers {
@@ -107,6 +143,7 @@ impl Balancers {
             return BTreeSet::new();
         }
         let mut about = self.drop(&id);
+        self.changes.note(&id);
         about.extend(keys(&object));
         for record in object.records() {
             self.records.entry(id.clone()).or_default().push(record.id.clone());
@@ -114,7 +151,8 @@ impl Balancers {
         }
         self.own.insert((object.cluster.clone(), object.key()), id.clone());
         for sharer in object.sharers.iter().flatten() {
-            self.shared.insert((object.cluster.clone(), sharer.service.uid.clone()), id.clone());
+            let key = (object.cluster.clone(), sharer.service.uid.clone());
+            self.shared.entry(key).or_default().insert(id.clone());
         }
         self.objects.insert(id, object);
         about
@@ -122,30 +160,46 @@ impl Balancers {
 
     /// Takes out an object; the load balancers that it was about.
     pub fn drop(&mut self, id: &str) -> BTreeSet<Key> {
+        self.changes.note(id);
         let Some(object) = self.objects.remove(id) else { return BTreeSet::new() };
         for record in self.records.remove(id).unwrap_or_default() {
             self.book.remove(&record);
         }
         let about = keys(&object);
         for key in &about {
-            for index in [&mut self.own, &mut self.shared] {
-                if index.get(key).is_some_and(|known| known == id) {
-                    index.remove(key);
+            if self.own.get(key).is_some_and(|known| known == id) {
+                self.own.remove(key);
+            }
+            if let Some(known) = self.shared.get_mut(key) {
+                known.remove(id);
+                if known.is_empty() {
+                    self.shared.remove(key);
                 }
             }
         }
         about
     }
 
-    /// What was listed of a cluster's load balancers just now: others there are none.
-    pub fn listed(&mut self, cluster: &str, service: Option<&Service>, all: Vec<Balancer>) -> BTreeSet<Key> {
-        let all: Vec<_> = all.into_iter().filter_map(Object::of).collect();
+    /// Load balancers are listed from now on.
+    pub fn list_begins(&mut self) -> Begun {
+        self.changes.lists += 1;
+        Begun(self.changes.count)
+    }
+
+    /// They could not be listed.
+    pub fn list_failed(&mut self, begun: &Begun) {
+        self.changes.end(begun);
+    }
+
+    /// What was listed of a cluster's load balancers: others there are none, but for those that have come meanwhile.
+    pub fn listed(&mut self, cluster: &str, begun: &Begun, all: Vec<Balancer>) -> BTreeSet<Key> {
+        let later = self.changes.end(begun);
+        let all = all.into_iter().filter_map(Object::of).filter(|object| !later.contains(&object.id()));
+        let all: Vec<_> = all.collect();
         let there: BTreeSet<_> = all.iter().map(Object::id).collect();
         let is_meant = |object: &&Object| {
-            let of = service.is_none_or(|of| {
-                (&of.namespace, &of.name) == (&object.service.namespace, &object.service.name)
-            });
-            object.cluster == cluster && of && !there.contains(&object.id())
+            let id = object.id();
+            object.cluster == cluster && !there.contains(&id) && !later.contains(&id)
         };
         let gone: Vec<_> = self.objects.values().filter(is_meant).map(Object::id).collect();
         let mut about: BTreeSet<Key> = gone.iter().flat_map(|id| self.drop(id)).collect();
@@ -181,9 +235,18 @@ impl Balancers {
 
     /// The object whose address a Service shares, and how.
     pub fn shared(&self, cluster: &str, uid: &str) -> Option<(&Object, &Sharer)> {
-        let object = self.objects.get(self.shared.get(&(cluster.to_owned(), uid.to_owned()))?)?;
-        let sharer = object.sharers.iter().flatten().find(|sharer| sharer.service.uid == uid)?;
-        Some((object, sharer))
+        self.all_shared(cluster, uid).into_iter().next()
+    }
+
+    /// The same, with those whose address it is to share no more.
+    pub fn all_shared(&self, cluster: &str, uid: &str) -> Vec<(&Object, &Sharer)> {
+        let all = self.shared.get(&(cluster.to_owned(), uid.to_owned())).into_iter().flatten();
+        let sharing = |id: &String| {
+            let object = self.objects.get(id)?;
+            let sharer = object.sharers.iter().flatten().find(|sharer| sharer.service.uid == uid)?;
+            Some((object, sharer))
+        };
+        all.filter_map(sharing).collect()
     }
 
     /// An object by namespace and name.

@@ -27,7 +27,7 @@ impl Registry {
         let unsaid: Vec<_> = unsaid.collect();
         self.show(about);
         for cluster in clusters {
-            self.look_again(&cluster);
+            self.look_again(&cluster, is_of_pools);
         }
         for (key, service, wanted) in unsaid {
             // What it could not have is not given up for that.

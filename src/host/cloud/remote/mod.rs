@@ -56,7 +56,7 @@ mod pools;
 mod queue;
 mod told;
 
-use balancers::Balancers;
+use balancers::{Balancers, Begun};
 use members::{Host, Members, News, Report};
 use queue::{Job, Outcome, Queue};
 
@@ -108,7 +108,7 @@ enum Done {
     /// A step of what is to be done for a cluster.
     Step(String, Box<Job>, Outcome),
     /// All load balancers of a cluster.
-    Listed(String, Result<Vec<Balancer>, VolumeError>, Reply<Result<Vec<v1::LoadBalancer>, Problem>>),
+    Listed(String, Result<Vec<Balancer>, VolumeError>, Begun, Reply<Result<Vec<v1::LoadBalancer>, Problem>>),
 }
 
 /// A VM that was looked for.
@@ -174,7 +174,9 @@ impl Registry {
                     Some(done) = self.dones.recv() => match done {
                         Done::Found(looked) => self.looked(*looked),
                         Done::Step(cluster, job, outcome) => self.stepped(&cluster, *job, outcome),
-                        Done::Listed(cluster, listed, reply) => self.listed(&cluster, listed, reply),
+                        Done::Listed(cluster, listed, begun, reply) => {
+                            self.listed(&cluster, listed, &begun, reply);
+                        }
                     },
                     Some(told) = of_balancers.next() => self.hear(told),
                     Ok(()) = self.settings.changed() => self.follow_settings(),
@@ -240,7 +242,7 @@ impl Registry {
         for cluster in changed {
             self.cluster(&cluster).instances.tell();
             // Its VMs may be attached to other networks by now.
-            self.look_again(&cluster);
+            self.look_again(&cluster, false);
         }
     }
 }

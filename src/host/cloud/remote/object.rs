@@ -218,17 +218,33 @@ pub fn share(sharers: &[Sharer]) -> Value {
     json!({ "metadata": { "annotations": { SHARERS: text } } })
 }
 
-/// What is kept of what is wanted: nothing that only whoever forwards uses.
+/// What is kept of what is wanted: nothing that only whoever forwards uses, of which there may be much.
 pub fn kept(wanted: &Wanted) -> Wanted {
-    Wanted { backends: Vec::new(), sources: Vec::new(), ..wanted.clone() }
+    Wanted {
+        backends: Vec::new(),
+        sources: Vec::new(),
+        network: wanted.network.clone(),
+        addresses: wanted.addresses.clone(),
+        families: wanted.families.clone(),
+        ports: wanted.ports.clone(),
+        share: wanted.share.clone(),
+        ..*wanted
+    }
 }
 
 fn text(wanted: &Wanted) -> String {
     serde_json::to_string(wanted).unwrap_or_default()
 }
 
-/// A new load balancer of a cluster, `namespace/name`, for a Service that wants this; from this pool, if one is named.
-pub fn new(cluster: &str, service: &Service, wanted: &Wanted, pool: Option<&str>) -> Value {
+/// A new load balancer of a cluster, `namespace/name`, for a Service that wants this; from this pool, if one is named. If it asks for no
+/// network it is to be of this one: Harvester would choose one by names, and take another cluster's.
+pub fn new(
+    cluster: &str,
+    service: &Service,
+    wanted: &Wanted,
+    pool: Option<&str>,
+    network: Option<&str>,
+) -> Value {
     let (namespace, label) = cluster.split_once('/').unwrap_or_default();
     let ipam = match wanted.ipam {
         Ipam::Pool => "pool",
@@ -245,9 +261,10 @@ pub fn new(cluster: &str, service: &Service, wanted: &Wanted, pool: Option<&str>
         },
         "spec": { "workloadType": "cluster", "ipam": ipam },
     });
-    if !wanted.network.is_empty() {
-        for key in [NETWORK, ASKED_NETWORK] {
-            object["metadata"]["annotations"][key] = wanted.network.clone().into();
+    let asked = Some(wanted.network.as_str()).filter(|asked| !asked.is_empty());
+    for (key, network) in [(NETWORK, asked.or(network)), (ASKED_NETWORK, asked)] {
+        if let Some(network) = network {
+            object["metadata"]["annotations"][key] = network.into();
         }
     }
     if let Some(pool) = pool {
@@ -256,13 +273,10 @@ pub fn new(cluster: &str, service: &Service, wanted: &Wanted, pool: Option<&str>
     object
 }
 
-/// The labels of the load balancers of a cluster, or of one Service of it.
-pub fn selector(cluster: &str, service: Option<&Service>) -> String {
+/// The label of the load balancers of a cluster.
+pub fn selector(cluster: &str) -> String {
     let label = cluster.split_once('/').map(|(_, label)| label).unwrap_or_default();
-    match service {
-        None => format!("{CLUSTER}={label}"),
-        Some(of) => format!("{CLUSTER}={label},{NAMESPACE}={},{NAME}={}", of.namespace, of.name),
-    }
+    format!("{CLUSTER}={label}")
 }
 
 /// The name of the load balancer of a Service, as Harvester's cloud provider makes it.

@@ -133,7 +133,11 @@ impl Plan<'_> {
             if shared.is_none() {
                 self.check_count()?;
             }
-            return Ok(Step::Make(object::new(self.cluster, service, wanted, pool.as_deref())));
+            // That of another kind has no name that Harvester knows.
+            let networks = self.settings.of_clusters.get(self.cluster).into_iter().flatten();
+            let network = networks.into_iter().find(|network| network.contains('/')).map(String::as_str);
+            let made = object::new(self.cluster, service, wanted, pool.as_deref(), network);
+            return Ok(Step::Make(made));
         };
         if let (Address::Has(address, _), Some(asked)) = (own.address(), wanted.addresses.first())
             && address != *asked
@@ -178,8 +182,8 @@ impl Plan<'_> {
                 return Ok(Step::Change(other.id(), object::share(&sharers)));
             }
         }
-        // There may be one that it shared before: the last one that was heard of is known.
-        if let Some((before, _)) = known.filter(|(before, _)| before.id() != other.id()) {
+        let before = self.balancers.all_shared(self.cluster, &service.uid);
+        if let Some((before, _)) = before.into_iter().find(|(before, _)| before.id() != other.id()) {
             return Ok(without(before, &service.uid));
         }
         Ok(own.filter(|own| !own.is_going()).map_or(Step::Done, |own| Step::Remove(own.id())))

@@ -15,7 +15,7 @@ use super::super::meet::Failure;
 use super::super::settings::Settings;
 use super::super::wanted::{Service, Wanted};
 use super::super::{Problem, Reply};
-use super::balancers::{Asked, Key};
+use super::balancers::{Asked, Begun, Key};
 use super::plan::{Giving, Plan, Refusal, Step};
 use super::{Done, Registry, object, told};
 use crate::host::backends::kubevirt::balancers::{Balancer, Changed};
@@ -27,6 +27,9 @@ use crate::wire::proto::v1;
 const TRIES: u32 = 12;
 /// Between two looks, where somebody else has changed an object.
 const AGAIN: Duration = Duration::from_millis(200);
+
+/// The reason where the API server, or a webhook behind it, does not let an object be.
+const REFUSED: &str = "RefusedByHost";
 
 /// One thing that is to be done.
 pub struct Job {
@@ -56,8 +59,8 @@ pub struct Queue {
 pub enum Outcome {
     /// Of a change.
     Changed(Result<Changed, VolumeError>, Step),
-    /// What there is of a Service.
-    Listed(Result<Vec<Balancer>, VolumeError>),
+    /// What there is of a cluster.
+    Listed(Result<Vec<Balancer>, VolumeError>, Begun),
 }
 
 impl Job {
@@ -84,6 +87,16 @@ impl Job {
 
     fn is_again(&self, key: &str) -> bool {
         self.service.uid == key && matches!(self.what, What::Ensure(_, None))
+    }
+
+    /// Whoever waited for it has gone.
+    fn is_given_up(&self) -> bool {
+        match &self.what {
+            What::Ensure(_, None) => false,
+            What::Ensure(_, Some(reply)) => reply.is_closed(),
+            What::Release(reply) => reply.is_closed(),
+            What::Remove(reply) => reply.is_closed(),
+        }
     }
 
     /// The end of it, with a problem.
@@ -131,6 +144,10 @@ impl Registry {
     }
 
     fn look(&mut self, cluster: &str, mut job: Job) -> Look {
+        // Nothing was begun yet.
+        if job.tries == 0 && job.is_given_up() || !self.is_wanted(cluster, &job) {
+            return Look::Over;
+        }
         if job.tries == TRIES {
             job.fail(Problem::Unavailable(
                 "the host's load balancers change too fast; repeat the call".to_owned(),
@@ -172,14 +189,27 @@ impl Registry {
         }
     }
 
+    /// Whether it is wanted still, if nobody waits for it: what was asked for since, or is given back, counts.
+    fn is_wanted(&self, cluster: &str, job: &Job) -> bool {
+        let What::Ensure(wanted, None) = &job.what else { return true };
+        let key: Key = (cluster.to_owned(), job.service.uid.clone());
+        if let Some(asked) = self.balancers.asked.get(&key) {
+            return asked.wanted == **wanted;
+        }
+        let own = self.balancers.keyed(&key).filter(|own| !own.is_going());
+        own.is_some_and(|own| own.wanted.as_ref() == Some(wanted))
+    }
+
     /// A Service has what it wants, or cannot have it.
     fn ensured(&mut self, cluster: &str, job: Job, failure: Option<Failure>) -> Look {
         let Job { service, what, .. } = job;
         let What::Ensure(wanted, reply) = what else { return Look::Over };
         let key: Key = (cluster.to_owned(), service.uid.clone());
         match failure {
+            // It has what it wanted when nobody waits and nothing is missing.
+            Some(_) if reply.is_none() && !self.balancers.asked.contains_key(&key) => {}
             Some(failure) => {
-                let asked = Asked { service, wanted: *wanted, failure };
+                let asked = Asked { service, wanted: object::kept(&wanted), failure };
                 self.balancers.asked.insert(key.clone(), asked);
             }
             None => drop(self.balancers.asked.remove(&key)),
@@ -210,14 +240,15 @@ impl Registry {
         Look::Over
     }
 
-    /// Asks what there is of a Service.
+    /// Asks what there is of a cluster: a Service may share the address of any other one.
     fn list_for(&mut self, cluster: &str, job: Job) -> Look {
+        let begun = self.balancers.list_begins();
         let (api, done, of) = (self.api.clone(), self.done.clone(), cluster.to_owned());
         self.cluster(cluster).queue.is_busy = true;
         self.asking.children().spawn(async move {
             let namespace = of.split('/').next().unwrap_or_default();
-            let listed = api.balancers(namespace, object::selector(&of, Some(&job.service))).await;
-            drop(done.send(Done::Step(of, Box::new(job), Outcome::Listed(listed))).await);
+            let listed = api.balancers(namespace, object::selector(&of)).await;
+            drop(done.send(Done::Step(of, Box::new(job), Outcome::Listed(listed, begun))).await);
         });
         Look::Busy
     }
@@ -251,31 +282,26 @@ impl Registry {
     pub(super) fn stepped(&mut self, cluster: &str, mut job: Job, outcome: Outcome) {
         self.cluster(cluster).queue.is_busy = false;
         let about = match outcome {
-            Outcome::Listed(Ok(all)) => {
+            Outcome::Listed(Ok(all), begun) => {
                 job.is_proved = true;
-                self.balancers.listed(cluster, Some(&job.service), all)
+                self.balancers.listed(cluster, &begun, all)
             }
-            Outcome::Changed(Ok(changed), step) => {
-                // The answer itself says that it is so.
-                job.is_proved |= matches!(step, Step::Change(..) | Step::Remove(_))
-                    && !matches!(changed, Changed::Conflict);
-                match (&step, changed) {
-                    (_, Changed::Yes(object)) => {
-                        tracing::info!(
-                            cluster,
-                            name = object.metadata.name,
-                            "load balancer: {}",
-                            step.name()
-                        );
-                        self.balancers.put(*object)
-                    }
-                    (Step::Change(id, _) | Step::Remove(id), Changed::Gone) => self.balancers.drop(id),
-                    (_, Changed::Gone | Changed::Conflict) => [].into(),
+            // There is one of which nothing was heard yet.
+            Outcome::Changed(Ok(Changed::Conflict), Step::Make(_)) => {
+                self.list_for(cluster, job);
+                return;
+            }
+            Outcome::Changed(Ok(changed), step) => match (&step, changed) {
+                (_, Changed::Yes(object)) => {
+                    tracing::info!(cluster, name = object.metadata.name, "load balancer: {}", step.name());
+                    self.balancers.put(*object)
                 }
-            }
+                (Step::Change(id, _) | Step::Remove(id), Changed::Gone) => self.balancers.drop(id),
+                (_, Changed::Gone | Changed::Conflict) => [].into(),
+            },
             Outcome::Changed(Err(VolumeError::Refused(words)), _) => {
                 let words = format!("the host cluster refuses it: {}", text::clean_words(&words));
-                let failure = Failure::new("RefusedByHost", words.clone());
+                let failure = Failure::new(REFUSED, words.clone());
                 if matches!(job.what, What::Ensure(..)) {
                     self.ensured(cluster, job, Some(failure));
                 } else {
@@ -283,22 +309,30 @@ impl Registry {
                 }
                 return self.work(cluster);
             }
-            Outcome::Listed(Err(error)) | Outcome::Changed(Err(error), _) => {
-                tracing::warn!(cluster, "load balancer: {}", text::chain(&error));
-                // What the API server says of itself is no guest's business.
-                let words = "the API of the host cluster cannot be asked now; repeat the call";
-                job.fail(Problem::Unavailable(words.to_owned()));
+            Outcome::Listed(Err(error), begun) => {
+                self.balancers.list_failed(&begun);
+                job.fail(unasked(cluster, &error));
+                return self.work(cluster);
+            }
+            Outcome::Changed(Err(error), _) => {
+                job.fail(unasked(cluster, &error));
                 return self.work(cluster);
             }
         };
         self.show(about);
         self.cluster(cluster).queue.jobs.push_front(job);
         self.work(cluster);
-        self.look_again(cluster);
+        self.look_again(cluster, false);
     }
 
-    /// Looks again at what a cluster could not have, and at what is to be said of an address that it was given.
-    pub(super) fn look_again(&mut self, cluster: &str) {
+    /// Looks again at what a cluster could not have; also at what the host cluster itself has refused, which is tried for every
+    /// such look: nothing that a guest does is a reason for it.
+    pub(super) fn look_again(&mut self, cluster: &str, with_refused: bool) {
+        if !self.members.has(cluster) {
+            // Nobody would give back what it got now.
+            self.balancers.asked.retain(|(of, _), _| of != cluster);
+            return;
+        }
         let settings = self.settings_of(cluster);
         let plan = Plan { balancers: &self.balancers, settings: &settings, cluster };
         let of = (cluster.to_owned(), String::new());
@@ -307,6 +341,7 @@ impl Registry {
         for (key, asked) in asked {
             match plan.ensure(&asked.service, &asked.wanted) {
                 Err(Refusal::Failure(failure)) if failure == asked.failure => {}
+                _ if asked.failure.reason == REFUSED && !with_refused => {}
                 Err(Refusal::Failure(failure)) => other.push((key.clone(), failure)),
                 // What has come to contradict it is said when it is asked for again.
                 Err(Refusal::Problem(_)) => {}
@@ -337,10 +372,11 @@ impl Registry {
     /// All load balancers of a cluster, as the API server says now.
     pub(super) fn list(&mut self, cluster: String, reply: Reply<Result<Vec<v1::LoadBalancer>, Problem>>) {
         let (api, done) = (self.api.clone(), self.done.clone());
+        let begun = self.balancers.list_begins();
         self.asking.children().spawn(async move {
             let namespace = cluster.split('/').next().unwrap_or_default();
-            let listed = api.balancers(namespace, object::selector(&cluster, None)).await;
-            drop(done.send(Done::Listed(cluster, listed, reply)).await);
+            let listed = api.balancers(namespace, object::selector(&cluster)).await;
+            drop(done.send(Done::Listed(cluster, listed, begun, reply)).await);
         });
     }
 
@@ -349,19 +385,19 @@ impl Registry {
         &mut self,
         cluster: &str,
         listed: Result<Vec<Balancer>, VolumeError>,
+        begun: &Begun,
         reply: Reply<Result<Vec<v1::LoadBalancer>, Problem>>,
     ) {
         let answer = match listed {
             Ok(all) => {
-                let about = self.balancers.listed(cluster, None, all);
+                let about = self.balancers.listed(cluster, begun, all);
                 self.show(about);
                 let keys = self.balancers.keys(Some(cluster));
                 Ok(keys.iter().filter_map(|key| told::message(&self.balancers, key)).collect())
             }
             Err(error) => {
-                tracing::warn!(cluster, "load balancers: {}", text::chain(&error));
-                let words = "the API of the host cluster cannot be asked now; repeat the call";
-                Err(Problem::Unavailable(words.to_owned()))
+                self.balancers.list_failed(begun);
+                Err(unasked(cluster, &error))
             }
         };
         drop(reply.send(answer));
@@ -372,9 +408,15 @@ impl Registry {
         self.settings.mark_unchanged();
         let clusters: Vec<_> = self.clusters.keys().cloned().collect();
         for cluster in clusters {
-            self.look_again(&cluster);
+            self.look_again(&cluster, true);
         }
     }
+}
+
+/// The API server did not answer, or not with what was asked for. What it says of itself is no guest's business.
+fn unasked(cluster: &str, error: &VolumeError) -> Problem {
+    tracing::warn!(cluster, "load balancers: {}", text::chain(error));
+    Problem::Unavailable("the API of the host cluster cannot be asked now; repeat the call".to_owned())
 }
 
 impl Step {

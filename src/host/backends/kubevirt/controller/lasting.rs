@@ -15,14 +15,14 @@ use crate::kubernetes::lists;
 /// Objects in one answer to a list.
 const PAGE: u32 = 100;
 
-/// All VMs of a namespace by their lasting identifiers.
+/// All VMs by their lasting identifiers.
 type All = BTreeMap<String, Arc<Facts>>;
 
-/// Reads whether VMs exist. Whoever asks while all of a namespace are read shares the next reading.
+/// Reads whether VMs exist. Whoever asks while all of them are read shares the next reading.
 #[derive(Debug, Clone)]
 pub struct Lasting {
     cluster: Cluster,
-    readings: Shared<String, All>,
+    readings: Shared<(), All>,
 }
 
 impl Lasting {
@@ -31,7 +31,8 @@ impl Lasting {
         Self { cluster, readings: Shared::default() }
     }
 
-    /// The VM of a namespace with this lasting identifier, which had this name, if that is known. None: there is no such VM.
+    /// The VM with this lasting identifier, which had this name in this namespace, if that is known. None: there is no such VM
+    /// anywhere in the host cluster.
     ///
     /// # Errors
     /// In words, if that cannot be told.
@@ -48,7 +49,8 @@ impl Lasting {
         {
             return Ok(Some(found));
         }
-        let read: Outcome<All> = self.readings.read(&namespace.to_owned(), self.all(namespace)).await;
+        // It may be in another namespace.
+        let read: Outcome<All> = self.readings.read(&(), self.all()).await;
         Ok(read?.get(uid).cloned())
     }
 
@@ -64,17 +66,16 @@ impl Lasting {
         Ok(vm.and_then(|vm| vm.facts))
     }
 
-    async fn all(&self, namespace: &str) -> Result<All, String> {
+    async fn all(&self) -> Result<All, String> {
         let (client, mut all) = (self.cluster.client(), All::new());
-        let failed = |failed| format!("the VMs of the namespace cannot be read: {}", failed_words(&failed));
+        let failed = |failed| format!("the VMs of the cluster cannot be read: {}", failed_words(&failed));
         let mut put = |facts: Option<Arc<Facts>>| {
             all.extend(facts.map(|facts| (facts.lasting.clone(), facts)));
         };
-        let some = Some(namespace);
         // A run counts more than what it was made from, and is read last.
-        let vms = lists::each::<VirtualMachine, Wanted>(&client, some, PAGE, |vm| put(vm.facts));
+        let vms = lists::each::<VirtualMachine, Wanted>(&client, None, PAGE, |vm| put(vm.facts));
         vms.await.map_err(failed)?;
-        let runs = lists::each::<Seen, Seen>(&client, some, PAGE, |run| put(run.facts));
+        let runs = lists::each::<Seen, Seen>(&client, None, PAGE, |run| put(run.facts));
         runs.await.map_err(failed)?;
         Ok(all)
     }

@@ -103,8 +103,13 @@ pub fn wanted() -> Wanted {
 #[test]
 fn what_is_written_is_read_again() {
     let (of, wanted) = (service("web", "u-1"), Wanted { network: "ns/wan".into(), ..wanted() });
-    let mut made = new("ns/dev", &of, &wanted, Some("lan"));
+    let mut made = new("ns/dev", &of, &wanted, Some("lan"), Some("ns/lan"));
     assert_eq!(made["spec"], json!({ "workloadType": "cluster", "ipam": "pool", "ipPool": "lan" }));
+    assert_eq!(made["metadata"]["annotations"][NETWORK], "ns/wan");
+    // One that was not asked for is chosen, so that nobody else chooses another cluster's.
+    let any = new("ns/dev", &of, &self::wanted(), None, Some("ns/lan"));
+    let annotations = &any["metadata"]["annotations"];
+    assert_eq!((&annotations[NETWORK], &annotations[ASKED_NETWORK]), (&json!("ns/lan"), &json!(null)));
     made["metadata"]["resourceVersion"] = json!("1");
     let object = read(&made).unwrap();
     assert_eq!((&object.service, object.wanted.as_ref()), (&of, Some(&wanted)));

@@ -237,6 +237,37 @@ fn services_share_an_address_as_long_as_their_ports_differ() {
     assert!(matches!(world.release(&service("db")), Ok(Giving::Step(Step::Remove(_)))));
 }
 
+#[test]
+fn one_that_shares_anothers_address_leaves_the_one_before() {
+    let mut world = World::new();
+    for (name, port, address) in [("web", 80, "192.0.2.7"), ("db", 5432, "192.0.2.8")] {
+        world.ensure(name, &of_port(port)).unwrap();
+        world.allocate(name, address);
+    }
+    world.ensure("api", &sharing(81, "web")).unwrap();
+    world.ensure("api", &sharing(81, "db")).unwrap();
+    assert_eq!(world.told("api").addresses[0].address, "192.0.2.8");
+    assert!(matches!(world.release(&service("web")), Ok(Giving::Step(Step::Remove(_)))));
+    // Whoever did that before did not come to an end.
+    let mut world = World::new();
+    for (name, port, address) in [("web", 80, "192.0.2.7"), ("db", 5432, "192.0.2.8")] {
+        world.ensure(name, &of_port(port)).unwrap();
+        world.allocate(name, address);
+        world.ensure("api", &sharing(81, "web")).unwrap();
+    }
+    let Ok(Step::Change(id, patch)) = world.plan().ensure(&service("api"), &sharing(81, "db")) else {
+        panic!()
+    };
+    world.change(&id, &patch);
+    for _ in 0..2 {
+        assert!(matches!(world.release(&service("api")), Ok(Giving::Step(Step::Change(..)))));
+    }
+    assert_eq!(world.release(&service("api")), Ok(Giving::Nothing));
+    for name in ["web", "db"] {
+        assert!(matches!(world.release(&service(name)), Ok(Giving::Step(Step::Remove(_)))), "{name}");
+    }
+}
+
 /// Harvester's cloud provider took one whose address was not announced yet for none, and left it (harvester/harvester#8318, #5918).
 #[test]
 fn one_is_given_back_however_far_it_has_come() {
@@ -257,7 +288,7 @@ fn one_is_given_back_however_far_it_has_come() {
 
 /// One as Harvester's cloud provider has made it for this Service.
 fn theirs(of: &Service) -> Value {
-    let mut made = object::new("ns/dev", of, &wanted(), None);
+    let mut made = object::new("ns/dev", of, &wanted(), None, None);
     let annotations = made["metadata"]["annotations"].as_object_mut().unwrap();
     annotations.retain(|key, _| !key.starts_with("guestlet.io/"));
     annotations.insert("loadbalancer.harvesterhci.io/network".into(), json!("ns/lan"));
@@ -373,6 +404,28 @@ fn what_is_heard_late_is_not_put_in_the_place_of_what_was_written() {
     other.metadata.uid = Some("other".into());
     drop(world.balancers.hear(Told::Balancers(Heard::Gone(other))));
     assert!(world.balancers.own("ns/dev", &service("web")).is_some());
-    let gone = world.balancers.listed("ns/dev", Some(&service("web")), Vec::new());
+    let gone = {
+        let begun = world.balancers.list_begins();
+        world.balancers.listed("ns/dev", &begun, Vec::new())
+    };
     assert_eq!((gone.len(), world.balancers.keys(None).len()), (1, 0));
+}
+
+#[test]
+fn a_list_says_nothing_of_what_has_changed_since_it_began() {
+    let mut world = World::new();
+    world.ensure("web", &of_port(80)).unwrap();
+    let web: Balancer = serde_json::from_value(world.objects[&world.id("web")].clone()).unwrap();
+    let id = world.id("web");
+    let (early, late) = (world.balancers.list_begins(), world.balancers.list_begins());
+    world.ensure("new", &of_port(81)).unwrap();
+    drop(world.balancers.drop(&id));
+    drop(world.balancers.listed("ns/dev", &early, vec![web.clone()]));
+    assert!(world.balancers.get(&id).is_none(), "it is deleted");
+    assert!(world.balancers.own("ns/dev", &service("new")).is_some(), "it was made meanwhile");
+    world.balancers.list_failed(&late);
+    let now = world.balancers.list_begins();
+    drop(world.balancers.listed("ns/dev", &now, vec![web]));
+    assert!(world.balancers.get(&id).is_some());
+    assert!(world.balancers.own("ns/dev", &service("new")).is_none());
 }
