@@ -75,9 +75,9 @@ impl Clusters {
         let (registry, handle) =
             Registry::new(Parts { half: Arc::clone(&half), cluster, settings, options, facts });
         let tasks = Scope::new();
-        let (changes, mut changed) = mpsc::channel(64);
-        tasks.children().spawn(async move { while changed.recv().await.is_some() {} });
-        tasks.children().spawn(roster.watch(changes));
+        let (news, mut listener) = mpsc::channel(64);
+        tasks.children().spawn(async move { while listener.recv().await.is_some() {} });
+        tasks.children().spawn(roster.watch(news));
         tasks.children().spawn(registry.run(CancellationToken::new()));
         Self { handle, half, problems: told, options: set_options, _settings: set_settings, _tasks: tasks }
     }
