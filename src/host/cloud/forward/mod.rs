@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(5);
 /// When what has failed is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Whatever nft(8) says then.
+/// Advice, whatever nft(8) says, where the privilege is missing.
 const UNPRIVILEGED: &str = "guestlet-host has no privilege over the host's network (CAP_NET_ADMIN); the drop-in forwarding.conf \
                             among its examples gives it that";
 
@@ -150,15 +150,14 @@ impl Forwarder {
             }
         })?;
         let arranged = Arc::clone(plan);
-        let given = blocking::run(move || give(&arranged)).await;
-        let arranged = Arc::clone(plan);
-        let forwards = blocking::run(move || kernel_forwards(&arranged, &Root::default())).await;
+        let given =
+            blocking::run(move || give(&arranged).and(kernel_forwards(&arranged, &Root::default()))).await;
         self.written = if plan.is_empty() {
             None
         } else {
             Some(self.table().await.map_err(|error| error_chain::words(&error))?)
         };
-        taken.and(given).and(forwards)
+        taken.and(given)
     }
 
     /// The words of the table, with the identity of each rule. Sorted, as the elements of sets are in no order.
