@@ -6,7 +6,7 @@ use super::super::wanted::Port;
 use super::super::{Asker, Found, Poll, Problem, Reply, Request};
 use super::balancers::{Key, Standing};
 use super::queue::Job;
-use super::{Done, Looked, Registry, pools, told};
+use super::{Done, Looked, Registry, object, pools, told};
 use crate::wire::proto::v1;
 
 impl Registry {
@@ -25,7 +25,10 @@ impl Registry {
                 Err(problem) => drop(reply.send(Err(problem))),
             },
             Request::Ensure(asker, service, wanted, reply) => match self.admit(&asker) {
-                Ok(()) => self.enqueue(&asker.cluster, Job::ensure(service, wanted, Some(reply))),
+                Ok(()) => {
+                    let wanted = Box::new(object::kept(*wanted));
+                    self.enqueue(&asker.cluster, Job::ensure(service, wanted, Some(reply)));
+                }
                 Err(problem) => drop(reply.send(Err(problem))),
             },
             Request::Release(asker, service, reply) => match self.admit(&asker) {

@@ -60,7 +60,7 @@ pub struct Object {
     pub sharers: Option<Vec<Sharer>>,
 }
 
-/// How far the address is.
+/// Progress of the address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// It has none, and maybe why.
@@ -101,7 +101,7 @@ impl Object {
         )
     }
 
-    /// That of the record of a Service that shares its address.
+    /// The identifier of the record of a Service that shares its address.
     pub fn sharer_id(&self, uid: &str) -> String {
         format!("{}#{uid}", self.id())
     }
@@ -111,7 +111,7 @@ impl Object {
         self.read.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// What its cluster knows it by: the UID of its Service, or something that is none.
+    /// Its key in its cluster: the UID of its Service, or something that is none.
     pub fn key(&self) -> String {
         if self.service.uid.is_empty() { format!("?{}", self.name()) } else { self.service.uid.clone() }
     }
@@ -158,7 +158,7 @@ impl Object {
         annotations.and_then(|all| all.get(key)).map(String::as_str).unwrap_or_default()
     }
 
-    /// How far its address is.
+    /// Progress of its address.
     pub fn address(&self) -> Address {
         let given = &self.read.status.allocated_address;
         match addresses::parse(&given.ip) {
@@ -218,18 +218,9 @@ pub fn share(sharers: &[Sharer]) -> Value {
     json!({ "metadata": { "annotations": { SHARERS: text } } })
 }
 
-/// What is kept of what is wanted: nothing that only whoever forwards uses, of which there may be much.
-pub fn kept(wanted: &Wanted) -> Wanted {
-    Wanted {
-        backends: Vec::new(),
-        sources: Vec::new(),
-        network: wanted.network.clone(),
-        addresses: wanted.addresses.clone(),
-        families: wanted.families.clone(),
-        ports: wanted.ports.clone(),
-        share: wanted.share.clone(),
-        ..*wanted
-    }
+/// Strips off what only whoever forwards uses, of which there may be much.
+pub fn kept(wanted: Wanted) -> Wanted {
+    Wanted { backends: Vec::new(), sources: Vec::new(), ..wanted }
 }
 
 fn text(wanted: &Wanted) -> String {

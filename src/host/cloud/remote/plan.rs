@@ -20,7 +20,7 @@ use super::pools;
 /// Services that may share one address.
 const MOST_SHARERS: usize = 64;
 
-/// What is next.
+/// Next step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// Nothing.
@@ -33,7 +33,7 @@ pub enum Step {
     Remove(String),
 }
 
-/// What is next for what is given back.
+/// Next step for a load balancer that is given back.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Giving {
     /// This; if it is a change, nothing is left afterwards.
@@ -59,7 +59,7 @@ impl From<Failure> for Refusal {
     }
 }
 
-/// What is decided on.
+/// Everything that a decision is made of.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan<'p> {
     /// All load balancers.
@@ -71,12 +71,11 @@ pub struct Plan<'p> {
 }
 
 impl Plan<'_> {
-    /// What is next for a Service that wants this.
+    /// Returns the next step for a Service that wants this, as it is [kept](object::kept).
     ///
     /// # Errors
     /// If it cannot have it.
     pub fn ensure(&self, service: &Service, wanted: &Wanted) -> Result<Step, Refusal> {
-        let wanted = object::kept(wanted);
         let own = self.balancers.own(self.cluster, service);
         if own.is_some_and(|own| own.is_going() && wanted.share.is_none()) {
             let words = "its load balancer on the host is being deleted, and is made anew when that is done";
@@ -84,7 +83,7 @@ impl Plan<'_> {
         }
         if let Some(own) = own.filter(|_| wanted.share.is_none()) {
             let network = own.asked_network(&wanted.network);
-            check_change(own.ipam(), network, &wanted)
+            check_change(own.ipam(), network, wanted)
                 .map_err(|words| Refusal::Problem(Problem::Contradiction(words)))?;
         }
         if wanted.announcing == Announcing::Host {
@@ -108,10 +107,10 @@ impl Plan<'_> {
             let words = format!("the Service {namespace}/{name} has no address yet that could be shared");
             return Err(Failure::new("NoPrimary", words).into());
         }
-        ground.check(&record, &wanted)?;
+        ground.check(&record, wanted)?;
         match &wanted.share {
-            Some(primary) => self.share(own, service, &wanted, primary),
-            None => self.own(own, service, &wanted),
+            Some(primary) => self.share(own, service, wanted, primary),
+            None => self.own(own, service, wanted),
         }
     }
 
@@ -196,7 +195,7 @@ impl Plan<'_> {
             .map_err(|words| Refusal::Problem(Problem::Exhausted(words)))
     }
 
-    /// What is next for what a Service has, which it wants no more. One without a UID: all that nobody has taken over.
+    /// Returns the next step for what a Service has, which it wants no more. One without a UID: all that nobody has taken over.
     ///
     /// # Errors
     /// If others share its address.

@@ -209,7 +209,7 @@ impl Registry {
             // It has what it wanted when nobody waits and nothing is missing.
             Some(_) if reply.is_none() && !self.balancers.asked.contains_key(&key) => {}
             Some(failure) => {
-                let asked = Asked { service, wanted: object::kept(&wanted), failure };
+                let asked = Asked { service, wanted: *wanted, failure };
                 self.balancers.asked.insert(key.clone(), asked);
             }
             None => drop(self.balancers.asked.remove(&key)),
