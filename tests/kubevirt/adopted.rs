@@ -18,6 +18,7 @@ use crate::model::pace::Step;
 use crate::patience::until;
 
 mod conceded;
+mod elsewhere;
 mod given;
 mod kept;
 mod refused;

@@ -38,7 +38,6 @@ mod random;
 mod soak;
 
 mod adopted;
-mod adopted_elsewhere;
 mod claims;
 mod claims_churn;
 mod clusters;

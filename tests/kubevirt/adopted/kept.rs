@@ -4,25 +4,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guestlet::host::backends::disks::{DiskError, GuestSide, Known};
-use guestlet::host::backends::volumes::{Holder, VolumeError, Volumes as _};
+use guestlet::host::backends::kubevirt::volumes::Claims;
+use guestlet::host::backends::volumes::{Holder, Place, VolumeError, Volumes as _};
 use serde_json::{Value, json};
 
 use super::{CLAIM, alias, harvester_has_plugged, id, is_held, own_serial, record, started, vm_object};
 use crate::api::Api;
 use crate::claims::{Guest, LET_GO, domains, place, plug, unwilling, willing};
-use crate::lab::wait;
+use crate::lab::{Lab, wait};
 use crate::model::objects::Kind;
 use crate::model::pace::Step;
 use crate::patience::until;
+
+/// A VM that Harvester's driver has plugged the claim into, and to which guestlet has published it as it is.
+async fn published_as_it_is() -> (Lab, Arc<Claims>, String, Place) {
+    let (lab, volumes) = started(&["web"]).await;
+    let (id, web) = (id(CLAIM), place(&lab, "web").await);
+    harvester_has_plugged(&lab, "web").await;
+    plug(&volumes, &id, &web).await.unwrap();
+    (lab, volumes, id, web)
+}
 
 /// Its guest cannot be asked for it, and so keeps it as long as it runs.
 #[test]
 fn a_disk_that_its_guest_cannot_tell_stays_until_the_vm_is_off() {
     wait(async {
-        let (lab, volumes) = started(&["web"]).await;
-        let (id, web) = (id(CLAIM), place(&lab, "web").await);
-        harvester_has_plugged(&lab, "web").await;
-        plug(&volumes, &id, &web).await.unwrap();
+        let (lab, volumes, id, web) = published_as_it_is().await;
         lab.unplug("web", &[CLAIM]).await;
         lab.has_left("web", CLAIM).await;
         lab.plug_as("web", CLAIM, CLAIM, json!({ "disk": { "bus": "virtio" } })).await;
@@ -115,10 +122,7 @@ fn a_guest_that_was_not_asked_keeps_what_is_plugged_as_it_is() {
         async fn stays(&self, _: &Known) {}
     }
     wait(async {
-        let (lab, volumes) = started(&["web"]).await;
-        let (id, web) = (id(CLAIM), place(&lab, "web").await);
-        harvester_has_plugged(&lab, "web").await;
-        plug(&volumes, &id, &web).await.unwrap();
+        let (lab, volumes, id, web) = published_as_it_is().await;
         let side = Restarting(lab.api.clone());
         let refused = volumes.unplug(&id, &web.vm, LET_GO, Box::new(side)).await.unwrap_err();
         assert!(refused.to_string().contains("was started after its guest was asked"), "{refused}");
@@ -131,10 +135,7 @@ fn a_guest_that_was_not_asked_keeps_what_is_plugged_as_it_is() {
 #[test]
 fn a_vm_that_starts_keeps_what_is_plugged_as_it_is_until_its_guest_can_be_asked() {
     wait(async {
-        let (lab, volumes) = started(&["web"]).await;
-        let (id, web) = (id(CLAIM), place(&lab, "web").await);
-        harvester_has_plugged(&lab, "web").await;
-        plug(&volumes, &id, &web).await.unwrap();
+        let (lab, volumes, id, web) = published_as_it_is().await;
         lab.model.hold(Step::Boot, "web");
         lab.api.delete(&Kind::Vmi.path("default/web")).await;
         lab.model.reaches(Step::Boot, "web").await;

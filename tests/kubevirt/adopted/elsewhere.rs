@@ -1,56 +1,23 @@
 //! Claims that Harvester's CSI driver has made, and that something else uses beside the VM that has them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use guestlet::host::backends::disks::DiskError;
 use guestlet::host::backends::kubevirt::hotplug::Patience;
 use guestlet::host::backends::kubevirt::names::Claim;
-use guestlet::host::backends::kubevirt::volumes::Claims;
-use guestlet::host::backends::volumes::{Published, VolumeError, Volumes as _};
+use guestlet::host::backends::volumes::{VolumeError, Volumes as _};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
+use super::{CLAIM, alias, harvester_has_plugged, id, record, started};
 use crate::claims::{
-    LET_GO, claim_of, domains, make, place, plug, published, quick, unwilling, volumes, volumes_with, willing,
+    LET_GO, claim_of, domains, make, place, plug, published, quick, unwilling, volumes_with, willing,
 };
 use crate::client::{JSON, call};
 use crate::lab::{HOSTS, Lab, NAMESPACE, wait};
 use crate::model::objects::{Kind, text};
 use crate::model::pace::Step;
 use crate::patience::until;
-
-const CLAIM: &str = "pvc-0b6d1c52-6a0e-4f0a-9f57-3d1f0c9b7a11";
-
-fn id() -> String {
-    format!("{NAMESPACE}.{CLAIM}")
-}
-
-/// What its guest knows it by if Harvester's driver has plugged it.
-fn alias() -> String {
-    format!("drive-ua-{CLAIM}")
-}
-
-/// A cluster with a claim of Harvester's that is given to guestlet, and these VMs.
-async fn started(vms: &[&str]) -> (Lab, Arc<Claims>) {
-    let lab = Lab::start().await;
-    lab.harvester_claim(CLAIM, 16, "shop").await;
-    lab.give(CLAIM).await;
-    for vm in vms {
-        lab.running(vm).await;
-    }
-    let volumes = volumes(&lab).await;
-    (lab, volumes)
-}
-
-async fn harvester_has_plugged(lab: &Lab, vm: &str) {
-    lab.harvester_plugs(vm, CLAIM).await;
-    lab.is_in(vm, CLAIM, "Ready").await;
-}
-
-async fn record(volumes: &Claims) -> Option<Published> {
-    volumes.get(&id()).await.unwrap().unwrap().published
-}
 
 /// The host on which a VM runs, and the other one.
 async fn hosts(lab: &Lab, vm: &str) -> (String, &'static str) {
@@ -87,8 +54,8 @@ fn what_is_attached_where_the_vm_does_not_run_is_not_taken_over() {
             },
         });
         lab.api.create(&Kind::Attachment.all(), &attachment).await;
-        is_in_use(plug(&volumes, &id(), &web).await, &["VolumeAttachment forgotten", other]);
-        assert_eq!((record(&volumes).await, domains(&lab, &id()).len()), (None, 1));
+        is_in_use(plug(&volumes, &id(CLAIM), &web).await, &["VolumeAttachment forgotten", other]);
+        assert_eq!((record(&volumes).await, domains(&lab, &id(CLAIM)).len()), (None, 1));
         lab.api.delete(&Kind::Attachment.path("forgotten")).await;
 
         // A pod that plugs it into another VM, which lists it no more.
@@ -106,11 +73,11 @@ fn what_is_attached_where_the_vm_does_not_run_is_not_taken_over() {
             },
         });
         lab.api.create(&Kind::Pod.within(NAMESPACE), &pod).await;
-        is_in_use(plug(&volumes, &id(), &web).await, &["the pod hp-volume-left", &here]);
-        assert_eq!((record(&volumes).await, domains(&lab, &id()).len()), (None, 1));
+        is_in_use(plug(&volumes, &id(CLAIM), &web).await, &["the pod hp-volume-left", &here]);
+        assert_eq!((record(&volumes).await, domains(&lab, &id(CLAIM)).len()), (None, 1));
         lab.model.lose_pod(&format!("{NAMESPACE}/hp-volume-left")).await;
-        until("it is web's alone", async || plug(&volumes, &id(), &web).await.ok()).await;
-        volumes.unplug(&id(), &web.vm, LET_GO, willing()).await.unwrap();
+        until("it is web's alone", async || plug(&volumes, &id(CLAIM), &web).await.ok()).await;
+        volumes.unplug(&id(CLAIM), &web.vm, LET_GO, willing()).await.unwrap();
     });
 }
 
@@ -123,7 +90,7 @@ fn a_vm_that_migrates_keeps_what_is_plugged_as_it_is() {
         harvester_has_plugged(&lab, "web").await;
         let (from, to) = hosts(&lab, "web").await;
         let is_taken = async || {
-            assert_eq!(plug(&volumes, &id(), &web).await.unwrap(), alias());
+            assert_eq!(plug(&volumes, &id(CLAIM), &web).await.unwrap(), alias().text());
             assert_eq!(record(&volumes).await, Some(published(&web)));
         };
         // The next generation of its pods waits.
@@ -155,10 +122,10 @@ fn a_vm_that_migrates_keeps_what_is_plugged_as_it_is() {
         lab.model.reaches(Step::Detach, CLAIM).await;
         let instance = lab.instance("web").await.unwrap();
         assert_eq!(instance["status"]["nodeName"], to);
-        is_in_use(plug(&volumes, &id(), &web).await, &["VolumeAttachment", &from]);
-        assert_eq!(domains(&lab, &id()), [web.vm.as_str()]);
+        is_in_use(plug(&volumes, &id(CLAIM), &web).await, &["VolumeAttachment", &from]);
+        assert_eq!(domains(&lab, &id(CLAIM)), [web.vm.as_str()]);
         lab.model.release(Step::Detach, CLAIM);
-        until("only the target has it", async || plug(&volumes, &id(), &web).await.ok()).await;
+        until("only the target has it", async || plug(&volumes, &id(CLAIM), &web).await.ok()).await;
         assert!(lab.model.journal().conflicts().is_empty());
     });
 }
@@ -168,7 +135,7 @@ fn a_vm_that_migrates_keeps_what_is_plugged_as_it_is() {
 fn what_a_guest_has_released_long_ago_is_asked_for_again() {
     wait(async {
         let (lab, quick_ones) = started(&["web"]).await;
-        let (id, web) = (id(), place(&lab, "web").await);
+        let (id, web) = (id(CLAIM), place(&lab, "web").await);
         harvester_has_plugged(&lab, "web").await;
         plug(&quick_ones, &id, &web).await.unwrap();
         let patience =
@@ -212,7 +179,7 @@ fn what_is_plugged_at_the_instance_holds_nothing_up_and_is_refused_by_name() {
     wait(async {
         let (lab, volumes) = started(&["web"]).await;
         lab.set_gates(&["HotplugVolumes"]).await;
-        let (id, web) = (id(), place(&lab, "web").await);
+        let (id, web) = (id(CLAIM), place(&lab, "web").await);
         let own = make(&volumes, "data").await;
         let options = |name: &str, claim: &str| {
             json!({
@@ -256,7 +223,7 @@ fn what_is_plugged_at_the_instance_holds_nothing_up_and_is_refused_by_name() {
 fn what_is_plugged_twice_at_once_is_unplugged_again_by_guestlet() {
     wait(async {
         let (lab, volumes) = started(&["web", "db"]).await;
-        let (id, web) = (id(), place(&lab, "web").await);
+        let (id, web) = (id(CLAIM), place(&lab, "web").await);
         let ours = Claim::of_id(&id).unwrap().volume();
         let free = async || {
             until("it is free", async || volumes.unplug(&id, &web.vm, LET_GO, willing()).await.ok()).await;
