@@ -171,7 +171,7 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
     Ok(people)
 }
 
-/// What the guestlet API says that this agent can do.
+/// Capabilities that the guestlet API tells of this agent.
 const CAPABILITIES: [&str; 6] = ["events", "qga", "disks", "topology", "callback", "health-checks"];
 
 /// What serves the host half, and people in the guest.
@@ -235,7 +235,7 @@ impl Api {
     }
 }
 
-/// What a host half can call.
+/// Services that a host half can call.
 type Services = Both<HealthChecksServer<health_checks::Service>, guest::Served>;
 
 /// Starts what makes the health checks that the host half wants, and tells their results.

@@ -6,7 +6,7 @@ use super::root::Root;
 
 const IPV4: &str = "/proc/sys/net/ipv4/conf";
 const IPV6: &str = "/proc/sys/net/ipv6/conf";
-/// What is no interface, or none by which a packet comes from elsewhere.
+/// Entries that are no interface, or none by which a packet comes from elsewhere.
 const NOBODY: [&str; 3] = ["all", "default", "lo"];
 
 /// Whether packets of IPv4 that come in by some interface are forwarded. Each interface has a setting of its own, and

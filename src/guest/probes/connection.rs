@@ -12,7 +12,7 @@ use crate::guest::network::{self, Interface};
 use crate::guest::probes::judge::Family;
 use crate::guest::topology::{Desk, Node};
 
-/// How long the addresses of interfaces are taken to be what they were.
+/// Lifetime of what was read of the interfaces' addresses.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Tries it once; why it failed, for people.
@@ -52,7 +52,7 @@ impl Addresses {
         Self { topology, known: None }
     }
 
-    /// That of a family, where node ports answer; or why there is none.
+    /// The address of a family at which node ports answer; or why there is none.
     pub fn of(&mut self, family: Family) -> Result<IpAddr, String> {
         let now = Instant::now();
         let known = match self.known.take() {

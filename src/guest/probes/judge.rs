@@ -37,7 +37,7 @@ pub struct Check {
     pub timeout: Duration,
 }
 
-/// How a check stands.
+/// Standing of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// As the thresholds have it.
@@ -49,7 +49,7 @@ pub struct Verdict {
 }
 
 impl Default for Verdict {
-    /// That of a check which was not tried yet: it counts as failed.
+    /// The verdict of a check which was not tried yet: it counts as failed.
     fn default() -> Self {
         Self { healthy: false, problem: "it has not been tried yet".to_owned(), in_a_row: 0 }
     }

@@ -34,23 +34,23 @@ const APART: Duration = Duration::from_millis(4);
 /// Requests that wait for their turn.
 const WAITING: usize = 16;
 
-/// What is to be checked, all of it.
+/// All that is to be checked.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     /// Tells whose checks these are from those of others.
     pub owner: u64,
     /// The owner's number for them.
     pub generation: u64,
-    /// How often results are told although none has changed; none: not at all.
+    /// The interval at which results are told although none has changed; none: not at all.
     pub report_every: Option<Duration>,
     /// The checks, no two with the same identifier.
     pub checks: Vec<Check>,
 }
 
-/// What one check says now.
+/// Present result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// That of the check.
+    /// The check's identifier.
     pub id: String,
     /// By its thresholds.
     pub healthy: bool,
@@ -74,7 +74,7 @@ pub struct Standing {
 /// Why checks are not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Whose they are is gone.
+    /// Their owner is gone.
     #[error("whoever wants the health checks is gone")]
     Ended,
     /// Nobody makes any more.
@@ -162,7 +162,7 @@ impl Probe {
     }
 }
 
-/// What makes the checks of this machine, which is the Node that `topology` knows, and the way to it.
+/// Makes the task that checks this machine, which is the Node that `topology` knows, and the way to it.
 pub fn probes(topology: Arc<Desk>) -> (Probes, Prober) {
     let mut addresses = Addresses::new(topology);
     at(Box::new(move |family| addresses.of(family)))

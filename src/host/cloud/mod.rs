@@ -103,7 +103,7 @@ struct Asker {
     cluster: String,
 }
 
-/// What is known of a VM that is asked about by its identifier.
+/// Answer about a VM that is asked about by its identifier.
 #[derive(Debug)]
 enum Found {
     /// There is one.

@@ -116,7 +116,7 @@ impl Use {
     }
 }
 
-/// What uses the claim beside the VM with this UUID: a pod that is not there to plug it into that VM, or the attachment of its
+/// Finds whoever uses the claim beside the VM with this UUID: a pod that is not there to plug it into that VM, or the attachment of its
 /// volume to a node where that VM does not have it. In words, with where it is.
 ///
 /// After a migration the volume stays attached to the node before for a moment; what is found then is gone when it is asked again.

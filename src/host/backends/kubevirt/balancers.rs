@@ -44,7 +44,7 @@ pub struct Balancer {
     pub status: BalancerStatus,
 }
 
-/// What is wanted of a load balancer.
+/// Spec of a load balancer.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BalancerSpec {
@@ -54,7 +54,7 @@ pub struct BalancerSpec {
     pub ipam: String,
 }
 
-/// How a load balancer is.
+/// Status of a load balancer.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BalancerStatus {
@@ -94,7 +94,7 @@ pub struct Pool {
     pub status: PoolStatus,
 }
 
-/// What a pool is.
+/// Spec of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PoolSpec {
@@ -120,7 +120,7 @@ pub struct PoolRange {
     pub subnet: String,
 }
 
-/// Who may have addresses of a pool.
+/// Selector of those who may have addresses of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PoolSelector {
@@ -147,7 +147,7 @@ pub struct PoolScope {
     pub guest_cluster: String,
 }
 
-/// What of a pool is taken.
+/// Status of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PoolStatus {
@@ -179,7 +179,7 @@ pub enum Told {
     Pools(Heard<Pool>),
 }
 
-/// What became of a change.
+/// Outcome of a change.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Changed {
     /// It was made; the object as it is now.

@@ -10,10 +10,10 @@ use super::object::{self, Object, Sharer};
 use crate::host::backends::kubevirt::balancers::{Balancer, Pool, Told};
 use crate::kubernetes::follow::Heard;
 
-/// What a load balancer is known by: its cluster, and the UID of its Service or something that is none.
+/// Key of a load balancer: its cluster, and the UID of its Service or something that is none.
 pub type Key = (String, String);
 
-/// What a Service has asked for and cannot have.
+/// Request of a Service that cannot be had.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Asked {
     /// Whose it is.
@@ -24,7 +24,7 @@ pub struct Asked {
     pub failure: Failure,
 }
 
-/// What of them is known.
+/// Knowledge of load balancers in the host cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Standing {
     /// Nothing yet.
@@ -93,7 +93,7 @@ impl Changes {
 }
 
 impl Balancers {
-    /// What is heard; the load balancers that it is about.
+    /// Takes in what is heard; the load balancers that it is about.
     pub fn hear(&mut self, told: Told) -> BTreeSet<Key> {
         match told {
             Told::Missing => self.standing = Standing::Missing,
@@ -191,7 +191,7 @@ impl Balancers {
         self.changes.end(begun);
     }
 
-    /// What was listed of a cluster's load balancers: others there are none, but for those that have come meanwhile.
+    /// Takes in a cluster's load balancers as they were listed: there are no others, but for those that have come meanwhile.
     pub fn listed(&mut self, cluster: &str, begun: &Begun, all: Vec<Balancer>) -> BTreeSet<Key> {
         let later = self.changes.end(begun);
         let all = all.into_iter().filter_map(Object::of).filter(|object| !later.contains(&object.id()));
@@ -259,13 +259,13 @@ impl Balancers {
         self.objects.get(self.own.get(key)?)
     }
 
-    /// How many Services of a cluster have asked for what they cannot have.
+    /// Counts the Services of a cluster that have asked for what they cannot have.
     pub fn count_asked(&self, cluster: &str) -> usize {
         let of = (cluster.to_owned(), String::new());
         self.asked.range(of..).take_while(|((of, _), _)| of == cluster).count()
     }
 
-    /// What the load balancers of a cluster are known by, or of all.
+    /// The keys of the load balancers of a cluster, or of all.
     pub fn keys(&self, cluster: Option<&str>) -> BTreeSet<Key> {
         let all = self.own.keys().chain(self.shared.keys()).chain(self.asked.keys());
         all.filter(|(of, _)| cluster.is_none_or(|cluster| of == cluster)).cloned().collect()

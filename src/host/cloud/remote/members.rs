@@ -15,7 +15,7 @@ use crate::kubernetes::follow::Heard;
 use crate::wire::guest_object::Guest;
 use crate::wire::proto::v1::{self, PowerState, instance::Power};
 
-/// What the agent in a guest says of its Node, as its host half has written it.
+/// The Node as the agent in a guest tells it, as its host half has written it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// Namespace and name of its run.
@@ -79,7 +79,7 @@ pub struct Members {
     networks: BTreeMap<String, BTreeMap<String, BTreeSet<String>>>,
 }
 
-/// What has become of a VM of a cluster.
+/// News of a VM of a cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub enum News {
     /// It is so now; it may have been so before.
@@ -94,7 +94,7 @@ impl Members {
         self.heard == [true; 4]
     }
 
-    /// What is heard of VirtualMachines or their runs.
+    /// Takes in what is heard of VirtualMachines or their runs.
     pub fn hear_vms(&mut self, kind: Kind, heard: Heard<Arc<Facts>>) -> Vec<News> {
         let known = &mut self.vms[kind as usize];
         let changed = keep(known, heard, |facts| facts.name.clone());
@@ -102,14 +102,14 @@ impl Members {
         self.tell(changed)
     }
 
-    /// What is heard of guests.
+    /// Takes in what is heard of guests.
     pub fn hear_reports(&mut self, heard: Heard<Report>) -> Vec<News> {
         let changed = keep(&mut self.reports, heard, |report| report.name.clone());
         self.heard[2] = true;
         self.tell(changed)
     }
 
-    /// What is heard of the host cluster's Nodes.
+    /// Takes in what is heard of the host cluster's Nodes.
     pub fn hear_hosts(&mut self, heard: Heard<Host>) -> Vec<News> {
         self.heard[3] = true;
         // Much else of a Node changes now and then.
@@ -148,7 +148,7 @@ impl Members {
         self.told.get(cluster).is_some_and(|of| !of.is_empty())
     }
 
-    /// How many VMs of a cluster there are.
+    /// Counts the VMs of a cluster.
     pub fn count(&self, cluster: &str) -> usize {
         self.told.get(cluster).map_or(0, BTreeMap::len)
     }

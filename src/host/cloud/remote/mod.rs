@@ -60,7 +60,7 @@ use balancers::{Balancers, Begun};
 use members::{Host, Members, News, Report};
 use queue::{Job, Outcome, Queue};
 
-/// What the registry works with.
+/// Parts that the registry works with.
 pub struct Parts {
     /// This run.
     pub half: Arc<Half>,

@@ -6,7 +6,7 @@ use super::object::{Address, Object};
 use crate::host::text;
 use crate::wire::proto::v1::{self, load_balancer::State};
 
-/// What a cluster is told of the load balancer that is known by this key; nothing if there is none.
+/// The load balancer that is known by this key, as its cluster is told of it; nothing if there is none.
 pub fn message(balancers: &Balancers, key: &Key) -> Option<v1::LoadBalancer> {
     let (cluster, uid) = key;
     let asked = balancers.asked.get(key);
