@@ -24,9 +24,9 @@ export KUBERNETES_BIN_DIR := $(CACHE)/tools/kubernetes-$(KUBERNETES)
 export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-packages lint unit-test kubevirt-test release package release-package gate-package static rpm tarball image chart packages \
-	check-packages images restore-dependencies keep-dependencies vm-test vm-builds vm-tests side-by-side unit-and-kubevirt-test release-and-images \
-	test soak demo demo-kubernetes bench clean
+.PHONY: help setup setup-packages lint clippy lint-alone unit-test kubevirt-test release package release-package gate-package static rpm \
+	tarball image chart packages check-packages images restore-dependencies keep-dependencies vm-test vm-builds vm-tests side-by-side \
+	beside-unit-test test soak demo demo-kubernetes bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -34,11 +34,15 @@ help: ## show this
 setup: ## install what building and testing need (as root, on Debian 12)
 	$(STEP) "setup" tests/setup/install.sh test
 
-lint: ## format, clippy for all programs together, each program alone, documentation
+lint: clippy lint-alone ## format, clippy for all programs together, each program alone, documentation
+
+clippy:
 	$(STEP) "format" cargo fmt --check
 	$(STEP) "clippy" cargo clippy $(GATE) --all-targets -- -D warnings
 	$(STEP) "clippy, tests with VMs" cargo clippy $(GATE) --test vm --test disk_layers --test images --test demo --test kubevirt --test kubernetes \
 		-- -D warnings
+
+lint-alone:
 	$(STEP) "agent alone" tests/setup/check.sh $(GATE) --no-default-features --features agent
 	$(STEP) "host alone" tests/setup/check.sh $(GATE) --no-default-features --features host
 	$(STEP) "ctl alone" tests/setup/check.sh $(GATE) --no-default-features --features ctl
@@ -47,7 +51,7 @@ lint: ## format, clippy for all programs together, each program alone, documenta
 
 unit-test: setup ## tests that need no VM
 	$(STEP) "build tests" cargo test $(GATE) --quiet --no-run
-	$(STEP) "tests without VMs" cargo test $(GATE) --quiet
+	$(STEP) "tests without VMs" cargo test $(GATE) --quiet -- --test-threads 4
 
 kubevirt-test: setup ## tests on a model of KubeVirt, with a real kube-apiserver; TESTS=name runs some
 	$(STEP) "build tests on KubeVirt" cargo test $(GATE) --quiet --no-run --test kubevirt
@@ -133,22 +137,21 @@ vm-tests:
 	$(STEP) "VMs of a Kubernetes cluster" cargo test $(GATE) --quiet --test kubernetes
 	$(STEP) "VMs of a Kubernetes cluster, churn" cargo test $(GATE) --quiet --test kubernetes churn
 
-# What fails fastest first. Tests without VMs mostly wait, and the release build uses one processor: they run side by side.
+# What fails fastest first. Tests without VMs mostly wait, and what compiles beside them uses one processor.
 test: ## the whole gate: setup, lint, unit-test, kubevirt-test, packages, images, vm-test
-	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory restore-dependencies setup lint vm-builds side-by-side vm-tests \
+	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory restore-dependencies setup clippy vm-builds side-by-side vm-tests \
 		keep-dependencies
 
 side-by-side:
 	$(STEP) "build tests" cargo test $(GATE) --quiet --no-run
-	@$(MAKE) --no-print-directory -j2 unit-and-kubevirt-test release-and-images
+	$(STEP) "build tests on KubeVirt" cargo test $(GATE) --quiet --no-run --test kubevirt
+	@$(MAKE) --no-print-directory -j2 unit-test beside-unit-test
 
-unit-and-kubevirt-test:
-	@$(MAKE) --no-print-directory unit-test
-	@$(MAKE) --no-print-directory kubevirt-test
-
-release-and-images:
+beside-unit-test:
 	@$(MAKE) --no-print-directory release-package
 	@$(MAKE) --no-print-directory images
+	@$(MAKE) --no-print-directory lint-alone
+	@$(MAKE) --no-print-directory kubevirt-test
 
 restore-dependencies:
 	@tests/setup/dependencies.sh restore $(TARGET) $(CACHE)
