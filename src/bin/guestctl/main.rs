@@ -1,4 +1,8 @@
-//! `guestctl`: what people on a host ask `guestlet-host`.
+//! `guestctl`: what people on a host ask `guestlet-host`. The verbs with verbs of their own have a file each.
+
+mod disk;
+mod load_balancers;
+mod volumes;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -6,18 +10,19 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
-use clap::{ArgGroup, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, value_parser};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, value_parser};
 use guestlet::ctl::audit::Query;
 use guestlet::ctl::cluster::Access;
-use guestlet::ctl::disk::{self, Action};
-use guestlet::ctl::load_balancers;
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
 use guestlet::ctl::trust::{self, bootstrap};
 use guestlet::ctl::{
-    self, Verb, Where, kinds::NAMES, print::Format, volumes, watch::Filter, words::parse_span,
+    self, Verb, Where, kinds::NAMES, load_balancers::Action, print::Format, watch::Filter, words::parse_span,
 };
-use guestlet::text::parse_size;
+
+use disk::Disk;
+use load_balancers::Lb;
+use volumes::Volumes;
 
 /// Shows the VMs of this host, as their guestlet agents and hypervisors see them.
 #[derive(Debug, Parser)]
@@ -214,205 +219,6 @@ impl From<Trust> for Verb {
     }
 }
 
-#[derive(Debug, Subcommand)]
-enum Lb {
-    /// List load balancers: whose they are, which addresses they have, and how many of their nodes take traffic
-    Ls {
-        /// Of this cluster only
-        #[arg(long)]
-        cluster: Option<String>,
-    },
-    /// Give back what a Service has, where its cluster does not do that any more
-    ///
-    /// A cluster that wants it asks for it anew, and may get another address.
-    Rm {
-        /// The UID of the Service, as ls -o wide shows it
-        uid: String,
-        /// The cluster that has it
-        #[arg(long)]
-        cluster: String,
-    },
-}
-
-impl Lb {
-    fn verb(self, wide: bool) -> Verb {
-        Verb::LoadBalancers(match self {
-            Self::Ls { cluster } => load_balancers::Action::List { cluster, wide },
-            Self::Rm { uid, cluster } => load_balancers::Action::Remove { cluster, uid },
-        })
-    }
-}
-
-#[derive(Debug, Subcommand)]
-enum Volumes {
-    /// List volumes, and which VM and pod has each
-    Ls {
-        /// Of this cluster only
-        #[arg(long)]
-        cluster: Option<String>,
-    },
-    /// Make a volume; success if the cluster has one of this name that is as large
-    Create {
-        /// Its name, unique in the cluster
-        name: String,
-        /// The cluster whose it is to be
-        #[arg(long)]
-        cluster: String,
-        /// How large it is to be, such as 10G
-        #[arg(long, value_parser = parse_size)]
-        size: u64,
-        /// The storage class, which is the name of a pool
-        #[arg(long)]
-        class: Option<String>,
-    },
-    /// Plug a volume into a VM of its cluster; success if it is
-    Attach {
-        /// The volume's ID, as ls shows it
-        volume: String,
-        /// The VM's name
-        vm: String,
-        /// The guest cannot write
-        #[arg(long)]
-        read_only: bool,
-    },
-    /// Take a volume away from its VM, once the guest has let go of it; success if none has it
-    Detach {
-        /// The volume's ID
-        volume: String,
-        /// Take it away although the guest uses it, as if its cable were cut: what is mounted from it fails, and what the
-        /// guest has not written yet is lost. Where the VM cannot be asked, forget that it has the volume: you answer for it
-        /// that its QEMU has ended
-        #[arg(long)]
-        force: bool,
-    },
-    /// Make a volume larger, also while a guest uses it
-    Expand {
-        /// The volume's ID
-        volume: String,
-        /// The size that it is to have, such as 20G
-        #[arg(long, value_parser = parse_size)]
-        size: u64,
-    },
-    /// Remove a volume that no VM has, with all that is in it; success if there is none
-    Rm {
-        /// The volume's ID
-        volume: String,
-    },
-}
-
-impl Volumes {
-    fn verb(self, wide: bool) -> Verb {
-        Verb::Volumes(match self {
-            Self::Ls { cluster } => volumes::Action::List { cluster, wide },
-            Self::Create { name, cluster, size, class } => {
-                volumes::Action::Create { cluster, name, size, class }
-            }
-            Self::Attach { volume, vm, read_only } => volumes::Action::Attach { volume, vm, read_only },
-            Self::Detach { volume, force } => volumes::Action::Detach { volume, force },
-            Self::Expand { volume, size } => volumes::Action::Expand { volume, size },
-            Self::Rm { volume } => volumes::Action::Remove { volume },
-        })
-    }
-}
-
-#[derive(Debug, Subcommand)]
-enum Disk {
-    /// List the disks that the hypervisor has
-    Ls {
-        /// The VM's name
-        name: String,
-    },
-    /// Attach a disk; success if it is attached already
-    #[command(group = ArgGroup::new("source").required(true).args(["file", "size"]))]
-    Attach {
-        /// The VM's name
-        name: String,
-        /// An image file, or a block device of the host
-        #[arg(long)]
-        file: Option<PathBuf>,
-        /// The VM's volume of this serial number; made with this size if it is not there, such as 10G
-        #[arg(long, value_parser = parse_size)]
-        size: Option<u64>,
-        /// How the guest knows the disk: up to 64 characters on scsi, 20 on virtio
-        #[arg(long)]
-        serial: String,
-        /// What the guest sees it on
-        #[arg(long, value_enum, default_value = "scsi")]
-        bus: disk::Bus,
-        /// How the file is read; if it is not said: as its name ends, raw for volumes
-        #[arg(long, value_enum)]
-        format: Option<disk::Format>,
-        /// The guest cannot write
-        #[arg(long)]
-        read_only: bool,
-    },
-    /// Detach a disk; success if there is none. What is behind it stays
-    ///
-    /// The agent in the guest is asked to let go of the disk first. Where somebody in the guest uses it, or nobody can be
-    /// asked because there is no session with an agent, the disk stays attached and the command fails.
-    Detach {
-        /// The VM's name
-        name: String,
-        /// The disk's serial number
-        #[arg(long)]
-        serial: String,
-        /// How many seconds the guest may take to let go of it
-        #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u32).range(1..=600))]
-        wait: u32,
-        /// Take the disk away although the guest uses it or cannot be asked, as if its cable were cut: what is mounted from
-        /// it fails, and what the guest has not written yet is lost
-        #[arg(long)]
-        force: bool,
-    },
-    /// List the volumes that attach made, also those that are not attached
-    Volumes {
-        /// Of this VM only
-        name: Option<String>,
-    },
-    /// Remove a volume that attach made, with all that is in it; success if there is none
-    ///
-    /// It is removed only if nobody has it: not while it is attached, open in any program, or its VM may have it and cannot be
-    /// asked.
-    Rm {
-        /// The name of the VM for which it was made
-        name: String,
-        /// The disk's serial number
-        #[arg(long)]
-        serial: String,
-    },
-    /// Make a disk larger, while the guest uses it
-    Resize {
-        /// The VM's name
-        name: String,
-        /// The disk's serial number
-        #[arg(long)]
-        serial: String,
-        /// The size that it is to have, such as 20G
-        #[arg(long, value_parser = parse_size)]
-        size: u64,
-    },
-}
-
-impl From<Disk> for Verb {
-    fn from(disk: Disk) -> Self {
-        match disk {
-            Disk::Ls { name } => Self::Disk { name, action: Action::List },
-            Disk::Attach { name, file, size, serial, bus, format, read_only } => {
-                let new = disk::New { serial, file, size: size.unwrap_or(0), bus, format, read_only };
-                Self::Disk { name, action: Action::Attach(new) }
-            }
-            Disk::Detach { name, serial, wait, force } => {
-                Self::Disk { name, action: Action::Detach { serial, wait, force } }
-            }
-            Disk::Volumes { name } => Self::Disk { name: name.unwrap_or_default(), action: Action::Volumes },
-            Disk::Rm { name, serial } => Self::Disk { name, action: Action::Remove { serial } },
-            Disk::Resize { name, serial, size } => {
-                Self::Disk { name, action: Action::Resize { serial, size } }
-            }
-        }
-    }
-}
-
 fn main() -> ExitCode {
     let is_plugin = std::env::args_os().next().is_some_and(|program| Path::new(&program).ends_with(PLUGIN));
     let arguments = parse(is_plugin);
@@ -439,7 +245,7 @@ fn main() -> ExitCode {
         }
         Command::Volumes(volumes) => volumes.verb(wide),
         Command::Lb(lb) => lb.verb(wide),
-        Command::Pools => Verb::LoadBalancers(load_balancers::Action::Pools),
+        Command::Pools => Verb::LoadBalancers(Action::Pools),
         Command::Trust(trust) => trust.into(),
         Command::Proxy => Verb::Proxy,
     };
@@ -490,7 +296,7 @@ fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::format_push_string, missing_docs)]
-#[path = "../../tests/man/mod.rs"]
+#[path = "../../../tests/man/mod.rs"]
 mod man;
 
 #[cfg(test)]
