@@ -1,40 +1,34 @@
 //! `guestlet.v1.Admin` for `guestctl`, on a unix socket: for its owner alone, or for everybody as soon as there are rules of
-//! who may do what ([`super::admission`]). Each method begins with `admit`, which is how it gets its request.
+//! who may do what ([`super::admission`]). [`serve`] owns the socket and its connections. Each method begins with `admit`, which
+//! is how it gets its request.
+
+mod serve;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::{Stream, StreamExt as _};
-use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::admission::{Admission, Call, Sight};
 use super::backends::{self, disks::Disks};
 use super::calls::Calls;
-use super::clients::Clients;
 use super::cloud;
 use super::disks;
 use super::fleet::{Handle, Identity, Reach, Stopped, Watched};
 use super::half::Half;
-use super::introduced::Introduced;
 use super::keys;
 use super::metrics::Tally;
-use super::peer::Peer;
 use super::ping;
 use super::place::Topology;
-use super::seats::Seats;
 use super::settings::Standing;
 use super::trust::Trust;
 use super::volumes::Keeper;
-use crate::access::Rules;
-use crate::transport::http2::{self, Bounds};
-use crate::transport::unix::Listener;
-use crate::wire::proto::v1::admin_server::{Admin, AdminServer};
+use crate::wire::proto::v1::admin_server::Admin;
 use crate::wire::proto::v1::{
     AcceptKeyRequest, AttachDiskRequest, AttachVolumeRequest, AttachedDisk, CreateVolumeRequest,
     DetachDiskRequest, DetachDiskResponse, DetachVolumeRequest, ExpandVolumeRequest, ForgetKeyRequest,
@@ -50,71 +44,10 @@ use crate::wire::proto::v1::{
     VirtualMachine, VirtualMachineEvent, Volume, WatchVirtualMachinesRequest,
 };
 
-/// Connections at a time; a further one is closed at once.
-const MAX_CLIENTS: u32 = 64;
+pub use serve::run;
+
 /// How long the fleet may take to count VMs.
 const TO_COUNT: Duration = Duration::from_secs(1);
-/// Bytes of one request.
-const MAX_REQUEST: usize = 8 * 1024;
-
-/// Serves `socket` until `shutdown`, and then closes every connection within moments. Removes the socket.
-pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
-    let mut rules = api.admission.rules.clone();
-    let service = AdminServer::new(api).max_decoding_message_size(MAX_REQUEST);
-    let clients = Clients::new("API", MAX_CLIENTS);
-    let seats = Seats::default();
-    open_or_close(&socket, &rules.borrow_and_update());
-    loop {
-        let accepted = tokio::select! {
-            () = shutdown.cancelled() => break,
-            Ok(()) = rules.changed() => {
-                open_or_close(&socket, &rules.borrow_and_update());
-                continue;
-            }
-            accepted = socket.accept() => accepted,
-        };
-        let accepted = accepted.and_then(|stream| {
-            let credentials = stream.peer_cred()?;
-            Ok((stream, Peer::new(credentials.uid(), credentials.gid())))
-        });
-        let seat = match &accepted {
-            Ok((_, peer)) if !peer.is_trusted() => match seats.take(peer.uid()) {
-                None => {
-                    tracing::debug!(uid = peer.uid(), "a client was turned away: its user has too many");
-                    continue;
-                }
-                seat => seat,
-            },
-            _ => None,
-        };
-        let (service, shutdown) = (service.clone(), shutdown.clone());
-        let serve = |(stream, peer): (UnixStream, Arc<Peer>)| async move {
-            let bounds = if peer.is_trusted() { Bounds::USUAL } else { Bounds::SMALL };
-            let service = Introduced { service, peer };
-            if let Err(error) = http2::serve_within(stream, service, shutdown, bounds).await {
-                tracing::debug!(%error, "a client's connection broke");
-            }
-            drop(seat);
-        };
-        clients.take(accepted, serve).await;
-    }
-    // The connections end by themselves; the socket must not promise anything meanwhile.
-    drop(socket);
-    clients.ended().await;
-}
-
-/// Lets everybody in to be asked who they are, if anybody else than the socket's owner may do anything.
-fn open_or_close(socket: &Listener, rules: &Rules) {
-    if let Err(error) = socket.open_to_all(!rules.is_empty()) {
-        tracing::error!("cannot change the mode of {}: {error}", socket.path().display());
-    }
-    if !rules.is_empty() && !socket.is_in_reach() {
-        let path = socket.path().display();
-        tracing::warn!(
-            "{path} cannot be reached by those who may use it: others may not pass its directory; chmod o+x"
-        );
-    }
-}
 
 /// What answers.
 #[derive(Debug, Clone)]

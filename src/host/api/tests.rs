@@ -1,8 +1,11 @@
 //! How the admin API keeps up with what happens.
 
+use tokio_util::sync::CancellationToken;
+
 use super::*;
 use crate::host::backends::{Change, Kind, Vm};
 use crate::host::fleet::Fleet;
+use crate::host::peer::Peer;
 use crate::host::volumes::policy::Policies;
 use crate::wire::proto::v1::PowerState;
 
