@@ -25,7 +25,7 @@ use super::wait_for;
 /// How long an emulated guest may take for anything short of a boot.
 pub const SOON: Duration = Duration::from_secs(120);
 /// How long a boot may take.
-pub const BOOT: Duration = Duration::from_secs(180);
+pub const BOOT: Duration = Duration::from_secs(300);
 
 /// Bytes of a file that one command line writes.
 const AT_ONCE: usize = 800;
