@@ -198,8 +198,9 @@ impl Api {
             known: Arc::new(move |identity| news.tell(identity)),
         };
         let keys = keys::of_the_api(&self.keyring, guest);
-        let api = guest::Service::new(guest.clone(), capabilities, holder.clone(), surroundings, keys);
-        let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels);
+        let api =
+            guest::Service::new(guest.clone(), capabilities, holder.clone(), surroundings, keys.clone());
+        let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels, keys);
         let checks = check_health(guest, holder, supervisor);
 
         keys::follow(&self.keyring, supervisor)?;

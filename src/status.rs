@@ -13,16 +13,20 @@ use anyhow::{Context as _, bail};
 use prost_types::Timestamp;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
+use tonic::Code;
 
 use crate::transport::http2::{self, ORIGIN};
 use crate::wire::proto::v1::local_client::LocalClient;
-use crate::wire::proto::v1::{FreezeStatus, GetStatusRequest, Status, ThawRequest};
+use crate::wire::proto::v1::{FreezeStatus, GetStatusRequest, ResetKeysRequest, Status, ThawRequest};
 
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long a thaw, with its hooks, may take.
 const THAW_DEADLINE: Duration = Duration::from_secs(180);
+
+/// How long the agent may take to remove the files of its keys, each of which has to be gone from the disk.
+const RESET_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Asks the agent that serves the socket at `path`.
 ///
@@ -43,6 +47,33 @@ pub async fn thaw(path: &Path) -> anyhow::Result<u64> {
         Err(status) => bail!("{}", status.message()),
     })
     .await
+}
+
+/// Has the agent that serves the socket at `path` forget its keys. Returns whether something still gives it keys; `None` if no
+/// agent is running.
+///
+/// # Errors
+/// In words for people, as [`ask`]; or what the agent says.
+pub async fn reset_keys(path: &Path) -> anyhow::Result<Option<bool>> {
+    match UnixStream::connect(path).await {
+        Err(error) if is_not_running(&error) => return Ok(None),
+        // Anything else is told by the call.
+        _ => {}
+    }
+    let reset = call(path, RESET_DEADLINE, async |mut client| {
+        match client.reset_keys(ResetKeysRequest {}).await {
+            Ok(answer) => Ok(answer.into_inner().keyed),
+            Err(status) if status.code() == Code::Unimplemented => bail!(
+                "the agent that runs is of an earlier version; restart it (systemctl restart guestlet), and repeat this"
+            ),
+            Err(status) => bail!("{}", status.message()),
+        }
+    });
+    reset.await.map(Some)
+}
+
+fn is_not_running(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 async fn call<T>(
@@ -67,7 +98,7 @@ async fn dial(path: &Path) -> anyhow::Result<(LocalClient<http2::Client>, http2:
     let stream = match UnixStream::connect(path).await {
         Ok(stream) => stream,
         Err(error) => match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => bail!(
+            _ if is_not_running(&error) => bail!(
                 "the agent is not running (nobody answers at {}); start it with: systemctl start guestlet",
                 path.display()
             ),

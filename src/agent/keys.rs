@@ -144,19 +144,24 @@ fn anchor_json(anchor: &Anchor) -> serde_json::Value {
     })
 }
 
-/// Forgets this guest's own key, and that it was ever given one. Returns what to tell people. Blocks.
+/// Forgets this guest's own key, and that it was ever given one, where no agent runs. Returns whether something still gives
+/// this guest keys. Blocks.
 ///
 /// # Errors
 /// If a file cannot be removed.
-pub fn reset(settings: TrustSettings) -> anyhow::Result<String> {
+pub fn forget(settings: TrustSettings) -> anyhow::Result<bool> {
     let keyring = keyring(settings, false, &Guest::default());
     keyring.forget().context("cannot forget the keys")?;
-    let left = keyring.list();
+    Ok(keyring.list().is_keyed)
+}
+
+/// What `guestlet trust reset` has done, for people.
+pub fn forgotten(is_keyed: bool) -> String {
     let mut text = "Forgotten: this guest's own key, and that it was ever given one.\n".to_owned();
-    if left.is_keyed {
+    if is_keyed {
         text += "It is given keys all the same, so that it makes itself a new one (guestlet trust ls).\n";
     }
-    Ok(text)
+    text
 }
 
 /// What the guestlet API does with keys.

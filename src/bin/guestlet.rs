@@ -187,9 +187,23 @@ fn trust(words: &[OsString]) -> anyhow::Result<ExitCode> {
     let settings = settings::load_for(run, Program::Guestlet, std::env::var_os(CONFIG_VARIABLE))?;
     match asked.action {
         keys::Action::List { json } => show(&keys::list(settings.trust, json)),
-        keys::Action::Reset => show(&keys::reset(settings.trust)?),
+        keys::Action::Reset => show(&keys::forgotten(reset_keys(settings)?)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Has the keys forgotten; says whether something still gives this guest keys. An agent that runs does it itself: one that was
+/// reading the keys when they went would make the guest's own key anew.
+fn reset_keys(settings: AgentSettings) -> anyhow::Result<bool> {
+    let socket = settings.runtime_folder.join(agent::LOCAL_SOCKET);
+    let runtime = runtime()?;
+    let by_agent = || runtime.block_on(status::reset_keys(&socket));
+    if let Some(is_keyed) = by_agent()? {
+        return Ok(is_keyed);
+    }
+    let is_keyed = keys::forget(settings.trust)?;
+    // One that was started meanwhile may have read what is gone. It listens before it reads.
+    Ok(by_agent()?.unwrap_or(is_keyed))
 }
 
 /// Who may do what by the settings, or what settings would let what was done.

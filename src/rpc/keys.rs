@@ -44,18 +44,18 @@ impl Keys {
     /// `FAILED_PRECONDITION` on a connection without keys, `INVALID_ARGUMENT` if `which` names no key, `INTERNAL` if it cannot
     /// be kept.
     pub async fn rotate(&self, request: &Extensions, which: &str) -> Result<PublicKey, Status> {
-        if !matches!(request.get::<Arc<Peer>>().map(|peer| &**peer), Some(Peer::Keyed(_))) {
+        let Some(Peer::Keyed(peer)) = request.get::<Arc<Peer>>().map(|peer| &**peer) else {
             return Err(Status::failed_precondition("this connection has no keys (TLS)"));
-        }
+        };
         let which: Option<Fingerprint> = match which {
             "" => None,
             which => Some(which.parse().map_err(|error| Status::invalid_argument(format!("use: {error}")))?),
         };
-        let rotated = self.keyring.change(move |files| match which {
+        let rotated = self.keyring.change(peer.clone(), move |files, _| match which {
             None => files.prepare_next(),
             Some(which) => files.use_next(which),
         });
-        rotated.await.map_err(|error| Status::internal(error_chain::words(&error)))
+        rotated.await.map_err(|error| status(&error))
     }
 
     /// Lets the host half of a connection replace its own key.
@@ -63,31 +63,37 @@ impl Keys {
     /// # Errors
     /// `FAILED_PRECONDITION` if it may not, `INVALID_ARGUMENT` if it says no key, `INTERNAL` if it cannot be kept.
     pub async fn replace_host_key(&self, request: &Extensions, step: Option<Step>) -> Result<(), Status> {
-        let peer = request.get::<Arc<Peer>>().map(Arc::clone);
-        let keyed = move || match peer.as_deref() {
-            Some(Peer::Keyed(keyed)) => Ok(keyed.clone()),
-            _ => Err(KeyError::NotReplaceable),
+        let Some(Peer::Keyed(peer)) = request.get::<Arc<Peer>>().map(|peer| &**peer) else {
+            return Err(status(&KeyError::NotReplaceable));
         };
+        let peer = peer.clone();
         let replaced = match step {
             Some(Step::Next(spki)) => {
                 let key = PublicKey::from_spki(&spki);
                 let next = key.map_err(|_| Status::invalid_argument("next: it is no Ed25519 key"))?;
-                self.keyring.change(move |files| files.add_host(&keyed()?, next)).await
+                self.keyring.change(peer, move |files, peer| files.add_host(peer, next)).await
             }
             Some(Step::Retire(name)) => {
                 let before =
                     name.parse().map_err(|error| Status::invalid_argument(format!("retire: {error}")))?;
-                self.keyring.change(move |files| files.retire_host(&keyed()?, before)).await
+                self.keyring.change(peer, move |files, peer| files.retire_host(peer, before)).await
             }
             None => return Err(Status::invalid_argument("step is missing")),
         };
-        replaced.map_err(|error| match error {
-            KeyError::NotReplaceable => Status::failed_precondition(error.to_string()),
-            error => Status::internal(error_chain::words(&error)),
-        })?;
+        replaced.map_err(|error| status(&error))?;
         // Who is let in, and who may stay, follows at once.
         drop(self.keyring.standing().await);
         Ok(())
+    }
+
+    /// Forgets the keys, for root in the guest. Returns whether something still gives this guest keys.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` while file systems are frozen, `INTERNAL` if a file cannot be removed.
+    pub async fn reset(&self) -> Result<bool, Status> {
+        let is_keyed = self.keyring.reset().await.map_err(|error| status(&error))?;
+        tracing::info!(is_keyed, "audit: a person in the guest: the keys are forgotten");
+        Ok(is_keyed)
     }
 
     /// Shows on the connection of a request that this guest was given its token.
@@ -104,5 +110,15 @@ impl Keys {
             Ok(None) => Err(Status::failed_precondition("this guest was given no token (guestlet.enroll)")),
             Err(problem) => Err(Status::failed_precondition(format!("the token cannot be read: {problem}"))),
         }
+    }
+}
+
+fn status(error: &KeyError) -> Status {
+    let words = error_chain::words(error);
+    match error {
+        KeyError::NotReplaceable | KeyError::NoLongerTrusted | KeyError::Frozen(_) => {
+            Status::failed_precondition(words)
+        }
+        _ => Status::internal(words),
     }
 }

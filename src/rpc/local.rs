@@ -16,6 +16,7 @@ use crate::guest::{Guest, disk_rules, freeze};
 use crate::rpc::convert;
 use crate::rpc::guest;
 use crate::rpc::holder::Holder;
+use crate::rpc::keys::Keys;
 use crate::sys::{blocking, error_chain, files};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::local_server::{self, LocalServer};
@@ -77,13 +78,14 @@ pub struct Service {
     api: guest::Service,
     holder: Holder,
     channels: Channels,
+    keys: Keys,
     started: SystemTime,
 }
 
 impl Service {
     /// A service of an agent that has started now.
-    pub fn new(guest: Guest, api: guest::Service, holder: Holder, channels: Channels) -> Self {
-        Self { guest, api, holder, channels, started: SystemTime::now() }
+    pub fn new(guest: Guest, api: guest::Service, holder: Holder, channels: Channels, keys: Keys) -> Self {
+        Self { guest, api, holder, channels, keys, started: SystemTime::now() }
     }
 
     /// The service as HTTP/2 serves it.
@@ -162,6 +164,13 @@ impl local_server::Local for Service {
             Ok(thawed) => Ok(Response::new(v1::ThawResponse { thawed })),
             Err(error) => Err(Status::internal(error_chain::words(&error))),
         }
+    }
+
+    async fn reset_keys(
+        &self,
+        _: Request<v1::ResetKeysRequest>,
+    ) -> Result<Response<v1::ResetKeysResponse>, Status> {
+        Ok(Response::new(v1::ResetKeysResponse { keyed: self.keys.reset().await? }))
     }
 }
 

@@ -109,13 +109,19 @@ pub enum KeyError {
         "only a host half whose own key this guest was given can replace it, and only by one that it has announced"
     )]
     NotReplaceable,
+    /// Root in the guest has taken its key away meanwhile.
+    #[error("this guest no longer lets in the host half that asks for this")]
+    NoLongerTrusted,
     /// There is no key of this name.
     #[error("there is no next key {0}")]
     NoSuchKey(Fingerprint),
+    /// Nothing can be written now.
+    #[error("cannot write {0}: file systems are frozen now")]
+    Frozen(PathBuf),
     /// The system's refusal.
     #[error("cannot {what} {path}")]
     Io {
-        /// What was tried: "read" or "write".
+        /// What was tried: "read", "write" or "remove".
         what: &'static str,
         /// The file.
         path: PathBuf,

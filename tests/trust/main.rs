@@ -25,3 +25,4 @@ mod files;
 mod first_contact;
 mod grants;
 mod life;
+mod reset;

@@ -25,6 +25,7 @@ use crate::sys::{blocking, error_chain, files};
 use crate::trust::anchors::Anchor;
 use crate::trust::guest::{Clock, Keys, Standing};
 use crate::trust::key::{Key, KeyError, PublicKey};
+use crate::trust::peer::Keyed;
 use crate::trust::{Fingerprint, Peer};
 
 mod changes;
@@ -76,11 +77,7 @@ pub struct Sources {
 impl Sources {
     /// That `path` can be written to.
     fn check_writable(&self, path: &Path) -> Result<(), KeyError> {
-        if (self.is_writable)() {
-            return Ok(());
-        }
-        let source = io::Error::other("file systems are frozen now");
-        Err(KeyError::Io { what: "write", path: path.to_owned(), source })
+        if (self.is_writable)() { Ok(()) } else { Err(KeyError::Frozen(path.to_owned())) }
     }
 }
 
@@ -149,7 +146,16 @@ impl Welcome {
         if self.machines != machines {
             return Some(Loss::Machine);
         }
-        let Peer::Keyed(peer) = peer else { return self.keyed_only.then_some(Loss::Plain) };
+        match peer {
+            Peer::Plain => self.keyed_only.then_some(Loss::Plain),
+            Peer::Keyed(peer) => self.refuses_keyed(peer, machines),
+        }
+    }
+
+    fn refuses_keyed(&self, peer: &Keyed, machines: u64) -> Option<Loss> {
+        if self.machines != machines {
+            return Some(Loss::Machine);
+        }
         let is_ca = peer.anchor != peer.fingerprint;
         let lets_in = |anchor: &Anchor| {
             anchor.fingerprint == peer.anchor && anchor.roles == peer.roles && anchor.is_ca == is_ca
@@ -258,22 +264,44 @@ impl Keyring {
         standing
     }
 
-    /// Changes the files of keys, one at a time, and nobody reads them meanwhile.
+    /// Changes the files of keys for the host half that came in as `peer`, one change at a time, and nobody reads the files
+    /// meanwhile. They are read anew before, so that a request that was under way when root took the keys away brings none back.
     ///
     /// # Errors
-    /// Those of `change`.
+    /// [`KeyError::NoLongerTrusted`] if `peer` would not be let in now; those of `change`.
     pub async fn change<T: Send + 'static>(
         &self,
-        change: impl FnOnce(&Files<'_>) -> Result<T, KeyError> + Send + 'static,
+        peer: Keyed,
+        change: impl FnOnce(&Files<'_>, &Keyed) -> Result<T, KeyError> + Send + 'static,
     ) -> Result<T, KeyError> {
-        let good = Arc::clone(&self.0.good).lock_owned().await;
-        let shared = Arc::clone(&self.0);
+        let mut good = Arc::clone(&self.0.good).lock_owned().await;
+        let keyring = self.clone();
         let changed = blocking::run(move || {
-            let changed = change(&Files { sources: &shared.sources, given: &good.merged });
-            drop(good);
-            changed
+            let machines = keyring.0.welcome.borrow().machines;
+            drop(keyring.read_now(&mut good));
+            if keyring.0.welcome.borrow().refuses_keyed(&peer, machines).is_some() {
+                return Err(KeyError::NoLongerTrusted);
+            }
+            change(&Files { sources: &keyring.0.sources, given: &good.merged }, &peer)
         });
         changed.await
+    }
+
+    /// As [`Self::forget`], in the agent that runs: whoever reads the keys at that moment is waited for, and when this returns
+    /// the keys that are there now are in force. Returns whether something still gives keys.
+    ///
+    /// # Errors
+    /// If file systems are frozen, or a file cannot be removed.
+    pub async fn reset(&self) -> Result<bool, KeyError> {
+        let mut good = Arc::clone(&self.0.good).lock_owned().await;
+        let keyring = self.clone();
+        let reset = blocking::run(move || {
+            let path = keyring.0.sources.folder.join(KEY);
+            keyring.0.sources.check_writable(&path)?;
+            keyring.forget().map_err(|source| KeyError::Io { what: "remove", path, source })?;
+            Ok(!matches!(keyring.read_now(&mut good), Standing::Plain))
+        });
+        reset.await
     }
 
     /// What people see. Blocks; changes nothing.

@@ -5,7 +5,6 @@ use rustls::pki_types::UnixTime;
 
 use super::*;
 use crate::trust::Fingerprint;
-use crate::trust::peer::Keyed;
 
 fn machine(dmi: &str, id: &str, generation: &str) -> Machine {
     Machine { dmi: dmi.to_owned(), id: id.to_owned(), generation: generation.to_owned() }
@@ -56,7 +55,11 @@ fn line() -> String {
 }
 
 fn peer(anchor: Fingerprint, until: Option<UnixTime>) -> Peer {
-    Peer::Keyed(Keyed { fingerprint: anchor, anchor, names: Vec::new(), roles: Vec::new(), until })
+    Peer::Keyed(keyed(anchor, until))
+}
+
+fn keyed(anchor: Fingerprint, until: Option<UnixTime>) -> Keyed {
+    Keyed { fingerprint: anchor, anchor, names: Vec::new(), roles: Vec::new(), until }
 }
 
 #[tokio::test]
@@ -92,6 +95,55 @@ async fn while_nothing_can_be_written_a_guest_that_needs_a_key_lets_nobody_in() 
     assert!(matches!(thawed.read().await, Standing::Keyed(_)));
     // One that is there is used.
     assert!(matches!(frozen.read().await, Standing::Keyed(_)));
+}
+
+/// What the host half asked for before root took its key away, and what is done only after that.
+#[tokio::test]
+#[allow(clippy::disallowed_methods)]
+async fn a_request_that_was_under_way_brings_no_key_back_after_a_reset() {
+    let folder = tempfile::tempdir().unwrap();
+    give(folder.path(), "a.pub", &line());
+    let keyring = keyring(folder.path(), &Arc::default(), true);
+    let Standing::Keyed(keys) = keyring.read().await else { panic!("no keys") };
+    let host = keyed(keys.anchors[0].fingerprint, None);
+    let next = keyring.change(host.clone(), |files, _| files.prepare_next()).await.unwrap();
+    std::fs::remove_file(folder.path().join("hosts.d/a.pub")).unwrap();
+    assert!(!keyring.reset().await.unwrap());
+    let refused = |result: Result<(), KeyError>| {
+        assert!(matches!(result, Err(KeyError::NoLongerTrusted)), "{result:?}");
+    };
+    refused(keyring.change(host.clone(), |files, _| files.prepare_next().map(drop)).await);
+    refused(keyring.change(host.clone(), move |files, _| files.use_next(next.fingerprint()).map(drop)).await);
+    refused(keyring.change(host.clone(), move |files, host| files.add_host(host, next)).await);
+    refused(keyring.change(host, move |files, host| files.retire_host(host, next.fingerprint())).await);
+    assert_eq!(std::fs::read_dir(folder.path().join("own")).unwrap().count(), 0);
+    assert!(matches!(keyring.read().await, Standing::Plain));
+}
+
+#[tokio::test]
+async fn a_reset_waits_for_whoever_reads_and_is_in_force_when_it_returns() {
+    let folder = tempfile::tempdir().unwrap();
+    give(folder.path(), "a.pub", &line());
+    let ours = keyring(folder.path(), &Arc::default(), true);
+    let Standing::Keyed(before) = ours.read().await else { panic!("no keys") };
+    let peer = peer(before.anchors[0].fingerprint, None);
+    // The key is still given: another one is made, and whoever is connected may stay.
+    assert!(ours.reset().await.unwrap());
+    let own = |keyring: &Keyring| keyring.list().own.unwrap();
+    assert_ne!(own(&ours), before.key.public());
+    let stays = tokio::time::timeout(Duration::from_millis(20), ours.lost(&peer)).await;
+    assert!(stays.is_err(), "{stays:?}");
+    #[allow(clippy::disallowed_methods)]
+    std::fs::remove_file(folder.path().join("hosts.d/a.pub")).unwrap();
+    let reading = ours.clone();
+    let reading = tokio::spawn(async move { reading.read().await });
+    assert!(!ours.reset().await.unwrap() && !ours.is_keyed().load(Ordering::Relaxed));
+    assert_eq!(ours.lost(&peer).await, Loss::Key(before.anchors[0].fingerprint));
+    reading.await.unwrap();
+    assert!(matches!(ours.read().await, Standing::Plain));
+
+    let frozen = keyring(folder.path(), &Arc::default(), false);
+    assert!(matches!(frozen.reset().await, Err(KeyError::Frozen(_))));
 }
 
 #[tokio::test]
