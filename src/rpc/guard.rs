@@ -31,6 +31,19 @@ const CALLER: &str = "guestlet-caller";
 /// Metadata: the number of the call in the audit records of both ends, 32 hexadecimal digits.
 const AUDIT_ID: &str = "guestlet-audit-id";
 
+/// The method by which a host half takes this guest, and the one by which it then shows that it is there.
+const TAKES_THE_GUEST: &str = "WatchEvents";
+const OPENS_A_CALLBACK: &str = "/guestlet.v1.Guest/Callback";
+
+/// Whether the host half that asks may open a callback.
+#[derive(Debug, Clone, Copy)]
+struct MayCallBack(bool);
+
+/// Whether the host half of a request that takes this guest may open a callback. Where nobody is refused anything, all may.
+pub fn may_call_back<T>(request: &tonic::Request<T>) -> bool {
+    request.extensions().get().is_none_or(|MayCallBack(may)| *may)
+}
+
 /// What requests are held to; clones share it.
 #[derive(Debug, Clone)]
 pub struct Gate(Arc<Inner>);
@@ -82,11 +95,15 @@ where
         let Some(verb) = verbs::find(request.uri().path()) else {
             return refused(Status::unimplemented("there is no such method"));
         };
+        let mut request = request;
+        if verb.name == TAKES_THE_GUEST {
+            let may = MayCallBack(self.gate.allows(OPENS_A_CALLBACK, &request));
+            request.extensions_mut().insert(may);
+        }
         match self.gate.admit(verb, &request) {
             Err(status) => refused(status),
             Ok(None) => self.service.call(request),
             Ok(Some(open)) => {
-                let mut request = request;
                 request.extensions_mut().insert(Arc::clone(&open.noted));
                 let answering = self.service.call(request);
                 Box::pin(async move {
@@ -108,9 +125,7 @@ impl Gate {
     /// verb that is not.
     fn admit<B>(&self, verb: &'static Verb, request: &Request<B>) -> Result<Option<Open>, Status> {
         let caller = caller(request.headers())?;
-        let peer = request.extensions().get::<Arc<Peer>>();
-        let guest_has_keys = self.0.guest_has_keys.load(Ordering::Relaxed);
-        let who = peer.map_or(Who::Plain { guest_has_keys }, |peer| Who::peer(peer, guest_has_keys));
+        let who = self.who(request);
         let asked = Asked::new(who, caller, verb.name, verb.role);
         let noted = match self.0.rules.decide(&asked) {
             Decision::Allowed(_) if !verb.audited && !self.0.audit.is_new(&who, caller, verb.role) => {
@@ -131,6 +146,19 @@ impl Gate {
             }
         };
         Ok(Some(self.open(verb, request, caller, noted)))
+    }
+
+    /// Whether whoever has made a request may call the method of this path, too. Leaves no record.
+    fn allows<B>(&self, path: &str, request: &Request<B>) -> bool {
+        let (Some(verb), Ok(caller)) = (verbs::find(path), caller(request.headers())) else { return false };
+        let asked = Asked::new(self.who(request), caller, verb.name, verb.role);
+        !matches!(self.0.rules.decide(&asked), Decision::Denied(_))
+    }
+
+    fn who<'r, B>(&self, request: &'r Request<B>) -> Who<'r> {
+        let guest_has_keys = self.0.guest_has_keys.load(Ordering::Relaxed);
+        let peer = request.extensions().get::<Arc<Peer>>();
+        peer.map_or(Who::Plain { guest_has_keys }, move |peer| Who::peer(peer, guest_has_keys))
     }
 
     fn open<B>(&self, verb: &'static Verb, request: &Request<B>, caller: &str, noted: Noted) -> Open {

@@ -312,11 +312,12 @@ impl guest_server::Guest for Service {
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let peer = introduced::peer(&request);
+        let may_call_back = guard::may_call_back(&request);
         let v1::WatchEventsRequest { host, after } = request.into_inner();
         let host = host.filter(|host| !host.instance_id.is_empty()).ok_or_else(|| {
             Status::invalid_argument("host.instance_id is empty: a host half has to say which one it is")
         })?;
-        let hold = self.holder.take(host, peer).await?;
+        let hold = self.holder.take(host, peer, may_call_back).await?;
         let after = after.map(|after| events::Position { run_id: after.run_id, sequence: after.sequence });
         let (opening, watcher) = self.guest.events.watch(after.as_ref());
         let watching = Watching { watcher, hold, ended: false };

@@ -183,7 +183,7 @@ mod tests {
         let ask = |request| service.set_health_checks(Request::new(request));
         assert_eq!(ask(request(vec![])).await.unwrap_err().code(), tonic::Code::FailedPrecondition);
         let half = v1::HostHalf { instance_id: "one".to_owned(), ..v1::HostHalf::default() };
-        let hold = holder.take(half, Arc::new(Peer::Plain)).await.unwrap();
+        let hold = holder.take(half, Arc::new(Peer::Plain), true).await.unwrap();
         let answer = ask(request(vec![target("a"), target("b")])).await.unwrap().into_inner();
         assert_eq!(answer.results.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         let ids = || {

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A holder answers on its callback, which it opens right after it took the guest. One that has none after five
-//! seconds does not answer.
+//! seconds does not answer, as a rival sees it that may open one. Among those that may not, whose grants give them no more than
+//! a look, the first one stays until its connection ends.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -101,11 +102,13 @@ pub struct Held {
 }
 
 impl Holder {
-    /// Makes `host` the holder, which has proved to be `peer`.
+    /// Makes `host` the holder, which has proved to be `peer`; `may_call_back` says whether it may open a callback.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` if another one holds the guest and answers. One without a key never takes it from one that has one.
-    pub async fn take(&self, host: HostHalf, peer: Arc<Peer>) -> Result<Hold, Status> {
+    /// `FAILED_PRECONDITION` if another one holds the guest and answers. One without a key never takes it from one that has one,
+    /// and one that may not open a callback none that has not opened one: that could not be told from it by its answers, and each
+    /// would take the guest from the other for ever.
+    pub async fn take(&self, host: HostHalf, peer: Arc<Peer>, may_call_back: bool) -> Result<Hold, Status> {
         let rival = {
             let slot = self.slot();
             match &slot.current {
@@ -121,7 +124,7 @@ impl Holder {
         if let Some((number, rival, taken, callback)) = rival {
             let answers = match callback {
                 Some(callback) => callback.answers().await,
-                None => taken.elapsed() < CALLBACK_GRACE,
+                None => !may_call_back || taken.elapsed() < CALLBACK_GRACE,
             };
             let mut slot = self.slot();
             // Whoever took the guest meanwhile has just shown that it is there.

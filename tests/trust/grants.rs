@@ -69,3 +69,40 @@ fn a_grant_for_another_key_or_caller_gives_nothing() {
     until_speaks(&lab, "web", "keyed");
     until_denied(&lab);
 }
+
+/// Neither may open a callback, and so neither can show that it is there: the guest stays with the first one, instead of going to
+/// and fro between them.
+#[test]
+fn of_two_host_halves_that_may_only_look_the_first_one_stays_as_long_as_it_is_connected() {
+    let first = listed(Lab::new(), &["web"]).start();
+    let second = listed(Lab::new(), &["web"]).start();
+    let mut web = Agent::new(&first, "web");
+    web.give("first.pub", &key_line(&first));
+    web.give("second.pub", &key_line(&second));
+    web.start();
+    until_speaks(&first, "web", "keyed");
+    std::fs::create_dir_all(second.path("web")).unwrap();
+    std::os::unix::fs::symlink(web.socket(), second.path("web/control.sock")).unwrap();
+    let held = |lab: &Lab| {
+        let told =
+            |vm: &Value| vm["reason"].as_str().unwrap_or_default().contains("held by the host half on");
+        lab.until_vm("web", told)
+    };
+    held(&second);
+    // Longer than a holder may be without a callback as one that may open one sees it.
+    std::thread::sleep(std::time::Duration::from_secs(12));
+    held(&second);
+    assert_eq!(first.info("web")["sessions"], 1);
+    let mut first = first;
+    first.stop();
+    until_speaks(&second, "web", "keyed");
+
+    // One that may do more does not have to wait for it.
+    let third = listed(Lab::new(), &["web"]);
+    std::fs::create_dir_all(third.path("web")).unwrap();
+    std::os::unix::fs::symlink(web.socket(), third.path("web/control.sock")).unwrap();
+    let third = third.start();
+    web.give("third.pub", &key_line(&third).replace(" #", " role=disks #"));
+    third.until_vm("web", |vm| vm["callback"] == "open");
+    held(&second);
+}
