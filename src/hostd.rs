@@ -276,6 +276,7 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
         topology,
         backend: standing,
         cloud,
+        listed: is_machine.then_some(followed.machines),
     };
     spawn_until(supervisor, "api", api::run(socket, api, shutdown.clone()));
     watch_over(supervisor, metrics, handle, &volumes, half);

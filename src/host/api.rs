@@ -15,6 +15,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
 
 use super::admission::{Admission, Call, Sight};
+use super::backends::qemu::Machine;
 use super::backends::{self, disks::Disks};
 use super::calls::Calls;
 use super::cloud;
@@ -72,6 +73,8 @@ pub struct Api {
     pub backend: backends::Standing,
     /// Keeps load balancers, where this host half does.
     pub cloud: Option<cloud::Handle>,
+    /// Every VM that there is for it, where settings list them.
+    pub listed: Option<watch::Receiver<Vec<Machine>>>,
 }
 
 impl From<Stopped> for Status {
@@ -419,7 +422,7 @@ impl Admin for Api {
         request: Request<ForgetKeyRequest>,
     ) -> Result<Response<ForgetKeyResponse>, Status> {
         let (call, asked) = self.admission.admit(request).await?;
-        let done = keys::forget(&self.trust, &self.fleet, asked).await;
+        let done = keys::forget(&self.trust, &self.fleet, self.listed.as_ref(), asked).await;
         call.end(done)
     }
 

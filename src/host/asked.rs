@@ -141,7 +141,12 @@ asked!(ListKeysRequest, |_| &verb::TRUST_LS, |asked| machine_or_seen(&asked.name
 asked!(AcceptKeyRequest, |_| &verb::TRUST_ACCEPT, |asked| Object::Machine(&asked.name), |asked| asked
     .key
     .clone());
-asked!(ForgetKeyRequest, |_| &verb::TRUST_FORGET, |asked| Object::Machine(&asked.name));
+asked!(
+    ForgetKeyRequest,
+    |_| &verb::TRUST_FORGET,
+    |asked| if asked.unlisted { Object::Host } else { Object::Machine(&asked.name) },
+    |asked| if asked.unlisted { "all that are not listed".to_owned() } else { String::new() }
+);
 asked!(RotateGuestKeyRequest, |_| &verb::TRUST_ROTATE, |asked| Object::Machine(&asked.name));
 asked!(RotateHostKeyRequest, |_| &verb::TRUST_ROTATE_HOST, |_| Object::Host, |asked| {
     if asked.finish { "finish".to_owned() } else { String::new() }

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use prost_types::Timestamp;
+use tokio::sync::watch;
 use tonic::Status;
 
 use super::trust::pins::Previous;
 use super::trust::{Error, Record, Trust};
 use crate::host::backends::Vm;
+use crate::host::backends::qemu::Machine;
 use crate::host::caller::Behalf;
 use crate::host::calls::{Agent, Calls};
 use crate::host::fleet::{Handle, Identity, Reach};
@@ -58,7 +60,7 @@ pub async fn list(
         }
         for (uuid, record) in rest {
             let name = record.pin.as_ref().map(|pin| pin.name.clone()).unwrap_or_default();
-            guests.push(told(&name, &uuid, record));
+            guests.push(v1::GuestKey { no_vm: true, ..told(&name, &uuid, record) });
         }
         guests.sort_by(|one, other| one.name.cmp(&other.name));
     } else {
@@ -95,15 +97,28 @@ pub async fn accept(
     one(trust, fleet, &vm).await
 }
 
-/// Forgets what is known of a guest's keys.
+/// Forgets what is known of a guest's keys, or of all VMs that `listed` does not have any more.
 ///
 /// # Errors
-/// If there is no such VM, or a file cannot be removed.
+/// If there is no such VM, or nothing lists them; if a file cannot be removed.
 pub async fn forget(
     trust: &Trust,
     fleet: &Handle,
+    listed: Option<&watch::Receiver<Vec<Machine>>>,
     request: v1::ForgetKeyRequest,
 ) -> Result<v1::ForgetKeyResponse, Status> {
+    match (listed, request.unlisted) {
+        (_, false) => {}
+        (_, true) if !request.name.is_empty() => {
+            return Err(Status::invalid_argument("unlisted is about all such VMs, and name names one"));
+        }
+        (Some(listed), true) => return forget_unlisted(trust, listed).await,
+        (None, true) => {
+            return Err(Status::unimplemented(
+                "no settings list the VMs of this host half, so that it cannot tell which are gone; name their UUIDs",
+            ));
+        }
+    }
     let known = trust.records().into_iter().any(|(uuid, _)| uuid == request.name);
     let uuid = match vm(fleet, request.name.clone()).await {
         Ok(vm) => vm.ids.lasting.clone(),
@@ -112,7 +127,25 @@ pub async fn forget(
     };
     let was_there = trust.forget(&uuid).await?;
     tracing::info!(uuid, was_there, "audit: the guest's key was forgotten");
-    Ok(v1::ForgetKeyResponse { was_there })
+    Ok(v1::ForgetKeyResponse { was_there, forgotten: Vec::new() })
+}
+
+async fn forget_unlisted(
+    trust: &Trust,
+    listed: &watch::Receiver<Vec<Machine>>,
+) -> Result<v1::ForgetKeyResponse, Status> {
+    let mut forgotten = Vec::new();
+    for (uuid, record) in trust.records() {
+        // The settings may have got it back meanwhile.
+        if listed.borrow().iter().any(|machine| machine.vm.ids.lasting == uuid) {
+            continue;
+        }
+        let name = record.pin.as_ref().map(|pin| pin.name.clone()).unwrap_or_default();
+        trust.forget(&uuid).await?;
+        tracing::info!(uuid, name, "audit: the key of a guest whose VM is not listed any more was forgotten");
+        forgotten.push(v1::GuestKey { no_vm: true, ..told(&name, &uuid, record) });
+    }
+    Ok(v1::ForgetKeyResponse { was_there: !forgotten.is_empty(), forgotten })
 }
 
 /// Gives a guest a new key.
@@ -166,7 +199,8 @@ pub async fn rotate_host(
         if !unknown_to.is_empty() && !request.force {
             return Err(Status::failed_precondition(format!(
                 "the guests of these VMs do not know the next key yet: {}; wait until they have had a session, or use --force \
-                 and give it to them by hand (guestctl trust bootstrap)",
+                 and give it to them by hand (guestctl trust bootstrap); those of VMs that are gone for good do not count any \
+                 more after guestctl trust forget --unlisted",
                 unknown_to.join(", ")
             )));
         }

@@ -142,7 +142,6 @@ pub(super) async fn assemble(
         let rules = followed.access;
         let admission =
             Admission { rules, fleet: fleet.clone(), volumes: keeper.clone(), half: Arc::clone(&half) };
-        let standing = Standing { problems: told, ..Standing::default() };
         // It is in no place: its VMs are.
         let topology = watch::channel(Arc::new(Topology::default())).1;
         let api = Api {
@@ -154,8 +153,9 @@ pub(super) async fn assemble(
             half,
             settings: followed.standing,
             topology,
-            backend: standing,
+            backend: Standing { problems: told, ..Standing::default() },
             cloud: Some(cloud),
+            listed: None,
         };
         let lead = async {
             // People are answered meanwhile, as far as that can be.

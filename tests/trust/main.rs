@@ -25,4 +25,5 @@ mod files;
 mod first_contact;
 mod grants;
 mod life;
+mod pins;
 mod reset;

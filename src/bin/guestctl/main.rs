@@ -184,7 +184,11 @@ enum Trust {
     /// Forget the key of a guest: the next one that it shows is pinned, and it may speak without keys again
     Forget {
         /// The VM's name, or the UUID of one that is gone
-        name: String,
+        #[arg(required_unless_present = "unlisted", conflicts_with = "unlisted")]
+        name: Option<String>,
+        /// The keys of all VMs that the host half's settings do not list any more; trust ls marks them
+        #[arg(long)]
+        unlisted: bool,
     },
     /// Have a guest make itself a new key, for its next session; or give this host half one
     Rotate {
@@ -212,7 +216,8 @@ impl From<Trust> for Verb {
                 trust::Action::Bootstrap { name, format: platform, with_token: token, roles }
             }
             Trust::Accept { name, key } => trust::Action::Accept { name, key: key.unwrap_or_default() },
-            Trust::Forget { name } => trust::Action::Forget { name },
+            Trust::Forget { unlisted: true, .. } => trust::Action::ForgetUnlisted,
+            Trust::Forget { name, .. } => trust::Action::Forget { name: name.unwrap_or_default() },
             Trust::Rotate { host: true, finish, force, .. } => trust::Action::RotateHost { finish, force },
             Trust::Rotate { name, .. } => trust::Action::Rotate { name: name.unwrap_or_default() },
         })

@@ -41,6 +41,7 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
         }
         Verb::Trust(trust::Action::Forget { name }) if is_uuid(name) => Err(Error::NeedsNode("a UUID")),
         Verb::Trust(trust::Action::RotateHost { .. }) => Err(Error::NeedsNode("the key of a host half")),
+        Verb::Trust(trust::Action::ForgetUnlisted) => Err(Error::NeedsNode("a list of VMs")),
         Verb::Info { name }
         | Verb::Disks { name }
         | Verb::Ping { name, .. }
@@ -88,7 +89,10 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
         | Verb::Volumes(_)
         | Verb::LoadBalancers(_)
         | Verb::Trust(
-            trust::Action::List | trust::Action::RotateHost { .. } | trust::Action::Forget { .. },
+            trust::Action::List
+            | trust::Action::RotateHost { .. }
+            | trust::Action::ForgetUnlisted
+            | trust::Action::Forget { .. },
         ) => return,
     };
     if !name.is_empty() && !name.contains('/') {

@@ -37,6 +37,8 @@ pub enum Action {
         /// The VM's name, or its UUID.
         name: String,
     },
+    /// Forget the keys of all VMs that the settings do not list any more.
+    ForgetUnlisted,
     /// Have a guest make itself another.
     Rotate {
         /// The VM's name.
@@ -81,10 +83,22 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
             show(printer, &guest)
         }
         Action::Forget { name } => {
-            let request = ForgetKeyRequest { name: name.clone() };
+            let request = ForgetKeyRequest { name: name.clone(), unlisted: false };
             let was_there = answer(client.forget_key(request), &name).await?.was_there;
             let words = if was_there { "forgotten" } else { "nothing was known" };
             Ok(printer.value(&Forgotten { name: &name, was_there }, || format!("{name}: {words}\n"))?)
+        }
+        Action::ForgetUnlisted => {
+            let request = ForgetKeyRequest { name: String::new(), unlisted: true };
+            let forgotten = answer(client.forget_key(request), "").await?.forgotten;
+            let line =
+                |key: &GuestKey| format!("{}: forgotten ({})\n", or_uuid(key), text::or_dash(&key.key));
+            let words = || match &forgotten[..] {
+                [] => "the settings list every VM whose key is known\n".to_owned(),
+                some => some.iter().map(line).collect(),
+            };
+            let all: Vec<_> = forgotten.iter().cloned().map(One::from).collect();
+            Ok(printer.value(&all, words)?)
         }
         Action::Rotate { name } => {
             let guest =
@@ -181,6 +195,7 @@ struct One {
     offered: String,
     has_token: bool,
     problem: String,
+    no_vm: bool,
 }
 
 impl From<GuestKey> for One {
@@ -198,6 +213,7 @@ impl From<GuestKey> for One {
             offered: key.offered,
             has_token: key.has_token,
             problem: key.problem,
+            no_vm: key.no_vm,
         }
     }
 }
@@ -248,7 +264,7 @@ pub fn show_all(printer: &mut Printer, halves: &[HostHalf], guests: &[GuestKey])
         rows.extend(guests.iter().map(|key| {
             let age = key.since.as_ref().map_or(String::new(), |since| words::age(Some(since), now));
             [
-                if key.name.is_empty() { key.uuid.clone() } else { key.name.clone() },
+                or_uuid(key),
                 text::or_dash(&key.session),
                 text::or_dash(&key.how),
                 text::or_dash(&age),
@@ -260,9 +276,17 @@ pub fn show_all(printer: &mut Printer, halves: &[HostHalf], guests: &[GuestKey])
     })?)
 }
 
+/// The VM's name, as far as it is known.
+fn or_uuid(key: &GuestKey) -> String {
+    if key.name.is_empty() { key.uuid.clone() } else { key.name.clone() }
+}
+
 /// What is not as usual.
 fn notes(key: &GuestKey) -> Vec<String> {
     let mut notes = Vec::new();
+    if key.no_vm {
+        notes.push(format!("no VM {} is known here", key.uuid));
+    }
     if !key.offered.is_empty() {
         notes.push(format!("refused with {}", key.offered));
     }

@@ -29,9 +29,10 @@ async fn a_watcher_that_is_too_slow_is_told_so() {
         let admission = Admission { rules, fleet: handle.clone(), volumes: keeper, half: counts };
         let trust = Arc::new(Trust::for_tests());
         let backend = backends::Standing::default();
-        let cloud = None;
+        let (cloud, listed) = (None, None);
+        let topology = place;
         let api =
-            Api { admission, fleet, disks, volumes, trust, half, topology: place, settings, backend, cloud };
+            Api { admission, fleet, disks, volumes, trust, half, topology, settings, backend, cloud, listed };
         let mut request = Request::new(WatchVirtualMachinesRequest::default());
         request.extensions_mut().insert(Peer::new(0, 0));
         let mut events = api.watch_virtual_machines(request).await.unwrap().into_inner();
