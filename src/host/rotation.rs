@@ -17,8 +17,9 @@ use crate::wire::proto::v1::replace_host_key_request::Step;
 
 /// How long an agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// When a guest that did not take it is asked again.
+/// When a guest that did not take it is asked again: twice as late each time, up to this.
 const AGAIN: Duration = Duration::from_secs(60);
+const AT_LATEST: Duration = Duration::from_secs(3600);
 
 /// Tells the guest whatever it has to know, for as long as the session may last: completes when this host half has begun to
 /// use another key. Only a guest with a key is told anything.
@@ -28,6 +29,7 @@ pub async fn keep(caller: &Caller, contact: &Contact, is_keyed: bool) {
     };
     let mut changes = trust.changes();
     let began = trust.switches();
+    let mut again = AGAIN;
     loop {
         if trust.switches() != began {
             return;
@@ -35,13 +37,14 @@ pub async fn keep(caller: &Caller, contact: &Contact, is_keyed: bool) {
         changes.mark_unchanged();
         // Boxed, because the session lives for long, and the calls do not.
         let told = Box::pin(tell(caller.clone(), contact, trust)).await;
-        if let Err(problem) = &told {
+        let is_new = trust.complains(&contact.vm.ids.lasting, told.as_ref().err());
+        if let Some(problem) = told.as_ref().err().filter(|_| is_new) {
             tracing::warn!(vm = contact.vm.name, problem, "the guest is not told of this host half's keys");
         }
         tokio::select! {
             // The trust outlives every session.
-            _ = changes.changed() => {}
-            () = tokio::time::sleep(AGAIN), if told.is_err() => {}
+            _ = changes.changed() => again = AGAIN,
+            () = tokio::time::sleep(again), if told.is_err() => again = AT_LATEST.min(again * 2),
         }
     }
 }

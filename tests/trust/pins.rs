@@ -1,6 +1,6 @@
 //! What a host half remembers of guests, and when that goes.
 
-use crate::agent::{Agent, key, keys, lab, until_speaks};
+use crate::agent::{Agent, key, keys, lab, until, until_speaks};
 use crate::host::{Lab, uuid};
 
 /// Whether a VM is shown as one that is not there any more; none if it is not shown.
@@ -39,4 +39,27 @@ fn what_is_pinned_of_a_vm_that_is_gone_stays_is_shown_and_goes_on_demand() {
     assert_eq!((note(&lab, "db"), note(&lab, "web")), (None, Some(false)));
     assert_eq!(key(&lab, "web")["key"], web.own());
     until_speaks(&lab, "web", "keyed");
+}
+
+#[test]
+fn a_guest_that_does_not_take_the_next_key_is_told_of_once() {
+    let lab = lab(&["web"]).start();
+    // Its line gives the host half no more than a look.
+    let mut web = Agent::new(&lab, "web");
+    web.give("host.pub", &crate::agent::key_line(&lab));
+    web.start();
+    until_speaks(&lab, "web", "keyed");
+    drop(lab.words(&["trust", "rotate", "--host"]));
+    let complaint = "the guest is not told of this host half's keys";
+    until("it is refused", || lab.log().contains(complaint));
+    for sessions in 2..5 {
+        web.restart();
+        lab.until("another session", || lab.info("web")["sessions"] == sessions);
+        until_speaks(&lab, "web", "keyed");
+    }
+    let denials = || web.log().matches("ReplaceHostKey").count();
+    until("each session has tried", || denials() >= 4);
+    assert_eq!(lab.log().matches(complaint).count(), 1, "{}", lab.log());
+    let rotation = lab.words(&["trust", "rotate", "--host"]);
+    assert!(rotation.contains("Not yet:   web"), "{rotation}");
 }

@@ -3,8 +3,9 @@
 //!
 //! [`judge`] decides, purely; [`pins`] remembers. What this host half shows to guests is in [`Trust::shown`].
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
@@ -35,12 +36,21 @@ pub struct Trust {
     changes: watch::Sender<u64>,
     /// How often this host half has begun to use another key.
     switches: AtomicU64,
+    /// Why guests do not take what they are told of this host half's keys, by the lasting identifiers of their VMs: so that it is
+    /// said once, and not in each session.
+    complaints: Mutex<HashMap<String, String>>,
 }
 
 impl Trust {
     /// With these pins, as the host half of this identity.
     pub fn new(identity: Identity, pins: Pins) -> Self {
-        Self { identity, pins, changes: watch::Sender::new(0), switches: AtomicU64::new(0) }
+        Self {
+            identity,
+            pins,
+            changes: watch::Sender::new(0),
+            switches: AtomicU64::new(0),
+            complaints: Mutex::default(),
+        }
     }
 
     /// Those of nobody, of a host half that is gone with the test.
@@ -126,6 +136,7 @@ impl Trust {
     /// If that cannot be remembered.
     pub async fn forget(&self, vm: &str) -> Result<bool, Error> {
         let was_there = self.pins.forget(vm).await?;
+        self.complains(vm, None);
         self.changes.send_modify(|count| *count += 1);
         Ok(was_there)
     }
@@ -188,6 +199,19 @@ impl Trust {
     pub async fn told(&self, vm: &Vm, next: PublicKey) -> Result<(), Error> {
         let told = Some(next.fingerprint().to_string());
         self.change(vm, |pin| pin.map(|pin| Pin { told, ..pin })).await
+    }
+
+    /// Remembers why the guest of a VM does not take what it is told of this host half's keys, or that it does. Returns whether
+    /// that is a problem which was not there before.
+    pub fn complains(&self, vm: &str, problem: Option<&String>) -> bool {
+        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        match problem {
+            None => {
+                complaints.remove(vm);
+                false
+            }
+            Some(problem) => complaints.insert(vm.to_owned(), problem.clone()).as_ref() != Some(problem),
+        }
     }
 
     /// How often this host half has begun to use another key.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::time::Instant;
 
 use super::{MAX_FILE, ROTATED, Sources, Text, replaced};
 use crate::sys::files;
@@ -21,6 +22,8 @@ pub(super) struct Good {
     pub(super) merged: Vec<Anchor>,
     /// What is wrong, as last told.
     pub(super) problems: Vec<String>,
+    /// Why the guest's own key could not be kept, and when that was tried.
+    pub(super) unkept: Option<(Instant, String)>,
 }
 
 /// What the sources say together.

@@ -16,7 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::pki_types::UnixTime;
 use tokio::sync::{Mutex as AsyncMutex, watch};
@@ -44,6 +44,8 @@ pub use machine::Machine;
 const MAX_FILE: u64 = 64 * 1024;
 /// How long reading may take; with more, a disk hangs, and what was known before counts.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a key that could not be written is not written again.
+const UNKEPT: Duration = Duration::from_secs(5);
 /// The guest's own key, and the machine that it belongs to.
 const KEY: &str = "guest.key";
 const MACHINE: &str = "guest.machine";
@@ -239,17 +241,14 @@ impl Keyring {
             Clock::Set(now) => Some(now),
             Clock::Unset => None,
         };
-        let standing = match own_key(&self.0.sources, gathered.is_there) {
+        let standing = match self.own_key(good, gathered.is_there) {
             Ok(None) => Standing::Plain,
             Ok(Some((key, is_moved))) => {
                 machines += u64::from(is_moved);
                 let anchors = Arc::clone(&anchors);
                 Standing::Keyed(Keys { key: Arc::new(key), anchors, clock, plain: *plain })
             }
-            Err(error) => Standing::Unusable(format!(
-                "this guest was given keys, and cannot use its own: {}",
-                error_chain::words(&error)
-            )),
+            Err(words) => Standing::Unusable(words),
         };
         let is_keyed = !matches!(standing, Standing::Plain);
         self.0.is_keyed.store(is_keyed, Ordering::Relaxed);
@@ -262,6 +261,27 @@ impl Keyring {
         });
         *self.last() = Some(standing.clone());
         standing
+    }
+
+    /// The guest's own key, as [`own_key`]. One that could not be written is not made anew for each connection, which anybody can
+    /// open: that is tried again after a while.
+    fn own_key(&self, good: &mut Good, is_needed: bool) -> Result<Option<(Key, bool)>, String> {
+        if let Some((since, words)) = good.unkept.as_ref().filter(|(since, _)| since.elapsed() < UNKEPT) {
+            tracing::debug!("{words} (tried {} s ago)", since.elapsed().as_secs());
+            return Err(words.clone());
+        }
+        let before = good.unkept.take();
+        own_key(&self.0.sources, is_needed).map_err(|error| {
+            let words = error_chain::words(&error);
+            let words = format!("this guest was given keys, and cannot use its own: {words}");
+            if matches!(error, KeyError::Io { what: "write", .. }) {
+                if before.is_none_or(|(_, before)| before != words) {
+                    tracing::error!("{words}");
+                }
+                good.unkept = Some((Instant::now(), words.clone()));
+            }
+            words
+        })
     }
 
     /// Changes the files of keys for the host half that came in as `peer`, one change at a time, and nobody reads the files
@@ -299,6 +319,7 @@ impl Keyring {
             let path = keyring.0.sources.folder.join(KEY);
             keyring.0.sources.check_writable(&path)?;
             keyring.forget().map_err(|source| KeyError::Io { what: "remove", path, source })?;
+            good.unkept = None;
             Ok(!matches!(keyring.read_now(&mut good), Standing::Plain))
         });
         reset.await

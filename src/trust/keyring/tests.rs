@@ -135,15 +135,44 @@ async fn a_reset_waits_for_whoever_reads_and_is_in_force_when_it_returns() {
     assert!(stays.is_err(), "{stays:?}");
     #[allow(clippy::disallowed_methods)]
     std::fs::remove_file(folder.path().join("hosts.d/a.pub")).unwrap();
-    let reading = ours.clone();
-    let reading = tokio::spawn(async move { reading.read().await });
-    assert!(!ours.reset().await.unwrap() && !ours.is_keyed().load(Ordering::Relaxed));
+    let (_, is_keyed) = tokio::join!(ours.read(), ours.reset());
+    assert!(!is_keyed.unwrap() && !ours.is_keyed().load(Ordering::Relaxed));
     assert_eq!(ours.lost(&peer).await, Loss::Key(before.anchors[0].fingerprint));
-    reading.await.unwrap();
     assert!(matches!(ours.read().await, Standing::Plain));
 
     let frozen = keyring(folder.path(), &Arc::default(), false);
     assert!(matches!(frozen.reset().await, Err(KeyError::Frozen(_))));
+}
+
+/// Anybody can open a connection: none of them has the disk written to again and again.
+#[tokio::test]
+async fn a_key_that_cannot_be_kept_is_not_made_anew_for_each_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    give(folder.path(), "a.pub", &line());
+    let tries = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&tries);
+    let keyring = Keyring::new(Sources {
+        hosts: folder.path().join("hosts.d"),
+        // No directory can be made there.
+        folder: "/proc/self/guestlet".into(),
+        platform: Box::new(Vec::new),
+        // Looked at whenever a key is made.
+        machine: Box::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Machine::default()
+        }),
+        is_writable: Box::new(|| true),
+        clock: || Clock::Unset,
+        plain: false,
+    });
+    for _ in 0..3 {
+        let Standing::Unusable(words) = keyring.read().await else { panic!("it has a key") };
+        assert!(words.contains("cannot write /proc/self/guestlet"), "{words}");
+    }
+    assert_eq!(tries.load(Ordering::Relaxed), 1);
+    // Whoever has repaired it need not wait.
+    assert!(keyring.reset().await.unwrap());
+    assert_eq!(tries.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test]
