@@ -32,6 +32,35 @@ fn a_mistake_leaves_what_was_before_and_is_told_with_its_line() {
 }
 
 #[test]
+fn what_cannot_be_read_leaves_what_was_before_and_is_told() {
+    let lab = lab(&["web"]).start();
+    let mut web = Agent::keyed(&lab, "web");
+    let beside = web.file("hosts.d/beside");
+    let read = |bytes: &[u8]| {
+        std::fs::write(&beside, bytes).unwrap();
+        std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o644)).unwrap();
+    };
+    let cases: [(&dyn Fn(), &str); 4] = [
+        (&|| std::os::unix::fs::symlink("/nowhere/host.pub", &beside).unwrap(), "it is a link to nothing"),
+        (&|| nix::unistd::mkfifo(&beside, nix::sys::stat::Mode::S_IRUSR).unwrap(), "it is no file"),
+        (&|| read(b"\xff\xfe"), "it is not UTF-8"),
+        (&|| read(&vec![b'#'; 65 * 1024]), "it is too large"),
+    ];
+    for (make, expected) in cases {
+        make();
+        std::fs::rename(&beside, web.file("hosts.d/host.pub")).unwrap();
+        web.until_it_says(expected);
+        assert_eq!(say(&web.socket(), PLAIN), b"", "{expected}");
+        assert_eq!(lab.info("web")["session"], "connected", "{expected}");
+        assert_eq!(lab.info("web")["sessions"], 1, "{expected}");
+    }
+    // Whoever starts with that does not know what was before, and lets nobody in.
+    web.restart();
+    assert_eq!(say(&web.socket(), PLAIN), b"");
+    assert!(until_refused(&lab, "web").contains("does not know this host half's key"));
+}
+
+#[test]
 fn a_guest_whose_only_key_is_wrong_from_the_beginning_lets_nobody_in() {
     let lab = lab(&["web"]).start();
     let mut web = Agent::new(&lab, "web");
