@@ -25,6 +25,7 @@ pub mod net;
 pub mod nodes;
 mod objects;
 mod queue;
+mod refused;
 mod run;
 pub mod services;
 mod watching;

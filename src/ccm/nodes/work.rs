@@ -11,9 +11,9 @@ use crate::ccm::events::{COMPONENT, News, Recorder};
 use crate::ccm::host::Host;
 use crate::ccm::instance::clean;
 use crate::ccm::objects::{Node, name, uid};
-use crate::kubernetes::fence::{Closed, Fence};
-use crate::kubernetes::lists::{self, Failed};
-use crate::kubernetes::{code, words};
+use crate::ccm::refused::Refused;
+use crate::kubernetes::fence::Fence;
+use crate::kubernetes::lists;
 use crate::wire::proto::v1::get_instance_response::Existence;
 
 /// What is to be done.
@@ -58,30 +58,6 @@ pub struct Hands {
     pub recorder: Arc<Recorder>,
 }
 
-/// Why a change was not made.
-enum Refused {
-    /// The object is not as it was, or not there any more: what has become of it is heard of.
-    Other,
-    /// In words for people.
-    Failed(String),
-}
-
-impl From<Closed> for Refused {
-    fn from(closed: Closed) -> Self {
-        Self::Failed(closed.to_string())
-    }
-}
-
-impl From<Failed> for Refused {
-    fn from(failed: Failed) -> Self {
-        match failed {
-            Failed::Answered(error) if matches!(code(&error), Some(404 | 409)) => Self::Other,
-            Failed::Answered(error) => Self::Failed(words(&error)),
-            Failed::Late => Self::Failed(failed.to_string()),
-        }
-    }
-}
-
 impl Hands {
     /// Does it.
     pub async fn carry_out(&self, node: Arc<Node>, job: Job) -> Done {
@@ -103,7 +79,7 @@ impl Hands {
             match self.patch(node, patch, is_status).await {
                 Ok(()) => {}
                 Err(Refused::Other) => return Done::Changed,
-                Err(Refused::Failed(why)) => {
+                Err(why) => {
                     tracing::warn!(
                         node = name(&node.metadata),
                         "a Node cannot be changed; it is tried again: {why}"
@@ -185,7 +161,7 @@ impl Hands {
         });
         match deleted.await {
             Ok(()) | Err(Refused::Other) => Done::Changed,
-            Err(Refused::Failed(why)) => {
+            Err(why) => {
                 tracing::warn!(node = name(metadata), "a Node cannot be deleted; it is tried again: {why}");
                 Done::Failed
             }

@@ -7,10 +7,11 @@ use kube::Api;
 
 use super::plan::has_finalizer;
 use super::wanted::{Defaults, is_wanted};
-use super::work::{Hands, Refused};
+use super::work::Hands;
 use crate::ccm::events::News;
 use crate::ccm::instance::clean;
 use crate::ccm::objects::{Service, uid};
+use crate::ccm::refused::Refused;
 use crate::kubernetes::lists::{self, Failed};
 use crate::kubernetes::words;
 use crate::wire::proto::v1::ServiceReference;
@@ -63,7 +64,7 @@ pub async fn release(hands: &Hands, defaults: &Defaults, orphans: Vec<ServiceRef
             }
         }
         let released =
-            hands.fence.change(async { hands.host.release(of.clone()).await.map_err(Refused::Host) }).await;
+            hands.fence.change(async { Ok(hands.host.release(of.clone()).await?) }).await;
         match released {
             Ok(true) => {
                 let words = "the host had an address for this Service, which does not exist any more; it is given back";
@@ -73,17 +74,10 @@ pub async fn release(hands: &Hands, defaults: &Defaults, orphans: Vec<ServiceRef
                 service = place,
                 "what the host has for a Service that is gone is being given back"
             ),
-            Err(Refused::Host(status)) => {
-                tracing::warn!(
-                    service = place,
-                    "what is left of a Service is not given back: {}",
-                    clean(status.message())
-                );
-            }
-            Err(Refused::Failed(why)) => {
+            Err(Refused::Other) => {}
+            Err(why) => {
                 tracing::warn!(service = place, "what is left of a Service is not given back: {why}");
             }
-            Err(Refused::Other) => {}
         }
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tonic::Status;
 
 use super::Conditions;
 use super::plan::{self, Plan};
@@ -13,9 +12,9 @@ use crate::ccm::events::{COMPONENT, News, Recorder};
 use crate::ccm::host::{Host, is_passing};
 use crate::ccm::instance::clean;
 use crate::ccm::objects::{Service, name};
-use crate::kubernetes::fence::{Closed, Fence};
-use crate::kubernetes::lists::{self, Failed};
-use crate::kubernetes::{code, words};
+use crate::ccm::refused::Refused;
+use crate::kubernetes::fence::Fence;
+use crate::kubernetes::lists;
 use crate::wire::proto::v1::{EnsureLoadBalancerRequest, LoadBalancer, ServiceReference};
 
 /// What is to be done.
@@ -80,32 +79,6 @@ pub struct Hands {
     pub recorder: Arc<Recorder>,
 }
 
-/// Why a change was not made.
-pub(super) enum Refused {
-    /// The object is not as it was, or not there any more: what has become of it is heard of.
-    Other,
-    /// In words for people.
-    Failed(String),
-    /// The host half's answer.
-    Host(Status),
-}
-
-impl From<Closed> for Refused {
-    fn from(closed: Closed) -> Self {
-        Self::Failed(closed.to_string())
-    }
-}
-
-impl From<Failed> for Refused {
-    fn from(failed: Failed) -> Self {
-        match failed {
-            Failed::Answered(error) if matches!(code(&error), Some(404 | 409)) => Self::Other,
-            Failed::Answered(error) => Self::Failed(words(&error)),
-            Failed::Late => Self::Failed(failed.to_string()),
-        }
-    }
-}
-
 impl Hands {
     /// Does it.
     pub async fn carry_out(&self, service: Arc<Service>, job: Job) -> Done {
@@ -160,11 +133,11 @@ impl Hands {
         if let Some(patch) = plan::begin(service) {
             self.patch(service, &patch, false).await?;
         }
-        self.fence.change(async { self.host.ensure(request).await.map_err(Refused::Host) }).await
+        self.fence.change(async { Ok(self.host.ensure(request).await?) }).await
     }
 
     async fn release(&self, service: &Service, of: ServiceReference) -> Result<Done, Refused> {
-        let released = self.fence.change(async { self.host.release(of).await.map_err(Refused::Host) }).await;
+        let released = self.fence.change(async { Ok(self.host.release(of).await?) }).await;
         if let Err(Refused::Host(status)) = &released {
             let news = News::warning("LoadBalancerNotReleased", clean(status.message()));
             self.recorder.tell(service, &news).await;
