@@ -1,5 +1,6 @@
 //! `guestlet-ccm`: the cloud controller manager of a guest's cluster.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -33,6 +34,9 @@ struct Arguments {
     /// For how many seconds the Lease lasts without being renewed; at least 3
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=3600))]
     lease: u64,
+    /// Where kubelet's probes are answered: /healthz, /livez and /readyz
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10258")]
+    health: SocketAddr,
     /// For how many seconds the host must say that a VM is gone before its Node is deleted
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86400))]
     delete_after: u64,
@@ -88,6 +92,7 @@ impl Arguments {
             namespace: self.namespace,
             socket: self.agent_socket,
             timing,
+            health: self.health,
             nodes: Settings {
                 choice: Choice {
                     network: self.management_network,

@@ -12,13 +12,14 @@
 //!
 //! [`host`] calls the host half; `watching` keeps what it says of VMs ([`instance`]) and load balancers by long polls. [`nodes`] and
 //! [`services`] each own their objects: a pure part decides from what is known, and what is to be done is done one step after the
-//! other for each object, beside those of others (`queue`). `events` tells people.
+//! other for each object, beside those of others (`queue`). `events` tells people, and `health` kubelet.
 //!
 //! Nothing is remembered but in the two APIs: a program that is started anew, or leads now, asks for everything once. While the
 //! host half cannot be asked, everything stays as it was. Whatever is changed passes the [`Fence`], which is open only while this
 //! replica leads.
 
 mod events;
+mod health;
 pub mod host;
 pub mod instance;
 pub mod net;

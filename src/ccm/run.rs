@@ -1,5 +1,6 @@
 //! Builds the parts, leads when this replica may, and ends when it may no more.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::ccm::events::Recorder;
+use crate::ccm::health::Health;
 use crate::ccm::host::Host;
 use crate::ccm::instance::Instances;
 use crate::ccm::nodes::{self, Nodes};
@@ -21,7 +23,7 @@ use crate::kubernetes::fence::Fence;
 use crate::kubernetes::lease::{Candidate, Notice, Place, Timing};
 use crate::kubernetes::standing::{Problems, Teller};
 use crate::supervise::{Supervisor, termination};
-use crate::sys::logging;
+use crate::sys::{logging, tcp};
 
 /// The Lease of whichever cloud controller manager leads: the usual name, so that of two kinds of them only one is at work.
 const LEASE: &str = "cloud-controller-manager";
@@ -43,6 +45,8 @@ pub struct Options {
     pub socket: PathBuf,
     /// How long the Lease lasts.
     pub timing: Timing,
+    /// Where kubelet's probes are answered.
+    pub health: SocketAddr,
     /// What concerns Nodes.
     pub nodes: nodes::Settings,
     /// What concerns Services.
@@ -75,15 +79,30 @@ async fn serve(options: Options) -> anyhow::Result<()> {
         crate::VERSION
     );
     let client = Client::try_from(config).context("cannot ask the Kubernetes API")?;
+    let at = options.health;
+    let listener = tcp::listen(at).with_context(|| format!("cannot answer probes at {at} (--health)"))?;
+    tracing::info!(address = %listener.local_addr()?, "probes are answered");
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
-    supervisor.spawn("controllers", lead(client, options, shutdown));
+    let problems = watch::Sender::new(Problems::new());
+    let health = Health::new(problems.subscribe());
+    let (probed, stopping) = (health.clone(), shutdown.clone());
+    supervisor.spawn("health", async move {
+        stopping.run_until_cancelled(probed.serve(listener)).await;
+        Ok(())
+    });
+    supervisor.spawn("controllers", lead(client, options, problems, health, shutdown));
     supervisor.run(stop, DRAIN).await
 }
 
 /// Leads as soon as it may, until `shutdown`.
-async fn lead(client: Client, options: Options, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let problems = watch::Sender::new(Problems::new());
+async fn lead(
+    client: Client,
+    options: Options,
+    problems: watch::Sender<Problems>,
+    health: Health,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
     let teller = |what| Teller::new(what, problems.clone(), Arc::new(|| ()));
     let place = Place { namespace: options.namespace.clone(), name: LEASE };
     let trouble = teller("the Lease of the cloud controller managers cannot be read or written");
@@ -106,6 +125,7 @@ async fn lead(client: Client, options: Options, shutdown: CancellationToken) -> 
         members: members.clone(),
         fence: fence.clone(),
         recorder: Arc::clone(&recorder),
+        pulse: health.pulse("Nodes"),
         teller: teller("the Nodes cannot be read, and what is known of them may be old"),
     };
     let services = Services {
@@ -117,6 +137,7 @@ async fn lead(client: Client, options: Options, shutdown: CancellationToken) -> 
         members: members.subscribe(),
         fence: fence.clone(),
         recorder,
+        pulse: health.pulse("Services"),
         teller: teller("the Services cannot be read, and what is known of them may be old"),
     };
     let of_instances = teller(
@@ -124,9 +145,13 @@ async fn lead(client: Client, options: Options, shutdown: CancellationToken) -> 
     );
     let of_balancers =
         teller("the host half does not tell of load balancers, and what is known of them may be old");
+    let told = |until| {
+        fence.extend(until);
+        health.leads_until(until);
+    };
     let outcome = tokio::select! {
         biased;
-        why = leading.lost(|until| fence.extend(until)) => {
+        why = leading.lost(told) => {
             fence.shut();
             Err(anyhow::anyhow!("this replica leads no more: {why}"))
         }

@@ -113,7 +113,7 @@ pub mod superblock;
 pub mod swaps;
 #[cfg(feature = "agent")]
 pub mod sysfs;
-#[cfg(feature = "host")]
+#[cfg(any(feature = "ccm", feature = "host"))]
 pub mod tcp;
 #[cfg(feature = "agent")]
 pub mod ticker;

@@ -93,8 +93,18 @@ impl Lab {
         self.replica_with(name, &[])
     }
 
+    /// The credential of the program.
+    pub fn kubeconfig(&self, name: &str) -> PathBuf {
+        self.plane.kubeconfig(&format!("ccm-{name}"), ACCOUNT, "system:serviceaccounts")
+    }
+
+    /// Starts a replica with this credential.
+    pub fn replica_by(&self, name: &str, kubeconfig: &Path) -> Replica {
+        Replica::start(self.folder.path(), name, kubeconfig, self.host.socket(), &[])
+    }
+
     pub fn replica_with(&self, name: &str, more: &[&str]) -> Replica {
-        let kubeconfig = self.plane.kubeconfig(&format!("ccm-{name}"), ACCOUNT, "system:serviceaccounts");
+        let kubeconfig = self.kubeconfig(name);
         Replica::start(self.folder.path(), name, &kubeconfig, self.host.socket(), more)
     }
 
@@ -197,6 +207,7 @@ impl Replica {
         command
             .args(["--pdeathsig", "KILL", "--", env!("CARGO_BIN_EXE_guestlet-ccm")])
             .args(["--name", name, "--lease", "4", "--delete-after", "2", "--tell-after", "1", "--verbose"])
+            .args(["--health", "127.0.0.1:0"])
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .arg("--agent-socket")

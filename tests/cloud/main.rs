@@ -28,6 +28,7 @@ mod patience;
 mod plane;
 mod site;
 
+mod health;
 mod leaders;
 mod many;
 mod nodes;

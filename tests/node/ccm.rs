@@ -92,6 +92,8 @@ fn a_service_of_a_guest_cluster_gets_its_address_from_harvester_without_a_creden
                 "--name",
                 "a",
                 "--verbose",
+                "--health",
+                "127.0.0.1:0",
             ])
             .arg("--kubeconfig")
             .arg(plane.kubeconfig("ccm", "ccm", "system:masters"))

@@ -33,6 +33,7 @@ use self::matching::{Identity, Taken, identify};
 use self::plan::{Plan, ZoneChange, is_uninitialized};
 use self::work::{Done, Hands, Job};
 use crate::ccm::events::{News, Recorder};
+use crate::ccm::health::Pulse;
 use crate::ccm::host::Host;
 use crate::ccm::instance::{Instances, uid_of};
 use crate::ccm::objects::{Node, name, uid};
@@ -92,6 +93,8 @@ pub struct Nodes {
     pub fence: Fence,
     /// Tells people.
     pub recorder: Arc<Recorder>,
+    /// Says that it goes on.
+    pub(super) pulse: Pulse,
     /// Is told whether Nodes can be followed.
     pub teller: Teller,
 }
@@ -118,8 +121,9 @@ struct Desk {
 impl Nodes {
     /// Sees to Nodes, for ever.
     pub async fn run(self) {
-        let Self { client, host, settings, mut instances, mut balancers, members, fence, recorder, teller } =
+        let Self { client, host, settings, mut instances, mut balancers, members, fence, recorder, .. } =
             self;
+        let (mut pulse, teller) = (self.pulse, self.teller);
         let api = Api::<Node>::all(client);
         let mut heard = Box::pin(follow(api.clone(), Selector::default(), Some(teller)));
         let mut desk = Desk {
@@ -154,6 +158,7 @@ impl Nodes {
                         desk.look_at_all();
                     }
                 }
+                () = pulse.next() => {}
                 () = sleep_until(due) => {}
             }
         }

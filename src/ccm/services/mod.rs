@@ -36,6 +36,7 @@ use self::leaks::Found;
 use self::wanted::{Defaults, NETWORK, Problem, is_wanted, reference};
 use self::work::{Done, Hands, Job};
 use crate::ccm::events::{News, Recorder};
+use crate::ccm::health::Pulse;
 use crate::ccm::host::Host;
 use crate::ccm::instance::Instances;
 use crate::ccm::nodes::{Member, sleep_until};
@@ -76,6 +77,8 @@ pub struct Services {
     pub fence: Fence,
     /// Tells people.
     pub recorder: Arc<Recorder>,
+    /// Says that it goes on.
+    pub(super) pulse: Pulse,
     /// Is told whether Services can be followed.
     pub teller: Teller,
 }
@@ -110,7 +113,7 @@ struct Desk {
 impl Services {
     /// Sees to Services, for ever.
     pub async fn run(self) {
-        let Self { client, host, defaults, mut instances, mut balancers, mut members, .. } = self;
+        let Self { client, host, defaults, mut instances, mut balancers, mut members, mut pulse, .. } = self;
         let api = Api::<Service>::all(client.clone());
         let mut heard = Box::pin(follow(api, Selector::default(), Some(self.teller)));
         let mut desk = Desk {
@@ -154,6 +157,7 @@ impl Services {
                     desk.members.clone_from(&members.borrow_and_update());
                     desk.look_at(|_| true);
                 }
+                () = pulse.next() => {}
                 () = sleep_until(due) => {}
                 () = sleep_until(compare) => {}
             }
