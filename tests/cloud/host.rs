@@ -185,6 +185,15 @@ impl Host {
         self.news();
     }
 
+    /// There is one that Harvester's cloud provider has made for a Service of this name, and that says no UID.
+    pub fn leave(&self, key: &str, name: &str, address: &str) {
+        self.leak("default", name, key);
+        self.balance(key, |balancer| {
+            balancer.service.as_mut().unwrap().uid.clear();
+            ready(balancer, address);
+        });
+    }
+
     /// Gives a Service that waits its address.
     pub fn allocate(&self, uid: &str) {
         let address = self.next_address();
@@ -337,8 +346,11 @@ impl Cloud for Host {
         request: Request<v1::ReleaseLoadBalancerRequest>,
     ) -> Result<Response<v1::ReleaseLoadBalancerResponse>, Status> {
         self.enter("ReleaseLoadBalancer").await?;
-        let uid = request.into_inner().service.unwrap_or_default().uid;
+        let of = request.into_inner().service.unwrap_or_default();
         let mut world = self.world();
+        // One without a UID is meant by its name.
+        let named = world.balancers.iter().find(|(_, one)| one.service.as_ref() == Some(&of));
+        let uid = named.map_or(of.uid, |(key, _)| key.clone());
         let users =
             world.balancers.values().filter(|one| one.shares_with.as_ref().is_some_and(|of| of.uid == uid));
         if let Some(user) = users.map(|one| one.service.clone().unwrap_or_default()).next() {

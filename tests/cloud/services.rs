@@ -51,6 +51,52 @@ fn a_service_gets_an_address_that_kube_vip_announces_and_gives_it_back() {
     });
 }
 
+/// harvester/harvester#11345: a Service that is made again under its name leaves what Harvester's cloud provider had made for the first.
+#[test]
+fn what_another_program_has_left_under_a_name_in_use_is_given_back_if_nothing_of_it_is_announced() {
+    wait(async {
+        let lab = Lab::start().await;
+        // The first ones of three moved here from Harvester's cloud provider, and of the last one kube-vip still announces the old address.
+        for (name, address) in [("web", "192.0.2.101"), ("db", "192.0.2.102"), ("api", "192.0.2.103")] {
+            lab.service(name, json!({ VIP: address })).await;
+            lab.host.leave(&format!("left-{name}"), name, address);
+        }
+        let announced = json!({ "status": { "loadBalancer": { "ingress": [{ "ip": "192.0.2.103" }] } } });
+        lab.api.patch(&format!("{SERVICES}/api/status"), &announced).await.unwrap();
+        // One that cannot have what it asks for keeps what there is.
+        lab.host.world().is_slow = true;
+        let replica = lab.replica("a");
+        for name in ["web", "api"] {
+            let uid = uid(&lab.get(name).await.unwrap()).to_owned();
+            until("it is asked for", async || lab.host.request(&uid)).await;
+            lab.host.allocate(&uid);
+        }
+        until("it is given back", async || {
+            (!lab.host.world().balancers.contains_key("left-web")).then_some(())
+        })
+        .await;
+        assert!(
+            lab.told("web", "ReleasedLeakedLoadBalancer").await.contains("an earlier Service of this name")
+        );
+        quiet(2).await;
+        for left in ["left-db", "left-api"] {
+            assert!(lab.host.world().balancers.contains_key(left), "{left}: {}", replica.log());
+        }
+        let web = lab.get("web").await.unwrap();
+        assert!(annotation(&web, VIP).starts_with("198.51.100."), "it has its own: {web}");
+        // As soon as that is over, and both sides are compared, it goes.
+        let announced = json!({ "status": { "loadBalancer": { "ingress": [{ "ip": annotation(&lab.get("api").await.unwrap(), VIP) }] } } });
+        lab.api.patch(&format!("{SERVICES}/api/status"), &announced).await.unwrap();
+        drop(replica);
+        let _replica = lab.replica("b");
+        until("it is given back", async || {
+            (!lab.host.world().balancers.contains_key("left-api")).then_some(())
+        })
+        .await;
+        assert!(lab.host.world().balancers.contains_key("left-db"));
+    });
+}
+
 /// Before anybody has announced it, its status is empty: the address was forgotten then.
 #[test]
 fn a_service_that_is_deleted_before_it_has_its_address_leaves_nothing() {

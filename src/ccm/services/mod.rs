@@ -32,7 +32,7 @@ use prost::Message as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use self::leaks::Found;
+use self::leaks::{Found, Had, Orphan};
 use self::wanted::{Defaults, NETWORK, Problem, is_wanted, reference};
 use self::work::{Done, Hands, Job};
 use crate::ccm::events::{News, Recorder};
@@ -47,7 +47,10 @@ use crate::kubernetes::fence::Fence;
 use crate::kubernetes::follow::{Heard, follow};
 use crate::kubernetes::lists::Selector;
 use crate::kubernetes::standing::Teller;
-use crate::wire::proto::v1::{EnsureLoadBalancerRequest, LoadBalancer, ServiceReference};
+use crate::wire::proto::v1::load_balancer::State;
+use crate::wire::proto::v1::{
+    EnsureLoadBalancerRequest, LoadBalancer, LoadBalancerAddress, ServiceReference,
+};
 
 /// Services for which something is done at a time. The agent hands on twice as many.
 const AT_ONCE: usize = 8;
@@ -359,15 +362,7 @@ impl Desk {
             self.taken.remove(&lost);
             self.queue.changed(lost, now);
         }
-        let is_held = |of: &ServiceReference| {
-            self.services.values().any(|service| {
-                let own = reference(service);
-                // One without a UID is for whoever has the name.
-                own.uid == of.uid
-                    || of.uid.is_empty() && (own.namespace == of.namespace && own.name == of.name)
-            })
-        };
-        let orphans: Vec<_> = found.all.into_iter().filter(|of| !is_held(of)).collect();
+        let orphans: Vec<_> = found.all.iter().filter_map(|had| self.orphan(&found, had)).collect();
         if !orphans.is_empty() {
             let (hands, defaults) = (self.hands.clone(), self.defaults.clone());
             working.push(Box::pin(async move {
@@ -375,6 +370,32 @@ impl Desk {
                 (String::new(), Done::Nothing)
             }));
         }
+    }
+}
+
+impl Desk {
+    /// What the host half has, if it is to be given back.
+    fn orphan(&self, found: &Found, had: &Had) -> Option<Orphan> {
+        let of = &had.of;
+        if self.services.contains_key(&of.uid) {
+            return None;
+        }
+        let orphan = |successor| Some(Orphan { of: of.clone(), successor });
+        if !of.uid.is_empty() {
+            return orphan(None);
+        }
+        // One without a UID is for whoever has the name, as long as that has not got anything else.
+        let has_name = |(_, service): &(&String, &Arc<Service>)| {
+            let own = reference(service);
+            (&own.namespace, &own.name) == (&of.namespace, &of.name)
+        };
+        let Some((uid, _)) = self.services.iter().find(has_name) else { return orphan(None) };
+        let nameless = found.nameless(&of.namespace, &of.name);
+        let has =
+            self.has.get(uid).filter(|has| has.state() == State::Ready && self.taken.contains_key(uid))?;
+        let is_its_own = |one: &LoadBalancerAddress| !nameless.contains(&one.address);
+        let is_served = !has.addresses.is_empty() && has.addresses.iter().all(is_its_own);
+        is_served.then(|| orphan(Some((uid.clone(), nameless))))?
     }
 }
 
