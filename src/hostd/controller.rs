@@ -111,6 +111,7 @@ pub(super) async fn assemble(
             settings: followed.cloud,
             options: followed.controller.clone(),
             facts,
+            fleet: fleet.clone(),
         },
     );
     let teller = |what| standing::teller(what, problems.clone(), Arc::clone(&half));

@@ -15,6 +15,8 @@ use guestlet::host::backends::{Backend as _, Problems};
 use guestlet::host::cloud::Handle;
 use guestlet::host::cloud::remote::{Parts, Registry};
 use guestlet::host::cloud::settings::Settings;
+use guestlet::host::controller::Nodes;
+use guestlet::host::fleet::Remote;
 use guestlet::host::for_guests::{Asking, Cloud as _};
 use guestlet::host::half::Half;
 use guestlet::supervise::Scope;
@@ -72,8 +74,10 @@ impl Clusters {
             heard: Some(heard),
         };
         let roster = Box::new(Roster::new(site, Arc::clone(&half)));
-        let (registry, handle) =
-            Registry::new(Parts { half: Arc::clone(&half), cluster, settings, options, facts });
+        // Nobody watches.
+        let (_, _, fleet) = Remote::new(Arc::new(Nodes::default()));
+        let parts = Parts { half: Arc::clone(&half), cluster, settings, options, facts, fleet };
+        let (registry, handle) = Registry::new(parts);
         let tasks = Scope::new();
         let (news, mut listener) = mpsc::channel(64);
         tasks.children().spawn(async move { while listener.recv().await.is_some() {} });

@@ -138,6 +138,13 @@ pub struct Wanted {
     pub affinity_seconds: u32,
 }
 
+impl From<&v1::ServiceReference> for Service {
+    fn from(reference: &v1::ServiceReference) -> Self {
+        let v1::ServiceReference { namespace, name, uid } = reference.clone();
+        Self { namespace, name, uid }
+    }
+}
+
 impl From<&Service> for v1::ServiceReference {
     fn from(service: &Service) -> Self {
         let Service { namespace, name, uid } = service.clone();

@@ -6,7 +6,7 @@ use super::super::wanted::Port;
 use super::super::{Asker, Found, Poll, Problem, Reply, Request};
 use super::balancers::{Key, Standing};
 use super::queue::Job;
-use super::{Done, Looked, Registry, object, pools, told};
+use super::{Done, Looked, Registry, object, pools};
 use crate::wire::proto::v1;
 
 impl Registry {
@@ -82,7 +82,7 @@ impl Registry {
     /// What people are told of all load balancers.
     fn all_balancers(&self) -> Vec<v1::ClusterLoadBalancer> {
         let told = |key: Key| {
-            let load_balancer = told::message(&self.balancers, &key)?;
+            let load_balancer = self.message(&key)?;
             let (cluster, uid) = key;
             let wanted =
                 self.balancers.keyed(&(cluster.clone(), uid.clone())).and_then(|own| own.wanted.as_ref());

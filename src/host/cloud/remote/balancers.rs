@@ -97,7 +97,12 @@ impl Balancers {
     pub fn hear(&mut self, told: Told) -> BTreeSet<Key> {
         match told {
             Told::Missing => self.standing = Standing::Missing,
-            Told::Pools(heard) => self.hear_pools(heard),
+            Told::Pools(heard) => {
+                // Whether a cluster may have an address depends on the network of its pool.
+                if self.hear_pools(heard) {
+                    return self.keys(None);
+                }
+            }
             Told::Balancers(Heard::There(one)) => return self.put(one),
             Told::Balancers(Heard::Gone(one)) => {
                 let (metadata, empty) = (&one.metadata, String::new());
@@ -122,13 +127,27 @@ impl Balancers {
         BTreeSet::new()
     }
 
-    fn hear_pools(&mut self, heard: Heard<Pool>) {
+    /// Takes in what is heard of pools; whether any is of another network now.
+    fn hear_pools(&mut self, heard: Heard<Pool>) -> bool {
         let name = |pool: &Pool| pool.metadata.name.clone().unwrap_or_default();
+        let network = |pool: &Pool| pool.spec.selector.network.clone();
+        let was_known = self.pools.is_some();
         let pools = self.pools.get_or_insert_default();
         match heard {
-            Heard::All(all) => *pools = all.into_iter().map(|pool| (name(&pool), pool)).collect(),
-            Heard::There(pool) => drop(pools.insert(name(&pool), pool)),
-            Heard::Gone(pool) => drop(pools.remove(&name(&pool))),
+            Heard::All(all) => {
+                let networks = |pools: &BTreeMap<String, Pool>| -> BTreeMap<String, String> {
+                    pools.iter().map(|(name, pool)| (name.clone(), network(pool))).collect()
+                };
+                let before = networks(pools);
+                *pools = all.into_iter().map(|pool| (name(&pool), pool)).collect();
+                !was_known || before != networks(pools)
+            }
+            Heard::There(pool) => {
+                let now = network(&pool);
+                let before = pools.insert(name(&pool), pool);
+                !was_known || before.map(|before| network(&before)) != Some(now)
+            }
+            Heard::Gone(pool) => pools.remove(&name(&pool)).is_some(),
         }
     }
 
@@ -209,15 +228,37 @@ impl Balancers {
 
     /// The object of a Service of its own: by its UID, or by the name that Harvester's cloud provider has given it.
     pub fn own(&self, cluster: &str, service: &Service) -> Option<&Object> {
-        if let Some(id) = self.own.get(&(cluster.to_owned(), service.uid.clone())) {
-            return self.objects.get(id);
+        match self.own.get(&(cluster.to_owned(), service.uid.clone())) {
+            Some(id) => self.objects.get(id),
+            None => self.unclaimed(cluster, service),
         }
+    }
+
+    /// The object that Harvester's cloud provider has made for a Service, and that was not taken over yet.
+    pub fn unclaimed(&self, cluster: &str, service: &Service) -> Option<&Object> {
         let (namespace, label) = cluster.split_once('/')?;
         let object = self.objects.get(&format!("{namespace}/{}", object::name(label, service)))?;
         let is_its = object.cluster == cluster
             && object.service.uid.is_empty()
             && (&object.service.namespace, &object.service.name) == (&service.namespace, &service.name);
         is_its.then_some(object)
+    }
+
+    /// Whether an object that was not taken over yet is that of a Service which has asked for what it cannot have: then it is told
+    /// of as that Service's.
+    pub fn is_asked_for(&self, object: &Object) -> bool {
+        let is_its = |asked: &Asked| {
+            let Service { namespace, name, .. } = &asked.service;
+            (namespace, name) == (&object.service.namespace, &object.service.name)
+                && self.unclaimed(&object.cluster, &asked.service).is_some_and(|own| own.id() == object.id())
+        };
+        object.service.uid.is_empty() && self.asked_of(&object.cluster).any(|(_, asked)| is_its(asked))
+    }
+
+    /// What Services of a cluster have asked for and cannot have.
+    pub fn asked_of<'b>(&'b self, cluster: &'b str) -> impl Iterator<Item = (&'b Key, &'b Asked)> {
+        let of = (cluster.to_owned(), String::new());
+        self.asked.range(of..).take_while(move |((of, _), _)| of == cluster)
     }
 
     /// The objects of a Service of this name that nobody has taken over.
@@ -261,8 +302,7 @@ impl Balancers {
 
     /// Counts the Services of a cluster that have asked for what they cannot have.
     pub fn count_asked(&self, cluster: &str) -> usize {
-        let of = (cluster.to_owned(), String::new());
-        self.asked.range(of..).take_while(|((of, _), _)| of == cluster).count()
+        self.asked_of(cluster).count()
     }
 
     /// The keys of the load balancers of a cluster, or of all.

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::balancers::Key;
-use super::{Registry, told};
+use super::super::view::event;
+use super::super::wanted::Service;
+use super::Registry;
+use super::balancers::{Key, Standing};
 use crate::host::backends::kubevirt::balancers::Told;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::load_balancer::State;
@@ -35,20 +37,31 @@ impl Registry {
                 self.again(&key.0, service, wanted);
             }
         }
+        self.begin();
     }
 
-    /// Tells clusters of these load balancers, as they are now.
-    pub(super) fn show(&mut self, about: BTreeSet<Key>) {
+    /// From now on people are told of what changes, if all that there was has been heard of.
+    pub(super) fn begin(&mut self) {
+        self.has_begun |= self.knows_networks && self.balancers.standing == Standing::There;
+    }
+
+    /// Tells clusters of these load balancers, as they are now, and people of what has become of them.
+    pub(super) fn show(&mut self, mut about: BTreeSet<Key>) {
+        let twins: Vec<Key> = about.iter().filter_map(|key| self.twin(key)).collect();
+        about.extend(twins);
         for key in about {
-            let now = told::message(&self.balancers, &key);
+            let now = self.message(&key);
             let balancers = &mut self.cluster(&key.0).balancers;
-            let before = balancers.get(&key.1).map(v1::LoadBalancer::state);
+            let before = balancers.get(&key.1);
+            let event = event(&key.0, before, now.as_ref());
+            let before = before.map(v1::LoadBalancer::state);
             let state = now.as_ref().map(v1::LoadBalancer::state);
             match now {
                 Some(now) => balancers.set(&key.1, now),
                 None => balancers.remove(&key.1),
             }
             balancers.tell();
+            self.note(event);
             if let Some(before) = before {
                 let count = &mut self.counts[place(before)];
                 *count = count.saturating_sub(1);
@@ -58,6 +71,27 @@ impl Registry {
             }
         }
         self.half.metrics.balancers.set(self.counts);
+    }
+}
+
+impl Registry {
+    /// The object that is told of as this one's, or by itself, according to whether this one cannot have what it asks for.
+    fn twin(&self, key: &Key) -> Option<Key> {
+        let shown = self.clusters.get(&key.0)?.balancers.get(&key.1);
+        let shown = shown.and_then(|shown| shown.service.as_ref()).map(Service::from);
+        let asked = self.balancers.asked.get(key).map(|asked| asked.service.clone());
+        let own = self.balancers.unclaimed(&key.0, &asked.or(shown)?)?;
+        Some((key.0.clone(), own.key()))
+    }
+
+    /// Tells people of what has become of a load balancer. Those that there were when the program began are no news.
+    fn note(&self, event: Option<v1::LoadBalancerChanged>) {
+        if let Some(event) = event.filter(|_| self.has_begun) {
+            // Who watches is not worth waiting for.
+            if self.events.try_send(event).is_err() {
+                tracing::debug!("more becomes of load balancers than can be told");
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //!  LoadBalancers, IPPools ──────────────────────follow──▶ balancers ──┴▶ registry ──▶ journals of each cluster ──▶ polls
 //!  callback of a node (a guest asks), api (people ask) ──Request──▶ answer ──▶ queue ──plan──▶ steps ──▶ API server
 //!
-//!  pure: members, object, balancers, plan, pools, told
+//!  pure: members, object, balancers, plan, pools, check, told
 //! ```
 //!
 //! One task, the [`Registry`], owns what is known, and waits for nothing but news: what has to be asked of the API server is asked
@@ -37,6 +37,7 @@ use crate::host::backends::kubevirt::controller::{Fact, Options};
 use crate::host::backends::kubevirt::node::place::Labelled;
 use crate::host::backends::kubevirt::seen::Facts;
 use crate::host::backends::volumes::VolumeError;
+use crate::host::fleet;
 use crate::host::for_guests::Checks;
 use crate::host::half::Half;
 use crate::host::metrics::balancers::Counts;
@@ -45,9 +46,11 @@ use crate::kubernetes::lists::Selector;
 use crate::supervise::Scope;
 use crate::wire::guest_object::Guest;
 use crate::wire::proto::v1;
+use crate::wire::proto::v1::virtual_machine_event::Kind;
 
 mod answer;
 pub mod balancers;
+pub mod check;
 mod heard;
 pub mod members;
 pub mod object;
@@ -56,9 +59,12 @@ mod pools;
 mod queue;
 mod told;
 
-use balancers::{Balancers, Begun};
+use balancers::{Balancers, Begun, Key};
 use members::{Host, Members, News, Report};
 use queue::{Job, Outcome, Queue};
+
+/// Events that wait to be told.
+const EVENTS: usize = 1024;
 
 /// Parts that the registry works with.
 pub struct Parts {
@@ -72,6 +78,8 @@ pub struct Parts {
     pub options: watch::Receiver<Options>,
     /// What is heard of VMs.
     pub facts: mpsc::Receiver<Fact>,
+    /// Tells people what has become of load balancers.
+    pub fleet: fleet::Handle,
 }
 
 /// The task.
@@ -86,6 +94,11 @@ pub struct Registry {
     lasting: Lasting,
     balancers: Balancers,
     clusters: BTreeMap<String, Guests>,
+    /// It is known which networks the VMs of each cluster are attached to.
+    knows_networks: bool,
+    /// People are told of what changes.
+    has_begun: bool,
+    events: mpsc::Sender<v1::LoadBalancerChanged>,
     counts: Counts,
     /// What is asked of the API server for those who wait, and where it says what has come of it.
     asking: Scope,
@@ -98,6 +111,8 @@ struct Guests {
     instances: Journal<v1::Instance>,
     balancers: Journal<v1::LoadBalancer>,
     queue: Queue,
+    /// Those that its VMs are attached to, as it was told of them.
+    networks: BTreeSet<String>,
     /// Its agents are given nothing to check.
     checks: watch::Sender<Arc<Checks>>,
 }
@@ -129,8 +144,17 @@ impl Registry {
     /// One, and what asks it once it runs.
     pub fn new(parts: Parts) -> (Self, Handle) {
         let (requests, inbox) = mpsc::channel(INBOX);
-        let Parts { half, cluster, settings, options, facts } = parts;
+        let Parts { half, cluster, settings, options, facts, fleet } = parts;
         let (done, dones) = mpsc::channel(INBOX);
+        let (events, mut told) = mpsc::channel(EVENTS);
+        let asking = Scope::new();
+        // Beside the task: the fleet answers nobody before it knows all VMs, of which it is told by who waits for the task.
+        asking.children().spawn(async move {
+            while let Some(event) = told.recv().await {
+                // Without a fleet nobody watches.
+                fleet.note(String::new(), Kind::LoadBalancerChanged(event)).await.ok();
+            }
+        });
         let lasting = Lasting::new(cluster.clone());
         let registry = Self {
             half,
@@ -143,8 +167,11 @@ impl Registry {
             lasting,
             balancers: Balancers::default(),
             clusters: BTreeMap::new(),
+            knows_networks: false,
+            has_begun: false,
+            events,
             counts: Counts::default(),
-            asking: Scope::new(),
+            asking,
             done,
             dones,
         };
@@ -171,13 +198,7 @@ impl Registry {
                         };
                         self.tell(news);
                     }
-                    Some(done) = self.dones.recv() => match done {
-                        Done::Found(looked) => self.looked(*looked),
-                        Done::Step(cluster, job, outcome) => self.stepped(&cluster, *job, outcome),
-                        Done::Listed(cluster, listed, begun, reply) => {
-                            self.listed(&cluster, listed, &begun, reply);
-                        }
-                    },
+                    Some(done) = self.dones.recv() => self.take_in(done),
                     Some(told) = of_balancers.next() => self.hear(told),
                     Ok(()) = self.settings.changed() => self.follow_settings(),
                     Ok(()) = self.options.changed() => self.follow_options(),
@@ -187,6 +208,15 @@ impl Registry {
         };
         // Boxed: it is large, and there is one.
         shutdown.run_until_cancelled_owned(Box::pin(work)).await;
+    }
+
+    /// Takes in what has come of what was asked of the API server.
+    fn take_in(&mut self, done: Done) {
+        match done {
+            Done::Found(looked) => self.looked(*looked),
+            Done::Step(cluster, job, outcome) => self.stepped(&cluster, *job, outcome),
+            Done::Listed(cluster, listed, begun, reply) => self.listed(&cluster, listed, &begun, reply),
+        }
     }
 
     /// All that is heard beside VMs, as it comes.
@@ -220,6 +250,7 @@ impl Registry {
             instances: Journal::new(run),
             balancers: Journal::new(run),
             queue: Queue::default(),
+            networks: BTreeSet::new(),
             checks: watch::Sender::default(),
         })
     }
@@ -230,11 +261,13 @@ impl Registry {
         for one in news {
             match one {
                 News::There(cluster, instance) => {
-                    self.cluster(&cluster).instances.set(&instance.vm_uid.clone(), *instance);
+                    let of = self.cluster(&cluster);
+                    of.instances.set(&instance.vm_uid.clone(), *instance);
                     changed.insert(cluster);
                 }
                 News::Gone(cluster, uid) => {
-                    self.cluster(&cluster).instances.remove(&uid);
+                    let of = self.cluster(&cluster);
+                    of.instances.remove(&uid);
                     changed.insert(cluster);
                 }
             }
@@ -242,7 +275,27 @@ impl Registry {
         for cluster in changed {
             self.cluster(&cluster).instances.tell();
             // Its VMs may be attached to other networks by now.
+            let networks = self.members.networks(&cluster);
+            let of = self.cluster(&cluster);
+            if std::mem::replace(&mut of.networks, networks.clone()) != networks {
+                self.show(self.balancers.keys(Some(&cluster)));
+            }
             self.look_again(&cluster, false);
         }
+        if !self.knows_networks && self.members.is_complete() {
+            self.knows_networks = true;
+            self.show(self.balancers.keys(None));
+            self.begin();
+        }
+    }
+
+    /// The load balancer that is known by this key, as its cluster is told of it.
+    fn message(&self, key: &Key) -> Option<v1::LoadBalancer> {
+        let empty = BTreeSet::new();
+        let networks = self.clusters.get(&key.0).map_or(&empty, |cluster| &cluster.networks);
+        told::message(&self.balancers, Some(networks).filter(|_| self.knows_networks), key)
     }
 }
+
+#[cfg(test)]
+mod tests;

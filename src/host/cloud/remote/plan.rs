@@ -15,7 +15,7 @@ use super::super::settings::Settings;
 use super::super::wanted::{Announcing, Family, Ipam, Service, Wanted};
 use super::balancers::Balancers;
 use super::object::{self, Address, Object, Sharer};
-use super::pools;
+use super::{check, pools};
 
 /// Services that may share one address.
 const MOST_SHARERS: usize = 64;
@@ -101,11 +101,19 @@ impl Plan<'_> {
         let ground = Ground { book: &self.balancers.book, settings: self.settings };
         if let Some(primary) = &wanted.share
             && let Some(other) = self.balancers.own(self.cluster, primary)
-            && matches!(other.address(), Address::None(_))
         {
             let Service { namespace, name, .. } = primary;
-            let words = format!("the Service {namespace}/{name} has no address yet that could be shared");
-            return Err(Failure::new("NoPrimary", words).into());
+            if matches!(other.address(), Address::None(_)) {
+                let words = format!("the Service {namespace}/{name} has no address yet that could be shared");
+                return Err(Failure::new("NoPrimary", words).into());
+            }
+            let of_cluster = self.settings.of_clusters.get(self.cluster);
+            let ground = check::Ground { networks: of_cluster, pools: self.balancers.pools.as_ref() };
+            if ground.check(other).is_err() {
+                let words =
+                    format!("the Service {namespace}/{name} has no address that this cluster can use");
+                return Err(Failure::new("NoPrimary", words).into());
+            }
         }
         ground.check(&record, wanted)?;
         match &wanted.share {

@@ -17,7 +17,7 @@ use super::super::wanted::{Service, Wanted};
 use super::super::{Problem, Reply};
 use super::balancers::{Asked, Begun, Key};
 use super::plan::{Giving, Plan, Refusal, Step};
-use super::{Done, Registry, object, told};
+use super::{Done, Registry, object};
 use crate::host::backends::kubevirt::balancers::{Balancer, Changed};
 use crate::host::backends::volumes::VolumeError;
 use crate::host::text;
@@ -217,7 +217,7 @@ impl Registry {
         self.show([key.clone()].into());
         if let Some(reply) = reply {
             let gone = || Problem::Unavailable("the load balancer is gone; repeat the call".to_owned());
-            drop(reply.send(told::message(&self.balancers, &key).ok_or_else(gone)));
+            drop(reply.send(self.message(&key).ok_or_else(gone)));
         }
         Look::Over
     }
@@ -330,15 +330,16 @@ impl Registry {
     pub(super) fn look_again(&mut self, cluster: &str, with_refused: bool) {
         if !self.members.has(cluster) {
             // Nobody would give back what it got now.
+            let given_up: BTreeSet<Key> =
+                self.balancers.asked_of(cluster).map(|(key, _)| key.clone()).collect();
             self.balancers.asked.retain(|(of, _), _| of != cluster);
+            self.show(given_up);
             return;
         }
         let settings = self.settings_of(cluster);
         let plan = Plan { balancers: &self.balancers, settings: &settings, cluster };
-        let of = (cluster.to_owned(), String::new());
-        let asked = self.balancers.asked.range(of..).take_while(|((of, _), _)| of == cluster);
         let (mut again, mut other) = (Vec::new(), Vec::new());
-        for (key, asked) in asked {
+        for (key, asked) in self.balancers.asked_of(cluster) {
             match plan.ensure(&asked.service, &asked.wanted) {
                 Err(Refusal::Failure(failure)) if failure == asked.failure => {}
                 _ if asked.failure.reason == REFUSED && !with_refused => {}
@@ -393,7 +394,7 @@ impl Registry {
                 let about = self.balancers.listed(cluster, begun, all);
                 self.show(about);
                 let keys = self.balancers.keys(Some(cluster));
-                Ok(keys.iter().filter_map(|key| told::message(&self.balancers, key)).collect())
+                Ok(keys.iter().filter_map(|key| self.message(key)).collect())
             }
             Err(error) => {
                 self.balancers.list_failed(begun);

@@ -1,24 +1,38 @@
 //! A load balancer of the host cluster's API as its cluster is told of it. Pure.
 
+use std::collections::BTreeSet;
+
 use super::super::wanted::{Announcing, Family, Ipam, Service, Wanted};
 use super::balancers::{Balancers, Key};
+use super::check::{Doubt, Ground};
 use super::object::{Address, Object};
 use crate::host::text;
 use crate::wire::proto::v1::{self, load_balancer::State};
 
-/// The load balancer that is known by this key, as its cluster is told of it; nothing if there is none.
-pub fn message(balancers: &Balancers, key: &Key) -> Option<v1::LoadBalancer> {
+/// The load balancer that is known by this key, as its cluster is told of it; nothing if there is none. `networks` are those that VMs
+/// of the cluster are attached to, if they are known.
+pub fn message(
+    balancers: &Balancers,
+    networks: Option<&BTreeSet<String>>,
+    key: &Key,
+) -> Option<v1::LoadBalancer> {
+    let ground = Ground { networks, pools: balancers.pools.as_ref() };
     let (cluster, uid) = key;
     let asked = balancers.asked.get(key);
-    let own = balancers.keyed(key);
+    let own = match (balancers.keyed(key), asked) {
+        (None, Some(asked)) => balancers.unclaimed(cluster, &asked.service),
+        // Else it would be told of twice.
+        (Some(own), _) if balancers.is_asked_for(own) => return None,
+        (own, _) => own,
+    };
     let of_other = balancers.shared(cluster, uid);
     // What is going shows that it is, unless something else has come.
     let own = own.filter(|own| !own.is_going() || of_other.is_none());
     let mut told = match (own, of_other) {
-        (Some(own), _) => object(own, &own.service, own.wanted.as_ref(), own.announcing()),
+        (Some(own), _) => object(ground, own, &own.service, own.wanted.as_ref(), own.announcing()),
         (None, Some((other, one))) => {
             let wanted = &one.wanted;
-            let mut told = object(other, &one.service, Some(wanted), wanted.announcing);
+            let mut told = object(ground, other, &one.service, Some(wanted), wanted.announcing);
             told.shares_with = wanted.share.as_ref().map(Into::into);
             told
         }
@@ -46,12 +60,13 @@ fn bare(service: &Service, wanted: &Wanted) -> v1::LoadBalancer {
 }
 
 fn object(
+    ground: Ground<'_>,
     object: &Object,
     service: &Service,
     wanted: Option<&Wanted>,
     announced: Announcing,
 ) -> v1::LoadBalancer {
-    let (state, reason, message, addresses) = standing(object, wanted);
+    let (state, reason, message, addresses) = standing(ground, object, wanted);
     let mut told = v1::LoadBalancer {
         service: Some(service.into()),
         name: object.name().to_owned(),
@@ -70,7 +85,7 @@ fn object(
 type Standing = (State, &'static str, String, Vec<v1::LoadBalancerAddress>);
 
 /// How it is, why, and which addresses it has.
-fn standing(object: &Object, wanted: Option<&Wanted>) -> Standing {
+fn standing(ground: Ground<'_>, object: &Object, wanted: Option<&Wanted>) -> Standing {
     let address = object.address();
     let addresses = match &address {
         Address::None(_) => Vec::new(),
@@ -83,6 +98,14 @@ fn standing(object: &Object, wanted: Option<&Wanted>) -> Standing {
     };
     if object.is_going() {
         return (State::Releasing, "Releasing", "it is being given back".to_owned(), addresses);
+    }
+    match ground.check(object) {
+        Ok(()) => {}
+        Err(Doubt::Refused(failure)) => return (State::Failed, failure.reason, failure.message, Vec::new()),
+        Err(Doubt::Unknown(what)) => {
+            let words = format!("the host has given it an address, and does not know {what} yet");
+            return (State::Pending, "Pending", words, Vec::new());
+        }
     }
     let (state, reason, message) = match address {
         Address::None(None) => {

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::super::super::settings::Policy;
 use super::super::super::wanted::{Port, Protocol};
-use super::super::balancers::Asked;
+use super::super::balancers::{Asked, Key};
 use super::super::object::tests::wanted;
 use super::super::told::message;
 use super::*;
@@ -53,6 +53,7 @@ impl World {
     fn new() -> Self {
         let mut balancers = Balancers::default();
         drop(balancers.hear(Told::Balancers(Heard::All(Vec::new()))));
+        drop(balancers.hear(Told::Pools(Heard::All(Vec::new()))));
         let networks = BTreeSet::from(["ns/lan".to_owned()]);
         let settings =
             Settings { of_clusters: [("ns/dev".to_owned(), networks)].into(), ..Settings::default() };
@@ -126,7 +127,11 @@ impl World {
     }
 
     fn told(&self, name: &str) -> LoadBalancer {
-        message(&self.balancers, &("ns/dev".to_owned(), service(name).uid)).unwrap()
+        self.message(&("ns/dev".to_owned(), service(name).uid)).unwrap()
+    }
+
+    fn message(&self, key: &Key) -> Option<LoadBalancer> {
+        message(&self.balancers, self.settings.of_clusters.get("ns/dev"), key)
     }
 
     /// The word for why a Service cannot have this.
@@ -187,12 +192,15 @@ fn what_the_cluster_may_not_have_is_refused_and_nothing_is_made() {
             with(&|one| (one.families, one.all_families) = (vec![Family::Ipv4, Family::Ipv6], true)),
             "FamilyMissing",
         ),
-        (with(&|one| one.addresses = vec!["192.0.2.7".parse().unwrap()]), "PoolsUnknown"),
+        (with(&|one| one.addresses = vec!["192.0.2.7".parse().unwrap()]), "AddressOutsidePools"),
         (sharing(80, "none"), "NoPrimary"),
         (sharing(80, "web"), "SharesItself"),
     ] {
         world.fails("web", &wanted, reason);
     }
+    world.balancers.pools = None;
+    world.fails("web", &with(&|one| one.addresses = vec!["192.0.2.7".parse().unwrap()]), "PoolsUnknown");
+    world.balancers.pools = Some(BTreeMap::new());
     let policy = Policy { load_balancers: Some(1), ..Policy::default() };
     world.settings.clusters.insert("ns/dev".into(), policy);
     world.ensure("web", &of_port(80)).unwrap();
@@ -302,7 +310,7 @@ fn one_that_harvester_has_made_is_taken_over_under_its_name() {
     let mut world = World::new();
     world.put(theirs(&service("web")));
     let key = world.balancers.keys(Some("ns/dev")).pop_first().unwrap();
-    let told = message(&world.balancers, &key).unwrap();
+    let told = world.message(&key).unwrap();
     assert_eq!((told.state(), told.service.unwrap().uid.as_str()), (State::Ready, ""));
     world.ensure("web", &of_port(80)).unwrap();
     assert_eq!((world.steps.len(), world.objects.len()), (1, 1), "{:?}", world.steps);
@@ -311,6 +319,60 @@ fn one_that_harvester_has_made_is_taken_over_under_its_name() {
     // What Harvester's own needs is as it was.
     let object = world.objects.values().next().unwrap();
     assert_eq!(object["metadata"]["labels"], theirs(&service("web"))["metadata"]["labels"]);
+}
+
+/// Until its Service can have what it asks for, it is told of as that Service's, with its address, and not by itself as well.
+#[test]
+fn one_that_is_not_taken_over_yet_is_told_of_once() {
+    let mut world = World::new();
+    world.put(theirs(&service("web")));
+    let all = |world: &World| -> Vec<LoadBalancer> {
+        let keys = world.balancers.keys(Some("ns/dev"));
+        keys.iter().filter_map(|key| world.message(key)).collect()
+    };
+    assert_eq!(all(&world)[0].service.as_ref().unwrap().uid, "");
+    let wanted = Wanted { announcing: Announcing::Host, ..of_port(80) };
+    let Err(Refusal::Failure(failure)) = world.ensure("web", &wanted) else { panic!() };
+    let asked = Asked { service: service("web"), wanted, failure };
+    let key: Key = ("ns/dev".into(), "u-web".into());
+    world.balancers.asked.insert(key.clone(), asked);
+    let told = all(&world);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(
+        (told[0].state(), told[0].reason.as_str(), told[0].addresses[0].address.as_str()),
+        (State::Failed, "NotForwarded", "192.0.2.7")
+    );
+    assert_eq!(told[0].service.as_ref().unwrap().uid, "u-web");
+    // What another Service of the name has left is told by itself.
+    world.put(theirs(&Service { uid: "before".into(), ..service("web") }));
+    assert_eq!(all(&world).len(), 2);
+    world.balancers.asked.remove(&key);
+    assert_eq!(all(&world).len(), 2, "both by themselves");
+    world.ensure("web", &of_port(80)).unwrap();
+    assert_eq!(world.told("web").state(), State::Ready);
+}
+
+#[test]
+fn the_address_of_a_network_that_is_not_the_clusters_is_neither_told_nor_shared() {
+    let mut world = World::new();
+    world.ensure("web", &of_port(80)).unwrap();
+    world.allocate("web", "192.0.2.7");
+    world.ensure("db", &sharing(81, "web")).unwrap();
+    assert_eq!(world.told("db").addresses.len(), 1);
+    let id = world.id("web");
+    let chosen =
+        json!({ "metadata": { "annotations": { "loadbalancer.harvesterhci.io/network": "ns/others" } } });
+    world.change(&id, &chosen);
+    for name in ["web", "db"] {
+        let told = world.told(name);
+        assert_eq!((told.state(), told.reason.as_str()), (State::Failed, "NetworkNotOfCluster"));
+        assert!(told.addresses.is_empty());
+    }
+    world.fails("api", &sharing(82, "web"), "NoPrimary");
+    // Before it is known, nothing is told either.
+    let key: Key = ("ns/dev".into(), "u-web".into());
+    let told = message(&world.balancers, None, &key).unwrap();
+    assert_eq!((told.state(), told.addresses.len()), (State::Pending, 0));
 }
 
 /// harvester/harvester#11345: a Service that is made again under another UID leaves its object.

@@ -1,0 +1,186 @@
+//! Whether the cluster of a load balancer may be given what Harvester has written to it. Pure.
+//!
+//! Harvester chooses a network by names where none is asked for, and gives an address of its global pool whatever network that is
+//! of; webhooks before 1.9 put another network in the place of the one that is asked for. So nothing of it is handed on before it is
+//! known to be of the cluster's own networks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::instance::is_global;
+use super::super::meet::Failure;
+use super::object::{Address, Object};
+use crate::host::backends::kubevirt::balancers::Pool;
+
+/// What objects are checked against.
+#[derive(Debug, Clone, Copy)]
+pub struct Ground<'g> {
+    /// The networks that VMs of the cluster are attached to; none before they are known.
+    pub networks: Option<&'g BTreeSet<String>>,
+    /// The pools; none before they are known.
+    pub pools: Option<&'g BTreeMap<String, Pool>>,
+}
+
+/// Outcome of a check of what Harvester has written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Doubt {
+    /// It cannot be told yet.
+    Unknown(&'static str),
+    /// The cluster is not to have it.
+    Refused(Failure),
+}
+
+impl Ground<'_> {
+    /// Checks the network of a load balancer, and the pool of its address if it has one.
+    ///
+    /// # Errors
+    /// If its cluster is not to have it, in words that name nothing of others; or if that is not known.
+    pub fn check(self, object: &Object) -> Result<(), Doubt> {
+        let address = object.address();
+        if matches!(address, Address::None(_)) {
+            return Ok(());
+        }
+        let networks = self.networks.ok_or(Doubt::Unknown("the networks of the cluster's VMs"))?;
+        let asked = object.wanted.as_ref().map(|wanted| wanted.network.as_str()).unwrap_or_default();
+        let is_own = |network: &str| network.is_empty() || networks.contains(network);
+        let network = object.network();
+        if !asked.is_empty() && network != asked {
+            return Err(differs(object, asked, network));
+        }
+        if !is_own(network) {
+            return Err(foreign(object, network));
+        }
+        let Address::Has(address, pool) = address else { return Ok(()) };
+        if !is_global(address) {
+            let words = format!("the host has given it {address}, by which nobody can be reached");
+            return Err(Doubt::Refused(Failure::new("AddressUnusable", words)));
+        }
+        if pool.is_empty() {
+            return Ok(());
+        }
+        let pools = self.pools.ok_or(Doubt::Unknown("the pools of addresses"))?;
+        // One that is gone says nothing any more.
+        let of_pool = pools.get(&pool).map(|pool| pool.spec.selector.network.as_str()).unwrap_or_default();
+        if !asked.is_empty() && !of_pool.is_empty() && of_pool != asked {
+            return Err(differs(object, asked, of_pool));
+        }
+        if is_own(of_pool) { Ok(()) } else { Err(foreign(object, of_pool)) }
+    }
+}
+
+fn foreign(object: &Object, network: &str) -> Doubt {
+    tracing::debug!(
+        cluster = object.cluster,
+        name = object.name(),
+        network,
+        "an address of a network that the cluster's VMs are not attached to"
+    );
+    let words = "the host has given it an address of a network that no VM of this cluster is attached to, so it is not used; attach \
+                 the VMs to a network that the host has a pool (IPPool) for, or ask for one, and make the Service anew";
+    Doubt::Refused(Failure::new("NetworkNotOfCluster", words))
+}
+
+fn differs(object: &Object, asked: &str, network: &str) -> Doubt {
+    tracing::debug!(
+        cluster = object.cluster,
+        name = object.name(),
+        asked,
+        network,
+        "an address of another network than was asked for"
+    );
+    let words = format!(
+        "the host has given it an address of another network than {asked:?}, so it is not used; the host needs a pool (IPPool) \
+         of that network for this cluster, and the Service has to be made anew"
+    );
+    Doubt::Refused(Failure::new("NetworkDiffers", words))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::object::tests::wanted;
+    use super::super::object::{self, Object};
+    use super::*;
+    use crate::host::cloud::wanted::{Service, Wanted};
+
+    /// One with an address, of this network and pool as Harvester has written them.
+    fn given(asked: &str, network: &str, ip: &str, pool: &str) -> Object {
+        let service = Service { namespace: "shop".into(), name: "web".into(), uid: "u".into() };
+        let wanted = Wanted { network: asked.into(), ..wanted() };
+        let mut made = object::new("ns/dev", &service, &wanted, None, None);
+        made["metadata"]["annotations"]["loadbalancer.harvesterhci.io/network"] = json!(network);
+        made["status"] = json!({ "allocatedAddress": { "ip": ip, "ipPool": pool } });
+        Object::of(serde_json::from_value(made).unwrap()).unwrap()
+    }
+
+    fn pools() -> BTreeMap<String, Pool> {
+        let pool = |(name, network): (&str, &str)| {
+            let pool = json!({
+                "metadata": { "name": name },
+                "spec": { "ranges": [], "selector": { "network": network, "scope": [] } },
+            });
+            (name.to_owned(), serde_json::from_value(pool).unwrap())
+        };
+        [("lan", "ns/lan"), ("wan", "ns/wan"), ("any", "")].map(pool).into()
+    }
+
+    #[test]
+    fn only_what_is_of_the_clusters_own_networks_is_handed_on() {
+        let (own, pools) = (BTreeSet::from(["ns/lan".to_owned()]), pools());
+        let ground = Ground { networks: Some(&own), pools: Some(&pools) };
+        let reason = |asked: &str, network: &str, ip: &str, pool: &str| match ground
+            .check(&given(asked, network, ip, pool))
+        {
+            Ok(()) => "",
+            Err(Doubt::Refused(failure)) => {
+                assert!(!failure.message.contains("ns/wan"), "nothing of others: {}", failure.message);
+                failure.reason
+            }
+            Err(Doubt::Unknown(what)) => panic!("{what}"),
+        };
+        for (asked, network, ip, pool, expected) in [
+            ("", "ns/lan", "192.0.2.7", "lan", ""),
+            ("", "ns/lan", "192.0.2.7", "any", ""),
+            ("", "", "192.0.2.7", "any", ""),
+            ("", "ns/lan", "192.0.2.7", "gone", ""),
+            // Harvester has taken another cluster's VMs for this one's.
+            ("", "ns/wan", "192.0.2.7", "wan", "NetworkNotOfCluster"),
+            ("", "ns/wan", "0.0.0.0", "", "NetworkNotOfCluster"),
+            // The global pool is of some network.
+            ("", "ns/lan", "192.0.2.7", "wan", "NetworkNotOfCluster"),
+            ("", "", "192.0.2.7", "wan", "NetworkNotOfCluster"),
+            // A webhook has put another network in the place of the one that was asked for.
+            ("ns/lan", "ns/wan", "192.0.2.7", "wan", "NetworkDiffers"),
+            ("ns/lan", "", "192.0.2.7", "any", "NetworkDiffers"),
+            ("ns/lan", "ns/lan", "192.0.2.7", "wan", "NetworkDiffers"),
+            ("ns/lan", "ns/lan", "192.0.2.7", "any", ""),
+            ("", "ns/lan", "127.0.0.1", "lan", "AddressUnusable"),
+            // It has none yet.
+            ("", "ns/wan", "", "", ""),
+        ] {
+            assert_eq!(reason(asked, network, ip, pool), expected, "{asked:?} {network:?} {ip} {pool}");
+        }
+    }
+
+    /// VMs that are attached to the pods' network alone.
+    #[test]
+    fn a_cluster_without_networks_gets_nothing_of_any() {
+        let (none, pools) = (BTreeSet::new(), pools());
+        let ground = Ground { networks: Some(&none), pools: Some(&pools) };
+        assert!(matches!(
+            ground.check(&given("", "ns/lan", "192.0.2.7", "lan")),
+            Err(Doubt::Refused(failure)) if failure.reason == "NetworkNotOfCluster"
+        ));
+        assert_eq!(ground.check(&given("", "", "192.0.2.7", "any")), Ok(()));
+    }
+
+    #[test]
+    fn nothing_is_handed_on_before_it_can_be_checked() {
+        let own = BTreeSet::from(["ns/lan".to_owned()]);
+        let object = given("", "ns/lan", "192.0.2.7", "lan");
+        for networks in [None, Some(&own)] {
+            let ground = Ground { networks, pools: None };
+            assert!(matches!(ground.check(&object), Err(Doubt::Unknown(_))));
+        }
+    }
+}
