@@ -219,6 +219,12 @@ const HOST: &[Row] = &[
         "`/usr/sbin/nft`",
         "the program by which the kernel is told what to forward (package nftables)",
     ),
+    (
+        "load-balancers.release-after-seconds",
+        "`86400`",
+        "`guestlet-host controller`: for how long no VM of a cluster has to have existed until its load balancers are given back; \
+         `0`: they stay until somebody gives them back",
+    ),
     ("vm.name", "", "unique on this host, a DNS name"),
     ("vm.uuid", "", "lasting: volumes and clusters know the VM by it"),
     (

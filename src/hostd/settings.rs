@@ -397,6 +397,7 @@ fn cloud_of(settings: &HostSettings) -> cloud::Settings {
         clusters: settings.clusters.iter().map(|(name, settings)| (name.clone(), policy(settings))).collect(),
         networks: settings.vms.iter().map(|vm| (vm.uuid.clone(), vm.networks.clone())).collect(),
         of_clusters,
+        release_after: settings.load_balancers.release_after,
     }
 }
 

@@ -15,6 +15,8 @@ use crate::api::collection;
 use crate::cluster::wait;
 use crate::clusters::{Calls, vm};
 use crate::harvester::{BALANCERS, Harvester, of_pool, path, pool};
+use crate::lab::Watch;
+use crate::model::objects::Kind;
 use crate::patience::until;
 use crate::sidecar::refused;
 use crate::whole::{Vm, Whole};
@@ -29,7 +31,7 @@ struct Site {
     prod: Calls,
     harvester: Harvester,
     whole: Whole,
-    _vms: [Vm; 2],
+    vms: [Vm; 2],
 }
 
 impl Site {
@@ -49,7 +51,7 @@ impl Site {
         ];
         let [dev, prod] = [Calls::of(&vms[0]).await, Calls::of(&vms[1]).await];
         let harvester = Harvester::start(api);
-        let site = Self { dev, prod, harvester, whole, _vms: vms };
+        let site = Self { dev, prod, harvester, whole, vms };
         for calls in [&site.dev, &site.prod] {
             // The controller learns of the kinds, and of its rights, a little later.
             until("load balancers are told", async || calls.all().await.ok()).await;
@@ -220,17 +222,22 @@ fn nothing_of_another_cluster_can_be_had_seen_or_touched() {
 
 /// One as Harvester's cloud provider makes it.
 async fn harvesters(site: &Site, name: &str, of: &str) -> Value {
+    harvesters_of(site, "dev", name, of).await
+}
+
+/// The same of this cluster.
+async fn harvesters_of(site: &Site, cluster: &str, name: &str, of: &str) -> Value {
     let object = json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
         "kind": "LoadBalancer",
         "metadata": {
             "name": name, "namespace": "default",
             "labels": {
-                "cloudprovider.harvesterhci.io/cluster": "dev",
+                "cloudprovider.harvesterhci.io/cluster": cluster,
                 "cloudprovider.harvesterhci.io/serviceNamespace": "shop",
                 "cloudprovider.harvesterhci.io/serviceName": of,
             },
-            "annotations": { "loadbalancer.harvesterhci.io/cluster": "dev" },
+            "annotations": { "loadbalancer.harvesterhci.io/cluster": cluster },
         },
         "spec": { "workloadType": "cluster", "ipam": "pool" },
     });
@@ -311,6 +318,40 @@ fn services_share_an_address_and_some_get_theirs_by_dhcp() {
         let removed = leader.ctl(&["lb", "rm", "u3", "--cluster", "default/dev"]);
         assert!(removed.status.success(), "{removed:?}");
         until("all are gone", async || site.objects().await.is_empty().then_some(())).await;
+    });
+}
+
+/// A VM that is off, or whose agent nobody has a session with, is one of its cluster all the same.
+#[test]
+fn what_a_deleted_cluster_leaves_goes_when_the_api_has_none_of_its_vms_for_long_enough() {
+    wait(async {
+        let whole = Whole::start_with(1, "[load-balancers]\nrelease-after-seconds = 3").await;
+        allow(&whole).await;
+        let site = Site::of(whole).await;
+        for (calls, uid) in [(&site.dev, "u1"), (&site.prod, "u2")] {
+            calls.ensure(wanted("web", uid, 80)).await.unwrap();
+            calls.ready(uid).await;
+        }
+        let watch = Watch::quiet(&site.whole.controllers[0], &["-o", "json"]);
+        // One of Harvester's cloud provider, which nobody has taken over.
+        let theirs = harvesters_of(&site, "prod", "prod-shop-db-00000000", "db").await;
+        let api = &site.whole.cluster.api;
+        let off = json!({ "spec": { "runStrategy": "Halted" } });
+        api.patch(&Kind::Vm.path("default/other"), &off).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        assert_eq!(site.objects().await.len(), 3, "its VM exists");
+        api.delete(&Kind::Vm.path("default/other")).await;
+        until("the cluster's is given back", async || (site.objects().await.len() == 2).then_some(())).await;
+        let gone = watch.until(|line| line.contains("load-balancer-changed") && line.contains("\"gone\""));
+        assert!(gone.contains("default/prod") && gone.contains("198.51.100.2"), "{gone}");
+        let log = site.whole.controllers[0].log();
+        assert!(log.contains("no VM of the cluster has existed for 3 s"), "{log}");
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let left: Vec<_> = site.objects().await.iter().map(path).collect();
+        assert!(left.contains(&path(&theirs)) && left.len() == 2, "{left:?}");
+        assert_eq!(site.dev.all().await.unwrap()[0].state(), State::Ready);
+        let pool = of_pool(api, "prod").await;
+        assert!(pool["status"]["allocated"]["198.51.100.2"].is_null(), "{pool}");
     });
 }
 

@@ -92,6 +92,11 @@ impl<D: Domain> Whole<D> {
 
     /// The same, where controllers have this address.
     async fn with_at(replicas: usize, domains: Arc<D>, address: IpAddr) -> Self {
+        Self::with_settings(replicas, domains, address, "").await
+    }
+
+    /// The same, where these are further settings of controllers.
+    async fn with_settings(replicas: usize, domains: Arc<D>, address: IpAddr, more: &str) -> Self {
         let hook = Arc::clone(&domains) as Arc<dyn Domain>;
         let cluster = Cluster::with("v1.8.4", &["DeclarativeHotplugVolumes"], hook).await;
         let api = &cluster.api;
@@ -111,7 +116,7 @@ impl<D: Domain> Whole<D> {
         api.create(LEASE.rsplit_once('/').unwrap().0, &lease).await;
         let mut whole = Self { nodes: BTreeMap::new(), controllers: Vec::new(), domains, cluster, address };
         for number in 0..replicas {
-            whole.controllers.push(whole.controller(number).start());
+            whole.controllers.push(whole.controller(number).set(more).start());
         }
         for host in HOSTS {
             let lab = whole.node(host).await.start();
@@ -200,6 +205,11 @@ impl Whole {
     /// One with simulated guests.
     pub async fn start(replicas: usize) -> Self {
         Self::with(replicas, Arc::default()).await
+    }
+
+    /// The same, where these are further settings of controllers.
+    pub async fn start_with(replicas: usize, more: &str) -> Self {
+        Self::with_settings(replicas, Arc::default(), Ipv4Addr::LOCALHOST.into(), more).await
     }
 
     /// The same, where controllers have this address.

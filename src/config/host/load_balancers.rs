@@ -1,6 +1,8 @@
-//! The `[load-balancers]` table: where it is kept which addresses clusters have, and which program forwards from them.
+//! The `[load-balancers]` table: where it is kept which addresses clusters have, which program forwards from them, and when what is left
+//! of a cluster is given back.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -13,6 +15,9 @@ const RECORDS: &str = "/var/lib/guestlet-host/load-balancers";
 /// Where distributions have nft(8).
 const NFT: &str = "/usr/sbin/nft";
 
+/// Seconds without VMs after which a cluster is taken to be gone: long enough for one that is restored from a backup.
+const RELEASE_AFTER: u32 = 86_400;
+
 /// What holds for all load balancers, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadBalancerSettings {
@@ -20,11 +25,13 @@ pub struct LoadBalancerSettings {
     pub state_dir: PathBuf,
     /// The program that gives the kernel the rules by which it forwards.
     pub nft: PathBuf,
+    /// How long no VM of a cluster has to have existed until what it has is given back; none: that is left to people.
+    pub release_after: Option<Duration>,
 }
 
 impl Default for LoadBalancerSettings {
     fn default() -> Self {
-        Self { state_dir: RECORDS.into(), nft: NFT.into() }
+        Self { state_dir: RECORDS.into(), nft: NFT.into(), release_after: after(RELEASE_AFTER) }
     }
 }
 
@@ -33,6 +40,11 @@ impl Default for LoadBalancerSettings {
 pub(super) struct LoadBalancersFragment {
     state_dir: Option<Spanned<PathBuf>>,
     nft: Option<Spanned<PathBuf>>,
+    release_after_seconds: Option<u32>,
+}
+
+fn after(seconds: u32) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
 /// Takes what this fragment sets.
@@ -46,6 +58,9 @@ pub(super) fn check(
     }
     if let Some(path) = &found.nft {
         settings.nft = source.absolute("load-balancers.nft", path)?;
+    }
+    if let Some(seconds) = found.release_after_seconds {
+        settings.release_after = after(seconds);
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use crate::access::Pattern;
 use crate::addresses::{Range, Subnet};
@@ -20,6 +21,8 @@ pub struct Settings {
     pub networks: BTreeMap<String, BTreeMap<String, String>>,
     /// The names of the networks that each cluster's VMs are attached to.
     pub of_clusters: BTreeMap<String, BTreeSet<String>>,
+    /// When what a cluster has is given back by itself, of which no VM exists any more; none: never.
+    pub release_after: Option<Duration>,
 }
 
 /// Addresses that clusters get.

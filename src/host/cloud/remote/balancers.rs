@@ -290,6 +290,11 @@ impl Balancers {
         all.filter_map(sharing).collect()
     }
 
+    /// All objects, by namespace and name.
+    pub fn objects(&self) -> impl Iterator<Item = &Object> {
+        self.objects.values()
+    }
+
     /// An object by namespace and name.
     pub fn get(&self, id: &str) -> Option<&Object> {
         self.objects.get(id)

@@ -48,6 +48,7 @@ use crate::wire::guest_object::Guest;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 
+mod abandoned;
 mod answer;
 pub mod balancers;
 pub mod check;
@@ -59,6 +60,7 @@ mod pools;
 mod queue;
 mod told;
 
+use abandoned::Abandoned;
 use balancers::{Balancers, Begun, Key};
 use members::{Host, Members, News, Report};
 use queue::{Job, Outcome, Queue};
@@ -99,6 +101,7 @@ pub struct Registry {
     /// People are told of what changes.
     has_begun: bool,
     events: mpsc::Sender<v1::LoadBalancerChanged>,
+    abandoned: Abandoned,
     counts: Counts,
     /// What is asked of the API server for those who wait, and where it says what has come of it.
     asking: Scope,
@@ -122,6 +125,8 @@ enum Done {
     Found(Box<Looked>),
     /// A step of what is to be done for a cluster.
     Step(String, Box<Job>, Outcome),
+    /// Whether clusters have VMs.
+    Abandoned(abandoned::Listed),
     /// All load balancers of a cluster.
     Listed(String, Result<Vec<Balancer>, VolumeError>, Begun, Reply<Result<Vec<v1::LoadBalancer>, Problem>>),
 }
@@ -170,6 +175,7 @@ impl Registry {
             knows_networks: false,
             has_begun: false,
             events,
+            abandoned: Abandoned::default(),
             counts: Counts::default(),
             asking,
             done,
@@ -185,6 +191,7 @@ impl Registry {
             let mut of_balancers = Box::pin(follow_balancers(&self.api));
             self.follow_options();
             loop {
+                let look = self.abandoned.next;
                 tokio::select! {
                     Some(request) = self.inbox.recv() => self.take(request),
                     Some((kind, heard)) = self.facts.recv() => {
@@ -200,6 +207,7 @@ impl Registry {
                     }
                     Some(done) = self.dones.recv() => self.take_in(done),
                     Some(told) = of_balancers.next() => self.hear(told),
+                    () = tokio::time::sleep_until(look) => self.look_for_abandoned(),
                     Ok(()) = self.settings.changed() => self.follow_settings(),
                     Ok(()) = self.options.changed() => self.follow_options(),
                     else => std::future::pending().await,
@@ -215,6 +223,7 @@ impl Registry {
         match done {
             Done::Found(looked) => self.looked(*looked),
             Done::Step(cluster, job, outcome) => self.stepped(&cluster, *job, outcome),
+            Done::Abandoned(listed) => self.abandoned(listed),
             Done::Listed(cluster, listed, begun, reply) => self.listed(&cluster, listed, &begun, reply),
         }
     }
@@ -261,6 +270,7 @@ impl Registry {
         for one in news {
             match one {
                 News::There(cluster, instance) => {
+                    self.abandoned.has_vms(&cluster);
                     let of = self.cluster(&cluster);
                     of.instances.set(&instance.vm_uid.clone(), *instance);
                     changed.insert(cluster);

@@ -45,6 +45,8 @@ enum What {
     Ensure(Box<Wanted>, Option<Reply<Result<v1::LoadBalancer, Problem>>>),
     Release(Reply<Result<bool, Problem>>),
     Remove(Reply<Result<(), Problem>>),
+    /// The object of this namespace and name goes, whoever shares its address: its cluster is gone.
+    Abandon(String),
 }
 
 /// What is to be done for a cluster.
@@ -53,6 +55,13 @@ pub struct Queue {
     jobs: VecDeque<Job>,
     /// A step of the first one is being made.
     is_busy: bool,
+}
+
+impl Queue {
+    /// Whether it is to be done already that this object goes, whose cluster is gone.
+    pub(super) fn has_abandoned(&self, id: &str) -> bool {
+        self.jobs.iter().any(|job| matches!(&job.what, What::Abandon(other) if other == id))
+    }
 }
 
 /// What became of a step.
@@ -85,6 +94,11 @@ impl Job {
         Self { service, what: What::Remove(reply), tries: 0, is_proved: true }
     }
 
+    /// The object with this identifier goes, which is this Service's: its cluster is gone.
+    pub fn abandon(id: String, service: Service) -> Self {
+        Self { service, what: What::Abandon(id), tries: 0, is_proved: true }
+    }
+
     fn is_again(&self, key: &str) -> bool {
         self.service.uid == key && matches!(self.what, What::Ensure(_, None))
     }
@@ -92,7 +106,7 @@ impl Job {
     /// Whoever waited for it has gone.
     fn is_given_up(&self) -> bool {
         match &self.what {
-            What::Ensure(_, None) => false,
+            What::Ensure(_, None) | What::Abandon(_) => false,
             What::Ensure(_, Some(reply)) => reply.is_closed(),
             What::Release(reply) => reply.is_closed(),
             What::Remove(reply) => reply.is_closed(),
@@ -103,7 +117,7 @@ impl Job {
     fn fail(self, problem: Problem) {
         // Who asked may have gone.
         match self.what {
-            What::Ensure(_, None) => {}
+            What::Ensure(_, None) | What::Abandon(_) => {}
             What::Ensure(_, Some(reply)) => drop(reply.send(Err(problem))),
             What::Release(reply) => drop(reply.send(Err(problem))),
             What::Remove(reply) => drop(reply.send(Err(problem))),
@@ -159,6 +173,7 @@ impl Registry {
         let plan = Plan { balancers: &self.balancers, settings: &settings, cluster };
         let next = match &job.what {
             What::Ensure(wanted, _) => plan.ensure(&job.service, wanted),
+            What::Abandon(id) => Ok(Step::Remove(id.clone())),
             What::Release(_) | What::Remove(_) => match plan.release(&job.service) {
                 Ok(Giving::Step(step)) => Ok(step),
                 Ok(Giving::UnderWay) => return self.given(cluster, job, false),
@@ -191,7 +206,14 @@ impl Registry {
 
     /// Whether it is wanted still, if nobody waits for it: what was asked for since, or is given back, counts.
     fn is_wanted(&self, cluster: &str, job: &Job) -> bool {
-        let What::Ensure(wanted, None) = &job.what else { return true };
+        let wanted = match &job.what {
+            What::Ensure(wanted, None) => wanted,
+            What::Abandon(id) => {
+                return !self.members.has(cluster)
+                    && self.balancers.get(id).is_some_and(|object| !object.is_going());
+            }
+            _ => return true,
+        };
         let key: Key = (cluster.to_owned(), job.service.uid.clone());
         if let Some(asked) = self.balancers.asked.get(&key) {
             return asked.wanted == **wanted;
@@ -228,7 +250,7 @@ impl Registry {
         let was_asked = self.balancers.asked.remove(&key).is_some();
         self.show([key].into());
         match job.what {
-            What::Ensure(..) => {}
+            What::Ensure(..) | What::Abandon(_) => {}
             What::Release(reply) => drop(reply.send(Ok(is_gone))),
             What::Remove(reply) if is_gone && job.tries == 1 && !was_asked => {
                 let words =

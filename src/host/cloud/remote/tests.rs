@@ -24,6 +24,8 @@ use crate::host::fleet::{Reach, Reaches, Remote};
 use crate::wire::proto::v1::PowerState;
 use crate::wire::proto::v1::load_balancer::State;
 
+mod given_back;
+
 /// How long the registry is given to come to rest; time stands still meanwhile.
 const REST: Duration = Duration::from_millis(900);
 
@@ -396,6 +398,7 @@ async fn nothing_is_written_where_nothing_has_changed() {
         bench.pool("p", "192.0.2.7");
         bench.vm("a", "dev", "ns/lan");
         bench.registry.follow_settings();
+        bench.registry.look_for_abandoned();
         bench.rest().await;
     }
     assert_eq!(bench.changes().len(), 2, "{:?}", bench.changes());

@@ -1,12 +1,13 @@
 //! Whether there is a VM, as the API server says now: by what its VirtualMachine and its run are, and not by what is remembered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube::Api;
+use serde_json::Value;
 
 use super::super::api::{Cluster, failed_words};
-use super::super::objects::VirtualMachine;
+use super::super::objects::{CLUSTER_LABEL, VirtualMachine};
 use super::super::seen::{Facts, Seen};
 use super::super::shared::{Outcome, Shared};
 use super::wanted::Wanted;
@@ -52,6 +53,25 @@ impl Lasting {
         // It may be in another namespace.
         let read: Outcome<All> = self.readings.read(&(), self.all()).await;
         Ok(read?.get(uid).cloned())
+    }
+
+    /// The guest clusters of which there are VMs in this namespace, by the label of each VirtualMachine, of what it makes, and of each run.
+    ///
+    /// # Errors
+    /// In words, if not all of them can be read.
+    pub async fn clusters(&self, namespace: &str) -> Result<BTreeSet<String>, String> {
+        let (client, mut all) = (self.cluster.client(), BTreeSet::new());
+        let failed = |failed| format!("its VMs cannot be read: {}", failed_words(&failed));
+        let mut put = |object: Value| {
+            let labels = ["/metadata/labels", "/spec/template/metadata/labels"];
+            let labels =
+                labels.iter().filter_map(|labels| object.pointer(labels)?.get(CLUSTER_LABEL)?.as_str());
+            all.extend(labels.map(str::to_owned));
+        };
+        let namespace = Some(namespace);
+        lists::each::<VirtualMachine, Value>(&client, namespace, PAGE, &mut put).await.map_err(failed)?;
+        lists::each::<Seen, Value>(&client, namespace, PAGE, &mut put).await.map_err(failed)?;
+        Ok(all)
     }
 
     /// The VM of this name: its run, if there is one.
