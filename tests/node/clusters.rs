@@ -43,6 +43,7 @@ calls! {
     watch_load_balancers: WatchLoadBalancersRequest => WatchLoadBalancersResponse;
     watch_instances: WatchInstancesRequest => WatchInstancesResponse;
     get_instance: GetInstanceRequest => GetInstanceResponse;
+    report_health_checks: ReportHealthChecksRequest => ReportHealthChecksResponse;
 }
 
 impl Calls {
@@ -100,7 +101,8 @@ pub async fn vm(whole: &Whole, name: &str, cluster: &str, network: &str, node: &
 /// Its guest.
 fn boot(whole: &Whole, name: &str, instance: &Value, node: &str) -> Vm {
     let lab = &whole.nodes[text(&instance["status"]["nodeName"])];
-    let info = info(text(&instance["spec"]["domain"]["firmware"]["uuid"]), "boot-1");
+    let mut info = info(text(&instance["spec"]["domain"]["firmware"]["uuid"]), "boot-1");
+    info.capabilities.push("health-checks".to_owned());
     let told = Some(v1::Node { name: node.into(), ..v1::Node::default() });
     let state = v1::GuestState { node: told, ..v1::GuestState::default() };
     let guest = Guest::start_in(&socket(lab, instance), Door::Hybrid, Manner::Good, info, state);

@@ -32,7 +32,7 @@ pub const STALE: Duration = Duration::from_secs(45);
 /// Checks that an agent makes at most.
 pub const MOST_CHECKS: usize = 256;
 /// Backends that fail and are told of.
-const MOST_PROBLEMS: usize = 64;
+pub const MOST_PROBLEMS: usize = 64;
 /// Characters of a problem that a guest tells.
 const LONGEST_PROBLEM: usize = 256;
 
@@ -221,20 +221,25 @@ impl Question<'_> {
 
     /// Whether the agent tells that the check passes.
     fn checked(&self, member: &Member, check: &str) -> Result<(), String> {
-        let reported = self.heard.reports.get(&member.instance.vm_uid);
-        let Some(outcome) = reported.and_then(|reported| reported.outcomes.get(check)) else {
-            return Err("its agent has not told the result of the health check yet".to_owned());
-        };
-        let is_stale =
-            reported.is_some_and(|reported| self.now.saturating_duration_since(reported.at) >= STALE);
-        if is_stale {
-            return Err("its agent does not tell results of health checks any more".to_owned());
-        }
-        match outcome {
-            Outcome { healthy: true, .. } => Ok(()),
-            Outcome { problem, .. } if problem.is_empty() => Err("the health check fails".to_owned()),
-            Outcome { problem, .. } => Err(problem.clone()),
-        }
+        passes(self.heard.reports.get(&member.instance.vm_uid), check, self.now, STALE)
+    }
+}
+
+/// Whether an agent has reported that a check passes, no longer than `stale` ago.
+///
+/// # Errors
+/// In words for people, if not.
+pub fn passes(reported: Option<&Reported>, check: &str, now: Instant, stale: Duration) -> Result<(), String> {
+    let Some(outcome) = reported.and_then(|reported| reported.outcomes.get(check)) else {
+        return Err("its agent has not told the result of the health check yet".to_owned());
+    };
+    if reported.is_some_and(|reported| now.saturating_duration_since(reported.at) >= stale) {
+        return Err("its agent does not tell results of health checks any more".to_owned());
+    }
+    match outcome {
+        Outcome { healthy: true, .. } => Ok(()),
+        Outcome { problem, .. } if problem.is_empty() => Err("the health check fails".to_owned()),
+        Outcome { problem, .. } => Err(problem.clone()),
     }
 }
 

@@ -11,15 +11,17 @@ use crate::host::backends::kubevirt::controller::Options;
 use crate::host::backends::kubevirt::names::{is_label, is_subdomain};
 use crate::host::backends::kubevirt::objects::Instance;
 use crate::host::backends::kubevirt::seen::{self, Facts};
-use crate::host::for_guests::{Asking, Cloud, Volumes};
+use crate::host::for_guests::{Asking, Checks, Cloud, Volumes};
 use crate::host::half::Half;
 use crate::host::place::Topology;
 use crate::host::text;
 use crate::transport::{callback, http2};
 use crate::wire::proto::csi::controller_server::SERVICE_NAME as CONTROLLER;
 use crate::wire::proto::v1::cloud_server::SERVICE_NAME as CLOUD;
-use crate::wire::proto::v1::{AskRequest, RunningVirtualMachine};
+use crate::wire::proto::v1::{AskRequest, RunningVirtualMachine, WatchChecksRequest, WatchChecksResponse};
 
+/// Seconds for which a node waits for other health checks at most.
+const LONGEST_WAIT: u32 = 60;
 /// How long the API server may take to say where a VM runs.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -59,6 +61,32 @@ impl Asked {
         let answer = if of_cloud { self.cloud.answer(guest, call) } else { self.volumes.answer(guest, call) };
         let answer = answer.await;
         callback::response_message(answer).await.map(Vec::from)
+    }
+
+    /// What the agents of a VM's cluster are to check, as soon as that is of another generation than the node knows.
+    ///
+    /// # Errors
+    /// As of [`Asked::answer`], and if it is not known yet, or the VM has no cluster.
+    pub async fn checks(
+        &self,
+        node: &str,
+        request: WatchChecksRequest,
+    ) -> Result<WatchChecksResponse, Status> {
+        let WatchChecksRequest { vm, generation, wait_seconds } = request;
+        let vm = vm.ok_or_else(|| Status::invalid_argument("vm is missing"))?;
+        let facts = self.on(node, &vm).await?;
+        if facts.cluster.is_empty() {
+            return Err(Status::permission_denied("this VM belongs to no cluster"));
+        }
+        let vm = self.options.borrow().vm(&facts);
+        let unknown = || Status::unavailable("it is not known yet what is to be checked; repeat the call");
+        let mut told = self.cloud.checks(&vm).await.ok_or_else(unknown)?;
+        let wait = Duration::from_secs(wait_seconds.min(LONGEST_WAIT).into());
+        let is_other = |checks: &Arc<Checks>| checks.generation != generation;
+        // What there is when the time is over is an answer as well.
+        drop(tokio::time::timeout(wait, told.wait_for(is_other)).await);
+        let Checks { generation, report_seconds, targets } = Checks::clone(&told.borrow());
+        Ok(WatchChecksResponse { generation, report_seconds, checks: targets })
     }
 
     /// What is known of a VM, which runs on this node: as the API server says now.

@@ -24,7 +24,10 @@ use crate::transport::callback::Opened;
 use crate::transport::http2::{self, Bounds};
 use crate::trust::certificate;
 use crate::wire::proto::v1::controller_server::{Controller, ControllerServer};
-use crate::wire::proto::v1::{AskRequest, AskResponse, CallbackFromHost, JoinRequest, JoinResponse};
+use crate::wire::proto::v1::{
+    AskRequest, AskResponse, CallbackFromHost, JoinRequest, JoinResponse, WatchChecksRequest,
+    WatchChecksResponse,
+};
 
 /// Connections at a time; a further one is closed at once.
 const MAX_CLIENTS: u32 = 4096;
@@ -181,6 +184,13 @@ impl Controller for OfNode {
     async fn ask(&self, request: Request<AskRequest>) -> Result<Response<AskResponse>, Status> {
         let answer = self.server.asked.answer(self.node()?, request.into_inner()).await?;
         Ok(Response::new(AskResponse { answer }))
+    }
+
+    async fn watch_checks(
+        &self,
+        request: Request<WatchChecksRequest>,
+    ) -> Result<Response<WatchChecksResponse>, Status> {
+        self.server.asked.checks(self.node()?, request.into_inner()).await.map(Response::new)
     }
 
     type AttendStream = Opened;

@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use super::attend::Guests;
+use super::checks::Polls;
 use super::{POLLS, Relay, Waiting, Way};
 use crate::host::backends::kubevirt::controller::certificates::SERVER_NAME;
 use crate::host::backends::kubevirt::controller::lease;
@@ -35,6 +36,7 @@ use crate::host::fleet::Handle;
 use crate::host::half::Half;
 use crate::host::text;
 use crate::kubernetes::standing::Teller;
+use crate::supervise::Scope;
 use crate::sys::root::Root;
 use crate::sys::tcp;
 use crate::transport::callback;
@@ -85,6 +87,8 @@ pub struct Link {
     way: watch::Sender<Way>,
     doubt: Arc<Notify>,
     asking: Waiting,
+    /// What is asked as long as there may be a connection.
+    _tasks: Scope,
 }
 
 /// Where the controller is that leads.
@@ -121,14 +125,16 @@ impl Link {
         let doubt = Arc::new(Notify::new());
         let asking = Waiting::default();
         let roster = Arc::clone(&site.roster);
+        let tasks = Scope::new();
         let relay = Relay {
             way: told,
             roster,
             doubt: Arc::clone(&doubt),
             asking: asking.clone(),
             polls: Arc::new(Semaphore::new(POLLS)),
+            checks: Polls::new(tasks.children()),
         };
-        (Self { site, way, doubt, asking }, relay)
+        (Self { site, way, doubt, asking, _tasks: tasks }, relay)
     }
 
     /// Keeps it until it is dropped.

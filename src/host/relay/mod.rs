@@ -28,8 +28,10 @@ use crate::wire::proto::v1::controller_client::ControllerClient;
 use crate::wire::proto::v1::{AskRequest, HealthCheckResult, RunningVirtualMachine};
 
 mod attend;
+mod checks;
 mod link;
 
+use checks::Polls;
 pub use link::{Link, Site};
 
 /// Bytes of a call; a session takes no larger ones.
@@ -56,6 +58,8 @@ pub struct Relay {
     asking: Waiting,
     /// Places for long polls.
     polls: Arc<Semaphore>,
+    /// What agents check.
+    checks: Polls,
 }
 
 /// How many wait for an answer of the controller; clones share it.
@@ -171,11 +175,11 @@ impl Cloud for Relay {
         })
     }
 
-    /// The controller has nothing checked.
-    async fn checks(&self, _: &Vm) -> Option<watch::Receiver<Arc<Checks>>> {
-        None
+    async fn checks(&self, vm: &Vm) -> Option<watch::Receiver<Arc<Checks>>> {
+        self.checks.of(self, vm)
     }
 
+    /// The agent reports the same by itself.
     async fn checked(&self, _: &Vm, _: u64, _: Vec<HealthCheckResult>) {}
 }
 

@@ -46,9 +46,14 @@ impl Registry {
                 });
                 drop(reply.send(poll));
             }
+            // Before all load balancers are known, it is not known what is to be checked.
+            Request::Checks(..) if !self.has_begun && self.balancers.standing != Standing::Missing => {}
             Request::Checks(cluster, reply) => drop(reply.send(self.cluster(&cluster).checks.subscribe())),
-            // Nobody was given anything to check.
-            Request::Reported(..) | Request::Checked(..) | Request::Endpoint(..) => {}
+            Request::Reported(asker, generation, results) | Request::Checked(asker, generation, results) => {
+                self.reported(&asker, generation, results);
+            }
+            // Nothing is forwarded.
+            Request::Endpoint(..) => {}
             Request::AllBalancers(reply) => drop(reply.send(self.all_balancers())),
             Request::AllPools(reply) => drop(reply.send(self.all_pools())),
             Request::Remove(cluster, uid, reply) => match self.balancers.standing {

@@ -49,6 +49,7 @@ impl Registry {
     pub(super) fn show(&mut self, mut about: BTreeSet<Key>) {
         let twins: Vec<Key> = about.iter().filter_map(|key| self.twin(key)).collect();
         about.extend(twins);
+        self.follow_checks(&about);
         for key in about {
             let now = self.message(&key);
             let balancers = &mut self.cluster(&key.0).balancers;

@@ -52,6 +52,7 @@ mod abandoned;
 mod answer;
 pub mod balancers;
 pub mod check;
+mod checks;
 mod heard;
 pub mod members;
 pub mod object;
@@ -62,6 +63,7 @@ mod told;
 
 use abandoned::Abandoned;
 use balancers::{Balancers, Begun, Key};
+use checks::Probes;
 use members::{Host, Members, News, Report};
 use queue::{Job, Outcome, Queue};
 
@@ -116,7 +118,8 @@ struct Guests {
     queue: Queue,
     /// Those that its VMs are attached to, as it was told of them.
     networks: BTreeSet<String>,
-    /// Its agents are given nothing to check.
+    probes: Probes,
+    /// What its agents are to check.
     checks: watch::Sender<Arc<Checks>>,
 }
 
@@ -190,6 +193,8 @@ impl Registry {
             let mut told = Box::pin(self.told());
             let mut of_balancers = Box::pin(follow_balancers(&self.api));
             self.follow_options();
+            let mut ticks = tokio::time::interval(checks::LOOK);
+            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
                 let look = self.abandoned.next;
                 tokio::select! {
@@ -207,6 +212,7 @@ impl Registry {
                     }
                     Some(done) = self.dones.recv() => self.take_in(done),
                     Some(told) = of_balancers.next() => self.hear(told),
+                    _ = ticks.tick() => self.look_at_reports(),
                     () = tokio::time::sleep_until(look) => self.look_for_abandoned(),
                     Ok(()) = self.settings.changed() => self.follow_settings(),
                     Ok(()) = self.options.changed() => self.follow_options(),
@@ -260,6 +266,7 @@ impl Registry {
             balancers: Journal::new(run),
             queue: Queue::default(),
             networks: BTreeSet::new(),
+            probes: Probes::default(),
             checks: watch::Sender::default(),
         })
     }
@@ -272,11 +279,15 @@ impl Registry {
                 News::There(cluster, instance) => {
                     self.abandoned.has_vms(&cluster);
                     let of = self.cluster(&cluster);
+                    if instance.power() == v1::instance::Power::Stopped {
+                        of.probes.forget(&instance.vm_uid);
+                    }
                     of.instances.set(&instance.vm_uid.clone(), *instance);
                     changed.insert(cluster);
                 }
                 News::Gone(cluster, uid) => {
                     let of = self.cluster(&cluster);
+                    of.probes.forget(&uid);
                     of.instances.remove(&uid);
                     changed.insert(cluster);
                 }
@@ -289,6 +300,8 @@ impl Registry {
             let of = self.cluster(&cluster);
             if std::mem::replace(&mut of.networks, networks.clone()) != networks {
                 self.show(self.balancers.keys(Some(&cluster)));
+            } else {
+                self.show_checked(&cluster);
             }
             self.look_again(&cluster, false);
         }
@@ -303,7 +316,11 @@ impl Registry {
     fn message(&self, key: &Key) -> Option<v1::LoadBalancer> {
         let empty = BTreeSet::new();
         let networks = self.clusters.get(&key.0).map_or(&empty, |cluster| &cluster.networks);
-        told::message(&self.balancers, Some(networks).filter(|_| self.knows_networks), key)
+        let mut told = told::message(&self.balancers, Some(networks).filter(|_| self.knows_networks), key)?;
+        if let Some(cluster) = self.clusters.get(&key.0) {
+            cluster.add_nodes(&key.1, &mut told);
+        }
+        Some(told)
     }
 }
 

@@ -9,6 +9,7 @@
 use serde_json::Value;
 
 use super::super::Problem;
+use super::super::health::MOST_CHECKS;
 use super::super::meet::{Failure, Ground, check_change};
 use super::super::record::Record;
 use super::super::settings::Settings;
@@ -116,6 +117,7 @@ impl Plan<'_> {
             }
         }
         ground.check(&record, wanted)?;
+        self.check_checks(&record, wanted)?;
         match &wanted.share {
             Some(primary) => self.share(own, service, wanted, primary),
             None => self.own(own, service, wanted),
@@ -194,6 +196,21 @@ impl Plan<'_> {
             return Ok(without(before, &service.uid));
         }
         Ok(own.filter(|own| !own.is_going()).map_or(Step::Done, |own| Step::Remove(own.id())))
+    }
+
+    /// Agents make so many checks at most.
+    fn check_checks(&self, record: &Record, wanted: &Wanted) -> Result<(), Refusal> {
+        let has_check = |other: &&Record| {
+            other.service.uid != record.service.uid
+                && other.met.as_ref().is_some_and(|met| met.check.is_some())
+        };
+        let of_cluster = self.balancers.book.of_cluster(self.cluster);
+        if wanted.check.is_none() || of_cluster.filter(has_check).count() < MOST_CHECKS {
+            return Ok(());
+        }
+        let words =
+            format!("the cluster has {MOST_CHECKS} load balancers with health checks, which is the most");
+        Err(Refusal::Problem(Problem::Exhausted(words)))
     }
 
     fn check_count(&self) -> Result<(), Refusal> {

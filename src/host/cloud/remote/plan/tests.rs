@@ -375,6 +375,28 @@ fn the_address_of_a_network_that_is_not_the_clusters_is_neither_told_nor_shared(
     assert_eq!((told.state(), told.addresses.len()), (State::Pending, 0));
 }
 
+#[test]
+fn a_cluster_has_so_many_health_checks_at_most() {
+    use super::super::super::health::MOST_CHECKS;
+    use super::super::super::wanted::Check;
+    let mut world = World::new();
+    let check = Check {
+        node_port: 30000,
+        success_threshold: 1,
+        failure_threshold: 3,
+        period_seconds: 5,
+        timeout_seconds: 3,
+    };
+    let checked = Wanted { check: Some(check), ..of_port(80) };
+    for number in 0..MOST_CHECKS {
+        world.ensure(&format!("s{number}"), &checked).unwrap();
+    }
+    world.ensure("s0", &checked).unwrap();
+    let refused = world.ensure("more", &checked).unwrap_err();
+    assert!(matches!(refused, Refusal::Problem(Problem::Exhausted(_))), "{refused:?}");
+    world.ensure("more", &of_port(80)).unwrap();
+}
+
 /// harvester/harvester#11345: a Service that is made again under another UID leaves its object.
 #[test]
 fn what_a_service_of_the_same_name_has_left_is_not_taken_over_and_can_be_given_back() {

@@ -1,0 +1,255 @@
+//! Health checks of load balancers: what the agents of a cluster are to check, and what follows of their reports. Whoever announces
+//! an address in the cluster chooses nodes by itself; the cluster is told which ones do not pass, and why.
+//!
+//! Nodes ask what is to be checked for the agents of their guests; agents report as any call of a guest goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+use super::super::Asker;
+use super::super::health::{MOST_PROBLEMS, Reported, check_id, outcomes, passes};
+use super::super::record::Record;
+use super::super::wanted::{Family, Wanted};
+use super::balancers::{Balancers, Key};
+use super::object::{Address, Object};
+use super::{Guests, Registry};
+use crate::host::for_guests::Checks;
+use crate::host::text;
+use crate::wire::proto::v1::{self, instance::Power};
+
+/// Seconds from one report of an agent to the next, if nothing changes: each of them costs the API server a look where its VM runs.
+const REPORT: u32 = 60;
+/// After so long without a report what was reported does not count any more.
+const STALE: Duration = Duration::from_secs(150);
+/// How often it is looked which reports count no more.
+pub(super) const LOOK: Duration = Duration::from_secs(10);
+/// Changes that may follow each other in a second without the number of a generation being that of a later run.
+const A_SECOND: u64 = 1 << 20;
+
+/// The checks of one cluster, and what was heard of them.
+#[derive(Debug, Default)]
+pub(super) struct Probes {
+    /// By the UIDs of Services.
+    targets: BTreeMap<String, v1::HealthCheckTarget>,
+    /// By lasting identifiers.
+    reports: BTreeMap<String, Reported>,
+}
+
+impl Probes {
+    /// A VM runs no more: what it said counts no more.
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.reports.remove(uid);
+    }
+
+    /// Which VMs that are Nodes take the traffic of a Service, and which do not pass.
+    fn judge<'i>(
+        &self,
+        service: &str,
+        instances: impl Iterator<Item = &'i v1::Instance>,
+    ) -> Option<(u32, Vec<v1::BackendProblem>)> {
+        let (target, now) = (self.targets.get(service)?, Instant::now());
+        let (mut healthy, mut failing) = (0, Vec::new());
+        for one in instances.filter(|one| !one.node_name.is_empty()) {
+            let passed = match one.power() {
+                Power::Stopped => continue,
+                Power::Paused => Err("the VM is paused".to_owned()),
+                Power::Running | Power::Unknown => {
+                    passes(self.reports.get(&one.vm_uid), &target.id, now, STALE)
+                }
+            };
+            match passed {
+                Ok(()) => healthy += 1,
+                Err(problem) if failing.len() < MOST_PROBLEMS => {
+                    let (vm_uid, vm_name) = (one.vm_uid.clone(), one.name.clone());
+                    failing.push(v1::BackendProblem { vm_uid, vm_name, problem });
+                }
+                Err(_) => {}
+            }
+        }
+        Some((healthy, failing))
+    }
+}
+
+/// What agents check for the load balancer that is known by this key; nothing if nothing is to be checked.
+fn target(balancers: &Balancers, key: &Key) -> Option<v1::HealthCheckTarget> {
+    let own = balancers.keyed(key).filter(|own| !own.is_going());
+    let (object, wanted) = match (own, balancers.shared(&key.0, &key.1)) {
+        (Some(own), _) => (own, own.wanted.as_ref()?),
+        (None, Some((other, sharer))) => (other, &sharer.wanted),
+        (None, None) => return None,
+    };
+    let check = wanted.check?;
+    let family = family(object, wanted)?;
+    // It is told to agents of its cluster alone, so that the Service's own identifier tells it from others.
+    let record = Record::new(key.1.clone(), String::new(), object.service.clone());
+    let mut target = v1::HealthCheckTarget {
+        id: check_id(&record, wanted, family)?,
+        port: check.node_port.into(),
+        success_threshold: check.success_threshold,
+        failure_threshold: check.failure_threshold,
+        period_seconds: check.period_seconds,
+        timeout_seconds: check.timeout_seconds,
+        ..v1::HealthCheckTarget::default()
+    };
+    target.set_family(if family.is_ipv4() { v1::IpFamily::Ipv4 } else { v1::IpFamily::Ipv6 });
+    Some(target)
+}
+
+/// The family of its address, or the one that is wanted before it has one.
+fn family(object: &Object, wanted: &Wanted) -> Option<Family> {
+    match object.address() {
+        Address::Has(address, _) => Some(Family::of(address)),
+        Address::Dhcp | Address::None(_) => wanted.families.first().copied(),
+    }
+}
+
+/// A generation that is later than those of runs before this one.
+fn next_generation(before: u64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    now.saturating_mul(A_SECOND).max(before.saturating_add(1))
+}
+
+impl Guests {
+    /// Has agents check these, if they are others than before.
+    fn give(&self) {
+        let targets: Vec<_> = self.probes.targets.values().cloned().collect();
+        self.checks.send_if_modified(|checks| {
+            if checks.targets == targets {
+                return false;
+            }
+            let generation = next_generation(checks.generation);
+            *checks = Arc::new(Checks { generation, report_seconds: REPORT, targets });
+            true
+        });
+    }
+
+    /// Adds which nodes pass to what its cluster is told of a load balancer.
+    pub(super) fn add_nodes(&self, service: &str, told: &mut v1::LoadBalancer) {
+        if told.state() == v1::load_balancer::State::Ready
+            && let Some((healthy, failing)) = self.probes.judge(service, self.instances.all())
+        {
+            (told.healthy, told.failing) = (healthy, failing);
+        }
+    }
+
+    /// The UIDs of the Services that have health checks.
+    pub(super) fn checked(&self) -> impl Iterator<Item = &String> {
+        self.probes.targets.keys()
+    }
+}
+
+impl Registry {
+    /// Has agents check what these load balancers want checked now.
+    pub(super) fn follow_checks(&mut self, about: &BTreeSet<Key>) {
+        let mut changed = BTreeSet::new();
+        for key in about {
+            let now = target(&self.balancers, key);
+            let targets = &mut self.cluster(&key.0).probes.targets;
+            if targets.get(&key.1) == now.as_ref() {
+                continue;
+            }
+            match now {
+                Some(now) => drop(targets.insert(key.1.clone(), now)),
+                None => drop(targets.remove(&key.1)),
+            }
+            changed.insert(key.0.clone());
+        }
+        for cluster in changed {
+            self.cluster(&cluster).give();
+        }
+    }
+
+    /// An agent says what came of its checks. It says nothing of any other VM, whatever it says.
+    pub(super) fn reported(&mut self, asker: &Asker, generation: u64, results: Vec<v1::HealthCheckResult>) {
+        let is_member = self.members.name(&asker.cluster, &asker.uid).is_some();
+        let of = self.cluster(&asker.cluster);
+        if !is_member || generation < of.checks.borrow().generation {
+            return;
+        }
+        let (at, outcomes) = (Instant::now(), outcomes(results, text::clean));
+        let before = of.probes.reports.get(&asker.uid);
+        let is_news = before.is_none_or(|before| {
+            before.outcomes != outcomes || at.saturating_duration_since(before.at) >= STALE
+        });
+        of.probes.reports.insert(asker.uid.clone(), Reported { at, generation, outcomes });
+        if is_news {
+            self.show_checked(&asker.cluster.clone());
+        }
+    }
+
+    /// Tells a cluster anew of its load balancers with health checks.
+    pub(super) fn show_checked(&mut self, cluster: &str) {
+        let checked = self.cluster(cluster).checked();
+        let keys = checked.map(|uid| (cluster.to_owned(), uid.clone())).collect();
+        self.show(keys);
+    }
+
+    /// Tells clusters of reports that count no more, since nothing else comes of them.
+    pub(super) fn look_at_reports(&mut self) {
+        let checked = |cluster: &&String| self.clusters[*cluster].checked().next().is_some();
+        let clusters: Vec<_> = self.clusters.keys().filter(checked).cloned().collect();
+        for cluster in clusters {
+            self.show_checked(&cluster);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(uid: &str, power: Power) -> v1::Instance {
+        let mut one = v1::Instance {
+            vm_uid: uid.into(),
+            name: format!("ns/{uid}"),
+            node_name: uid.into(),
+            ..v1::Instance::default()
+        };
+        one.set_power(power);
+        one
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_nodes_whose_agents_say_so_pass() {
+        let mut probes = Probes::default();
+        let all = [
+            instance("good", Power::Running),
+            instance("bad", Power::Running),
+            instance("mute", Power::Running),
+            instance("paused", Power::Paused),
+            instance("off", Power::Stopped),
+            v1::Instance { node_name: String::new(), ..instance("none", Power::Running) },
+        ];
+        assert_eq!(probes.judge("u", all.iter()), None, "nothing is to be checked");
+        let target = v1::HealthCheckTarget { id: "c".into(), ..v1::HealthCheckTarget::default() };
+        probes.targets.insert("u".into(), target);
+        for (uid, healthy, problem) in [("good", true, ""), ("bad", false, "refused"), ("paused", true, "")] {
+            let result = v1::HealthCheckResult { id: "c".into(), healthy, problem: problem.into() };
+            let outcomes = outcomes(vec![result], str::to_owned);
+            probes.reports.insert(uid.into(), Reported { at: Instant::now(), generation: 1, outcomes });
+        }
+        let told = |probes: &Probes| {
+            let (healthy, failing) = probes.judge("u", all.iter()).unwrap();
+            let words = failing.iter().map(|one| format!("{} {}", one.vm_name, one.problem));
+            (healthy, words.collect::<Vec<_>>().join("; "))
+        };
+        let mute =
+            "ns/mute its agent has not told the result of the health check yet; ns/paused the VM is paused";
+        assert_eq!(told(&probes), (1, format!("ns/bad refused; {mute}")));
+        probes.forget("good");
+        assert_eq!(told(&probes).0, 0);
+        tokio::time::advance(STALE).await;
+        assert!(told(&probes).1.contains("ns/bad its agent does not tell results"));
+    }
+
+    #[test]
+    fn generations_grow_also_from_one_run_to_the_next() {
+        let first = next_generation(0);
+        assert!(first > 1 << 40);
+        assert_eq!(next_generation(u64::MAX - 1), u64::MAX);
+        assert!(next_generation(first + 5) > first + 5);
+    }
+}
