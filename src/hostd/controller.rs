@@ -103,17 +103,15 @@ pub(super) async fn assemble(
     spawn_until(supervisor, "settings", reloader.run(shutdown.clone()));
     let fence = Fence::default();
     let cluster = Cluster::new(client.clone(), problems.clone(), Arc::clone(&half)).behind(fence.clone());
-    let cloud = tell_clusters(
-        supervisor,
-        remote::Parts {
-            half: Arc::clone(&half),
-            cluster: cluster.clone(),
-            settings: followed.cloud,
-            options: followed.controller.clone(),
-            facts,
-            fleet: fleet.clone(),
-        },
-    );
+    let of_clusters = remote::Parts {
+        half: Arc::clone(&half),
+        cluster: cluster.clone(),
+        settings: followed.cloud,
+        options: followed.controller.clone(),
+        facts,
+        fleet: fleet.clone(),
+    };
+    let cloud = tell_clusters(supervisor, of_clusters);
     let teller = |what| standing::teller(what, problems.clone(), Arc::clone(&half));
     let candidate = lease::candidate(
         client.clone(),

@@ -298,7 +298,9 @@ impl Registry {
             // Its VMs may be attached to other networks by now.
             let networks = self.members.networks(&cluster);
             let of = self.cluster(&cluster);
-            if std::mem::replace(&mut of.networks, networks.clone()) != networks {
+            let has_moved = of.networks != networks;
+            of.networks = networks;
+            if has_moved {
                 self.show(self.balancers.keys(Some(&cluster)));
             } else {
                 self.show_checked(&cluster);

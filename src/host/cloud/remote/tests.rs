@@ -24,6 +24,7 @@ use crate::host::fleet::{Reach, Reaches, Remote};
 use crate::wire::proto::v1::PowerState;
 use crate::wire::proto::v1::load_balancer::State;
 
+mod checked;
 mod given_back;
 
 /// How long the registry is given to come to rest; time stands still meanwhile.
@@ -436,7 +437,7 @@ async fn of_what_cannot_be_had_no_more_is_remembered_than_a_cluster_may_have() {
         match answer.await.unwrap() {
             Ok(told) => assert!(round < 3 && told.state() == State::Failed, "{round}"),
             Err(problem) => {
-                assert!(round >= 3 && matches!(problem, Problem::Exhausted(_)), "{round} {problem}")
+                assert!(round >= 3 && matches!(problem, Problem::Exhausted(_)), "{round} {problem}");
             }
         }
     }
@@ -466,54 +467,4 @@ async fn a_vm_in_another_namespace_is_not_gone() {
     bench.registry.take(super::super::Request::Instance(asker("ns/dev"), "vm-none".into(), reply));
     bench.rest().await;
     assert!(matches!(answer.await.unwrap(), Err(Problem::Unavailable(_))));
-}
-
-#[tokio::test(start_paused = true)]
-async fn agents_are_given_checks_and_what_they_report_is_told() {
-    use super::super::wanted::Check;
-    let mut bench = Bench::new();
-    let check = Check {
-        node_port: 30080,
-        success_threshold: 1,
-        failure_threshold: 3,
-        period_seconds: 5,
-        timeout_seconds: 3,
-    };
-    let report = Report { name: "ns/a".into(), run: "run-a".into(), node: "node-a".into() };
-    let news = bench.registry.members.hear_reports(Heard::There(report));
-    bench.registry.tell(news);
-    bench.ensured("web", Wanted { check: Some(check), ..wanted() }).await;
-    bench.pool("p", "192.0.2.7");
-    bench.allocate("web", "192.0.2.7");
-    bench.rest().await;
-    let (reply, answer) = oneshot::channel();
-    bench.registry.take(super::super::Request::Checks("ns/dev".into(), reply));
-    let mut given = answer.await.unwrap();
-    let first = given.borrow_and_update().clone();
-    assert_eq!((first.targets.len(), first.targets[0].port), (1, 30080));
-    let key = ("ns/dev".to_owned(), "u-web".to_owned());
-    let told = |bench: &Bench| {
-        let told = bench.registry.message(&key).unwrap();
-        (told.healthy, told.failing.first().map(|one| one.problem.clone()).unwrap_or_default())
-    };
-    assert_eq!(told(&bench).0, 0);
-    let say = |bench: &mut Bench, who: &str, healthy: bool| {
-        let asker = Asker { uid: who.into(), ..asker("ns/dev") };
-        let result =
-            v1::HealthCheckResult { id: first.targets[0].id.clone(), healthy, problem: "refused".into() };
-        bench.registry.take(super::super::Request::Reported(asker, first.generation, vec![result]));
-    };
-    // Another one's word does not count.
-    say(&mut bench, "vm-other", true);
-    assert_eq!(told(&bench).0, 0);
-    say(&mut bench, "vm-a", true);
-    assert_eq!(told(&bench), (1, String::new()));
-    say(&mut bench, "vm-a", false);
-    assert_eq!(told(&bench), (0, "refused".to_owned()));
-    // Without a check agents are given nothing, and nothing is told.
-    bench.ensured("web", wanted()).await;
-    assert!(given.has_changed().unwrap() && given.borrow().targets.is_empty());
-    assert!(given.borrow().generation > first.generation);
-    assert_eq!(told(&bench), (0, String::new()));
-    assert_eq!(bench.registry.message(&key).unwrap().state(), State::Ready);
 }
