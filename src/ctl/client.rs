@@ -20,7 +20,7 @@ const MAX_ANSWER: usize = 256 * 1024 * 1024;
 /// How long what was received before the connection's end may take to be read.
 const LEFTOVERS: Duration = Duration::from_secs(1);
 /// How long the daemon may take to answer.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+pub const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Connects to the daemon and does `work` with it.
 ///

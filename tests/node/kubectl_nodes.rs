@@ -11,7 +11,7 @@ use crate::kubectl::{Desk, ctl, names, state, value, words};
 use crate::lab::{Watch, assert_fails};
 use crate::patience::until;
 
-fn node_changed(name: &str) -> Kind {
+pub fn node_changed(name: &str) -> Kind {
     let node = Node { name: name.into(), ready: "True".into(), state: "current".into(), ..Node::default() };
     Kind::NodeChanged(NodeChanged { node: Some(node) })
 }

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::HeaderValue;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{ChildStdin, Command};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -39,6 +40,9 @@ pub struct Pods {
     sockets: BTreeMap<String, PathBuf>,
     /// What was run: the pod's name, and the command.
     pub asked: Vec<(String, Vec<String>)>,
+    /// How long it takes until something is passed on of what a program prints, and how it has ended. Input that comes before
+    /// that resets the connection, as it does where the program has ended already.
+    pub delay: Duration,
 }
 
 impl Pods {
@@ -52,6 +56,7 @@ impl Pods {
 pub struct Kubelet {
     pub pods: Arc<Mutex<Pods>>,
     pub address: SocketAddr,
+    broken: Arc<Notify>,
     _serving: JoinSet<()>,
 }
 
@@ -62,14 +67,26 @@ impl Kubelet {
         let address = listener.local_addr().unwrap();
         let pods = Arc::<Mutex<Pods>>::default();
         let (acceptor, own) = (acceptor(), Arc::clone(&pods));
+        let broken = Arc::<Notify>::default();
+        let breaks = Arc::clone(&broken);
         let mut serving = JoinSet::new();
         serving.spawn(async move {
             let mut connections = JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(acceptor.clone(), stream, Arc::clone(&own)));
+            loop {
+                tokio::select! {
+                    Ok((stream, _)) = listener.accept() => {
+                        connections.spawn(serve(acceptor.clone(), stream, Arc::clone(&own)));
+                    }
+                    () = breaks.notified() => connections.abort_all(),
+                }
             }
         });
-        Self { pods, address, _serving: serving }
+        Self { pods, address, broken, _serving: serving }
+    }
+
+    /// All connections break, without a word.
+    pub fn break_connections(&self) {
+        self.broken.notify_one();
     }
 
     /// Says at the Node where this kubelet is.
@@ -118,10 +135,10 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, pods: Arc<Mutex<Pods>>)
     }
     let command: Vec<_> =
         words.iter().filter(|(key, _)| *key == "command").map(|(_, word)| decoded(word)).collect();
-    let found = {
+    let (found, delay) = {
         let mut pods = pods.lock().unwrap();
         pods.asked.push((path[3].to_owned(), command.clone()));
-        pods.sockets.get(path[3]).cloned()
+        (pods.sockets.get(path[3]).cloned(), pods.delay)
     };
     let (mut sink, mut messages) = socket.split();
     let Some(place) = found else {
@@ -134,6 +151,10 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, pods: Arc<Mutex<Pods>>)
     let mut running = JoinSet::new();
     let (input, to_program) = mpsc::channel::<Vec<u8>>(4);
     running.spawn(run(command, place, to_program, frames));
+    tokio::select! {
+        () = tokio::time::sleep(delay) => {}
+        _ = messages.next(), if !delay.is_zero() => return,
+    }
     let receiving = async {
         while let Some(Ok(message)) = messages.next().await {
             if let Message::Binary(data) = message

@@ -73,6 +73,7 @@ mod controller;
 mod guests;
 mod identity;
 mod kubectl;
+mod kubectl_ends;
 mod kubectl_nodes;
 mod kubelet;
 mod life;

@@ -1,12 +1,20 @@
 //! A stream to the admin socket in a pod: `guestctl proxy` runs there, and its standard input and output are the stream's two
 //! directions (pods/exec, by WebSocket).
 
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::api::{Api, AttachParams, AttachedProcess};
-use tokio::io::{AsyncReadExt as _, Join, ReadHalf, SimplexStream, WriteHalf};
+use tokio::io::{
+    AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader, Join, ReadBuf, ReadHalf, SimplexStream,
+    WriteHalf,
+};
 
 use super::Error;
 use super::access::ApiServer;
@@ -24,12 +32,53 @@ const MOST_WORDS: u64 = 4096;
 const MOST_PRINTED: u64 = 256 << 20;
 
 /// Standard output and input of a program in a pod.
-pub type Ends = Join<ReadHalf<SimplexStream>, WriteHalf<SimplexStream>>;
+pub type Ends = Join<BufReader<Output>, WriteHalf<SimplexStream>>;
+
+/// Completes when the connection with a pod has ended, with how the program has ended if that was told.
+type Ending = Shared<BoxFuture<'static, Option<Status>>>;
 
 /// A program that runs in a pod; it ends with this value.
 pub struct Running {
     process: AttachedProcess,
+    ending: Ending,
     place: Place,
+}
+
+/// Standard output of a program in a pod, up to the end of the connection with the pod. kube's own never ends if that
+/// connection breaks, so that whoever reads would wait for ever.
+pub struct Output {
+    bytes: ReadHalf<SimplexStream>,
+    ending: Option<Ending>,
+}
+
+impl AsyncRead for Output {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Poll::Ready(read) = Pin::new(&mut self.bytes).poll_read(context, buffer) {
+            return Poll::Ready(read);
+        }
+        if let Some(ending) = &mut self.ending {
+            ready!(ending.poll_unpin(context));
+            self.ending = None;
+        }
+        // Whatever came before the end is there by now.
+        match Pin::new(&mut self.bytes).poll_read(context, buffer) {
+            Poll::Ready(read) => Poll::Ready(read),
+            Poll::Pending => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+/// Waits until the program has printed something, or has ended. What is sent before that may be on its way when a program that
+/// cannot do its work ends, and kubelet then resets the connection before why it ended has been read.
+///
+/// # Errors
+/// If its output cannot be read.
+pub async fn begun(ends: &mut Ends) -> io::Result<()> {
+    ends.reader_mut().fill_buf().await.map(drop)
 }
 
 /// Runs guestctl in a pod with these arguments.
@@ -62,11 +111,14 @@ pub async fn start(server: &ApiServer, place: &Place, arguments: &[&str]) -> Res
         }
         Err(error) => return Err(error),
     };
-    let (Some(output), Some(input)) = (process.stdout(), process.stdin()) else {
+    let (Some(bytes), Some(input), Some(status)) = (process.stdout(), process.stdin(), process.take_status())
+    else {
         let message = "it has no standard streams".to_owned();
         return Err(Error::not_started(&place, message));
     };
-    Ok((Running { process, place }, tokio::io::join(output, input)))
+    let ending = status.boxed().shared();
+    let output = BufReader::new(Output { bytes, ending: Some(ending.clone()) });
+    Ok((Running { process, ending, place }, tokio::io::join(output, input)))
 }
 
 /// What guestctl in a pod prints with these arguments.
@@ -90,16 +142,12 @@ pub async fn output(server: &ApiServer, place: &Place, arguments: &[&str]) -> Re
 impl Running {
     /// Why the program has ended, if it failed: its last words, and its exit code.
     pub async fn failure(mut self) -> Option<Error> {
-        let status = self.process.take_status();
         let mut words = Vec::new();
         if let Some(errors) = self.process.stderr() {
             let read = async { errors.take(MOST_WORDS).read_to_end(&mut words).await };
             drop(tokio::time::timeout(LAST_WORDS, read).await);
         }
-        let status = match status {
-            Some(status) => tokio::time::timeout(LAST_WORDS, status).await.ok().flatten(),
-            None => None,
-        };
+        let status = tokio::time::timeout(LAST_WORDS, self.ending).await.ok().flatten();
         failure(self.place, status.as_ref(), &String::from_utf8_lossy(&words))
     }
 }

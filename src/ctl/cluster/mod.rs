@@ -116,7 +116,10 @@ async fn with<T>(
     place: &Place,
     work: impl AsyncFnOnce(Client) -> Result<T, super::Error>,
 ) -> Result<T, super::Error> {
-    let (running, ends) = exec::start(server, place, &["proxy"]).await?;
+    let (running, mut ends) = exec::start(server, place, &["proxy"]).await?;
+    // The daemon speaks first, as every server of HTTP/2 may.
+    let begun = tokio::time::timeout(client::ANSWER_DEADLINE, exec::begun(&mut ends)).await;
+    begun.map_err(|_| super::Error::Silent)?.map_err(|_| super::Error::Closed)?;
     match client::over(ends, work).await {
         Err(super::Error::Closed) => Err(match running.failure().await {
             Some(error) => error.into(),
