@@ -17,9 +17,10 @@ use tokio::sync::watch;
 use tower_service::Service;
 
 use crate::api::Api;
-use crate::claims::{LET_GO, domains, place, plug, quick, volumes_by, willing};
+use crate::claims::{LET_GO, claim_of, domains, make, place, plug, quick, volumes_by, willing};
 use crate::lab::{Lab, NAMESPACE, wait};
 use crate::model::objects::Kind;
+use crate::model::pace::Step;
 use crate::patience::until;
 use crate::role;
 
@@ -29,6 +30,8 @@ struct Gate(Arc<Mutex<Held>>);
 
 #[derive(Default)]
 struct Held {
+    /// The paths of all requests.
+    asked: Vec<String>,
     end: Option<&'static str>,
     came: bool,
     may_go: Arc<tokio::sync::Notify>,
@@ -46,9 +49,15 @@ impl Gate {
     /// What a request to this path has to wait for.
     fn stops(&self, path: &str) -> Option<Arc<tokio::sync::Notify>> {
         let mut held = self.held();
+        held.asked.push(path.to_owned());
         held.end.take_if(|end| path.ends_with(*end))?;
         held.came = true;
         Some(Arc::clone(&held.may_go))
+    }
+
+    /// How many requests there were whose path ends so.
+    fn count(&self, end: &str) -> usize {
+        self.held().asked.iter().filter(|path| path.ends_with(end)).count()
     }
 
     async fn reached(&self) {
@@ -107,17 +116,27 @@ fn id(claim: &str) -> String {
     format!("{NAMESPACE}.{claim}")
 }
 
+/// A controller's volumes that ask through the gate.
+async fn gated(lab: &Lab) -> (Gate, Arc<Claims>) {
+    gated_with(lab, quick()).await
+}
+
+async fn gated_with(lab: &Lab, patience: Patience) -> (Gate, Arc<Claims>) {
+    role::install(&lab.api).await;
+    let gate = Gate::default();
+    let client = kube::Client::try_from(role::config(lab.turn.plane()).await).unwrap();
+    let client = kube::Client::new(Gated { client, gate: gate.clone() }, NAMESPACE);
+    let patience = Patience { gather: Duration::from_secs(1), settle: Duration::from_secs(20), ..patience };
+    let volumes = volumes_by(client, patience, watch::Sender::new(Problems::new())).await;
+    (gate, volumes)
+}
+
 /// A cluster with requests by subresource, where Harvester's driver has plugged both claims into a VM, which has them.
 async fn started() -> (Lab, Gate, Arc<Claims>, Place) {
     let lab = Lab::start().await;
     lab.set_gates(&["HotplugVolumes"]).await;
     lab.running("web").await;
-    role::install(&lab.api).await;
-    let gate = Gate::default();
-    let client = kube::Client::try_from(role::config(lab.turn.plane()).await).unwrap();
-    let client = kube::Client::new(Gated { client, gate: gate.clone() }, NAMESPACE);
-    let patience = Patience { gather: Duration::from_secs(1), settle: Duration::from_secs(20), ..quick() };
-    let volumes = volumes_by(client, patience, watch::Sender::new(Problems::new())).await;
+    let (gate, volumes) = gated(&lab).await;
     let web = place(&lab, "web").await;
     for claim in CLAIMS {
         lab.harvester_claim(claim, 16, "shop").await;
@@ -192,5 +211,30 @@ fn a_vm_that_is_started_anew_between_two_requests_keeps_what_its_guest_was_not_a
         assert_eq!(domains(&lab, &two), [web.vm.as_str()]);
         volumes.unplug(&two, &web.vm, LET_GO, willing()).await.unwrap();
         assert!(domains(&lab, &two).is_empty());
+    });
+}
+
+/// How `KubeVirt` is told depends on its settings: they are read when it is to be told something, and not with each look.
+#[test]
+fn kubevirts_settings_are_not_read_while_a_volume_is_waited_for() {
+    wait(async {
+        let lab = Lab::start().await;
+        lab.running("web").await;
+        let patience = Patience { look: Duration::from_millis(200), ..quick() };
+        let (gate, volumes) = gated_with(&lab, patience).await;
+        let web = place(&lab, "web").await;
+        let made = make(&volumes, "data").await;
+        let claim = claim_of("data");
+        lab.model.hold(Step::Plug, &claim);
+        let waiting = async {
+            lab.model.reaches(Step::Plug, &claim).await;
+            let looks = || gate.count("/virtualmachines/web");
+            let enough = looks() + 10;
+            until("it has looked ten times", async || (looks() >= enough).then_some(())).await;
+            lab.model.release(Step::Plug, &claim);
+        };
+        let (plugged, ()) = tokio::join!(plug(&volumes, &made.id, &web), waiting);
+        plugged.unwrap();
+        assert_eq!(gate.count("/kubevirts"), 1, "to tell it");
     });
 }

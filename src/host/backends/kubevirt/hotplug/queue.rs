@@ -49,6 +49,14 @@ struct Open {
     withdrawn: Option<String>,
 }
 
+/// What has become of a look at a VM.
+enum Done {
+    /// What was next was done; whether it is to be looked again at once.
+    Yes(bool),
+    /// It has to be known first how KubeVirt is told.
+    NeedsWay,
+}
+
 /// The queue of one VM.
 #[derive(Debug)]
 pub struct Queue {
@@ -151,13 +159,27 @@ impl Queue {
 
     /// Looks, and does what is next; whether it has done something, after which it is looked again at once.
     async fn step(&mut self) -> bool {
-        // First, so that what is decided is decided on what was read last.
-        let way = self.cluster.way().await;
+        match self.attempt(None).await {
+            Done::Yes(goes_on) => goes_on,
+            Done::NeedsWay => {
+                let way = self.cluster.way().await;
+                matches!(self.attempt(Some(way)).await, Done::Yes(true))
+            }
+        }
+    }
+
+    /// The same. How KubeVirt is told has to be known only to tell it something, and where a run has what its VM lacks; it is asked
+    /// before the VM is read, so that what is decided is decided on what was read last.
+    async fn attempt(&mut self, way: Option<Result<Way, VolumeError>>) -> Done {
+        let known = way.as_ref().and_then(|way| way.as_ref().ok().copied());
         let seen = match self.cluster.seen(&self.place.0, &self.place.1).await {
-            Ok(Some(seen)) => Seen { way: way.as_ref().ok().copied(), ..seen },
-            Ok(None) => return self.vm_is_gone(),
-            Err(error) => return self.cannot_ask(&error.to_string()),
+            Ok(Some(seen)) => Seen { way: known, ..seen },
+            Ok(None) => return Done::Yes(self.vm_is_gone()),
+            Err(error) => return Done::Yes(self.cannot_ask(&error.to_string())),
         };
+        if way.is_none() && seen.has_what_its_vm_lacks() {
+            return Done::NeedsWay;
+        }
         self.keep_what_has_come(&seen);
         self.refuse_what_cannot_be(&seen);
         self.note_times(&seen);
@@ -173,15 +195,19 @@ impl Queue {
         for name in &plan.fulfilled {
             self.answer(name, Ok(()));
         }
-        match plan.step {
-            Step::Rest => false,
+        let (wish, names) = match plan.step {
+            Step::Rest => return Done::Yes(false),
             Step::Wait(others) => {
                 self.give_up_waiting(&seen, &others);
-                false
+                return Done::Yes(false);
             }
-            Step::Plug(names) | Step::Unplug(names) if names.is_empty() => false,
-            Step::Plug(names) => self.tell(&seen, way, Wish::Plug, names).await,
-            Step::Unplug(names) => self.tell(&seen, way, Wish::Unplug, names).await,
+            Step::Plug(names) => (Wish::Plug, names),
+            Step::Unplug(names) => (Wish::Unplug, names),
+        };
+        match way {
+            _ if names.is_empty() => Done::Yes(false),
+            Some(way) => Done::Yes(self.tell(&seen, way, wish, names).await),
+            None => Done::NeedsWay,
         }
     }
 

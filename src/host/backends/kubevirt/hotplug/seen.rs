@@ -71,7 +71,8 @@ pub struct Seen {
     pub vm: VirtualMachine,
     /// The run of it.
     pub instance: Option<Instance>,
-    /// How KubeVirt is told to plug and unplug; none if that was not asked, or it does not do it.
+    /// How KubeVirt is told to plug and unplug; none if that was not asked, or it does not do it. What a run lists and its VM does not
+    /// stays or goes by it.
     pub way: Option<Way>,
 }
 
@@ -110,6 +111,14 @@ impl Seen {
         self.instance
             .as_ref()
             .is_some_and(|instance| instance.spec.volumes.iter().any(|volume| volume.name == name))
+    }
+
+    /// Whether the instance lists a volume that the VM does not: where that is going is up to how KubeVirt is told.
+    pub fn has_what_its_vm_lacks(&self) -> bool {
+        self.instance
+            .iter()
+            .flat_map(|instance| &instance.spec.volumes)
+            .any(|volume| self.listed(&volume.name).is_none())
     }
 
     /// Whether the instance keeps what the VM does not list.
