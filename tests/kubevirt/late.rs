@@ -8,6 +8,7 @@ use std::time::Duration;
 use guestlet::host::backends::Problems;
 use guestlet::host::backends::disks::{DiskError, GuestSide, Known};
 use guestlet::host::backends::kubevirt::hotplug::Patience;
+use guestlet::host::backends::kubevirt::names::Claim;
 use guestlet::host::backends::kubevirt::volumes::Claims;
 use guestlet::host::backends::volumes::{Place, VolumeError, Volumes as _};
 use http::{Request, Response};
@@ -211,6 +212,43 @@ fn a_vm_that_is_started_anew_between_two_requests_keeps_what_its_guest_was_not_a
         assert_eq!(domains(&lab, &two), [web.vm.as_str()]);
         volumes.unplug(&two, &web.vm, LET_GO, willing()).await.unwrap();
         assert!(domains(&lab, &two).is_empty());
+    });
+}
+
+/// Harvester's driver plugs it into the same VM after it was seen to be there, and before anybody is told so.
+#[test]
+fn what_another_program_plugs_into_the_same_vm_meanwhile_is_seen_by_the_same_call() {
+    wait(async {
+        let lab = Lab::start().await;
+        lab.running("web").await;
+        let (gate, volumes) = gated(&lab).await;
+        let (claim, web) = (CLAIMS[0], place(&lab, "web").await);
+        lab.harvester_claim(claim, 16, "shop").await;
+        lab.give(claim).await;
+        let id = id(claim);
+        let ours = Claim::of_id(&id).unwrap().volume();
+        lab.model.hold(Step::Plug, claim);
+        let meanwhile = async {
+            lab.model.reaches(Step::Plug, claim).await;
+            gate.hold("/volumeattachments");
+            lab.model.release(Step::Plug, claim);
+            gate.reached().await;
+            lab.is_in("web", &ours, "Ready").await;
+            lab.harvester_plugs("web", claim).await;
+            gate.release();
+        };
+        let (outcome, ()) = tokio::join!(plug(&volumes, &id, &web), meanwhile);
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(&error, VolumeError::InUse(why) if why.contains("twice, as its volumes")),
+            "{error:?}"
+        );
+        // What guestlet has plugged is taken away again by whoever gives up; the other disk is its program's.
+        lab.is_in("web", claim, "Ready").await;
+        let waits = volumes.unplug(&id, &web.vm, Duration::ZERO, willing()).await.unwrap_err();
+        assert!(waits.to_string().contains("the VM default/web lists it"), "{waits}");
+        lab.has_left("web", &ours).await;
+        assert!(lab.entry("web", claim).await.is_some());
     });
 }
 

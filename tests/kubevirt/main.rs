@@ -41,6 +41,7 @@ mod adopted;
 mod claims;
 mod claims_churn;
 mod clusters;
+mod foreign;
 mod holders;
 mod hotplug;
 mod kinds;

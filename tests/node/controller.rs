@@ -253,3 +253,26 @@ fn a_guest_whose_node_cannot_be_asked_keeps_its_disk() {
         assert!(asked.iter().any(|one| one.starts_with("release ")), "{asked:?}");
     });
 }
+
+/// Its cluster would wait for ever to use the volume elsewhere: the node has it no more, and what the other VM has is none of guestlet's.
+#[test]
+fn a_node_is_left_although_an_administrator_has_plugged_its_volume_into_another_vm() {
+    wait(async {
+        let whole = Whole::start(1).await;
+        let (web, db) = (whole.vm("web").await, whole.vm("db").await);
+        let id = web.with_volume().await;
+        let claim = id.rsplit_once('.').unwrap().1;
+        whole.cluster.plug_as("db", "backup", claim, json!({ "disk": { "bus": "scsi" } })).await;
+        whole.cluster.is_in("db", "backup", "Ready").await;
+        let (sidecar, node, volume) = (web.sidecar().await, web.uid.clone(), id.clone());
+        ask(move || again(|| sidecar.unpublish(&volume, &node))).await;
+        assert_eq!(web.guest.disks().seen.len(), 0);
+        assert_eq!(whole.cluster.entry("db", "backup").await.unwrap()["phase"], "Ready");
+        assert!(!db.guest.disks().asked.iter().any(|one| one.starts_with("release")));
+        let (sidecar, node) = (db.sidecar().await, db.uid.clone());
+        ask(move || {
+            refused(sidecar.publish(&id, &node), Code::FailedPrecondition, "as its volume backup");
+        })
+        .await;
+    });
+}

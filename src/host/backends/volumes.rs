@@ -242,7 +242,7 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     /// is left.
     async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError>;
 
-    /// Who holds a volume.
+    /// Who holds a volume. If several VMs do, it is the one that is remembered, from which it can be taken.
     async fn holder(&self, id: &str) -> Result<Holder, VolumeError>;
 
     /// Removes a volume that no VM has, with its bytes. [`VolumeError::InUse`] if somebody has it open all the same.

@@ -34,7 +34,11 @@ fn a_vm_that_has_lost_its_volume_to_another_one_is_forgotten() {
         harvester_has_plugged(&lab, "db").await;
         // Both are said to have it.
         assert_eq!(volumes.concede(&id).await.unwrap(), None);
-        assert!(matches!(volumes.holder(&id).await.unwrap(), Holder::Unknown(_)));
+        assert_eq!(
+            volumes.holder(&id).await.unwrap(),
+            Holder::On(web.clone()),
+            "it is to be taken from there"
+        );
         assert_eq!(record(&volumes).await, Some(published(&web)));
         lab.model.release(Step::Unplug, CLAIM);
         lab.has_left("web", CLAIM).await;

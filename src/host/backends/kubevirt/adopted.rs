@@ -10,7 +10,7 @@
 //!  volume in a VM    its name           its disk
 //!    ours              guestlet-disk-…    a serial number of guestlet's
 //!    as it is          the claim's name   as whoever plugged it has it; the guest knows it by its serial number or its page 83h
-//!    otherwise         any other, several, or fixed: refused, and never taken away
+//!    otherwise         any other, several, or fixed: refused, and never taken away; ours beside another is
 //! ```
 //!
 //! Whoever has the right to label claims of the host cluster gives them; guests cannot. What guestlet plugs, it plugs in its
@@ -92,7 +92,7 @@ pub fn obstacle(claim: &Claim, object: &PersistentVolumeClaim) -> VolumeError {
     VolumeError::NotGiven { cluster, words }
 }
 
-/// How a VM has an adopted claim.
+/// How a VM has a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plugged {
     /// Not at all.
@@ -101,6 +101,8 @@ pub enum Plugged {
     Ours,
     /// As another program has plugged it, which calls the volume like the claim.
     AsIs(AsIs),
+    /// As guestlet plugs volumes, and in another way as well; in words which.
+    Twice(String),
     /// In a way that is none of guestlet's business; in words which.
     Otherwise(String),
 }
@@ -114,7 +116,7 @@ pub struct AsIs {
     pub read_only: bool,
 }
 
-/// How a VM has an adopted claim, or is to have it, or still has it.
+/// How a VM has a claim, or is to have it, or still has it.
 pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
     let (ours, as_is) = (claim.volume(), &claim.name);
     let wanted = &seen.vm.spec.template.spec;
@@ -138,14 +140,17 @@ pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
         }
     }
     let vm = seen.vm.metadata.name.as_deref().unwrap_or_default();
-    let otherwise = |what: &str| {
-        Plugged::Otherwise(format!(
-            "the VM {vm} has the claim {as_is} {what}; guestlet has not plugged it so, and leaves it"
-        ))
+    let words = |what: &str| {
+        format!("the VM {vm} has the claim {as_is} {what}; guestlet has not plugged it so, and leaves it")
     };
+    let otherwise = |what: &str| Plugged::Otherwise(words(what));
+    let has_ours = names.contains(ours.as_str());
     match (names.pop_first(), names.pop_first()) {
         (None, _) => Plugged::Not,
-        (Some(one), Some(other)) => otherwise(&format!("twice, as its volumes {one} and {other}")),
+        (Some(one), Some(other)) => {
+            let twice = words(&format!("twice, as its volumes {one} and {other}"));
+            if has_ours { Plugged::Twice(twice) } else { Plugged::Otherwise(twice) }
+        }
         (Some(name), None) if name == ours => Plugged::Ours,
         (Some(name), None) if name == as_is => {
             let is_fixed = |volume: &&&Volume| {
@@ -169,6 +174,9 @@ pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
             let read_only = disk.and_then(|disk| disk.disk.as_ref()).is_some_and(|target| target.readonly);
             Plugged::AsIs(AsIs { known, read_only })
         }
+        (Some(name), None) if seen.stage(name) == Stage::Alone => otherwise(&format!(
+            "only while it runs, as its volume {name}, as virtctl plugs it without --persist"
+        )),
         (Some(name), None) => otherwise(&format!("as its volume {name}")),
     }
 }
@@ -247,7 +255,9 @@ mod tests {
             Plugged::Not => "not".to_owned(),
             Plugged::Ours => "ours".to_owned(),
             Plugged::AsIs(AsIs { known: Ok(known), .. }) => known.text().to_owned(),
-            Plugged::AsIs(AsIs { known: Err(why), .. }) | Plugged::Otherwise(why) => why.clone(),
+            Plugged::AsIs(AsIs { known: Err(why), .. }) | Plugged::Twice(why) | Plugged::Otherwise(why) => {
+                why.clone()
+            }
         }
     }
 

@@ -1,5 +1,6 @@
-//! What is done otherwise with a claim that guestlet has not made: it may be plugged already, by a program that knows nothing of
-//! guestlet and still runs. All that is decided is decided by what the API says in that moment.
+//! What is done where another program, which knows nothing of guestlet and still runs, may have plugged a claim: with one that
+//! guestlet has not made that is to be expected, and with the others an administrator may have done it. All that is decided is decided
+//! by what the API says in that moment.
 
 use super::adopted::{self, AsIs, Plugged};
 use super::authority;
@@ -60,6 +61,7 @@ impl Claims {
             if read.is_adopted() {
                 // Who else plugs it asks nobody.
                 self.is_theirs_alone(read, &published.uuid).await?;
+                self.is_there_once(read, &published.uuid, vm).await?;
             }
             Ok(Known::serial(read.claim.serial()))
         };
@@ -80,11 +82,11 @@ impl Claims {
             Holder::On(place) => return Err(VolumeError::InUse(format!("the VM {} has it", place.vm))),
             Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
         }
-        let seen = if read.is_adopted() { self.see(&published.uuid, vm).await? } else { None };
-        let Some(seen) = seen else { return Ok(None) };
+        let Some(seen) = self.see(&published.uuid, vm).await? else { return Ok(None) };
         let as_is = match adopted::plugged(&seen, &read.claim) {
             Plugged::Not | Plugged::Ours => return Ok(None),
-            Plugged::Otherwise(why) => return Err(VolumeError::Refused(why)),
+            Plugged::Twice(why) | Plugged::Otherwise(why) => return Err(VolumeError::Refused(why)),
+            Plugged::AsIs(_) if !read.is_adopted() => return Err(VolumeError::Refused(theirs(vm, read))),
             Plugged::AsIs(as_is) => as_is,
         };
         let stage = seen.stage(&read.claim.name);
@@ -111,6 +113,14 @@ impl Claims {
         authority::stranger(uuid, &evidence).map_or(Ok(()), |who| Err(VolumeError::InUse(who)))
     }
 
+    /// That the VM does not have a volume in another way beside guestlet's: its guest would find two disks of one volume.
+    async fn is_there_once(&self, read: &Read, uuid: &str, vm: &str) -> Result<(), VolumeError> {
+        match self.see(uuid, vm).await?.map(|seen| adopted::plugged(&seen, &read.claim)) {
+            Some(Plugged::Twice(why)) => Err(VolumeError::InUse(why)),
+            _ => Ok(()),
+        }
+    }
+
     /// The VM of this name, if it is the one with this UUID.
     async fn see(&self, uuid: &str, vm: &str) -> Result<Option<Seen>, VolumeError> {
         let Some((namespace, name)) = vm.split_once('/') else { return Ok(None) };
@@ -132,21 +142,21 @@ impl Claims {
     /// Refuses to take a volume back that guestlet has not plugged: it was never meant to be there for guestlet, and it is not
     /// guestlet's to take it away.
     pub(super) async fn check_ours(&self, read: &Read, from: &Place) -> Result<(), VolumeError> {
-        if !read.is_adopted() {
-            return Ok(());
-        }
         let Some(seen) = self.see(&from.uuid, &from.vm).await? else { return Ok(()) };
         match adopted::plugged(&seen, &read.claim) {
             Plugged::Not | Plugged::Ours => Ok(()),
-            Plugged::AsIs(_) => {
-                let (vm, name) = (&from.vm, &read.claim.name);
-                Err(held(format!(
-                    "the VM {vm} has the claim {name}, plugged by another program than guestlet, which has to unplug it"
-                )))
-            }
-            Plugged::Otherwise(why) => Err(held(why)),
+            Plugged::AsIs(_) => Err(held(theirs(&from.vm, read))),
+            Plugged::Twice(why) | Plugged::Otherwise(why) => Err(held(why)),
         }
     }
+}
+
+/// That a VM has a claim as another program has plugged it.
+fn theirs(vm: &str, read: &Read) -> String {
+    let name = &read.claim.name;
+    format!(
+        "the VM {vm} has the claim {name}, plugged by another program than guestlet, which has to unplug it"
+    )
 }
 
 /// What a VM is to let go of, and by what its guest knows that; or in words why the guest cannot be asked for it.
@@ -161,7 +171,10 @@ pub(super) fn leaving(
     let disk = |as_is| Disk { claim: claim.clone(), read_only: false, as_is };
     let plugged = seen.filter(|_| read.is_adopted()).map(|seen| adopted::plugged(seen, claim));
     match plugged.unwrap_or(Plugged::Ours) {
-        Plugged::Not | Plugged::Ours => Ok((disk(false), Ok(Known::serial(claim.serial())))),
+        // Of what it has twice, guestlet's is known by its own serial number.
+        Plugged::Not | Plugged::Ours | Plugged::Twice(_) => {
+            Ok((disk(false), Ok(Known::serial(claim.serial()))))
+        }
         Plugged::AsIs(AsIs { known, .. }) => Ok((disk(true), known)),
         Plugged::Otherwise(why) => Err(held(why)),
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!  a VM's spec, its instance's spec or its instance's status lists it,
 //!             or a request to plug it that KubeVirt has accepted ──────▶ On that VM
-//!     …those of several VMs do ────────────────────────────────────────▶ Unknown
+//!     …those of several VMs do ────────────────────────────────────────▶ Unknown, or On the one that is remembered
 //!  none does, but a VolumeAttachment of it is there ───────────────────▶ Unknown   (the node may still write)
 //!             or a pod uses it ────────────────────────────────────────▶ Unknown   (as the dying pod of a hot-plug does)
 //!  none of these ──────────────────────────────────────────────────────▶ Off
@@ -151,17 +151,48 @@ pub fn has_rival(uuid: &str, claim: &Claim, evidence: &Evidence) -> bool {
     listers.any(|one| one.has(claim) && !one.is_of(uuid)) || evidence.pods.iter().any(is_elsewhere)
 }
 
-/// Who holds a claim.
-pub fn judge(claim: &Claim, evidence: &Evidence) -> Holder {
+/// What may still be there of a volume for another VM than the one with this UUID, which is the only one that lists it: a pod by
+/// which KubeVirt plugs volumes, or the attachment of the volume to a node that nothing else accounts for. In words, with where it is.
+pub fn leftover(uuid: &str, evidence: &Evidence) -> Option<String> {
+    let runs: Vec<&Lister> = evidence.instances.iter().filter(|run| run.is_of(uuid)).collect();
+    let is_another = |pod: &&Use| pod.is_attacher && !runs.iter().any(|run| pod.belongs_to(run));
+    if let Some(Use { name, node, .. }) = evidence.pods.iter().find(is_another) {
+        return Some(format!("the pod {name} on the node {node:?} still has it"));
+    }
+    let accounts = |node: &String| {
+        runs.iter().any(|run| run.nodes.contains(node)) || evidence.pods.iter().any(|pod| pod.node == *node)
+    };
+    let elsewhere = evidence.attachments.iter().find(|one| one.node.is_empty() || !accounts(&one.node));
+    elsewhere.map(|Use { name, node, .. }| {
+        format!("the host cluster still has it attached to the node {node:?} (VolumeAttachment {name})")
+    })
+}
+
+/// Who holds a claim that the VM with this UUID is remembered to have. If others list it as well, it is to be taken from that one first.
+pub fn judge_remembered(claim: &Claim, remembered: Option<&str>, evidence: &Evidence) -> Holder {
+    let is_its = |place: &Place| remembered.is_some_and(|uuid| place.uuid.eq_ignore_ascii_case(uuid));
+    match places(claim, evidence).find(is_its) {
+        Some(place) => Holder::On(place),
+        None => judge(claim, evidence),
+    }
+}
+
+/// The VMs that list a claim.
+fn places(claim: &Claim, evidence: &Evidence) -> impl Iterator<Item = Place> {
     let mut places = BTreeMap::new();
     for one in evidence.instances.iter().chain(&*evidence.vms).filter(|one| one.has(claim)) {
         places.insert(one.uuid.clone(), one.name.clone());
     }
     // What lacks a UID or a name holds it all the same.
-    let mut places = places.into_iter().map(|(uuid, name)| Place {
+    places.into_iter().map(|(uuid, name)| Place {
         uuid: uuid.unwrap_or_default().to_lowercase(),
         vm: format!("{}/{}", claim.namespace, name.unwrap_or_default()),
-    });
+    })
+}
+
+/// Who holds a claim.
+pub fn judge(claim: &Claim, evidence: &Evidence) -> Holder {
+    let mut places = places(claim, evidence);
     match (places.next(), places.next()) {
         (Some(place), None) => Holder::On(place),
         (Some(one), Some(other)) => Holder::Unknown(format!(
@@ -294,6 +325,54 @@ mod tests {
         let used = Evidence { pods: one("hp-volume-1"), ..Evidence::default() };
         assert!(holder(&used).contains("the pod hp-volume-1 on the node \"n1\""), "{}", holder(&used));
         assert_eq!(holder(&Evidence::default()), "off");
+    }
+
+    #[test]
+    fn of_several_that_list_a_claim_the_one_that_is_remembered_has_it() {
+        let source = json!([{"name": "x", "persistentVolumeClaim": {"claimName": "pvc-1"}}]);
+        let both = evidence(&vm("a", &source), &instance("b", &source, &json!([])));
+        for (remembered, expected) in [("uid-a", "dev/a"), ("UID-B", "dev/b")] {
+            let holder = judge_remembered(&claim(), Some(remembered), &both);
+            assert!(matches!(&holder, Holder::On(place) if place.vm == expected), "{holder:?}");
+        }
+        for remembered in [None, Some("uid-c")] {
+            let holder = judge_remembered(&claim(), remembered, &both);
+            assert!(matches!(holder, Holder::Unknown(_)), "{holder:?}");
+        }
+        let one = evidence(&vm("a", &source), &instance("a", &source, &json!([])));
+        assert!(
+            matches!(judge_remembered(&claim(), Some("uid-c"), &one), Holder::On(place) if place.vm == "dev/a")
+        );
+    }
+
+    #[test]
+    fn what_is_left_of_a_volume_where_another_vm_had_it_is_named() {
+        let uses =
+            |name: &str, node: &str| Use { name: name.to_owned(), node: node.to_owned(), ..Use::default() };
+        let attacher = |owner: &str| Use {
+            is_attacher: true,
+            owners: vec![owner.to_owned()],
+            ..uses("hp-volume-1", "n1")
+        };
+        let left = |pods: Vec<Use>, attachments: Vec<Use>| {
+            let source = json!([{"name": "x", "persistentVolumeClaim": {"claimName": "pvc-1"}}]);
+            let mut run = instance("a", &source, &json!([]));
+            run.status.node_name = Some("n1".to_owned());
+            run.status.active_pods = [("launcher-1".to_owned(), "n1".to_owned())].into();
+            let evidence = Evidence { attachments, pods, ..evidence(&vm("a", &source), &run) };
+            leftover("uid-a", &evidence).unwrap_or_default()
+        };
+        assert_eq!(left(vec![attacher("launcher-1")], vec![uses("csi-1", "n1")]), "");
+        assert_eq!(left(vec![], vec![]), "");
+        let (backup, its) = (uses("backup", "n3"), uses("csi-3", "n3"));
+        assert_eq!(left(vec![backup], vec![its]), "", "a pod that has it by itself accounts for its node");
+        let of_another = left(vec![attacher("launcher-0")], vec![uses("csi-1", "n1")]);
+        assert!(of_another.contains("the pod hp-volume-1"), "{of_another}");
+        for node in ["n2", ""] {
+            let elsewhere =
+                left(vec![attacher("launcher-1")], vec![uses("csi-1", "n1"), uses("csi-2", node)]);
+            assert!(elsewhere.contains("VolumeAttachment csi-2"), "{elsewhere}");
+        }
     }
 
     #[test]

@@ -13,21 +13,24 @@ use crate::host::backends::disks::GuestSide;
 use crate::host::backends::volumes::{Holder, Place, VolumeError};
 
 impl Claims {
-    /// Waits until nobody holds a volume.
-    async fn off(&self, read: &Read, patience: Duration) -> Result<(), VolumeError> {
+    /// Waits until nobody holds a volume that the VM at `from` has let go of; not for another VM, which keeps it for as long as it likes.
+    async fn off(&self, read: &Read, from: &Place, patience: Duration) -> Result<(), VolumeError> {
         let begun = Instant::now();
         let mut pause = self.patience.poll;
         loop {
             let why = match self.held_by(read).await? {
                 Holder::Off => return Ok(()),
-                Holder::On(place) => format!("the VM {} lists it", place.vm),
+                Holder::On(place) => {
+                    let why = format!("the VM {} lists it", place.vm);
+                    if !place.uuid.eq_ignore_ascii_case(&from.uuid) {
+                        return Err(still_held(why));
+                    }
+                    why
+                }
                 Holder::Unknown(why) => why,
             };
             if begun.elapsed() >= patience {
-                return Err(VolumeError::Waiting {
-                    words: "the host cluster has not let go of the volume yet".to_owned(),
-                    detail: why,
-                });
+                return Err(still_held(why));
             }
             // Each look reads all that may use the claim.
             let left = patience.saturating_sub(begun.elapsed());
@@ -83,8 +86,13 @@ impl Claims {
         guest: &dyn GuestSide,
     ) -> Result<(), VolumeError> {
         self.unplug_from(read, from, guest).await?;
-        self.off(read, patience).await
+        self.off(read, from, patience).await
     }
+}
+
+/// Something of a volume is still where it is to be taken away; in words what, for the host.
+pub(super) fn still_held(detail: String) -> VolumeError {
+    VolumeError::Waiting { words: "the host cluster has not let go of the volume yet".to_owned(), detail }
 }
 
 /// Whether a guest may run in a VM, as its run says.

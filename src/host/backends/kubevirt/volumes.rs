@@ -17,6 +17,7 @@ use super::authority;
 use super::claims::{self, PUBLISHED};
 use super::controller::listing::Listing;
 use super::copies::Copies;
+use super::detach::still_held;
 use super::hotplug::{Hotplug, Patience};
 use super::names::{Claim, PREFIX, is_label};
 use super::shares::Upkeep;
@@ -237,7 +238,10 @@ impl Volumes for Claims {
     }
 
     async fn holder(&self, id: &str) -> Result<Holder, VolumeError> {
-        self.held_by(&self.expect(id).await?).await
+        let read = self.expect(id).await?;
+        let evidence = self.cluster.evidence(&read.claim, read.persistent_volume()).await?;
+        let remembered = read.volume.published.as_ref().map(|published| published.uuid.as_str());
+        Ok(authority::judge_remembered(&read.claim, remembered, &evidence))
     }
 
     async fn remove(&self, id: &str) -> Result<(), VolumeError> {
@@ -334,7 +338,11 @@ impl Volumes for Claims {
         }
         let place = Place { uuid: before.uuid.clone(), vm: vm.to_owned() };
         match self.detach(&read, &place, patience, &*guest).await {
-            Ok(()) => self.record(id, Some(&leaving), None).await.map(drop),
+            Ok(()) => match self.record(id, Some(&leaving), None).await {
+                // Somebody has deleted the claim, which has stayed for as long as something used it.
+                Err(VolumeError::Unknown(_)) => Ok(()),
+                recorded => recorded.map(drop),
+            },
             Err(error) => {
                 let stays = matches!(
                     error,
@@ -383,11 +391,10 @@ impl Volumes for Claims {
 
     async fn concede(&self, id: &str) -> Result<Option<Place>, VolumeError> {
         let read = self.expect(id).await?;
-        if !read.is_adopted() {
-            return Ok(None);
-        }
         let record = read.volume.published.as_ref();
-        let Some(other) = self.held_by(&read).await?.other_than(record) else { return Ok(None) };
+        let evidence = self.cluster.evidence(&read.claim, read.persistent_volume()).await?;
+        let holder = authority::judge(&read.claim, &evidence);
+        let Some(other) = holder.other_than(record) else { return Ok(None) };
         match self.check_ours(&read, &other).await {
             // What guestlet has plugged is taken back.
             Ok(()) => return Ok(None),
@@ -395,6 +402,9 @@ impl Volumes for Claims {
             Err(error) => return Err(error),
         }
         if record.is_some() {
+            if let Some(why) = authority::leftover(&other.uuid, &evidence) {
+                return Err(still_held(why));
+            }
             self.record(id, record, None).await?;
         }
         Ok(Some(other))
