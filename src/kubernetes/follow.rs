@@ -6,6 +6,9 @@
 //!   └──────────too old (410)──┘
 //! ```
 //!
+//! The first list may be old, if that is said to do ([`Selector`]): a watch from there brings what has changed since. Later ones are as
+//! things are.
+//!
 //! While nothing happens nothing is asked for, but that a watch is begun again every few minutes, when the server ends it.
 
 use std::fmt::Debug;
@@ -211,6 +214,8 @@ where
     /// All objects, and the version at which they were so.
     async fn list(&mut self) -> Result<(Vec<K>, String), Failure> {
         let Listed { all, version } = lists::all(&self.api, &self.selector, PAGE).await?;
+        // From now on it goes forwards.
+        self.selector.may_be_old = false;
         if version.is_empty() {
             return Err(Failure::Other("a list has no version".to_owned()));
         }
@@ -234,6 +239,8 @@ where
     /// Tells what went wrong, and waits.
     async fn failed(&mut self, failure: Failure) {
         self.failures += 1;
+        // What the server has in its memory may be too old to go on from.
+        self.selector.may_be_old = false;
         match failure {
             // That happens, and what comes next says whether it goes on.
             Failure::Expired | Failure::Ended => {}
@@ -322,11 +329,19 @@ mod tests {
         answers: Vec<(StatusCode, String)>,
         count: usize,
     ) -> (Vec<Heard<String>>, Vec<String>, Problems) {
+        let selector = Selector { fields: Some("metadata.name=a".into()), ..Selector::default() };
+        followed_by(selector, answers, count).await
+    }
+
+    async fn followed_by(
+        selector: Selector,
+        answers: Vec<(StatusCode, String)>,
+        count: usize,
+    ) -> (Vec<Heard<String>>, Vec<String>, Problems) {
         let server = Server { answers: Arc::new(Mutex::new(answers.into())), asked: Arc::default() };
         let (asked, client) = (Arc::clone(&server.asked), kube::Client::new(server, "default"));
         let (problems, told) = watch::channel(Problems::new());
         let teller = Teller::new("nodes", problems, Arc::new(|| ()));
-        let selector = Selector { fields: Some("metadata.name=a".into()), ..Selector::default() };
         let mut heard = pin!(follow(Api::<Node>::all(client), selector, Some(teller)));
         let name = |node: Node| node.metadata.name.unwrap();
         let mut names = Vec::new();
@@ -380,6 +395,22 @@ mod tests {
         assert_eq!(from[5..], [None, None, some("20"), None, some("30")]);
         assert!(asked.iter().all(|query| query.contains("fieldSelector=metadata.name%3Da")), "{asked:?}");
         assert_eq!(told, Problems::new(), "it is well again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_first_list_may_be_old() {
+        let gone = (StatusCode::GONE, failure(StatusCode::GONE).to_string());
+        let answers = vec![list(&[], "5", ""), gone.clone(), list(&[], "7", ""), gone, list(&[], "9", "")];
+        let selector = Selector { may_be_old: true, ..Selector::default() };
+        let (heard, asked, _) = followed_by(selector.clone(), answers, 3).await;
+        assert_eq!(heard.len(), 3);
+        let is_old = |query: &String| query.split('&').any(|part| part == "resourceVersion=0");
+        assert!(is_old(&asked[0]) && !asked[0].contains("limit="), "{asked:?}");
+        assert!(!asked[1..].iter().any(is_old), "{asked:?}");
+
+        let late = (StatusCode::GATEWAY_TIMEOUT, failure(StatusCode::GATEWAY_TIMEOUT).to_string());
+        let (_, asked, _) = followed_by(selector, vec![late, list(&[], "5", "")], 1).await;
+        assert!(is_old(&asked[0]) && !is_old(&asked[1]), "{asked:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -30,6 +30,9 @@ pub struct Selector {
     pub labels: Option<String>,
     /// By their fields.
     pub fields: Option<String>,
+    /// As they were at any time will do, as the server has them in its memory: it need not read all objects of the kind to find those
+    /// that are meant. All come in one answer then.
+    pub may_be_old: bool,
 }
 
 /// All objects of a list.
@@ -67,12 +70,14 @@ where
 {
     let (mut all, mut next) = (Vec::new(), None);
     loop {
+        let version =
+            if selector.may_be_old { ListParams::default().match_any() } else { ListParams::default() };
         let parameters = ListParams {
             label_selector: selector.labels.clone(),
             field_selector: selector.fields.clone(),
-            limit: Some(page),
+            limit: (!selector.may_be_old).then_some(page),
             continue_token: next.take(),
-            ..ListParams::default()
+            ..version
         };
         let list = in_time(api.list(&parameters)).await?;
         all.extend(list.items);

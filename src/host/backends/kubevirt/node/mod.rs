@@ -91,7 +91,9 @@ impl Node {
         let Site { node, problems, options, .. } = &self.site;
         let teller = |what| Some(standing::teller(what, problems.clone(), Arc::clone(&self.half)));
         let machines = |side, label: &str, what| {
-            let selector = Selector { labels: Some(format!("{label}={node}")), ..Selector::default() };
+            // Otherwise the server would read all VMs of the cluster from its store, for each node that starts.
+            let labels = Some(format!("{label}={node}"));
+            let selector = Selector { labels, may_be_old: true, ..Selector::default() };
             follow(Api::<Seen>::all(client.clone()), selector, teller(what))
                 .map(move |heard| News::Machine(side, heard))
                 .boxed()

@@ -39,7 +39,7 @@ impl Cluster {
     /// so says the same of a kind that it does not know.
     pub async fn our_shares(&self) -> Result<Vec<NetworkFilesystem>, VolumeError> {
         let what = format!("list the {KIND}s of the namespace {NAMESPACE}");
-        let ours = Selector { labels: Some(format!("{}={}", OURS.0, OURS.1)), fields: None };
+        let ours = Selector { labels: Some(format!("{}={}", OURS.0, OURS.1)), ..Selector::default() };
         match lists::all(&self.shares(), &ours, PAGE).await {
             Ok(listed) => Ok(listed.all),
             Err(Failed::Answered(error)) if matches!(code(&error), Some(403 | 404)) => Err(unknown()),
