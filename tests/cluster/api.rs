@@ -144,8 +144,11 @@ impl Api {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.send(method.clone(), path, body.clone(), kind).await {
-                Ok((StatusCode::FORBIDDEN | StatusCode::SERVICE_UNAVAILABLE, _))
-                    if Instant::now() < deadline => {}
+                // A newer one says of a kind that was just made known that there are too many requests.
+                Ok((
+                    StatusCode::FORBIDDEN | StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS,
+                    _,
+                )) if Instant::now() < deadline => {}
                 Ok((status, answer)) => return (status, serde_json::from_slice(&answer).unwrap()),
                 Err(error) => assert!(Instant::now() < deadline, "{path}: {error}"),
             }
