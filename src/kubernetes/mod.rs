@@ -29,6 +29,20 @@ pub fn words(error: &Error) -> String {
     }
 }
 
+/// What an admission webhook says that does not let a request be. Its code says nothing: Harvester's webhooks answer 500 to whatever they
+/// have no code of their own for, and 409 to some of what an object says, which else means that somebody was faster.
+pub fn denied(error: &Error) -> Option<&str> {
+    match error {
+        Error::Api(status)
+            if status.message.starts_with("admission webhook \"")
+                && status.message.contains("\" denied the request") =>
+        {
+            Some(&status.message)
+        }
+        _ => None,
+    }
+}
+
 /// The HTTP status of a refusal.
 pub fn code(error: &Error) -> Option<u16> {
     match error {

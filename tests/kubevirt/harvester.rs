@@ -2,7 +2,7 @@
 //! of them again and again. It gives addresses of the pool that matches, keeps an object until its address is given back, and says in
 //! the condition `Ready` why it has none.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,17 +10,20 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::api::Api;
-use crate::client::{MERGE, call};
+use crate::client::{JSON, call};
 use crate::model::objects::{Kind, is_deleted, items, key, namespace, text};
 
 pub const BALANCERS: &str = "/apis/loadbalancer.harvesterhci.io/v1beta1/loadbalancers";
 const POOLS: &str = "/apis/loadbalancer.harvesterhci.io/v1beta1/ippools";
 const FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
 const OURS: &str = "loadbalancer.harvesterhci.io";
+const NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 const PACE: Duration = Duration::from_millis(40);
+/// Load balancers that are written at a time.
+const AT_ONCE: usize = 8;
 
 /// It, until this is dropped.
 pub struct Harvester {
@@ -57,14 +60,18 @@ impl Harvester {
 
 /// Makes a pool of the addresses from `first` to `last` for such guest clusters.
 pub async fn pool(api: &Api, name: &str, network: &str, cluster: &str, (first, last): (&str, &str)) {
-    let total = number(last) - number(first) + 1;
+    let (from, to) = (number(first), number(last));
+    let total = to - from + 1 - u32::from((from..=to).contains(&gateway(from, to)));
+    // Two may match the same clusters only if one comes first; the newest does.
+    let priority = api.list(POOLS).await.len() + 1;
     let pool = json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
         "kind": "IPPool",
         "metadata": { "name": name },
         "spec": {
-            "ranges": [{ "subnet": format!("{first}/24"), "rangeStart": first, "rangeEnd": last }],
+            "ranges": [{ "subnet": format!("{first}/{}", prefix(from, to)), "rangeStart": first, "rangeEnd": last }],
             "selector": {
+                "priority": priority,
                 "network": network,
                 "scope": [{ "project": "*", "namespace": "*", "guestCluster": cluster }],
             },
@@ -89,58 +96,171 @@ fn number(address: &str) -> u32 {
     address.parse::<Ipv4Addr>().unwrap().into()
 }
 
-/// Whether a change was made.
-async fn merge(api: &Api, path: &str, change: &Value) -> bool {
-    let answer = call(api, Method::PATCH, path, MERGE, Some(change)).await;
+async fn put(api: &Api, path: &str, object: &Value) -> bool {
+    let answer = call(api, Method::PUT, path, JSON, Some(object)).await;
     answer.is_ok_and(|(status, _)| status.is_success())
 }
 
+/// A look at everything: what is given of pools is written there first, then what has come of it to the load balancers. What is
+/// refused, or interrupted, is tried again with the next look; what was reserved for one that is gone stays reserved.
 async fn pass(api: &Api) {
-    for balancer in api.list(BALANCERS).await {
-        // What is refused is tried again.
-        let mut change = look(api, &balancer).await;
-        if change.is_object() {
-            change["metadata"]["resourceVersion"] = balancer["metadata"]["resourceVersion"].clone();
-            let _ = merge(api, &path(&balancer), &change).await;
+    let balancers = api.list(BALANCERS).await;
+    let mut world = World { pools: api.list(POOLS).await, used: BTreeSet::new(), vmis: Vec::new() };
+    if balancers.iter().any(|one| text(&one["metadata"]["annotations"][NETWORK]).is_empty()) {
+        world.vmis = api.list(&Kind::Vmi.all()).await;
+    }
+    let mut changed = Vec::new();
+    for mut balancer in balancers {
+        if world.look(&mut balancer) {
+            changed.push(balancer);
         }
     }
+    for number in world.used {
+        let pool = &world.pools[number];
+        if !put(api, &format!("{POOLS}/{}", text(&pool["metadata"]["name"])), pool).await {
+            return;
+        }
+    }
+    let mut writing = JoinSet::new();
+    for balancer in changed {
+        let api = api.clone();
+        writing.spawn(async move { put(&api, &path(&balancer), &balancer).await });
+        if writing.len() >= AT_ONCE {
+            writing.join_next().await;
+        }
+    }
+    writing.join_all().await;
 }
 
-/// What is to be changed of a load balancer now.
-async fn look(api: &Api, balancer: &Value) -> Value {
-    let has_finalizer = items(&balancer["metadata"]["finalizers"]).any(|one| one == FINALIZER);
-    if is_deleted(balancer) {
-        if has_finalizer {
-            give_back(api, balancer).await;
-            return json!({ "metadata": { "finalizers": null } });
+/// What there is beside the load balancers.
+struct World {
+    pools: Vec<Value>,
+    /// The pools that were changed.
+    used: BTreeSet<usize>,
+    vmis: Vec<Value>,
+}
+
+impl World {
+    /// Does what is next for a load balancer; whether that has changed.
+    fn look(&mut self, balancer: &mut Value) -> bool {
+        let has_finalizer = items(&balancer["metadata"]["finalizers"]).any(|one| one == FINALIZER);
+        if is_deleted(balancer) {
+            if has_finalizer {
+                self.give_back(balancer);
+                balancer["metadata"]["finalizers"] = Value::Null;
+            }
+            return has_finalizer;
         }
-        return Value::Null;
-    }
-    let annotations = &balancer["metadata"]["annotations"];
-    let cluster = text(&annotations[format!("{OURS}/cluster")]);
-    let network = match text(&annotations[format!("{OURS}/network")]) {
-        "" => first_network(api, namespace(balancer), cluster).await,
-        network => network.to_owned(),
-    };
-    let written =
-        json!({ format!("{OURS}/network"): network, format!("{OURS}/namespace"): namespace(balancer) });
-    if !has_finalizer || annotations[format!("{OURS}/network")] != written[format!("{OURS}/network")] {
-        return json!({ "metadata": { "finalizers": [FINALIZER], "annotations": written } });
-    }
-    if !text(&balancer["status"]["allocatedAddress"]["ip"]).is_empty() {
-        return Value::Null;
-    }
-    if balancer["spec"]["ipam"] == "dhcp" {
-        return json!({ "status": { "allocatedAddress": { "ip": "0.0.0.0" }, "conditions": ready("True", "") } });
-    }
-    match allocate(api, balancer, &network, cluster).await {
-        Ok((ip, pool)) => {
-            let allocated =
-                json!({ "ip": ip, "ipPool": pool, "mask": "255.255.255.0", "gateway": "0.0.0.0" });
-            json!({ "status": { "allocatedAddress": allocated, "conditions": ready("True", "") } })
+        let annotations = &balancer["metadata"]["annotations"];
+        let cluster = text(&annotations[format!("{OURS}/cluster")]).to_owned();
+        if text(&annotations[NETWORK]).is_empty() {
+            let network = self.first_network(namespace(balancer), &cluster);
+            balancer["metadata"]["annotations"][format!("{OURS}/namespace")] = namespace(balancer).into();
+            balancer["metadata"]["annotations"][NETWORK] = network.into();
         }
-        Err(why) if balancer["status"]["conditions"][0]["message"] == why => Value::Null,
-        Err(why) => json!({ "status": { "conditions": ready("False", &why) } }),
+        let before = balancer["status"].clone();
+        if text(&before["allocatedAddress"]["ip"]).is_empty() {
+            let (given, ready) = match self.allocate(balancer, &cluster) {
+                Ok(given) => (given, ready("True", "")),
+                Err(why) => (Value::Null, ready("False", &why)),
+            };
+            if given.is_object() {
+                balancer["status"]["allocatedAddress"] = given;
+            }
+            balancer["status"]["conditions"] = ready;
+            if balancer["status"] != before {
+                return true;
+            }
+        }
+        // It hears of the end of a load balancer only from here on.
+        if !has_finalizer {
+            balancer["metadata"]["finalizers"] = json!([FINALIZER]);
+        }
+        !has_finalizer
+    }
+
+    fn first_network(&self, space: &str, cluster: &str) -> String {
+        let mut of = self.vmis.iter().filter(|vmi| {
+            namespace(vmi) == space
+                && vmi["metadata"]["labels"]["guestcluster.harvesterhci.io/name"] == cluster
+        });
+        let name = of.find_map(|vmi| {
+            items(&vmi["spec"]["networks"]).find_map(|one| one["multus"]["networkName"].as_str())
+        });
+        name.unwrap_or_default().to_owned()
+    }
+
+    /// An address for a load balancer: the one that it had before, else the next one.
+    fn allocate(&mut self, balancer: &Value, cluster: &str) -> Result<Value, String> {
+        if balancer["spec"]["ipam"] == "dhcp" {
+            return Ok(json!({ "ip": "0.0.0.0" }));
+        }
+        let (wanted, space) = (text(&balancer["spec"]["ipPool"]), namespace(balancer));
+        let network = text(&balancer["metadata"]["annotations"][NETWORK]);
+        let is = |of: &Value, one: &str| of == "*" || of == one;
+        let fits = |pool: &Value| {
+            let selector = &pool["spec"]["selector"];
+            let has = |one: &Value| is(&one["namespace"], space) && is(&one["guestCluster"], cluster);
+            text(&selector["network"]) == network && items(&selector["scope"]).any(has)
+        };
+        let all = self.pools.iter().enumerate();
+        let number = if wanted.is_empty() {
+            let priority = |pool: &Value| pool["spec"]["selector"]["priority"].as_u64();
+            all.filter(|(_, pool)| fits(pool)).max_by_key(|(_, pool)| priority(pool))
+        } else {
+            all.into_iter().find(|(_, pool)| pool["metadata"]["name"] == wanted)
+        };
+        let number = number.map(|(number, _)| number).ok_or_else(|| {
+            format!(
+                "no matched IPPool with requirement &{{Network:{network} Project: Namespace:{space} Cluster:{cluster}}}"
+            )
+        })?;
+        let pool = &mut self.pools[number];
+        let (name, own) = (text(&pool["metadata"]["name"]).to_owned(), key(balancer));
+        let (first, last) = bounds(pool);
+        let free: Vec<u32> = (first..=last)
+            .filter(|one| *one != gateway(first, last))
+            .filter(|one| {
+                let holder = &pool["status"]["allocated"][Ipv4Addr::from(*one).to_string()];
+                holder.is_null() || *holder == own
+            })
+            .collect();
+        let held = |field: &str, one: u32| pool["status"][field][Ipv4Addr::from(one).to_string()] == own;
+        let had = free.iter().find(|one| held("allocatedHistory", **one) || held("allocated", **one));
+        let before = text(&pool["status"]["lastAllocated"]).parse::<Ipv4Addr>().map_or(0, u32::from);
+        let next = had.or_else(|| free.iter().find(|one| **one > before)).or_else(|| free.first());
+        let Some(&ip) = next else {
+            let set = format!("{}-{}", Ipv4Addr::from(first), Ipv4Addr::from(last));
+            return Err(format!(
+                "fail to get ip from pool {name}, error: no IP addresses available in range set: {set}"
+            ));
+        };
+        let (ip, available) = (Ipv4Addr::from(ip).to_string(), free.len() - 1);
+        let status = &mut pool["status"];
+        if status["allocated"][&ip] != own {
+            status["allocated"][&ip] = own.into();
+            status["lastAllocated"] = ip.clone().into();
+            status["available"] = available.into();
+            self.used.insert(number);
+        }
+        Ok(json!({ "ip": ip, "ipPool": name, "mask": "255.255.255.0", "gateway": "0.0.0.0" }))
+    }
+
+    fn give_back(&mut self, balancer: &Value) {
+        let given = &balancer["status"]["allocatedAddress"];
+        let (ip, name) = (text(&given["ip"]), text(&given["ipPool"]));
+        let Some(number) = self.pools.iter().position(|pool| pool["metadata"]["name"] == name) else {
+            return;
+        };
+        let status = &mut self.pools[number]["status"];
+        if status["allocated"][ip] == key(balancer) {
+            if let Some(allocated) = status["allocated"].as_object_mut() {
+                allocated.remove(ip);
+            }
+            status["allocatedHistory"][ip] = key(balancer).into();
+            status["available"] = (status["available"].as_u64().unwrap_or_default() + 1).into();
+            self.used.insert(number);
+        }
     }
 }
 
@@ -148,75 +268,19 @@ fn ready(status: &str, message: &str) -> Value {
     json!([{ "type": "Ready", "status": status, "message": message }])
 }
 
-async fn first_network(api: &Api, space: &str, cluster: &str) -> String {
-    let all = api.list(&Kind::Vmi.within(space)).await;
-    let mut of =
-        all.iter().filter(|vmi| vmi["metadata"]["labels"]["guestcluster.harvesterhci.io/name"] == cluster);
-    let name = of.find_map(|vmi| {
-        items(&vmi["spec"]["networks"]).find_map(|one| one["multus"]["networkName"].as_str())
-    });
-    name.unwrap_or_default().to_owned()
+/// The first and the last address of a pool.
+fn bounds(pool: &Value) -> (u32, u32) {
+    let range = &pool["spec"]["ranges"][0];
+    (number(text(&range["rangeStart"])), number(text(&range["rangeEnd"])))
 }
 
-/// An address for a load balancer: the one that it had before, else the next one.
-async fn allocate(
-    api: &Api,
-    balancer: &Value,
-    network: &str,
-    cluster: &str,
-) -> Result<(String, String), String> {
-    let wanted = text(&balancer["spec"]["ipPool"]);
-    let is = |of: &Value, one: &str| of == "*" || of == one;
-    let matches = |pool: &&Value| {
-        let selector = &pool["spec"]["selector"];
-        let has =
-            |one: &Value| is(&one["namespace"], namespace(balancer)) && is(&one["guestCluster"], cluster);
-        text(&selector["network"]) == network && items(&selector["scope"]).any(has)
-    };
-    let pools = api.list(POOLS).await;
-    let pool = if wanted.is_empty() {
-        pools.iter().find(matches)
-    } else {
-        pools.iter().find(|pool| pool["metadata"]["name"] == wanted)
-    };
-    let pool = pool.ok_or_else(|| {
-        format!("no matched IPPool with requirement &{{Network:{network} Cluster:{cluster}}}")
-    })?;
-    let name = text(&pool["metadata"]["name"]).to_owned();
-    let (range, own) = (&pool["spec"]["ranges"][0], key(balancer));
-    let of = |field: &str| -> BTreeMap<String, String> {
-        serde_json::from_value(pool["status"][field].clone()).unwrap_or_default()
-    };
-    let (allocated, history) = (of("allocated"), of("allocatedHistory"));
-    let all = (number(text(&range["rangeStart"]))..=number(text(&range["rangeEnd"]))).map(Ipv4Addr::from);
-    let free: Vec<String> =
-        all.map(|ip| ip.to_string()).filter(|ip| allocated.get(ip).is_none_or(|of| *of == own)).collect();
-    let had = free.iter().find(|ip| history.get(*ip) == Some(&own) || allocated.get(*ip) == Some(&own));
-    let last = number(text(&pool["status"]["lastAllocated"]));
-    let next = had.or_else(|| free.iter().find(|ip| number(ip) > last)).or_else(|| free.first());
-    let ip = next.ok_or_else(|| format!("fail to get ip from pool {name}, error: no available IP"))?.clone();
-    let available = free.len() - 1;
-    let status = json!({ "allocated": { ip.clone(): own }, "lastAllocated": ip, "available": available });
-    let change = json!({
-        "metadata": { "resourceVersion": pool["metadata"]["resourceVersion"] }, "status": status,
-    });
-    let is_given = merge(api, &format!("{POOLS}/{name}"), &change).await;
-    if is_given { Ok((ip, name)) } else { Err("the pool has changed".to_owned()) }
+/// How many bits of an address say its subnet.
+fn prefix(first: u32, last: u32) -> u32 {
+    if first >> 8 == last >> 8 { 24 } else { 16 }
 }
 
-async fn give_back(api: &Api, balancer: &Value) {
-    let given = &balancer["status"]["allocatedAddress"];
-    let (ip, name) = (text(&given["ip"]), text(&given["ipPool"]));
-    if name.is_empty() {
-        return;
-    }
-    let path = format!("{POOLS}/{name}");
-    let Some(pool) = api.get(&path).await else { return };
-    if pool["status"]["allocated"][ip] == key(balancer) {
-        let available = pool["status"]["available"].as_u64().unwrap_or_default() + 1;
-        let status = json!({
-            "allocated": { ip: null }, "allocatedHistory": { ip: key(balancer) }, "available": available,
-        });
-        let _ = merge(api, &path, &json!({ "status": status })).await;
-    }
+/// The first address of the subnet, which is the gateway's and nobody else's.
+fn gateway(first: u32, last: u32) -> u32 {
+    let bits = 32 - prefix(first, last);
+    (first >> bits << bits) + 1
 }

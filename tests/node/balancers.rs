@@ -43,6 +43,7 @@ impl Site {
 
     async fn of(whole: Whole) -> Self {
         let api = &whole.cluster.api;
+        let harvester = Harvester::start(api);
         pool(api, "dev", LAN, "dev", ("192.0.2.11", "192.0.2.13")).await;
         pool(api, "prod", "default/wan", "prod", ("198.51.100.1", "198.51.100.9")).await;
         let vms = [
@@ -50,7 +51,6 @@ impl Site {
             vm(&whole, "other", "prod", "default/wan", "other").await,
         ];
         let [dev, prod] = [Calls::of(&vms[0]).await, Calls::of(&vms[1]).await];
-        let harvester = Harvester::start(api);
         let site = Self { dev, prod, harvester, whole, vms };
         for calls in [&site.dev, &site.prod] {
             // The controller learns of the kinds, and of its rights, a little later.
@@ -164,7 +164,7 @@ fn a_service_gets_an_address_and_gives_it_back_however_far_it_has_come() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         };
         assert_eq!(short.reason, "AddressNotAllocated");
-        assert!(short.message.contains("no available IP"), "{}", short.message);
+        assert!(short.message.contains("no IP addresses available in range set"), "{}", short.message);
         let short = short.service.unwrap().uid;
         assert!(!dev.release(service("web", "u1")).await.unwrap(), "its address is being given back");
         assert_eq!(dev.ready(&short).await, "192.0.2.12");
@@ -278,6 +278,48 @@ fn what_harvesters_cloud_provider_has_made_is_taken_over_and_what_it_has_left_is
         let changed = EnsureLoadBalancerRequest { ipam: v1::Ipam::Dhcp.into(), ..wanted("web", uid, 80) };
         let words = "its address comes from ipam pool, which cannot become dhcp";
         refused(site.dev.ensure(changed).await, Code::FailedPrecondition, words);
+    });
+}
+
+/// Harvester's webhooks answer 500 where they do not let something be, which once was told as an API that cannot be asked.
+#[test]
+fn what_harvester_does_not_let_be_is_told_in_its_words_and_had_once_it_may_be() {
+    wait(async {
+        let site = Site::start().await;
+        let api = &site.whole.cluster.api;
+        // As Rancher marks the VMs of a cluster that it removes.
+        let mark = |value: Value| {
+            json!({ "metadata": {
+                "labels": {
+                    "guestcluster.harvesterhci.io/name": "dev",
+                    "harvesterhci.io/creator": "docker-machine-driver-harvester",
+                },
+                "annotations": { "harvesterhci.io/removeAllPersistentVolumeClaims": value },
+            } })
+        };
+        let vm = Kind::Vm.path("default/web");
+        api.patch(&vm, &mark(json!("true"))).await.unwrap();
+        let told = until("it is refused", async || {
+            let told = site.dev.ensure(wanted("web", "u1", 80)).await.unwrap();
+            if told.state() != State::Failed {
+                // The webhook has heard of the mark a little later.
+                site.dev.release(service("web", "u1")).await.unwrap();
+            }
+            (told.state() == State::Failed).then_some(told)
+        })
+        .await;
+        assert_eq!(told.reason, "RefusedByHost");
+        assert!(told.message.contains("shows guest cluster dev is being removed"), "{}", told.message);
+        // Another cluster's are none of its business.
+        site.prod.ensure(wanted("web", "u1", 80)).await.unwrap();
+        assert_eq!(site.prod.ready("u1").await, "198.51.100.2");
+        api.patch(&vm, &mark(Value::Null)).await.unwrap();
+        until("it is let be", async || {
+            let told = site.dev.ensure(wanted("web", "u1", 80)).await.unwrap();
+            (told.state() != State::Failed).then_some(())
+        })
+        .await;
+        assert!(site.dev.ready("u1").await.starts_with("192.0.2."));
     });
 }
 

@@ -1,10 +1,10 @@
-//! virt-api's part as a validating webhook: what `KubeVirt` refuses although its schemas allow it.
+//! virt-api's part as a validating webhook: what `KubeVirt` refuses although its schemas allow it. And Harvester's, of load balancers.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::objects::{Kind, claim_of, is_hotpluggable, items, named, text};
+use super::objects::{Kind, claim_of, is_hotpluggable, items, named, namespace, text};
 use super::requests::is_open;
 use crate::api::Api;
 
@@ -25,31 +25,54 @@ pub async fn announce(api: &Api, url: &str, authority: &str) {
         "resources": ["virtualmachines", "virtualmachineinstances"],
         "scope": "Namespaced",
     });
-    let webhook = json!({
-        "metadata": { "name": "virt-api-validator" },
-        "webhooks": [{
-            "name": "validator.kubevirt.io",
-            "rules": [rule],
-            "clientConfig": { "url": url, "caBundle": bundle },
-            "sideEffects": "None",
-            "admissionReviewVersions": ["v1"],
-            "failurePolicy": "Fail",
-        }],
+    let of_balancers = json!({
+        "apiGroups": ["loadbalancer.harvesterhci.io"],
+        "apiVersions": ["v1beta1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["loadbalancers"],
+        "scope": "Namespaced",
     });
-    api.create(WEBHOOKS, &webhook).await;
+    for (name, full, rule) in [
+        ("virt-api-validator", "validator.kubevirt.io", rule),
+        (
+            "harvester-load-balancer-webhook",
+            "validator.harvester-system.harvester-load-balancer-webhook",
+            of_balancers,
+        ),
+    ] {
+        let webhook = json!({
+            "metadata": { "name": name },
+            "webhooks": [{
+                "name": full,
+                "rules": [rule],
+                "clientConfig": { "url": url, "caBundle": bundle },
+                "sideEffects": "None",
+                "admissionReviewVersions": ["v1"],
+                "failurePolicy": "Fail",
+            }],
+        });
+        api.create(WEBHOOKS, &webhook).await;
+    }
 }
 
 /// Answers a review.
 pub async fn review(api: &Api, review: &Value) -> Value {
     let request = &review["request"];
+    if request["kind"]["kind"] == "LoadBalancer" {
+        return answer(request, of_balancer(api, request).await, (500, "InternalError"));
+    }
     let kubevirts = api.list(&Kind::KubeVirt.all()).await;
     let has_vsock = kubevirts.first().is_some_and(|kubevirt| is_open(kubevirt, "VSOCK", 10));
-    let answer = match judge(request, has_vsock) {
+    answer(request, judge(request, has_vsock), (422, "Invalid"))
+}
+
+fn answer(request: &Value, judged: Result<(), String>, (code, reason): (u16, &str)) -> Value {
+    let answer = match judged {
         Ok(()) => json!({ "uid": request["uid"], "allowed": true }),
         Err(message) => json!({
             "uid": request["uid"],
             "allowed": false,
-            "status": { "code": 422, "reason": "Invalid", "message": message },
+            "status": { "code": code, "reason": reason, "message": message },
         }),
     };
     json!({ "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "response": answer })
@@ -76,6 +99,44 @@ fn judge(request: &Value, has_vsock: bool) -> Result<(), String> {
     volumes(spec)?;
     items(&spec["domain"]["devices"]["disks"]).try_for_each(|disk| self::disk(spec, disk))?;
     if is_vm { Ok(()) } else { unchanged(spec, before) }
+}
+
+/// Whether Harvester lets a load balancer of a guest cluster be: it may not change what it is, and is not made for a cluster that is
+/// being removed.
+async fn of_balancer(api: &Api, request: &Value) -> Result<(), String> {
+    let (new, old) = (&request["object"], &request["oldObject"]);
+    let (space, name) = (namespace(new), text(&new["metadata"]["name"]));
+    if new["metadata"]["deletionTimestamp"].is_string() || new["spec"]["workloadType"] != "cluster" {
+        return Ok(());
+    }
+    if old.is_object() {
+        for (field, what) in [("ipam", "IPAM"), ("workloadType", "WorkloadType")] {
+            let (before, after) = (text(&old["spec"][field]), text(&new["spec"][field]));
+            if before != after {
+                let why = format!("can't change the {what} from {before} to {after}");
+                return Err(format!(
+                    "Internal error occurred: update loadbalancer {space}/{name} failed: {why}"
+                ));
+            }
+        }
+        return Ok(());
+    }
+    let cluster = text(&new["metadata"]["labels"]["cloudprovider.harvesterhci.io/cluster"]);
+    let vms = api.list(&Kind::Vm.within(space)).await;
+    let is_going = |vm: &&Value| {
+        let (labels, annotations) = (&vm["metadata"]["labels"], &vm["metadata"]["annotations"]);
+        labels["guestcluster.harvesterhci.io/name"] == cluster
+            && labels["harvesterhci.io/creator"] == "docker-machine-driver-harvester"
+            && annotations["harvesterhci.io/removeAllPersistentVolumeClaims"] == "true"
+    };
+    match vms.iter().find(is_going) {
+        None => Ok(()),
+        Some(vm) => Err(format!(
+            "Internal error occurred: create loadbalancer {space}/{name} failed with guest cluster check: the vm {space}/{} shows \
+             guest cluster {cluster} is being removed",
+            text(&vm["metadata"]["name"])
+        )),
+    }
 }
 
 fn at<'v>(object: &'v Value, path: &str) -> &'v Value {

@@ -27,7 +27,7 @@ use crate::host::half::Half;
 use crate::kubernetes::fence::{Closed, Fence};
 use crate::kubernetes::lists::{self, Failed};
 use crate::kubernetes::standing::Teller;
-pub(super) use crate::kubernetes::{code, words};
+pub(super) use crate::kubernetes::{code, denied, words};
 
 /// How many events of an object are looked at.
 const EVENTS: u32 = 500;
@@ -117,6 +117,11 @@ pub(super) async fn in_time<T>(
     }
 }
 
+/// The host cluster does not do it, in these words.
+fn refused(words: &str) -> VolumeError {
+    VolumeError::Refused(format!("the host cluster refuses it: {words}"))
+}
+
 /// What it is if there is nothing of this name.
 pub(super) fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, VolumeError> {
     match outcome {
@@ -195,6 +200,9 @@ impl Cluster {
     ) -> Result<Option<PersistentVolumeClaim>, VolumeError> {
         let what = format!("make a claim in the namespace {namespace}");
         let made = self.alter(&what, self.claims(namespace).create(&PostParams::default(), claim)).await?;
+        if let Some(words) = made.as_ref().err().and_then(denied) {
+            return Err(refused(words));
+        }
         match made {
             Ok(made) => Ok(Some(made)),
             Err(error) if code(&error) == Some(409) => Ok(None),
@@ -259,9 +267,7 @@ impl Cluster {
         let parameters = PatchParams::default();
         let patched = self.alter(&what, claims.patch(&claim.name, &parameters, &Patch::Merge(patch))).await?;
         match patched {
-            Err(Error::Api(status)) if matches!(status.code, 403 | 422) => {
-                Err(VolumeError::Refused(format!("the host cluster refuses it: {}", status.message)))
-            }
+            Err(Error::Api(status)) if matches!(status.code, 403 | 422) => Err(refused(&status.message)),
             outcome => written(outcome.map(drop), &what),
         }
     }
@@ -326,8 +332,11 @@ impl Cluster {
         let vms = self.vms(namespace);
         let parameters = PatchParams::default();
         let patched = self.alter(&what, vms.patch(name, &parameters, &Patch::<()>::Json(steps))).await?;
+        if let Some(words) = patched.as_ref().err().and_then(denied) {
+            return self.changed_or_refused(read, words, &what).await;
+        }
         match patched {
-            // Of a patch whose test fails, and of what a webhook does not admit.
+            // Of a patch whose test fails, and of what a policy does not admit.
             Err(Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
                 self.changed_or_refused(read, &status.message, &what).await
             }
@@ -425,6 +434,9 @@ impl Cluster {
 }
 
 pub(super) fn written(outcome: Result<(), Error>, what: &str) -> Result<Written, VolumeError> {
+    if let Some(words) = outcome.as_ref().err().and_then(denied) {
+        return Err(refused(words));
+    }
     match outcome {
         Ok(()) => Ok(Written::Yes),
         Err(error) if code(&error) == Some(409) => Ok(Written::Conflict),
