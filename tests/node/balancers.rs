@@ -178,13 +178,44 @@ fn a_service_gets_an_address_and_gives_it_back_however_far_it_has_come() {
         until("all are gone", async || site.objects().await.is_empty().then_some(())).await;
         site.harvester.hold(true);
         dev.ensure(wanted("web", "u5", 80)).await.unwrap();
-        let position = dev.news("").await.position;
-        assert!(dev.release(service("web", "u5")).await.unwrap(), "nobody has taken it up");
-        assert_eq!(dev.news(&position).await.gone, [service("web", "u5")]);
+        let mut position = dev.news("").await.position;
+        assert!(!dev.release(service("web", "u5")).await.unwrap(), "it may be reserving an address just now");
         site.harvester.hold(false);
+        loop {
+            let news = dev.news(&position).await;
+            if news.gone == [service("web", "u5")] {
+                break;
+            }
+            position = news.position;
+        }
         let pool = of_pool(&site.whole.cluster.api, "dev").await;
         assert_eq!(pool["status"]["available"], 3, "{pool}");
         assert_eq!(dev.all().await.unwrap(), []);
+    });
+}
+
+/// harvester/harvester#8318: Harvester reserves an address first, and only then sees to it that it hears of the end of its load balancer.
+#[test]
+fn an_address_is_given_back_however_soon_its_service_goes() {
+    wait(async {
+        let site = Site::start().await;
+        let api = &site.whole.cluster.api;
+        pool(api, "more", LAN, "dev", ("203.0.113.10", "203.0.113.200")).await;
+        for number in 0..40u64 {
+            let uid = format!("u{number}");
+            let told = site.dev.ensure(wanted(&uid, &uid, 80)).await.unwrap();
+            assert_ne!(told.state(), State::Failed, "{told:?}");
+            tokio::time::sleep(Duration::from_millis(number * 7 % 61)).await;
+            site.dev.release(service(&uid, &uid)).await.unwrap();
+        }
+        until("all are gone", async || site.objects().await.is_empty().then_some(())).await;
+        // What is reserved for an object that is gone stays reserved.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for name in ["dev", "more"] {
+            let pool = of_pool(api, name).await;
+            let taken = pool["status"]["allocated"].as_object().map_or(0, serde_json::Map::len);
+            assert_eq!(taken, 0, "{pool}");
+        }
     });
 }
 

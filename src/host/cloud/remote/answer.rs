@@ -26,6 +26,7 @@ impl Registry {
             },
             Request::Ensure(asker, service, wanted, reply) => match self.admit(&asker) {
                 Ok(()) => {
+                    self.balancers.leaving.remove(&(asker.cluster.clone(), service.uid.clone()));
                     let wanted = Box::new(object::kept(*wanted));
                     self.enqueue(&asker.cluster, Job::ensure(service, wanted, Some(reply)));
                 }

@@ -55,6 +55,8 @@ pub struct Balancers {
     pub pools: Option<BTreeMap<String, Pool>>,
     /// What cannot be had.
     pub asked: BTreeMap<Key, Asked>,
+    /// What is to be given back as soon as Harvester has taken it up, and whose it is.
+    pub leaving: BTreeMap<Key, Service>,
     changes: Changes,
 }
 

@@ -27,7 +27,8 @@ impl Registry {
             own.want(&own.service, wanted).map(|_| (key.clone(), own.service.clone(), wanted.clone()))
         });
         let unsaid: Vec<_> = unsaid.collect();
-        self.show(about);
+        self.show(about.clone());
+        self.leave(&about);
         for cluster in clusters {
             self.look_again(&cluster, is_of_pools);
         }

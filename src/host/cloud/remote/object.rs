@@ -121,6 +121,11 @@ impl Object {
         self.read.metadata.deletion_timestamp.is_some()
     }
 
+    /// Harvester will hear of its end. Before that it may be reserving an address for it, which nobody would give back.
+    pub fn is_taken_up(&self) -> bool {
+        self.read.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty())
+    }
+
     /// The greater one is the newer one.
     pub fn version(&self) -> u128 {
         let version = self.read.metadata.resource_version.as_deref();

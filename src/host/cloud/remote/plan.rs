@@ -39,6 +39,8 @@ pub enum Step {
 pub enum Giving {
     /// This; if it is a change, nothing is left afterwards.
     Step(Step),
+    /// The object of this key is deleted, but not yet: Harvester has not taken it up.
+    Early(String),
     /// It is being given back.
     UnderWay,
     /// Nothing is known of it.
@@ -195,7 +197,13 @@ impl Plan<'_> {
         if let Some((before, _)) = before.into_iter().find(|(before, _)| before.id() != other.id()) {
             return Ok(without(before, &service.uid));
         }
-        Ok(own.filter(|own| !own.is_going()).map_or(Step::Done, |own| Step::Remove(own.id())))
+        match own.filter(|own| !own.is_going()) {
+            Some(own) if !own.is_taken_up() => {
+                let words = "the host has not taken up its own load balancer yet, which goes before it shares another's address";
+                Err(Failure::new("BeingReleased", words).into())
+            }
+            own => Ok(own.map_or(Step::Done, |own| Step::Remove(own.id()))),
+        }
     }
 
     /// Agents make so many checks at most.
@@ -250,7 +258,11 @@ impl Plan<'_> {
                 let words = format!("its address is shared by other Services: {}", names.join(", "));
                 return Err(Problem::Contradiction(words));
             }
-            return Ok(Giving::Step(Step::Remove(own.id())));
+            return Ok(if own.is_taken_up() {
+                Giving::Step(Step::Remove(own.id()))
+            } else {
+                Giving::Early(own.key())
+            });
         }
         Ok(Giving::Nothing)
     }

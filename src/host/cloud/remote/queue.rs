@@ -16,6 +16,7 @@ use super::super::settings::Settings;
 use super::super::wanted::{Service, Wanted};
 use super::super::{Problem, Reply};
 use super::balancers::{Asked, Begun, Key};
+use super::object::Object;
 use super::plan::{Giving, Plan, Refusal, Step};
 use super::{Done, Registry, object};
 use crate::host::backends::kubevirt::balancers::{Balancer, Changed};
@@ -47,6 +48,8 @@ enum What {
     Remove(Reply<Result<(), Problem>>),
     /// The object of this namespace and name goes, whoever shares its address: its cluster is gone.
     Abandon(String),
+    /// It is given back now that Harvester has taken it up. Nobody waits.
+    Leave,
 }
 
 /// What is to be done for a cluster.
@@ -106,7 +109,7 @@ impl Job {
     /// Whoever waited for it has gone.
     fn is_given_up(&self) -> bool {
         match &self.what {
-            What::Ensure(_, None) | What::Abandon(_) => false,
+            What::Ensure(_, None) | What::Abandon(_) | What::Leave => false,
             What::Ensure(_, Some(reply)) => reply.is_closed(),
             What::Release(reply) => reply.is_closed(),
             What::Remove(reply) => reply.is_closed(),
@@ -117,7 +120,7 @@ impl Job {
     fn fail(self, problem: Problem) {
         // Who asked may have gone.
         match self.what {
-            What::Ensure(_, None) | What::Abandon(_) => {}
+            What::Ensure(_, None) | What::Abandon(_) | What::Leave => {}
             What::Ensure(_, Some(reply)) => drop(reply.send(Err(problem))),
             What::Release(reply) => drop(reply.send(Err(problem))),
             What::Remove(reply) => drop(reply.send(Err(problem))),
@@ -163,9 +166,8 @@ impl Registry {
             return Look::Over;
         }
         if job.tries == TRIES {
-            job.fail(Problem::Unavailable(
-                "the host's load balancers change too fast; repeat the call".to_owned(),
-            ));
+            let words = "the host's load balancers change too fast; repeat the call";
+            job.fail(Problem::Unavailable(words.to_owned()));
             return Look::Over;
         }
         job.tries += 1;
@@ -174,8 +176,12 @@ impl Registry {
         let next = match &job.what {
             What::Ensure(wanted, _) => plan.ensure(&job.service, wanted),
             What::Abandon(id) => Ok(Step::Remove(id.clone())),
-            What::Release(_) | What::Remove(_) => match plan.release(&job.service) {
+            What::Release(_) | What::Remove(_) | What::Leave => match plan.release(&job.service) {
                 Ok(Giving::Step(step)) => Ok(step),
+                Ok(Giving::Early(key)) => {
+                    self.balancers.leaving.insert((cluster.to_owned(), key), job.service.clone());
+                    return self.given(cluster, job, false);
+                }
                 Ok(Giving::UnderWay) => return self.given(cluster, job, false),
                 Ok(Giving::Nothing) if job.is_proved => return self.given(cluster, job, true),
                 Ok(Giving::Nothing) => return self.list_for(cluster, job),
@@ -250,7 +256,7 @@ impl Registry {
         let was_asked = self.balancers.asked.remove(&key).is_some();
         self.show([key].into());
         match job.what {
-            What::Ensure(..) | What::Abandon(_) => {}
+            What::Ensure(..) | What::Abandon(_) | What::Leave => {}
             What::Release(reply) => drop(reply.send(Ok(is_gone))),
             What::Remove(reply) if is_gone && job.tries == 1 && !was_asked => {
                 let words =
@@ -260,6 +266,17 @@ impl Registry {
             What::Remove(reply) => drop(reply.send(Ok(()))),
         }
         Look::Over
+    }
+
+    /// Gives back what is to go, of these load balancers, and was taken up meanwhile.
+    pub(super) fn leave(&mut self, about: &BTreeSet<Key>) {
+        for key in about {
+            let Some(service) = self.balancers.leaving.get(key).cloned() else { continue };
+            if self.balancers.keyed(key).is_none_or(Object::is_taken_up) {
+                self.balancers.leaving.remove(key);
+                self.enqueue(&key.0, Job { service, what: What::Leave, tries: 0, is_proved: true });
+            }
+        }
     }
 
     /// Asks what there is of a cluster: a Service may share the address of any other one.
@@ -341,9 +358,10 @@ impl Registry {
                 return self.work(cluster);
             }
         };
-        self.show(about);
+        self.show(about.clone());
         self.cluster(cluster).queue.jobs.push_front(job);
         self.work(cluster);
+        self.leave(&about);
         self.look_again(cluster, false);
     }
 
@@ -414,7 +432,8 @@ impl Registry {
         let answer = match listed {
             Ok(all) => {
                 let about = self.balancers.listed(cluster, begun, all);
-                self.show(about);
+                self.show(about.clone());
+                self.leave(&about);
                 let keys = self.balancers.keys(Some(cluster));
                 Ok(keys.iter().filter_map(|key| self.message(key)).collect())
             }
