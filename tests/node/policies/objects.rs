@@ -1,9 +1,9 @@
-//! Claims and `NetworkFilesystems`, which the controller makes, changes and deletes.
+//! Claims, `NetworkFilesystems` and load balancers, which the controller makes, changes and deletes.
 
 use http::Method;
 use serde_json::{Value, json};
 
-use super::{Bench, Change, claim, claims};
+use super::{Bench, Change, SPACE, claim, claims};
 use crate::cluster::wait;
 use crate::scratch::{MERGE, Who, path};
 
@@ -120,6 +120,84 @@ fn the_controller_may_write_network_filesystems_of_guestlet_only() {
                 "disown one",
                 json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}}),
             ),
+        ];
+        for change in &bad {
+            bench.refuses(Who::Controller, change).await;
+        }
+    });
+}
+
+#[test]
+fn the_controller_may_write_load_balancers_of_guest_clusters_only() {
+    wait(async {
+        let Some(bench) = Bench::start("the controller's policy for load balancers").await else { return };
+        let balancer = |name: &str, spec: &Value| {
+            json!({
+                "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+                "kind": "LoadBalancer",
+                "metadata": {
+                    "namespace": SPACE, "name": name,
+                    "labels": { "cloudprovider.harvesterhci.io/cluster": "dev" },
+                    "annotations": { "loadbalancer.harvesterhci.io/cluster": "dev", "example.com/a": "1" },
+                },
+                "spec": spec,
+            })
+        };
+        let of_cluster = json!({"workloadType": "cluster", "ipam": "pool"});
+        let listener = json!({"name": "web", "port": 80, "protocol": "TCP", "backendPort": 80});
+        let of_vms = json!({"workloadType": "vm", "ipam": "pool", "listeners": [listener]});
+        let mut ours = balancer("ours", &of_cluster);
+        let conditions = json!([{"type": "Ready", "status": "True"}]);
+        let allocated = json!({"ip": "192.0.2.7", "ipPool": "lan"});
+        ours["status"] = json!({"allocatedAddress": allocated, "conditions": conditions});
+        let theirs = balancer("theirs", &of_vms);
+        for balancer in [&ours, &theirs] {
+            bench.scratch.apply(balancer).await;
+        }
+        let make = |name: &str, body: Value| {
+            let path = path(&body).rsplit_once('/').unwrap().0.to_owned();
+            Change { name: name.to_owned(), method: Method::POST, path, kind: "application/json", body }
+        };
+        let delete =
+            |of: &Value| Change { method: Method::DELETE, ..Change::of(of, "delete", MERGE, Value::Null) };
+        let change = |of: &Value, name: &str, body: Value| Change::of(of, name, MERGE, body);
+        let wanted = json!({"metadata": {"annotations": {"guestlet.io/wanted": "{}"}}});
+        let good = [
+            make("make", balancer("new", &of_cluster)),
+            change(&ours, "say what is wanted", wanted.clone()),
+            change(&ours, "say its address", json!({"status": {"address": "192.0.2.7"}})),
+            change(
+                &ours,
+                "as the webhook",
+                json!({"metadata": {"annotations": {"loadbalancer.harvesterhci.io/project": ""}}}),
+            ),
+            delete(&ours),
+        ];
+        for change in &good {
+            bench.admits(Who::Controller, change).await;
+        }
+        let mut nobodys = balancer("new", &of_cluster);
+        nobodys["metadata"]["labels"] = json!({});
+        let mut given = balancer("new", &of_cluster);
+        given["status"] = json!({"allocatedAddress": {"ip": "192.0.2.9"}});
+        let bad = [
+            make("make one of VMs", balancer("new", &of_vms)),
+            make("make one of no cluster", nobodys),
+            make("give it an address", given),
+            change(&ours, "another address", json!({"status": {"allocatedAddress": {"ip": "192.0.2.9"}}})),
+            change(&ours, "a condition", json!({"status": {"conditions": []}})),
+            change(&ours, "another pool", json!({"spec": {"ipPool": "theirs"}})),
+            change(&ours, "make it one of VMs", json!({"spec": of_vms})),
+            change(
+                &ours,
+                "another cluster",
+                json!({"metadata": {"labels": {"cloudprovider.harvesterhci.io/cluster": "prod"}}}),
+            ),
+            change(&ours, "an annotation", json!({"metadata": {"annotations": {"example.com/a": "2"}}})),
+            change(&ours, "a finalizer", json!({"metadata": {"finalizers": ["example.com/mine"]}})),
+            change(&theirs, "a foreign one", wanted),
+            change(&theirs, "take one over", json!({"spec": of_cluster})),
+            delete(&theirs),
         ];
         for change in &bad {
             bench.refuses(Who::Controller, change).await;
