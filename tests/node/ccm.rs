@@ -16,13 +16,13 @@ use crate::patience::until;
 use crate::pool::Turn;
 use crate::whole::Whole;
 
-const SERVICES: &str = "/api/v1/namespaces/default/services";
+pub const SERVICES: &str = "/api/v1/namespaces/default/services";
 const NODES: &str = "/api/v1/nodes";
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
-const VIP: &str = "kube-vip.io/loadbalancerIPs";
+pub const VIP: &str = "kube-vip.io/loadbalancerIPs";
 
 /// It ends with this value.
-struct Ends(Child);
+pub struct Ends(pub Child);
 
 impl Drop for Ends {
     fn drop(&mut self) {
@@ -54,57 +54,71 @@ async fn instance(whole: &Whole) -> Value {
     instance
 }
 
+/// A guest cluster whose Services its host gives addresses. What is first here ends first.
+pub struct Managed {
+    /// `guestlet-ccm`.
+    pub manager: Ends,
+    _agent: Agent,
+    /// The API of the guest cluster.
+    pub api: Api,
+    _turn: Turn,
+    /// The VM of its node.
+    pub instance: Value,
+}
+
+/// Starts a guest cluster of one node, which is a VM of the host cluster.
+pub async fn manage(whole: &Whole) -> Managed {
+    let instance = instance(whole).await;
+    let turn = Turn::take().await;
+    let (guest, plane) = (Api::read(turn.plane().folder.path(), "test"), turn.plane());
+    let node = json!({
+        "metadata": { "name": "n1", "labels": {
+            "kubernetes.io/hostname": "n1", "node-role.kubernetes.io/control-plane": "",
+        } },
+        "spec": { "taints": [{ "key": UNINITIALIZED, "value": "true", "effect": "NoSchedule" }] },
+    });
+    guest.create(NODES, &node).await;
+
+    let lab = &whole.nodes[text(&instance["status"]["nodeName"])];
+    let folder = lab.path("agent");
+    std::fs::create_dir_all(folder.join("cloud")).unwrap();
+    std::fs::copy(plane.kubelet_config("n1"), folder.join("no-kubeconfig")).unwrap();
+    let agent = Agent::start(&folder, &socket(lab, &instance));
+    lab.until_vm("default/plane", |vm| vm["session"] == "connected" && vm["callback"] == "open");
+    let log = std::fs::File::create(folder.join("ccm.log")).unwrap();
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--", env!("CARGO_BIN_EXE_guestlet-ccm"), "--name", "a", "--verbose"])
+        .args(["--health", "127.0.0.1:0"])
+        .arg("--kubeconfig")
+        .arg(plane.kubeconfig("ccm", "ccm", "system:masters"))
+        .arg("--agent-socket")
+        .arg(folder.join("cloud/cloud.sock"))
+        .env_remove("POD_NAME")
+        .env_remove("POD_NAMESPACE")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    let manager = Ends(command.spawn().unwrap());
+    Managed { manager, _agent: agent, api: guest, _turn: turn, instance }
+}
+
+/// A Service that its cluster wants an address for.
+pub fn service(name: &str) -> Value {
+    json!({
+        "metadata": { "name": name },
+        "spec": { "type": "LoadBalancer", "ports": [{ "name": "http", "port": 80, "protocol": "TCP" }] },
+    })
+}
+
 #[test]
 fn a_service_of_a_guest_cluster_gets_its_address_from_harvester_without_a_credential_of_the_host() {
     wait(async {
         let whole = Whole::start(1).await;
         allow(&whole).await;
-        pool(&whole.cluster.api, "dev", "default/lan", "dev", ("192.0.2.11", "192.0.2.13")).await;
         let harvester = Harvester::start(&whole.cluster.api);
-        let instance = instance(&whole).await;
-
-        // The cluster of the guest.
-        let turn = Turn::take().await;
-        let (guest, plane) = (Api::read(turn.plane().folder.path(), "test"), turn.plane());
-        let node = json!({
-            "metadata": { "name": "n1", "labels": {
-                "kubernetes.io/hostname": "n1", "node-role.kubernetes.io/control-plane": "",
-            } },
-            "spec": { "taints": [{ "key": UNINITIALIZED, "value": "true", "effect": "NoSchedule" }] },
-        });
-        guest.create(NODES, &node).await;
-
-        // Its node, which is a VM of the host cluster.
-        let lab = &whole.nodes[text(&instance["status"]["nodeName"])];
-        let folder = lab.path("agent");
-        std::fs::create_dir_all(folder.join("cloud")).unwrap();
-        std::fs::copy(plane.kubelet_config("n1"), folder.join("no-kubeconfig")).unwrap();
-        let _agent = Agent::start(&folder, &socket(lab, &instance));
-        lab.until_vm("default/plane", |vm| vm["session"] == "connected" && vm["callback"] == "open");
-        let log = std::fs::File::create(folder.join("ccm.log")).unwrap();
-        let mut command = Command::new("setpriv");
-        command
-            .args([
-                "--pdeathsig",
-                "KILL",
-                "--",
-                env!("CARGO_BIN_EXE_guestlet-ccm"),
-                "--name",
-                "a",
-                "--verbose",
-                "--health",
-                "127.0.0.1:0",
-            ])
-            .arg("--kubeconfig")
-            .arg(plane.kubeconfig("ccm", "ccm", "system:masters"))
-            .arg("--agent-socket")
-            .arg(folder.join("cloud/cloud.sock"))
-            .env_remove("POD_NAME")
-            .env_remove("POD_NAMESPACE")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
-        let _manager = Ends(command.spawn().unwrap());
+        pool(&whole.cluster.api, "dev", "default/lan", "dev", ("192.0.2.11", "192.0.2.13")).await;
+        let Managed { instance, api: guest, .. } = &manage(&whole).await;
 
         // The Node is known by what the agent reads from kubelet's credential.
         let known = until("the Node is initialised", async || {
@@ -113,7 +127,7 @@ fn a_service_of_a_guest_cluster_gets_its_address_from_harvester_without_a_creden
             (!taints.iter().any(|one| one["key"] == UNINITIALIZED)).then_some(node)
         })
         .await;
-        assert_eq!(text(&known["spec"]["providerID"]), format!("guestlet://{}", uid(&instance)));
+        assert_eq!(text(&known["spec"]["providerID"]), format!("guestlet://{}", uid(instance)));
         let zone = text(&known["metadata"]["labels"]["topology.kubernetes.io/zone"]);
         assert!(zone.starts_with("zone-"), "{known}");
         let addresses = known["status"]["addresses"].as_array().unwrap();
@@ -122,11 +136,7 @@ fn a_service_of_a_guest_cluster_gets_its_address_from_harvester_without_a_creden
             "{addresses:?}"
         );
 
-        let service = json!({
-            "metadata": { "name": "web" },
-            "spec": { "type": "LoadBalancer", "ports": [{ "name": "http", "port": 80, "protocol": "TCP" }] },
-        });
-        let made = guest.create(SERVICES, &service).await;
+        let made = guest.create(SERVICES, &service("web")).await;
         let path = format!("{SERVICES}/web");
         let web = until("the Service has its address", async || {
             let web = guest.get(&path).await?;

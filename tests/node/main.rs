@@ -78,6 +78,7 @@ mod kubectl_nodes;
 mod kubelet;
 mod life;
 mod manifests;
+mod many;
 mod moves;
 mod odd;
 mod policies;
