@@ -164,6 +164,7 @@ soak: export GUESTLET_SOAK := 1
 soak: images ## the long churns
 	$(STEP) "churns without VMs" cargo test $(GATE) --quiet --test monitors --test disks --test csi --test cluster -- churn \
 		killed
+	$(STEP) "500 Services of Harvester" cargo test $(GATE) --quiet --test node -- many_services
 	$(STEP) "churns with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 hotplug::addresses csi::volumes_come \
 		power_loss churn::whatever
 	$(STEP) "churn on Kubernetes" cargo test $(GATE) --quiet --test kubernetes churn

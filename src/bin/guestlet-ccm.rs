@@ -35,7 +35,7 @@ struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=3600))]
     lease: u64,
     /// Where kubelet's probes are answered: /healthz, /livez and /readyz
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10258")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10268")]
     health: SocketAddr,
     /// For how many seconds the host must say that a VM is gone before its Node is deleted
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86400))]

@@ -163,10 +163,10 @@ fn the_manifest_probes_what_the_program_answers() {
         let get = &container[probe]["httpGet"];
         assert_eq!(
             (text(&get["path"]), text(&get["host"]), get["port"].as_u64()),
-            (path, "127.0.0.1", Some(10258))
+            (path, "127.0.0.1", Some(10268))
         );
     }
     let help = std::process::Command::new(env!("CARGO_BIN_EXE_guestlet-ccm")).arg("--help").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
-    assert!(help.contains("[default: 127.0.0.1:10258]"), "{help}");
+    assert!(help.contains("[default: 127.0.0.1:10268]"), "{help}");
 }

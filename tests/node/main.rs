@@ -60,6 +60,8 @@ mod pool;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../host/csi/sidecar.rs"]
 mod sidecar;
+#[path = "../soak.rs"]
+mod soak;
 
 mod addresses;
 mod adopted;

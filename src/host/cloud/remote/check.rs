@@ -2,14 +2,14 @@
 //!
 //! Harvester chooses a network by names where none is asked for, and gives an address of its global pool whatever network that is
 //! of; webhooks before 1.9 put another network in the place of the one that is asked for. So nothing of it is handed on before it is
-//! known to be of the cluster's own networks.
+//! known to be of the cluster's own networks, or of the pool that is for all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::instance::is_global;
 use super::super::meet::Failure;
 use super::object::{Address, Object};
-use crate::host::backends::kubevirt::balancers::Pool;
+use crate::host::backends::kubevirt::balancers::{Pool, PoolScope, PoolSelector};
 
 /// What objects are checked against.
 #[derive(Debug, Clone, Copy)]
@@ -59,12 +59,22 @@ impl Ground<'_> {
         }
         let pools = self.pools.ok_or(Doubt::Unknown("the pools of addresses"))?;
         // One that is gone says nothing any more.
-        let of_pool = pools.get(&pool).map(|pool| pool.spec.selector.network.as_str()).unwrap_or_default();
+        let Some(selector) = pools.get(&pool).map(|pool| &pool.spec.selector) else { return Ok(()) };
+        let of_pool = selector.network.as_str();
         if !asked.is_empty() && !of_pool.is_empty() && of_pool != asked {
             return Err(differs(object, asked, of_pool));
         }
-        if is_own(of_pool) { Ok(()) } else { Err(foreign(object, of_pool)) }
+        if is_own(of_pool) || is_for_all(selector) { Ok(()) } else { Err(foreign(object, of_pool)) }
     }
+}
+
+/// Whether a pool is Harvester's global one. Whoever administers the host has made it for every cluster; the network that it names
+/// may be the same as the cluster's under another name.
+fn is_for_all(selector: &PoolSelector) -> bool {
+    let is_any = |scope: &PoolScope| {
+        [&scope.project, &scope.namespace, &scope.guest_cluster].into_iter().all(|word| word == "*")
+    };
+    matches!(&selector.scope[..], [scope] if is_any(scope))
 }
 
 fn foreign(object: &Object, network: &str) -> Doubt {
@@ -114,14 +124,21 @@ mod tests {
     }
 
     fn pools() -> BTreeMap<String, Pool> {
-        let pool = |(name, network): (&str, &str)| {
+        let pool = |(name, network, cluster): (&str, &str, &str)| {
+            let scope = json!([{ "project": "*", "namespace": "*", "guestCluster": cluster }]);
             let pool = json!({
                 "metadata": { "name": name },
-                "spec": { "ranges": [], "selector": { "network": network, "scope": [] } },
+                "spec": { "ranges": [], "selector": { "network": network, "scope": scope } },
             });
             (name.to_owned(), serde_json::from_value(pool).unwrap())
         };
-        [("lan", "ns/lan"), ("wan", "ns/wan"), ("any", "")].map(pool).into()
+        let all = [
+            ("lan", "ns/lan", "dev"),
+            ("wan", "ns/wan", "dev"),
+            ("any", "", "dev"),
+            ("global", "ns/wan", "*"),
+        ];
+        all.map(pool).into()
     }
 
     #[test]
@@ -146,8 +163,10 @@ mod tests {
             // Harvester has taken another cluster's VMs for this one's.
             ("", "ns/wan", "192.0.2.7", "wan", "NetworkNotOfCluster"),
             ("", "ns/wan", "0.0.0.0", "", "NetworkNotOfCluster"),
-            // The global pool is of some network.
             ("", "ns/lan", "192.0.2.7", "wan", "NetworkNotOfCluster"),
+            // The global pool is for all, but not in the place of a network that was asked for.
+            ("", "ns/lan", "192.0.2.7", "global", ""),
+            ("ns/lan", "ns/lan", "192.0.2.7", "global", "NetworkDiffers"),
             ("", "", "192.0.2.7", "wan", "NetworkNotOfCluster"),
             // A webhook has put another network in the place of the one that was asked for.
             ("ns/lan", "ns/wan", "192.0.2.7", "wan", "NetworkDiffers"),
