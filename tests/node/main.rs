@@ -86,6 +86,7 @@ mod odd;
 mod policies;
 mod profile;
 mod rights;
+mod rolling;
 mod scratch;
 mod strangers;
 mod takeover;
