@@ -1,5 +1,5 @@
 //! `guestlet.v1.Admin` for `guestctl`, on a unix socket: for its owner alone, or for everybody as soon as there are rules of
-//! who may do what ([`super::admission`]). [`serve`] owns the socket and its connections. Each method begins with `admit`, which
+//! who may do what ([`super::admission`]). `serve` owns the socket and its connections. Each method begins with `admit`, which
 //! is how it gets its request.
 
 mod serve;

@@ -8,12 +8,10 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use tokio::sync::MutexGuard;
 
 use crate::api::Api;
 use crate::host::{Host, Serving};
 use crate::patience::until;
-use crate::plane::ControlPlane;
 use crate::site;
 
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/cloud-provider.yaml");
@@ -38,7 +36,7 @@ pub struct Lab {
     pub host: Host,
     pub api: Api,
     pub folder: tempfile::TempDir,
-    pub plane: MutexGuard<'static, ControlPlane>,
+    pub plane: site::Turn,
 }
 
 pub fn text(value: &Value) -> &str {

@@ -1,28 +1,70 @@
-//! The control plane of this test program, which a test has to itself and leaves empty to the next.
+//! The control planes of this test program. A test has one to itself, and leaves it empty to the next; it starts one only where none
+//! is free.
 //!
-//! It listens at a loopback address of its own, and ends with this process: programs that are started with `setpriv --pdeathsig`
+//! They listen at loopback addresses of their own, and end with this process: programs that are started with `setpriv --pdeathsig`
 //! end with the thread that started them, which is one that never ends.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tokio::sync::{Mutex, MutexGuard, OnceCell, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 use crate::api::Api;
 use crate::patience::PATIENCE;
 use crate::plane::{ControlPlane, Site};
 
-static PLANE: OnceCell<Mutex<ControlPlane>> = OnceCell::const_new();
+/// How many there are at once.
+const MOST: usize = 4;
+static TURNS: Semaphore = Semaphore::const_new(MOST);
+static FREE: Mutex<Vec<ControlPlane>> = Mutex::new(Vec::new());
+static STARTED: AtomicU8 = AtomicU8::new(0);
 
-/// A turn with the control plane.
-pub async fn take() -> MutexGuard<'static, ControlPlane> {
-    let plane = PLANE.get_or_init(|| async { Mutex::new(start().await) }).await.lock().await;
+/// A control plane that is a test's for as long as it has this.
+pub struct Turn {
+    plane: Option<ControlPlane>,
+    _turn: SemaphorePermit<'static>,
+}
+
+impl Deref for Turn {
+    type Target = ControlPlane;
+
+    fn deref(&self) -> &ControlPlane {
+        self.plane.as_ref().expect("it is taken away at the end only")
+    }
+}
+
+impl DerefMut for Turn {
+    fn deref_mut(&mut self) -> &mut ControlPlane {
+        self.plane.as_mut().expect("it is taken away at the end only")
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let Some(mut plane) = self.plane.take() else { return };
+        // The logs of a failed test are shown.
+        if !std::thread::panicking() && plane.api_server.runs() {
+            FREE.lock().unwrap_or_else(PoisonError::into_inner).push(plane);
+        }
+    }
+}
+
+/// Waits for a control plane.
+pub async fn take() -> Turn {
+    let turn = TURNS.acquire().await.unwrap();
+    let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let plane = match free {
+        Some(plane) => plane,
+        None => start().await,
+    };
     sweep(&Api::read(plane.folder.path(), "test")).await;
-    plane
+    Turn { plane: Some(plane), _turn: turn }
 }
 
 async fn start() -> ControlPlane {
@@ -30,7 +72,8 @@ async fn start() -> ControlPlane {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let [.., high, low] = std::process::id().to_be_bytes();
-        let address = IpAddr::V4(Ipv4Addr::new(127, 63, high, low.max(1)));
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let address = IpAddr::V4(Ipv4Addr::new(127, 63 - number % 32, high, low.max(1)));
         let site = Site { address, by: &["setpriv", "--pdeathsig", "KILL", "--"] };
         let plane = runtime.block_on(ControlPlane::servers(site));
         remove_in_the_end(plane.folder.path());
