@@ -145,12 +145,10 @@ pub enum Loss {
 impl Welcome {
     /// Why `peer`, which was let in at the machine of this number, may not stay; `None` if it may.
     fn refuses(&self, peer: &Peer, machines: u64) -> Option<Loss> {
-        if self.machines != machines {
-            return Some(Loss::Machine);
-        }
         match peer {
-            Peer::Plain => self.keyed_only.then_some(Loss::Plain),
             Peer::Keyed(peer) => self.refuses_keyed(peer, machines),
+            Peer::Plain if self.machines != machines => Some(Loss::Machine),
+            Peer::Plain => self.keyed_only.then_some(Loss::Plain),
         }
     }
 
