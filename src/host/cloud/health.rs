@@ -79,7 +79,7 @@ pub struct Nodes {
 }
 
 /// The check of a load balancer, as agents know it: with other fields it is another one.
-pub fn check_id(record: &Record, wanted: &Wanted, family: Family) -> Option<String> {
+fn check_id(record: &Record, wanted: &Wanted, family: Family) -> Option<String> {
     let check = wanted.check.as_ref()?;
     Some(format!(
         "{}.{}.{}.{}.{}.{}.{}",
@@ -91,6 +91,22 @@ pub fn check_id(record: &Record, wanted: &Wanted, family: Family) -> Option<Stri
         check.period_seconds,
         check.timeout_seconds
     ))
+}
+
+/// What agents are to check for a load balancer; nothing if no check is asked for.
+pub fn target(record: &Record, wanted: &Wanted, family: Family) -> Option<v1::HealthCheckTarget> {
+    let check = wanted.check?;
+    let mut target = v1::HealthCheckTarget {
+        id: check_id(record, wanted, family)?,
+        port: check.node_port.into(),
+        success_threshold: check.success_threshold,
+        failure_threshold: check.failure_threshold,
+        period_seconds: check.period_seconds,
+        timeout_seconds: check.timeout_seconds,
+        ..v1::HealthCheckTarget::default()
+    };
+    target.set_family(if family.is_ipv4() { v1::IpFamily::Ipv4 } else { v1::IpFamily::Ipv6 });
+    Some(target)
 }
 
 /// What an agent reports, cleaned and bounded.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::super::endpoints::Target;
 use super::super::forward::Numbered;
 use super::super::forward::plan::{Forwarded, Interface, Plan};
-use super::super::health::{Nodes, Question, REPORT, check_id};
+use super::super::health::{self, Nodes, Question, REPORT};
 use super::super::journal::Journal;
 use super::super::meet::Failure;
 use super::super::record::{Held, Record};
@@ -202,18 +202,7 @@ impl Desk {
     fn wanted_checks(&self, cluster: &str) -> Vec<v1::HealthCheckTarget> {
         let check = |record: &Record| {
             let met = record.met.as_ref()?;
-            let (check, family) = (met.check?, families(&self.book, record).into_iter().next()?);
-            let mut target = v1::HealthCheckTarget {
-                id: check_id(record, met, family)?,
-                port: check.node_port.into(),
-                success_threshold: check.success_threshold,
-                failure_threshold: check.failure_threshold,
-                period_seconds: check.period_seconds,
-                timeout_seconds: check.timeout_seconds,
-                ..v1::HealthCheckTarget::default()
-            };
-            target.set_family(if family.is_ipv4() { v1::IpFamily::Ipv4 } else { v1::IpFamily::Ipv6 });
-            Some(target)
+            health::target(record, met, families(&self.book, record).into_iter().next()?)
         };
         self.book.of_cluster(cluster).filter_map(check).collect()
     }

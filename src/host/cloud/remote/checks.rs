@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 use super::super::Asker;
-use super::super::health::{MOST_PROBLEMS, Reported, check_id, outcomes, passes};
+use super::super::health::{self, MOST_PROBLEMS, Reported, outcomes, passes};
 use super::super::record::Record;
 use super::super::wanted::{Family, Wanted};
 use super::balancers::{Balancers, Key};
@@ -81,21 +81,9 @@ fn target(balancers: &Balancers, key: &Key) -> Option<v1::HealthCheckTarget> {
         (None, Some((other, sharer))) => (other, &sharer.wanted),
         (None, None) => return None,
     };
-    let check = wanted.check?;
-    let family = family(object, wanted)?;
     // It is told to agents of its cluster alone, so that the Service's own identifier tells it from others.
     let record = Record::new(key.1.clone(), String::new(), object.service.clone());
-    let mut target = v1::HealthCheckTarget {
-        id: check_id(&record, wanted, family)?,
-        port: check.node_port.into(),
-        success_threshold: check.success_threshold,
-        failure_threshold: check.failure_threshold,
-        period_seconds: check.period_seconds,
-        timeout_seconds: check.timeout_seconds,
-        ..v1::HealthCheckTarget::default()
-    };
-    target.set_family(if family.is_ipv4() { v1::IpFamily::Ipv4 } else { v1::IpFamily::Ipv6 });
-    Some(target)
+    health::target(&record, wanted, family(object, wanted)?)
 }
 
 /// The family of its address, or the one that is wanted before it has one.

@@ -107,7 +107,7 @@ impl Server {
                 if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"] {
                     return failed(StatusCode::CONFLICT, "it has changed");
                 }
-                merge(known, &body);
+                json_patch::merge(known, &body);
                 known["metadata"]["resourceVersion"] = json!(version);
                 (StatusCode::OK, known.clone())
             }
@@ -115,20 +115,6 @@ impl Server {
                 Some(_) => (StatusCode::OK, json!({ "kind": "Status", "status": "Success" })),
                 None => failed(StatusCode::NOT_FOUND, "none"),
             },
-        }
-    }
-}
-
-/// As RFC 7386 says.
-fn merge(into: &mut Value, patch: &Value) {
-    let Some(patch) = patch.as_object() else { return into.clone_from(patch) };
-    if !into.is_object() {
-        *into = json!({});
-    }
-    for (key, value) in patch {
-        match value {
-            Value::Null => drop(into.as_object_mut().unwrap().remove(key)),
-            value => merge(&mut into[key], value),
         }
     }
 }

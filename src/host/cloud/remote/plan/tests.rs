@@ -37,20 +37,6 @@ fn sharing(port: u16, primary: &str) -> Wanted {
     Wanted { share: Some(service(primary)), ..of_port(port) }
 }
 
-/// As RFC 7386 says.
-fn merge(into: &mut Value, patch: &Value) {
-    let Some(patch) = patch.as_object() else { return into.clone_from(patch) };
-    if !into.is_object() {
-        *into = json!({});
-    }
-    for (key, value) in patch {
-        match value {
-            Value::Null => drop(into.as_object_mut().unwrap().remove(key)),
-            value => merge(&mut into[key], value),
-        }
-    }
-}
-
 impl World {
     fn new() -> Self {
         let mut balancers = Balancers::default();
@@ -73,7 +59,7 @@ impl World {
 
     fn change(&mut self, id: &str, patch: &Value) {
         let mut object = self.objects[id].clone();
-        merge(&mut object, patch);
+        json_patch::merge(&mut object, patch);
         self.put(object);
     }
 
