@@ -11,21 +11,17 @@
 //! To have another loop looked after: beat in it, by a [`Pulse`] of its own.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::{Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use http::{Method, Response, StatusCode};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use crate::kubernetes::standing::Problems;
 use crate::supervise::Scope;
+use crate::transport::http1;
 
 /// How often a loop says that it goes on, and after how long without a word it counts as stuck.
 const BEAT: Duration = Duration::from_secs(5);
@@ -36,8 +32,6 @@ const OVERDUE: Duration = Duration::from_secs(20);
 const CLIENTS: usize = 8;
 /// How long a client may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a request's head.
-const BUFFER: usize = 8 * 1024;
 /// How long accepting rests after the system had no means for it.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -116,19 +110,13 @@ impl Health {
     }
 
     async fn client(self, stream: TcpStream) {
-        let service = service_fn(move |request: Request<Incoming>| {
+        let served = http1::serve(stream, |request| {
             let (status, words) = self.answer(request.method(), request.uri().path());
             let mut response = Response::new(words);
             *response.status_mut() = status;
-            async move { Ok::<_, Infallible>(response) }
+            async move { response }
         });
-        let served = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(PATIENCE)
-            .max_buf_size(BUFFER)
-            .serve_connection(TokioIo::new(stream), service)
-            .await;
-        if let Err(error) = served {
+        if let Err(error) = served.await {
             tracing::debug!(%error, "a probe");
         }
     }

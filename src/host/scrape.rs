@@ -1,15 +1,11 @@
 //! Serves the metrics over HTTP/1, on a unix socket or on TCP; and whether the program works (`/healthz`), and knows its VMs
 //! and volumes (`/readyz`).
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio_util::sync::CancellationToken;
 
 use super::backends::volumes::Volumes;
@@ -17,18 +13,14 @@ use super::clients::Clients;
 use super::fleet::Handle;
 use super::half::Half;
 use super::metrics;
-use crate::transport::{BoxStream, unix};
+use crate::transport::{BoxStream, http1, unix};
 
 /// Connections at a time; a further one is closed at once.
 const MAX_CLIENTS: u32 = 16;
-/// How long a client may take for its request.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest a connection may live.
 const LIFETIME: Duration = Duration::from_secs(300);
 /// How long the fleet may take to count VMs.
 const TO_COUNT: Duration = Duration::from_secs(1);
-/// Bytes of a request's head.
-const BUFFER: usize = 8 * 1024;
 
 /// Where Prometheus asks.
 #[derive(Debug)]
@@ -75,17 +67,11 @@ pub async fn run(listener: Listener, subject: Subject, shutdown: CancellationTok
 }
 
 async fn client(stream: BoxStream, subject: Subject) {
-    let service = service_fn(move |request: Request<Incoming>| {
+    let served = http1::serve(stream, |request| {
         let subject = subject.clone();
-        async move { Ok::<_, Infallible>(answer(&request, &subject).await) }
+        async move { answer(&request, &subject).await }
     });
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
-        .max_buf_size(BUFFER)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
-    if let Err(error) = served {
+    if let Err(error) = served.await {
         tracing::debug!(%error, "a client of the metrics");
     }
 }

@@ -15,6 +15,8 @@ pub mod clients;
 pub mod dial;
 #[cfg(feature = "agent")]
 pub mod first_byte;
+#[cfg(any(feature = "host", feature = "ccm"))]
+pub mod http1;
 pub mod http2;
 #[cfg(feature = "agent")]
 pub mod later;
