@@ -13,6 +13,7 @@ use crate::api::Api;
 use crate::host::{Host, Serving};
 use crate::patience::until;
 use crate::site;
+use crate::turns::Turn;
 
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/cloud-provider.yaml");
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
@@ -36,7 +37,7 @@ pub struct Lab {
     pub host: Host,
     pub api: Api,
     pub folder: tempfile::TempDir,
-    pub plane: site::Turn,
+    pub turn: Turn,
 }
 
 pub fn text(value: &Value) -> &str {
@@ -51,11 +52,11 @@ pub fn packaged(kind: &str) -> Value {
 
 impl Lab {
     pub async fn start() -> Self {
-        let plane = site::take().await;
-        let api = Api::read(plane.folder.path(), "test");
+        let turn = site::take().await;
+        let api = Api::read(turn.plane().folder.path(), "test");
         let folder = tempfile::tempdir().unwrap();
         let host = Host::new(folder.path());
-        let lab = Self { serving: Some(host.serve()), host, api, folder, plane };
+        let lab = Self { serving: Some(host.serve()), host, api, folder, turn };
         lab.install().await;
         lab
     }
@@ -93,7 +94,7 @@ impl Lab {
 
     /// The credential of the program.
     pub fn kubeconfig(&self, name: &str) -> PathBuf {
-        self.plane.kubeconfig(&format!("ccm-{name}"), ACCOUNT, "system:serviceaccounts")
+        self.turn.plane().kubeconfig(&format!("ccm-{name}"), ACCOUNT, "system:serviceaccounts")
     }
 
     /// Starts a replica with this credential.

@@ -27,6 +27,8 @@ mod patience;
 #[path = "../cluster/plane.rs"]
 mod plane;
 mod site;
+#[path = "../cluster/turns.rs"]
+mod turns;
 
 mod health;
 mod leaders;

@@ -78,6 +78,8 @@ mod random;
 mod sidecar;
 #[path = "../soak.rs"]
 mod soak;
+#[path = "../cluster/turns.rs"]
+mod turns;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../node/whole.rs"]
 mod whole;

@@ -13,7 +13,8 @@ use crate::model::domain::{Domain, Nothing};
 use crate::model::objects::{Kind, items, named, text, uid};
 use crate::model::storage::PROVISIONER;
 use crate::patience::until;
-use crate::pool::Turn;
+use crate::pool;
+use crate::turns::Turn;
 
 /// The names of the hosts.
 pub const HOSTS: [&str; 2] = ["host-1", "host-2"];
@@ -54,7 +55,7 @@ impl Lab {
     /// The same with this version of `KubeVirt` and these feature gates, and where disks are plugged into domains of the
     /// test's.
     pub async fn with(version: &str, gates: &[&str], domain: Arc<dyn Domain>) -> Self {
-        let turn = Turn::take().await;
+        let turn = pool::take().await;
         let api = Api::read(turn.plane().folder.path(), "test");
         api.ensure("/api/v1/namespaces", &json!({ "metadata": { "name": "kubevirt" } })).await;
         let kubevirt = json!({

@@ -20,8 +20,9 @@ use crate::api::Api;
 use crate::lab::wait;
 use crate::patience::until;
 use crate::plane::ControlPlane;
-use crate::pool::Turn;
+use crate::pool;
 use crate::role::{self, OWN};
+use crate::turns::Turn;
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/guestlet-system/leases";
 /// For as long as a test waits at most, nobody takes the Lease from another.
@@ -58,7 +59,7 @@ struct Bench {
 
 impl Bench {
     async fn start() -> Self {
-        let turn = Turn::take().await;
+        let turn = pool::take().await;
         let api = Api::read(turn.plane().folder.path(), "test");
         role::install(&api).await;
         give_back(&api).await;

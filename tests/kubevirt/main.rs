@@ -36,6 +36,8 @@ mod pool;
 mod random;
 #[path = "../soak.rs"]
 mod soak;
+#[path = "../cluster/turns.rs"]
+mod turns;
 
 mod adopted;
 mod claims;

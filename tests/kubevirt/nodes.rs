@@ -14,7 +14,7 @@ use crate::lab::wait;
 use crate::model::objects::{text, uid};
 use crate::patience::until;
 use crate::plane::ControlPlane;
-use crate::pool::Turn;
+use crate::pool;
 use crate::role::{self, OWN};
 
 const ACCOUNTS: &str = "/api/v1/namespaces/guestlet-system/serviceaccounts";
@@ -73,7 +73,7 @@ pub async fn is_certified(plane: &ControlPlane, api: &Api) -> Result<(), String>
 #[test]
 fn a_token_speaks_for_the_node_of_its_pod() {
     wait(async {
-        let mut turn = Turn::take().await;
+        let mut turn = pool::take().await;
         let api = Api::read(turn.plane().folder.path(), "test");
         role::install(&api).await;
         let client = role::client(turn.plane()).await;
@@ -130,7 +130,7 @@ fn a_token_speaks_for_the_node_of_its_pod() {
 #[test]
 fn the_ca_stays_the_same_until_its_secret_is_deleted() {
     wait(async {
-        let turn = Turn::take().await;
+        let turn = pool::take().await;
         let api = Api::read(turn.plane().folder.path(), "test");
         role::install(&api).await;
         let client = role::client(turn.plane()).await;

@@ -1,19 +1,10 @@
-//! The control planes of this test program. A test has one to itself, and leaves it to the next; it starts one only where
-//! none is free.
-//!
-//! They listen at loopback addresses of their own, on the ports that are usual, and end with this process: programs that
-//! are started with `setpriv --pdeathsig` end with the thread that started them, which is one that never ends.
+//! The control planes of the tests that need KubeVirt's kinds: which there are in them at first, and how they are swept.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use http::Method;
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::task::JoinSet;
 
 use crate::api::Api;
@@ -21,12 +12,10 @@ use crate::client::{JSON, MERGE, call, list};
 use crate::model::admission::WEBHOOKS;
 use crate::model::objects::namespace;
 use crate::patience::PATIENCE;
-use crate::plane::{ControlPlane, Site};
+use crate::plane::ControlPlane;
+use crate::turns::{Turn, Turns};
 
-/// How many there are at once.
-const MOST: usize = 4;
-static TURNS: Semaphore = Semaphore::const_new(MOST);
-static FREE: Mutex<Vec<ControlPlane>> = Mutex::new(Vec::new());
+static TURNS: Turns = Turns::new(|plane| Box::pin(prepare(plane)));
 
 /// What binds and protects volumes, and deletes what belongs to objects that are gone.
 const CONTROLLERS: &str = "persistentvolume-binder,pv-protection,pvc-protection,garbagecollector";
@@ -42,99 +31,21 @@ pub const KINDS: [&str; 7] = [
     include_str!("crds/virtualmachines.yaml"),
 ];
 
-/// A control plane that is a test's for as long as it has this.
-pub struct Turn {
-    plane: Option<ControlPlane>,
-    _turn: SemaphorePermit<'static>,
+/// Waits for one, in which there is nothing yet but KubeVirt's kinds.
+pub async fn take() -> Turn {
+    let turn = TURNS.take().await;
+    if !turn.is_new {
+        sweep(&Api::read(turn.plane().folder.path(), "test")).await;
+    }
+    turn
 }
 
-impl Turn {
-    /// Waits for one, in which there is nothing yet but KubeVirt's kinds.
-    pub async fn take() -> Self {
-        let turn = TURNS.acquire().await.unwrap();
-        let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let plane = match free {
-            Some(plane) => {
-                sweep(&Api::read(plane.folder.path(), "test")).await;
-                plane
-            }
-            None => new().await,
-        };
-        Self { plane: Some(plane), _turn: turn }
-    }
-
-    pub fn plane(&self) -> &ControlPlane {
-        self.plane.as_ref().expect("it is taken away at the end only")
-    }
-
-    /// Kills the API server, as hard as can be. The plane is no other test's afterwards.
-    pub fn kill_api_server(&mut self) {
-        self.plane.as_mut().expect("it is taken away at the end only").api_server.kill();
-    }
-
-    /// Starts the API server again.
-    pub fn start_api_server(&mut self) {
-        self.plane.as_mut().expect("it is taken away at the end only").api_server.again();
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let Some(mut plane) = self.plane.take() else { return };
-        // What a failed test has left may not be what sweeping takes away; and its logs are shown.
-        if !std::thread::panicking() && plane.api_server.starts() == 1 && plane.api_server.runs() {
-            FREE.lock().unwrap_or_else(PoisonError::into_inner).push(plane);
-        }
-    }
-}
-
-/// Has a thread that lasts start a control plane.
-async fn new() -> ControlPlane {
-    type Wish = oneshot::Sender<ControlPlane>;
-    static STARTER: OnceLock<Mutex<mpsc::Sender<Wish>>> = OnceLock::new();
-    let starter = STARTER.get_or_init(|| {
-        let (wishes, to_do) = mpsc::channel::<Wish>();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            for (number, wish) in (1..).zip(to_do) {
-                let _ = wish.send(runtime.block_on(start(number)));
-            }
-        });
-        Mutex::new(wishes)
-    });
-    let (wish, granted) = oneshot::channel();
-    starter.lock().unwrap_or_else(PoisonError::into_inner).send(wish).unwrap();
-    granted.await.expect("a control plane starts")
-}
-
-async fn start(number: u8) -> ControlPlane {
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let address = IpAddr::V4(Ipv4Addr::new(127, 64 + (number & 63), high, low.max(1)));
-    let site = Site { address, by: &["setpriv", "--pdeathsig", "KILL", "--"] };
-    let mut plane = ControlPlane::servers(site).await;
-    remove_in_the_end(plane.folder.path());
+async fn prepare(plane: &mut ControlPlane) {
     for kind in KINDS {
         add_kind(&plane.api, kind).await;
     }
     // The garbage collector looks for kinds when it starts, and seldom after.
     plane.add_controllers(CONTROLLERS);
-    plane
-}
-
-/// Has a folder removed when this process has ended, however it does: nobody drops what the pool has.
-#[allow(clippy::zombie_processes, reason = "it ends after this process")]
-fn remove_in_the_end(folder: &Path) {
-    let script = r#"cat; until rm -rf -- "$1"; do sleep 0.1; done"#;
-    let mut remover = Command::new("sh")
-        .args(["-c", script, "sh"])
-        .arg(folder)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    // It waits until nobody has the other end.
-    std::mem::forget(remover.stdin.take());
 }
 
 /// Makes a kind known, and waits until it is served.

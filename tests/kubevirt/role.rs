@@ -17,7 +17,7 @@ use crate::lab::{Lab, NEVER, wait};
 use crate::model::objects::text;
 use crate::patience::until;
 use crate::plane::ControlPlane;
-use crate::pool::{Turn, add_kind};
+use crate::pool::{self, add_kind};
 use crate::roster::Known;
 use crate::{leader, nodes};
 
@@ -194,7 +194,7 @@ fn no_verb_of_the_role_is_there_for_nothing() {
 #[test]
 fn no_verb_of_the_role_in_its_own_namespace_is_there_for_nothing() {
     wait(async {
-        let turn = Turn::take().await;
+        let turn = pool::take().await;
         let api = Api::read(turn.plane().folder.path(), "test");
         install(&api).await;
         let roles = within("roles");

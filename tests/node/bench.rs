@@ -9,7 +9,8 @@ use crate::api::Api;
 use crate::guest::{Door, Guest, Manner, info};
 use crate::lab::Lab;
 use crate::plane::ControlPlane;
-use crate::pool::{Turn, add_kind};
+use crate::pool::{self, add_kind};
+use crate::turns::Turn;
 
 /// The node that most tests are about.
 pub const NODE: &str = "host-1";
@@ -124,7 +125,7 @@ pub struct Bench {
 
 impl Bench {
     pub async fn start() -> Self {
-        let turn = Turn::take().await;
+        let turn = pool::take().await;
         let api = Api::read(turn.plane().folder.path(), "test");
         install(&api).await;
         let labels = json!({

@@ -13,7 +13,8 @@ use crate::cluster::wait;
 use crate::harvester::{BALANCERS, Harvester, of_pool, pool};
 use crate::model::objects::{Kind, text, uid};
 use crate::patience::until;
-use crate::pool::Turn;
+use crate::pool;
+use crate::turns::Turn;
 use crate::whole::Whole;
 
 pub const SERVICES: &str = "/api/v1/namespaces/default/services";
@@ -69,7 +70,7 @@ pub struct Managed {
 /// Starts a guest cluster of one node, which is a VM of the host cluster.
 pub async fn manage(whole: &Whole) -> Managed {
     let instance = instance(whole).await;
-    let turn = Turn::take().await;
+    let turn = pool::take().await;
     let (guest, plane) = (Api::read(turn.plane().folder.path(), "test"), turn.plane());
     let node = json!({
         "metadata": { "name": "n1", "labels": {

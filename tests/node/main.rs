@@ -62,6 +62,8 @@ mod pool;
 mod sidecar;
 #[path = "../soak.rs"]
 mod soak;
+#[path = "../cluster/turns.rs"]
+mod turns;
 
 mod addresses;
 mod adopted;
