@@ -1,6 +1,9 @@
 //! Load balancers of guest clusters on Harvester: from a guest through its node and the controller to the API of the host cluster,
 //! where a model of Harvester's controller gives addresses.
 
+mod checked;
+mod left;
+
 use std::time::Duration;
 
 use guestlet::wire::proto::v1::load_balancer::State;
@@ -15,7 +18,6 @@ use crate::api::collection;
 use crate::cluster::wait;
 use crate::clusters::{Calls, vm};
 use crate::harvester::{BALANCERS, Harvester, of_pool, path, pool};
-use crate::lab::Watch;
 use crate::model::objects::Kind;
 use crate::patience::until;
 use crate::sidecar::refused;
@@ -391,93 +393,6 @@ fn services_share_an_address_and_some_get_theirs_by_dhcp() {
         let removed = leader.ctl(&["lb", "rm", "u3", "--cluster", "default/dev"]);
         assert!(removed.status.success(), "{removed:?}");
         until("all are gone", async || site.objects().await.is_empty().then_some(())).await;
-    });
-}
-
-/// A VM that is off, or whose agent nobody has a session with, is one of its cluster all the same.
-#[test]
-fn what_a_deleted_cluster_leaves_goes_when_the_api_has_none_of_its_vms_for_long_enough() {
-    wait(async {
-        let whole = Whole::start_with(1, "[load-balancers]\nrelease-after-seconds = 3").await;
-        allow(&whole).await;
-        let site = Site::of(whole).await;
-        for (calls, uid) in [(&site.dev, "u1"), (&site.prod, "u2")] {
-            calls.ensure(wanted("web", uid, 80)).await.unwrap();
-            calls.ready(uid).await;
-        }
-        let watch = Watch::quiet(&site.whole.controllers[0], &["-o", "json"]);
-        // One of Harvester's cloud provider, which nobody has taken over.
-        let theirs = harvesters_of(&site, "prod", "prod-shop-db-00000000", "db").await;
-        let api = &site.whole.cluster.api;
-        let off = json!({ "spec": { "runStrategy": "Halted" } });
-        api.patch(&Kind::Vm.path("default/other"), &off).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(7)).await;
-        assert_eq!(site.objects().await.len(), 3, "its VM exists");
-        api.delete(&Kind::Vm.path("default/other")).await;
-        until("the cluster's is given back", async || (site.objects().await.len() == 2).then_some(())).await;
-        let gone = watch.until(|line| line.contains("load-balancer-changed") && line.contains("\"gone\""));
-        assert!(gone.contains("default/prod") && gone.contains("198.51.100.2"), "{gone}");
-        let log = site.whole.controllers[0].log();
-        assert!(log.contains("no VM of the cluster has existed for 3 s"), "{log}");
-        tokio::time::sleep(Duration::from_secs(4)).await;
-        let left: Vec<_> = site.objects().await.iter().map(path).collect();
-        assert!(left.contains(&path(&theirs)) && left.len() == 2, "{left:?}");
-        assert_eq!(site.dev.all().await.unwrap()[0].state(), State::Ready);
-        let pool = of_pool(api, "prod").await;
-        assert!(pool["status"]["allocated"]["198.51.100.2"].is_null(), "{pool}");
-    });
-}
-
-/// The agents of nodes check the port that a Service names; which node announces is kube-vip's choice.
-#[test]
-fn agents_are_given_health_checks_and_what_they_report_is_told() {
-    wait(async {
-        let site = Site::start().await;
-        let health_check =
-            Some(v1::HealthCheck { port: 80, period_seconds: 1, ..v1::HealthCheck::default() });
-        let checked = EnsureLoadBalancerRequest { health_check, ..wanted("web", "u1", 80) };
-        site.dev.ensure(checked).await.unwrap();
-        let told = site.dev.becomes("u1", "is ready", |one| one.state() == State::Ready).await;
-        assert_eq!(told.healthy, 0);
-        let [web, other] = &site.vms;
-        let given = until("its agent is given the check", async || {
-            web.guest.checks().pop().filter(|given| given.checks.len() == 1)
-        })
-        .await;
-        let check = &given.checks[0];
-        assert_eq!((check.port, check.period_seconds, check.failure_threshold), (30080, 1, 3));
-        assert!(other.guest.checks().is_empty(), "another cluster's");
-        let report = |healthy: bool| v1::ReportHealthChecksRequest {
-            generation: given.generation,
-            results: vec![v1::HealthCheckResult {
-                id: check.id.clone(),
-                healthy,
-                problem: if healthy { String::new() } else { "connection to port 30080 refused".into() },
-            }],
-        };
-        site.prod.report_health_checks(report(true)).await.unwrap();
-        site.dev.report_health_checks(report(true)).await.unwrap();
-        let told = site.dev.becomes("u1", "passes", |one| one.healthy == 1).await;
-        assert_eq!(told.failing, []);
-        site.dev.report_health_checks(report(false)).await.unwrap();
-        let told = site.dev.becomes("u1", "fails", |one| one.failing.len() == 1).await;
-        assert_eq!(
-            (told.state(), told.addresses.len(), told.healthy),
-            (State::Ready, 1, 0),
-            "the address stays"
-        );
-        let failing = &told.failing[0];
-        assert_eq!(failing.vm_name, "default/web");
-        assert!(
-            failing.problem.ends_with("refused") || failing.problem == "it was not tried yet",
-            "{failing:?}"
-        );
-        // It is to be checked no more.
-        site.dev.ensure(wanted("web", "u1", 80)).await.unwrap();
-        until("its agent checks nothing", async || {
-            web.guest.checks().pop().filter(|given| given.checks.is_empty())
-        })
-        .await;
     });
 }
 
