@@ -1,0 +1,182 @@
+//! The agent's settings.
+
+use super::Row;
+
+pub(super) const AGENT: &[Row] = &[
+    (
+        "qga.method",
+        "`\"virtio-serial\"`",
+        "where QGA clients come from: `virtio-serial`, `isa-serial`, `unix-listen`, `vsock-listen` or `none`",
+    ),
+    (
+        "qga.path",
+        "by the method",
+        "its device or socket, or `CID:PORT`: `/dev/virtio-ports/org.qemu.guest_agent.0` for `virtio-serial`, `/dev/ttyS0` for `isa-serial`",
+    ),
+    (
+        "qga.retry-path",
+        "`false`",
+        "try again where a socket cannot be listened on; devices are always waited for",
+    ),
+    ("qga.statedir", "`/var/run`", "where the marker of a freeze is kept"),
+    ("qga.block-rpcs", "none", "commands that may not be called; lists of all places add up"),
+    ("qga.allow-rpcs", "all", "the only commands that may be called; what is blocked stays blocked"),
+    (
+        "qga.version",
+        "`\"10.2.0\"`",
+        "what guest-info reports, at first the version whose protocol it is; some hosts compare it",
+    ),
+    (
+        "qga.fsfreeze-hook",
+        "none",
+        "what is run before a freeze, with the word `freeze`, and after a thaw, with `thaw`; `\"\"` for none",
+    ),
+    (
+        "qga.exec.paths",
+        "all",
+        "the only programs that guest-exec may run: files, or folders with all that is below them. They get the agent's environment: `env` is refused, because by variables such as `LD_PRELOAD` or `BASH_ENV` other programs can be run",
+    ),
+    (
+        "qga.exec.output-deadline",
+        "`\"10s\"`",
+        "how long after a program's end guest-exec-status waits for its outputs to be closed, from 1 s to 1 h: processes that it has started may write to them yet. What comes later is dropped, and `out-truncated` or `err-truncated` says so",
+    ),
+    (
+        "qga.files.paths",
+        "all",
+        "the only files that guest-file-open may open: files, or folders with all that is below them",
+    ),
+    ("qga.files.read-only", "`false`", "guest-file-open opens for reading only"),
+    ("qga.passwords.allow", "`true`", "whether guest-set-user-password may be called"),
+    (
+        "qga.freeze.deadline",
+        "`\"2min\"`",
+        "how long file systems stay frozen when nobody thaws them, from 1 s to 1 h. From 3 min on systemd-journald may be killed by its watchdog",
+    ),
+    (
+        "qga.freeze.hook-deadline",
+        "`\"1min\"`, or the freeze's deadline if that is sooner",
+        "how long one hook may take, from 1 s to 1 h",
+    ),
+    ("control.listen", "`\"vsock\"`", "where the host half comes from: `vsock`, `none`, or `unix:/path`"),
+    ("control.port", "`970`", "vsock port, from 1 to 1023"),
+    (
+        "callback.listen",
+        "",
+        "of earlier versions, ignored: what the guest asks goes over the control channel",
+    ),
+    ("callback.port", "", "of earlier versions, ignored"),
+    ("vsock.peer-cid", "`2`", "the only vsock context that is let in: the host"),
+    (
+        "vsock.hybrid",
+        "`false`",
+        "let the host half in from any source port; needed where the hypervisor has hybrid vsock (Firecracker, Cloud Hypervisor, vhost-device-vsock), where the mode of the host's socket file guards instead",
+    ),
+    (
+        "csi.enabled",
+        "`\"auto\"`",
+        "whether kubelet is served volumes: `true`, `false`, or `\"auto\"`: as soon as and as long as its folder is there. See [csi.md](csi.md)",
+    ),
+    ("csi.driver", "`\"driver.harvesterhci.io\"`", "the driver's name"),
+    ("csi.kubelet-root", "`/var/lib/kubelet`", "kubelet's folder"),
+    (
+        "csi.node-socket",
+        "`plugins/<driver>/csi.sock` in kubelet's folder",
+        "where kubelet finds the Identity and Node services",
+    ),
+    (
+        "csi.controller-socket",
+        "`plugins/<driver>/controller/csi.sock` in kubelet's folder",
+        "where the sidecars find the Identity and Controller services; `\"\"` for nowhere",
+    ),
+    (
+        "csi.topology",
+        "none",
+        "keys of what kubelet is told about where this guest is; known is `guestlet.io/host`, `topology.host` of the host half",
+    ),
+    (
+        "cloud.socket",
+        "`/run/guestlet-cloud/cloud.sock`",
+        "where `guestlet-ccm` on this node asks the host half, as soon as and as long as the socket's directory is there; `\"\"` for nowhere. See [cloud-provider.md](cloud-provider.md)",
+    ),
+    (
+        "trust.state-dir",
+        "`/var/lib/guestlet`",
+        "where the guest keeps its own key, once it is given one. See [keys.md](keys.md)",
+    ),
+    (
+        "topology.drop-ins",
+        "none",
+        "whose files get the labels of where this guest runs, for nodes that are to join: `rke2`, `k3s`, `kubeadm`; lists of several files add up. See [topology.md](topology.md)",
+    ),
+    (
+        "topology.node-labels",
+        "`true`",
+        "keep the labels of the guest's Node, as soon as a kubelet has a credential",
+    ),
+    ("topology.kubeconfig", "kubeadm's, RKE2's or k3s's, whichever is there", "kubelet's kubeconfig"),
+    (
+        "topology.zone-change",
+        "`\"update\"`",
+        "what becomes of the Node's zone and region when the guest runs elsewhere: `update`, `keep` (an annotation says where it runs) or `report` (and an event warns)",
+    ),
+    ("topology.report-only", "`false`", "say what the labels would be, and change nothing"),
+    (
+        "topology.provider-id",
+        "`false`",
+        "give the Node the provider id that the host half has for the VM, if it has none",
+    ),
+    (
+        "policy.mode",
+        "`\"enforce\"`",
+        "what becomes of a call that no grant gives: `enforce` denies it, `audit` lets it pass and writes down that it would be denied. See [security.md](security.md)",
+    ),
+    (
+        "audit.file",
+        "none",
+        "audit records also go to this file, as JSON lines; a new one is for root alone. While file systems are frozen 256 records are kept for it",
+    ),
+    (
+        "trust.plain",
+        "none",
+        "the roles of a host half that proves no key, once this guest has keys of host halves; the last place that says it wins",
+    ),
+    (
+        "grant.host",
+        "",
+        "whom the grant is for: a key's fingerprint (`SHA256:…`), the URI of a certificate, `*` for every key, `qga`, or `plain`; each grant is a table `[[grant]]`",
+    ),
+    (
+        "grant.caller",
+        "`\"*\"`",
+        "for whom the host half asks, such as `uid:0 root`, and `\"\"` for itself; `*` in it stands for any characters",
+    ),
+    (
+        "grant.roles",
+        "",
+        "`status`, `metrics`, `logs`, `topology`, `freeze`, `disks`, `files-read`, `files-write` (and `files-read` with it), `exec`, `forward`, `power`, `accounts`",
+    ),
+    ("grant.profile", "", "instead of roles: `qemu-ga`, `monitor`, `volumes` or `operator`"),
+    (
+        "grant.exec",
+        "all",
+        "the only programs that may be run by this grant, and without `env`: `{ paths = [\"/usr/bin/journalctl\"] }`, files or directories",
+    ),
+    (
+        "grant.files",
+        "all",
+        "the only files that may be opened by it: `{ paths = [\"/var/log\"], read-only = true }`",
+    ),
+    ("log.verbose", "`false`", "log each call"),
+    ("log.file", "the journal", "log to this file"),
+    (
+        "runtime-dir",
+        "`/run/guestlet`",
+        "what lasts until the next boot: the socket of `guestlet status`, `identity.json`, what the host half calls this guest, and `topology.json`, where it runs",
+    ),
+    (
+        "qemu-ga-files",
+        "`true`",
+        "read qemu-ga's files as well, at their usual places; with `false` only one that `-c` or `QGA_CONF` names is read",
+    ),
+];
