@@ -23,19 +23,19 @@ use crate::kubernetes::standing::Problems;
 use crate::supervise::Scope;
 use crate::transport::http1;
 
-/// How often a loop says that it goes on, and after how long without a word it counts as stuck.
+/// Interval between two signs of life of a loop, and the time without one after which it counts as stuck.
 const BEAT: Duration = Duration::from_secs(5);
 const STUCK: Duration = Duration::from_secs(60);
-/// For how long after the end of its Lease a leader may take to end, as in Kubernetes' own components.
+/// Time that a leader may take to end after its Lease has ended, as in Kubernetes' own components.
 const OVERDUE: Duration = Duration::from_secs(20);
 /// Clients at a time; a further one waits.
 const CLIENTS: usize = 8;
-/// How long a client may take.
+/// Limit for one client, from its connection to the last answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long accepting rests after the system had no means for it.
+/// Pause before connections are accepted again after the system was out of resources for one.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What is known of this replica's health; clones share it.
+/// Health of this replica; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Health {
     known: Arc<Mutex<Known>>,
