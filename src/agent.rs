@@ -98,7 +98,7 @@ pub async fn run(
         let channels = local::Channels { qga: qga_words, control: control_words };
         let folder = settings.runtime_folder;
         guest.releases.keep_in(&folder);
-        disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor)?;
+        disk_rules::start(settings.disk_rules, &folder, &guest, &mut supervisor);
         let holder = Holder::default();
         let has_node = !settings.topology.no_node_labels;
         kubelet_knows_host = settings.csi.topology.iter().any(|key| key == labels::HOST);
@@ -119,7 +119,7 @@ pub async fn run(
     let keyring = api.as_ref().map(|api: &Api| api.keyring.clone());
     if let Some(api) = api {
         let folder = api.folder.clone();
-        api.start(&guest, &mut supervisor)?;
+        api.start(&guest, &mut supervisor);
         topology::start(settings.topology, kubelet_knows_host, &folder, &guest, &mut supervisor).await;
     }
     let processes = Arc::clone(&guest.processes);
@@ -187,7 +187,7 @@ struct Api {
 }
 
 impl Api {
-    fn start(self, guest: &Guest, supervisor: &mut Supervisor) -> anyhow::Result<()> {
+    fn start(self, guest: &Guest, supervisor: &mut Supervisor) {
         let shutdown = supervisor.shutdown();
         let (folder, holder) = (self.folder, self.holder);
         let capabilities = CAPABILITIES.map(str::to_owned).to_vec();
@@ -203,7 +203,7 @@ impl Api {
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels, keys);
         let checks = check_health(guest, holder, supervisor);
 
-        keys::follow(&self.keyring, supervisor)?;
+        keys::follow(&self.keyring, supervisor);
         let door = Door {
             gate: self.gate,
             keyring: self.keyring,
@@ -232,7 +232,6 @@ impl Api {
                 Ok(())
             });
         }
-        Ok(())
     }
 }
 

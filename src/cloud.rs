@@ -50,7 +50,7 @@ async fn keep(
     loop {
         // Watched before it is looked at, so that no change falls between.
         let watched = folder.clone();
-        let mut news = blocking::run(move || FolderNews::begin(&watched)).await?;
+        let mut news = blocking::run(move || FolderNews::begin(&watched)).await;
         if !folder.is_dir() {
             // What is above the directory may not be there either, and is not watched.
             changed(&mut news).await?;

@@ -29,17 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Starts what applies the rules of `folder` and what reads them; what rules have mounted is remembered in
 /// `runtime_folder`. Rules that are wrong keep nothing from running.
-///
-/// # Errors
-/// If files cannot be watched.
-pub fn start(
-    folder: PathBuf,
-    runtime_folder: &Path,
-    guest: &Guest,
-    supervisor: &mut Supervisor,
-) -> anyhow::Result<()> {
+pub fn start(folder: PathBuf, runtime_folder: &Path, guest: &Guest, supervisor: &mut Supervisor) {
     // Before they are read for the first time: no change falls between.
-    let news = FolderNews::begin(&folder).context("cannot watch files")?;
+    let news = FolderNews::begin(&folder);
     let (rules, followed) = watch::channel(Rules::default());
     let mut reader = Reader { folder, news, rules };
     reader.put(read(&reader.folder));
@@ -52,7 +44,6 @@ pub fn start(
         }
     });
     supervisor.spawn("disk rules' files", reader.run(shutdown));
-    Ok(())
 }
 
 /// Reads edited rules and puts them in force.

@@ -202,11 +202,8 @@ fn clock_of_the_day() -> Clock {
 }
 
 /// Reads the keys again whenever root has changed their files: who is not let in any more is cut off.
-///
-/// # Errors
-/// If files cannot be watched.
-pub fn follow(keyring: &Keyring, supervisor: &mut Supervisor) -> anyhow::Result<()> {
-    let mut news = FolderNews::begin(keyring.hosts()).context("cannot watch files")?;
+pub fn follow(keyring: &Keyring, supervisor: &mut Supervisor) {
+    let mut news = FolderNews::begin(keyring.hosts());
     let (keyring, shutdown) = (keyring.clone(), supervisor.shutdown());
     supervisor.spawn("keys", async move {
         loop {
@@ -216,5 +213,4 @@ pub fn follow(keyring: &Keyring, supervisor: &mut Supervisor) -> anyhow::Result<
             while let Ok(Ok(())) = tokio::time::timeout(QUIET, news.changed()).await {}
         }
     });
-    Ok(())
 }

@@ -195,7 +195,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
             self.beside(move || News::begin(&folders)).await
         });
         let news = match begun.await.unwrap_or_else(|_| Err(self.silent())) {
-            Ok(begun) => begun?,
+            Ok(begun) => begun,
             Err(error) => return Ok((None, Err(vec![error]))),
         };
         let put_up = tokio::time::timeout(PATIENCE, self.put_up(listeners, identity)).await;
@@ -249,7 +249,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
             let root = self.settings.kubelet_root.clone();
             match self.beside(move || missing(&root)).await {
                 Ok(None) => return Ok(Ok(())),
-                Ok(Some(news)) => news?.changed().await?,
+                Ok(Some(mut news)) => news.changed().await?,
                 Err(silent) => return Ok(Err(silent)),
             }
         }
@@ -396,8 +396,8 @@ impl Drop for Socket {
 struct News(Vec<FolderNews>);
 
 impl News {
-    fn begin(folders: &[PathBuf]) -> io::Result<Self> {
-        folders.iter().map(|folder| FolderNews::begin(folder)).collect::<io::Result<_>>().map(Self)
+    fn begin(folders: &[PathBuf]) -> Self {
+        Self(folders.iter().map(|folder| FolderNews::begin(folder)).collect())
     }
 
     async fn changed(&mut self) -> io::Result<()> {
@@ -433,12 +433,12 @@ fn make_below(root: &Path, folder: &Path) -> Result<(), Error> {
 }
 
 /// What tells when the uppermost of a folder and those above it that is not there comes; nothing if all are. Blocks.
-fn missing(folder: &Path) -> Option<io::Result<FolderNews>> {
+fn missing(folder: &Path) -> Option<FolderNews> {
     loop {
         let missing = folder.ancestors().take_while(|above| !above.is_dir()).last()?;
         let news = FolderNews::begin(missing);
         // It may have come before it was watched.
-        if news.is_err() || !missing.is_dir() {
+        if !missing.is_dir() {
             return Some(news);
         }
     }
@@ -453,7 +453,7 @@ mod tests {
         let above = tempfile::tempdir().unwrap();
         let folder = above.path().join("a/b/c");
         for part in ["a", "a/b", "a/b/c"] {
-            let mut news = missing(&folder).expect(part).unwrap();
+            let mut news = missing(&folder).expect(part);
             std::fs::create_dir(above.path().join(part)).unwrap();
             tokio::time::timeout(Duration::from_secs(10), news.changed()).await.unwrap().unwrap();
         }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
-use notify::{EventKind, RecursiveMode, Watcher as _};
+use notify::{ErrorKind, EventKind, PollWatcher, RecursiveMode, Watcher};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +41,8 @@ use parts::{controller_of, node_of};
 const QUIET: Duration = Duration::from_millis(100);
 /// It is read after this long in any case.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often files are looked at where the kernel cannot tell when they change.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Reads edited settings and puts them in force.
 pub struct Reloader {
@@ -59,7 +61,8 @@ pub struct Reloader {
     access: watch::Sender<Arc<Rules>>,
     standing: watch::Sender<Standing>,
     changed: mpsc::Receiver<()>,
-    watcher: notify::RecommendedWatcher,
+    watcher: Box<dyn Watcher + Send + Sync>,
+    listener: Listener,
 }
 
 /// What others learn of the settings.
@@ -104,14 +107,11 @@ impl Reloader {
         let (access, rules) = watch::channel(Arc::new(current.access.clone()));
         let (standing, told) = watch::channel(Standing::new(options.file.clone()));
         let (change, changed) = mpsc::channel(1);
-        let ours = Ours::of(&options.file);
-        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            if event.map_or(true, |event| ours.concerns(&event)) {
-                // One that waits already stands for this one too.
-                let _ = change.try_send(());
-            }
-        })
-        .context("cannot watch files")?;
+        let listener = Listener { ours: Ours::of(&options.file), change };
+        let watcher: Box<dyn Watcher + Send + Sync> = match notify::recommended_watcher(listener.clone()) {
+            Ok(watcher) => Box::new(watcher),
+            Err(error) => Box::new(listener.look(&error)?),
+        };
         let mut reloader = Self {
             options,
             current,
@@ -128,8 +128,9 @@ impl Reloader {
             standing,
             changed,
             watcher,
+            listener,
         };
-        reloader.watch();
+        reloader.watch()?;
         let followed = Followed {
             machines: followed_machines,
             pools: followed_pools,
@@ -157,7 +158,9 @@ impl Reloader {
             let quiet =
                 async { while let Ok(Some(())) = tokio::time::timeout(QUIET, self.changed.recv()).await {} };
             drop(tokio::time::timeout(PATIENCE, quiet).await);
-            self.watch();
+            if let Err(error) = self.watch() {
+                tracing::error!("changes of the settings may not be noticed: {error:#}");
+            }
             let rules = Arc::clone(&self.access.borrow());
             self.reload();
             if !Arc::ptr_eq(&rules, &self.access.borrow()) {
@@ -175,14 +178,24 @@ impl Reloader {
     }
 
     /// Watches the folder of the main file, where an editor renames the new one to it, and the drop-ins'.
-    fn watch(&mut self) {
-        let drop_ins = self.options.file.with_extension("d");
-        for folder in [folder(&self.options.file), drop_ins] {
-            // A folder that is not there is seen when it comes: the drop-ins' is in the other one.
-            if let Err(error) = self.watcher.watch(&folder, RecursiveMode::NonRecursive) {
-                tracing::debug!(%error, folder = %folder.display(), "not watched");
+    fn watch(&mut self) -> anyhow::Result<()> {
+        let folders = [folder(&self.options.file), self.options.file.with_extension("d")];
+        let watch = |watcher: &mut dyn Watcher| {
+            for folder in &folders {
+                match watcher.watch(folder, RecursiveMode::NonRecursive) {
+                    Err(error) if matches!(error.kind, ErrorKind::MaxFilesWatch) => return Err(error),
+                    // A folder that is not there is seen when it comes: the drop-ins' is in the other one.
+                    Err(error) => tracing::debug!(%error, folder = %folder.display(), "not watched"),
+                    Ok(()) => {}
+                }
             }
+            Ok(())
+        };
+        if let Err(error) = watch(&mut *self.watcher) {
+            self.watcher = Box::new(self.listener.look(&error)?);
+            watch(&mut *self.watcher)?;
         }
+        Ok(())
     }
 
     fn reload(&mut self) {
@@ -242,7 +255,38 @@ impl Reloader {
     }
 }
 
+/// Told what happens to files.
+#[derive(Clone)]
+struct Listener {
+    ours: Ours,
+    change: mpsc::Sender<()>,
+}
+
+impl notify::EventHandler for Listener {
+    fn handle_event(&mut self, event: notify::Result<notify::Event>) {
+        if event.map_or(true, |event| self.ours.concerns(&event)) {
+            // One that waits already stands for this one too.
+            let _ = self.change.try_send(());
+        }
+    }
+}
+
+impl Listener {
+    /// Looks at the files now and then, as the kernel has no room to tell of them.
+    fn look(&self, problem: &notify::Error) -> anyhow::Result<PollWatcher> {
+        let seconds = LOOK_AGAIN.as_secs();
+        tracing::warn!(
+            "no inotify instances or watches are left ({problem}), which other programs of this user use up; changed settings \
+             are noticed after up to {seconds} s: raise the sysctls fs.inotify.max_user_instances and \
+             fs.inotify.max_user_watches, and restart guestlet-host"
+        );
+        let how = notify::Config::default().with_poll_interval(LOOK_AGAIN).with_compare_contents(true);
+        PollWatcher::new(self.clone(), how).context("cannot watch files")
+    }
+}
+
 /// Which files the settings are in.
+#[derive(Clone)]
 struct Ours {
     file: Option<OsString>,
     drop_ins: Option<OsString>,

@@ -6,9 +6,9 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use nix::sys::inotify::{AddWatchFlags, Inotify, WatchDescriptor};
+use nix::sys::inotify::{AddWatchFlags, WatchDescriptor};
 
-use crate::sys::inotify;
+use crate::sys::inotify::{Event, Instance};
 
 /// Folders that are watched for one file: its own and the one above, or where they would be.
 const ABOVE: usize = 2;
@@ -16,21 +16,17 @@ const ABOVE: usize = 2;
 /// Told of some files from the time when they were given.
 #[derive(Debug)]
 pub struct FileNews {
-    inotify: Inotify,
+    inotify: Instance,
     files: Vec<PathBuf>,
     watched: BTreeMap<PathBuf, WatchDescriptor>,
 }
 
 impl FileNews {
     /// Begins to watch `files`; none of them has to be there.
-    ///
-    /// # Errors
-    /// As inotify(7) gives them.
-    pub fn begin(files: Vec<PathBuf>) -> io::Result<Self> {
-        let inotify = inotify::begin()?;
-        let mut news = Self { inotify, files, watched: BTreeMap::new() };
+    pub fn begin(files: Vec<PathBuf>) -> Self {
+        let mut news = Self { inotify: Instance::begin(), files, watched: BTreeMap::new() };
         news.look();
-        Ok(news)
+        news
     }
 
     /// Watches these instead.
@@ -50,7 +46,7 @@ impl FileNews {
                 .partition::<BTreeMap<_, _>, _>(|(folder, _)| !folders.contains(folder));
             for watch in gone.into_values() {
                 // The kernel has dropped it already where the folder is gone.
-                let _ = self.inotify.rm_watch(watch);
+                let _ = self.inotify.forget(watch);
             }
             self.watched = known;
             for folder in &folders {
@@ -61,7 +57,7 @@ impl FileNews {
                     | AddWatchFlags::IN_MOVED_FROM
                     | AddWatchFlags::IN_DELETE
                     | AddWatchFlags::IN_ONLYDIR;
-                match self.inotify.add_watch(folder, changes) {
+                match self.inotify.watch(folder, changes) {
                     Ok(watch) => drop(self.watched.insert(folder.clone(), watch)),
                     Err(error) => tracing::debug!("{} is not watched: {error}", folder.display()),
                 }
@@ -89,10 +85,10 @@ impl FileNews {
     /// As inotify(7) gives them.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
-            let events = inotify::events(&self.inotify).await?;
-            let concerns = events.iter().any(|event| {
-                event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW)
-                    || self.concerns(event.wd, event.name.as_deref())
+            let events = self.inotify.events().await?;
+            let concerns = events.iter().any(|event| match event {
+                Event::In(watch, name) => self.concerns(*watch, name.as_deref()),
+                Event::Lost => true,
             });
             if concerns {
                 self.look();
@@ -125,7 +121,7 @@ mod tests {
     async fn a_file_and_the_folders_on_the_way_to_it() {
         let above = tempfile::tempdir().unwrap();
         let path = above.path().join("a/b/c/file");
-        let mut news = FileNews::begin(vec![path.clone()]).unwrap();
+        let mut news = FileNews::begin(vec![path.clone()]);
         std::fs::write(above.path().join("other"), "").unwrap();
         assert_eq!(news.changed().now_or_never().map(Result::ok), None);
         for _ in 0..2 {

@@ -4,14 +4,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::sys::inotify::{AddWatchFlags, Inotify, WatchDescriptor};
+use nix::sys::inotify::{AddWatchFlags, WatchDescriptor};
 
-use crate::sys::{blocking, inotify};
+use crate::sys::blocking;
+use crate::sys::inotify::{Event, Instance};
 
 /// Told of everything in a folder from the time when this was made.
 #[derive(Debug)]
 pub struct FolderNews {
-    inotify: Arc<Inotify>,
+    inotify: Arc<Instance>,
     folder: PathBuf,
     inside: Option<WatchDescriptor>,
     /// Something has changed which was not told yet, and what is there now may not be watched.
@@ -20,13 +21,10 @@ pub struct FolderNews {
 
 impl FolderNews {
     /// Begins to watch `folder`, and where it would be. Blocks if the file system hangs.
-    ///
-    /// # Errors
-    /// As inotify(7) gives them.
-    pub fn begin(folder: &Path) -> io::Result<Self> {
-        let inotify = Arc::new(inotify::begin()?);
+    pub fn begin(folder: &Path) -> Self {
+        let inotify = Arc::new(Instance::begin());
         let inside = look(&inotify, folder);
-        Ok(Self { inotify, folder: folder.to_owned(), inside, stale: false })
+        Self { inotify, folder: folder.to_owned(), inside, stale: false }
     }
 
     /// Something changed. Everything until then is one change. Dropping the future loses none.
@@ -35,12 +33,14 @@ impl FolderNews {
     /// As inotify(7) gives them.
     pub async fn changed(&mut self) -> io::Result<()> {
         while !self.stale {
-            let events = inotify::events(&self.inotify).await?;
-            let name = self.folder.file_name();
-            let itself = events.iter().any(|event| event.name.as_deref() == name);
-            let lost = events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW));
-            self.stale = itself || lost;
-            if !self.stale && events.iter().any(|event| Some(event.wd) == self.inside) {
+            let events = self.inotify.events().await?;
+            let itself = self.folder.file_name();
+            self.stale = events.iter().any(|event| match event {
+                Event::In(_, name) => name.as_deref() == itself,
+                Event::Lost => true,
+            });
+            let inside = |event: &Event| matches!(event, Event::In(watch, _) if Some(*watch) == self.inside);
+            if !self.stale && events.iter().any(inside) {
                 return Ok(());
             }
         }
@@ -52,18 +52,18 @@ impl FolderNews {
 }
 
 /// Watches what is there by now. What is watched already stays so.
-fn look(inotify: &Inotify, folder: &Path) -> Option<WatchDescriptor> {
+fn look(inotify: &Instance, folder: &Path) -> Option<WatchDescriptor> {
     // Files that are open to be written have not said all that they have to say until they are closed. A link is never
     // written.
     let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CREATE;
     let moved = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_MOVED_FROM | AddWatchFlags::IN_DELETE;
     if let Some(above) = folder.parent() {
         let comes_and_goes = AddWatchFlags::IN_CREATE | moved | AddWatchFlags::IN_ONLYDIR;
-        if let Err(error) = inotify.add_watch(above, comes_and_goes) {
+        if let Err(error) = inotify.watch(above, comes_and_goes) {
             tracing::debug!("{} is not watched: {error}", above.display());
         }
     }
-    inotify.add_watch(folder, written | moved | AddWatchFlags::IN_ONLYDIR).ok()
+    inotify.watch(folder, written | moved | AddWatchFlags::IN_ONLYDIR).ok()
 }
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
     async fn files_and_the_folder_itself() {
         let above = tempfile::tempdir().unwrap();
         let folder = above.path().join("rules.d");
-        let mut news = FolderNews::begin(&folder).unwrap();
+        let mut news = FolderNews::begin(&folder);
         std::fs::write(above.path().join("other"), "").unwrap();
         assert!(is_quiet(&mut news).await);
         for turn in 0..2 {

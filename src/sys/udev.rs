@@ -1,12 +1,13 @@
 //! What udev knows about a device, its database in /run/udev/data, and when it has something new to say.
 
 use std::collections::BTreeSet;
+use std::future::pending;
 use std::io;
 
-use nix::sys::inotify::{AddWatchFlags, Inotify, WatchDescriptor};
+use nix::sys::inotify::{AddWatchFlags, WatchDescriptor};
 
 use crate::sys::block::Number;
-use crate::sys::inotify;
+use crate::sys::inotify::{Event, Instance};
 use crate::sys::root::Root;
 
 const DATA: &str = "/run/udev/data";
@@ -53,17 +54,15 @@ pub enum News {
 /// Told when entries of udev's database are written, while it listens.
 #[derive(Debug)]
 pub struct Watch {
-    inotify: Inotify,
+    inotify: Instance,
     folder: Option<WatchDescriptor>,
+    is_wanted: bool,
 }
 
 impl Watch {
     /// One that does not listen yet. To be kept: the kernel takes some 10 ms to close it, in which nothing else is done.
-    ///
-    /// # Errors
-    /// As `inotify_init1(2)` gives them.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self { inotify: inotify::begin()?, folder: None })
+    pub fn begin() -> Self {
+        Self { inotify: Instance::begin(), folder: None, is_wanted: false }
     }
 
     /// Told of everything from now on.
@@ -73,7 +72,8 @@ impl Watch {
     pub fn listen(&mut self, root: &Root) -> io::Result<()> {
         // udev writes an entry beside its place, and moves it there.
         let what = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CLOSE_WRITE;
-        self.folder = Some(self.inotify.add_watch(&root.path(DATA), what)?);
+        self.is_wanted = true;
+        self.folder = Some(self.inotify.watch(&root.path(DATA), what)?);
         Ok(())
     }
 
@@ -84,8 +84,9 @@ impl Watch {
 
     /// Told of nothing any more.
     pub fn pause(&mut self) {
+        self.is_wanted = false;
         if let Some(folder) = self.folder.take()
-            && let Err(error) = self.inotify.rm_watch(folder)
+            && let Err(error) = self.inotify.forget(folder)
         {
             tracing::debug!("udev's database is still watched: {error}");
         }
@@ -96,13 +97,18 @@ impl Watch {
     /// # Errors
     /// As inotify(7) gives them.
     pub async fn changed(&self) -> io::Result<News> {
+        if !self.is_wanted {
+            return pending().await;
+        }
         loop {
             let mut about = BTreeSet::new();
-            for event in inotify::events(&self.inotify).await? {
-                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-                    return Ok(News::Any);
+            for event in self.inotify.events().await? {
+                match event {
+                    Event::In(_, name) => {
+                        about.extend(name.as_deref().and_then(|name| block_number(name.to_str()?)));
+                    }
+                    Event::Lost => return Ok(News::Any),
                 }
-                about.extend(event.name.as_deref().and_then(|name| block_number(name.to_str()?)));
             }
             if !about.is_empty() {
                 return Ok(News::About(about));
@@ -141,7 +147,7 @@ mod tests {
     async fn entries_that_are_written() {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::at(folder.path());
-        let mut watch = Watch::new().unwrap();
+        let mut watch = Watch::begin();
         assert!(watch.listen(&root).is_err() && !watch.listens() && !runs(&root));
         let data = root.path(DATA);
         std::fs::create_dir_all(&data).unwrap();

@@ -96,7 +96,7 @@ struct Engine {
 
 impl Engine {
     async fn work(self) -> std::io::Result<Infallible> {
-        let mut news = FileNews::begin(Vec::new())?;
+        let mut news = FileNews::begin(Vec::new());
         let mut failures = 0;
         loop {
             let credential = match self.look(&mut news).await {

@@ -1,43 +1,31 @@
 //! Waiting for a device node to appear.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tokio::io::unix::AsyncFd;
+use nix::sys::inotify::AddWatchFlags;
 
-use crate::sys::descriptor::watch_readable;
+use crate::sys::inotify::Instance;
 
 /// Notices files that appear in the folder of a path, or in the nearest folder above it that exists.
 #[derive(Debug)]
-pub struct Watch {
-    inotify: AsyncFd<OwnedFd>,
-}
+pub struct Watch(Instance);
 
 impl Watch {
     /// Begins to watch, for what appears from now on: look for the file after this.
+    pub fn new(path: &Path) -> Self {
+        let inotify = Instance::begin();
+        let mut folder = path.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned);
+        let what = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_ATTRIB;
+        while inotify.watch(&folder, what).is_err() && folder.pop() {}
+        Self(inotify)
+    }
+
+    /// Something may have appeared, or changed its mode.
     ///
     /// # Errors
     /// As inotify(7) gives them.
-    pub fn new(path: &Path) -> io::Result<Self> {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        let mut folder = path.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned);
-        let what = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_ATTRIB;
-        while inotify.add_watch(&folder, what).is_err() {
-            if !folder.pop() {
-                return Err(io::Error::new(io::ErrorKind::NotFound, "no folder to watch"));
-            }
-        }
-        Ok(Self { inotify: watch_readable(inotify.into())? })
-    }
-
-    /// Something appeared, or changed its mode.
-    ///
-    /// # Errors
-    /// As epoll(7) gives them.
     pub async fn changed(&self) -> io::Result<()> {
-        drop(self.inotify.readable().await?);
-        Ok(())
+        self.0.events().await.map(drop)
     }
 }

@@ -79,7 +79,7 @@ async fn when_there<T>(device: &Path, bind: impl Fn() -> io::Result<T>) -> io::R
 
 async fn appearance(device: PathBuf) -> io::Result<()> {
     loop {
-        let watch = Watch::new(&device)?;
+        let watch = Watch::new(&device);
         if device.exists() {
             return Ok(());
         }

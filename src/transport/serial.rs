@@ -56,7 +56,7 @@ impl Line {
     pub async fn open_when_there(path: &Path) -> io::Result<Self> {
         let mut said = None;
         loop {
-            let watch = Watch::new(path)?;
+            let watch = Watch::new(path);
             let error = match Self::open(path) {
                 Ok(line) => return Ok(line),
                 Err(error) => error,

@@ -68,7 +68,7 @@ impl Port {
     pub async fn open_when_there(path: &Path) -> io::Result<Self> {
         let mut said = None;
         loop {
-            let watch = Watch::new(path)?;
+            let watch = Watch::new(path);
             let error = match Self::open(path) {
                 Ok(port) => return Ok(port),
                 Err(error) => error,

@@ -18,6 +18,9 @@ mod host;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../fixtures/launch.rs"]
 mod launch;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../qga/namespace.rs"]
+mod namespace;
 mod wire;
 
 mod certificates;
@@ -27,3 +30,4 @@ mod grants;
 mod life;
 mod pins;
 mod reset;
+mod unwatched;

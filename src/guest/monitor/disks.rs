@@ -246,7 +246,7 @@ impl Watch<'_> {
     fn listen_to_udev(&mut self) -> io::Result<()> {
         let watch = match &mut self.udev {
             Some(watch) => watch,
-            none => none.insert(udev::Watch::new()?),
+            none => none.insert(udev::Watch::begin()),
         };
         watch.listen(&self.guest.root)
     }

@@ -36,7 +36,7 @@ const MAX_TEXT: usize = 200;
 type Unit = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
 
 pub(super) async fn watch(guest: Guest, address: Option<String>) -> io::Result<Infallible> {
-    let mut news = FileNews::begin([RESULT, STATUS].map(|path| guest.root.path(path)).to_vec())?;
+    let mut news = FileNews::begin([RESULT, STATUS].map(|path| guest.root.path(path)).to_vec());
     let mut known = Health::default();
     let mut units = failed_units(address.as_deref()).await.unwrap_or_default();
     loop {
