@@ -80,7 +80,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("transport", &["supervise", "sys", "wire"]),
     // (Grants and rules of access are checked where they are read.)
-    ("config", &["access", "addresses", "labels", "policy", "text", "trust"]),
+    ("config", &["access", "addresses", "labels", "policy", "sys", "text", "trust"]),
     ("access", &["text"]),
     ("addresses", &[]),
     // A client of its own cluster, and of the host half through an agent.

@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+use crate::sys::files;
+
 #[cfg(feature = "host")]
 pub mod host;
 #[cfg(all(test, feature = "agent", feature = "host"))]
@@ -77,7 +79,7 @@ impl std::error::Error for Error {}
 
 /// Reads `main` and the `*.toml` files of `drop_ins`.
 ///
-/// Missing files are no fault, but a missing `main` is where `required` says so.
+/// Missing files are no fault, but a missing `main` is where `required` says so, and so is a link to nothing.
 ///
 /// # Errors
 /// At the first fragment that cannot be read or says something unknown.
@@ -143,8 +145,7 @@ pub fn fragments<F: Fragment>(
                 let fragment = parse(&file, &text)?;
                 fragments.push((file, fragment));
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !(required && file == main) => {}
-            Err(error) => return Err(Error::in_file(&file, format!("cannot be read: {error}"))),
+            Err(error) => may_be_missing(&file, &error, required && file == main)?,
         }
     }
     Ok(fragments)
@@ -168,14 +169,31 @@ fn line_of(text: &str, offset: usize) -> usize {
     text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
 }
 
+/// That reading `path` failed because there is no such file or directory, and that it does not have to be there. Behind a link whose
+/// target is missing, as while a disk is not mounted, there may be settings that close a door.
+fn may_be_missing(path: &Path, error: &io::Error, required: bool) -> Result<(), Error> {
+    if error.kind() != io::ErrorKind::NotFound || required {
+        return Err(Error::in_file(path, format!("cannot be read: {error}")));
+    }
+    match files::dangling(path) {
+        None => Ok(()),
+        Some(link) => Err(Error::in_file(
+            path,
+            format!(
+                "cannot be read: {} is a link to nothing; mount its target before, or remove the link",
+                link.display()
+            ),
+        )),
+    }
+}
+
 /// The bytes of a file that may be missing.
 #[cfg(feature = "agent")]
 #[allow(clippy::disallowed_methods, reason = "settings are this module's own files")]
 fn bytes(file: &Path) -> Result<Option<Vec<u8>>, Error> {
     match std::fs::read(file) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::in_file(file, format!("cannot be read: {error}"))),
+        Err(error) => may_be_missing(file, &error, false).map(|()| None),
     }
 }
 
@@ -187,7 +205,9 @@ fn read(file: &Path) -> io::Result<String> {
 fn drop_in_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return may_be_missing(folder, &error, false).map(|()| Vec::new());
+        }
         Err(error) => return Err(Error::in_file(folder, format!("cannot be listed: {error}"))),
     };
     let mut files = Vec::new();
@@ -254,5 +274,24 @@ mod tests {
         let missing = folder.path().join("main.toml");
         assert!(load::<Sample>(&missing, false, &folder.path().join("d")).is_ok());
         assert!(load::<Sample>(&missing, true, &folder.path().join("d")).is_err());
+    }
+
+    /// As while the disk is not mounted that has the settings: what they say is not known.
+    #[test]
+    fn a_link_to_nothing_is_not_taken_for_a_file_that_is_missing() {
+        for link in ["main.toml", "d", "d/10.toml"] {
+            let folder = tempfile::tempdir().unwrap();
+            let at = folder.path().join(link);
+            std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink("/nowhere/there", &at).unwrap();
+            let main = folder.path().join("main.toml");
+            let error = load::<Sample>(&main, false, &folder.path().join("d")).unwrap_err().to_string();
+            let expected = format!("{0}: cannot be read: {0} is a link to nothing", at.display());
+            assert!(error.starts_with(&expected), "{error}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/nowhere/there", folder.path().join("etc")).unwrap();
+        let main = folder.path().join("etc/main.toml");
+        assert!(load::<Sample>(&main, false, &folder.path().join("etc/d")).is_err());
     }
 }

@@ -2,7 +2,16 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// The link at `path`, or on the way to it, whose target is missing, as while a disk is not mounted. `None` if `path` itself is
+/// missing, or nothing is: only then does its absence say that nobody ever wrote it.
+pub fn dangling(path: &Path) -> Option<PathBuf> {
+    let nearest = path.ancestors().find(|one| one.symlink_metadata().is_ok())?;
+    let is_missing =
+        || std::fs::metadata(nearest).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    (nearest.is_symlink() && is_missing()).then(|| nearest.to_owned())
+}
 
 /// Replaces the file at `path`, for root and the process's own user only: a reader sees the old bytes or the
 /// new ones, never a part. For files in memory (/run); nothing is synced to a disk.
@@ -128,5 +137,29 @@ pub fn remove(path: &Path) {
             tracing::warn!("cannot remove {}: {error}", path.display());
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_link_to_nothing_is_told_from_what_nobody_wrote() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir(at("real")).unwrap();
+        symlink("real", at("link")).unwrap();
+        symlink("nowhere", at("lost")).unwrap();
+        symlink("lost", at("chain")).unwrap();
+        for name in ["real", "real/file", "link", "link/file", "missing", "missing/file"] {
+            assert_eq!(dangling(&at(name)), None, "{name}");
+        }
+        for (name, link) in [("lost", "lost"), ("lost/a/b", "lost"), ("chain/file", "chain")] {
+            assert_eq!(dangling(&at(name)), Some(at(link)), "{name}");
+        }
+        assert_eq!(dangling(Path::new("a-relative-path-that-is-missing")), None);
     }
 }

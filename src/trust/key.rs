@@ -180,10 +180,9 @@ impl Key {
         let io = |source| KeyError::Io { what: "read", path: path.to_owned(), source };
         let Some(bytes) = files::read_at_most(path, MAX_FILE).map_err(io)? else {
             // That the disk is not there which a link leads to does not say that there is no key.
-            return if path.is_symlink() {
-                Err(io(io::Error::other("it is a link to nothing")))
-            } else {
-                Ok(None)
+            return match files::dangling(path) {
+                Some(link) => Err(io(io::Error::other(format!("{} is a link to nothing", link.display())))),
+                None => Ok(None),
             };
         };
         let mode = std::fs::metadata(path).map_err(io)?.permissions().mode();

@@ -165,8 +165,13 @@ fn all(root: &Root, credentials: Option<&Path>, name: &str) -> Vec<Result<Found,
 /// Nothing if there is no such file.
 fn file(root: &Root, path: &Path) -> Option<Result<Found, Problem>> {
     let place = path.display().to_string();
-    match files::read_at_most(&root.path_of(path), MAX_LENGTH as u64 + 1) {
-        Ok(None) => None,
+    let path = root.path_of(path);
+    match files::read_at_most(&path, MAX_LENGTH as u64 + 1) {
+        Ok(None) => {
+            let link = files::dangling(&path)?;
+            let error = io::Error::other(format!("{} is a link to nothing", link.display()));
+            Some(Err(Problem::Unreadable { place, error }))
+        }
         Ok(Some(bytes)) if bytes.len() > MAX_LENGTH => Some(Err(Problem::TooLarge { place })),
         Ok(Some(bytes)) => Some(Ok(Found { place, bytes })),
         Err(error) => Some(Err(Problem::Unreadable { place, error })),

@@ -285,6 +285,27 @@ fn what_is_in_force_is_shown_with_its_file_and_line_and_a_mistake_is_refused_wit
     assert!(String::from_utf8(wrong.stderr).unwrap().contains("policy takes show or suggest"));
 }
 
+/// As while the disk is not mounted that has the grants: without them QGA clients would have everything.
+#[test]
+fn settings_behind_a_link_to_nothing_are_refused_and_not_left_out() {
+    for link in ["agent.d/grants.toml", "agent.d"] {
+        let folder = tempfile::tempdir().unwrap();
+        let main = folder.path().join("agent.toml");
+        std::fs::write(&main, settings_in(folder.path())).unwrap();
+        let link = folder.path().join(link);
+        std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("disk/grants.toml"), &link).unwrap();
+        let main = main.to_str().unwrap();
+        for words in [&["policy", "show", "--settings", main][..], &["--settings", main]] {
+            let refused = guestlet(words);
+            let error = String::from_utf8(refused.stderr).unwrap();
+            assert!(!refused.status.success() && refused.stdout.is_empty(), "{words:?}");
+            let expected = format!("{0}: cannot be read: {0} is a link to nothing", link.display());
+            assert!(error.contains(&expected), "{error}");
+        }
+    }
+}
+
 /// The test is journald, in a mount namespace of its own.
 #[test]
 fn journald_has_the_parts_of_a_record_as_fields() {

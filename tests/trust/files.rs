@@ -41,7 +41,10 @@ fn what_cannot_be_read_leaves_what_was_before_and_is_told() {
         std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o644)).unwrap();
     };
     let cases: [(&dyn Fn(), &str); 4] = [
-        (&|| std::os::unix::fs::symlink("/nowhere/host.pub", &beside).unwrap(), "it is a link to nothing"),
+        (
+            &|| std::os::unix::fs::symlink("/nowhere/host.pub", &beside).unwrap(),
+            "host.pub is a link to nothing",
+        ),
         (&|| nix::unistd::mkfifo(&beside, nix::sys::stat::Mode::S_IRUSR).unwrap(), "it is no file"),
         (&|| read(b"\xff\xfe"), "it is not UTF-8"),
         (&|| read(&vec![b'#'; 65 * 1024]), "it is too large"),
@@ -73,6 +76,45 @@ fn a_guest_whose_only_key_is_wrong_from_the_beginning_lets_nobody_in() {
     web.know(&lab);
     std::fs::set_permissions(web.file("hosts.d/host.pub"), std::fs::Permissions::from_mode(0o666)).unwrap();
     web.until_it_says("others than root can write to it");
+}
+
+/// As while the disk is not mounted on which the keys are: that says nothing of whether there are any.
+#[test]
+fn a_directory_of_keys_that_is_a_link_to_nothing_is_not_taken_for_no_keys() {
+    let lab = lab(&["web"]).start();
+    let mut web = Agent::new(&lab, "web");
+    let (hosts, disk) = (web.file("hosts.d"), web.file("disk"));
+    std::os::unix::fs::symlink(&disk, &hosts).unwrap();
+    let listed = web.keys();
+    assert!(listed["keyed"].as_bool().unwrap(), "{listed}");
+    web.start();
+    assert_eq!(say(&web.socket(), PLAIN), b"");
+    web.until_it_says(&format!("{0}: {0} is a link to nothing", hosts.display()));
+    std::fs::create_dir(&disk).unwrap();
+    web.know(&lab);
+    until_speaks(&lab, "web", "keyed");
+    // Whoever was let in stays, and is let in again, if that disk goes away.
+    std::fs::rename(&disk, web.file("away")).unwrap();
+    assert_eq!(say(&web.socket(), PLAIN), b"");
+    let mut lab = lab;
+    lab.kill();
+    lab.again();
+    until_speaks(&lab, "web", "keyed");
+    assert_eq!(say(&web.socket(), PLAIN), b"");
+}
+
+#[test]
+fn more_files_of_keys_than_are_read_are_told() {
+    let lab = lab(&["web"]).start();
+    let web = Agent::new(&lab, "web");
+    for number in 0..257 {
+        web.give(&format!("{number:03}.pub"), &key_line(&lab));
+    }
+    let problems = web.keys()["problems"].to_string();
+    assert!(
+        problems.contains("*.pub: 257 files are there, and only the first 256 of them count"),
+        "{problems}"
+    );
 }
 
 #[test]

@@ -111,10 +111,6 @@ impl Files<'_> {
 pub(super) fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<(Key, bool)>, KeyError> {
     let folder = &sources.folder;
     let (path, beside) = (folder.join(KEY), folder.join(MACHINE));
-    if folder.is_symlink() && !folder.exists() {
-        let source = io::Error::other("it is a link to nothing");
-        return Err(KeyError::Io { what: "read", path: folder.clone(), source });
-    }
     let found = Key::load(&path)?;
     if found.is_none() && !is_needed {
         return Ok(None);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::{MAX_FILE, ROTATED, Sources, Text, replaced};
@@ -46,7 +46,17 @@ pub(super) fn gather(sources: &Sources, good: &mut Good) -> Gathered {
             Ok(text) => anchors::parse(&place, text),
             Err(problem) => {
                 found.problems.push(format!("{place}: {problem}"));
-                keep(&mut now, good, place);
+                // Of a directory that cannot be looked into, nobody has taken a file away.
+                let below = format!("{place}/");
+                let lost: Vec<_> = good
+                    .texts
+                    .keys()
+                    .filter(|one| **one == place || one.starts_with(&below))
+                    .cloned()
+                    .collect();
+                for place in lost {
+                    keep(&mut now, good, place);
+                }
                 continue;
             }
         };
@@ -80,7 +90,10 @@ pub(super) fn gather(sources: &Sources, good: &mut Good) -> Gathered {
     match replaced::Replaced::read(&sources.folder) {
         Ok(replaced) => found.anchors = replaced.apply(&good.merged),
         // Which keys count cannot be told.
-        Err(problem) => found.problems.push(problem),
+        Err(problem) => {
+            found.problems.push(problem);
+            found.is_there = true;
+        }
     }
     found
 }
@@ -94,25 +107,43 @@ fn keep(now: &mut HashMap<String, Vec<Anchor>>, good: &mut Good, place: String) 
 
 /// The texts of `*.pub`, in the order of their names.
 fn hosts_files(folder: &Path) -> Vec<Text> {
+    let wrong = |problem: String| (folder.display().to_string(), Err(problem));
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
-        Err(error) => {
-            return vec![(folder.display().to_string(), Err(format!("it cannot be listed: {error}")))];
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let problem = |link: PathBuf| wrong(format!("{} is a link to nothing", link.display()));
+            return files::dangling(folder).map(problem).into_iter().collect();
         }
+        Err(error) => return vec![wrong(format!("it cannot be listed: {error}"))],
     };
-    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|end| end == "pub")).collect();
+    let (mut paths, mut texts) = (Vec::new(), Vec::new());
+    for entry in entries {
+        match entry {
+            Ok(entry) => paths.push(entry.path()),
+            // There may be more keys, of which nothing is known.
+            Err(error) => {
+                texts.push(wrong(format!("it cannot be listed: {error}")));
+                break;
+            }
+        }
+    }
+    paths.retain(|path| path.extension().is_some_and(|end| end == "pub"));
     paths.sort_unstable();
-    paths.truncate(MOST_FILES);
-    paths.iter().filter_map(|path| file(path)).collect()
+    if paths.len() > MOST_FILES {
+        let problem =
+            format!("{} files are there, and only the first {MOST_FILES} of them count", paths.len());
+        texts.push((folder.join("*.pub").display().to_string(), Err(problem)));
+        paths.truncate(MOST_FILES);
+    }
+    texts.extend(paths.iter().filter_map(|path| file(path)));
+    texts
 }
 
 /// The text of one file; `None` if there is none.
 fn file(path: &Path) -> Option<Text> {
     let text = match files::read_at_most(path, MAX_FILE) {
-        Ok(None) if path.is_symlink() => Err("it is a link to nothing".to_owned()),
-        Ok(None) => return None,
+        // `None` here: it was removed just now.
+        Ok(None) => Err(format!("{} is a link to nothing", files::dangling(path)?.display())),
         Ok(Some(_)) if !is_ours(path) => {
             Err("others than root can write to it; chown root, and chmod go-w".to_owned())
         }
