@@ -215,6 +215,9 @@ impl Audit {
         let id = record.id.unwrap_or_else(Id::random);
         let subject = record.noted.path.get().or(record.noted.subject.get());
         let subject = subject.map(|subject| printable(subject)).unwrap_or_default();
+        // What was asked for, if that is not what it turned out to be.
+        let given = record.noted.path.get().and(record.noted.subject.get());
+        let given = given.map(|given| printable(given)).filter(|given| *given != subject).unwrap_or_default();
         let role = record.noted.role.get().copied().unwrap_or(record.role);
         let reason = record.noted.denied.get().or(record.noted.would_deny.get());
         let (host, caller, result) =
@@ -229,6 +232,7 @@ impl Audit {
                 "role": role.word(),
                 "verb": record.verb,
                 "subject": subject,
+                "given": given,
                 "decision": record.decision(),
                 "reason": reason.map(|reason| printable(reason)).unwrap_or_default(),
                 "result": result,
@@ -252,6 +256,7 @@ impl Audit {
                 ("GUESTLET_ROLE", role.word()),
                 ("GUESTLET_VERB", record.verb),
                 ("GUESTLET_SUBJECT", &subject),
+                ("GUESTLET_GIVEN", &given),
                 ("GUESTLET_DECISION", record.decision()),
                 ("GUESTLET_RESULT", &result),
                 ("GUESTLET_DURATION_USEC", &micro.to_string()),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::policy::grant::within;
-use crate::policy::rules::{Asked, Detail};
+use crate::policy::rules::{Asked, Detail, NOT_HERE};
 
 /// What commands are limited to beyond the lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,12 @@ pub enum Bound<'a> {
     /// Files are for reading only.
     ReadOnly,
     /// The file is not among those that may be opened.
-    File(&'a Path),
+    File {
+        /// Its path.
+        path: &'a Path,
+        /// The guest has it at that path.
+        is_here: bool,
+    },
     /// Passwords may not be set.
     Passwords,
 }
@@ -63,7 +68,11 @@ impl fmt::Display for Bound<'_> {
                 ("\"env\" is not taken where programs are limited".to_owned(), "qga.exec.paths")
             }
             Self::ReadOnly => ("files may be opened for reading only".to_owned(), "qga.files.read-only"),
-            Self::File(path) => (among("the file", path), "qga.files.paths"),
+            Self::File { path, is_here: true } => (among("the file", path), "qga.files.paths"),
+            Self::File { path, is_here: false } => (
+                format!("the file {}{NOT_HERE}, is not among those allowed", path.display()),
+                "qga.files.paths",
+            ),
             Self::Passwords => ("passwords may not be set".to_owned(), "qga.passwords.allow"),
         };
         write!(formatter, "{problem}; see {setting} in guestlet's settings")
@@ -91,7 +100,10 @@ impl Bounds {
                 environment.then_some(Bound::Environment)
             }
             Detail::File { writes: true, .. } if *files_read_only => Some(Bound::ReadOnly),
-            Detail::File { path, .. } => (!within(path, file_paths.as_deref()?)).then_some(Bound::File(path)),
+            Detail::File { path, is_here, .. } => {
+                let paths = file_paths.as_deref()?;
+                (!is_here || !within(path, paths)).then_some(Bound::File { path, is_here })
+            }
             Detail::Password => (!passwords).then_some(Bound::Passwords),
             Detail::None => None,
         }
@@ -127,11 +139,14 @@ mod tests {
         assert!(
             forbidden(&bounds, program("/usr/bin/true", true)).unwrap().starts_with("\"env\" is not taken")
         );
-        let file = |path, writes| Detail::File { path: Path::new(path), writes };
+        let file = |path, writes| Detail::File { path: Path::new(path), is_here: true, writes };
         assert_eq!(forbidden(&bounds, file("/srv/a/b", false)), None);
         assert!(forbidden(&bounds, file("/srv/a/b", true)).unwrap().contains("qga.files.read-only"));
         assert!(forbidden(&bounds, file("/srv2", false)).unwrap().contains("qga.files.paths"));
         assert!(forbidden(&bounds, Detail::Password).unwrap().contains("qga.passwords.allow"));
+        let elsewhere = Detail::File { path: Path::new("/srv/a/b"), is_here: false, writes: false };
+        assert!(forbidden(&bounds, elsewhere).unwrap().contains("/srv/a/b, which leads into another mount"));
+        assert_eq!(forbidden(&Bounds::default(), elsewhere), None);
         assert_eq!(forbidden(&Bounds::default(), file("/anything", true)), None);
     }
 }

@@ -109,7 +109,9 @@ impl Grant {
                 Detail::Program { path, environment } => {
                     self.exec.as_deref().is_none_or(|paths| within(path, paths) && !environment)
                 }
-                Detail::File { path, .. } => self.files.as_deref().is_none_or(|paths| within(path, paths)),
+                Detail::File { path, is_here, .. } => {
+                    self.files.as_deref().is_none_or(|paths| *is_here && within(path, paths))
+                }
             }
     }
 }

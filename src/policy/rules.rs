@@ -22,6 +22,9 @@ use crate::trust::peer::Keyed;
 /// Where the settings go that a message asks for.
 const FOLDER: &str = "/etc/guestlet/agent.d";
 
+/// Of a file, after its path, that it is not here.
+pub(super) const NOT_HERE: &str = ", which leads into another mount namespace or to a file that was removed";
+
 /// Who calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Who<'a> {
@@ -71,8 +74,11 @@ pub enum Detail<'a> {
     },
     /// A file is opened.
     File {
-        /// Its path when every link is followed.
+        /// Its path when every link is followed; as it was asked for, if it is not here.
         path: &'a Path,
+        /// The guest has it at that path. Otherwise no limit of paths lets it be opened, and links of /proc have led into another mount
+        /// namespace.
+        is_here: bool,
         /// To write to it.
         writes: bool,
     },
@@ -179,12 +185,12 @@ impl fmt::Display for Why<'_> {
                 "no grant lets {to} run {} as it is asked to; see exec.paths of the grants in {FOLDER}",
                 path.display()
             ),
-            Detail::File { path, writes } if *elsewhere => {
+            Detail::File { path, is_here, writes } if *elsewhere => {
                 let doing = if writes { "write to" } else { "read" };
-                let path = path.display();
+                let (path, where_to) = (path.display(), if is_here { "" } else { NOT_HERE });
                 write!(
                     formatter,
-                    "no grant lets {to} {doing} {path}; see files.paths of the grants in {FOLDER}"
+                    "no grant lets {to} {doing} {path}{where_to}; see files.paths of the grants in {FOLDER}"
                 )
             }
             _ => {

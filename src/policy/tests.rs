@@ -143,7 +143,7 @@ fn programs_and_files_are_held_to_the_paths_of_the_grant() {
     );
     assert!(!rules.decide(&program("/usr/bin/journalctl", true)).passes(), "with an environment");
     let file = |path, writes| Asked {
-        detail: Detail::File { path: Path::new(path), writes },
+        detail: Detail::File { path: Path::new(path), is_here: true, writes },
         ..Asked::new(Who::Qga, "", "guest-file-open", if writes { Role::FilesWrite } else { Role::FilesRead })
     };
     assert!(rules.decide(&file("/var/log/messages", false)).passes());
@@ -248,7 +248,7 @@ fn everything(ask: &mut dyn FnMut(Asked<'_>)) {
                 for (path, flag) in [("/a/x", false), ("/b/c", true), ("/d", false)] {
                     let path = Path::new(path);
                     ask(Asked { detail: Detail::Program { path, environment: flag }, ..asked });
-                    ask(Asked { detail: Detail::File { path, writes: flag }, ..asked });
+                    ask(Asked { detail: Detail::File { path, is_here: true, writes: flag }, ..asked });
                 }
             }
         }

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::guest::files::Place;
 use crate::policy::audit::Noted;
 use crate::policy::{Asked, Decision, Detail, Mode, Role, Rules, Who};
 use crate::qga::error::Error;
@@ -130,14 +131,18 @@ impl Check {
         let _ = self.noted.role.set(role);
     }
 
-    /// Whether the file that `path` is when every link in it is followed may be opened, to be written or only read.
+    /// Whether the file may be opened, to be written or only read, that was asked for as `given` and is at `place`.
     ///
     /// # Errors
     /// If it may not.
-    pub fn file(&self, path: &Path, writes: bool) -> Result<(), Error> {
+    pub fn file(&self, given: &Path, place: &Place, writes: bool) -> Result<(), Error> {
         let role = if writes { Role::FilesWrite } else { Role::FilesRead };
-        let _ = self.noted.path.set(path.display().to_string());
-        self.ask(role, Detail::File { path, writes })
+        // Elsewhere, the path that the kernel has is that of another file here.
+        let path = if place.is_here { &place.path } else { given };
+        if place.is_here {
+            let _ = self.noted.path.set(path.display().to_string());
+        }
+        self.ask(role, Detail::File { path, is_here: place.is_here, writes })
     }
 
     /// Whether passwords may be set.

@@ -37,7 +37,10 @@ pub fn open(mount: &Mount) -> io::Result<OwnedFd> {
 }
 
 /// The number of the mount that an open file is on, `proc_pid_fdinfo(5)`.
-fn mount_id(file: &OwnedFd) -> io::Result<u64> {
+///
+/// # Errors
+/// If the kernel does not say it.
+pub fn mount_id(file: &OwnedFd) -> io::Result<u64> {
     let text = Root::default().read(&format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let text = String::from_utf8_lossy(&text);
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());

@@ -1,4 +1,7 @@
 //! Opens files that callers name: where a path leads is known, and may be refused, before opening it has any effect.
+//!
+//! A link below /proc can lead into another mount namespace. There the kernel names a file as seen from that namespace, and the same
+//! path means another file here: [`Place::is_here`] tells whether the name is worth anything.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -8,7 +11,9 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open as open_path, openat};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, fstat};
+
+use super::mount_point::mount_id;
 
 /// What a file is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,12 +31,22 @@ pub struct How {
     pub create: bool,
 }
 
+/// Where a path leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The path when every link is followed, as the kernel has it.
+    pub path: PathBuf,
+    /// The same file is at that path for this process, too. It is not in another mount namespace, below another mount, or when it
+    /// was removed just now.
+    pub is_here: bool,
+}
+
 /// Of a file that is made: everybody may read it and root may write it, whatever the process's own umask is.
 const NEW_FILE: u32 = 0o644;
 /// How often a file that comes and goes is tried.
 const TRIES: usize = 5;
 
-/// Opens the file at `path` if `may` lets the path that it has when every link is followed. Never waits for a
+/// Opens the file at `path` if `may` lets the place to which every link leads. Never waits for a
 /// device or for the other end of a pipe.
 ///
 /// # Errors
@@ -39,13 +54,18 @@ const TRIES: usize = 5;
 pub fn open<E: From<io::Error>>(
     path: &Path,
     how: How,
-    may: impl Fn(&Path) -> Result<(), E>,
+    may: impl Fn(&Place) -> Result<(), E>,
 ) -> Result<File, E> {
     let mut last = Errno::ENOENT;
-    for _ in 0..TRIES {
+    for tried in 1..=TRIES {
         match open_path(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()) {
             Ok(found) => {
-                may(&place(&found)?)?;
+                let place = place(&found)?;
+                // Another file may have taken its place meanwhile.
+                if !place.is_here && tried < TRIES {
+                    continue;
+                }
+                may(&place)?;
                 // What was found is opened, not what the path may lead to by now.
                 return Ok(File::from(open_path(&itself(&found), how.flags(), Mode::empty()).map_err(io)?));
             }
@@ -65,7 +85,7 @@ pub fn open<E: From<io::Error>>(
 fn create<E: From<io::Error>>(
     path: &Path,
     how: How,
-    may: impl Fn(&Path) -> Result<(), E>,
+    may: impl Fn(&Place) -> Result<(), E>,
 ) -> Result<Result<File, Errno>, E> {
     use std::os::unix::ffi::OsStrExt as _;
 
@@ -78,7 +98,8 @@ fn create<E: From<io::Error>>(
         Ok(folder) => folder,
         Err(error) => return Ok(Err(error)),
     };
-    may(&place(&folder)?.join(name))?;
+    let Place { path, is_here } = place(&folder)?;
+    may(&Place { path: path.join(name), is_here })?;
     let flags = how.flags() | OFlag::O_CREAT | OFlag::O_EXCL;
     let file = match openat(&folder, name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
         Ok(file) => File::from(file),
@@ -108,8 +129,22 @@ fn itself(descriptor: &OwnedFd) -> PathBuf {
 }
 
 /// Where what a descriptor is open for is, without links.
-fn place(descriptor: &OwnedFd) -> io::Result<PathBuf> {
-    std::fs::read_link(itself(descriptor))
+fn place(descriptor: &OwnedFd) -> io::Result<Place> {
+    let path = std::fs::read_link(itself(descriptor))?;
+    // What cannot be told is not here.
+    let is_here = path.is_absolute() && is_at(descriptor, &path).unwrap_or(false);
+    Ok(Place { path, is_here })
+}
+
+/// Whether this process finds at `path` the file that a descriptor is open for, on the same mount: each mount namespace has mounts of
+/// its own, and their numbers are those of no other.
+fn is_at(descriptor: &OwnedFd, path: &Path) -> io::Result<bool> {
+    let again = open_path(path, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())?;
+    let identity = |file: &OwnedFd| -> io::Result<_> {
+        let found = fstat(file)?;
+        Ok((mount_id(file)?, found.st_dev, found.st_ino))
+    };
+    Ok(identity(descriptor)? == identity(&again)?)
 }
 
 fn io(error: Errno) -> io::Error {
@@ -131,8 +166,9 @@ mod tests {
     /// What opening gives, and the path that was asked about.
     fn try_open(path: &Path, how: How, allowed: bool) -> (io::Result<File>, Option<PathBuf>) {
         let asked = RefCell::new(None);
-        let file = open(path, how, |path| {
-            *asked.borrow_mut() = Some(path.to_owned());
+        let file = open(path, how, |place| {
+            assert!(place.is_here, "{place:?}");
+            *asked.borrow_mut() = Some(place.path.clone());
             if allowed { Ok(()) } else { Err(io::Error::other("no")) }
         });
         (file, asked.into_inner())
@@ -158,6 +194,24 @@ mod tests {
         assert!(refused.is_err());
         assert_eq!(asked, Some(folder.join("real/new")));
         assert!(!folder.join("real/new").exists());
+    }
+
+    #[test]
+    fn a_file_that_has_no_path_any_more_is_not_here() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("gone");
+        let held = OwnedFd::from(File::create(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        // The name that the kernel gives it then may be that of another file.
+        std::fs::write(folder.path().join("gone (deleted)"), "another").unwrap();
+        let asked = RefCell::new(None);
+        let file = open(&itself(&held), READ, |place| {
+            *asked.borrow_mut() = Some(place.clone());
+            Ok::<_, io::Error>(())
+        });
+        file.unwrap();
+        let place = asked.into_inner().unwrap();
+        assert!(place.path.ends_with("gone (deleted)") && !place.is_here, "{place:?}");
     }
 
     #[test]

@@ -117,6 +117,8 @@ fn programs_and_files_are_those_of_one_grant_each() {
     let with_environment =
         json!({"execute": "guest-exec", "arguments": {"path": truth, "env": ["LD_PRELOAD=/x"]}}).to_string();
     assert!(refusal(&client.ask(&with_environment)).starts_with("no grant lets QGA clients run "));
+    let link = open(&mut client, &folder.join("read/link"), "r");
+    assert!(refusal(&link).contains(&format!("{at}/none/file")), "{link}");
     for (name, mode, expected) in [
         ("read/file", "r", true),
         ("read/file", "r+", false),
@@ -131,6 +133,65 @@ fn programs_and_files_are_those_of_one_grant_each() {
     }
     assert_eq!(std::fs::read(folder.join("none/file")).unwrap(), b"content");
     assert!(!folder.join("none/new").exists());
+}
+
+/// A process of whoever may make a user namespace has any file of the guest under any path, `/proc/PID/root/…`.
+#[test]
+fn no_mount_namespace_of_a_process_gives_a_file_a_path_that_is_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().canonicalize().unwrap();
+    for name in ["allowed", "secret"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+        std::fs::write(folder.join(name).join("file"), name).unwrap();
+    }
+    let (allowed, audit) = (folder.join("allowed"), folder.join("audit.jsonl"));
+    let script = format!(
+        "mount --make-rprivate / && mount --bind {} {} && echo ready && exec sleep 600",
+        folder.join("secret").display(),
+        allowed.display()
+    );
+    let mut other = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-ec", &script])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(other.stdout.take().unwrap()),
+        &mut ready,
+    )
+    .unwrap();
+    assert_eq!(ready, "ready\n");
+    let root = format!("/proc/{}/root", other.id());
+    let through = |path: &Path| Path::new(&format!("{root}{}", path.display())).to_owned();
+    let paths = format!("files = {{ paths = ['{}'] }}\n", allowed.display());
+    let granted = Agent::start_set(
+        &[],
+        &format!(
+            "[audit]\nfile = '{}'\n[[grant]]\nhost = 'qga'\nroles = ['files-write']\n{paths}",
+            audit.display()
+        ),
+    );
+    let limited =
+        Agent::start_set(&[], &format!("[qga.files]\npaths = ['{}']\n", allowed.display()));
+    for agent in [&granted, &limited] {
+        let mut client = agent.client();
+        assert!(open(&mut client, &allowed.join("file"), "r")["return"].is_i64());
+        for (name, mode) in [("file", "r"), ("file", "w"), ("new", "w")] {
+            let answer = open(&mut client, &through(&allowed.join(name)), mode);
+            assert!(refusal(&answer).contains("which leads into another mount namespace"), "{answer}");
+            assert!(refusal(&answer).contains(&root), "{answer}");
+        }
+        assert_eq!(std::fs::read(folder.join("secret/file")).unwrap(), b"secret");
+        assert!(!folder.join("secret/new").exists());
+    }
+    let records = records(&audit, |records| records.len() >= 4);
+    assert_eq!(records[1]["subject"], json!(through(&allowed.join("file"))), "{}", records[1]);
+    // Where paths are not limited, it is a file as any other.
+    let answer = open(&mut Agent::start().client(), &through(&allowed.join("file")), "r");
+    assert!(answer["return"].is_i64(), "{answer}");
+    other.kill().unwrap();
+    other.wait().unwrap();
 }
 
 #[test]
@@ -156,7 +217,9 @@ fn each_audited_call_is_one_record_without_what_nobody_else_may_know() {
     std::fs::write(&data, "content").unwrap();
     let truth = std::fs::canonicalize("/bin/true").unwrap();
     assert!(exec(&mut client, &truth.display().to_string())["return"]["pid"].is_i64());
-    assert!(open(&mut client, &data, "r")["return"].is_i64());
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&data, &link).unwrap();
+    assert!(open(&mut client, &link, "r")["return"].is_i64());
     assert!(open(&mut client, &data.join("x"), "w")["error"].is_object());
     client.call("guest-get-osinfo");
     let records = records(&file, |records| records.len() >= 3);
@@ -176,6 +239,8 @@ fn each_audited_call_is_one_record_without_what_nobody_else_may_know() {
         ]
     );
     assert_eq!((&records[0]["subject"], &records[0]["result"]), (&json!(truth), &"done".into()));
+    let through_a_link = records.iter().map(|record| &record["given"]).collect::<Vec<_>>();
+    assert_eq!(through_a_link, [&json!(""), &json!(link), &json!("")]);
     assert!(records[2]["result"].as_str().unwrap().contains("Not a directory"), "{}", records[2]);
     assert!(records.iter().all(|record| record["id"].as_str().unwrap().len() == 32));
     assert!(records[0]["caller"].as_str().unwrap().contains("uid "), "{}", records[0]);

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use tokio::sync::{Mutex as Turns, OwnedMutexGuard, OwnedSemaphorePermit, Semapho
 use crate::sys::refused::Refused;
 use crate::sys::{blocking, clock, descriptor, open};
 
+pub use crate::sys::open::Place;
 pub use mode::Mode;
 pub use reading::{PIECE, Piece, Pieces};
 
@@ -116,7 +117,7 @@ impl fmt::Debug for Files {
 
 impl Files {
     /// Opens the file at `path`, which is taken from the root on, and gives its handle; `may` is asked about the
-    /// path that it has when every link is followed.
+    /// place to which every link leads.
     ///
     /// # Errors
     /// If `may` or the system refuses, or too many files are open.
@@ -124,7 +125,7 @@ impl Files {
         &self,
         path: PathBuf,
         mode: Mode,
-        may: impl Fn(&Path) -> Result<(), E> + Send + 'static,
+        may: impl Fn(&Place) -> Result<(), E> + Send + 'static,
     ) -> Result<i64, E>
     where
         E: From<Error> + Send + 'static,
@@ -132,7 +133,7 @@ impl Files {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Error::TooMany)?;
         let name = path.display().to_string();
         let opening = blocking::run(move || {
-            open::open(&path, mode.how(), |path| may(path).map_err(Refused::Caller)).map_err(|refused| {
+            open::open(&path, mode.how(), |place| may(place).map_err(Refused::Caller)).map_err(|refused| {
                 match refused {
                     Refused::Caller(error) => error,
                     Refused::System(source) => {

@@ -5,6 +5,8 @@
 use std::sync::Arc;
 
 use super::reading::PIECE;
+use std::path::Path;
+
 use super::*;
 
 async fn open(files: &Files, path: &Path, mode: &str) -> i64 {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io::SeekFrom;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::stream::unfold;
@@ -10,7 +11,7 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::timeout;
 
-use crate::guest::files::{MAX_READ, Mode, PIECE, Piece, Pieces};
+use crate::guest::files::{MAX_READ, Mode, PIECE, Piece, Pieces, Place};
 use crate::policy::Role;
 use crate::qga::arguments::{Refused, Value};
 use crate::qga::base64::{Base64, encode};
@@ -113,8 +114,9 @@ pub fn open<'a>(call: &'a Call<'a>) -> Pending<'a> {
         if mode.writes() {
             check.needs(Role::FilesWrite);
         }
-        let place = guest.root.path_as_given(&path);
-        let handle = guest.files.open(place, mode, move |path| check.file(path, mode.writes())).await?;
+        let (given, path) = (PathBuf::from(&*path), guest.root.path_as_given(&path));
+        let may = move |place: &Place| check.file(&given, place, mode.writes());
+        let handle = guest.files.open(path, mode, may).await?;
         Reply::value(&handle)
     })
 }
