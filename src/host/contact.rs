@@ -110,17 +110,19 @@ impl Contact {
         Self { cloud, ..self }
     }
 
-    /// Dials its agent, and finds out who is there. A guest whose key is pinned is never spoken to without keys.
+    /// Dials its agent, and finds out who is there. A guest whose key is pinned is never spoken to without keys, and neither is one for
+    /// which a token waits.
     ///
     /// # Errors
     /// If there is no connection, or not with the guest that is expected.
     pub async fn reach(&self, speech: &mut Speech) -> Result<Reached, End> {
         let Some(trust) = &self.trust else { return self.plain(speech).await };
-        let trust::Record { pin, unreadable, .. } = trust.record(&self.vm.ids.lasting);
+        let trust::Record { pin, token, unreadable, .. } = trust.record(&self.vm.ids.lasting);
         if let Some(problem) = unreadable {
             return Err(Refusal::from(trust::Refusal::from(trust::Error::Unreadable(problem))).into());
         }
-        if pin.is_none() && *speech == Speech::Plain {
+        let is_expected_plain = pin.is_none() && token.is_none();
+        if is_expected_plain && *speech == Speech::Plain {
             return self.plain(speech).await;
         }
         // A guest with keys knows its host half by its key, from whatever port; one without says so, and an older agent closes the
@@ -146,6 +148,10 @@ impl Contact {
         }
         let vm = self.vm.name.clone();
         match (failure, pin) {
+            // Whoever answers as this guest without keys has not been given the token.
+            (Failure::Plain | Failure::Closed, None) if token.is_some() => {
+                Err(Refusal::from(trust::Refusal::TokenWaits { vm }).into())
+            }
             (Failure::Plain | Failure::Closed, None) => {
                 *speech = Speech::Plain;
                 self.plain(speech).await

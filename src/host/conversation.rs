@@ -129,7 +129,8 @@ pub enum Refusal {
 impl Refusal {
     /// It may be over soon, and asking costs little.
     pub fn passes(&self) -> bool {
-        matches!(self, Self::Held(_))
+        // A guest has no keys before cloud-init has written them.
+        matches!(self, Self::Held(_) | Self::Key(trust::Refusal::TokenWaits { .. }))
     }
 
     /// Where its events stand says nothing any more: the next conversation begins with its whole state.

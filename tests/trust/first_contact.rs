@@ -164,3 +164,38 @@ fn with_a_token_the_first_contact_is_proved() {
         assert!(!text.contains(token), "the token is in a log: {text}");
     }
 }
+
+/// Anybody who can answer at the guest's socket could be taken for it otherwise, as long as it has not shown a key.
+#[test]
+fn a_guest_for_which_a_token_waits_is_not_spoken_to_without_keys() {
+    let lab = lab(&["web"]).start();
+    let told = bootstrap(&lab, &["--token"]);
+    let mut agent = Agent::new(&lab, "web");
+    agent.start();
+    let refused = until_refused(&lab, "web");
+    assert!(refused.contains("is not spoken to before it proves the token"), "{refused}");
+    assert!(refused.contains("guestctl trust forget web"), "{refused}");
+    assert!(!agent.log().contains("held by host half"), "{}", agent.log());
+    // Nor by the next run.
+    let mut lab = lab;
+    lab.kill();
+    lab.again();
+    until_refused(&lab, "web");
+    assert!(lab.words(&["trust", "ls"]).contains("a token waits"));
+    agent.token(told["token"].as_str().unwrap());
+    agent.know(&lab);
+    agent.restart();
+    until_speaks(&lab, "web", "keyed");
+    assert_eq!(key(&lab, "web")["how"], "token");
+
+    // Whoever has made the token by mistake takes it back.
+    lab.words(&["trust", "forget", "web"]);
+    agent.stop();
+    std::fs::remove_dir_all(agent.file("hosts.d")).unwrap();
+    assert!(agent.trust(&["reset"]).status.success());
+    bootstrap(&lab, &["--token"]);
+    agent.start();
+    until_refused(&lab, "web");
+    lab.words(&["trust", "forget", "web"]);
+    until_speaks(&lab, "web", "plain");
+}

@@ -90,6 +90,15 @@ pub enum Refusal {
         /// Why.
         problem: String,
     },
+    /// It has no keys yet, and a token was made for it.
+    #[error(
+        "the guest speaks without keys, and is not spoken to before it proves the token of guestctl trust bootstrap --token: give it \
+         this host half's key and the token, or forget the token: guestctl trust forget {vm}"
+    )]
+    TokenWaits {
+        /// The VM's name.
+        vm: String,
+    },
     /// What is remembered cannot be used, or changed.
     #[error(transparent)]
     Pins(#[from] pins::Error),
