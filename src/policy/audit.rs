@@ -7,17 +7,19 @@
 //! ```
 //!
 //! A record never has what a file or a program's output contains, no arguments, no environment and no secret. Records of
-//! what was carried out are all written; of denials only so many, and the next one says how many were left out.
+//! what was carried out are all written; of denials only so many ([`denials`](super::denials)), and the next one of the same kind, or a
+//! line of its own, says how many were left out.
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde_json::json;
 
+use crate::policy::denials::{Denials, Of};
 use crate::policy::role::Role;
 use crate::policy::rules::{Mode, Who};
 use crate::sys::logging;
@@ -26,9 +28,9 @@ use crate::sys::logging;
 const MAX_WORDS: usize = 256;
 /// Records that wait to be written to the file.
 const QUEUE: usize = 256;
-/// Denials that are written down at once, and how long it takes until there may be one more.
-const BURST: u32 = 20;
-const AGAIN: Duration = Duration::from_secs(1);
+/// In the place of a role and of a verb: a connection that was not let in.
+const SESSION: &str = "session";
+const CONNECT: &str = "connect";
 /// Different uses that are told apart while nothing is enforced.
 const MAX_USES: usize = 1024;
 
@@ -118,9 +120,12 @@ impl Record<'_> {
             (None, Some(why)) => format!("would be denied: {}: {}", printable(why), printable(self.result)),
             (None, None) => printable(self.result),
         };
-        let more = if more > 0 { format!(" (and {more} more were denied before)") } else { String::new() };
-        format!("audit: {peer}: {}{subject}: {decision}{more}", self.verb)
+        format!("audit: {peer}: {}{subject}: {decision}{}", self.verb, denied_before(more))
     }
+}
+
+fn denied_before(more: u64) -> String {
+    if more > 0 { format!(" (and {more} more were denied before)") } else { String::new() }
 }
 
 fn with_caller(host: &str, caller: &str) -> String {
@@ -143,45 +148,45 @@ pub struct Audit(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     mode: Mode,
-    file: Option<logging::Lines>,
+    file: Option<(PathBuf, logging::Lines)>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     denials: Denials,
-    /// Denials that the file does not have, and records that it has lost.
-    more: u64,
-    lost: u64,
     /// What was done at least once.
     uses: BTreeSet<(String, String, Role)>,
 }
 
-/// How many denials were written down, and how many were not.
-#[derive(Debug, Default)]
-struct Denials {
-    since: Option<Instant>,
-    written: u32,
-    unsaid: u64,
+/// A connection that was not let in.
+#[derive(Debug, Clone, Copy)]
+pub struct Refusal<'a> {
+    /// Its name: the channel, and where it came from.
+    pub peer: &'a str,
+    /// The fingerprint of the key that it showed, or `plain` if it had none; empty if that is not known.
+    pub host: &'a str,
+    /// A word for why, which tells refusals apart that are counted by themselves.
+    pub kind: &'static str,
+    /// Why, for people.
+    pub why: &'a str,
 }
 
-impl Denials {
-    /// Whether one more is written down.
-    fn admit(&mut self, now: Instant) -> bool {
-        let since = *self.since.get_or_insert(now);
-        let passed =
-            u32::try_from(now.duration_since(since).as_millis() / AGAIN.as_millis()).unwrap_or(u32::MAX);
-        if passed > 0 {
-            self.written = self.written.saturating_sub(passed);
-            self.since = Some(now);
-        }
-        if self.written < BURST {
-            self.written += 1;
-            return true;
-        }
-        self.unsaid += 1;
-        false
-    }
+/// What is written of one call, or of one connection.
+struct Entry<'a> {
+    id: Id,
+    host: &'a str,
+    caller: &'a str,
+    role: &'static str,
+    verb: &'a str,
+    subject: &'a str,
+    given: &'a str,
+    decision: &'static str,
+    reason: &'a str,
+    result: &'a str,
+    took: Duration,
+    /// So many of the same kind were denied before, and are not recorded.
+    more: u64,
 }
 
 impl Audit {
@@ -190,7 +195,8 @@ impl Audit {
     /// # Errors
     /// If the file cannot be opened.
     pub fn start(mode: Mode, file: Option<&Path>) -> io::Result<Self> {
-        let file = file.map(|file| logging::Lines::start(file, QUEUE)).transpose()?;
+        let open = |file: &Path| io::Result::Ok((file.to_owned(), logging::Lines::start(file, QUEUE)?));
+        let file = file.map(open).transpose()?;
         Ok(Self(Arc::new(Inner { mode, file, state: Mutex::default() })))
     }
 
@@ -206,72 +212,134 @@ impl Audit {
 
     /// Writes down a call that has ended.
     pub fn record(&self, record: &Record<'_>) {
-        let mut state = self.state();
-        if record.noted.denied.get().is_some() && !state.denials.admit(Instant::now()) {
-            state.more += 1;
-            return;
-        }
-        let more = std::mem::take(&mut state.denials.unsaid);
-        let id = record.id.unwrap_or_else(Id::random);
+        let role = record.noted.role.get().copied().unwrap_or(record.role);
+        let (host, caller, result) =
+            (record.who.to_string(), printable(record.caller), printable(record.result));
+        let more = match record.noted.denied.get() {
+            None => 0,
+            Some(_) => match self.admit(Of::new(&host, &caller, role.word())) {
+                Some(more) => more,
+                None => return,
+            },
+        };
         let subject = record.noted.path.get().or(record.noted.subject.get());
         let subject = subject.map(|subject| printable(subject)).unwrap_or_default();
         // What was asked for, if that is not what it turned out to be.
         let given = record.noted.path.get().and(record.noted.subject.get());
         let given = given.map(|given| printable(given)).filter(|given| *given != subject).unwrap_or_default();
-        let role = record.noted.role.get().copied().unwrap_or(record.role);
         let reason = record.noted.denied.get().or(record.noted.would_deny.get());
-        let (host, caller, result) =
-            (record.who.to_string(), printable(record.caller), printable(record.result));
-        let micro = u64::try_from(record.took.as_micros()).unwrap_or(u64::MAX);
-        if let Some(file) = &self.0.file {
+        let entry = Entry {
+            id: record.id.unwrap_or_else(Id::random),
+            host: &host,
+            caller: &caller,
+            role: role.word(),
+            verb: record.verb,
+            subject: &subject,
+            given: &given,
+            decision: record.decision(),
+            reason: &reason.map(|reason| printable(reason)).unwrap_or_default(),
+            result: &result,
+            took: record.took,
+            more,
+        };
+        self.write(&record.line(more), &entry);
+    }
+
+    /// Writes down that a connection was not let in.
+    pub fn refused(&self, refusal: &Refusal<'_>) {
+        let Refusal { peer, host, kind, why } = *refusal;
+        let (caller, reason) = (printable(peer), printable(why));
+        let Some(more) = self.admit(Of::new(SESSION, host, kind)) else { return };
+        let entry = Entry {
+            id: Id::random(),
+            host,
+            caller: &caller,
+            role: SESSION,
+            verb: CONNECT,
+            subject: "",
+            given: "",
+            decision: "denied",
+            reason: &reason,
+            result: "not begun",
+            took: Duration::ZERO,
+            more,
+        };
+        self.write(&format!("audit: {caller} is refused: {reason}{}", denied_before(more)), &entry);
+    }
+
+    fn admit(&self, of: Of) -> Option<u64> {
+        self.state().denials.admit(of, Instant::now())
+    }
+
+    fn write(&self, line: &str, entry: &Entry<'_>) {
+        let Entry { id, host, caller, role, verb, subject, given, decision, reason, result, took, more } =
+            *entry;
+        let micro = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        if let Some((_, file)) = &self.0.file {
+            let lost = file.take_lost();
             let line = json!({
                 "time": logging::timestamp(SystemTime::now()),
                 "id": id.to_string(),
                 "host": host,
                 "caller": caller,
-                "role": role.word(),
-                "verb": record.verb,
+                "role": role,
+                "verb": verb,
                 "subject": subject,
                 "given": given,
-                "decision": record.decision(),
-                "reason": reason.map(|reason| printable(reason)).unwrap_or_default(),
+                "decision": decision,
+                "reason": reason,
                 "result": result,
                 "duration_usec": micro,
-                "more_denied_before": state.more,
-                "lost_before": state.lost,
+                "more_denied_before": more,
+                "lost_before": lost,
             });
-            if file.append(format!("{line}\n")) {
-                (state.more, state.lost) = (0, 0);
-            } else {
-                state.lost += 1;
-            }
+            file.append_counting(format!("{line}\n"), 1 + more + lost);
         }
-        drop(state);
         logging::record(
-            &record.line(more),
+            line,
             &[
                 ("GUESTLET_AUDIT_ID", &id.to_string()),
-                ("GUESTLET_HOST", &host),
-                ("GUESTLET_CALLER", &caller),
-                ("GUESTLET_ROLE", role.word()),
-                ("GUESTLET_VERB", record.verb),
-                ("GUESTLET_SUBJECT", &subject),
-                ("GUESTLET_GIVEN", &given),
-                ("GUESTLET_DECISION", record.decision()),
-                ("GUESTLET_RESULT", &result),
+                ("GUESTLET_HOST", host),
+                ("GUESTLET_CALLER", caller),
+                ("GUESTLET_ROLE", role),
+                ("GUESTLET_VERB", verb),
+                ("GUESTLET_SUBJECT", subject),
+                ("GUESTLET_GIVEN", given),
+                ("GUESTLET_DECISION", decision),
+                ("GUESTLET_RESULT", result),
                 ("GUESTLET_DURATION_USEC", &micro.to_string()),
             ],
         );
     }
 
-    /// Says how many denials were left out, if there were any: nothing may follow them.
+    /// Says how many denials were left out and how many records were lost, if there were any: nothing may follow them.
     pub fn tick(&self) {
-        let mut state = self.state();
-        let more = std::mem::take(&mut state.denials.unsaid);
-        drop(state);
-        if more > 0 {
-            logging::record(&format!("audit: {more} more calls were denied"), &[]);
+        let left_out = self.state().denials.settle(Instant::now());
+        for (of, more) in left_out {
+            // Of connections, what was denied is told apart by why.
+            let (host, caller, role) = match (of.who.as_str(), of.caller.as_str()) {
+                (SESSION, host) => (host, "", SESSION),
+                (host, caller) => (host, caller, of.role),
+            };
+            let whom = if caller.is_empty() { host.to_owned() } else { format!("{host} for {caller}") };
+            let words = format!("audit: {whom}: {more} more calls were denied ({})", of.role);
+            logging::record(&words, &[("GUESTLET_HOST", host), ("GUESTLET_CALLER", caller)]);
+            let told = json!({"host": host, "caller": caller, "role": role, "more_denied_before": more});
+            self.tell(told, more);
         }
+        let Some((path, file)) = &self.0.file else { return };
+        let lost = file.take_lost();
+        if lost > 0 {
+            tracing::warn!("{lost} audit records could not be written to {}", path.display());
+            self.tell(json!({"lost_before": lost}), lost);
+        }
+    }
+
+    /// Writes a line that is no record; if it is lost, so many records are.
+    fn tell(&self, mut told: serde_json::Value, records: u64) {
+        let Some((_, file)) = &self.0.file else { return };
+        told["time"] = logging::timestamp(SystemTime::now()).into();
+        file.append_counting(format!("{told}\n"), records);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -300,13 +368,21 @@ mod tests {
         assert_ne!(Id::random(), Id::random());
     }
 
+    /// With /dev/full each line is lost, and so is what it says of those before.
     #[test]
-    fn of_many_denials_some_are_written_and_the_others_counted() {
-        let mut denials = Denials::default();
-        let now = Instant::now();
-        let admitted = (0..1000).filter(|_| denials.admit(now)).count();
-        assert_eq!((admitted, denials.unsaid), (20, 980));
-        let later = now + 3 * AGAIN;
-        assert_eq!((0..10).filter(|_| denials.admit(later)).count(), 3);
+    fn records_that_are_lost_on_a_full_disk_are_all_counted() {
+        let audit = Audit::start(Mode::Enforce, Some(Path::new("/dev/full"))).unwrap();
+        let (_, file) = audit.0.file.as_ref().unwrap();
+        let refusal = Refusal { peer: "vsock 2:1", host: "plain", kind: "plain", why: "it has no key" };
+        for _ in 0..30 {
+            audit.refused(&refusal);
+            assert!(file.finish(Duration::from_secs(20)));
+        }
+        // Those that were left out, too, once they are told.
+        audit.tick();
+        assert!(file.finish(Duration::from_secs(20)));
+        audit.tick();
+        assert!(file.finish(Duration::from_secs(20)));
+        assert_eq!(file.take_lost(), 30);
     }
 }

@@ -14,6 +14,7 @@
 pub mod audit;
 pub mod bounds;
 pub mod command;
+pub mod denials;
 pub mod grant;
 pub mod role;
 pub mod rules;

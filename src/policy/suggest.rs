@@ -8,14 +8,23 @@ use serde::Deserialize;
 
 use crate::policy::role::{Role, Roles};
 
-/// What is looked at of a record.
+/// What is looked at of a record. Lines that only say how many were left out, or lost, have no decision.
 #[derive(Debug, Deserialize)]
 struct Line {
+    #[serde(default)]
     host: String,
+    #[serde(default)]
     caller: String,
+    #[serde(default)]
     role: String,
+    #[serde(default)]
     subject: String,
+    #[serde(default)]
     decision: String,
+    #[serde(default)]
+    more_denied_before: u64,
+    #[serde(default)]
+    lost_before: u64,
 }
 
 /// Why a file cannot be used.
@@ -42,15 +51,20 @@ struct Seen {
 /// At the first line that is none.
 pub fn tables(records: &str) -> Result<String, NoRecord> {
     let mut seen: BTreeMap<(String, Option<String>), Seen> = BTreeMap::new();
-    let mut denied = 0;
+    let (mut denied, mut lost) = (0, 0);
     for (number, line) in records.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let wrong = |problem: String| NoRecord { line: number + 1, problem };
         let line: Line = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
-        let role = Role::named(&line.role).ok_or_else(|| wrong(format!("no role {:?}", line.role)))?;
+        denied += line.more_denied_before;
+        lost += line.lost_before;
         if line.decision == "denied" {
             denied += 1;
             continue;
         }
+        if line.decision.is_empty() && line.more_denied_before + line.lost_before > 0 {
+            continue;
+        }
+        let role = Role::named(&line.role).ok_or_else(|| wrong(format!("no role {:?}", line.role)))?;
         // Settings name no callers of QGA and of those who have no key: anybody could say he were one.
         let named = !matches!(line.host.as_str(), "qga" | "plain");
         let caller = named.then_some(line.caller);
@@ -62,6 +76,9 @@ pub fn tables(records: &str) -> Result<String, NoRecord> {
     if denied > 0 {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "# {denied} calls were denied; they are left out.");
+    }
+    if lost > 0 {
+        let _ = writeln!(text, "# {lost} records could not be written, and what they say is missing here.");
     }
     for ((host, caller), seen) in &seen {
         seen.write(&mut text, host, caller.as_deref());

@@ -156,11 +156,8 @@ fn no_mount_namespace_of_a_process_gives_a_file_a_path_that_is_allowed() {
         .spawn()
         .unwrap();
     let mut ready = String::new();
-    std::io::BufRead::read_line(
-        &mut std::io::BufReader::new(other.stdout.take().unwrap()),
-        &mut ready,
-    )
-    .unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(other.stdout.take().unwrap()), &mut ready)
+        .unwrap();
     assert_eq!(ready, "ready\n");
     let root = format!("/proc/{}/root", other.id());
     let through = |path: &Path| Path::new(&format!("{root}{}", path.display())).to_owned();
@@ -172,8 +169,7 @@ fn no_mount_namespace_of_a_process_gives_a_file_a_path_that_is_allowed() {
             audit.display()
         ),
     );
-    let limited =
-        Agent::start_set(&[], &format!("[qga.files]\npaths = ['{}']\n", allowed.display()));
+    let limited = Agent::start_set(&[], &format!("[qga.files]\npaths = ['{}']\n", allowed.display()));
     for agent in [&granted, &limited] {
         let mut client = agent.client();
         assert!(open(&mut client, &allowed.join("file"), "r")["return"].is_i64());
@@ -270,6 +266,75 @@ fn of_a_flood_of_denials_few_are_written_and_the_others_counted() {
     let written = records(&file, |records| records.len() >= 20).len();
     assert!((20..200).contains(&written), "{written}");
     assert!(written < 100, "one a second after the first twenty: {written}");
+}
+
+fn sum(records: &[Value], key: &str) -> u64 {
+    records.iter().map(|record| record[key].as_u64().unwrap_or_default()).sum()
+}
+
+#[test]
+fn a_flood_of_denials_hides_no_other_one_and_the_file_has_its_count_without_another_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("audit.jsonl");
+    let settings =
+        format!("[audit]\nfile = '{}'\n[[grant]]\nhost = 'qga'\nroles = ['status']\n", file.display());
+    let agent = Agent::start_set(&[], &settings);
+    let mut client = agent.client();
+    for _ in 0..200 {
+        refusal(&exec(&mut client, "/bin/true"));
+    }
+    refusal(&call(&mut client, "guest-set-user-password"));
+    let of = |verb: &str, records: &[Value]| records.iter().filter(|record| record["verb"] == verb).count();
+    let written = records(&file, |records| of("guest-set-user-password", records) == 1);
+    assert!((20..100).contains(&of("guest-exec", &written)), "{written:#?}");
+    let all =
+        |records: &[Value]| of("guest-exec", records) as u64 + sum(records, "more_denied_before") == 200;
+    let written = records(&file, all);
+    assert!(
+        written.iter().any(|record| record["verb"].is_null() && record["role"] == "exec"),
+        "{written:#?}"
+    );
+    assert!(agent.log().contains("more calls were denied (exec)"), "{}", agent.log());
+    let suggested = guestlet(&["policy", "suggest", "--file", file.to_str().unwrap()]);
+    let suggested = String::from_utf8(suggested.stdout).unwrap();
+    assert!(suggested.contains("201 calls were denied"), "{suggested}");
+}
+
+/// The disk is a tmpfs, in a mount namespace of its own.
+#[test]
+fn records_that_a_full_disk_has_no_room_for_are_counted() {
+    if is_outside() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    run(&format!("mount -t tmpfs -o size=64k none {}", disk.display()));
+    let (file, ballast) = (disk.join("audit.jsonl"), disk.join("fill"));
+    let agent = Agent::start_set(&[], &format!("[audit]\nfile = '{}'\n", file.display()));
+    let mut client = agent.client();
+    let mut open_it = || open(&mut client, folder.path(), "r");
+    open_it();
+    records(&file, |records| records.len() == 1);
+    drop(std::fs::write(&ballast, vec![b'x'; 1 << 20]));
+    for _ in 0..60 {
+        open_it();
+    }
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    std::fs::remove_file(&ballast).unwrap();
+    open_it();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let parsed: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let kept = parsed.iter().filter(|record| !record["verb"].is_null()).count() as u64;
+        let lost = sum(&parsed, "lost_before");
+        if kept + lost == 62 && lost > 0 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{kept} kept, {lost} lost: {parsed:#?}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
 }
 
 #[test]

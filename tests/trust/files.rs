@@ -92,6 +92,8 @@ fn a_directory_of_keys_that_is_a_link_to_nothing_is_not_taken_for_no_keys() {
     web.until_it_says(&format!("{0}: {0} is a link to nothing", hosts.display()));
     std::fs::create_dir(&disk).unwrap();
     web.know(&lab);
+    // It is dialled again at once.
+    lab.words(&["trust", "forget", "web"]);
     until_speaks(&lab, "web", "keyed");
     // Whoever was let in stays, and is let in again, if that disk goes away.
     std::fs::rename(&disk, web.file("away")).unwrap();

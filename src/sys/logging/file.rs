@@ -32,7 +32,8 @@ static WRITERS: Mutex<Vec<SyncSender<Message>>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 enum Message {
-    Line(Vec<u8>),
+    /// A line, and how many count as lost if it cannot be written.
+    Line(Vec<u8>, u64),
     /// Everything before it is written.
     Done(SyncSender<()>),
 }
@@ -92,8 +93,15 @@ impl Lines {
 
     /// Hands over a line with its end; false if there is no room for it, and it is lost.
     pub fn append(&self, line: impl Into<Vec<u8>>) -> bool {
-        let is_taken = self.writer.try_send(Message::Line(line.into())).is_ok();
-        self.lost.fetch_add((!is_taken).into(), Ordering::Relaxed);
+        self.append_counting(line, 1)
+    }
+
+    /// As [`Self::append`], for a line that tells of others: if it is lost, `count` are.
+    pub fn append_counting(&self, line: impl Into<Vec<u8>>, count: u64) -> bool {
+        let is_taken = self.writer.try_send(Message::Line(line.into(), count)).is_ok();
+        if !is_taken {
+            self.lost.fetch_add(count, Ordering::Relaxed);
+        }
         is_taken
     }
 
@@ -149,7 +157,7 @@ fn write(mut file: File, path: &Path, entries: &Receiver<Message>, lost: &Atomic
     while let Ok(message) = entries.recv() {
         drop(RESUMED.wait_while(paused(), |paused| *paused));
         match message {
-            Message::Line(line) => {
+            Message::Line(line, count) => {
                 if !is_at(&file, path)
                     && let Ok(anew) = open(path)
                 {
@@ -158,7 +166,9 @@ fn write(mut file: File, path: &Path, entries: &Receiver<Message>, lost: &Atomic
                 // What was written of a line before the disk was full stays a line of its own.
                 let line = if is_torn { [b"\n", line.as_slice()].concat() } else { line };
                 is_torn = file.write_all(&line).is_err();
-                lost.fetch_add(is_torn.into(), Ordering::Relaxed);
+                if is_torn {
+                    lost.fetch_add(count, Ordering::Relaxed);
+                }
             }
             Message::Done(done) => drop(done.try_send(())),
         }
