@@ -21,6 +21,7 @@ use crate::guest::events::{Event, TICK};
 use crate::guest::{Guest, freeze, identity, monitor, probes};
 use crate::labels;
 use crate::policy::Audit;
+use crate::policy::audit::Refusal;
 use crate::qga;
 use crate::qga::complaints::Complaints;
 use crate::qga::policy::Policy;
@@ -108,7 +109,8 @@ pub async fn run(
         let plain = !settings.rules.plain.is_empty();
         let keyring = keys::keyring(settings.trust, plain, &guest);
         let gate = Gate::new(settings.rules, audit.clone(), keyring.is_keyed());
-        api = Some(Api { control, keyring, people, channels, folder, holder, teller, gate });
+        let audit = audit.clone();
+        api = Some(Api { control, keyring, people, channels, folder, holder, teller, gate, audit });
     }
     let ticker = Ticker::new(TICK)?;
     // What an earlier run has left frozen is not to be written to, and whoever asks is told the truth.
@@ -184,6 +186,7 @@ struct Api {
     holder: Holder,
     teller: csi::Teller,
     gate: Gate,
+    audit: Audit,
 }
 
 impl Api {
@@ -206,6 +209,7 @@ impl Api {
         keys::follow(&self.keyring, supervisor);
         let door = Door {
             gate: self.gate,
+            audit: self.audit,
             keyring: self.keyring,
             complaints: clients::Complaints::default(),
             shutdown: shutdown.clone(),
@@ -256,6 +260,7 @@ fn check_health(guest: &Guest, holder: Holder, supervisor: &mut Supervisor) -> h
 #[derive(Clone)]
 struct Door {
     gate: Gate,
+    audit: Audit,
     keyring: Keyring,
     complaints: clients::Complaints,
     shutdown: CancellationToken,
@@ -270,10 +275,12 @@ impl Door {
             // A host half asks for keys first, and then without.
             Err(Refused::NoKeys) => tracing::debug!("{name}: there are no keys"),
             Err(Refused::Gone) => tracing::debug!("{name}: gone"),
-            Err(refused) => {
-                let words = error_chain::words(&refused);
-                self.complaints.tell(&format_args!("{name} is refused: {words}"));
-            }
+            Err(refused) => self.audit.refused(&Refusal {
+                peer: &name,
+                host: &refused.shown(),
+                kind: refused.kind(),
+                why: &error_chain::words(&refused),
+            }),
         }
         None
     }
@@ -336,6 +343,7 @@ async fn tick(
             keyring.tick().await;
         }
     }
+    audit.tick();
     Ok(())
 }
 

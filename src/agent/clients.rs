@@ -24,16 +24,27 @@ pub struct Place(#[allow(dead_code, reason = "held, not looked at")] OwnedSemaph
 
 /// Says what went wrong with clients, once a second at most; clones share that.
 #[derive(Debug, Clone, Default)]
-pub struct Complaints(Arc<Mutex<Option<Instant>>>);
+pub struct Complaints(Arc<Mutex<Said>>);
+
+#[derive(Debug, Default)]
+struct Said {
+    last: Option<Instant>,
+    unsaid: u64,
+}
 
 impl Complaints {
-    /// Says it, unless something was said just before.
+    /// Says it, or counts it if something was said just before; the next one says how many there were.
     pub fn tell(&self, words: &dyn std::fmt::Display) {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
-            tracing::warn!("{words}");
-            *last = Some(Instant::now());
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
+            said.unsaid += 1;
+            return;
         }
+        match std::mem::take(&mut said.unsaid) {
+            0 => tracing::warn!("{words}"),
+            unsaid => tracing::warn!("{words} (and {unsaid} problems more before)"),
+        }
+        said.last = Some(Instant::now());
     }
 }
 

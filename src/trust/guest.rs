@@ -116,6 +116,32 @@ pub enum Refused {
     Unusable(String),
 }
 
+impl Refused {
+    /// A word for it in audit records, by which refusals are counted.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Channel(_) => "channel",
+            Self::Plain => "plain",
+            Self::NoKeys => "no-keys",
+            Self::Unknown(_) => "unknown-key",
+            Self::Certificate(_) => "certificate",
+            Self::Handshake(_) => "handshake",
+            Self::Late(_) => "late",
+            Self::Gone => "gone",
+            Self::Unusable(_) => "unusable",
+        }
+    }
+
+    /// What it has shown of itself: a fingerprint, `plain` for no key, or nothing that is known.
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Channel(_) | Self::Plain => "plain".to_owned(),
+            Self::Unknown(fingerprint) => fingerprint.to_string(),
+            _ => String::new(),
+        }
+    }
+}
+
 /// Tells a TLS client that there is nothing here for it, and waits until it has gone.
 async fn say_no(mut stream: impl Stream) -> io::Result<()> {
     stream.write_all(&NO_KEYS).await?;

@@ -127,6 +127,52 @@ fn a_host_half_whose_key_the_guest_was_not_given_is_refused_on_both_sides_with_w
     until_speaks(&lab, "web", "keyed");
 }
 
+/// How many records `agent` has of connections of this host that were not let in, and how many more the file says there were.
+fn refused(agent: &Agent, host: &str) -> (usize, u64) {
+    let text = std::fs::read_to_string(agent.file("audit.jsonl")).unwrap_or_default();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (mut count, mut left_out) = (0, 0);
+    for line in lines.iter().filter(|line| line["host"] == host && line["role"] == "session") {
+        left_out += line["more_denied_before"].as_u64().unwrap();
+        // A line of its own says only that.
+        if line["verb"].is_string() {
+            assert_eq!((&line["verb"], &line["decision"]), (&"connect".into(), &"denied".into()), "{line}");
+            count += 1;
+        }
+    }
+    (count, left_out)
+}
+
+#[test]
+fn whoever_is_not_let_in_leaves_a_record_and_no_flood_of_others_hides_it() {
+    let lab = lab(&["web"]).start();
+    let stranger = crate::agent::lab(&["web"]);
+    let mut agent = Agent::new(&lab, "web");
+    let settings = std::fs::read_to_string(agent.file("agent.toml")).unwrap();
+    let audit = format!("{settings}\n[audit]\nfile = '{}'\n", agent.file("audit.jsonl").display());
+    std::fs::write(agent.file("agent.toml"), audit).unwrap();
+    agent.know(&lab);
+    agent.start();
+    for _ in 0..60 {
+        assert_eq!(say(&agent.socket(), PLAIN), b"");
+    }
+    let (count, _) = refused(&agent, "plain");
+    assert!((1..60).contains(&count), "{count}");
+    std::fs::create_dir_all(stranger.path("web")).unwrap();
+    std::os::unix::fs::symlink(agent.socket(), stranger.path("web/control.sock")).unwrap();
+    let stranger = stranger.start();
+    until_refused(&stranger, "web");
+    let key = keys(&stranger)["host_key"].as_str().unwrap().to_owned();
+    crate::agent::until("the stranger's key is recorded", || refused(&agent, &key).0 > 0);
+    // By the tick, which comes every ten seconds, at the latest.
+    crate::agent::until("all are counted", || {
+        let (count, left_out) = refused(&agent, "plain");
+        count as u64 + left_out >= 60
+    });
+    until_speaks(&lab, "web", "keyed");
+}
+
 #[test]
 fn with_a_token_the_first_contact_is_proved() {
     let mut lab = lab(&["web"]).start();
