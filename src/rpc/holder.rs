@@ -9,7 +9,8 @@
 //!
 //! A holder answers on its callback, which it opens right after it took the guest. One that has none after five
 //! seconds does not answer, as a rival sees it that may open one. Among those that may not, whose grants give them no more than
-//! a look, the first one stays until its connection ends.
+//! a look, the first one stays until its connection ends. One with a key takes the guest at once from one without, which has proved
+//! nothing and may only look (`trust.plain`), and never the other way round.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -110,8 +111,13 @@ impl Holder {
     /// would take the guest from the other for ever.
     pub async fn take(&self, host: HostHalf, peer: Arc<Peer>, may_call_back: bool) -> Result<Hold, Status> {
         let rival = {
-            let slot = self.slot();
+            let mut slot = self.slot();
             match &slot.current {
+                Some(current) if *peer != Peer::Plain && *current.peer == Peer::Plain => {
+                    let before = name(&current.host);
+                    tracing::warn!("host half {} takes over: {before} has no key", name(&host));
+                    return Ok(self.replace(&mut slot, host, peer));
+                }
                 Some(current) if *peer == Peer::Plain && *current.peer != Peer::Plain => {
                     return Err(held(&current.host, &host));
                 }
@@ -285,6 +291,40 @@ impl Drop for Hold {
         let mut slot = self.holder.slot();
         if let Some(over) = slot.current.take_if(|current| current.number == self.number) {
             tracing::info!("host half {} is gone", name(&over.host));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trust::Fingerprint;
+    use crate::trust::peer::Keyed;
+
+    fn host(name: &str) -> HostHalf {
+        HostHalf { host_name: name.to_owned(), instance_id: name.to_owned() }
+    }
+
+    fn keyed() -> Arc<Peer> {
+        let fingerprint = Fingerprint::of(b"a key");
+        let (names, roles) = (Vec::new(), Vec::new());
+        Arc::new(Peer::Keyed(Keyed { fingerprint, anchor: fingerprint, names, roles, until: None }))
+    }
+
+    /// As with `trust.plain`: anybody who can dial the guest could keep its host half from it.
+    #[tokio::test]
+    async fn whoever_has_proved_a_key_takes_the_guest_from_whoever_has_none_and_never_the_other_way_round() {
+        for may_call_back in [false, true] {
+            let holder = Holder::default();
+            let mut plain = holder.take(host("plain"), Arc::new(Peer::Plain), true).await.unwrap();
+            let keyed_hold = holder.take(host("keyed"), keyed(), may_call_back).await.unwrap();
+            assert!(plain.lost().await.message().contains("taken over by host half keyed"));
+            drop(plain);
+            assert_eq!(holder.held().unwrap().host, host("keyed"));
+            let refused = holder.take(host("plain"), Arc::new(Peer::Plain), true).await.unwrap_err();
+            assert!(refused.message().contains("held by the host half on keyed"), "{refused}");
+            drop(keyed_hold);
+            assert!(holder.take(host("plain"), Arc::new(Peer::Plain), true).await.is_ok());
         }
     }
 }
