@@ -153,6 +153,14 @@ impl Checker<'_> {
             return self
                 .wrong(Some(files.span()), "files says which files, and the grant has no role for files");
         }
+        let limits_nothing =
+            |files: &GrantFilesFragment| files.paths.is_none() && files.read_only != Some(true);
+        if let Some(files) = files.as_ref().filter(|files| limits_nothing(files.get_ref())) {
+            return self.wrong(
+                Some(files.span()),
+                "files limits nothing; say paths or read-only = true in it, or leave it out for all files",
+            );
+        }
         let exec = exec.as_ref().map(|exec| self.paths("exec.paths", exec.span(), &exec.get_ref().paths));
         let files = files.as_ref().and_then(|files| {
             files.get_ref().paths.as_deref().map(|paths| self.paths("files.paths", files.span(), paths))
@@ -241,6 +249,14 @@ impl Checker<'_> {
         let plain = |path: &&PathBuf| {
             path.is_absolute() && !path.components().any(|part| matches!(part, Component::ParentDir))
         };
+        let is_any = |part: Component<'_>| matches!(part.as_os_str().to_str(), Some("*" | "**"));
+        if let Some(path) = list.iter().find(|path| path.components().any(is_any)) {
+            let problem = format!(
+                "{key}: {:?} is no pattern; write the directory, which stands for all that is below it",
+                path.display().to_string()
+            );
+            return self.wrong(Some(at), problem);
+        }
         match list.iter().find(|path| !plain(path)) {
             Some(path) => {
                 let path = path.display().to_string();
@@ -338,6 +354,26 @@ mod tests {
             (
                 "host = 'qga'\nroles = ['files-read']\nfiles = { paths = ['/a/../b'] }",
                 "must be an absolute path without \"..\"",
+            ),
+            (
+                "host = 'qga'\nroles = ['files-read']\nfiles = {}",
+                "a.toml:4: files limits nothing; say paths or",
+            ),
+            (
+                "host = 'qga'\nroles = ['files-read']\nfiles = { read-only = false }",
+                "a.toml:4: files limits nothing",
+            ),
+            (
+                "host = 'qga'\nroles = ['files-read']\nfiles = { paths = ['srv'] }",
+                "a.toml:4: files.paths: \"srv\" must be an absolute path",
+            ),
+            (
+                "host = 'qga'\nroles = ['files-read']\nfiles = { paths = ['/srv/*'] }",
+                "a.toml:4: files.paths: \"/srv/*\" is no pattern; write the directory",
+            ),
+            (
+                "host = 'qga'\nroles = ['exec']\nexec = { paths = ['/usr/**/ls'] }",
+                "a.toml:4: exec.paths: \"/usr/**/ls\" is no pattern",
             ),
             ("host = 'qga'\nrole = 'exec'", "a.toml:3: unknown field `role`"),
         ];

@@ -215,13 +215,15 @@ impl Pins {
         self.records().iter().map(|(vm, record)| (vm.clone(), record.clone())).collect()
     }
 
-    /// The VM, and its name, for which a key is pinned.
+    /// The VM, and its name, for which a key is pinned, or whose disk may be restored to when it had that key.
     pub fn owner(&self, key: &PublicKey) -> Option<(String, String)> {
-        let records = self.records();
+        let (records, now) = (self.records(), SystemTime::now());
         records.iter().find_map(|(vm, record)| {
             let pin = record.pin.as_ref()?;
+            let was =
+                pin.previous.as_ref().is_some_and(|previous| previous.key == *key && previous.is_valid(now));
             // One that a guest has only announced is not its own before it has shown it.
-            (pin.key == *key).then(|| (vm.clone(), pin.name.clone()))
+            (pin.key == *key || was).then(|| (vm.clone(), pin.name.clone()))
         })
     }
 
@@ -365,6 +367,26 @@ mod tests {
         assert_eq!(again.owner(&other), None, "it was only announced");
         assert!(pins.forget(VM).await.unwrap() && !pins.forget(VM).await.unwrap());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    /// It would be refused otherwise when its disk is restored: as a copy of the other one.
+    #[tokio::test]
+    async fn the_key_that_a_guest_had_before_is_pinned_for_no_other_one_as_long_as_it_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let pins = Pins::open(folder.path().to_owned()).unwrap();
+        let (before, after) = (Key::generate().unwrap().public(), Key::generate().unwrap().public());
+        let rotated = |now| Pin { next: Some(after), ..Pin::new("web", before, How::FirstUse) }.rotated(now);
+        pins.change(VM, |_| Some(rotated(SystemTime::now()))).await.unwrap();
+        assert_eq!(pins.owner(&before), Some((VM.to_owned(), "web".to_owned())));
+        let copy = |_| Some(Pin::new("copy", before, How::Operator));
+        let refused = pins.change("other", copy).await.unwrap_err();
+        assert!(matches!(&refused, Error::Owned(name) if name == "web"), "{refused}");
+        // Itself, and after that time others, may have it.
+        assert!(pins.change(VM, |pin| pin.map(|pin| Pin { told: None, ..pin })).await.is_ok());
+        pins.change(VM, |_| Some(rotated(SystemTime::now() - PREVIOUS - Duration::from_secs(1))))
+            .await
+            .unwrap();
+        assert!(pins.change("other", copy).await.is_ok());
     }
 
     #[tokio::test]
