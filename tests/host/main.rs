@@ -15,6 +15,8 @@ mod access;
 mod asking;
 mod audit;
 mod checks;
+#[macro_use]
+mod cloud_calls;
 mod frames;
 mod guest;
 mod hypervisor;

@@ -24,7 +24,7 @@ use crate::whole::{Vm, Whole, ask};
 #[derive(Clone)]
 pub struct Calls(pub Caller);
 
-macro_rules! calls {
+macro_rules! methods {
     ($($name:ident: $request:ident => $response:ident;)*) => {
         impl Calls {
             $(pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, Status> {
@@ -36,15 +36,7 @@ macro_rules! calls {
     };
 }
 
-calls! {
-    ensure_load_balancer: EnsureLoadBalancerRequest => EnsureLoadBalancerResponse;
-    release_load_balancer: ReleaseLoadBalancerRequest => ReleaseLoadBalancerResponse;
-    list_load_balancers: ListLoadBalancersRequest => ListLoadBalancersResponse;
-    watch_load_balancers: WatchLoadBalancersRequest => WatchLoadBalancersResponse;
-    watch_instances: WatchInstancesRequest => WatchInstancesResponse;
-    get_instance: GetInstanceRequest => GetInstanceResponse;
-    report_health_checks: ReportHealthChecksRequest => ReportHealthChecksResponse;
-}
+each_cloud_call!(methods);
 
 impl Calls {
     fn client(&self) -> CloudClient<Caller> {

@@ -25,6 +25,9 @@ mod checks;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../kubevirt/client.rs"]
 mod client;
+#[macro_use]
+#[path = "../host/cloud_calls.rs"]
+mod cloud_calls;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../kubevirt/lab.rs"]
 mod cluster;

@@ -108,7 +108,7 @@ impl Machines {
 #[derive(Clone)]
 struct Asking(Caller);
 
-macro_rules! calls {
+macro_rules! methods {
     ($($name:ident: $request:ident => $response:ident;)*) => {
         impl Asking {
             $(#[allow(dead_code, reason = "not every test makes every call")]
@@ -120,15 +120,7 @@ macro_rules! calls {
     };
 }
 
-calls! {
-    ensure_load_balancer: EnsureLoadBalancerRequest => EnsureLoadBalancerResponse;
-    release_load_balancer: ReleaseLoadBalancerRequest => ReleaseLoadBalancerResponse;
-    list_load_balancers: ListLoadBalancersRequest => ListLoadBalancersResponse;
-    watch_load_balancers: WatchLoadBalancersRequest => WatchLoadBalancersResponse;
-    watch_instances: WatchInstancesRequest => WatchInstancesResponse;
-    get_instance: GetInstanceRequest => GetInstanceResponse;
-    report_health_checks: ReportHealthChecksRequest => ReportHealthChecksResponse;
-}
+each_cloud_call!(methods);
 
 fn service(name: &str) -> ServiceReference {
     ServiceReference { namespace: "shop".into(), name: name.into(), uid: format!("uid-{name}") }
