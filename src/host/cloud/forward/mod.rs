@@ -65,8 +65,8 @@ pub struct Forwarder {
     nft: PathBuf,
     plans: watch::Receiver<Numbered>,
     told: watch::Sender<InForce>,
-    /// The words of the table, as the kernel showed it when it had been written.
-    written: Option<Vec<String>>,
+    /// The plan whose rules were written last, and the words of the table as the kernel showed it then.
+    written: Option<(Arc<Plan>, Vec<String>)>,
     is_said: bool,
 }
 
@@ -119,7 +119,7 @@ impl Forwarder {
                 continue;
             }
             match self.table().await {
-                Ok(now) if Some(&now) == self.written.as_ref() => {}
+                Ok(now) if self.written.as_ref().is_some_and(|(_, written)| *written == now) => {}
                 // It is told why with the next try to write them.
                 Ok(_) | Err(program::Error::Failed { .. }) => {
                     self.told.send_modify(|told| told.repaired += 1);
@@ -138,26 +138,39 @@ impl Forwarder {
     }
 
     async fn put_in_force(&mut self, plan: &Arc<Plan>) -> Result<(), String> {
-        let text = if plan.is_empty() { rules::remove() } else { rules::replace(plan) };
         // What comes to an address without its rules would reach the host's own programs.
         let arranged = Arc::clone(plan);
         let taken = blocking::run(move || take(&arranged)).await;
-        self.nft(&["-f", "-"], text).await.map_err(|error| {
-            let words = error_chain::words(&error);
-            match capabilities::has(&Root::default(), capabilities::NET_ADMIN) {
-                Some(false) => format!("{UNPRIVILEGED}; {words}"),
-                Some(true) | None => words,
-            }
-        })?;
+        // Where something else fails, it is tried again and again, and the table is as it is to be.
+        let is_there = self.is_there(plan).await;
+        if !is_there {
+            let text = if plan.is_empty() { rules::remove() } else { rules::replace(plan) };
+            self.nft(&["-f", "-"], text).await.map_err(|error| {
+                let words = error_chain::words(&error);
+                match capabilities::has(&Root::default(), capabilities::NET_ADMIN) {
+                    Some(false) => format!("{UNPRIVILEGED}; {words}"),
+                    Some(true) | None => words,
+                }
+            })?;
+        }
         let arranged = Arc::clone(plan);
         let given =
             blocking::run(move || give(&arranged).and(kernel_forwards(&arranged, &Root::default()))).await;
-        self.written = if plan.is_empty() {
-            None
-        } else {
-            Some(self.table().await.map_err(|error| error_chain::words(&error))?)
-        };
+        if plan.is_empty() {
+            self.written = None;
+        } else if !is_there {
+            let table = self.table().await.map_err(|error| error_chain::words(&error))?;
+            self.written = Some((Arc::clone(plan), table));
+        }
         taken.and(given)
+    }
+
+    /// Whether the table has the rules of this plan, as they were written.
+    async fn is_there(&self, plan: &Arc<Plan>) -> bool {
+        match &self.written {
+            Some((of, written)) if of == plan => self.table().await.is_ok_and(|now| now == *written),
+            _ => false,
+        }
     }
 
     /// The words of the table, with the identity of each rule. Sorted, as the elements of sets are in no order.
@@ -238,4 +251,50 @@ fn on_interfaces(
         }
     }
     if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// An interface that is missing, or a kernel that does not forward, is looked at every few seconds.
+    #[tokio::test]
+    async fn the_table_is_not_written_again_for_what_else_is_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let nft = path("nft");
+        let script = format!(
+            "#!/bin/sh\ncat >/dev/null\ncase $1 in -f) echo written >>{0}/log;; *) cat {0}/table;; esac\n",
+            directory.path().display()
+        );
+        std::fs::write(&nft, script).unwrap();
+        std::fs::set_permissions(&nft, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(path("table"), "table inet guestlet { } # handle 1").unwrap();
+        let writes = || std::fs::read_to_string(path("log")).unwrap_or_default().lines().count();
+        let (_plans, followed) = watch::channel(Numbered::default());
+        let (mut forwarder, _told) = Forwarder::new(nft, followed);
+        let interfaces = BTreeMap::from([("no-such-interface".to_owned(), Interface::default())]);
+        let plan = Arc::new(Plan { interfaces, ..Plan::default() });
+        assert!(!plan.is_empty());
+        for _ in 0..3 {
+            let problem = forwarder.put_in_force(&plan).await.unwrap_err();
+            assert!(problem.contains("no-such-interface"), "{problem}");
+        }
+        assert_eq!(writes(), 1);
+        // Somebody else changes it.
+        std::fs::write(path("table"), "table inet guestlet { } # handle 2").unwrap();
+        forwarder.put_in_force(&plan).await.unwrap_err();
+        assert_eq!(writes(), 2);
+        forwarder.put_in_force(&plan).await.unwrap_err();
+        assert_eq!(writes(), 2);
+        // What was there is another plan's.
+        forwarder.put_in_force(&Arc::default()).await.unwrap();
+        assert_eq!(writes(), 3);
+        forwarder.put_in_force(&plan).await.unwrap_err();
+        assert_eq!(writes(), 4);
+    }
 }
