@@ -2,10 +2,11 @@
 
 use tonic::Status;
 
+use crate::ccm::events::News;
 use crate::ccm::instance::clean;
 use crate::kubernetes::fence::Closed;
 use crate::kubernetes::lists::Failed;
-use crate::kubernetes::{code, words};
+use crate::kubernetes::{code, refusal, words};
 
 /// Reason why a change was not made.
 #[derive(Debug, thiserror::Error)]
@@ -13,12 +14,26 @@ pub(super) enum Refused {
     /// What has become of the object is heard of.
     #[error("the object is not as it was, or not there any more")]
     Other,
+    /// Somebody does not let it be, and would not the next time: an admission webhook or policy, the roles, or the kind itself.
+    #[error("{0}")]
+    Denied(String),
     /// In words for people.
     #[error("{0}")]
     Failed(String),
     /// The host half's answer.
     #[error("{}", clean(.0.message()))]
     Host(Status),
+}
+
+impl Refused {
+    /// What people are told of an object that cannot be changed, if that is for them to change.
+    pub(super) fn news(&self) -> Option<News> {
+        let Self::Denied(why) = self else { return None };
+        Some(News::warning(
+            "ChangeRefused",
+            format!("it is not changed as its host wants it: {}", clean(why)),
+        ))
+    }
 }
 
 impl From<Closed> for Refused {
@@ -31,6 +46,7 @@ impl From<Failed> for Refused {
     fn from(failed: Failed) -> Self {
         match failed {
             Failed::Answered(error) if matches!(code(&error), Some(404 | 409)) => Self::Other,
+            Failed::Answered(error) if refusal(&error).is_some() => Self::Denied(words(&error)),
             Failed::Answered(error) => Self::Failed(words(&error)),
             Failed::Late => Self::Failed(failed.to_string()),
         }
@@ -40,5 +56,35 @@ impl From<Failed> for Refused {
 impl From<Status> for Refused {
     fn from(status: Status) -> Self {
         Self::Host(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::Error;
+    use kube::core::Status;
+
+    use super::*;
+
+    /// A webhook that answers with 409 or 404 has not said that somebody was faster, or that the object is gone.
+    #[test]
+    fn what_is_refused_is_told_whatever_its_code() {
+        let told = |code: u16, message: &str| {
+            let mut status = Status::failure(message, "");
+            status.code = code;
+            let refused = Refused::from(Failed::Answered(Error::Api(Box::new(status))));
+            match &refused {
+                Refused::Denied(_) => refused.news().unwrap().message,
+                Refused::Other => "other".to_owned(),
+                _ => "failed".to_owned(),
+            }
+        };
+        let denial = "admission webhook \"services.example.org\" denied the request: no finalizers";
+        for code in [400, 404, 409, 500] {
+            assert_eq!(told(code, denial), format!("it is not changed as its host wants it: {denial}"));
+        }
+        assert_eq!([told(404, "not found"), told(409, "modified")], ["other", "other"]);
+        assert_eq!(told(500, "failed calling webhook \"a\": timeout"), "failed");
+        assert!(told(403, "no right").contains("packaging/kubernetes"));
     }
 }

@@ -114,7 +114,10 @@ impl Hands {
                 tracing::debug!(service, "the host half: {} ({})", clean(status.message()), status.code());
                 Done::Failed
             }
-            Err(Refused::Failed(why)) => {
+            Err(why) => {
+                if let Some(news) = why.news() {
+                    self.recorder.tell(&*service, &news).await;
+                }
                 tracing::warn!(
                     service = shown(&service),
                     "a Service cannot be changed; it is tried again: {why}"

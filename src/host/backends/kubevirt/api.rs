@@ -27,7 +27,7 @@ use crate::host::half::Half;
 use crate::kubernetes::fence::{Closed, Fence};
 use crate::kubernetes::lists::{self, Failed};
 use crate::kubernetes::standing::Teller;
-pub(super) use crate::kubernetes::{code, denied, words};
+pub(super) use crate::kubernetes::{code, refusal, words};
 
 /// How many events of an object are looked at.
 const EVENTS: u32 = 500;
@@ -68,9 +68,13 @@ pub enum Written {
     Gone,
 }
 
-/// Whose answer it is: the words of an error begin with it.
-pub(super) fn unavailable(what: &str, error: &Error) -> VolumeError {
-    VolumeError::Unavailable(format!("cannot {what}: {}", words(error)))
+/// What it means that `what` was not done: refused if somebody has said so, and else that it cannot be asked.
+pub(super) fn failed(what: &str, error: &Error) -> VolumeError {
+    match (error, code(error)) {
+        // An admission webhook.
+        (Error::Api(status), None) => refused(&status.message),
+        _ => VolumeError::Unavailable(format!("cannot {what}: {}", words(error))),
+    }
 }
 
 /// Why there is no answer.
@@ -127,7 +131,7 @@ pub(super) fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T
     match outcome {
         Ok(object) => Ok(Some(object)),
         Err(error) if code(&error) == Some(404) => Ok(None),
-        Err(error) => Err(unavailable(what, &error)),
+        Err(error) => Err(failed(what, &error)),
     }
 }
 
@@ -200,20 +204,14 @@ impl Cluster {
     ) -> Result<Option<PersistentVolumeClaim>, VolumeError> {
         let what = format!("make a claim in the namespace {namespace}");
         let made = self.alter(&what, self.claims(namespace).create(&PostParams::default(), claim)).await?;
-        if let Some(words) = made.as_ref().err().and_then(denied) {
-            return Err(refused(words));
-        }
         match made {
             Ok(made) => Ok(Some(made)),
             Err(error) if code(&error) == Some(409) => Ok(None),
             // A ResourceQuota, or an admission policy; or the namespace is going.
-            Err(Error::Api(status)) if status.code == 403 && status.message.contains("exceeded quota") => {
-                Err(VolumeError::Full(format!(
-                    "the host cluster has no more room for it: {}",
-                    status.message
-                )))
+            Err(error) if code(&error) == Some(403) && words(&error).contains("exceeded quota") => {
+                Err(VolumeError::Full(format!("the host cluster has no more room for it: {}", words(&error))))
             }
-            Err(error) => Err(unavailable(&what, &error)),
+            Err(error) => Err(failed(&what, &error)),
         }
     }
 
@@ -266,9 +264,9 @@ impl Cluster {
         let claims = self.claims(&claim.namespace);
         let parameters = PatchParams::default();
         let patched = self.alter(&what, claims.patch(&claim.name, &parameters, &Patch::Merge(patch))).await?;
-        match patched {
-            Err(Error::Api(status)) if matches!(status.code, 403 | 422) => Err(refused(&status.message)),
-            outcome => written(outcome.map(drop), &what),
+        match patched.as_ref().err().and_then(refusal) {
+            Some(words) => Err(refused(words)),
+            None => written(patched.map(drop), &what),
         }
     }
 
@@ -332,15 +330,10 @@ impl Cluster {
         let vms = self.vms(namespace);
         let parameters = PatchParams::default();
         let patched = self.alter(&what, vms.patch(name, &parameters, &Patch::<()>::Json(steps))).await?;
-        if let Some(words) = patched.as_ref().err().and_then(denied) {
-            return self.changed_or_refused(read, words, &what).await;
-        }
-        match patched {
-            // Of a patch whose test fails, and of what a policy does not admit.
-            Err(Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
-                self.changed_or_refused(read, &status.message, &what).await
-            }
-            outcome => written(outcome.map(drop), &what),
+        // Of a patch whose test fails, too.
+        match patched.as_ref().err().and_then(refusal) {
+            Some(words) => self.changed_or_refused(read, words, &what).await,
+            None => written(patched.map(drop), &what),
         }
     }
 
@@ -397,7 +390,7 @@ impl Cluster {
             Err(Error::Api(status)) if matches!(status.code, 400 | 409 | 422) => {
                 self.changed_or_refused(vm, &status.message, &what).await
             }
-            Err(error) => Err(unavailable(&what, &error)),
+            Err(error) => Err(failed(&what, &error)),
         }
     }
 
@@ -434,14 +427,11 @@ impl Cluster {
 }
 
 pub(super) fn written(outcome: Result<(), Error>, what: &str) -> Result<Written, VolumeError> {
-    if let Some(words) = outcome.as_ref().err().and_then(denied) {
-        return Err(refused(words));
-    }
     match outcome {
         Ok(()) => Ok(Written::Yes),
         Err(error) if code(&error) == Some(409) => Ok(Written::Conflict),
         Err(error) if code(&error) == Some(404) => Ok(Written::Gone),
-        Err(error) => Err(unavailable(what, &error)),
+        Err(error) => Err(failed(what, &error)),
     }
 }
 

@@ -14,7 +14,7 @@ use kube::{Api, Error};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::api::{Cluster, code, denied, json_request, unanswered, unavailable};
+use super::api::{Cluster, code, failed, json_request, refusal, unanswered};
 use super::objects::{or_default, resource};
 use crate::host::backends::volumes::VolumeError;
 use crate::kubernetes::follow::{Heard, follow};
@@ -287,18 +287,12 @@ impl Cluster {
 }
 
 fn changed(outcome: Result<Balancer, Error>, what: &str) -> Result<Changed, VolumeError> {
-    if let Some(words) = outcome.as_ref().err().and_then(denied) {
-        return Err(VolumeError::Refused(words.to_owned()));
-    }
     match outcome {
         Ok(object) => Ok(Changed::Yes(Box::new(slim(object)))),
         Err(error) if code(&error) == Some(409) => Ok(Changed::Conflict),
         Err(error) if code(&error) == Some(404) => Ok(Changed::Gone),
-        // An admission policy, or the schema.
-        Err(Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
-            Err(VolumeError::Refused(status.message.clone()))
-        }
-        Err(error) => Err(unavailable(what, &error)),
+        Err(error) => Err(refusal(&error)
+            .map_or_else(|| failed(what, &error), |words| VolumeError::Refused(words.to_owned()))),
     }
 }
 
