@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use http::{Method, Request, StatusCode};
 use hyper::body::{Body as _, Incoming};
+use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -37,11 +38,19 @@ pub fn collection(object: &Value) -> String {
     format!("/{root}/{version}{within}/{plural}")
 }
 
-/// A client; a connection for each request.
+/// A client; a connection for each request, unless it keeps them.
 #[derive(Clone)]
 pub struct Api {
     address: SocketAddr,
     tls: TlsConnector,
+    /// Connections on which nothing is asked now.
+    kept: Option<Arc<Mutex<Vec<Asker>>>>,
+}
+
+/// A connection that is asked on.
+struct Asker {
+    sender: SendRequest<String>,
+    _connection: Connection,
 }
 
 impl Api {
@@ -64,7 +73,14 @@ impl Api {
                 PrivateKeyDer::from_pem_file(&pair).unwrap(),
             )
             .unwrap();
-        Self { address, tls: TlsConnector::from(Arc::new(config)) }
+        Self { address, tls: TlsConnector::from(Arc::new(config)), kept: None }
+    }
+
+    /// The same, which asks again on the connections that it has: for who asks for so much that the handshakes count.
+    #[allow(dead_code, reason = "not each test program has one who asks for so much")]
+    #[must_use]
+    pub fn keeping(&self) -> Self {
+        Self { kept: Some(Arc::default()), ..self.clone() }
     }
 
     /// Whether the API server says that it is ready.
@@ -156,7 +172,8 @@ impl Api {
         }
     }
 
-    async fn send(
+    /// Asks once; the whole answer.
+    pub async fn send(
         &self,
         method: Method,
         path: &str,
@@ -165,6 +182,9 @@ impl Api {
     ) -> std::io::Result<(StatusCode, Vec<u8>)> {
         let answer = self.open(method, path, body, kind).await?;
         let body = read(answer.body).await.map_err(std::io::Error::other)?;
+        if let Some(kept) = &self.kept {
+            kept.lock().unwrap().push(answer.asker);
+        }
         Ok((answer.status, body))
     }
 
@@ -176,11 +196,14 @@ impl Api {
         body: String,
         kind: &str,
     ) -> std::io::Result<Answer> {
-        let stream = TcpStream::connect(self.address).await?;
-        let stream = self.tls.connect(ServerName::from(self.address.ip()), stream).await?;
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = handshake.map_err(std::io::Error::other)?;
-        let connection = Connection(tokio::spawn(async move { drop(connection.await) }));
+        let kept = || self.kept.as_ref()?.lock().unwrap().pop();
+        let mut asker = loop {
+            let Some(mut asker) = kept() else { break self.dial().await? };
+            // The server may have ended it.
+            if asker.sender.ready().await.is_ok() {
+                break asker;
+            }
+        };
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -188,9 +211,17 @@ impl Api {
             .header("content-type", kind)
             .body(body)
             .unwrap();
-        let answer = sender.send_request(request).await.map_err(std::io::Error::other)?;
+        let answer = asker.sender.send_request(request).await.map_err(std::io::Error::other)?;
         let (head, body) = answer.into_parts();
-        Ok(Answer { status: head.status, body, _connection: connection })
+        Ok(Answer { status: head.status, body, asker })
+    }
+
+    async fn dial(&self) -> std::io::Result<Asker> {
+        let stream = TcpStream::connect(self.address).await?;
+        let stream = self.tls.connect(ServerName::from(self.address.ip()), stream).await?;
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.map_err(std::io::Error::other)?;
+        Ok(Asker { sender, _connection: Connection(tokio::spawn(async move { drop(connection.await) })) })
     }
 }
 
@@ -198,7 +229,7 @@ impl Api {
 pub struct Answer {
     pub status: StatusCode,
     pub body: Incoming,
-    _connection: Connection,
+    asker: Asker,
 }
 
 /// Ends with this value.

@@ -7,7 +7,7 @@ use http::{Method, StatusCode};
 use hyper::body::Body as _;
 use serde_json::Value;
 
-use crate::api::{Answer, Api, read};
+use crate::api::{Answer, Api};
 
 pub const JSON: &str = "application/json";
 pub const MERGE: &str = "application/merge-patch+json";
@@ -22,9 +22,7 @@ pub async fn call(
     body: Option<&Value>,
 ) -> io::Result<(StatusCode, Value)> {
     let body = body.map(Value::to_string).unwrap_or_default();
-    let answer = api.open(method, path, body, kind).await?;
-    let status = answer.status;
-    let bytes = read(answer.body).await.map_err(io::Error::other)?;
+    let (status, bytes) = api.send(method, path, body, kind).await?;
     // What is not JSON is told as it is.
     let value = serde_json::from_slice(&bytes)
         .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));

@@ -1,19 +1,20 @@
 //! Harvester's load-balancer controller and webhook, as far as load balancers of guest clusters need them: one task that looks at all
-//! of them again and again. It gives addresses of the pool that matches, keeps an object until its address is given back, and says in
+//! of them whenever something of them changes, as a watch tells it, and now and then. It gives addresses of the pool that matches, keeps an object until its address is given back, and says in
 //! the condition `Ready` why it has none.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::api::Api;
-use crate::client::{JSON, call};
+use crate::client::{JSON, Watch, call, list};
 use crate::model::objects::{Kind, is_deleted, items, key, namespace, text};
 
 pub const BALANCERS: &str = "/apis/loadbalancer.harvesterhci.io/v1beta1/loadbalancers";
@@ -22,6 +23,8 @@ const FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
 const OURS: &str = "loadbalancer.harvesterhci.io";
 const NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 const PACE: Duration = Duration::from_millis(40);
+/// Between two looks while nothing changes: there may be another pool.
+const SELDOM: Duration = Duration::from_millis(200);
 /// Load balancers that are written at a time.
 const AT_ONCE: usize = 8;
 
@@ -39,14 +42,18 @@ impl Drop for Harvester {
 
 impl Harvester {
     pub fn start(api: &Api) -> Self {
-        let (held, api) = (Arc::new(AtomicBool::new(false)), api.clone());
+        let (held, api) = (Arc::new(AtomicBool::new(false)), api.keeping());
         let holds = Arc::clone(&held);
         let task = tokio::spawn(async move {
+            let known = Arc::new(Known::default());
+            let mut watching = JoinSet::new();
+            watching.spawn(watch(api.clone(), Arc::clone(&known)));
             loop {
                 if !holds.load(Ordering::SeqCst) {
-                    pass(&api).await;
+                    pass(&api, &known).await;
                 }
                 tokio::time::sleep(PACE).await;
+                drop(tokio::time::timeout(SELDOM, known.changed.notified()).await);
             }
         });
         Self { task, held }
@@ -96,6 +103,44 @@ fn number(address: &str) -> u32 {
     address.parse::<Ipv4Addr>().unwrap().into()
 }
 
+/// The load balancers, as a watch has told of them.
+#[derive(Default)]
+struct Known {
+    all: Mutex<BTreeMap<String, Value>>,
+    changed: Notify,
+}
+
+impl Known {
+    fn set(&self, change: impl FnOnce(&mut BTreeMap<String, Value>)) {
+        change(&mut self.all.lock().unwrap());
+        self.changed.notify_one();
+    }
+}
+
+/// Keeps what is known as the API server has it, for ever.
+async fn watch(api: Api, known: Arc<Known>) {
+    loop {
+        // A server that a test has ended comes back.
+        drop(watch_once(&api, &known).await);
+        tokio::time::sleep(PACE).await;
+    }
+}
+
+async fn watch_once(api: &Api, known: &Known) -> std::io::Result<()> {
+    let (all, version) = list(api, BALANCERS).await?;
+    known.set(|before| *before = all.into_iter().map(|one| (key(&one), one)).collect());
+    let mut watch = Watch::open(api, BALANCERS, &version).await?;
+    while let Some(mut event) = watch.next().await? {
+        let object = event["object"].take();
+        match text(&event["type"]) {
+            "ADDED" | "MODIFIED" => known.set(|all| drop(all.insert(key(&object), object))),
+            "DELETED" => known.set(|all| drop(all.remove(&key(&object)))),
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
 async fn put(api: &Api, path: &str, object: &Value) -> bool {
     let answer = call(api, Method::PUT, path, JSON, Some(object)).await;
     answer.is_ok_and(|(status, _)| status.is_success())
@@ -103,8 +148,9 @@ async fn put(api: &Api, path: &str, object: &Value) -> bool {
 
 /// A look at everything: what is given of pools is written there first, then what has come of it to the load balancers. What is
 /// refused, or interrupted, is tried again with the next look; what was reserved for one that is gone stays reserved.
-async fn pass(api: &Api) {
-    let balancers = api.list(BALANCERS).await;
+async fn pass(api: &Api, known: &Known) {
+    let balancers: Vec<_> =
+        known.all.lock().unwrap().values().filter(|one| !is_settled(one)).cloned().collect();
     let mut world = World { pools: api.list(POOLS).await, used: BTreeSet::new(), vmis: Vec::new() };
     if balancers.iter().any(|one| text(&one["metadata"]["annotations"][NETWORK]).is_empty()) {
         world.vmis = api.list(&Kind::Vmi.all()).await;
@@ -130,6 +176,13 @@ async fn pass(api: &Api) {
         }
     }
     writing.join_all().await;
+}
+
+/// Whether nothing is left to do for a load balancer.
+fn is_settled(balancer: &Value) -> bool {
+    let has_finalizer = items(&balancer["metadata"]["finalizers"]).any(|one| one == FINALIZER);
+    let given = &balancer["status"]["allocatedAddress"]["ip"];
+    has_finalizer && !is_deleted(balancer) && !text(given).is_empty()
 }
 
 /// What there is beside the load balancers.
