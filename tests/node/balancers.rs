@@ -1,6 +1,7 @@
 //! Load balancers of guest clusters on Harvester: from a guest through its node and the controller to the API of the host cluster,
 //! where a model of Harvester's controller gives addresses.
 
+mod alone;
 mod checked;
 mod left;
 

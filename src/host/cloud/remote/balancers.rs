@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::super::book::Book;
 use super::super::meet::Failure;
 use super::super::wanted::{Service, Wanted};
+use super::leaving::Leaving;
 use super::object::{self, Object, Sharer};
 use crate::host::backends::kubevirt::balancers::{Balancer, Pool, Told};
 use crate::kubernetes::follow::Heard;
@@ -55,8 +56,8 @@ pub struct Balancers {
     pub pools: Option<BTreeMap<String, Pool>>,
     /// What cannot be had.
     pub asked: BTreeMap<Key, Asked>,
-    /// What is to be given back as soon as Harvester has taken it up, and whose it is.
-    pub leaving: BTreeMap<Key, Service>,
+    /// What is deleted as soon as Harvester has taken it up.
+    pub leaving: BTreeMap<Key, Leaving>,
     changes: Changes,
 }
 
@@ -305,6 +306,11 @@ impl Balancers {
     /// The object that is known by this key.
     pub fn keyed(&self, key: &Key) -> Option<&Object> {
         self.objects.get(self.own.get(key)?)
+    }
+
+    /// Whether the Service of this key is not kept any more for what it has, which its cluster is not told of then.
+    pub fn is_left(&self, key: &Key) -> bool {
+        self.leaving.get(key).is_some_and(|leaving| leaving.is_left)
     }
 
     /// Counts the Services of a cluster that have asked for what they cannot have.

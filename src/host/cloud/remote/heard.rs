@@ -52,10 +52,12 @@ impl Registry {
         about.extend(twins);
         self.follow_checks(&about);
         for key in about {
-            let now = self.message(&key);
+            let (now, is_left) = (self.message(&key), self.balancers.is_left(&key));
             let balancers = &mut self.cluster(&key.0).balancers;
             let before = balancers.get(&key.1);
-            let event = event(&key.0, before, now.as_ref());
+            // Of one whose Service is not kept any more people are told once.
+            let event = event(&key.0, before, now.as_ref()).filter(|_| !is_left || before.is_some());
+            let now = now.filter(|_| !is_left);
             let before = before.map(v1::LoadBalancer::state);
             let state = now.as_ref().map(v1::LoadBalancer::state);
             match now {

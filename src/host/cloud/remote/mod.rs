@@ -6,7 +6,7 @@
 //!  LoadBalancers, IPPools ──────────────────────follow──▶ balancers ──┴▶ registry ──▶ journals of each cluster ──▶ polls
 //!  callback of a node (a guest asks), api (people ask) ──Request──▶ answer ──▶ queue ──plan──▶ steps ──▶ API server
 //!
-//!  pure: members, object, balancers, plan, pools, check, told
+//!  pure: members, object, balancers, queue, plan, pools, check, told
 //! ```
 //!
 //! One task, the [`Registry`], owns what is known, and waits for nothing but news: what has to be asked of the API server is asked
@@ -54,11 +54,13 @@ pub mod balancers;
 pub mod check;
 mod checks;
 mod heard;
+mod leaving;
 pub mod members;
 pub mod object;
 pub mod plan;
 mod pools;
 mod queue;
+mod steps;
 mod told;
 
 use abandoned::Abandoned;
@@ -212,7 +214,10 @@ impl Registry {
                     }
                     Some(done) = self.dones.recv() => self.take_in(done),
                     Some(told) = of_balancers.next() => self.hear(told),
-                    _ = ticks.tick() => self.look_at_reports(),
+                    _ = ticks.tick() => {
+                        self.look_at_reports();
+                        self.look_at_leaving();
+                    }
                     () = tokio::time::sleep_until(look) => self.look_for_abandoned(),
                     Ok(()) = self.settings.changed() => self.follow_settings(),
                     Ok(()) = self.options.changed() => self.follow_options(),

@@ -207,8 +207,10 @@ impl Object {
                 json!({ "annotations": { UID: service.uid, WANTED: text(wanted) } }),
             );
         }
-        // As Harvester's cloud provider says it, which takes one without for none; people see it as well.
+        // As Harvester's cloud provider says it, which takes one without for none; people see it as well. Not before Harvester has taken
+        // it up, which is the last that it writes: of two who write at the same time one has to write again.
         if let Address::Has(address, _) = self.address()
+            && self.is_taken_up()
             && self.read.status.address != address.to_string()
         {
             patch.insert("status".to_owned(), json!({ "address": address.to_string() }));

@@ -39,8 +39,8 @@ pub enum Step {
 pub enum Giving {
     /// This; if it is a change, nothing is left afterwards.
     Step(Step),
-    /// The object of this key is deleted, but not yet: Harvester has not taken it up.
-    Early(String),
+    /// The object of this key, and of this namespace and name, is deleted, but not yet: Harvester has not taken it up.
+    Early(String, String),
     /// It is being given back.
     UnderWay,
     /// Nothing is known of it.
@@ -71,6 +71,8 @@ pub struct Plan<'p> {
     pub settings: &'p Settings,
     /// Namespace and name of the cluster.
     pub cluster: &'p str,
+    /// How many other things are being done for the cluster, each of which may make something of which nothing is known yet.
+    pub beside: usize,
 }
 
 impl Plan<'_> {
@@ -106,7 +108,8 @@ impl Plan<'_> {
             && let Some(other) = self.balancers.own(self.cluster, primary)
         {
             let Service { namespace, name, .. } = primary;
-            if matches!(other.address(), Address::None(_)) {
+            let key = (self.cluster.to_owned(), other.key());
+            if matches!(other.address(), Address::None(_)) || self.balancers.leaving.contains_key(&key) {
                 let words = format!("the Service {namespace}/{name} has no address yet that could be shared");
                 return Err(Failure::new("NoPrimary", words).into());
             }
@@ -213,7 +216,7 @@ impl Plan<'_> {
                 && other.met.as_ref().is_some_and(|met| met.check.is_some())
         };
         let of_cluster = self.balancers.book.of_cluster(self.cluster);
-        if wanted.check.is_none() || of_cluster.filter(has_check).count() < MOST_CHECKS {
+        if wanted.check.is_none() || of_cluster.filter(has_check).count() + self.beside < MOST_CHECKS {
             return Ok(());
         }
         let words =
@@ -222,7 +225,7 @@ impl Plan<'_> {
     }
 
     fn check_count(&self) -> Result<(), Refusal> {
-        let has = self.balancers.book.count(self.cluster);
+        let has = self.balancers.book.count(self.cluster) + self.beside;
         self.settings
             .check_count(self.cluster, has)
             .map_err(|words| Refusal::Problem(Problem::Exhausted(words)))
@@ -261,7 +264,7 @@ impl Plan<'_> {
             return Ok(if own.is_taken_up() {
                 Giving::Step(Step::Remove(own.id()))
             } else {
-                Giving::Early(own.key())
+                Giving::Early(own.key(), own.id())
             });
         }
         Ok(Giving::Nothing)

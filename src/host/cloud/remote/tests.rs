@@ -24,8 +24,10 @@ use crate::host::fleet::{Reach, Reaches, Remote};
 use crate::wire::proto::v1::PowerState;
 use crate::wire::proto::v1::load_balancer::State;
 
+mod at_once;
 mod checked;
 mod given_back;
+mod leaving;
 
 /// How long the registry is given to come to rest; time stands still meanwhile.
 const REST: Duration = Duration::from_millis(900);
@@ -43,6 +45,8 @@ struct Objects {
     is_refusing: bool,
     /// It does not answer lists.
     is_away: bool,
+    /// Changes that it does not answer yet.
+    waiting: usize,
 }
 
 #[derive(Clone)]
@@ -133,7 +137,9 @@ impl tower_service::Service<Request<kube::client::Body>> for Server {
         Box::pin(async move {
             let (head, body) = request.into_parts();
             if head.method != Method::GET {
+                server.objects().waiting += 1;
                 server.places.acquire().await.unwrap().forget();
+                server.objects().waiting -= 1;
             }
             let body = body.collect_bytes().await.unwrap();
             let (status, answer) = server.answer(&head.method, head.uri.path(), &body);
@@ -285,6 +291,7 @@ impl Bench {
         let version = objects.version.to_string();
         let object = objects.balancers.get_mut(&id).unwrap();
         object["status"]["allocatedAddress"] = json!({ "ip": ip, "ipPool": "p" });
+        object["metadata"]["finalizers"] = json!(["wrangler.cattle.io/harvester-lb-controller"]);
         object["metadata"]["resourceVersion"] = json!(version);
         let object = object.clone();
         drop(objects);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::super::wanted::{Announcing, Family, Ipam, Service, Wanted};
 use super::balancers::{Balancers, Key};
 use super::check::{Doubt, Ground};
+use super::leaving::not_taken_up;
 use super::object::{Address, Object};
 use crate::host::text;
 use crate::wire::proto::v1::{self, load_balancer::State};
@@ -38,6 +39,16 @@ pub fn message(
         }
         (None, None) => asked.map(|asked| bare(&asked.service, &asked.wanted))?,
     };
+    if let Some(leaving) = balancers.leaving.get(key).filter(|_| asked.is_none()) {
+        told.set_state(State::Releasing);
+        let is_left = own.filter(|_| leaving.is_left);
+        (told.reason, told.message) = match is_left {
+            Some(own) => ("NotTakenUp".to_owned(), not_taken_up(own)),
+            None => {
+                ("Releasing".to_owned(), "it is given back as soon as the host has taken it up".to_owned())
+            }
+        };
+    }
     if let Some(asked) = asked {
         told.set_state(State::Failed);
         told.service = Some((&asked.service).into());

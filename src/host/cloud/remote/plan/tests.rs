@@ -64,7 +64,7 @@ impl World {
     }
 
     fn plan(&self) -> Plan<'_> {
-        Plan { balancers: &self.balancers, settings: &self.settings, cluster: "ns/dev" }
+        Plan { balancers: &self.balancers, settings: &self.settings, cluster: "ns/dev", beside: 0 }
     }
 
     /// Makes steps until nothing is left to do.
@@ -280,7 +280,8 @@ fn one_is_given_back_however_far_it_has_come() {
     let mut world = World::new();
     world.ensure("web", &of_port(80)).unwrap();
     // Harvester may be reserving an address for it: of its end it would not hear.
-    assert_eq!(world.release(&service("web")), Ok(Giving::Early("u-web".to_owned())));
+    let early = Giving::Early("u-web".to_owned(), world.id("web"));
+    assert_eq!(world.release(&service("web")), Ok(early));
     world.take_up("web");
     assert!(matches!(world.release(&service("web")), Ok(Giving::Step(Step::Remove(_)))));
     assert_eq!(
