@@ -32,6 +32,8 @@ pub struct Balancers {
     pub all: BTreeMap<String, Arc<v1::LoadBalancer>>,
     /// All that there are were told at least once.
     pub is_complete: bool,
+    /// How often all were told: the host half is another run of itself each time, or was asked too late for all of its news.
+    pub begun: u64,
 }
 
 impl Balancers {
@@ -39,6 +41,7 @@ impl Balancers {
         if answer.complete {
             self.all.clear();
             self.is_complete = true;
+            self.begun += 1;
         }
         for gone in answer.gone {
             self.all.remove(&gone.uid);

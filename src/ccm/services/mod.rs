@@ -245,11 +245,27 @@ impl Desk {
                 self.queue.changed(key.clone(), now);
             }
         }
+        if before.begun != told.begun {
+            self.say_backends();
+        }
         for key in before.all.keys().filter(|key| !told.all.contains_key(*key)) {
             self.has.remove(key);
             self.taken.remove(key);
             if self.services.contains_key(key) {
                 self.queue.afresh(key.clone(), now);
+            }
+        }
+    }
+
+    /// Asks for those with health checks anew: another run of the host half may not know which Nodes take their traffic.
+    fn say_backends(&mut self) {
+        let now = Instant::now();
+        let is_checked =
+            |service: &&Arc<Service>| annotation(&service.metadata, wanted::HEALTH_PORT).is_some();
+        for service in self.services.values().filter(is_checked) {
+            let key = uid(&service.metadata);
+            if self.taken.remove(key).is_some() {
+                self.queue.afresh(key.to_owned(), now);
             }
         }
     }

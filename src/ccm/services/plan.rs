@@ -260,11 +260,17 @@ fn healthy(balancer: &LoadBalancer, news: &mut Vec<News>) -> Option<(bool, Strin
     if balancer.failing.len() > NAMED {
         failing.push("…".to_owned());
     }
-    let words = format!(
-        "{} Nodes take its traffic; not these, which do not pass its health check: {}",
-        balancer.healthy,
-        failing.join("; ")
-    );
+    let words = match (balancer.healthy, balancer.announcing()) {
+        // The host forwards nothing then. In the cluster nobody looks at it.
+        (0, Announcing::KubeVip | Announcing::None) => format!(
+            "no Node passes its health check, and its address stays: whoever announces it in the cluster does not look at that: {}",
+            failing.join("; ")
+        ),
+        (healthy, _) => format!(
+            "{healthy} Nodes take its traffic; not these, which do not pass its health check: {}",
+            failing.join("; ")
+        ),
+    };
     news.push(News::warning("BackendsUnhealthy", words.clone()));
     Some((false, "Unhealthy".to_owned(), words))
 }

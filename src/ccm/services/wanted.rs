@@ -18,7 +18,8 @@ const IPAM: &str = "cloudprovider.harvesterhci.io/ipam";
 pub const NETWORK: &str = "cloudprovider.harvesterhci.io/network";
 /// The Service whose address this one shares, and the label that says the same.
 pub const PRIMARY: &str = "cloudprovider.harvesterhci.io/primary-service";
-const HEALTH_PORT: &str = "cloudprovider.harvesterhci.io/healthcheck-port";
+/// The port whose node port is checked.
+pub const HEALTH_PORT: &str = "cloudprovider.harvesterhci.io/healthcheck-port";
 const HEALTH_SUCCESS: &str = "cloudprovider.harvesterhci.io/healthcheck-success-threshold";
 const HEALTH_FAILURE: &str = "cloudprovider.harvesterhci.io/healthcheck-failure-threshold";
 const HEALTH_PERIOD: &str = "cloudprovider.harvesterhci.io/healthcheck-periodseconds";

@@ -171,13 +171,9 @@ impl Question<'_> {
         nodes
     }
 
-    /// Whether a VM is to take traffic: one of those that are named, or any that is a Node.
+    /// Whether a VM is to take traffic.
     pub fn is_backend(&self, member: &Member) -> bool {
-        let v1::Instance { vm_uid, node_name, .. } = &member.instance;
-        match self.met.backends.as_slice() {
-            [] => !node_name.is_empty(),
-            named => named.iter().any(|uid| uid == vm_uid),
-        }
+        is_backend(&self.met.backends, &member.instance)
     }
 
     /// Where the host reaches a VM, by family: its first address in a subnet that the host may forward to.
@@ -238,6 +234,14 @@ impl Question<'_> {
     /// Whether the agent tells that the check passes.
     fn checked(&self, member: &Member, check: &str) -> Result<(), String> {
         passes(self.heard.reports.get(&member.instance.vm_uid), check, self.now, STALE)
+    }
+}
+
+/// Whether a VM is to take traffic: one of those that are named, or any that is a Node.
+pub fn is_backend(named: &[String], instance: &v1::Instance) -> bool {
+    match named {
+        [] => !instance.node_name.is_empty(),
+        named => named.contains(&instance.vm_uid),
     }
 }
 

@@ -1,10 +1,11 @@
 //! Health checks of load balancers on Harvester.
 
 use guestlet::wire::proto::v1::load_balancer::State;
-use guestlet::wire::proto::v1::{self, EnsureLoadBalancerRequest};
+use guestlet::wire::proto::v1::{self, EnsureLoadBalancerRequest, LoadBalancer};
 
-use super::{Site, wanted};
+use super::{LAN, Site, wanted};
 use crate::cluster::wait;
+use crate::clusters::{Calls, vm};
 use crate::patience::until;
 
 /// The agents of nodes check the port that a Service names; which node announces is kube-vip's choice.
@@ -51,6 +52,36 @@ fn agents_are_given_health_checks_and_what_they_report_is_told() {
             failing.problem.ends_with("refused") || failing.problem == "it was not tried yet",
             "{failing:?}"
         );
+        // Of two Nodes the cluster has excluded one from load balancers: what that says is told to nobody.
+        let db = vm(&site.whole, "db", "dev", LAN, "db").await;
+        let checked = |backends: Vec<String>| EnsureLoadBalancerRequest {
+            health_check,
+            backends,
+            ..wanted("web", "u1", 80)
+        };
+        site.dev.ensure(checked(vec![db.uid.clone()])).await.unwrap();
+        let about_db = |one: &LoadBalancer| one.failing.len() == 1 && one.failing[0].vm_name == "default/db";
+        let told = site.dev.becomes("u1", "is about the other", about_db).await;
+        assert_eq!((told.state(), told.healthy, told.addresses.len()), (State::Ready, 0, 1));
+        let of_db = Calls::of(&db).await;
+        let given = until("its agent is given the check, too", async || {
+            db.guest.checks().pop().filter(|given| given.checks.len() == 1)
+        })
+        .await;
+        let results = vec![v1::HealthCheckResult {
+            id: given.checks[0].id.clone(),
+            healthy: true,
+            problem: String::new(),
+        }];
+        let request = v1::ReportHealthChecksRequest { generation: given.generation, results };
+        of_db.report_health_checks(request).await.unwrap();
+        let told = site.dev.becomes("u1", "passes", |one| one.healthy == 1).await;
+        assert_eq!(told.failing, [], "the excluded one fails, and takes no traffic");
+        // All that are Nodes take it again.
+        site.dev.ensure(checked(Vec::new())).await.unwrap();
+        let is_both = |one: &LoadBalancer| one.healthy == 1 && one.failing.len() == 1;
+        let told = site.dev.becomes("u1", "is about both", is_both).await;
+        assert_eq!(told.failing[0].vm_name, "default/web");
         // It is to be checked no more.
         site.dev.ensure(wanted("web", "u1", 80)).await.unwrap();
         until("its agent checks nothing", async || {

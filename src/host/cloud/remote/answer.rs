@@ -27,8 +27,12 @@ impl Registry {
             Request::Ensure(asker, service, wanted, reply) => match self.admit(&asker) {
                 Ok(()) => {
                     self.balancers.leaving.remove(&(asker.cluster.clone(), service.uid.clone()));
+                    let backends = wanted.backends.clone();
                     let wanted = Box::new(object::kept(*wanted));
-                    self.enqueue(&asker.cluster, Job::ensure(service, wanted, Some(reply)));
+                    self.enqueue(
+                        &asker.cluster,
+                        Job::ensure(service, wanted, Some(reply)).checking(backends),
+                    );
                 }
                 Err(problem) => drop(reply.send(Err(problem))),
             },

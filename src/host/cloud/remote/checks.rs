@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 use super::super::Asker;
-use super::super::health::{self, MOST_PROBLEMS, Reported, outcomes, passes};
+use super::super::health::{self, MOST_PROBLEMS, Reported, is_backend, outcomes, passes};
 use super::super::record::Record;
 use super::super::wanted::{Family, Wanted};
 use super::balancers::{Balancers, Key};
@@ -36,23 +36,35 @@ pub(super) struct Probes {
     targets: BTreeMap<String, v1::HealthCheckTarget>,
     /// By lasting identifiers.
     reports: BTreeMap<String, Reported>,
+    /// Which VMs take traffic, by the UIDs of Services: as their cluster has said since this program began. They are in no object: of
+    /// a cluster with many Nodes and Services that would be much, and change all the time.
+    backends: BTreeMap<String, Arc<[String]>>,
 }
 
 impl Probes {
+    /// A Service's traffic goes to these VMs, or to all that are Nodes if there are none of them.
+    pub(super) fn set_backends(&mut self, service: &str, backends: Vec<String>) {
+        // Those of all Services of a cluster are the same.
+        let same = self.backends.values().next().filter(|known| ***known == *backends).cloned();
+        self.backends.insert(service.to_owned(), same.unwrap_or_else(|| backends.into()));
+    }
+
     /// A VM runs no more: what it said counts no more.
     pub(super) fn forget(&mut self, uid: &str) {
         self.reports.remove(uid);
     }
 
-    /// Which VMs that are Nodes take the traffic of a Service, and which do not pass.
+    /// Which VMs take the traffic of a Service, and which of them do not pass. None where nothing is checked, or its cluster has not
+    /// said yet which VMs that are.
     fn judge<'i>(
         &self,
         service: &str,
         instances: impl Iterator<Item = &'i v1::Instance>,
     ) -> Option<(u32, Vec<v1::BackendProblem>)> {
         let (target, now) = (self.targets.get(service)?, Instant::now());
+        let backends = self.backends.get(service)?;
         let (mut healthy, mut failing) = (0, Vec::new());
-        for one in instances.filter(|one| !one.node_name.is_empty()) {
+        for one in instances.filter(|one| is_backend(backends, one)) {
             let passed = match one.power() {
                 Power::Stopped => continue,
                 Power::Paused => Err("the VM is paused".to_owned()),
@@ -135,7 +147,11 @@ impl Registry {
         let mut changed = BTreeSet::new();
         for key in about {
             let now = target(&self.balancers, key);
-            let targets = &mut self.cluster(&key.0).probes.targets;
+            let is_asked_for = self.balancers.asked.contains_key(key);
+            let Probes { targets, backends, .. } = &mut self.cluster(&key.0).probes;
+            if now.is_none() && !is_asked_for {
+                backends.remove(&key.1);
+            }
             if targets.get(&key.1) == now.as_ref() {
                 continue;
             }
@@ -211,9 +227,12 @@ mod tests {
             instance("off", Power::Stopped),
             v1::Instance { node_name: String::new(), ..instance("none", Power::Running) },
         ];
+        probes.set_backends("u", Vec::new());
         assert_eq!(probes.judge("u", all.iter()), None, "nothing is to be checked");
         let target = v1::HealthCheckTarget { id: "c".into(), ..v1::HealthCheckTarget::default() };
-        probes.targets.insert("u".into(), target);
+        probes.targets.insert("u".into(), target.clone());
+        probes.targets.insert("other".into(), target);
+        assert_eq!(probes.judge("other", all.iter()), None, "it is not known where its traffic goes");
         for (uid, healthy, problem) in [("good", true, ""), ("bad", false, "refused"), ("paused", true, "")] {
             let result = v1::HealthCheckResult { id: "c".into(), healthy, problem: problem.into() };
             let outcomes = outcomes(vec![result], str::to_owned);
@@ -227,6 +246,12 @@ mod tests {
         let mute =
             "ns/mute its agent has not told the result of the health check yet; ns/paused the VM is paused";
         assert_eq!(told(&probes), (1, format!("ns/bad refused; {mute}")));
+        // What takes no traffic is not looked at, such as a Node that is excluded from load balancers.
+        probes.set_backends("u", vec!["good".into(), "paused".into()]);
+        assert_eq!(told(&probes), (1, "ns/paused the VM is paused".to_owned()));
+        probes.set_backends("u", vec!["bad".into()]);
+        assert_eq!(told(&probes), (0, "ns/bad refused".to_owned()));
+        probes.set_backends("u", Vec::new());
         probes.forget("good");
         assert_eq!(told(&probes).0, 0);
         tokio::time::advance(STALE).await;

@@ -35,6 +35,8 @@ pub struct Job {
     pub(super) tries: u32,
     /// It was listed that nothing is left.
     pub(super) is_proved: bool,
+    /// The VMs that are checked, if that is said anew.
+    pub(super) backends: Option<Vec<String>>,
     /// Nothing else is to be under way when it begins.
     is_alone: bool,
     /// What it is about, once it is under way.
@@ -85,7 +87,7 @@ pub enum Outcome {
 impl Job {
     fn new(service: Service, what: What, is_proved: bool) -> Self {
         let claims = BTreeSet::new();
-        Self { service, what, tries: 0, is_proved, is_alone: false, claims }
+        Self { service, what, tries: 0, is_proved, backends: None, is_alone: false, claims }
     }
 
     /// A Service wants this.
@@ -95,6 +97,11 @@ impl Job {
         reply: Option<Reply<Result<v1::LoadBalancer, Problem>>>,
     ) -> Self {
         Self::new(service, What::Ensure(wanted, reply), false)
+    }
+
+    /// Those of the VMs that take its traffic are checked.
+    pub fn checking(self, backends: Vec<String>) -> Self {
+        Self { backends: Some(backends), ..self }
     }
 
     /// A Service wants nothing any more.

@@ -137,8 +137,11 @@ impl Registry {
     /// A Service has what it wants, or cannot have it.
     fn ensured(&mut self, cluster: &str, mut job: Job, failure: Option<Failure>) {
         self.cluster(cluster).queue.end(&mut job);
-        let Job { service, what, .. } = job;
+        let Job { service, what, backends, .. } = job;
         let What::Ensure(wanted, reply) = what else { return };
+        if let Some(backends) = backends.filter(|_| wanted.check.is_some()) {
+            self.cluster(cluster).probes.set_backends(&service.uid, backends);
+        }
         let key: Key = (cluster.to_owned(), service.uid.clone());
         match failure {
             // It has what it wanted when nobody waits and nothing is missing.

@@ -44,6 +44,13 @@ async fn agents_are_given_checks_and_what_they_report_is_told() {
     assert_eq!(told(&bench), (1, String::new()));
     say(&mut bench, "vm-a", false);
     assert_eq!(told(&bench), (0, "refused".to_owned()));
+    // It takes no traffic, and then all that are Nodes do.
+    let wants = |backends: Vec<String>| Wanted { check: Some(check), backends, ..wanted() };
+    bench.ensured("web", wants(vec!["vm-b".into()])).await;
+    assert_eq!(told(&bench), (0, String::new()));
+    bench.ensured("web", wants(Vec::new())).await;
+    assert_eq!(told(&bench), (0, "refused".to_owned()));
+    assert_eq!(bench.changes().len(), 2, "none of it is in the object");
     // Without a check agents are given nothing, and nothing is told.
     bench.ensured("web", wanted()).await;
     assert!(given.has_changed().unwrap() && given.borrow().targets.is_empty());
