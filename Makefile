@@ -26,7 +26,7 @@ export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-packages lint clippy lint-alone unit-test kubevirt-test release package release-package gate-package static rpm \
 	tarball image chart packages check-packages images restore-dependencies keep-dependencies vm-test vm-builds vm-tests side-by-side \
-	beside-unit-test test soak demo demo-kubernetes bench clean
+	beside-unit-test test peers soak demo demo-kubernetes bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -40,7 +40,7 @@ clippy:
 	$(STEP) "format" cargo fmt --check
 	$(STEP) "clippy" cargo clippy $(GATE) --all-targets -- -D warnings
 	$(STEP) "clippy, tests with VMs" cargo clippy $(GATE) --test vm --test disk_layers --test images --test demo --test kubevirt --test kubernetes \
-		-- -D warnings
+		--test peers -- -D warnings
 
 lint-alone:
 	$(STEP) "agent alone" tests/setup/check.sh $(GATE) --no-default-features --features agent
@@ -158,6 +158,13 @@ restore-dependencies:
 
 keep-dependencies:
 	@tests/setup/dependencies.sh keep $(TARGET) $(CACHE)
+
+# What they are is up to whoever has them: built of a tag, or unpacked of the packages of a release.
+peers: ## run agent and host half with those of another release, in the directory GUESTLET_OTHER_BIN_DIR
+	@test -n "$(GUESTLET_OTHER_BIN_DIR)" || { echo "GUESTLET_OTHER_BIN_DIR names no directory with guestlet, guestlet-host and guestctl \
+	of another release" >&2; exit 2; }
+	$(STEP) "build tests with another release" cargo test $(GATE) --quiet --no-run --test peers
+	$(STEP) "tests with another release" cargo test $(GATE) --quiet --test peers -- --nocapture
 
 # Churns for as long as it takes to find what is seldom wrong.
 soak: export GUESTLET_SOAK := 1

@@ -135,6 +135,10 @@ pub fn table(status: &Status) -> String {
         if !identity.cluster.is_empty() {
             lines.push(("cluster", identity.cluster.clone()));
         }
+    } else if status.host.is_some() {
+        let why = "not told so far: this host half takes no requests from this guest (it is of an earlier release, or the guest's \
+                   grants leave it no role for them)";
+        lines.push(("known there as", why.to_owned()));
     }
     lines.push(("freeze", freeze_words(&status.freeze.clone().unwrap_or_default())));
     let position = status.position.clone().unwrap_or_default();

@@ -243,7 +243,10 @@ impl Holder {
         let callback = current.callback();
         callback
             .map(|callback| callback.caller())
-            .ok_or_else(|| format!("host half {} has not opened the callback", name(&current.host)))
+            .ok_or_else(|| {
+                let host = name(&current.host);
+                format!("host half {host} takes no requests from this guest; one of an earlier release has to be upgraded")
+            })
     }
 
     fn slot(&self) -> MutexGuard<'_, Slot> {

@@ -16,6 +16,9 @@ use serde_json::Value;
 /// Long enough for a machine that is busy; no test waits for it to pass.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// The host half's program.
+pub const HOST: &str = env!("CARGO_BIN_EXE_guestlet-host");
+
 /// The UUID that the settings of [`Lab::vm`] give to the VM with this number.
 pub fn uuid(number: u8) -> String {
     format!("6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c{number:02x}")
@@ -94,7 +97,7 @@ impl Lab {
 
     /// A daemon that has not been started, whose words go to `log`.
     pub fn daemon(&self, log: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_guestlet-host"));
+        let mut command = Command::new(HOST);
         let log = std::fs::File::create(self.path(log)).unwrap();
         command.arg("--config").arg(self.settings()).arg("--verbose").args(&self.arguments).stderr(log);
         command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("JOURNAL_STREAM");
