@@ -1,5 +1,6 @@
 //! The assembly of `guestlet-host`: settings → parts → run → drain.
 
+use std::collections::BTreeSet;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -294,6 +295,8 @@ fn assemble_cloud(
     let changed = Arc::new(Changed::default());
     let (plans, planned) = watch::channel(Numbered::default());
     let (targets, asked) = watch::channel(Vec::new());
+    let (candidates, looked_at) = watch::channel(BTreeSet::new());
+    let (seen, neighbours) = watch::channel(Arc::default());
     let (forwarder, in_force) = Forwarder::new(paths.nft, planned);
     let (desk, handle) = cloud::Desk::new(cloud::Parts {
         half: Arc::clone(half),
@@ -304,12 +307,18 @@ fn assemble_cloud(
         plans,
         in_force,
         targets,
+        candidates,
+        neighbours,
     });
     let shutdown = supervisor.shutdown();
     spawn_until(supervisor, "load balancers", desk.run(shutdown.clone()));
     let token = shutdown.clone();
     spawn_until(supervisor, "forwarding", async move {
         token.run_until_cancelled(forwarder.run()).await;
+    });
+    let (token, looking) = (shutdown.clone(), cloud::neighbours::run(looked_at, seen));
+    spawn_until(supervisor, "neighbours", async move {
+        token.run_until_cancelled(looking).await;
     });
     let asking = cloud::endpoints::run(asked, handle.clone());
     spawn_until(supervisor, "endpoints", async move {

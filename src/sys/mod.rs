@@ -70,7 +70,9 @@ pub mod mountinfo;
 #[cfg(feature = "agent")]
 pub mod mounting;
 #[cfg(feature = "kubevirt")]
+pub mod neighbours;
 pub mod net_namespace;
+mod netlink;
 #[cfg(feature = "agent")]
 pub mod nvme;
 #[cfg(feature = "agent")]

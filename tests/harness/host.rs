@@ -31,6 +31,8 @@ pub struct Listed {
     cluster: String,
     vsock: PathBuf,
     qmp: Option<PathBuf>,
+    /// Its hardware address, if the host is to know it.
+    hardware: Option<String>,
 }
 
 impl Listed {
@@ -42,13 +44,27 @@ impl Listed {
             cluster: "test".into(),
             vsock: vm.vsock_socket(),
             qmp: Some(vm.host_qmp()),
+            hardware: None,
         }
+    }
+
+    /// With an interface of this hardware address, in the network `nat`.
+    #[must_use]
+    pub fn hardware(self, address: &str) -> Self {
+        Self { hardware: Some(address.to_owned()), ..self }
     }
 
     /// A VM that may be started later or by somebody else: its hybrid vsock socket will be there. The host half is not told of a
     /// monitor.
     pub fn at(name: &str, uuid: &str, vsock: PathBuf) -> Self {
-        Self { name: name.into(), uuid: uuid.into(), cluster: "test".into(), vsock, qmp: None }
+        Self {
+            name: name.into(),
+            uuid: uuid.into(),
+            cluster: "test".into(),
+            vsock,
+            qmp: None,
+            hardware: None,
+        }
     }
 
     /// With another UUID than the VM's.
@@ -80,13 +96,16 @@ impl HostHalf {
         let mut settings =
             format!("socket = {socket}\nvolumes-dir = {volumes}\ntrust.state-dir = {trust}\n{lines}");
         write!(settings, "\n[[pool]]\nname = \"fast\"\npath = {pool}\n")?;
-        for Listed { name, uuid, cluster, vsock, qmp } in vms {
+        for Listed { name, uuid, cluster, vsock, qmp, hardware } in vms {
             // A JSON string is a TOML string as well.
             let vsock = json!(vsock);
             write!(settings, "\n[[vm]]\nname = {name:?}\nuuid = {uuid:?}\ncluster = {cluster:?}\n")?;
             writeln!(settings, "vsock-socket = {vsock}")?;
             if let Some(qmp) = qmp {
                 writeln!(settings, "qmp = {}", json!(qmp))?;
+            }
+            if let Some(hardware) = hardware {
+                writeln!(settings, "networks = {{ {hardware:?} = \"nat\" }}")?;
             }
         }
         std::fs::write(half.settings(), settings)?;

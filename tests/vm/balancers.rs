@@ -30,6 +30,8 @@ const NODE_PORT: u16 = 30080;
 /// Connections of which each node gets one for certain, as far as chance goes: it fails once in 2^24.
 const MANY: usize = 25;
 
+/// The hardware address that QEMU gives each guest's interface.
+const CARD: &str = "52:54:00:12:34:56";
 /// A shell command that says which interface the guest has.
 const NIC: &str = "basename $(dirname $(grep -l 52:54:00:12:34:56 /sys/class/net/*/address))";
 
@@ -42,18 +44,23 @@ fn connect(vm: &Vm, number: u8) {
     vm.qmp().execute("netdev_add", tap).unwrap();
     let port = json!({ "type": "hubport", "id": "tap-port", "hubid": 0, "netdev": "tap" });
     vm.qmp().execute("netdev_add", port).unwrap();
-    is_at(vm, &format!("10.77.{number}.1/24"));
+    vm.run(&format!("ip link set $({NIC}) address {}", hardware(number))).unwrap();
+    vm.run(&format!(
+        "nic=$({}) && ip link set $nic up && ip addr add 10.77.{number}.1/24 dev $nic",
+        NIC.replace(CARD, &hardware(number))
+    ))
+    .unwrap();
     vm.run(&format!("ip route replace default via 10.77.{number}.254")).unwrap();
 }
 
-/// Gives a guest an address.
-fn is_at(vm: &Vm, address: &str) {
-    vm.run(&format!("nic=$({NIC}) && ip link set $nic up && ip addr add {address} dev $nic")).unwrap();
+/// The hardware address of each guest, by which the host knows it.
+fn hardware(number: u8) -> String {
+    format!("52:54:00:12:35:{number:02x}")
 }
 
-/// Has a guest answer at its node port with its name and its client's address.
-fn serves(vm: &Vm) {
-    let unit = format!("[Socket]\nListenStream={NODE_PORT}\nAccept=yes\n");
+/// Has a guest answer at its node port with its name and its client's address. `more` is of the section of its socket.
+fn serves(vm: &Vm, more: &str) {
+    let unit = format!("[Socket]\nListenStream={NODE_PORT}\nAccept=yes\n{more}");
     vm.write("/etc/systemd/system/web.socket", unit.as_bytes()).unwrap();
     let unit = format!(
         "[Service]\nStandardInput=socket\nExecStart=/bin/sh -c 'head -c 1 > /dev/null; echo {} $REMOTE_ADDR'\n",
@@ -132,11 +139,14 @@ fn a_client_outside_reaches_healthy_guests_behind_nat_by_an_address_of_the_host(
                  ranges = [\"198.51.100.10-198.51.100.19\"]\nforward-to = [\"10.77.1.0/24\", \"10.77.2.0/24\"]\ninterface = \"ext0\"\n";
     let records = first.file("balancers");
     let lines = lines.replace("@balancers", records.to_str().unwrap());
-    let mut host = HostHalf::start_with(&[Listed::of(&first), Listed::of(&second)], &lines).unwrap();
+    let mut host = {
+        let listed = [Listed::of(&first).hardware(&hardware(1)), Listed::of(&second).hardware(&hardware(2))];
+        HostHalf::start_with(&listed, &lines).unwrap()
+    };
     for (vm, number) in [(&first, 1), (&second, 2)] {
         host.wait_connected(vm.name(), BOOT).unwrap();
         connect(vm, number);
-        serves(vm);
+        serves(vm, "");
     }
     has_cloud_provider(&first);
     let made = ensure(&first, vec![first.uuid().to_owned(), second.uuid().to_owned()]);
@@ -196,19 +206,25 @@ fn the_unit_forwards_once_its_drop_in_lets_it() {
     packages.add_debian(&[&["nftables"], &libraries[..]].concat()).unwrap();
     let vm = real("forwards");
     packages.mount(&vm).unwrap();
-    // An agent beside the host half, which reaches it by a unix socket.
+    // A node of its own network on this host, and in it an agent, which the host half reaches by a unix socket.
+    vm.run(
+        "ip netns add node && ip link add node0 type veth peer name eth0 netns node
+         ip addr add 10.77.0.254/24 dev node0 && ip link set node0 up
+         ip netns exec node ip link set eth0 address 52:54:00:12:35:01 up
+         ip netns exec node ip addr add 10.77.0.1/24 dev eth0 && ip netns exec node ip route add default via 10.77.0.254",
+    )
+    .unwrap();
     let settings = "runtime-dir = \"/run/second\"\n[control]\nlisten = \"unix:/run/second/control.sock\"\n[qga]\nmethod = \"none\"\n";
     vm.write("/run/second.toml", settings.as_bytes()).unwrap();
     vm.run("systemctl stop guestlet guestlet.socket && mkdir -p /run/second").unwrap();
-    vm.run("systemd-run --unit second guestlet --settings /run/second.toml").unwrap();
+    vm.run("systemd-run --unit second -p NetworkNamespacePath=/run/netns/node guestlet --settings /run/second.toml").unwrap();
     let uuid = vm.run("cat /sys/class/dmi/id/product_uuid").unwrap().trim().to_owned();
-    is_at(&vm, "10.77.0.1/24");
-    serves(&vm);
+    serves(&vm, "NetworkNamespacePath=/run/netns/node\n");
     vm.run("echo 1 > /proc/sys/net/ipv4/ip_forward").unwrap();
     let nic = vm.run(NIC).unwrap();
     let settings = format!(
         "[[vm]]\nname = \"forwards\"\nuuid = \"{uuid}\"\ncluster = \"test\"\nunix-socket = \"/run/second/control.sock\"\n\
-         [[address-pool]]\nname = \"nat\"\nranges = [\"198.51.100.10\"]\nforward-to = [\"10.77.0.0/24\"]\ninterface = \"{}\"\n",
+         networks = {{ \"52:54:00:12:35:01\" = \"nat\" }}\n[[address-pool]]\nname = \"nat\"\nranges = [\"198.51.100.10\"]\nforward-to = [\"10.77.0.0/24\"]\ninterface = \"{}\"\n",
         nic.trim()
     );
     vm.run("dpkg -i /srv/packages/*.deb").unwrap();

@@ -6,7 +6,7 @@
 //!    paused, or its agent does not answer                                    ──▶ failing
 //!    a check is asked for: its agent cannot make it, has not told, or tells that it fails ──▶ failing
 //!    only nodes with endpoints: it has not said that it has some              ──▶ failing
-//!    the host forwards: it has no address that the host may forward to        ──▶ failing
+//!    the host forwards: at none of its addresses the host sees it (`reach`)    ──▶ failing
 //!    otherwise                                                                ──▶ healthy
 //! ```
 //!
@@ -19,6 +19,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::instance::Member;
+use super::reach::Ground;
 use super::record::Record;
 use super::settings::Pool;
 use super::wanted::{Announcing, Family, Wanted};
@@ -134,6 +135,8 @@ pub struct Question<'q> {
     pub pools: &'q [&'q Pool],
     /// What was heard of the VMs.
     pub heard: &'q Heard,
+    /// Where they are seen.
+    pub ground: Ground<'q>,
     /// The time.
     pub now: Instant,
 }
@@ -176,24 +179,6 @@ impl Question<'_> {
         is_backend(&self.met.backends, &member.instance)
     }
 
-    /// Where the host reaches a VM, by family: its first address in a subnet that the host may forward to.
-    pub fn reached(&self, member: &Member) -> Vec<(IpAddr, Subnet)> {
-        let mut reached = Vec::new();
-        for family in self.families {
-            let allowed = |(address, own): (IpAddr, Subnet)| {
-                let subnets = self.pools.iter().flat_map(|pool| &pool.forward_to);
-                let allowed = subnets.into_iter().find(|subnet| subnet.contains(address))?;
-                // Whatever a guest says, its subnet is no larger than where its host forwards to.
-                let (first, last) = (own.range().first(), own.range().last());
-                let is_within = allowed.contains(first) && allowed.contains(last);
-                Some((address, if is_within { own } else { *allowed }))
-            };
-            let of_family = |(address, _): &(IpAddr, Subnet)| Family::of(*address) == *family;
-            reached.extend(member.addresses().filter(of_family).find_map(allowed));
-        }
-        reached
-    }
-
     fn judge(&self, member: &Member, check: Option<&str>) -> Verdict {
         let failing = |problem: &str| Verdict::Failing(problem.to_owned());
         match member.power() {
@@ -213,10 +198,11 @@ impl Question<'_> {
         if self.met.announcing != Announcing::Host {
             return Verdict::Healthy(Vec::new());
         }
-        let reached = self.reached(member);
-        if reached.is_empty() {
-            return failing("it has no address in a subnet that the host may forward to");
-        }
+        // Whether it is seen there may be another thing in a moment.
+        let reached = match self.ground.reached(member, self.families, self.pools) {
+            Ok(reached) => reached,
+            Err(problem) => return Verdict::Unchecked(problem),
+        };
         if self.met.local {
             let key = (self.record.id.clone(), member.instance.vm_uid.clone());
             match self.heard.endpoints.get(&key) {
@@ -279,15 +265,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::super::instance::tests::{known, vm};
-    use super::super::settings::tests::pool;
+    use super::super::settings::{Settings, tests::pool};
     use super::super::wanted::{Check, Service, tests::request};
     use super::*;
+    use crate::sys::neighbours::Seen;
     use crate::wire::proto::v1::{PowerState, SessionState};
+
+    const HARDWARE: &str = "52:54:00:00:00:01";
 
     fn member(uid: &str, address: &str, change: impl FnOnce(&mut v1::VirtualMachine)) -> Member {
         let mut known = known(&vm(uid), &[address], uid);
         change(Arc::make_mut(&mut known.view));
-        Member::of(&known, None).unwrap()
+        Member::of(&known, Some(&[(HARDWARE.to_owned(), "lan".to_owned())].into())).unwrap()
     }
 
     fn balancer() -> (Record, Wanted) {
@@ -301,8 +290,12 @@ mod tests {
     fn ask(record: &Record, met: &Wanted, heard: &Heard, members: &[Member], now: Instant) -> Nodes {
         let nat =
             Pool { forward_to: vec![Subnet::parse("10.0.0.0/24").unwrap()], ..pool("nat", &["192.0.2.1"]) };
-        let (families, pools) = ([Family::Ipv4], [&nat]);
-        Question { record, met, families: &families, pools: &pools, heard, now }.nodes(members.iter())
+        let settings = Settings { pools: vec![nat], ..Settings::default() };
+        let (families, pools) = ([Family::Ipv4], [&settings.pools[0]]);
+        let addresses = members.iter().flat_map(Member::addresses);
+        let neighbours = addresses.map(|(address, _)| (address, Seen::At(HARDWARE.into()))).collect();
+        let ground = Ground { settings: &settings, neighbours: &neighbours };
+        Question { record, met, families: &families, pools: &pools, heard, ground, now }.nodes(members.iter())
     }
 
     fn problems(nodes: &Nodes) -> Vec<(&str, &str)> {

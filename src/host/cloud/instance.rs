@@ -1,6 +1,6 @@
 //! What is known of a VM, as its cluster and its load balancers see it. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::addresses::Subnet;
@@ -24,6 +24,8 @@ pub struct Member {
     pub connected: bool,
     /// Its agent can make health checks.
     pub able: bool,
+    /// The hardware addresses that it has by the settings, in lower case; not what its guest says.
+    pub hardware: BTreeSet<String>,
 }
 
 pub use crate::host::health_checks::CAPABILITY;
@@ -54,7 +56,8 @@ impl Member {
             topology,
             instance_type: String::new(),
         };
-        Some(Self { cluster: vm.cluster.clone(), instance, connected, able })
+        let hardware = networks.into_iter().flat_map(BTreeMap::keys).cloned().collect();
+        Some(Self { cluster: vm.cluster.clone(), instance, connected, able, hardware })
     }
 
     /// Whether it runs, as far as anybody says.

@@ -4,9 +4,10 @@
 //!  callback (a guest asks) ──▶ service ──Request──▶ desk ──▶ store          records, one file each
 //!  api (people ask) ─────────────────────────────────┤  ├──▶ forward        rules of the kernel
 //!  fleet (a VM has changed) ─────────────────────────┤  ├──▶ endpoints      who has endpoints (local traffic)
+//!  neighbours (who is at which address) ─────────────┤  │
 //!  health_checks (an agent's results) ───────────────┘  └──▶ Checks         what agents are to check
 //!
-//!  pure: settings, wanted, record, book, meet, instance, health, journal, forward::{plan, rules}, view
+//!  pure: settings, wanted, record, book, meet, instance, health, reach, journal, forward::{plan, rules}, view
 //! ```
 //!
 //! One task, the `desk`, owns all of it; it is asked by messages, and never waits for a guest. Which VM asks is known from the
@@ -18,7 +19,7 @@
 //! `remote`, which answers the same requests.
 //!
 //! To add a setting of a load balancer: a field of [`wanted::Wanted`] with a default, its check there, and its use in `meet`
-//! (whether it can be had), `health` (who takes its traffic) or `forward` (how it gets there).
+//! (whether it can be had), `health` (who takes its traffic), `reach` (where) or `forward` (how it gets there).
 
 use std::sync::Arc;
 
@@ -35,7 +36,9 @@ pub mod health;
 pub mod instance;
 pub mod journal;
 pub mod meet;
+pub mod neighbours;
 pub mod people;
+pub mod reach;
 pub mod record;
 #[cfg(feature = "kubevirt")]
 pub mod remote;

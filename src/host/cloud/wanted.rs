@@ -16,6 +16,8 @@ const LONGEST_UID: usize = 64;
 /// Bytes of the longest name of a network.
 const LONGEST_NETWORK: usize = 253;
 const MOST_PORTS: usize = 128;
+/// Below it are the ports of what a node, or any other machine, serves by itself: nothing is forwarded to those.
+pub const LOWEST_NODE_PORT: u16 = 1024;
 const MOST_BACKENDS: usize = 1024;
 const MOST_SOURCES: usize = 64;
 /// Seconds: a day.
@@ -252,9 +254,13 @@ impl Wanted {
             );
         }
         let local_port = port(request.health_check_node_port, true, "health_check_node_port")?;
-        if request.local_traffic && announcing == Announcing::Host && local_port == 0 {
-            return Err("health_check_node_port is missing, at which nodes say whether they have endpoints"
-                .to_owned());
+        if request.local_traffic && announcing == Announcing::Host {
+            if local_port == 0 {
+                let words =
+                    "health_check_node_port is missing, at which nodes say whether they have endpoints";
+                return Err(words.to_owned());
+            }
+            of_nodes(local_port, "health_check_node_port")?;
         }
         if request.backends.len() > MOST_BACKENDS {
             return Err(format!("backends has more than {MOST_BACKENDS} entries"));
@@ -336,6 +342,16 @@ fn port(found: u32, may_be_0: bool, what: &str) -> Result<u16, String> {
     }
 }
 
+/// That a port is one that the host forwards to, or asks at.
+fn of_nodes(port: u16, what: &str) -> Result<(), String> {
+    if port < LOWEST_NODE_PORT {
+        return Err(format!(
+            "{what} = {port} is less than {LOWEST_NODE_PORT}, and this host forwards to no such port"
+        ));
+    }
+    Ok(())
+}
+
 fn ports(found: &[v1::ServicePort], announcing: Announcing) -> Result<Vec<Port>, String> {
     if found.is_empty() || found.len() > MOST_PORTS {
         return Err(format!("ports has to have 1 to {MOST_PORTS} entries"));
@@ -360,6 +376,9 @@ fn ports(found: &[v1::ServicePort], announcing: Announcing) -> Result<Vec<Port>,
             return Err(format!("ports has {} {number} twice", protocol.name().to_ascii_uppercase()));
         }
         let node_port = port(one.node_port, !is_host, "ports.node_port")?;
+        if is_host {
+            of_nodes(node_port, "ports.node_port")?;
+        }
         ports.push(Port { name: one.name.clone(), protocol, port: number, node_port });
     }
     Ok(ports)

@@ -19,6 +19,7 @@ mod balancers;
 mod checks;
 mod crash;
 mod instances;
+mod liars;
 mod network;
 mod people;
 mod wires;
@@ -38,13 +39,19 @@ struct Machines {
 }
 
 fn start_guest(lab: &Lab, name: &str, number: u8) -> Guest {
+    let addresses = [format!("10.77.0.{number}/24"), format!("fd00:77::{number}/64")];
+    start_guest_at(lab, name, number, &addresses)
+}
+
+/// One that tells these addresses, whatever it has.
+fn start_guest_at(lab: &Lab, name: &str, number: u8, addresses: &[String]) -> Guest {
     let mut info = info(&uuid(number), "boot-1");
     info.capabilities.push("health-checks".to_owned());
     let interface = v1::NetworkInterface {
         name: "eth0".into(),
-        hardware_address: format!("52:54:00:00:00:{number:02x}"),
+        hardware_address: hardware(number),
         running: true,
-        addresses: vec![format!("10.77.0.{number}/24"), format!("fd00:77::{number}/64")],
+        addresses: addresses.to_vec(),
     };
     let state = v1::GuestState {
         interfaces: vec![interface],
@@ -56,17 +63,34 @@ fn start_guest(lab: &Lab, name: &str, number: u8) -> Guest {
 
 /// A daemon with these VMs and settings, and all agents connected.
 fn started(vms: &[Vm], settings: &str) -> Machines {
+    begun(vms, settings, |_| String::new())
+}
+
+/// The same where the host knows the hardware addresses of its VMs.
+fn forwarding(vms: &[Vm], settings: &str) -> Machines {
+    begun(vms, settings, |number| format!("networks = {{ '{}' = 'nat' }}", hardware(number)))
+}
+
+fn hardware(number: u8) -> String {
+    format!("52:54:00:00:00:{number:02x}")
+}
+
+fn begun(vms: &[Vm], settings: &str, more: impl Fn(u8) -> String) -> Machines {
     let mut lab = Lab::new();
     let records = format!("load-balancers.state-dir = '{}'", text(&lab.path("balancers")));
     lab = lab.set(&records).set(settings);
     let mut guests = HashMap::new();
     for (name, number, cluster) in vms {
-        lab = lab.vm(name, *number, &format!("unix-socket = '@{name}.sock'\ncluster = '{cluster}'"));
+        lab = lab.vm(name, *number, &rest(name, cluster, &more(*number)));
         guests.insert((*name).to_owned(), start_guest(&lab, name, *number));
     }
     let machines = Machines { lab: lab.start(), guests };
     machines.until_connected();
     machines
+}
+
+fn rest(name: &str, cluster: &str, more: &str) -> String {
+    format!("unix-socket = '@{name}.sock'\ncluster = '{cluster}'\n{more}")
 }
 
 impl Machines {

@@ -145,7 +145,7 @@ impl Node {
             namespace.thread()
         ));
         namespace.sh(&format!(
-            "ip link set eth0 up; ip addr add 10.77.0.{number}/24 dev eth0; ip addr add fd00:77::{number}/64 dev eth0 nodad
+            "ip link set eth0 address 52:54:00:00:00:{number:02x} up; ip addr add 10.77.0.{number}/24 dev eth0; ip addr add fd00:77::{number}/64 dev eth0 nodad
              ip route add default via 10.77.0.254; ip route add default via fd00:77::fe"
         ));
         let has_endpoints = Arc::new(AtomicBool::new(true));

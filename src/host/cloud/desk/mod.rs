@@ -9,6 +9,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,6 +27,7 @@ use super::health::Heard;
 use super::instance::Member;
 use super::journal::Journal;
 use super::meet::Failure;
+use super::reach::Neighbours;
 use super::settings::Settings;
 use super::store::Store;
 use super::{Handle, INBOX, Request};
@@ -68,6 +70,10 @@ pub struct Parts {
     pub in_force: watch::Receiver<InForce>,
     /// Where it says which nodes are to be asked whether they have endpoints.
     pub targets: watch::Sender<Vec<Target>>,
+    /// Where it says at which addresses it is to be looked who is there.
+    pub candidates: watch::Sender<BTreeSet<IpAddr>>,
+    /// Who is.
+    pub neighbours: watch::Receiver<Arc<Neighbours>>,
 }
 
 /// The task.
@@ -75,6 +81,7 @@ pub struct Parts {
 pub struct Desk {
     parts: Parts,
     settings: Arc<Settings>,
+    neighbours: Arc<Neighbours>,
     inbox: mpsc::Receiver<Request>,
     /// The records' directory, or why it cannot be used; nothing before it is needed.
     store: Option<Result<Arc<Store>, String>>,
@@ -86,6 +93,8 @@ pub struct Desk {
     failures: BTreeMap<String, Failure>,
     /// Load balancers whose rules are not in force yet, and with which plan they come; none: the next one.
     awaited: BTreeMap<String, Option<u64>>,
+    /// The same of those that have got their first nodes, which say so only if the host cannot forward.
+    first_nodes: BTreeMap<String, Option<u64>>,
     unsettled: BTreeSet<String>,
     /// When these are settled.
     settle_at: Option<Instant>,
@@ -138,6 +147,7 @@ impl Desk {
         let desk = Self {
             parts,
             settings,
+            neighbours: Arc::default(),
             inbox,
             store: None,
             book: Book::default(),
@@ -145,6 +155,7 @@ impl Desk {
             vms: BTreeMap::new(),
             failures: BTreeMap::new(),
             awaited: BTreeMap::new(),
+            first_nodes: BTreeMap::new(),
             unsettled: BTreeSet::new(),
             settle_at: None,
             plan: Numbered::default(),
@@ -178,6 +189,10 @@ impl Desk {
                     }
                     Ok(()) = self.parts.settings.changed() => self.follow().await,
                     Ok(()) = self.parts.in_force.changed() => self.in_force(),
+                    Ok(()) = self.parts.neighbours.changed() => {
+                        self.neighbours = Arc::clone(&self.parts.neighbours.borrow_and_update());
+                        self.unsettle_all();
+                    }
                     _ = ticks.tick() => self.tick().await,
                     () = tokio::time::sleep_until(settle_at.unwrap_or_else(Instant::now)), if settle_at.is_some() => {
                         self.settle().await;
@@ -277,6 +292,7 @@ impl Desk {
         metrics.is_failing.store(now.problem.is_some(), Ordering::Relaxed);
         let there = |awaited: &Option<u64>| awaited.is_some_and(|number| number <= now.number);
         self.awaited.retain(|_, awaited| !there(awaited));
+        self.first_nodes.retain(|_, awaited| !there(awaited));
         let host: Vec<_> = self.book.clusters().cloned().collect();
         for cluster in host {
             self.unsettle(&cluster);

@@ -1,6 +1,6 @@
 //! What follows for others from what is known: views for long polls, checks for agents, and a plan for the kernel.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use super::super::forward::plan::{Forwarded, Interface, Plan};
 use super::super::health::{self, Nodes, Question, REPORT};
 use super::super::journal::Journal;
 use super::super::meet::Failure;
+use super::super::reach::Ground;
 use super::super::record::{Held, Record};
 use super::super::settings::Pool;
 use super::super::view::{Told, event, families};
@@ -37,6 +38,12 @@ impl Desk {
                 let Some(record) = self.book.get(id) else { continue };
                 let of_it = self.forwarded(record, &nodes);
                 may_pass |= nodes.may_pass && !of_it.is_empty();
+                let has_nodes =
+                    |all: &[Forwarded]| all.iter().any(|one| one.id == *id && !one.targets.is_empty());
+                let was_served = self.clusters.get(&cluster).is_some_and(|of| has_nodes(&of.forwarded));
+                if has_nodes(&of_it) && !was_served {
+                    self.first_nodes.insert(id.clone(), None);
+                }
                 forwarded.extend(of_it);
                 targets.extend(self.targets(&cluster, record));
             }
@@ -101,7 +108,8 @@ impl Desk {
             return Some(Failure::new("NoPool", "the host has no pool any more that it forwards from"));
         }
         let in_force = self.parts.in_force.borrow();
-        if is_host && self.awaited.contains_key(&record.id) && in_force.problem.is_some() {
+        let is_awaited = self.awaited.contains_key(&record.id) || self.first_nodes.contains_key(&record.id);
+        if is_host && is_awaited && in_force.problem.is_some() {
             let words = "the host cannot forward now; its administrator is told why";
             return Some(Failure::new("ForwardingFailed", words));
         }
@@ -114,6 +122,10 @@ impl Desk {
         of.addresses.iter().filter_map(|held| self.settings.pool(&held.pool)).collect()
     }
 
+    fn ground(&self) -> Ground<'_> {
+        Ground { settings: &self.settings, neighbours: &self.neighbours }
+    }
+
     fn nodes(&self, cluster: &Cluster, record: &Record) -> Nodes {
         let Some(met) = &record.met else { return Nodes::default() };
         let (families, pools) = (families(&self.book, record), self.pools_of(record));
@@ -123,6 +135,7 @@ impl Desk {
             families: &families,
             pools: &pools,
             heard: &cluster.heard,
+            ground: self.ground(),
             now: Instant::now(),
         };
         question.nodes(cluster.members.values())
@@ -178,11 +191,12 @@ impl Desk {
             families: &families,
             pools: &pools,
             heard: &of.heard,
+            ground: self.ground(),
             now: Instant::now(),
         };
         let members = of.members.values().filter(|member| question.is_backend(member) && member.connected);
         let target = |member: &super::Member| {
-            let (address, _) = question.reached(member).into_iter().next()?;
+            let (address, _) = self.ground().reached(member, &families, &pools).ok()?.into_iter().next()?;
             let (period, timeout, failures) = met.check.map_or((5, 3, 3), |check| {
                 (check.period_seconds, check.timeout_seconds, check.failure_threshold)
             });
@@ -207,8 +221,22 @@ impl Desk {
         self.book.of_cluster(cluster).filter_map(check).collect()
     }
 
+    /// Says at which addresses it is to be looked who is there: those of the VMs of clusters that something is forwarded for.
+    fn ask_for_neighbours(&self) {
+        let forwards = |cluster: &&Cluster| !cluster.forwarded.is_empty();
+        let members = self.clusters.values().filter(forwards).flat_map(|cluster| cluster.members.values());
+        let ground = self.ground();
+        let asked: BTreeSet<_> = members
+            .filter(|member| member.connected)
+            .flat_map(|member| ground.candidates(member))
+            .map(|(address, _)| address)
+            .collect();
+        self.parts.candidates.send_if_modified(|before| std::mem::replace(before, asked.clone()) != asked);
+    }
+
     /// Says what is to be forwarded, if that has changed.
     pub(super) async fn plan(&mut self) {
+        self.ask_for_neighbours();
         let targets: Vec<_> =
             self.clusters.values().flat_map(|cluster| cluster.targets.iter().cloned()).collect();
         self.parts.targets.send_if_modified(|before| std::mem::replace(before, targets.clone()) != targets);
@@ -236,7 +264,7 @@ impl Desk {
             self.parts.plans.send_replace(self.plan.clone());
         }
         let number = self.plan.number;
-        for awaited in self.awaited.values_mut() {
+        for awaited in self.awaited.values_mut().chain(self.first_nodes.values_mut()) {
             awaited.get_or_insert(number);
         }
         let in_force = self.parts.in_force.borrow().number;

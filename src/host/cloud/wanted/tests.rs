@@ -54,7 +54,15 @@ fn what_contradicts_itself_is_refused_by_the_name_of_its_field() {
     refused(|one| one.backends = vec![String::new()], "backends");
     let host = i32::from(v1::Announcing::Host);
     refused(|one| (one.announcing, one.ports[0].node_port) = (host, 0), "ports.node_port = 0");
+    refused(
+        |one| (one.announcing, one.ports[0].node_port) = (host, 22),
+        "ports.node_port = 22 is less than 1024",
+    );
     refused(|one| (one.announcing, one.ports[0].protocol) = (host, "SCTP".into()), "SCTP");
+    refused(
+        |one| (one.announcing, one.local_traffic, one.health_check_node_port) = (host, true, 80),
+        "health_check_node_port = 80 is less than 1024",
+    );
     refused(|one| (one.announcing, one.local_traffic) = (host, true), "health_check_node_port is missing");
     refused(
         |one| {
