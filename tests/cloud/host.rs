@@ -43,6 +43,8 @@ pub struct World {
     pub is_slow: bool,
     /// Release takes until [`Host::released`].
     pub is_slow_to_release: bool,
+    /// Each announcer has addresses of its own, as on a real host.
+    pub is_moving: bool,
     /// All calls so far, by name.
     pub calls: BTreeMap<&'static str, u64>,
     /// What agents have reported, if they may.
@@ -293,6 +295,8 @@ impl Cloud for Host {
             return Ok(Response::new(v1::EnsureLoadBalancerResponse { load_balancer: Some(nonsense()) }));
         }
         let before = self.world().requests.get(&uid).cloned();
+        let is_moved = self.world().is_moving
+            && before.as_ref().is_some_and(|before| before.announcing() != request.announcing());
         if before.is_some_and(|before| before.ipam() != request.ipam()) {
             return Err(Status::failed_precondition("the IPAM mode cannot change; make the Service anew"));
         }
@@ -303,6 +307,7 @@ impl Cloud for Host {
                 shared.map(|shared| shared.address.clone()).unwrap_or_default()
             }
             None if request.ipam() == Ipam::Dhcp => "0.0.0.0".to_owned(),
+            None if is_moved => String::new(),
             None => match self.world().balancers.get(&uid).and_then(|one| one.addresses.first().cloned()) {
                 Some(own) => own.address,
                 None => String::new(),

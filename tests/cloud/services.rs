@@ -208,6 +208,60 @@ fn a_service_that_is_none_any_more_and_one_of_another_class() {
     });
 }
 
+/// The host gives another address for another announcer; kube-vip went on to announce the first, which was another Service's by then.
+#[test]
+fn kube_vip_is_told_nothing_any_more_once_another_announces() {
+    wait(async {
+        let lab = Lab::start().await;
+        lab.host.world().is_moving = true;
+        let _replica = lab.replica("a");
+        lab.service("web", json!({})).await;
+        lab.service_is("web", "is kube-vip's", |web| annotation(web, VIP) == "198.51.100.1").await;
+        lab.patch("web", json!({ "metadata": { "annotations": { "guestlet.io/announce": "host" } } })).await;
+        let web = lab.service_is("web", "is the host's", |web| ingress(web) == ["198.51.100.2"]).await;
+        assert_eq!(annotation(&web, VIP), "", "{web}");
+        // One that somebody else has written is left.
+        lab.patch("web", json!({ "metadata": { "annotations": { VIP: "203.0.113.9" } } })).await;
+        quiet(2).await;
+        assert_eq!(annotation(&lab.get("web").await.unwrap(), VIP), "203.0.113.9");
+    });
+}
+
+/// The address may be another Service's as soon as the host has it back.
+#[test]
+fn an_address_is_announced_no_more_when_it_is_given_back() {
+    wait(async {
+        let lab = Lab::start().await;
+        let _replica = lab.replica("a");
+        let hold = json!({ "metadata": { "finalizers": ["example.com/hold", FINALIZER] } });
+        for (name, announce) in [("web", "kube-vip"), ("db", "none")] {
+            lab.service(name, json!({ "guestlet.io/announce": announce })).await;
+            let is_there = |one: &Value| !annotation(one, VIP).is_empty() || !ingress(one).is_empty();
+            lab.service_is(name, "has an address", is_there).await;
+            lab.patch(name, hold.clone()).await;
+        }
+        lab.host.world().is_slow_to_release = true;
+        for name in ["web", "db"] {
+            let calls = lab.host.calls("ReleaseLoadBalancer");
+            lab.api.delete(&format!("{SERVICES}/{name}")).await;
+            until("it is asked to be given back", async || {
+                (lab.host.calls("ReleaseLoadBalancer") > calls).then_some(())
+            })
+            .await;
+            let service = lab.get(name).await.unwrap();
+            assert!(has_finalizer(&service), "nothing was given back yet");
+            assert_eq!((annotation(&service, VIP), ingress(&service).len()), ("", 0), "{service}");
+        }
+        lab.host.world().is_slow_to_release = false;
+        for name in ["web", "db"] {
+            lab.host.released(uid(&lab.get(name).await.unwrap()));
+            let service = lab.service_is(name, "is given back", |one| !has_finalizer(one)).await;
+            assert_eq!(service["metadata"]["finalizers"], json!(["example.com/hold"]));
+            lab.patch(name, json!({ "metadata": { "finalizers": null } })).await;
+        }
+    });
+}
+
 #[test]
 fn what_makes_no_sense_is_told_and_what_there_was_stays() {
     wait(async {

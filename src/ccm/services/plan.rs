@@ -21,6 +21,9 @@ pub const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 pub const VIP_ADDRESSES: &str = "kube-vip.io/loadbalancerIPs";
 /// On which interface.
 pub const VIP_INTERFACE: &str = "kube-vip.io/serviceInterface";
+/// What this program has written of both: addresses, and behind a space the interface. When kube-vip is not to announce any more
+/// it is known by this what to take away.
+pub const VIP_WRITTEN: &str = "guestlet.io/kube-vip";
 /// The condition that says whether it has what it asks for.
 pub const READY: &str = "guestlet.io/LoadBalancerReady";
 /// The condition that says whether all Nodes pass its health check.
@@ -57,25 +60,15 @@ pub fn begin(service: &Service) -> Option<Value> {
     (!has_finalizer(service)).then(|| json!({ "metadata": { "finalizers": finalizers(service, true) } }))
 }
 
-/// What is written once nothing is left of its load balancer: first its status, then the rest.
-pub fn end(service: &Service) -> Plan {
+/// What is written before its load balancer is given back, so that nobody announces an address that may be another's in a moment: its
+/// status, and then what others were told.
+pub fn withdraw(service: &Service) -> Plan {
     let mut metadata = Map::new();
-    if has_finalizer(service) {
-        metadata.insert("finalizers".to_owned(), finalizers(service, false));
-    }
-    // What is being deleted takes its annotations with it.
-    if service.metadata.deletion_timestamp.is_some() {
-        let service = (!metadata.is_empty()).then(|| json!({ "metadata": metadata }));
-        return Plan { service, ..Plan::default() };
-    }
-    let gone =
-        [VIP_ADDRESSES, VIP_INTERFACE].into_iter().filter(|key| annotation(&service.metadata, key).is_some());
+    let gone = [VIP_ADDRESSES, VIP_INTERFACE, VIP_WRITTEN].into_iter();
+    let gone = gone.filter(|key| annotation(&service.metadata, key).is_some());
     let gone: Map<_, _> = gone.map(|key| (key.to_owned(), Value::Null)).collect();
     if !gone.is_empty() {
         metadata.insert("annotations".to_owned(), Value::Object(gone));
-    }
-    if service.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(PRIMARY)) {
-        metadata.insert("labels".to_owned(), json!({ PRIMARY: null }));
     }
     let others: Vec<_> = service.status.conditions.iter().filter(|one| !is_ours(one)).collect();
     let has_status =
@@ -84,7 +77,25 @@ pub fn end(service: &Service) -> Plan {
         service: (!metadata.is_empty()).then(|| json!({ "metadata": metadata })),
         status: has_status
             .then(|| json!({ "status": { "loadBalancer": { "ingress": null }, "conditions": others } })),
-        news: vec![News::normal("DeletedLoadBalancer", "its load balancer is given back")],
+        news: Vec::new(),
+    }
+}
+
+/// What is written once nothing is left of its load balancer.
+pub fn end(service: &Service) -> Plan {
+    let mut metadata = Map::new();
+    if has_finalizer(service) {
+        metadata.insert("finalizers".to_owned(), finalizers(service, false));
+    }
+    if service.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(PRIMARY)) {
+        metadata.insert("labels".to_owned(), json!({ PRIMARY: null }));
+    }
+    let is_told = service.metadata.deletion_timestamp.is_none();
+    let news = is_told.then(|| News::normal("DeletedLoadBalancer", "its load balancer is given back"));
+    Plan {
+        service: (!metadata.is_empty()).then(|| json!({ "metadata": metadata })),
+        status: None,
+        news: news.into_iter().collect(),
     }
 }
 
@@ -121,7 +132,12 @@ pub fn plan(
     // What there was before stays in force while there is nothing else.
     if !addresses.is_empty() {
         match interface(service, balancer, instances, members).filter(|_| is_vip).transpose() {
-            Ok(interface) => announce(service, is_vip, &addresses, interface.as_deref(), &mut plan),
+            Ok(interface) => {
+                if is_vip {
+                    announce(service, &addresses, interface.as_deref(), &mut plan, &mut metadata);
+                }
+                label(service, &mut metadata);
+            }
             Err(why) => ready = (false, "InterfaceUnclear".to_owned(), why),
         }
     }
@@ -136,12 +152,22 @@ pub fn plan(
     let has: Vec<_> = service.status.load_balancer.ingress.iter().map(|one| one.ip.as_str()).collect();
     let mut status = Map::new();
     // Where kube-vip announces, it says so by itself.
+    let mut metadata = Map::new();
+    if !is_vip {
+        let withdrawn = withdrawn(service, &addresses.join(","));
+        if !withdrawn.is_empty() {
+            metadata.insert("annotations".to_owned(), Value::Object(withdrawn));
+        }
+    }
     if !is_vip && !addresses.is_empty() && has != addresses {
         status.insert("loadBalancer".to_owned(), json!({ "ingress": ingress }));
         plan.news.push(News::normal("EnsuredLoadBalancer", format!("it has {}", addresses.join(", "))));
     }
     if told != Some(&conditions) && conditions != said(service) {
         status.insert("conditions".to_owned(), json!(written(service, &conditions)));
+    }
+    if !metadata.is_empty() {
+        plan.service = Some(json!({ "metadata": metadata }));
     }
     if !status.is_empty() {
         plan.status = Some(json!({ "status": status }));
@@ -164,34 +190,57 @@ fn reason(balancer: &LoadBalancer) -> String {
     .to_owned()
 }
 
-/// Who announces is told which addresses.
-fn announce(service: &Service, is_vip: bool, addresses: &[&str], interface: Option<&str>, plan: &mut Plan) {
+/// kube-vip is told which addresses to announce.
+fn announce(
+    service: &Service,
+    addresses: &[&str],
+    interface: Option<&str>,
+    plan: &mut Plan,
+    metadata: &mut Map<String, Value>,
+) {
     let has = |key| annotation(&service.metadata, key);
     let joined = addresses.join(",");
     let mut annotations = Map::new();
-    if is_vip {
-        if has(VIP_ADDRESSES) != Some(&joined) {
-            annotations.insert(VIP_ADDRESSES.to_owned(), json!(joined));
-            let words = format!("it has {}; kube-vip announces it", addresses.join(", "));
-            plan.news.push(News::normal("EnsuredLoadBalancer", words));
-        }
-        if let Some(interface) = interface.filter(|interface| has(VIP_INTERFACE) != Some(interface)) {
-            annotations.insert(VIP_INTERFACE.to_owned(), json!(interface));
-        }
-    } else if has(VIP_ADDRESSES) == Some(&joined) {
-        // Two would announce it.
-        annotations.insert(VIP_ADDRESSES.to_owned(), Value::Null);
-        // Without a network, it is not from here.
-        if has(VIP_INTERFACE).is_some() && has(NETWORK).is_some() {
-            annotations.insert(VIP_INTERFACE.to_owned(), Value::Null);
-        }
+    if has(VIP_ADDRESSES) != Some(&joined) {
+        annotations.insert(VIP_ADDRESSES.to_owned(), json!(joined));
+        let words = format!("it has {}; kube-vip announces it", addresses.join(", "));
+        plan.news.push(News::normal("EnsuredLoadBalancer", words));
     }
-    let mut metadata = Map::new();
+    if let Some(interface) = interface.filter(|interface| has(VIP_INTERFACE) != Some(interface)) {
+        annotations.insert(VIP_INTERFACE.to_owned(), json!(interface));
+    }
+    let written = format!("{joined} {}", interface.unwrap_or_default());
+    if has(VIP_WRITTEN) != Some(written.trim_end()) {
+        annotations.insert(VIP_WRITTEN.to_owned(), json!(written.trim_end()));
+    }
     if !annotations.is_empty() {
         metadata.insert("annotations".to_owned(), Value::Object(annotations));
     }
-    // The same as a label, by which Harvester's cloud provider finds who shares an address.
-    let label = has(PRIMARY).map(|primary| {
+}
+
+/// Takes from kube-vip what it was told by this program, or what is the same: two would announce an address, and one that the Service
+/// does not have any more may be another's. What somebody else has written is left.
+fn withdrawn(service: &Service, joined: &str) -> Map<String, Value> {
+    let has = |key| annotation(&service.metadata, key);
+    let (addresses, interface) =
+        has(VIP_WRITTEN).map(|text| text.split_once(' ').unwrap_or((text, ""))).unwrap_or_default();
+    let mut gone = Vec::new();
+    if has(VIP_WRITTEN).is_some() {
+        gone.push(VIP_WRITTEN);
+    }
+    if has(VIP_ADDRESSES).is_some_and(|found| found == addresses || found == joined) {
+        gone.push(VIP_ADDRESSES);
+        // Without a network, it is not from here.
+        if has(VIP_INTERFACE).is_some_and(|found| found == interface || has(NETWORK).is_some()) {
+            gone.push(VIP_INTERFACE);
+        }
+    }
+    gone.into_iter().map(|key| (key.to_owned(), Value::Null)).collect()
+}
+
+/// The primary Service as a label, by which Harvester's cloud provider finds who shares an address.
+fn label(service: &Service, metadata: &mut Map<String, Value>) {
+    let label = annotation(&service.metadata, PRIMARY).map(|primary| {
         let own = service.metadata.namespace.as_deref().unwrap_or_default();
         let (namespace, name) = primary.split_once('/').unwrap_or((own, primary));
         format!("{namespace}.{name}")
@@ -199,9 +248,6 @@ fn announce(service: &Service, is_vip: bool, addresses: &[&str], interface: Opti
     let present = service.metadata.labels.as_ref().and_then(|labels| labels.get(PRIMARY));
     if label.as_ref() != present {
         metadata.insert("labels".to_owned(), json!({ PRIMARY: label }));
-    }
-    if !metadata.is_empty() {
-        plan.service = Some(json!({ "metadata": metadata }));
     }
 }
 
@@ -304,5 +350,70 @@ fn written(service: &Service, wanted: &BTreeMap<String, (bool, String, String)>)
 
 /// Annotations of a Service that concern it here; that they change is a change.
 pub fn is_concerned(key: &str) -> bool {
-    key.starts_with(PREFIX) || key.starts_with(OWN)
+    key != VIP_WRITTEN && (key.starts_with(PREFIX) || key.starts_with(OWN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::proto::v1::LoadBalancerAddress;
+
+    fn service(annotations: &[(&str, &str)]) -> Service {
+        let mut service = Service::default();
+        let all = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        service.metadata.annotations = Some(all.collect());
+        service
+    }
+
+    /// What is written to the annotations of a Service that has this address by this announcer.
+    fn written(annotations: &[(&str, &str)], by: Announcing, address: &str) -> Value {
+        let address = LoadBalancerAddress { address: address.into(), pool: "pool".into() };
+        let balancer = LoadBalancer {
+            state: State::Ready.into(),
+            announcing: by.into(),
+            addresses: vec![address],
+            ..LoadBalancer::default()
+        };
+        let (plan, _) = plan(&service(annotations), &balancer, &Instances::default(), &[], None);
+        plan.service.map(|patch| patch["metadata"]["annotations"].clone()).unwrap_or_default()
+    }
+
+    /// The host gives another address for another announcer: kube-vip went on to announce the first.
+    #[test]
+    fn kube_vip_keeps_nothing_that_it_was_told_by_this_program() {
+        let told = written(&[], Announcing::KubeVip, "192.0.2.1");
+        assert_eq!(told, json!({ VIP_ADDRESSES: "192.0.2.1", VIP_WRITTEN: "192.0.2.1" }));
+        let has = [(VIP_ADDRESSES, "192.0.2.1"), (VIP_WRITTEN, "192.0.2.1")];
+        assert_eq!(written(&has, Announcing::KubeVip, "192.0.2.1"), Value::Null);
+        for by in [Announcing::Host, Announcing::None] {
+            let gone = json!({ VIP_ADDRESSES: null, VIP_WRITTEN: null });
+            assert_eq!(written(&has, by, "198.51.100.1"), gone);
+            assert_eq!(written(&has, by, "192.0.2.1"), gone);
+        }
+        let has =
+            [(VIP_ADDRESSES, "192.0.2.1"), (VIP_INTERFACE, "enp1s0"), (VIP_WRITTEN, "192.0.2.1 enp1s0")];
+        let gone = json!({ VIP_ADDRESSES: null, VIP_INTERFACE: null, VIP_WRITTEN: null });
+        assert_eq!(written(&has, Announcing::Host, "198.51.100.1"), gone);
+        // What somebody else has written stays, and what Harvester's cloud provider has written of the same address does not.
+        let others = [(VIP_ADDRESSES, "203.0.113.9"), (VIP_INTERFACE, "eth9")];
+        assert_eq!(written(&others, Announcing::Host, "198.51.100.1"), Value::Null);
+        let same = [(VIP_ADDRESSES, "198.51.100.1")];
+        assert_eq!(written(&same, Announcing::Host, "198.51.100.1"), json!({ VIP_ADDRESSES: null }));
+        assert!(!is_concerned(VIP_WRITTEN) && is_concerned("guestlet.io/announce"));
+    }
+
+    #[test]
+    fn what_is_given_back_is_not_announced_any_more_before_it_is() {
+        let mut of = service(&[(VIP_ADDRESSES, "192.0.2.1"), (VIP_WRITTEN, "192.0.2.1")]);
+        of.metadata.finalizers = Some(vec![FINALIZER.to_owned(), "example.com/other".to_owned()]);
+        of.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        of.status.load_balancer.ingress = vec![crate::ccm::objects::Ingress { ip: "192.0.2.1".into() }];
+        let first = withdraw(&of);
+        let gone = json!({ "metadata": { "annotations": { VIP_ADDRESSES: null, VIP_WRITTEN: null } } });
+        assert_eq!(first.service, Some(gone));
+        assert_eq!(first.status.unwrap()["status"]["loadBalancer"], json!({ "ingress": null }));
+        let last = end(&of).service.unwrap();
+        assert_eq!(last, json!({ "metadata": { "finalizers": ["example.com/other"] } }));
+        assert_eq!(withdraw(&service(&[])), Plan::default());
+    }
 }

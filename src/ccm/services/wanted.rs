@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::plan::is_concerned;
 use crate::ccm::net::Net;
 use crate::ccm::nodes::Member;
-use crate::ccm::objects::{OWN, Service, ServicePort, annotation, name, uid};
+use crate::ccm::objects::{Service, ServicePort, annotation, name, uid};
 use crate::wire::proto::v1::{
     self, Announcing, EnsureLoadBalancerRequest, HealthCheck, IpFamily, Ipam, ServiceReference,
 };
@@ -115,9 +116,7 @@ pub fn announcing_of(word: &str) -> Option<Announcing> {
 /// The annotations of a Service that are nobody's.
 pub fn unknown(service: &Service) -> Vec<&str> {
     let all = service.metadata.annotations.iter().flat_map(BTreeMap::keys).map(String::as_str);
-    let is_unknown = |key: &&str| {
-        (key.starts_with(PREFIX) || key.starts_with(OWN)) && !KNOWN.contains(key) && !IDLE.contains(key)
-    };
+    let is_unknown = |key: &&str| is_concerned(key) && !KNOWN.contains(key) && !IDLE.contains(key);
     all.filter(is_unknown).collect()
 }
 

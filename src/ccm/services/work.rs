@@ -101,7 +101,7 @@ impl Hands {
                 asked.map(|balancer| Done::Taken { number, balancer: Arc::new(balancer) })
             }
             Job::Write { plan, conditions } => {
-                self.write(&service, &plan, true).await.map(|()| Done::Written(conditions))
+                self.write(&service, &plan).await.map(|()| Done::Written(conditions))
             }
             Job::Release(of) => self.release(&service, of).await,
         };
@@ -140,23 +140,28 @@ impl Hands {
     }
 
     async fn release(&self, service: &Service, of: ServiceReference) -> Result<Done, Refused> {
+        let mut service = service.clone();
+        let withdrawn = plan::withdraw(&service);
+        for (patch, is_status) in [(&withdrawn.service, false), (&withdrawn.status, true)] {
+            if let Some(patch) = patch {
+                service = self.patch(&service, patch, is_status).await?;
+            }
+        }
         let released = self.fence.change(async { Ok(self.host.release(of).await?) }).await;
         if let Err(Refused::Host(status)) = &released {
             let news = News::warning("LoadBalancerNotReleased", clean(status.message()));
-            self.recorder.tell(service, &news).await;
+            self.recorder.tell(&service, &news).await;
         }
         if !released? {
             return Ok(Done::Releasing);
         }
-        self.write(service, &plan::end(service), false).await?;
+        self.write(&service, &plan::end(&service)).await?;
         Ok(Done::Released)
     }
 
-    /// Writes what was decided: with `first` the Service itself is written before its status, else after it.
-    async fn write(&self, service: &Service, plan: &Plan, first: bool) -> Result<(), Refused> {
-        let parts = [(&plan.service, false), (&plan.status, true)];
-        let order = if first { [0, 1] } else { [1, 0] };
-        for (patch, is_status) in order.map(|at| parts[at]) {
+    /// Writes what was decided: the Service itself before its status.
+    async fn write(&self, service: &Service, plan: &Plan) -> Result<(), Refused> {
+        for (patch, is_status) in [(&plan.service, false), (&plan.status, true)] {
             if let Some(patch) = patch {
                 self.patch(service, patch, is_status).await?;
             }
@@ -167,8 +172,9 @@ impl Hands {
         Ok(())
     }
 
-    /// Patches the very Service that was decided about. Where a list is written as a whole, only if it is as it was.
-    async fn patch(&self, service: &Service, patch: &Value, is_status: bool) -> Result<(), Refused> {
+    /// Patches the very Service that was decided about, and returns what it is then. Where a list is written as a whole, only if it is as
+    /// it was.
+    async fn patch(&self, service: &Service, patch: &Value, is_status: bool) -> Result<Service, Refused> {
         let mut patch = patch.clone();
         let has_list = patch["metadata"]["finalizers"].is_array();
         patch["metadata"]["uid"] = json!(service.metadata.uid);
@@ -188,7 +194,7 @@ impl Hands {
                 } else {
                     lists::in_time(api.patch(of, &parameters, &patch)).await
                 };
-                patched.map(drop).map_err(Refused::from)
+                patched.map_err(Refused::from)
             })
             .await
     }
