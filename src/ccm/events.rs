@@ -1,5 +1,6 @@
 //! Events of the cluster: what people have to know of a Node or a Service. The same words about the same object are told once in an
-//! hour, however often they come up.
+//! hour, however often they come up, and of one object no more than a few at once and one each minute: what is told comes from guests, and
+//! the API server is everybody's.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -23,8 +24,11 @@ const DEFAULT_NAMESPACE: &str = "default";
 const AGAIN: Duration = Duration::from_secs(3600);
 /// Characters of the words; the API server takes 1024.
 const LONGEST: usize = 1000;
-/// Things that are remembered to have been told.
+/// Things that are remembered to have been told, and objects whose events are counted.
 const MOST: usize = 4096;
+/// Events of one object at once, and how soon there may be one more.
+const BURST: u32 = 10;
+const ONE_MORE: Duration = Duration::from_secs(60);
 
 /// Whether something is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +65,16 @@ impl News {
 /// Tells the cluster.
 pub struct Recorder {
     client: Client,
-    told: Mutex<BTreeMap<(String, String), (String, Instant)>>,
+    told: Mutex<Told>,
+}
+
+/// What was told.
+#[derive(Debug, Default)]
+struct Told {
+    /// The last words, by UID and reason.
+    words: BTreeMap<(String, String), (String, Instant)>,
+    /// When there will be no event left that counts against an object, by UID.
+    counted: BTreeMap<String, Instant>,
 }
 
 impl Recorder {
@@ -70,27 +83,14 @@ impl Recorder {
         Self { client, told: Mutex::default() }
     }
 
-    /// Whether this is news of the object with that UID. It is not, from then on.
-    fn is_new(&self, uid: &str, news: &News) -> bool {
-        let now = Instant::now();
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() >= MOST {
-            told.retain(|_, (_, when)| now.saturating_duration_since(*when) < AGAIN / 8);
-        }
-        let key = (uid.to_owned(), news.reason.clone());
-        let is_told = told.get(&key).is_some_and(|(words, when)| {
-            *words == news.message && now.saturating_duration_since(*when) < AGAIN
-        });
-        if !is_told && told.len() < MOST {
-            told.insert(key, (news.message.clone(), now));
-        }
-        !is_told
+    fn is_news(&self, uid: &str, news: &News) -> bool {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).is_news(uid, news, Instant::now())
     }
 
     /// Tells something of an object. What cannot be told is logged.
     pub async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, news: &News) {
         let meta = object.meta();
-        if !self.is_new(uid(meta), news) {
+        if !self.is_news(uid(meta), news) {
             return;
         }
         let (kind, of) = (K::kind(&()), name(meta));
@@ -109,6 +109,42 @@ impl Recorder {
         if let Err(error) = made {
             tracing::warn!("cannot write an event of the {kind} {of}: {error}");
         }
+    }
+}
+
+impl Told {
+    /// Whether this is to be told of the object with that UID. It is not, from then on.
+    fn is_news(&mut self, uid: &str, news: &News, now: Instant) -> bool {
+        let key = (uid.to_owned(), news.reason.clone());
+        let is_told = self.words.get(&key).is_some_and(|(words, when)| {
+            *words == news.message && now.saturating_duration_since(*when) < AGAIN
+        });
+        if is_told || !self.has_room(uid, now) {
+            return false;
+        }
+        if self.words.len() >= MOST {
+            self.words.retain(|_, (_, when)| now.saturating_duration_since(*when) < AGAIN / 8);
+        }
+        if self.words.len() < MOST || self.words.contains_key(&key) {
+            self.words.insert(key, (news.message.clone(), now));
+        }
+        true
+    }
+
+    /// Whether there may be one more event of an object, which counts from then on. Those that are too many to be counted by themselves
+    /// are counted together.
+    fn has_room(&mut self, uid: &str, now: Instant) -> bool {
+        if self.counted.len() >= MOST {
+            self.counted.retain(|_, until| *until > now);
+        }
+        let is_known = self.counted.contains_key(uid) || self.counted.len() < MOST;
+        let until = self.counted.entry(if is_known { uid } else { "" }.to_owned()).or_insert(now);
+        let next = (*until).max(now) + ONE_MORE;
+        let has_room = next <= now + ONE_MORE * BURST;
+        if has_room {
+            *until = next;
+        }
+        has_room
     }
 }
 
@@ -138,5 +174,39 @@ fn event<K: Resource<DynamicType = ()>>(object: &K, namespace: &str, news: &News
         last_timestamp: Some(now),
         count: Some(1),
         ..Event::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_changes_all_the_time_has_a_few_events() {
+        let (mut told, start) = (Told::default(), Instant::now());
+        let mut count = |uid: &str, seconds: u64| {
+            let now = start + Duration::from_secs(seconds);
+            let flaps =
+                (0..1000).map(|turn| News::warning("BackendsUnhealthy", format!("node {} fails", turn % 2)));
+            flaps.filter(|news| told.is_news(uid, news, now)).count()
+        };
+        assert_eq!((count("a", 0), count("a", 0), count("b", 0)), (10, 0, 10));
+        assert_eq!((count("a", 59), count("a", 60), count("a", 61)), (0, 1, 0));
+        assert_eq!(count("a", 3600), 10);
+        let same = News::normal("Ready", "it is");
+        let mut told = Told::default();
+        assert!(told.is_news("a", &same, start) && !told.is_news("a", &same, start));
+        assert!(told.is_news("a", &same, start + AGAIN));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_remembered_is_bounded() {
+        let (mut told, now) = (Told::default(), Instant::now());
+        let news = News::normal("Ready", "it is");
+        let count = (0..20_000).filter(|number| told.is_news(&number.to_string(), &news, now)).count();
+        assert_eq!((told.words.len(), told.counted.len()), (MOST, MOST + 1));
+        assert_eq!(count, MOST + 10);
+        assert!(told.is_news("later", &news, now + ONE_MORE * BURST));
+        assert!(told.counted.len() < 10);
     }
 }

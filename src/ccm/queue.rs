@@ -46,6 +46,12 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
+    /// It is to be looked at then, or before if something of it changes.
+    pub fn later(&mut self, key: K, at: Instant) {
+        let due = self.due.entry(key).or_insert(at);
+        *due = at.min(*due);
+    }
+
     /// It is to be looked at now, whatever has failed before: what it failed for may be over.
     pub fn afresh(&mut self, key: K, now: Instant) {
         self.failures.remove(&key);
@@ -71,6 +77,7 @@ impl<K: Ord + Clone> Queue<K> {
     pub fn done(&mut self, key: K, outcome: Outcome, now: Instant, chance: f64) {
         self.running.remove(&key);
         let wait = match outcome {
+            // When it was to be looked at later, it still is.
             Outcome::Done => {
                 self.failures.remove(&key);
                 return;

@@ -15,6 +15,7 @@
 //! remembered as a number: after a start, or with another leader, everything is asked for once. `leaks` compares both sides.
 
 mod leaks;
+mod pace;
 mod plan;
 pub mod wanted;
 mod work;
@@ -33,6 +34,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::leaks::{Found, Had, Orphan};
+use self::pace::Pace;
 use self::wanted::{Defaults, NETWORK, Problem, is_wanted, reference};
 use self::work::{Done, Hands, Job};
 use crate::ccm::events::{News, Recorder};
@@ -103,6 +105,8 @@ struct Desk {
     /// Which requests were taken over.
     taken: BTreeMap<String, u64>,
     told: BTreeMap<String, Conditions>,
+    /// How often conditions were written.
+    paces: BTreeMap<String, Pace>,
     /// Those that wait for another one.
     waiting: BTreeSet<String>,
     balancers: Balancers,
@@ -127,6 +131,7 @@ impl Services {
             has: BTreeMap::new(),
             taken: BTreeMap::new(),
             told: BTreeMap::new(),
+            paces: BTreeMap::new(),
             waiting: BTreeSet::new(),
             balancers: Balancers::default(),
             instances: instances.borrow_and_update().clone(),
@@ -226,6 +231,7 @@ impl Desk {
         let was_there = self.services.remove(key).is_some();
         self.queue.forget(&key.to_owned());
         self.told.remove(key);
+        self.paces.remove(key);
         self.waiting.remove(key);
         // It went without being given back.
         if was_there && self.taken.remove(key).is_some() {
@@ -324,8 +330,16 @@ impl Desk {
             return Some((service, job));
         };
         let told = self.told.get(key);
-        let (mut plan, conditions) = plan::plan(&service, balancer, &self.instances, members, told);
+        let (mut plan, mut conditions) = plan::plan(&service, balancer, &self.instances, members, told);
         plan.news.extend(remark);
+        let (now, pace) = (Instant::now(), self.paces.get(key));
+        if let (Some(told), Some(pace)) = (told, pace)
+            && let Some(wait) = pace.wait(told, &conditions, now).filter(|_| plan.has_conditions())
+        {
+            plan.without_conditions();
+            conditions = told.clone();
+            self.queue.later(key.to_owned(), now + wait);
+        }
         let is_nothing = plan.service.is_none() && plan.status.is_none() && plan.news.is_empty();
         (!is_nothing).then_some((service, Job::Write { plan, conditions }))
     }
@@ -350,7 +364,11 @@ impl Desk {
                 Outcome::Again(Duration::ZERO)
             }
             Done::Written(conditions) => {
-                self.told.insert(key.clone(), conditions);
+                let before = self.told.insert(key.clone(), conditions.clone()).unwrap_or_default();
+                if before != conditions {
+                    let pace = self.paces.entry(key.clone()).or_insert_with(|| Pace::new(now));
+                    pace.written(&before, &conditions, now);
+                }
                 Outcome::Done
             }
             Done::Released => {

@@ -42,6 +42,24 @@ pub struct Plan {
     pub news: Vec<News>,
 }
 
+impl Plan {
+    /// Whether conditions are to be written.
+    pub fn has_conditions(&self) -> bool {
+        self.status.as_ref().is_some_and(|patch| patch["status"]["conditions"].is_array())
+    }
+
+    /// Leaves them for later.
+    pub fn without_conditions(&mut self) {
+        let Some(status) = self.status.as_mut().and_then(|patch| patch["status"].as_object_mut()) else {
+            return;
+        };
+        status.remove("conditions");
+        if status.is_empty() {
+            self.status = None;
+        }
+    }
+}
+
 /// Whether it has our finalizer.
 pub fn has_finalizer(service: &Service) -> bool {
     service.metadata.finalizers.iter().flatten().any(|one| one == FINALIZER)
@@ -129,6 +147,13 @@ pub fn plan(
         );
     }
     let is_vip = balancer.announcing() == Announcing::KubeVip;
+    let mut metadata = Map::new();
+    if !is_vip {
+        let withdrawn = withdrawn(service, &addresses.join(","));
+        if !withdrawn.is_empty() {
+            metadata.insert("annotations".to_owned(), Value::Object(withdrawn));
+        }
+    }
     // What there was before stays in force while there is nothing else.
     if !addresses.is_empty() {
         match interface(service, balancer, instances, members).filter(|_| is_vip).transpose() {
@@ -141,6 +166,9 @@ pub fn plan(
             Err(why) => ready = (false, "InterfaceUnclear".to_owned(), why),
         }
     }
+    if !metadata.is_empty() {
+        plan.service = Some(json!({ "metadata": metadata }));
+    }
     if !ready.0 && state == State::Failed || ready.1 == "InterfaceUnclear" || ready.1 == "NoAddress" {
         plan.news.push(News::warning(&ready.1, ready.2.clone()));
     }
@@ -152,22 +180,12 @@ pub fn plan(
     let has: Vec<_> = service.status.load_balancer.ingress.iter().map(|one| one.ip.as_str()).collect();
     let mut status = Map::new();
     // Where kube-vip announces, it says so by itself.
-    let mut metadata = Map::new();
-    if !is_vip {
-        let withdrawn = withdrawn(service, &addresses.join(","));
-        if !withdrawn.is_empty() {
-            metadata.insert("annotations".to_owned(), Value::Object(withdrawn));
-        }
-    }
     if !is_vip && !addresses.is_empty() && has != addresses {
         status.insert("loadBalancer".to_owned(), json!({ "ingress": ingress }));
         plan.news.push(News::normal("EnsuredLoadBalancer", format!("it has {}", addresses.join(", "))));
     }
     if told != Some(&conditions) && conditions != said(service) {
         status.insert("conditions".to_owned(), json!(written(service, &conditions)));
-    }
-    if !metadata.is_empty() {
-        plan.service = Some(json!({ "metadata": metadata }));
     }
     if !status.is_empty() {
         plan.status = Some(json!({ "status": status }));
