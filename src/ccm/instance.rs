@@ -20,6 +20,8 @@ const INTERFACES: usize = 32;
 const ADDRESSES: usize = 64;
 /// Labels of one VM that are kept.
 const LABELS: usize = 64;
+/// VMs of the cluster that are kept.
+const MOST: usize = 4096;
 /// Characters of a text that is for people.
 const LONGEST_TEXT: usize = 256;
 
@@ -159,6 +161,12 @@ impl Instances {
         let mut wrong = Vec::new();
         for told in answer.instances {
             match Instance::new(told) {
+                Ok(instance) if self.all.len() >= MOST && !self.all.contains_key(&instance.uid) => {
+                    wrong.push(format!(
+                        "the host half tells of more than {MOST} VMs; not of {}",
+                        instance.uid
+                    ));
+                }
                 Ok(instance) => drop(self.all.insert(instance.uid.clone(), Arc::new(instance))),
                 Err(why) => wrong.push(why),
             }
@@ -236,6 +244,10 @@ mod tests {
         known.take(answer(false, &[told("d")], &["b", "never"]));
         assert_eq!(uids(&known), "c d");
         assert_eq!(known.take(answer(false, &[told("NO")], &[])).len(), 1);
+        let many: Vec<_> = (0..MOST + 3).map(|number| told(&format!("m{number}"))).collect();
+        assert_eq!(known.take(answer(true, &many, &[])).len(), 3);
+        assert_eq!(known.all.len(), MOST);
+        assert!(known.take(answer(false, &many[..1], &[])).is_empty(), "one that is known is replaced");
         known.take(answer(true, &[], &[]));
         assert_eq!(uids(&known), "");
     }
