@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use tokio::time::Instant;
+
 use super::record::{Damaged, Held, Record, Stage};
 use super::settings::Pool;
 use super::wanted::{Family, Service};
@@ -31,6 +33,8 @@ pub struct Book {
     reserved: BTreeSet<IpAddr>,
     /// Addresses of records that may have been written and may not, by their identifiers.
     doubtful: BTreeMap<String, Vec<IpAddr>>,
+    /// Addresses that somebody has lost a moment ago, until when they rest, and whose they were: cluster, namespace and name.
+    resting: BTreeMap<IpAddr, (Instant, (String, String, String))>,
     /// The address of each pool and family that was given away last.
     last: BTreeMap<(String, Family), IpAddr>,
 }
@@ -183,6 +187,21 @@ impl Book {
             && !self.doubtful.values().any(|addresses| addresses.contains(&address))
     }
 
+    /// Has the addresses rest that a load balancer loses: others that want one get these last for some time, since it takes a moment until
+    /// nobody announces them any more, and until nobody has them in a cache.
+    pub fn rest(&mut self, of: &Record, lost: impl Iterator<Item = IpAddr>, until: Instant, now: Instant) {
+        self.resting.retain(|_, (until, _)| *until > now);
+        let service = (of.cluster.clone(), of.service.namespace.clone(), of.service.name.clone());
+        self.resting.extend(lost.map(|address| (address, (until, service.clone()))));
+    }
+
+    /// Whether an address rests for this Service, which may be the one that had it.
+    pub fn rests(&self, address: IpAddr, cluster: &str, service: &Service, now: Instant) -> bool {
+        self.resting.get(&address).is_some_and(|(until, (of, namespace, name))| {
+            *until > now && (of.as_str(), namespace, name) != (cluster, &service.namespace, &service.name)
+        })
+    }
+
     /// Whether it is not known which addresses are taken.
     pub fn is_blind(&self) -> bool {
         self.damaged.values().any(|damaged| damaged.addresses.is_none())
@@ -204,11 +223,19 @@ impl Book {
     }
 
     /// A free address of a pool: the one that the Service of this name had, else one after the last that was given away which
-    /// nobody had, else the one that was given back first.
+    /// nobody had, else the one that was given back first. Those that [rest](Self::rest) come last.
     ///
     /// # Errors
     /// If there is none.
-    pub fn pick(&self, pool: &Pool, family: Family, cluster: &str, service: &Service) -> Result<Held, Lack> {
+    pub fn pick(
+        &self,
+        pool: &Pool,
+        family: Family,
+        cluster: &str,
+        service: &Service,
+        now: Instant,
+    ) -> Result<Held, Lack> {
+        let rests = |address: IpAddr| self.rests(address, cluster, service, now);
         if self.is_blind() {
             return Err(Lack::Blind);
         }
@@ -231,7 +258,7 @@ impl Book {
         let last = self.last.get(&(pool.name.clone(), family)).map(|last| number(*last));
         let after = |range: &Range| {
             let last = last.filter(|last| *last >= number(range.first()))?;
-            self.next_new(range, last.checked_add(1)?)
+            self.next_new(range, last.checked_add(1)?, rests)
         };
         // First what comes after the last one, in its range and those behind it, and then all from the beginning.
         let at = last.and_then(|last| {
@@ -241,22 +268,29 @@ impl Book {
             let mut left = ranges().skip(at);
             left.next()
                 .and_then(after)
-                .or_else(|| left.find_map(|range| self.next_new(range, number(range.first()))))
+                .or_else(|| left.find_map(|range| self.next_new(range, number(range.first()), rests)))
         });
-        let new = behind.or_else(|| ranges().find_map(|range| self.next_new(range, number(range.first()))));
+        let new =
+            behind.or_else(|| ranges().find_map(|range| self.next_new(range, number(range.first()), rests)));
         if let Some(address) = new {
             return Ok(held(address));
         }
-        let oldest = before().min_by_key(|(address, id)| (given_back(id), **address));
-        oldest.map(|(address, _)| held(*address)).ok_or(Lack::Exhausted)
+        let oldest = before().min_by_key(|(address, id)| (rests(**address), given_back(id), **address));
+        if let Some((address, _)) = oldest.filter(|(address, _)| !rests(**address)) {
+            return Ok(held(*address));
+        }
+        // There is nothing else: first what rests and nobody remembers.
+        let never = |_| false;
+        let resting = ranges().find_map(|range| self.next_new(range, number(range.first()), never));
+        resting.or(oldest.map(|(address, _)| *address)).map(held).ok_or(Lack::Exhausted)
     }
 
     /// The first address of a range, from a number on, that nobody has or had. Steps over what is taken, one after the other.
-    fn next_new(&self, range: &Range, from: u128) -> Option<IpAddr> {
+    fn next_new(&self, range: &Range, from: u128, rests: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
         let (mut at, last) = (from, number(range.last()));
         while at <= last {
             let address = with_number(range.first(), at)?;
-            if self.is_free(address) && !self.remembered.contains_key(&address) {
+            if self.is_free(address) && !self.remembered.contains_key(&address) && !rests(address) {
                 return Some(address);
             }
             at = at.checked_add(1)?;

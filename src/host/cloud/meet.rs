@@ -8,6 +8,8 @@
 
 use std::net::IpAddr;
 
+use tokio::time::Instant;
+
 use super::book::{Book, Lack};
 use super::record::{Held, Record};
 use super::settings::{Pool, Settings};
@@ -62,6 +64,8 @@ pub struct Ground<'g> {
     pub book: &'g Book,
     /// The settings.
     pub settings: &'g Settings,
+    /// The time.
+    pub now: Instant,
 }
 
 impl Ground<'_> {
@@ -199,6 +203,11 @@ impl Ground<'_> {
             if !is_mine && !self.book.is_free(asked) {
                 return Err(Failure::new("AddressInUse", format!("{asked} is in use")));
             }
+            if !is_mine && self.book.rests(asked, &record.cluster, &record.service, self.now) {
+                let words =
+                    format!("{asked} was another Service's until a moment ago; it is given away in a minute");
+                return Err(Failure::new("AddressResting", words));
+            }
             return Ok(Held { address: asked, pool: pool.name.clone() });
         }
         let name = family.name();
@@ -212,7 +221,7 @@ impl Ground<'_> {
                 failure = problem;
                 continue;
             }
-            match self.book.pick(pool, family, &record.cluster, &record.service) {
+            match self.book.pick(pool, family, &record.cluster, &record.service, self.now) {
                 Ok(held) => return Ok(held),
                 Err(Lack::Exhausted) => {
                     failure =
@@ -242,7 +251,10 @@ fn clash<'p>(
 }
 
 /// That no port is one that the host forwards to nobody.
-fn reserved(pool: &Pool, wanted: &Wanted) -> Result<(), Failure> {
+///
+/// # Errors
+/// With the first that is.
+pub fn reserved(pool: &Pool, wanted: &Wanted) -> Result<(), Failure> {
     let is_reserved = |port: &&Port| pool.reserved_ports.contains(&port.port);
     match wanted.ports.iter().find(is_reserved).filter(|_| wanted.announcing == Announcing::Host) {
         None => Ok(()),

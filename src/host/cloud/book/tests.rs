@@ -24,7 +24,8 @@ fn released(mut record: Record, at: u64) -> Record {
 }
 
 fn pick(book: &Book, pool: &Pool, name: &str) -> Result<String, Lack> {
-    book.pick(pool, Family::Ipv4, "dev", &service(name, "new")).map(|held| held.address.to_string())
+    book.pick(pool, Family::Ipv4, "dev", &service(name, "new"), Instant::now())
+        .map(|held| held.address.to_string())
 }
 
 #[test]
@@ -55,7 +56,7 @@ fn a_name_of_another_cluster_is_another_name() {
     let lan = pool("lan", &["192.0.2.1-192.0.2.2"]);
     let mut book = Book::default();
     book.put(released(record("a", "web", &["192.0.2.2"]), 10));
-    let other = book.pick(&lan, Family::Ipv4, "prod", &service("web", "new")).unwrap();
+    let other = book.pick(&lan, Family::Ipv4, "prod", &service("web", "new"), Instant::now()).unwrap();
     assert_eq!(other.address.to_string(), "192.0.2.1");
 }
 
@@ -132,7 +133,7 @@ proptest! {
             match step {
                 Step::Take(number) if !has.contains_key(&number) => {
                     let name = format!("s{number}");
-                    match book.pick(&lan, Family::Ipv4, "dev", &service(&name, "new")) {
+                    match book.pick(&lan, Family::Ipv4, "dev", &service(&name, "new"), Instant::now()) {
                         Ok(held) => {
                             prop_assert!(lan.has(held.address));
                             prop_assert!(has.values().all(|(_, other)| *other != held.address));
@@ -170,4 +171,25 @@ proptest! {
             prop_assert_eq!(book.count("dev"), has.len());
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_rests_before_another_service_gets_it() {
+    let lan = pool("lan", &["192.0.2.1-192.0.2.2"]);
+    let mut book = Book::new(Vec::new(), BTreeMap::new());
+    let (now, minute) = (Instant::now(), std::time::Duration::from_secs(60));
+    let lost = Record::new("aa".into(), "dev".into(), service("web", "old"));
+    book.rest(&lost, ["192.0.2.1".parse().unwrap()].into_iter(), now + minute, now);
+    let pick = |book: &Book, cluster: &str, name: &str, at| {
+        book.pick(&lan, Family::Ipv4, cluster, &service(name, "new"), at).map(|held| held.address.to_string())
+    };
+    assert_eq!(pick(&book, "dev", "other", now).unwrap(), "192.0.2.2");
+    assert_eq!(pick(&book, "prod", "web", now).unwrap(), "192.0.2.2", "it is another cluster's");
+    assert_eq!(pick(&book, "dev", "web", now).unwrap(), "192.0.2.1", "it was its own");
+    assert_eq!(pick(&book, "dev", "other", now + minute).unwrap(), "192.0.2.1");
+    // There is nothing else.
+    let mut other = lost;
+    other.addresses = vec![Held { address: "192.0.2.2".parse().unwrap(), pool: "lan".into() }];
+    book.put(other);
+    assert_eq!(pick(&book, "dev", "other", now).unwrap(), "192.0.2.1");
 }

@@ -1,6 +1,9 @@
 //! What clusters want of their load balancers: decided here, and on the disk before it is answered.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
 
 use super::super::meet::{Failure, Ground, check_change};
 use super::super::record::{Record, Stage};
@@ -11,6 +14,8 @@ use super::Desk;
 use crate::host::cloud::health::MOST_CHECKS;
 use crate::wire::proto::v1;
 
+/// How long an address is given to no other Service, if there is another one for that.
+const REST: Duration = Duration::from_secs(60);
 /// What identifiers are made of.
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz234567";
 /// Letters of an identifier: a hundred bits.
@@ -91,7 +96,7 @@ impl Desk {
     /// Gives a load balancer what is wanted of it, or notes that it cannot have it.
     async fn meet(&mut self, known: Record, wanted: Wanted) -> Result<v1::LoadBalancer, Problem> {
         let (id, cluster) = (known.id.clone(), known.cluster.clone());
-        let ground = Ground { book: &self.book, settings: &self.settings };
+        let ground = Ground { book: &self.book, settings: &self.settings, now: Instant::now() };
         let before = known.clone();
         let met = ground.meet(&known, &wanted);
         let mut record = known;
@@ -114,6 +119,10 @@ impl Desk {
                 self.awaited.insert(id.clone(), None);
             }
             self.keep(record.clone()).await?;
+            let is_lost = |address: &IpAddr| !record.addresses.iter().any(|held| held.address == *address);
+            let lost = before.addresses.iter().map(|held| held.address).filter(is_lost);
+            let now = Instant::now();
+            self.book.rest(&before, lost, now + REST, now);
             self.forget(&cluster).await;
             told_of(&before, &record, failure.as_ref());
             self.unsettle(&cluster);
@@ -144,6 +153,8 @@ impl Desk {
         let mut gone = record.clone();
         (gone.stage, gone.met, gone.asked, gone.released) = (Stage::Released, None, None, Some(now));
         self.keep(gone).await?;
+        let (lost, now) = (record.addresses.iter().map(|held| held.address), Instant::now());
+        self.book.rest(&record, lost, now + REST, now);
         self.failures.remove(&record.id);
         self.awaited.remove(&record.id);
         let of = self.cluster(cluster);

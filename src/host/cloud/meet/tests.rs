@@ -26,7 +26,7 @@ impl Host {
         if let Some(met) = &known.met {
             check_change(met.ipam, &met.network, &wanted).map_err(|_| "contradiction")?;
         }
-        let ground = Ground { book: &self.book, settings: &self.settings };
+        let ground = Ground { book: &self.book, settings: &self.settings, now: Instant::now() };
         match ground.meet(&known, &wanted) {
             Ok(addresses) => {
                 let told = addresses.iter().map(|held| held.address.to_string()).collect();

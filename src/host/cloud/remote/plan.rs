@@ -8,6 +8,8 @@
 
 use serde_json::Value;
 
+use tokio::time::Instant;
+
 use super::super::Problem;
 use super::super::health::MOST_CHECKS;
 use super::super::meet::{Failure, Ground, check_change};
@@ -103,7 +105,7 @@ impl Plan<'_> {
             (None, None) => String::new(),
         };
         let record = Record::new(id, self.cluster.to_owned(), service.clone());
-        let ground = Ground { book: &self.balancers.book, settings: self.settings };
+        let ground = Ground { book: &self.balancers.book, settings: self.settings, now: Instant::now() };
         if let Some(primary) = &wanted.share
             && let Some(other) = self.balancers.own(self.cluster, primary)
         {
