@@ -88,7 +88,8 @@ impl Plan<'_> {
             let words = "its load balancer on the host is being deleted, and is made anew when that is done";
             return Err(Failure::new("BeingReleased", words).into());
         }
-        if let Some(own) = own.filter(|_| wanted.share.is_none()) {
+        // Also of one that shares another's address from now on: it may want its own again.
+        if let Some(own) = own {
             let network = own.asked_network(&wanted.network);
             check_change(own.ipam(), network, wanted)
                 .map_err(|words| Refusal::Problem(Problem::Contradiction(words)))?;

@@ -244,6 +244,16 @@ fn services_share_an_address_as_long_as_their_ports_differ() {
 }
 
 #[test]
+fn sharing_an_address_is_no_way_to_another_ipam() {
+    let mut world = World::new();
+    world.ensure("web", &of_port(80)).unwrap();
+    world.ensure("db", &of_port(81)).unwrap();
+    let other = Wanted { ipam: Ipam::Dhcp, ..sharing(81, "web") };
+    let refused = world.ensure("db", &other).unwrap_err();
+    assert!(matches!(refused, Refusal::Problem(Problem::Contradiction(_))), "{refused:?}");
+}
+
+#[test]
 fn one_that_shares_anothers_address_leaves_the_one_before() {
     let mut world = World::new();
     for (name, port, address) in [("web", 80, "192.0.2.7"), ("db", 5432, "192.0.2.8")] {
