@@ -23,6 +23,7 @@ pub mod capabilities;
 pub mod clock;
 #[cfg(feature = "agent")]
 pub mod confidential;
+pub mod connections;
 #[cfg(feature = "agent")]
 pub mod crc32;
 #[cfg(feature = "agent")]

@@ -4,7 +4,8 @@
 //! <state-dir>/.lock         held while a host half has the directory
 //! <state-dir>/<id>.json     a record; see `record`
 //! <state-dir>/<id>.json.new what was not finished
-//! <state-dir>/.forwarding   there while the kernel may have rules of this program
+//! <state-dir>/.forwarding   there while the kernel may have rules of this program: a line for each address that an interface may
+//!                           have from it, interface and address
 //! ```
 //!
 //! A record is replaced as a whole and synced before anybody is told what follows from it. So a run that is killed leaves
@@ -12,12 +13,14 @@
 //! after the one that had it was.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
+use super::forward::plan::Given;
 use super::record::{Damaged, Record};
 use crate::sys::directory::Directory;
 
@@ -25,6 +28,8 @@ use crate::sys::directory::Directory;
 const LONGEST_RECORD: u64 = 1 << 20;
 const LOCK: &str = ".lock";
 const MARK: &str = ".forwarding";
+/// Bytes of the longest note.
+const LONGEST_MARK: u64 = 1 << 20;
 const SUFFIX: &str = ".json";
 const NEW: &str = ".json.new";
 
@@ -120,25 +125,42 @@ impl Store {
         Ok(())
     }
 
-    /// Notes whether the kernel may have rules of this program.
+    /// Notes that the kernel may have rules of this program, and which addresses interfaces may have; or that there is nothing any more.
     ///
     /// # Errors
-    /// If the system refuses.
-    pub fn mark(&self, forwards: bool) -> io::Result<()> {
-        if forwards {
-            self.directory.file_or_new(MARK)?;
+    /// If the system refuses: then that is noted that was before.
+    pub fn mark(&self, forwards: Option<&Given>) -> io::Result<()> {
+        if let Some(given) = forwards {
+            let mut text = String::new();
+            for (name, addresses) in given {
+                for address in addresses {
+                    // To a String that never fails.
+                    let _ = writeln!(text, "{name} {address}");
+                }
+            }
+            let new = format!("{MARK}.new");
+            self.directory.prepare(&new, text.as_bytes())?;
+            self.directory.rename(&new, MARK)?;
         } else {
             self.directory.remove(MARK)?;
         }
         self.directory.sync()
     }
 
-    /// Whether that was noted.
+    /// What was noted, if anything was.
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn is_marked(&self) -> io::Result<bool> {
-        Ok(self.directory.read(MARK, 1)?.is_some())
+    pub fn marked(&self) -> io::Result<Option<Given>> {
+        let Some(bytes) = self.directory.read(MARK, LONGEST_MARK)? else { return Ok(None) };
+        let text = String::from_utf8_lossy(&bytes);
+        let mut given = Given::new();
+        // A line that cannot be read names nothing that could be taken away.
+        let lines = text.lines().filter_map(|line| line.split_once(' '));
+        for (name, address) in lines.filter_map(|(name, text)| Some((name, text.parse().ok()?))) {
+            given.entry(name.to_owned()).or_default().insert(address);
+        }
+        Ok(Some(given))
     }
 }
 
@@ -168,10 +190,13 @@ mod tests {
         assert_eq!(loaded.records, [record("one")]);
         assert_eq!(loaded.damaged.keys().collect::<Vec<_>>(), ["four"]);
         assert!(!path.join("three.json.new").exists() && path.join("four.json").exists());
-        assert!(!store.is_marked().unwrap());
-        store.mark(true).unwrap();
-        assert!(store.is_marked().unwrap());
-        store.mark(false).unwrap();
-        assert!(!store.is_marked().unwrap());
+        assert_eq!(store.marked().unwrap(), None);
+        let addresses = ["192.0.2.1", "2001:db8::1"].map(|text| text.parse().unwrap());
+        for given in [Given::new(), [("eth0".to_owned(), addresses.into())].into()] {
+            store.mark(Some(&given)).unwrap();
+            assert_eq!(store.marked().unwrap(), Some(given));
+        }
+        store.mark(None).unwrap();
+        assert_eq!(store.marked().unwrap(), None);
     }
 }

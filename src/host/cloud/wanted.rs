@@ -180,6 +180,15 @@ impl Protocol {
             Self::Sctp => "sctp",
         }
     }
+
+    /// As packets of IP name it.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
 }
 
 /// A Service that is named in a request; `what` is the field's name.

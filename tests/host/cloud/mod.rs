@@ -19,6 +19,7 @@ mod balancers;
 mod checks;
 mod crash;
 mod instances;
+mod leavings;
 mod liars;
 mod network;
 mod people;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::super::Problem;
 use super::super::book::Book;
+use super::super::forward::plan::{Given, Plan};
 use super::super::record::Record;
 use super::super::store::{Loaded, Store};
 use super::Desk;
@@ -23,7 +24,7 @@ impl Desk {
             }
             let load = || {
                 let store = Store::open(&path)?;
-                let (loaded, marked) = (store.load()?, store.is_marked()?);
+                let (loaded, marked) = (store.load()?, store.marked()?);
                 Ok::<_, std::io::Error>((store, loaded, marked))
             };
             Some(load().map_err(|error| {
@@ -42,10 +43,10 @@ impl Desk {
         }
     }
 
-    fn begin(&mut self, store: Store, loaded: Loaded, marked: bool) {
+    fn begin(&mut self, store: Store, loaded: Loaded, marked: Option<Given>) {
         let read: Vec<_> = loaded.records.iter().map(|record| record.id.clone()).collect();
         self.book = Book::new(loaded.records, loaded.damaged);
-        self.is_marked = marked;
+        self.marked = marked;
         for (id, damaged) in self.book.damaged() {
             let what = match &damaged.addresses {
                 Some(_) => "its addresses are kept from everybody",
@@ -109,28 +110,38 @@ impl Desk {
         }
     }
 
-    /// Notes that the kernel is about to get rules; without that note they would stay if the settings forward nothing any more.
-    pub(super) async fn mark(&mut self) -> bool {
-        if self.is_marked {
+    /// Notes that the kernel is about to get rules, and interfaces these addresses; without that note they would stay if the settings
+    /// forward nothing any more.
+    pub(super) async fn mark(&mut self, plan: &Plan) -> bool {
+        let mut given = self.marked.clone().unwrap_or_default();
+        for (name, addresses) in plan.given_to() {
+            given.entry(name).or_default().extend(addresses);
+        }
+        self.note(Some(given)).await
+    }
+
+    /// Notes what is there once that is known: what was taken away is not any more, and nothing is if nothing is to be forwarded.
+    pub(super) async fn unmark(&mut self) {
+        let in_force = self.parts.in_force.borrow().number;
+        if self.marked.is_none() || self.plan.number == 0 || in_force < self.plan.number {
+            return;
+        }
+        let is_over = self.plan.plan.is_empty() && !self.settings.forwards();
+        let given = self.plan.plan.given_to();
+        self.note(Some(given).filter(|_| !is_over)).await;
+    }
+
+    async fn note(&mut self, marked: Option<Given>) -> bool {
+        if self.marked == marked {
             return true;
         }
         let Ok(store) = self.store().await else { return false };
-        let marked = blocking::run(move || store.mark(true)).await;
-        if let Err(error) = &marked {
-            tracing::error!(%error, "cannot note that something is forwarded, so nothing is");
+        let written = marked.clone();
+        if let Err(error) = blocking::run(move || store.mark(written.as_ref())).await {
+            tracing::error!(%error, "cannot note what is forwarded; nothing else is until that is done");
+            return false;
         }
-        self.is_marked = marked.is_ok();
-        self.is_marked
-    }
-
-    /// Notes that the kernel has no rules of this program any more.
-    pub(super) async fn unmark(&mut self) {
-        let in_force = self.parts.in_force.borrow().number;
-        let is_done = self.plan.number > 0 && in_force >= self.plan.number && self.plan.plan.is_empty();
-        if !self.is_marked || !is_done || self.settings.forwards() {
-            return;
-        }
-        let Ok(store) = self.store().await else { return };
-        self.is_marked = blocking::run(move || store.mark(false)).await.is_err();
+        self.marked = marked;
+        true
     }
 }

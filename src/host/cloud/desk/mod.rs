@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::book::Book;
 use super::endpoints::Target;
-use super::forward::plan::Forwarded;
+use super::forward::plan::{Forwarded, Given};
 use super::forward::{InForce, Numbered};
 use super::health::Heard;
 use super::instance::Member;
@@ -104,8 +104,8 @@ pub struct Desk {
     events: Vec<v1::LoadBalancerChanged>,
     /// Identifiers of load balancers of an earlier run that nobody was told of yet.
     of_before: BTreeSet<String>,
-    /// The kernel may have rules of this program.
-    is_marked: bool,
+    /// What interfaces may have from this program, if the kernel may have rules of it: as it is noted on the disk.
+    marked: Option<Given>,
 }
 
 /// What is known of a cluster.
@@ -162,7 +162,7 @@ impl Desk {
             begun: Instant::now(),
             events: Vec::new(),
             of_before: BTreeSet::new(),
-            is_marked: false,
+            marked: None,
         };
         (desk, Handle::new(requests))
     }

@@ -1,22 +1,22 @@
 //! What follows for others from what is known: views for long polls, checks for agents, and a plan for the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
 use super::super::endpoints::Target;
 use super::super::forward::Numbered;
-use super::super::forward::plan::{Forwarded, Interface, Plan};
+use super::super::forward::plan::{Forwarded, Given, Interface, Plan};
 use super::super::health::{self, Nodes, Question, REPORT};
 use super::super::journal::Journal;
-use super::super::meet::Failure;
+use super::super::meet::{Failure, reserved};
 use super::super::reach::Ground;
 use super::super::record::{Held, Record};
 use super::super::settings::Pool;
 use super::super::view::{Told, event, families};
-use super::super::wanted::{Announcing, Family, Wanted};
+use super::super::wanted::{Announcing, Family, LOWEST_NODE_PORT, Port, Wanted};
 use super::{Cluster, Desk, GRACE};
 use crate::addresses::Subnet;
 use crate::host::for_guests::Checks;
@@ -107,6 +107,12 @@ impl Desk {
         if is_host && !self.settings.forwards() {
             return Some(Failure::new("NoPool", "the host has no pool any more that it forwards from"));
         }
+        // The settings, or the address that it shares, may be others than when it got what it has.
+        if let Some(Err(failure)) =
+            self.pools_of(record).into_iter().map(|pool| reserved(pool, met)).find(Result::is_err)
+        {
+            return Some(failure);
+        }
         let in_force = self.parts.in_force.borrow();
         let is_awaited = self.awaited.contains_key(&record.id) || self.first_nodes.contains_key(&record.id);
         if is_host && is_awaited && in_force.problem.is_some() {
@@ -158,12 +164,15 @@ impl Desk {
             else {
                 continue;
             };
-            let is_here = |(node, _): &&(std::net::IpAddr, Subnet)| {
+            let is_here = |(node, _): &&(IpAddr, Subnet)| {
                 node.is_ipv4() == address.is_ipv4()
                     && pool.forward_to.iter().any(|subnet| subnet.contains(*node))
             };
             let targets: Vec<_> = nodes.targets.iter().filter(is_here).copied().collect();
-            all.extend(met.ports.iter().map(|port| Forwarded {
+            let is_open = |port: &&Port| {
+                !pool.reserved_ports.contains(&port.port) && port.node_port >= LOWEST_NODE_PORT
+            };
+            all.extend(met.ports.iter().filter(is_open).map(|port| Forwarded {
                 id: record.id.clone(),
                 address: *address,
                 protocol: port.protocol,
@@ -242,7 +251,7 @@ impl Desk {
         self.parts.targets.send_if_modified(|before| std::mem::replace(before, targets.clone()) != targets);
         // Before it is known what was forwarded, nothing is taken away.
         let is_known = matches!(self.store, Some(Ok(_)));
-        if !is_known || !self.settings.forwards() && !self.is_marked {
+        if !is_known || !self.settings.forwards() && self.marked.is_none() {
             return;
         }
         let mut services: Vec<_> =
@@ -255,11 +264,20 @@ impl Desk {
                 other.port,
             ))
         });
-        let plan = Plan { interfaces: self.interfaces(&services), services };
+        let mut plan = Plan { interfaces: self.interfaces(&services), services, gone: Given::new() };
+        let given = plan.given_to();
+        for (name, addresses) in self.marked.iter().flatten() {
+            let kept = given.get(name);
+            let is_gone = |address: &&IpAddr| !kept.is_some_and(|kept| kept.contains(*address));
+            let gone: BTreeSet<_> = addresses.iter().filter(is_gone).copied().collect();
+            if !gone.is_empty() {
+                plan.gone.insert(name.clone(), gone);
+            }
+        }
         if self.is_early(&plan) {
             return;
         }
-        if (self.plan.number == 0 || *self.plan.plan != plan) && self.mark().await {
+        if (self.plan.number == 0 || *self.plan.plan != plan) && self.mark(&plan).await {
             self.plan = Numbered { number: self.plan.number + 1, plan: Arc::new(plan) };
             self.parts.plans.send_replace(self.plan.clone());
         }
@@ -293,7 +311,7 @@ impl Desk {
         let is_incomplete = members.any(is_missing)
             || self.clusters.values().any(|cluster| cluster.may_pass)
             || plan.services.iter().any(|service| service.targets.is_empty());
-        self.plan.number == 0 && self.is_marked && is_incomplete && self.begun.elapsed() < GRACE
+        self.plan.number == 0 && self.marked.is_some() && is_incomplete && self.begun.elapsed() < GRACE
     }
 
     /// What the interfaces of pools are to have: the addresses that something is forwarded from.

@@ -8,6 +8,7 @@
 //!
 //! Rules and addresses stay when this program ends, so that a restart interrupts nobody; the next run replaces them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::sys::connections::{self, Destination};
 use crate::sys::program::{self, Secret};
 use crate::sys::root::Root;
 use crate::sys::{blocking, capabilities, error_chain, interface_addresses, ip_forwarding};
@@ -24,7 +26,7 @@ use crate::sys::{blocking, capabilities, error_chain, interface_addresses, ip_fo
 pub mod plan;
 pub mod rules;
 
-use plan::{Interface, Plan};
+use plan::{Interface, Owners, Plan};
 
 /// How long nft(8) may take.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -34,6 +36,9 @@ const TOGETHER: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_secs(5);
 /// When what has failed is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
+
+/// `ENODEV`
+const NO_DEVICE: i32 = 19;
 
 /// Advice, whatever nft(8) says, where the privilege is missing.
 const UNPRIVILEGED: &str = "guestlet-host has no privilege over the host's network (CAP_NET_ADMIN); the drop-in forwarding.conf \
@@ -67,6 +72,10 @@ pub struct Forwarder {
     told: watch::Sender<InForce>,
     /// The plan whose rules were written last, and the words of the table as the kernel showed it then.
     written: Option<(Arc<Plan>, Vec<String>)>,
+    /// Whose each address, protocol and port was when rules were written last, in this run.
+    owners: Owners,
+    /// Destinations whose flows are to be forgotten yet.
+    stale: BTreeSet<Destination>,
     is_said: bool,
 }
 
@@ -74,7 +83,18 @@ impl Forwarder {
     /// One that runs this program, and says in the returned channel what is in force.
     pub fn new(nft: PathBuf, plans: watch::Receiver<Numbered>) -> (Self, watch::Receiver<InForce>) {
         let (told, hears) = watch::channel(InForce::default());
-        (Self { nft, plans, told, written: None, is_said: false }, hears)
+        (
+            Self {
+                nft,
+                plans,
+                told,
+                written: None,
+                owners: Owners::new(),
+                stale: BTreeSet::new(),
+                is_said: false,
+            },
+            hears,
+        )
     }
 
     /// Puts plans in force until the future is dropped.
@@ -138,6 +158,15 @@ impl Forwarder {
     }
 
     async fn put_in_force(&mut self, plan: &Arc<Plan>) -> Result<(), String> {
+        let mut before = self.owners.clone();
+        if before.is_empty()
+            && let Ok(listed) = self.list().await
+        {
+            before = rules::owners(&listed);
+        }
+        let now = plan.owners();
+        let others = before.iter().filter(|(at, id)| now.get(*at) != Some(*id)).map(|(at, _)| *at);
+        self.stale.extend(others);
         // What comes to an address without its rules would reach the host's own programs.
         let arranged = Arc::clone(plan);
         let taken = blocking::run(move || take(&arranged)).await;
@@ -153,6 +182,8 @@ impl Forwarder {
                 }
             })?;
         }
+        self.owners = now;
+        let forgotten = self.forget().await;
         let arranged = Arc::clone(plan);
         let given =
             blocking::run(move || give(&arranged).and(kernel_forwards(&arranged, &Root::default()))).await;
@@ -162,7 +193,37 @@ impl Forwarder {
             let table = self.table().await.map_err(|error| error_chain::words(&error))?;
             self.written = Some((Arc::clone(plan), table));
         }
-        taken.and(given)
+        taken.and(forgotten).and(given)
+    }
+
+    /// Has the kernel forget flows to what is not forwarded any more, or is another load balancer's now: they would go on to the nodes that
+    /// they went to, whose cluster may be another.
+    async fn forget(&mut self) -> Result<(), String> {
+        if self.stale.is_empty() {
+            return Ok(());
+        }
+        let stale = self.stale.clone();
+        let forget = move || {
+            let mut count = 0;
+            for is_ipv4 in [true, false] {
+                if stale.iter().any(|(address, ..)| address.is_ipv4() == is_ipv4) {
+                    count += connections::forget(is_ipv4, |to| stale.contains(to))?;
+                }
+            }
+            Ok::<_, io::Error>(count)
+        };
+        match blocking::run(forget).await {
+            Ok(count) => {
+                self.stale.clear();
+                if count > 0 {
+                    tracing::debug!(count, "flows to what is not forwarded any more are forgotten");
+                }
+                Ok(())
+            }
+            Err(error) => {
+                Err(format!("cannot have the kernel forget flows to what is not forwarded any more: {error}"))
+            }
+        }
     }
 
     /// Whether the table has the rules of this plan, as they were written.
@@ -175,12 +236,16 @@ impl Forwarder {
 
     /// The words of the table, with the identity of each rule. Sorted, as the elements of sets are in no order.
     async fn table(&self) -> Result<Vec<String>, program::Error> {
-        let listed =
-            self.nft(&["-a", "-n", "-s", "list", "table", "inet", rules::TABLE], String::new()).await;
-        let text = String::from_utf8_lossy(&listed?.stdout).into_owned();
+        let text = self.list().await?;
         let mut words: Vec<_> = text.split([' ', '\n', '\t', ',']).map(str::to_owned).collect();
         words.sort_unstable();
         Ok(words)
+    }
+
+    async fn list(&self) -> Result<String, program::Error> {
+        let listed =
+            self.nft(&["-a", "-n", "-s", "list", "table", "inet", rules::TABLE], String::new()).await;
+        Ok(String::from_utf8_lossy(&listed?.stdout).into_owned())
     }
 
     async fn nft(&self, arguments: &[&str], input: String) -> Result<std::process::Output, program::Error> {
@@ -189,19 +254,36 @@ impl Forwarder {
     }
 }
 
-/// Takes addresses away from interfaces that are in the ranges of these and not to be there. Goes on past a failure.
+/// Takes addresses away from interfaces that are this program's and not to be there. Goes on past a failure.
 fn take(plan: &Plan) -> Result<(), String> {
-    on_interfaces(plan, |name, Interface { ranges, addresses }, found| {
-        let is_ours = |address: &&IpAddr| ranges.iter().any(|range| range.contains(**address));
-        let wrong = found.iter().filter(is_ours).filter(|address| !addresses.contains(address));
-        let take = |address: &IpAddr| match interface_addresses::remove(name, *address) {
-            Ok(()) => None,
+    let named: BTreeSet<&String> = plan.interfaces.keys().chain(plan.gone.keys()).collect();
+    let nothing = Interface::default();
+    let mut problems = Vec::new();
+    for name in named {
+        let Interface { ranges, addresses } = plan.interfaces.get(name).unwrap_or(&nothing);
+        let gone = plan.gone.get(name);
+        let is_ours = |address: &&IpAddr| {
+            ranges.iter().any(|range| range.contains(**address))
+                || gone.is_some_and(|gone| gone.contains(*address))
+        };
+        let found = match interface_addresses::of(name) {
+            Ok(found) => found,
+            // With the interface its addresses have gone.
+            Err(error) if error.raw_os_error() == Some(NO_DEVICE) && addresses.is_empty() => continue,
             Err(error) => {
-                Some(format!("cannot take the address {address} away from the interface {name}: {error}"))
+                problems.push(format!("cannot look at the interface {name}: {error}"));
+                continue;
             }
         };
-        wrong.filter_map(take).collect()
-    })
+        for address in found.iter().filter(is_ours).filter(|address| !addresses.contains(address)) {
+            if let Err(error) = interface_addresses::remove(name, *address) {
+                problems.push(format!(
+                    "cannot take the address {address} away from the interface {name}: {error}"
+                ));
+            }
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
 }
 
 /// Gives interfaces the addresses that they are to have. Goes on past a failure.

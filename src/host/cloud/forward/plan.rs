@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use super::super::wanted::Protocol;
 use crate::addresses::{Range, Subnet};
+use crate::sys::connections::Destination;
 
 /// All of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,7 +14,12 @@ pub struct Plan {
     pub services: Vec<Forwarded>,
     /// Interfaces whose addresses in these ranges are this program's to give and to take.
     pub interfaces: BTreeMap<String, Interface>,
+    /// What else interfaces had from this program and are not to have any more, whatever the settings say of them now.
+    pub gone: Given,
 }
+
+/// Addresses that interfaces have from this program, by their names.
+pub type Given = BTreeMap<String, BTreeSet<IpAddr>>;
 
 /// One port of one address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +42,9 @@ pub struct Forwarded {
     pub sticks: bool,
 }
 
+/// The load balancers by their addresses, protocols and ports.
+pub type Owners = BTreeMap<Destination, String>;
+
 /// What an interface of the host is to have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
@@ -46,9 +55,21 @@ pub struct Interface {
 }
 
 impl Plan {
-    /// Whether there is anything to do for it.
+    /// Whether it needs no rules.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.interfaces.is_empty()
+    }
+
+    /// Whose each address, protocol and port is.
+    pub fn owners(&self) -> Owners {
+        let of = |one: &Forwarded| ((one.address, one.protocol.number(), one.port), one.id.clone());
+        self.services.iter().map(of).collect()
+    }
+
+    /// The same by the interfaces.
+    pub fn given_to(&self) -> Given {
+        let of = |(name, interface): (&String, &Interface)| (name.clone(), interface.addresses.clone());
+        self.interfaces.iter().map(of).filter(|(_, addresses)| !addresses.is_empty()).collect()
     }
 
     /// The addresses that are given to interfaces: nothing but what is forwarded is to be found at them.

@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use super::plan::{Forwarded, Plan};
+use super::super::wanted::Protocol;
+use super::plan::{Forwarded, Owners, Plan};
 use crate::addresses::number;
 
 /// The table, which is this program's alone.
@@ -138,6 +139,20 @@ fn chain(text: &mut String, service: &Forwarded) {
     text.push_str("  }\n");
 }
 
+/// Whose each address, protocol and port is in a table that nft(8) has listed: what an earlier run has written.
+pub fn owners(listed: &str) -> Owners {
+    let words: Vec<_> = listed.split([' ', '\n', '\t', ',']).filter(|word| !word.is_empty()).collect();
+    // Such as `192.0.2.1 . udp . 53 : goto lb_<id>_udp_53_4`; the chain names what nft(8) may write in another way.
+    let owner = |words: &[&str]| {
+        let [address, _, _, _, _, _, "goto", chain] = words else { return None };
+        let mut parts = chain.strip_prefix("lb_")?.split('_');
+        let (id, protocol, port) = (parts.next()?, parts.next()?, parts.next()?);
+        let protocol = [Protocol::Tcp, Protocol::Udp].into_iter().find(|one| one.name() == protocol)?;
+        Some(((address.parse().ok()?, protocol.number(), port.parse().ok()?), id.to_owned()))
+    };
+    words.windows(8).filter_map(owner).collect()
+}
+
 /// The sources of a family, without those that are within others: nft(8) refuses a set whose intervals overlap.
 fn disjoint(service: &Forwarded, is_ipv4: bool) -> String {
     let all = service.sources.iter().flatten().filter(|source| source.is_ipv4() == is_ipv4);
@@ -210,7 +225,6 @@ fn refuse(text: &mut String, at: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::wanted::Protocol;
     use super::*;
     use crate::addresses::Subnet;
     use proptest::prelude::*;
@@ -258,6 +272,21 @@ mod tests {
         );
         assert!(!text.contains("lb_aa_tcp_81"), "{text}");
         assert!(text.starts_with("table inet guestlet\ndelete table inet guestlet\ntable inet guestlet {"));
+    }
+
+    #[test]
+    fn what_an_earlier_run_has_written_is_read() {
+        let udp = Forwarded {
+            protocol: Protocol::Udp,
+            port: 53,
+            id: "bb".into(),
+            ..service("192.0.2.2", &["10.0.0.7/24"])
+        };
+        let services =
+            vec![service("192.0.2.1", &["10.0.0.7/24"]), service("2001:db8::1", &["fd00::7/64"]), udp];
+        let plan = Plan { services, ..Plan::default() };
+        assert_eq!((owners(&replace(&plan)), plan.owners().len()), (plan.owners(), 3));
+        assert!(owners("").is_empty());
     }
 
     #[test]
