@@ -101,6 +101,8 @@ pub static VOLUMES_RM: Verb = changes("RemoveVolume", "volumes rm", Role::Volume
 
 /// Load balancers of clusters.
 pub static LB_LS: Verb = looks("ListClusterLoadBalancers", "lb ls");
+/// Have one, or have it changed: guests do that for their clusters, and nobody else.
+pub static LB_ENSURE: Verb = changes("EnsureLoadBalancer", "lb ensure", Role::LoadBalancers);
 /// Give one back.
 pub static LB_RM: Verb = changes("RemoveClusterLoadBalancer", "lb rm", Role::LoadBalancers);
 /// The pools of their addresses.

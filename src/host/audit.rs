@@ -88,6 +88,14 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// It was denied, which was not known before.
+    pub fn denied(mut self) {
+        self.is_over = true;
+        self.audit.denied(&self.behalf, &self.what);
+    }
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
         if !self.is_over {

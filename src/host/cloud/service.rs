@@ -7,13 +7,16 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::body::Body;
-use tonic::{Request as Call, Response, Status};
+use tonic::{Code, Request as Call, Response, Status};
 use tower_service::Service as _;
 
 use super::journal::News;
 use super::wanted::{self, Wanted};
 use super::{Asker, Found, Handle, Poll, Problem, Reply, Request};
+use crate::access::verb::{self, Verb};
+use crate::host::audit::{Audit, What};
 use crate::host::backends::Vm;
+use crate::host::caller::{Behalf, Caller};
 use crate::host::for_guests::{Answering, Asking, Checks, Cloud as ForGuests};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::cloud_server::{Cloud, CloudServer};
@@ -90,7 +93,7 @@ impl From<Problem> for Status {
 #[tonic::async_trait]
 impl ForGuests for Handle {
     fn answer(&self, guest: Asking, call: http::Request<Body>) -> Answering {
-        let service = Service { desk: self.clone(), asker: Asker::of(&guest.vm) };
+        let service = Service { desk: self.clone(), asker: Asker::of(&guest.vm), audit: guest.audit.clone() };
         let mut server = CloudServer::new(service).max_decoding_message_size(MAX_REQUEST);
         Box::pin(async move {
             match server.call(call).await {
@@ -118,6 +121,7 @@ impl ForGuests for Handle {
 struct Service {
     desk: Handle,
     asker: Asker,
+    audit: Audit,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -135,6 +139,25 @@ impl Service {
         }
         let asker = self.asker.clone();
         Ok(self.desk.ask(|reply| request(asker, reply)).await??)
+    }
+
+    /// The same for what changes the load balancer of a Service, and so is recorded.
+    async fn change<T>(
+        &self,
+        verb: &'static Verb,
+        of: &wanted::Service,
+        request: impl FnOnce(Asker, Reply<Result<T, Problem>>) -> Request,
+    ) -> Result<T, Status> {
+        let behalf = Behalf::of(Caller::Guest(self.asker.vm.clone()));
+        let subject = format!("{}/{}/{}", self.asker.cluster, of.namespace, of.name);
+        let entry = self.audit.begin(&behalf, What { verb, vm: String::new(), subject });
+        let outcome = self.ask(request).await;
+        match &outcome {
+            Ok(_) => entry.end(Code::Ok),
+            Err(status) if status.code() == Code::PermissionDenied => entry.denied(),
+            Err(status) => entry.end(status.code()),
+        }
+        outcome
     }
 
     /// Waits for news, for as long as that may take.
@@ -178,8 +201,9 @@ impl Cloud for Service {
         call: Call<v1::EnsureLoadBalancerRequest>,
     ) -> Answer<v1::EnsureLoadBalancerResponse> {
         let (service, wanted) = Wanted::read(call.into_inner()).map_err(Status::invalid_argument)?;
-        let balancer =
-            self.ask(|asker, reply| Request::Ensure(asker, service, Box::new(wanted), reply)).await?;
+        let of = service.clone();
+        let request = |asker, reply| Request::Ensure(asker, service, Box::new(wanted), reply);
+        let balancer = self.change(&verb::LB_ENSURE, &of, request).await?;
         Ok(Response::new(v1::EnsureLoadBalancerResponse { load_balancer: Some(balancer) }))
     }
 
@@ -189,7 +213,9 @@ impl Cloud for Service {
     ) -> Answer<v1::ReleaseLoadBalancerResponse> {
         let service = wanted::service_of_before(call.into_inner().service, "service")
             .map_err(Status::invalid_argument)?;
-        let released = self.ask(|asker, reply| Request::Release(asker, service, reply)).await?;
+        let of = service.clone();
+        let request = |asker, reply| Request::Release(asker, service, reply);
+        let released = self.change(&verb::LB_RM, &of, request).await?;
         Ok(Response::new(v1::ReleaseLoadBalancerResponse { released }))
     }
 

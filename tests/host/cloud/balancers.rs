@@ -147,9 +147,14 @@ fn a_cluster_has_no_more_than_it_may_and_only_some_vms_may_ask() {
     let (a, b) = (vms.of("a"), vms.of("b"));
     refused(b.ensure(wanted("web")), Code::PermissionDenied, "may not ask for load balancers");
     refused(b.release("web"), Code::PermissionDenied, "may not ask");
+    let says = |words: &str| assert!(vms.lab.log().contains(words), "{words}\n{}", vms.lab.log());
+    says("audit: vm:b: lb ensure \"dev/shop/web\": denied, PERMISSION_DENIED");
+    says("audit: vm:b: lb rm \"dev/shop/web\": denied, PERMISSION_DENIED");
     a.ensure(wanted("w1")).unwrap();
     a.ensure(wanted("w2")).unwrap();
     refused(a.ensure(wanted("w3")), Code::ResourceExhausted, "has 2 load balancers, and may have 2");
+    says("audit: vm:a: lb ensure \"dev/shop/w1\": allowed, OK");
+    says("audit: vm:a: lb ensure \"dev/shop/w3\": allowed, RESOURCE_EXHAUSTED");
     a.ensure(wanted("w2")).unwrap();
     // It holds at once when the settings change.
     vms.lab.edit("max-load-balancers = 2", "max-load-balancers = 3");
