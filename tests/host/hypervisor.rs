@@ -152,6 +152,24 @@ impl Hypervisor {
         self.state().nodes.insert(name.into(), json!({"driver": "raw", "file": {"filename": "/left"}}));
     }
 
+    /// As after a start with this file on its command line: it has no other disks.
+    pub fn was_started_with(&self, name: &str, file: &Path) {
+        let mut state = self.state();
+        state.devices.clear();
+        state.nodes.clear();
+        state.files.clear();
+        let open = File::options().read(true).write(true).open(file).unwrap();
+        state.files.insert(name.into(), Some(open));
+        state.nodes.insert(name.into(), json!({"driver": "raw", "file": {"filename": file}}));
+    }
+
+    /// Closes a node that no device has.
+    pub fn close_node(&self, name: &str) {
+        let mut state = self.state();
+        state.files.remove(name);
+        state.nodes.remove(name).unwrap();
+    }
+
     /// Tells the client something that happened to the VM, such as STOP.
     pub fn event(&self, name: &str) {
         let event = json!({"timestamp": {"seconds": 1, "microseconds": 2}, "event": name});

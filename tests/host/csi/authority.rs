@@ -110,6 +110,34 @@ fn a_guest_that_has_shut_down_keeps_its_volumes_while_its_qemu_is_there() {
 }
 
 #[test]
+fn a_volume_whose_image_qemu_has_under_another_name_is_not_detached() {
+    let (vms, b, id) = published();
+    vms.qemu("a").was_started_with("drive0", &vms.file("fast", &id, "raw"));
+    refused(b.unpublish(&id, "a"), Code::FailedPrecondition, "the volume is in use elsewhere");
+    let told = vms.lab.ctl(&["volumes", "detach", &id]);
+    let words = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(!told.status.success() && words.contains("open as the block node drive0"), "{words}");
+    let forced = vms.lab.ctl(&["volumes", "detach", &id, "--force"]);
+    assert!(!forced.status.success(), "QEMU says that it has it: {forced:?}");
+    assert_eq!(b.all(), [(id.clone(), vec!["a".to_owned()])], "it is remembered");
+    refused(b.publish(&id, "b"), Code::FailedPrecondition, "is published to the node a");
+    refused(b.delete(&id), Code::FailedPrecondition, "is published to the node a");
+    assert_eq!(vms.qemu("a").nodes().len(), 1, "it is left alone");
+
+    vms.qemu("a").close_node("drive0");
+    b.unpublish(&id, "a").unwrap();
+    b.publish(&id, "b").unwrap();
+    b.unpublish(&id, "b").unwrap();
+
+    // The same where it is not remembered.
+    vms.qemu("a").was_started_with("drive0", &vms.file("fast", &id, "raw"));
+    refused(b.unpublish(&id, "a"), Code::FailedPrecondition, "the volume is in use elsewhere");
+    vms.qemu("a").close_node("drive0");
+    b.unpublish(&id, "a").unwrap();
+    b.delete(&id).unwrap();
+}
+
+#[test]
 fn a_volume_that_another_program_has_open_is_not_removed() {
     let vms = started(&USUAL, "");
     let a = vms.of("a");

@@ -25,6 +25,15 @@ impl Hotplug {
         self.who(|seen| has(seen, serial, image)).await
     }
 
+    /// What QEMU of the VM with this name has the image open as, if it has: the image has no links in its path.
+    ///
+    /// # Errors
+    /// If QEMU does not say it.
+    pub async fn has_open(&self, vm: &str, image: &Path) -> Result<Option<String>, DiskError> {
+        let vm = self.vm(vm)?;
+        Ok(opened_as(&Seen::read(&vm.link).await?, image))
+    }
+
     /// A VM of which this is so.
     pub(super) async fn who(&self, has: impl Fn(&Seen) -> bool) -> Option<Place> {
         let vms: Vec<Arc<Vm>> = self.vms.borrow().values().flatten().cloned().collect();
@@ -68,9 +77,16 @@ fn has(seen: &Seen, serial: &str, image: &Path) -> bool {
 
 /// Whether there is a block node that has the image.
 pub(super) fn has_file(seen: &Seen, image: &Path) -> bool {
+    opened_as(seen, image).is_some()
+}
+
+/// The disk, or else the block node, that has the image, in words.
+fn opened_as(seen: &Seen, image: &Path) -> Option<String> {
     let image = image.to_string_lossy();
-    seen.nodes.values().any(|node| node.file == image)
-        || seen.disks.iter().any(|disk| disk.node.file == image)
+    let disk = seen.disks.iter().find(|disk| disk.node.file == image);
+    let node = seen.nodes.values().find(|node| node.file == image);
+    disk.map(|disk| format!("behind the disk {}", disk.identifier()))
+        .or_else(|| node.map(|node| format!("as the block node {}", node.name)))
 }
 
 #[cfg(test)]
@@ -96,7 +112,10 @@ mod tests {
         assert!(has(&with(node(&naming::name("a"), "json:{}")), "a", image));
         let device = [(naming::name("a"), "scsi-hd".to_owned())].into();
         assert!(has(&Seen { devices: device, ..Seen::default() }, "a", image));
+        assert_eq!(opened_as(&with(node("other", "/pools/fast/a.raw")), image).unwrap(), "as the block node other");
         let disk = Disk { device: "x".into(), serial: "y".into(), node: node("", "/pools/fast/a.raw") };
-        assert!(has(&Seen { disks: vec![disk], ..Seen::default() }, "a", image));
+        let seen = Seen { disks: vec![disk], ..Seen::default() };
+        assert!(has(&seen, "a", image));
+        assert_eq!(opened_as(&seen, image).unwrap(), "behind the disk x");
     }
 }

@@ -1,18 +1,44 @@
 //! Who holds a volume of a pool: its QEMU is asked, and its image [looked at](super::super::claim). What follows from that is
 //! decided in [`authority`](super::super::super::authority).
 
+use std::path::PathBuf;
+
 use super::super::super::authority::{Open, Verdict, judge};
+use super::super::super::disks::DiskError;
 use super::super::super::volumes::{Holder, Place, VolumeError};
 use super::super::claim::Use;
 use super::Pools;
-use super::store::Entry;
+use super::store::{Entry, Store};
 
 impl Pools {
+    /// The image of this entry without links in its path, as QEMU is told it; as it is where that cannot be found out.
+    async fn image(&self, entry: &Entry) -> Result<PathBuf, VolumeError> {
+        let image = entry.image();
+        let resolve = move |_: &Store| Ok(image.canonicalize().unwrap_or(image));
+        self.access.in_pool_of(&entry.record.id, resolve).await
+    }
+
+    /// Sees to it that QEMU of the VM with this name, which says that it has the disk no more, does not have its image either.
+    ///
+    /// # Errors
+    /// If it has the image open under another name, as where it was started with it, or does not say it.
+    pub(super) async fn check_closed(&self, entry: &Entry, vm: &str) -> Result<(), VolumeError> {
+        let image = self.image(entry).await?;
+        match self.hotplug.has_open(vm, &image).await? {
+            None => Ok(()),
+            Some(how) => Err(DiskError::Held(format!(
+                "QEMU of the VM {vm} has the image {} open {how}, which guestlet has not plugged as this volume; have QEMU \
+                 close it, or start the VM without it, and repeat the call",
+                image.display()
+            ))
+            .into()),
+        }
+    }
+
     /// Who holds the volume of this entry.
     pub(super) async fn ask(&self, entry: &Entry) -> Result<Holder, VolumeError> {
-        let (id, serial, image) = (&entry.record.id, entry.serial(), entry.image());
-        // Without links, as QEMU is told it; as it is where that cannot be found out.
-        let image = self.access.in_pool_of(id, move |_| Ok(image.canonicalize().unwrap_or(image))).await?;
+        let (id, serial) = (&entry.record.id, entry.serial());
+        let image = self.image(entry).await?;
         let remembered = match &entry.record.published {
             Some(published) => {
                 let said = self.hotplug.ask(published.uuid(), serial, &image).await;

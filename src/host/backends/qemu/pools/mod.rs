@@ -240,7 +240,11 @@ impl Volumes for Pools {
         published.leaving = true;
         self.publish(id, Some(published.clone())).await?;
         match self.hotplug.detach(vm, entry.serial().to_owned(), patience, guest).await {
-            Ok(_) => self.publish(id, None).await,
+            Ok(_) => {
+                // It may have the image all the same, and as long as it has, it is remembered to.
+                self.check_closed(&entry, vm).await?;
+                self.publish(id, None).await
+            }
             Err(error) => {
                 // Otherwise it may be on its way out, and is not to be plugged again.
                 if matches!(error, DiskError::NotReleased(_) | DiskError::GuestRefuses(_)) {
@@ -268,7 +272,7 @@ impl Volumes for Pools {
             return self.unplug(id, &from.vm, patience, guest).await;
         }
         self.hotplug.detach(&from.vm, entry.serial().to_owned(), patience, guest).await?;
-        Ok(())
+        self.check_closed(&entry, &from.vm).await
     }
 
     async fn forget(&self, id: &str) -> Result<(), VolumeError> {
