@@ -143,6 +143,31 @@ fn a_volume_that_a_newer_program_keeps_is_not_made_again() {
 }
 
 #[test]
+fn a_volume_whose_record_is_lost_is_not_gone() {
+    let mut vms = started(&USUAL, "");
+    let id = vms.of("a").create("v", 20 * MIB).unwrap().volume_id;
+    vms.of("a").publish(&id, "a").unwrap();
+    vms.lab.kill();
+    let file = vms.file("fast", &id, "json");
+    let record = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    vms.lab.again();
+    vms.lab.until_vm("a", |vm| vm["callback"] == "open");
+    let a = vms.of("a");
+    let told = vms.lab.ctl(&["volumes", "rm", &id]);
+    let words = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(!told.status.success() && words.contains("restore the record from a copy"), "{words}");
+    assert!(vms.lab.words(&["-o", "json", "volumes", "ls"]).contains(&id));
+    refused(a.create("v", 20 * MIB), Code::Unavailable, "cannot be used now");
+    assert!(vms.file("fast", &id, "raw").exists());
+    assert_eq!(vms.qemu("a").devices().len(), 1, "it is left alone");
+    std::fs::write(&file, record).unwrap();
+    vms.lab.until("it can be used", || a.create("v", 20 * MIB).is_ok_and(|found| found.volume_id == id));
+    a.unpublish(&id, "a").unwrap();
+    a.delete(&id).unwrap();
+}
+
+#[test]
 fn a_pool_that_hangs_stops_no_other_one() {
     if is_outside() {
         return;

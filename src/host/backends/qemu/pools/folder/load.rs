@@ -13,7 +13,7 @@ impl Folder {
     /// If the directory cannot be read. What is wrong with a single record is told in its place.
     pub fn load(&self) -> io::Result<Loaded> {
         let mut loaded = Loaded { removed: self.removed()?, ..Loaded::default() };
-        let mut unfinished = Vec::new();
+        let (mut unfinished, mut images) = (Vec::new(), Vec::new());
         for name in self.directory.names()? {
             let Some((serial, ending)) = name.to_str().and_then(|name| name.split_once('.')) else {
                 continue;
@@ -30,7 +30,15 @@ impl Folder {
                 "json.new" | "raw.new" | "qcow2.new" => {
                     unfinished.push((serial.to_owned(), ending.to_owned()));
                 }
+                _ if FORMATS.iter().any(|format| format.name() == ending) => images.push(serial.to_owned()),
                 _ => {}
+            }
+        }
+        for serial in images {
+            if !loaded.records.contains_key(&serial)
+                && let Some(Err(damaged)) = self.look(&serial)
+            {
+                loaded.damaged.insert(serial, damaged);
             }
         }
         for (serial, ending) in unfinished {
@@ -78,16 +86,34 @@ impl Folder {
         self.directory.remove(&name).map(drop)
     }
 
-    /// The record of a volume; nothing if there is none.
+    /// The record of a volume; nothing if there is neither a record nor an image. An image is never made or removed without its
+    /// record, so one that has none is a volume whose record was lost.
     pub fn look(&self, serial: &str) -> Option<Result<Record, Damaged>> {
         let name = format!("{serial}.json");
         match self.directory.read(&name, LONGEST_RECORD) {
-            Ok(None) => None,
+            Ok(None) => {
+                let problem = self.image_without_record(serial)?;
+                Some(Err(Damaged::read(&[], problem)))
+            }
             Ok(Some(bytes)) => {
                 Some(self.decode(serial, &bytes).map_err(|problem| Damaged::read(&bytes, problem)))
             }
             Err(error) => Some(Err(Damaged::read(&[], error.to_string()))),
         }
+    }
+
+    /// What is wrong with a volume that has no record, if it has an image.
+    fn image_without_record(&self, serial: &str) -> Option<String> {
+        let found = FORMATS.into_iter().map(|format| image_name(serial, format)).find_map(|image| {
+            match self.directory.entry(&image) {
+                Ok(Entry::Nothing) => None,
+                Ok(_) => Some(format!("it is missing, and its image {image} is there")),
+                Err(error) => Some(format!("it is missing, and its image {image} cannot be looked at: {error}")),
+            }
+        })?;
+        Some(format!(
+            "{found}; restore the record from a copy, or, if nobody needs what is in the image, move that out of the directory"
+        ))
     }
 
     fn decode(&self, serial: &str, bytes: &[u8]) -> Result<Record, String> {

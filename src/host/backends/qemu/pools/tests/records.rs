@@ -77,6 +77,39 @@ fn a_record_that_is_garbage_stops_its_pool_and_says_what_to_do() {
 }
 
 #[test]
+fn an_image_whose_record_is_lost_is_damaged_and_never_gone() {
+    for class in ["fast", "qcow"] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        let id = store.create(new("v", class, 1 << 16)).unwrap().id;
+        drop(store);
+        let (record, _) = kept(folder.path(), class, &id);
+        let kept = std::fs::read(&record).unwrap();
+        std::fs::remove_file(&record).unwrap();
+        let store = self::store(folder.path());
+        let volume = only(&store);
+        assert_eq!(volume.id, id);
+        assert!(volume.problem.unwrap().contains("its record cannot be used: it is missing"));
+        let image = format!("{}.{}", serial(&id), if class == "fast" { "raw" } else { "qcow2" });
+        let words = [record.to_str().unwrap(), &image, "restore the record from a copy"];
+        says(store.get(&id), VolumeError::Damaged, &words);
+        says(store.remove(&id), VolumeError::Damaged, &words);
+        says(store.publish(&id, None), VolumeError::Damaged, &words);
+        // It may be the volume of any name.
+        says(store.create(new("v", class, 1 << 16)), VolumeError::Unavailable, &["none is made in this pool"]);
+        open(&store);
+        assert_eq!(files(folder.path()), std::slice::from_ref(&image), "it stays");
+
+        std::fs::write(&record, kept).unwrap();
+        open(&store);
+        assert_eq!((only(&store).name, only(&store).problem), ("v".to_owned(), None));
+        store.remove(&id).unwrap();
+        assert!(store.get(&id).unwrap().is_none());
+        store.create(new("v", class, 1 << 16)).unwrap();
+    }
+}
+
+#[test]
 fn a_record_that_is_of_another_volume_is_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let store = store(folder.path());
@@ -96,9 +129,11 @@ fn a_record_that_is_of_another_volume_is_damaged() {
     let other = "aaaaaaaaaaaaaaaaaaaa";
     std::fs::rename(&path, path.with_file_name(format!("{other}.json"))).unwrap();
     let store = self::store(folder.path());
-    let found = only(&store);
+    let [found, image] = store.list().try_into().unwrap();
     assert_eq!((found.name.as_str(), serial(&found.id)), ("v", other));
     assert!(found.problem.unwrap().contains("it is of another volume"));
+    // The image has lost its record.
+    assert_eq!((&image.id, image.name.as_str()), (&id, ""));
     says(store.get(&format!("fast.{other}")), VolumeError::Damaged, &["it is of another volume"]);
     assert_eq!(files(folder.path()).len(), 2, "nothing is thrown away");
 }
