@@ -219,7 +219,7 @@ impl Begun {
 async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> anyhow::Result<()> {
     let Begun { socket, metrics, half, trust, settings, reloader, followed } = begun;
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
-    let parts = parts(role, &followed, settings.volumes.clone(), &handle, &half).await?;
+    let parts = parts(role, &followed, &settings, &handle, &half).await?;
     let Parts { kind, topology, standing, for_guests, changed, beside } = parts;
     let is_machine = matches!(role, Role::Machine);
     let backends::Built { backend, disks, volumes } = kind.build(&half);
@@ -388,7 +388,7 @@ struct ForGuests {
 async fn parts(
     role: &Role,
     followed: &Followed,
-    volumes: PathBuf,
+    settings: &HostSettings,
     fleet: &Handle,
     half: &Arc<Half>,
 ) -> anyhow::Result<Parts> {
@@ -396,7 +396,8 @@ async fn parts(
         Role::Machine => {
             let (machines, pools) = (followed.machines.clone(), followed.pools.clone());
             let topology = followed.topology.clone();
-            let kind = backends::Kind::Qemu { machines, topology: topology.clone(), volumes, pools };
+            let (volumes, state) = (settings.volumes.clone(), settings.trust.folder.clone());
+            let kind = backends::Kind::Qemu { machines, topology: topology.clone(), volumes, pools, state };
             let standing = backends::Standing::default();
             Ok(Parts { kind, topology, standing, for_guests: None, changed: None, beside: Vec::new() })
         }

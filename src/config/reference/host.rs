@@ -135,7 +135,7 @@ pub(super) const HOST: &[Row] = &[
     (
         "trust.state-dir",
         "`/var/lib/guestlet-host/trust`",
-        "where this host half keeps its own key and the keys of guests. See [keys.md](keys.md)",
+        "where this host half keeps its own key and the keys of guests, and which pools it has. See [keys.md](keys.md)",
     ),
     (
         "trust.key",

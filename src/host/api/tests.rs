@@ -21,7 +21,9 @@ async fn a_watcher_that_is_too_slow_is_told_so() {
         let (machines, pools) = (watch::channel(Vec::new()).1, watch::channel(Vec::new()).1);
         let topology = watch::channel(Arc::default()).1;
         let place = topology.clone();
-        let built = Kind::Qemu { machines, topology, volumes: "/nowhere".into(), pools }.build(&half);
+        let built =
+            Kind::Qemu { machines, topology, volumes: "/nowhere".into(), pools, state: "/nowhere".into() }
+                .build(&half);
         let policies = watch::channel(Policies::new()).1;
         let volumes = Keeper::new(built.volumes, handle.clone(), policies, Arc::clone(&half));
         let (fleet, disks, rules) = (handle.clone(), built.disks, watch::channel(Arc::default()).1);

@@ -188,6 +188,8 @@ pub enum Kind {
         volumes: PathBuf,
         /// The pools of all other volumes, which change when the settings do.
         pools: watch::Receiver<Vec<qemu::pools::Pool>>,
+        /// The folder in which it is kept which pools they are.
+        state: PathBuf,
     },
     /// VMs of a node of a Kubernetes cluster.
     #[cfg(feature = "kubevirt")]
@@ -208,10 +210,10 @@ impl Kind {
     /// Makes the backend; what it asks of hypervisors is counted by `half`.
     pub fn build(self, half: &Arc<Half>) -> Built {
         match self {
-            Self::Qemu { machines, topology, volumes, pools } => {
+            Self::Qemu { machines, topology, volumes, pools, state } => {
                 let backend = qemu::Qemu::new(machines, topology, Arc::clone(half));
                 let hotplug = backend.hotplug(volumes);
-                let volumes = Arc::new(qemu::pools::Pools::new(pools, hotplug.clone()));
+                let volumes = Arc::new(qemu::pools::Pools::new(pools, state, hotplug.clone()));
                 Built { backend: Box::new(backend), disks: Arc::new(hotplug), volumes }
             }
             #[cfg(feature = "kubevirt")]

@@ -98,6 +98,7 @@ fn volumes_from_before_pools_had_uuids_stay_what_they_are() {
     let record = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, record.replace(&made, &old)).unwrap();
     std::fs::remove_file(vms.lab.path("pools/fast/.pool")).unwrap();
+    std::fs::remove_file(vms.lab.path("trust/pools.json")).unwrap();
     vms.lab.again();
     vms.lab.until_vm("a", |vm| vm["callback"] == "open");
     let a = vms.of("a");
@@ -164,6 +165,29 @@ fn a_volume_whose_record_is_lost_is_not_gone() {
     std::fs::write(&file, record).unwrap();
     vms.lab.until("it can be used", || a.create("v", 20 * MIB).is_ok_and(|found| found.volume_id == id));
     a.unpublish(&id, "a").unwrap();
+    a.delete(&id).unwrap();
+}
+
+#[test]
+fn a_pool_that_is_not_mounted_at_the_start_is_no_new_one() {
+    let mut vms = started(&USUAL, "");
+    let id = vms.of("a").create("v", 20 * MIB).unwrap().volume_id;
+    vms.lab.kill();
+    let (path, elsewhere) = (vms.lab.path("pools/fast"), vms.lab.path("elsewhere"));
+    std::fs::rename(&path, &elsewhere).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    vms.lab.again();
+    vms.lab.until_vm("a", |vm| vm["callback"] == "open");
+    let a = vms.of("a");
+    refused(a.create("v", 20 * MIB), Code::Unavailable, "cannot be used now");
+    never_a_success(&a, &id, Code::Unavailable, "cannot be used now");
+    let told = vms.lab.ctl(&["volumes", "create", "v", "--cluster", "dev", "--size", "20M"]);
+    let words = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(!told.status.success() && words.contains("mount its file system there"), "{words}");
+    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing is made under the mount point");
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::rename(&elsewhere, &path).unwrap();
+    vms.lab.until("it is mounted", || a.create("v", 20 * MIB).is_ok_and(|found| found.volume_id == id));
     a.delete(&id).unwrap();
 }
 

@@ -74,7 +74,8 @@ async fn keeps_its_promises(format: Format, allocation: Allocation) {
         patience: PATIENCE,
     };
     let (_pools, settings) = watch::channel(vec![pool]);
-    let pools = Pools::new(settings, backend.hotplug(folder.path().join("volumes")));
+    let pools =
+        Pools::new(settings, folder.path().to_owned(), backend.hotplug(folder.path().join("volumes")));
     let (changes, mut told) = mpsc::channel(16);
     let scope = Scope::new();
     scope.children().spawn(Box::new(backend).watch(changes));

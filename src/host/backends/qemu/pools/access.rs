@@ -15,6 +15,7 @@ use tokio::time::timeout_at;
 use super::super::super::volumes::{Room, Volume, VolumeError};
 use super::Pool;
 use super::index::Slot;
+use super::register::Register;
 use super::store::{Entry, Store};
 use super::worker::{Late, Worker};
 use crate::supervise::Scope;
@@ -79,9 +80,9 @@ impl Drop for Checking {
 }
 
 impl Access {
-    /// The pools of these settings.
-    pub fn new(settings: watch::Receiver<Vec<Pool>>) -> Self {
-        Self::with(Store::new(settings), USUAL)
+    /// The pools of these settings, which are those of the register.
+    pub fn new(settings: watch::Receiver<Vec<Pool>>, register: Register) -> Self {
+        Self::with(Store::new(settings, register), USUAL)
     }
 
     /// With patience of one's own.

@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::ops::Deref;
 use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
@@ -30,12 +30,13 @@ use super::super::claim::{self, Claim, Use};
 use super::super::hotplug::{qcow2, volume::make_folder};
 use super::super::link::Owner;
 use super::identity;
-use super::marker::Marker;
 use super::record::{Damaged, Record, Stage};
+use super::register::Expected;
 use super::steps::Steps;
 use crate::sys::directory::{Directory, Entry};
 use crate::sys::{allocation, blocking};
 
+mod identify;
 mod load;
 
 /// Bytes of the largest record: a name and what else is in it are bounded, but each byte may be escaped.
@@ -96,18 +97,30 @@ pub struct Loaded {
 }
 
 impl Folder {
-    /// Opens the directory at `path` for this process, and makes it if need be and that is wanted.
+    /// Opens the directory at `path` for this process. It is made if need be, unless a pool was there before.
     ///
     /// # Errors
-    /// If it cannot be made, another process has it, or others may write to it.
-    pub fn open(path: &Path, make: bool, steps: Steps) -> io::Result<Self> {
+    /// If it cannot be made, another process has it, others may write to it, or it is not the pool that was there before.
+    pub fn open(path: &Path, expected: Option<&Expected>, steps: Steps) -> io::Result<Self> {
         steps.wait();
-        if make {
+        if expected.is_none() {
             make_folder(path)?;
         }
-        let directory = Directory::open(path)?;
+        let directory = Directory::open(path).map_err(|error| match expected {
+            Some(expected) if error.kind() == io::ErrorKind::NotFound => {
+                io::Error::other(format!("{error}; {}", expected.advice))
+            }
+            _ => error,
+        })?;
         if let Some(problem) = directory.distrust()? {
             return Err(io::Error::other(problem));
+        }
+        if let Some(expected) = expected
+            && directory.entry(MARKER)? == Entry::Nothing
+            && directory.entry(LOCK)? == Entry::Nothing
+        {
+            // Nothing is written to what is another's.
+            return Err(identify::not_it(path, expected));
         }
         let file = directory.file_or_new(LOCK)?;
         let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -119,7 +132,7 @@ impl Folder {
         };
         let directory = Held(Some((directory, lock)));
         let mut folder = Self { path: path.to_owned(), directory, uuid: String::new(), steps };
-        folder.uuid = folder.identify()?;
+        folder.uuid = folder.identify(expected)?;
         folder.set_aside();
         Ok(folder)
     }
@@ -132,50 +145,6 @@ impl Folder {
     /// The pool's UUID.
     pub fn uuid(&self) -> &str {
         &self.uuid
-    }
-
-    /// The UUID that the directory has, or gets now.
-    fn identify(&self) -> io::Result<String> {
-        let wrong = |problem: String| io::Error::other(format!("{MARKER} in it cannot be used: {problem}"));
-        if let Some(bytes) =
-            self.directory.read(MARKER, LONGEST_RECORD).map_err(|error| wrong(error.to_string()))?
-        {
-            return Ok(Marker::decode(&bytes).map_err(wrong)?.uuid);
-        }
-        if let Some(uuid) = self.uuid_of_volumes()? {
-            let line = Marker::new(uuid).encode()?;
-            return Err(io::Error::other(format!(
-                "{MARKER} in it is gone, but it has volumes of a pool that had one; if this is that pool and no copy \
-                 of it, write {line} to {}",
-                self.path.join(MARKER).display()
-            )));
-        }
-        let mut bytes = [0; 16];
-        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-        let marker = Marker::new(format!("{:032x}", u128::from_be_bytes(bytes)));
-        self.steps.step(|| {})?;
-        self.replace(MARKER, format!("{}\n", marker.encode()?).as_bytes())?;
-        self.directory.sync()?;
-        self.steps.step(|| {})?;
-        Ok(marker.uuid)
-    }
-
-    /// A UUID that identifiers of volumes in the directory have.
-    fn uuid_of_volumes(&self) -> io::Result<Option<String>> {
-        for name in self.directory.names()? {
-            let Some((serial, "json")) = name.to_str().and_then(|name| name.split_once('.')) else {
-                continue;
-            };
-            let id = match self.look(serial) {
-                Some(Ok(record)) => Some(record.id),
-                Some(Err(damaged)) => damaged.id,
-                None => None,
-            };
-            if let Some(uuid) = id.as_deref().and_then(identity::parse).and_then(|parts| parts.uuid) {
-                return Ok(Some(uuid.to_owned()));
-            }
-        }
-        Ok(None)
     }
 
     /// Where the record of a volume is, for people.

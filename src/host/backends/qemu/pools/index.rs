@@ -36,8 +36,6 @@ pub struct Slot {
     pub worker: Arc<Worker>,
     /// What is known of its directory.
     pub state: State,
-    /// It was open since it is in the settings.
-    pub was_open: bool,
     /// Since when it is being opened.
     pub opening: Option<Instant>,
     /// When opening it ended the last time.
@@ -117,7 +115,6 @@ impl Slot {
             worker: Arc::new(Worker::new(pool.patience)),
             pool,
             state: State::Closed { problem: "it is being opened".to_owned(), uuid: None },
-            was_open: false,
             opening: None,
             tried: None,
             checking: false,

@@ -33,6 +33,7 @@ pub mod identity;
 mod index;
 mod marker;
 mod record;
+mod register;
 mod steps;
 mod store;
 #[cfg(test)]
@@ -40,6 +41,7 @@ mod tests;
 mod worker;
 
 use access::Access;
+use register::Register;
 use store::Entry;
 
 /// How long a pool may take for a call where the settings say nothing: longer than a disk that is busy takes; kubelet and
@@ -83,9 +85,10 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// The pools of these settings, whose volumes are plugged by `hotplug`.
-    pub fn new(settings: watch::Receiver<Vec<Pool>>, hotplug: Hotplug) -> Self {
-        Self { access: Access::new(settings.clone()), settings, hotplug }
+    /// The pools of these settings, whose volumes are plugged by `hotplug`; which pools they are is kept in the directory
+    /// `state`.
+    pub fn new(settings: watch::Receiver<Vec<Pool>>, state: PathBuf, hotplug: Hotplug) -> Self {
+        Self { access: Access::new(settings.clone(), Register::new(state)), settings, hotplug }
     }
 
     async fn publish(&self, id: &str, published: Option<Published>) -> Result<(), VolumeError> {

@@ -17,6 +17,7 @@ use super::super::link::Owner;
 use super::folder::{Folder, GONE, is_full};
 use super::index::{Index, Known, Open, State};
 use super::record::{Record, Stage};
+use super::register::Register;
 use super::steps::Steps;
 use super::{Allocation, Pool, identity};
 use crate::sys::host_name::host_name;
@@ -31,6 +32,8 @@ pub struct Store {
     index: Mutex<Index>,
     /// The name of this machine.
     host: String,
+    /// Which pools there were.
+    register: Register,
     /// What happens to the program in which directory.
     #[cfg(test)]
     pub steps: Vec<(PathBuf, Steps)>,
@@ -78,10 +81,11 @@ impl Entry {
 }
 
 impl Store {
-    /// The pools of these settings. Nothing is read yet.
-    pub fn new(settings: watch::Receiver<Vec<Pool>>) -> Self {
+    /// The pools of these settings, each of which is the one that the register has, if it has one. Nothing is read yet.
+    pub fn new(settings: watch::Receiver<Vec<Pool>>, register: Register) -> Self {
         Self {
             settings,
+            register,
             index: Mutex::default(),
             host: host_name(),
             #[cfg(test)]
@@ -111,11 +115,10 @@ impl Store {
 
     /// Opens the pool at a path and reads its volumes, if that is yet to be done. Blocks.
     pub fn open(&self, path: &Path) {
-        let was_open = match self.index().at(path) {
-            Some(slot) if slot.open().is_none() => slot.was_open,
-            _ => return,
-        };
-        let outcome = self.read(path, was_open);
+        if self.index().at(path).is_none_or(|slot| slot.open().is_some()) {
+            return;
+        }
+        let outcome = self.read(path);
         let mut index = self.index();
         let Some(slot) = index.at(path) else { return };
         slot.tried = Some(Instant::now());
@@ -127,7 +130,6 @@ impl Store {
                     let problem = &damaged.problem;
                     tracing::error!(path = %path.display(), serial, problem, "the record of a volume cannot be used");
                 }
-                slot.was_open = true;
                 slot.state = State::Open(open);
             }
             Err((problem, uuid)) => {
@@ -139,9 +141,10 @@ impl Store {
         }
     }
 
-    fn read(&self, path: &Path, was_open: bool) -> Result<Open, (String, Option<String>)> {
+    fn read(&self, path: &Path) -> Result<Open, (String, Option<String>)> {
         let words = |error: io::Error| (error.to_string(), None);
-        let folder = Folder::open(path, !was_open, self.steps(path)).map_err(words)?;
+        let expected = self.register.expected(path).map_err(words)?;
+        let folder = Folder::open(path, expected.as_ref(), self.steps(path)).map_err(words)?;
         let uuid = folder.uuid().to_owned();
         {
             // Nothing is read of a copy, nor removed from it.
@@ -156,6 +159,8 @@ impl Store {
                 return Err((problem, Some(uuid)));
             }
         }
+        // Before there is anything in it.
+        self.register.remember(path, &uuid).map_err(|error| (error.to_string(), Some(uuid.clone())))?;
         let loaded = folder.load().map_err(|error| (error.to_string(), Some(uuid)))?;
         Ok(Open::new(Arc::new(folder), loaded))
     }

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::super::super::disks::Format;
 use super::super::super::volumes::{NewVolume, Published, Volume, VolumeError};
+use super::register::Register;
 use super::steps::Steps;
 use super::store::Store;
 use super::{Allocation, PATIENCE, Pool};
@@ -31,7 +32,13 @@ fn pools(path: &Path) -> Vec<Pool> {
 }
 
 fn of(pools: Vec<Pool>) -> Store {
-    Store::new(watch::channel(pools).1)
+    let register = register(pools.first().and_then(|pool| pool.path.parent()).unwrap());
+    Store::new(watch::channel(pools).1, register)
+}
+
+/// Which pools there were, of the directory that the pools are in.
+fn register(path: &Path) -> Register {
+    Register::new(path.to_owned())
 }
 
 fn store(path: &Path) -> Store {
@@ -256,7 +263,7 @@ fn pools_come_and_go_with_the_settings() {
     let folder = tempfile::tempdir().unwrap();
     let all = pools(folder.path());
     let (settings, followed) = watch::channel(all[..1].to_vec());
-    let store = opened(Store::new(followed));
+    let store = opened(Store::new(followed, register(folder.path())));
     let id = store.create(new("v", "fast", 512)).unwrap().id;
     assert!(matches!(store.create(new("w", "full", 512)), Err(VolumeError::NoClass(_))));
     settings.send_replace(all.clone());

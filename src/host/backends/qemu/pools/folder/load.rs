@@ -104,13 +104,16 @@ impl Folder {
 
     /// What is wrong with a volume that has no record, if it has an image.
     fn image_without_record(&self, serial: &str) -> Option<String> {
-        let found = FORMATS.into_iter().map(|format| image_name(serial, format)).find_map(|image| {
-            match self.directory.entry(&image) {
-                Ok(Entry::Nothing) => None,
-                Ok(_) => Some(format!("it is missing, and its image {image} is there")),
-                Err(error) => Some(format!("it is missing, and its image {image} cannot be looked at: {error}")),
-            }
-        })?;
+        let found =
+            FORMATS.into_iter().map(|format| image_name(serial, format)).find_map(|image| {
+                match self.directory.entry(&image) {
+                    Ok(Entry::Nothing) => None,
+                    Ok(_) => Some(format!("it is missing, and its image {image} is there")),
+                    Err(error) => {
+                        Some(format!("it is missing, and its image {image} cannot be looked at: {error}"))
+                    }
+                }
+            })?;
         Some(format!(
             "{found}; restore the record from a copy, or, if nobody needs what is in the image, move that out of the directory"
         ))

@@ -4,6 +4,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use super::super::identity::parse;
 use super::*;
 
 fn copy(from: &Path, to: &Path) {
@@ -19,7 +20,7 @@ fn an_identifier_says_in_which_pool_a_volume_is() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (here, there) = (store(one.path()), store(two.path()));
     let id = there.create(new("v", "fast", 512)).unwrap().id;
-    let parts = super::super::identity::parse(&id).unwrap();
+    let parts = parse(&id).unwrap();
     let marker = std::fs::read_to_string(two.path().join("fast/.pool")).unwrap();
     assert!(marker.contains(parts.uuid.unwrap()), "{marker}");
     // Of another host: never a success.
@@ -37,8 +38,58 @@ fn an_identifier_says_in_which_pool_a_volume_is() {
     drop((here, there));
     std::fs::remove_dir_all(one.path().join("full")).unwrap();
     std::fs::rename(two.path().join("full"), one.path().join("full")).unwrap();
+    // Another pool was there.
+    let words =
+        [&*format!("the pool {} is at its path", parse(&id).unwrap().uuid.unwrap()), "take the line of"];
+    says(store(one.path()).get(&id), VolumeError::Unavailable, &words);
+    std::fs::remove_file(one.path().join("pools.json")).unwrap();
     assert!(store(one.path()).get(&id).unwrap().is_some());
-    says(store(two.path()).get(&id), VolumeError::Elsewhere, &["which is not on the host"]);
+    says(
+        store(two.path()).get(&id),
+        VolumeError::Unavailable,
+        &["mount its file system there", "may be in it"],
+    );
+}
+
+#[test]
+fn a_pool_that_is_not_mounted_is_not_made_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let id = store(folder.path()).create(new("v", "fast", 512)).unwrap().id;
+    let (path, elsewhere) = (folder.path().join("fast"), folder.path().join("elsewhere"));
+    std::fs::rename(&path, &elsewhere).unwrap();
+    let uuid = parse(&id).unwrap().uuid.unwrap();
+    let refused = |words: &[&str]| {
+        let store = store(folder.path());
+        says(store.create(new("v", "fast", 512)), VolumeError::Unavailable, words);
+        says(store.get(&id), VolumeError::Unavailable, words);
+        says(store.remove(&id), VolumeError::Unavailable, words);
+        store
+    };
+    // There is nothing at its path, or what is there is empty.
+    drop(refused(&["No such file or directory", "mount its file system there"]));
+    assert!(!path.exists());
+    std::fs::create_dir(&path).unwrap();
+    let words = ["it has no .pool", uuid, "mount its file system there", "pools.json"];
+    let store = refused(&words);
+    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing is written there");
+    // The others are as they were.
+    store.create(new("w", "full", 512)).unwrap();
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::rename(&elsewhere, &path).unwrap();
+    open(&store);
+    assert!(store.get(&id).unwrap().is_some());
+    drop(store);
+    // It is given up, and another one begins.
+    std::fs::rename(&path, &elsewhere).unwrap();
+    let register = folder.path().join("pools.json");
+    let text = std::fs::read_to_string(&register).unwrap();
+    let mut kept: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(kept["pools"].as_object_mut().unwrap().remove(path.to_str().unwrap()).unwrap(), uuid);
+    std::fs::write(&register, kept.to_string()).unwrap();
+    let store = self::store(folder.path());
+    let other = store.create(new("v", "fast", 512)).unwrap().id;
+    assert_ne!(parse(&other).unwrap().uuid.unwrap(), uuid);
+    says(store.get(&id), VolumeError::Elsewhere, &["which is not on the host"]);
 }
 
 #[test]
@@ -47,7 +98,7 @@ fn a_copy_of_a_pool_and_what_it_was_copied_from_are_refused() {
     let [original, other]: [Pool; 2] =
         ["fast", "copy"].map(|name| pool(folder.path(), name, Format::Raw, Allocation::Thin));
     let (settings, followed) = watch::channel(vec![original.clone()]);
-    let store = opened(Store::new(followed));
+    let store = opened(Store::new(followed, register(folder.path())));
     let id = store.create(new("v", "fast", 512)).unwrap().id;
     copy(&original.path, &other.path);
     for both in [vec![original.clone(), other.clone()], vec![other.clone(), original.clone()]] {
@@ -135,7 +186,7 @@ fn what_is_at_the_path_later_is_another_pool() {
     says(store.get(&id), VolumeError::Unavailable, &["another directory is at its path, or none is"]);
     open(&store);
     assert_eq!(store.list(), []);
-    says(store.get(&id), VolumeError::Elsewhere, &["which is not on the host"]);
+    says(store.get(&id), VolumeError::Unavailable, &["it has no .pool", "mount its file system there"]);
     // Nothing is made where a pool has gone.
     std::fs::remove_dir_all(&path).unwrap();
     open(&store);

@@ -96,7 +96,11 @@ fn an_image_whose_record_is_lost_is_damaged_and_never_gone() {
         says(store.remove(&id), VolumeError::Damaged, &words);
         says(store.publish(&id, None), VolumeError::Damaged, &words);
         // It may be the volume of any name.
-        says(store.create(new("v", class, 1 << 16)), VolumeError::Unavailable, &["none is made in this pool"]);
+        says(
+            store.create(new("v", class, 1 << 16)),
+            VolumeError::Unavailable,
+            &["none is made in this pool"],
+        );
         open(&store);
         assert_eq!(files(folder.path()), std::slice::from_ref(&image), "it stays");
 
@@ -187,6 +191,7 @@ fn what_programs_before_this_one_left_is_taken_up() {
         std::fs::write(&path, kept.to_string()).unwrap();
     }
     std::fs::remove_file(folder.path().join("fast/.pool")).unwrap();
+    std::fs::remove_file(folder.path().join("pools.json")).unwrap();
     let store = self::store(folder.path());
     let [ready, making, removing] = ids.map(|id| format!("fast.{}", serial(&id)));
     assert_eq!(only(&store).id, ready);
