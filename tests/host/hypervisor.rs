@@ -113,6 +113,11 @@ impl Hypervisor {
         state.hang_up();
     }
 
+    /// Hangs: connections stay, and nothing is answered.
+    pub fn hang(&self) {
+        self.state().silent = true;
+    }
+
     /// The guest lets go of everything that it was asked for.
     pub fn let_go(&self) {
         self.state().let_go();

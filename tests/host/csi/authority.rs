@@ -1,5 +1,7 @@
 //! Who holds a volume: a VM that does not say so, or is in no list, may hold it all the same.
 
+use std::time::{Duration, Instant};
+
 use tonic::Code;
 
 use super::{Asking, Machines, USUAL, refused, serial, started};
@@ -149,6 +151,23 @@ fn a_volume_that_another_program_has_open_is_not_removed() {
     drop(backup);
     a.delete(&id).unwrap();
     assert!(!image.exists());
+}
+
+#[test]
+fn qemus_that_hang_are_asked_at_once_who_has_a_volume() {
+    let vms = started(&USUAL, "");
+    let a = vms.of("a");
+    let id = a.create("v", 20 * MIB).unwrap().volume_id;
+    let backup = std::fs::File::open(vms.file("fast", &id, "raw")).unwrap();
+    for (name, ..) in USUAL {
+        vms.qemu(name).hang();
+    }
+    let began = Instant::now();
+    // Nobody is remembered to have it, and somebody has it open: all are asked whether it is they.
+    refused(a.unpublish(&id, "a"), Code::Unavailable, UNTOLD);
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    drop(backup);
+    a.delete(&id).unwrap();
 }
 
 #[test]

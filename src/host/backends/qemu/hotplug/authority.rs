@@ -2,6 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::super::super::authority::Said;
 use super::super::super::disks::DiskError;
@@ -9,6 +13,10 @@ use super::super::super::volumes::Place;
 use super::super::link::Standing;
 use super::seen::Seen;
 use super::{Hotplug, Vm, naming};
+use crate::supervise::Scope;
+
+/// How long all VMs together may take to say that they have what is looked for.
+const TO_SAY: Duration = Duration::from_secs(5);
 
 impl Hotplug {
     /// Asks the QEMU of the VM with this UUID whether it has the disk, or the image, which has no links in its path.
@@ -22,7 +30,8 @@ impl Hotplug {
 
     /// A VM that says that it has the disk, or the image.
     pub async fn who_has(&self, serial: &str, image: &Path) -> Option<Place> {
-        self.who(|seen| has(seen, serial, image)).await
+        let (serial, image) = (serial.to_owned(), image.to_owned());
+        self.who(move |seen| has(seen, &serial, &image)).await
     }
 
     /// What QEMU of the VM with this name has the image open as, if it has: the image has no links in its path.
@@ -34,15 +43,22 @@ impl Hotplug {
         Ok(opened_as(&Seen::read(&vm.link).await?, image))
     }
 
-    /// A VM of which this is so.
-    pub(super) async fn who(&self, has: impl Fn(&Seen) -> bool) -> Option<Place> {
+    /// A VM of which this is so. All are asked at once; those that have not answered in time are not waited for.
+    pub(super) async fn who(&self, has: impl Fn(&Seen) -> bool + Send + Sync + 'static) -> Option<Place> {
         let vms: Vec<Arc<Vm>> = self.vms.borrow().values().flatten().cloned().collect();
+        let (has, scope) = (Arc::new(has), Scope::new());
+        let (tells, mut told) = mpsc::channel(1);
         for vm in vms {
-            if matches!(vm.says(&has).await, Said::Has(_)) {
-                return Some(Place { uuid: vm.uuid.clone(), vm: vm.name.clone() });
-            }
+            let (has, tells) = (Arc::clone(&has), tells.clone());
+            scope.children().spawn(async move {
+                if let Said::Has(name) = vm.says(|seen| has(seen)).await {
+                    // Another one may have been the first.
+                    drop(tells.send(Place { uuid: vm.uuid.clone(), vm: name }).await);
+                }
+            });
         }
-        None
+        drop(tells);
+        timeout(TO_SAY, told.recv()).await.ok().flatten()
     }
 }
 
@@ -112,7 +128,10 @@ mod tests {
         assert!(has(&with(node(&naming::name("a"), "json:{}")), "a", image));
         let device = [(naming::name("a"), "scsi-hd".to_owned())].into();
         assert!(has(&Seen { devices: device, ..Seen::default() }, "a", image));
-        assert_eq!(opened_as(&with(node("other", "/pools/fast/a.raw")), image).unwrap(), "as the block node other");
+        assert_eq!(
+            opened_as(&with(node("other", "/pools/fast/a.raw")), image).unwrap(),
+            "as the block node other"
+        );
         let disk = Disk { device: "x".into(), serial: "y".into(), node: node("", "/pools/fast/a.raw") };
         let seen = Seen { disks: vec![disk], ..Seen::default() };
         assert!(has(&seen, "a", image));

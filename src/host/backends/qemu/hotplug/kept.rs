@@ -90,10 +90,13 @@ impl Hotplug {
         let (kept, found) = looked.map_err(refused(file.clone()))?;
         let open = match &found {
             Use::Nobody(_) => Open::Nobody,
-            Use::Somebody => match self.who(|seen| has_file(seen, &file)).await {
-                Some(place) => Open::By(place),
-                None => Open::BySomebody(file.display().to_string()),
-            },
+            Use::Somebody => {
+                let wanted = file.clone();
+                match self.who(move |seen| has_file(seen, &wanted)).await {
+                    Some(place) => Open::By(place),
+                    None => Open::BySomebody(file.display().to_string()),
+                }
+            }
             Use::Untold(why) => Open::Untold(format!("{}: {why}", file.display())),
         };
         match judge(remembered, Some(open)) {
