@@ -2,7 +2,8 @@
 //! worker of the pool that it is about, within its patience.
 //!
 //! Pools are opened, and their images looked at, when something is asked of any of them and it is due, beside whoever
-//! asks. Only a pool that is just being opened is waited for, for a moment: its volumes are not known yet.
+//! asks. Only a pool that is being opened for the first time is waited for by everybody, for a moment: its volumes are not known
+//! yet. While one is tried again that could not be opened, only those wait whose call is about it, or may be.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use tokio::time::timeout_at;
 
 use super::super::super::volumes::{Room, Volume, VolumeError};
 use super::Pool;
-use super::index::Slot;
+use super::index::{Index, Slot};
 use super::register::Register;
 use super::store::{Entry, Store};
 use super::worker::{Late, Worker};
@@ -45,6 +46,29 @@ pub struct Access {
     /// A pool was opened or was not.
     opened: Arc<Notify>,
     scope: Scope,
+}
+
+/// What a call is about.
+#[derive(Debug, Clone, Copy)]
+enum About<'c> {
+    /// Whatever is known of all pools.
+    Known,
+    /// The pool of this class.
+    Class(&'c str),
+    /// The volume of this identifier.
+    Volume(&'c str),
+}
+
+impl<'c> About<'c> {
+    /// Whether it may be about a pool that is not open.
+    fn may_be_in_closed_pool(self, index: &Index) -> impl Fn(&Slot) -> bool + use<'c> {
+        let is_anywhere = matches!(self, Self::Volume(id) if !index.is_in_open_pool(id));
+        move |slot| match self {
+            Self::Known => false,
+            Self::Class(class) => slot.pool.name == class,
+            Self::Volume(_) => is_anywhere,
+        }
+    }
 }
 
 /// A pool is being opened, until this is dropped.
@@ -90,8 +114,9 @@ impl Access {
         Self { store: Arc::new(store), patience, opened: Arc::default(), scope: Scope::new() }
     }
 
-    /// Begins what is due in each pool, and waits for those that are just being opened.
-    async fn settle(&self) {
+    /// Begins what is due in each pool, and waits for those that are just being opened for the first time, or that the call is
+    /// about.
+    async fn settle(&self, about: About<'_>) {
         let (mut to_open, mut to_check) = (Vec::new(), Vec::new());
         let is_due = |last: Option<Instant>, every| last.is_none_or(|last| last.elapsed() >= every);
         for slot in &mut self.store.index().slots {
@@ -116,7 +141,12 @@ impl Access {
             // Before it is looked, so that no news falls between.
             let news = self.opened.notified();
             let ends = |slot: &Slot| Some(slot.opening? + self.opening(&slot.pool));
-            let end = self.store.index().slots.iter().filter_map(ends).max();
+            let end = {
+                let index = self.store.index();
+                let may_be_closed = about.may_be_in_closed_pool(&index);
+                let waits = |slot: &&Slot| slot.tried.is_none() || may_be_closed(slot);
+                index.slots.iter().filter(waits).filter_map(ends).max()
+            };
             let Some(until) = end else { return };
             if timeout_at(until.into(), news).await.is_err() {
                 return;
@@ -159,13 +189,13 @@ impl Access {
 
     /// All volumes of the pools that were opened, whatever they do now.
     pub async fn list(&self) -> Vec<Volume> {
-        self.settle().await;
+        self.settle(About::Known).await;
         self.store.list()
     }
 
     /// The identifiers of the volumes with these serial numbers, whatever their pools do now.
     pub async fn with_serials(&self, serials: impl Iterator<Item = &str>) -> BTreeSet<String> {
-        self.settle().await;
+        self.settle(About::Known).await;
         self.store.index().with_serials(serials)
     }
 
@@ -179,7 +209,7 @@ impl Access {
     /// # Errors
     /// As that.
     pub async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
-        self.settle().await;
+        self.settle(About::Volume(id)).await;
         self.store.volume(id)
     }
 
@@ -188,7 +218,7 @@ impl Access {
     /// # Errors
     /// As that.
     pub async fn entry(&self, id: &str) -> Result<Entry, VolumeError> {
-        self.settle().await;
+        self.settle(About::Volume(id)).await;
         self.store.entry(id)
     }
 
@@ -201,7 +231,7 @@ impl Access {
         class: &str,
         work: impl FnOnce(&Store) -> Result<T, VolumeError> + Send + 'static,
     ) -> Result<T, VolumeError> {
-        self.settle().await;
+        self.settle(About::Class(class)).await;
         let path = self.store.index().class(class)?.pool.path.clone();
         self.at(path, work).await
     }

@@ -258,6 +258,15 @@ impl Index {
         }
     }
 
+    /// Whether a volume of this identifier is in a pool that is open, if it is in any.
+    pub fn is_in_open_pool(&self, id: &str) -> bool {
+        let Some(Parts { uuid, serial, .. }) = identity::parse(id) else { return true };
+        self.slots.iter().filter_map(Slot::open).any(|open| match uuid {
+            Some(uuid) => uuid == open.folder.uuid(),
+            None => open.volumes.contains_key(serial),
+        })
+    }
+
     /// Whether a volume that has no record is gone for certain.
     fn missing(&self, id: &str, parts: Parts<'_>, host: &str) -> Result<(), VolumeError> {
         let Parts { pool, uuid, serial } = parts;

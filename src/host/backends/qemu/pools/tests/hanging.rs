@@ -140,6 +140,29 @@ async fn a_pool_that_hangs_from_the_beginning_is_there_when_it_answers() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_cannot_be_opened_and_is_slow_to_say_so_stops_only_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    #[allow(clippy::disallowed_methods, reason = "a test lays out what is there")]
+    std::fs::write(folder.path().join("fast"), "no directory").unwrap();
+    let hangs = Arc::default();
+    let mut store = of(pools(folder.path()));
+    store.steps = vec![(folder.path().join("fast"), Steps::hanging(Arc::clone(&hangs)))];
+    // Whoever waits for it waits for longer than the others may take.
+    let access = Access::with(store, Patience { opening: 10 * CALL, ..PATIENCE });
+    says(create(&access, "v", "fast").await, VolumeError::Unavailable, &["the pool fast ("]);
+    let hanging = Hanging::begin(&hangs);
+    tokio::time::sleep(PATIENCE.again).await;
+    for _ in 0..3 {
+        others_go_on(&access).await;
+    }
+    // Who asks for what may be in it waits.
+    let began = Instant::now();
+    says(create(&access, "v", "fast").await, VolumeError::Unavailable, &["has not answered for"]);
+    assert!(began.elapsed() > CALL, "{:?}", began.elapsed());
+    hanging.end().await;
+}
+
 /// The threads of this process: those of the test program, and those for work that blocks.
 fn blocking_threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
