@@ -140,6 +140,13 @@ impl Lab {
         kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
     }
 
+    /// How many threads the daemon has.
+    #[allow(dead_code, reason = "each test program uses a part of it")]
+    pub fn threads(&self) -> usize {
+        let pid = self.daemon.as_ref().unwrap().id();
+        std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count()
+    }
+
     /// Waits until the daemon has ended by itself.
     #[allow(dead_code, reason = "each test program uses a part of it")]
     pub fn ended(&mut self) -> ExitStatus {

@@ -68,6 +68,8 @@ impl fmt::Display for Format {
 pub enum Source {
     /// An image file or a block device that is there; an absolute path.
     File(PathBuf),
+    /// An image of the backend's own: a regular file, whose path has no links. Nobody looks at it again.
+    Image(PathBuf),
     /// The VM's volume of this serial number, made with so many bytes if it is not there.
     Volume(u64),
 }

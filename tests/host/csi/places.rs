@@ -1,5 +1,6 @@
 //! Where volumes are: on which host and in which pool, and what becomes of them where that cannot be told.
 
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use guestlet::wire::proto::csi;
@@ -231,6 +232,51 @@ fn a_pool_that_hangs_stops_no_other_one() {
     assert!(words.contains("the pool hung (") && words.contains("has not answered for"), "{words}");
     // Nor the end of the program.
     assert!(vms.lab.stop().success());
+}
+
+#[test]
+fn files_of_disks_that_hang_stop_no_volumes() {
+    if is_outside() {
+        return;
+    }
+    let vms = started(&USUAL, "");
+    let a = vms.of("a");
+    let id = a.create("v", 20 * MIB).unwrap().volume_id;
+    let folder = tempfile::tempdir().unwrap();
+    let (mirror, shown) = Mirror::below(folder.path());
+    let file = shown.join("x.raw");
+    std::fs::File::create(folder.path().join("kept/x.raw")).unwrap().set_len(1 << 20).unwrap();
+    mirror.hang(true);
+    let (kept, volumes) = (vms.lab.path("kept"), vms.lab.path("volumes"));
+    std::fs::create_dir(&kept).unwrap();
+    std::fs::create_dir(&volumes).unwrap();
+    let in_volumes = Mirror::mount(&kept, &volumes);
+    in_volumes.hang(true);
+    let begin = |arguments: &[&str]| {
+        vms.lab.ctl_command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let attach = ["disk", "attach", "a", "--file", file.to_str().unwrap(), "--serial", "x"];
+    let (before, attaching) = (vms.lab.threads(), begin(&attach));
+    std::thread::sleep(Duration::from_secs(1));
+
+    // Into the same VM, which once waited for ever.
+    a.publish(&id, "a").unwrap();
+    let listing: Vec<_> = (0..40).map(|_| begin(&["disk", "volumes"])).collect();
+    for asked in listing {
+        let told = asked.wait_with_output().unwrap();
+        let words = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert!(!told.status.success() && words.contains("(volumes-dir) cannot be used"), "{words}");
+    }
+    assert!(vms.lab.threads() < before + 10, "{} {before}", vms.lab.threads());
+    let told = attaching.wait_with_output().unwrap();
+    let words = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(words.contains("x.raw cannot be looked at: its file system has not answered for"), "{words}");
+    a.unpublish(&id, "a").unwrap();
+    // What waited has given its place back.
+    mirror.hang(false);
+    in_volumes.hang(false);
+    vms.lab.until("it can be attached", || vms.lab.ctl(&attach).status.success());
+    vms.lab.until("volumes can be listed", || vms.lab.ctl(&["disk", "volumes"]).status.success());
 }
 
 #[test]

@@ -24,6 +24,7 @@ pub mod link;
 pub mod monitor;
 pub mod pools;
 pub mod power;
+mod worker;
 
 use hotplug::{Hotplug, Vms};
 

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use super::super::super::disks::{AttachedDisk, Bus, DiskError, Format, NewDisk, Source, check_serial};
 use super::super::link::CallError;
+use super::files::Files;
 use super::seen::{Seen, bus_of, page80};
 use super::volume::{Volume, check_size};
 use super::{Vm, detach, naming, place};
-use crate::sys::blocking;
 
 /// A disk as QEMU is told of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,13 +51,30 @@ enum Missing {
     OtherNodeAndDevice,
 }
 
-pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<AttachedDisk, DiskError> {
+pub(super) async fn attach(vm: &Vm, disk: &NewDisk, files: &Files) -> Result<AttachedDisk, DiskError> {
     check_serial(&disk.serial, disk.bus)?;
     if let Source::Volume(size) = disk.source {
         check_size(size)?;
+        // What can fail does so before a volume is made.
+        look(vm, disk).await?;
     }
-    let _changing = vm.changing.lock().await;
-    // What can fail does so before a volume is made.
+    // Nodes are made and closed by one at a time, who must not wait for a file system that hangs.
+    let provided = provide(vm, disk, files).await?;
+    match attach_provided(vm, disk, &provided).await {
+        Ok(attached) => Ok(attached),
+        Err(Failure { error, is_closed }) => {
+            if let Some(volume) = provided.made.filter(|_| is_closed)
+                && let Err(late) = files.in_volumes(move || volume.unmake()).await
+            {
+                tracing::warn!(vm = vm.name, serial = disk.serial, %late, "an empty volume may be left");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// What there is, and where a disk can be plugged, if it is not.
+async fn look(vm: &Vm, disk: &NewDisk) -> Result<(Seen, Option<String>), DiskError> {
     let seen = Seen::read(&vm.link).await?;
     if let Some(other) = seen.confusable(&disk.serial, disk.bus, &naming::name(&disk.serial)) {
         return Err(DiskError::SerialInUse { serial: disk.serial.clone(), device: other.device.clone() });
@@ -66,37 +83,33 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<
         Some(_) => None,
         None => Some(place::find(&vm.link, disk.bus).await?),
     };
-    let Provided { file, is_device, format, made } = provide(vm, disk, volumes).await?;
+    Ok((seen, place))
+}
+
+/// Plugs what was provided.
+async fn attach_provided(vm: &Vm, disk: &NewDisk, provided: &Provided) -> Result<AttachedDisk, Failure> {
+    let before = |error| Failure { error, is_closed: true };
+    let after = |error| Failure { error, is_closed: false };
+    let _changing = vm.changing.lock().await;
+    let (seen, place) = look(vm, disk).await.map_err(before)?;
     let wanted = Wanted {
         name: naming::name(&disk.serial),
         serial: disk.serial.clone(),
         bus: disk.bus,
-        file,
-        is_device,
-        format,
+        file: provided.file.clone(),
+        is_device: provided.is_device,
+        format: provided.format,
         is_whole: disk.is_whole,
         read_only: disk.read_only,
     };
-    let plugged = match missing(&seen, &wanted) {
-        Ok(missing) => plug(vm, &wanted, missing, place).await,
-        Err(error) => Err(Failure { error, is_closed: true }),
-    };
-    let is_new = match plugged {
-        Ok(is_new) => is_new,
-        Err(Failure { error, is_closed }) => {
-            if let Some(volume) = made.filter(|_| is_closed) {
-                blocking::run(move || volume.unmake()).await;
-            }
-            return Err(error);
-        }
-    };
-    if !is_new {
-        return Ok(seen.describe(seen.ours(&wanted.serial)?));
+    let missing = missing(&seen, &wanted).map_err(before)?;
+    if !plug(vm, &wanted, missing, place).await? {
+        return Ok(seen.describe(seen.ours(&wanted.serial).map_err(after)?));
     }
     let file = wanted.file.display();
     tracing::info!(vm = vm.name, serial = wanted.serial, %file, bus = %wanted.bus, "attached a disk");
-    let seen = Seen::read(&vm.link).await?;
-    Ok(seen.describe(seen.ours(&wanted.serial)?))
+    let seen = Seen::read(&vm.link).await.map_err(after)?;
+    Ok(seen.describe(seen.ours(&wanted.serial).map_err(after)?))
 }
 
 /// Why a disk was not plugged.
@@ -144,11 +157,11 @@ struct Provided {
 }
 
 /// Makes or finds what is to be behind a disk.
-async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<Provided, DiskError> {
+async fn provide(vm: &Vm, disk: &NewDisk, files: &Files) -> Result<Provided, DiskError> {
     match &disk.source {
         Source::Volume(size) => {
             let volume = Volume {
-                root: volumes,
+                root: files.volumes().to_owned(),
                 vm: vm.name.clone(),
                 serial: disk.serial.clone(),
                 format: disk.format.unwrap_or(Format::Raw),
@@ -156,7 +169,7 @@ async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<Provided, 
                 owner: vm.link.owner(),
             };
             let format = volume.format;
-            blocking::run(move || {
+            let provide = move || {
                 let is_new = volume.provide()?;
                 let found = real(&volume.path()).inspect_err(|_| {
                     if is_new {
@@ -165,8 +178,12 @@ async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<Provided, 
                 });
                 let (file, is_device) = found?;
                 Ok(Provided { file, is_device, format, made: is_new.then_some(volume) })
-            })
-            .await
+            };
+            files.in_volumes(provide).await?
+        }
+        Source::Image(path) => {
+            let (file, format) = (path.clone(), disk.format.unwrap_or(Format::Raw));
+            Ok(Provided { file: sayable(file)?, is_device: false, format, made: None })
         }
         Source::File(path) => {
             if !path.is_absolute() {
@@ -176,7 +193,7 @@ async fn provide(vm: &Vm, disk: &NewDisk, volumes: PathBuf) -> Result<Provided, 
                 ));
             }
             let given = path.clone();
-            let (file, is_device) = blocking::run(move || real(&given)).await?;
+            let (file, is_device) = files.at(path, move || real(&given)).await??;
             let format =
                 disk.format.or_else(|| ending(path)).ok_or_else(|| DiskError::NoFormat(path.clone()))?;
             Ok(Provided { file, is_device, format, made: None })
@@ -201,10 +218,15 @@ fn real(path: &Path) -> Result<(PathBuf, bool), DiskError> {
     if !kind.is_file() && !kind.is_block_device() {
         return Err(DiskError::File(real, "is neither a regular file nor a block device".into()));
     }
-    if real.to_str().is_none() {
-        return Err(DiskError::File(real, "has a name that is no UTF-8, which QMP cannot say".into()));
+    Ok((sayable(real)?, kind.is_block_device()))
+}
+
+/// A path that QEMU can be told.
+fn sayable(path: PathBuf) -> Result<PathBuf, DiskError> {
+    if path.to_str().is_none() {
+        return Err(DiskError::File(path, "has a name that is no UTF-8, which QMP cannot say".into()));
     }
-    Ok((real, kind.is_block_device()))
+    Ok(path)
 }
 
 /// What is missing for the disk to be there as wanted.

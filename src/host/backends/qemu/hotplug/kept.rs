@@ -11,7 +11,6 @@ use super::super::super::volumes::{Holder, Place};
 use super::super::claim::{self, Use};
 use super::authority::has_file;
 use super::{Hotplug, naming, volume};
-use crate::sys::blocking;
 use crate::sys::directory::{Directory, Entry};
 
 const FORMATS: [Format; 2] = [Format::Raw, Format::Qcow2];
@@ -63,19 +62,20 @@ impl Kept {
 impl Hotplug {
     /// See [`Disks::volumes`](super::super::super::disks::Disks::volumes).
     pub(super) async fn kept(self, vm: Option<String>) -> Result<Vec<DiskVolume>, DiskError> {
-        let root = self.volumes.clone();
-        let listed = blocking::run(move || list(&root, vm.as_deref())).await;
-        listed.map_err(|error| DiskError::System("list the volumes in", self.volumes, error))
+        let root = self.files.volumes().to_owned();
+        let listed = self.files.in_volumes(move || list(&root, vm.as_deref())).await?;
+        listed
+            .map_err(|error| DiskError::System("list the volumes in", self.files.volumes().to_owned(), error))
     }
 
     /// See [`Disks::remove_volume`](super::super::super::disks::Disks::remove_volume).
     pub(super) async fn remove_kept(self, vm: String, serial: String) -> Result<bool, DiskError> {
         let known = self.vms.borrow().get(&vm).cloned().flatten();
         let _turn = known.as_ref().map(|known| known.turn(&serial)).transpose()?;
-        let (root, name) = (self.volumes.clone(), vm.clone());
+        let (root, name) = (self.files.volumes().to_owned(), vm.clone());
         let refused = |file: PathBuf| move |error| DiskError::System("remove", file, error);
-        let found = blocking::run(move || Kept::find(&root, &name, &serial)).await;
-        let Some(kept) = found.map_err(refused(self.volumes.join(&vm)))? else { return Ok(false) };
+        let found = self.files.in_volumes(move || Kept::find(&root, &name, &serial)).await?;
+        let Some(kept) = found.map_err(refused(self.files.volumes().join(&vm)))? else { return Ok(false) };
         let file = kept.path();
         let said = match &known {
             Some(known) => known.says(|seen| has_file(seen, &file)).await,
@@ -86,7 +86,7 @@ impl Hotplug {
         if let Verdict::Is(holder) = judge(remembered, None) {
             return Err(held(holder, &file));
         }
-        let looked = blocking::run(move || kept.look().map(|found| (kept, found))).await;
+        let looked = self.files.in_volumes(move || kept.look().map(|found| (kept, found))).await?;
         let (kept, found) = looked.map_err(refused(file.clone()))?;
         let open = match &found {
             Use::Nobody(_) => Open::Nobody,
@@ -106,7 +106,8 @@ impl Hotplug {
                 return Err(DiskError::Unreachable("the volume was looked at in vain".to_owned()));
             }
         }
-        blocking::run(move || kept.remove(found)).await.map_err(refused(file.clone()))?;
+        let removed = self.files.in_volumes(move || kept.remove(found)).await?;
+        removed.map_err(refused(file.clone()))?;
         tracing::info!(vm = place.vm, file = %file.display(), "removed a volume");
         Ok(true)
     }

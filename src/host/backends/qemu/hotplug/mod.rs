@@ -14,8 +14,8 @@
 //! A node without a device is what an operation left that was cut short, or a guest that let go late: [`Vm::sweep`]
 //! closes it when the connection to QEMU begins, and whenever a device of ours is gone.
 //!
-//! One file for each thing that can be done: `attach`, `detach`; a resize is one command. `authority` asks who has an
-//! image, `kept` removes volumes, and `io_errors` keeps what could not be read or written.
+//! One file for each thing that can be done: `attach`, `detach`; a resize is one command. `files` does what may hang, `authority`
+//! asks who has an image, `kept` removes volumes, and `io_errors` keeps what could not be read or written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -35,6 +35,7 @@ use crate::supervise::Children;
 mod attach;
 mod authority;
 mod detach;
+mod files;
 mod io_errors;
 mod kept;
 pub mod naming;
@@ -43,6 +44,7 @@ pub mod qcow2;
 mod seen;
 pub(super) mod volume;
 
+use files::Files;
 use seen::Seen;
 
 /// The VMs of the list; nothing for one without a QMP socket.
@@ -52,7 +54,7 @@ pub type Vms = BTreeMap<String, Option<Arc<Vm>>>;
 #[derive(Debug, Clone)]
 pub struct Hotplug {
     vms: watch::Receiver<Vms>,
-    volumes: PathBuf,
+    files: Files,
 }
 
 /// One VM into which disks are plugged.
@@ -187,7 +189,7 @@ impl Vm {
 impl Hotplug {
     /// For these VMs, with volumes in that folder.
     pub fn new(vms: watch::Receiver<Vms>, volumes: PathBuf) -> Self {
-        Self { vms, volumes }
+        Self { vms, files: Files::new(volumes) }
     }
 
     fn vm(&self, name: &str) -> Result<Arc<Vm>, DiskError> {
@@ -232,10 +234,10 @@ impl Hotplug {
 
 impl Disks for Hotplug {
     fn attach(&self, vm: &str, disk: NewDisk) -> Answer<AttachedDisk> {
-        let volumes = self.volumes.clone();
+        let files = self.files.clone();
         self.begin(vm, move |vm| async move {
             let turn = vm.turn(&disk.serial)?;
-            attach::attach(&turn.vm, &disk, volumes).await
+            attach::attach(&turn.vm, &disk, &files).await
         })
     }
 

@@ -14,11 +14,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout_at;
 
 use super::super::super::volumes::{Room, Volume, VolumeError};
+use super::super::worker::{Late, Worker};
 use super::Pool;
 use super::index::{Index, Slot};
 use super::register::Register;
 use super::store::{Entry, Store};
-use super::worker::{Late, Worker};
 use crate::supervise::Scope;
 
 /// How long things may take.

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::super::volumes::{NewVolume, Room, Volume, VolumeError};
+use super::super::worker::Worker;
 use super::Pool;
 use super::folder::{Folder, Loaded};
 use super::identity::{self, Parts};
 use super::record::{Damaged, Record, Stage};
 use super::store::Entry;
-use super::worker::Worker;
 
 /// All pools.
 #[derive(Debug, Default)]

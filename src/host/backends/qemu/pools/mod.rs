@@ -38,7 +38,6 @@ mod steps;
 mod store;
 #[cfg(test)]
 mod tests;
-mod worker;
 
 use access::Access;
 use register::Register;
@@ -122,14 +121,14 @@ impl Pools {
         there: Option<Bus>,
     ) -> Result<AttachedDisk, VolumeError> {
         let (id, owner) = (entry.record.id.clone(), self.hotplug.owner(vm));
-        self.access.in_pool_of(&entry.record.id, move |store| store.give(&id, owner)).await?;
+        let image = self.access.in_pool_of(&entry.record.id, move |store| store.give(&id, owner)).await?;
         let mut buses =
             there.map_or_else(|| self.buses(&entry.record.class), |bus| vec![bus]).into_iter().peekable();
         while let Some(bus) = buses.next() {
             let disk = NewDisk {
                 serial: entry.serial().to_owned(),
                 bus,
-                source: Source::File(entry.image()),
+                source: Source::Image(image.clone()),
                 format: Some(entry.record.format()),
                 is_whole: true,
                 read_only,

@@ -340,15 +340,15 @@ impl Store {
         })
     }
 
-    /// Gives a volume's image to QEMU's user, if that is known, and sees to it that QEMU finds it. Blocks.
+    /// Gives a volume's image to QEMU's user, if that is known, and returns its path without links, by which QEMU finds it. Blocks.
     ///
     /// # Errors
     /// If it is not there as it has to be, or the system refuses.
-    pub fn give(&self, id: &str, owner: Option<Owner>) -> Result<(), VolumeError> {
+    pub fn give(&self, id: &str, owner: Option<Owner>) -> Result<PathBuf, VolumeError> {
         let entry = self.entry(id)?;
         entry.check()?;
         let given = entry.folder.give(entry.serial(), &entry.record, owner);
-        given.map_err(entry.refused("give to QEMU's user"))
+        given.and_then(|()| entry.image().canonicalize()).map_err(entry.refused("give to QEMU's user"))
     }
 
     /// Makes room for a volume that is to have at least so many bytes, and remembers its size. Where no VM has it,

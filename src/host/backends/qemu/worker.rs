@@ -1,17 +1,18 @@
-//! Does a pool's work, one piece after the other, so that a file system that hangs takes one thread and nobody else's
-//! time.
+//! Does work that blocks in few places, such as that of a pool one piece after the other, so that a file system that hangs takes
+//! as many threads and nobody else's time.
 //!
 //! ```text
 //!           ┌─────────── no longer than `patience` in all ───────────┐
 //!  run ───▶ waits for its turn ───▶ on a thread ───▶ done
 //!   │            (QUEUE at most)         └── not in time: the caller is told so, and the work goes on; until it ends
-//!   └── refused, while work goes on that was not done in time ◀──┘
+//!   └── refused, while work goes on in all places that was not done in time ◀──┘
 //! ```
 //!
 //! Work that has not begun when its caller is told so is never begun.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -21,12 +22,15 @@ use crate::sys::blocking;
 /// Pieces of work that wait.
 const QUEUE: usize = 256;
 
-/// Does the work of one pool.
+/// Does the work of one pool, or of another kind.
 #[derive(Debug)]
 pub struct Worker {
     turn: Arc<Semaphore>,
+    places: usize,
     /// When what is under way began.
-    began: Mutex<Option<Instant>>,
+    began: Mutex<BTreeMap<u64, Instant>>,
+    /// How much has begun.
+    count: AtomicU64,
     waiting: AtomicUsize,
     patience: Mutex<Duration>,
 }
@@ -53,28 +57,36 @@ impl Drop for Waiting<'_> {
 /// Work that is under way.
 struct UnderWay {
     worker: Arc<Worker>,
+    number: u64,
     _turn: OwnedSemaphorePermit,
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.worker.set(None);
+        self.worker.began().remove(&self.number);
     }
 }
 
 impl Worker {
-    /// One whose callers wait for so long.
+    /// One whose callers wait for so long, and that does one piece of work at a time.
     pub fn new(patience: Duration) -> Self {
+        Self::with_places(patience, 1)
+    }
+
+    /// One whose callers wait for so long, and that does so many pieces of work at a time.
+    pub fn with_places(patience: Duration, places: usize) -> Self {
         Self {
-            turn: Arc::new(Semaphore::new(1)),
+            turn: Arc::new(Semaphore::new(places)),
+            places,
             began: Mutex::default(),
+            count: AtomicU64::default(),
             waiting: AtomicUsize::default(),
             patience: Mutex::new(patience),
         }
     }
 
-    fn set(&self, began: Option<Instant>) {
-        *self.began.lock().unwrap_or_else(PoisonError::into_inner) = began;
+    fn began(&self) -> MutexGuard<'_, BTreeMap<u64, Instant>> {
+        self.began.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on its callers wait for so long.
@@ -86,10 +98,11 @@ impl Worker {
         *self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For how long the work that is under way has been, if that is too long.
+    /// For how long work has been under way in all places, if that is too long.
     pub fn silent(&self) -> Option<Late> {
-        let began = *self.began.lock().unwrap_or_else(PoisonError::into_inner);
-        began.map(|began| began.elapsed()).filter(|since| *since >= self.patience()).map(Late::Silent)
+        let began = self.began();
+        let last = began.values().max().filter(|_| began.len() >= self.places)?;
+        Some(last.elapsed()).filter(|since| *since >= self.patience()).map(Late::Silent)
     }
 
     /// Does `work`, which may block.
@@ -111,8 +124,9 @@ impl Worker {
         let done = async {
             let turn = Arc::clone(&self.turn).acquire_owned().await.map_err(|_| Late::Busy)?;
             drop(waiting);
-            self.set(Some(Instant::now()));
-            let under_way = UnderWay { worker: Arc::clone(self), _turn: turn };
+            let number = self.count.fetch_add(1, Ordering::Relaxed);
+            self.began().insert(number, Instant::now());
+            let under_way = UnderWay { worker: Arc::clone(self), number, _turn: turn };
             Ok(blocking::run(move || {
                 let _under_way = under_way;
                 work()
