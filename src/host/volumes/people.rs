@@ -7,6 +7,7 @@ use super::size::Range;
 use super::{Asker, Keeper, Wanted, share};
 use crate::host::backends::volumes::{self, Published};
 use crate::host::caller::Behalf;
+use crate::host::fleet::Known;
 use crate::wire::proto::v1::{
     AttachVolumeRequest, CreateVolumeRequest, DetachVolumeRequest, ExpandVolumeRequest, GuestState, IoError,
     IoOperation, ListVolumesRequest, ListVolumesResponse, RemoveVolumeRequest, RemoveVolumeResponse, Volume,
@@ -139,8 +140,11 @@ impl Keeper {
 
     /// What is wrong with a volume: of itself, or where it is plugged; if anything is.
     pub async fn problem(&self, volume: &volumes::Volume) -> Option<String> {
-        let failed = match volume.published.clone() {
-            Some(published) => self.holder_of(published, &self.names(&volume.id)).await.1,
+        let failed = match &volume.published {
+            // Where in its guest it is, is not looked for: that is a walk over all disks of the VM for each volume of a list.
+            Some(published) => {
+                failure(self.holding(published).await.as_ref(), published, &self.names(&volume.id))
+            }
             None => None,
         };
         failed.or_else(|| volume.problem.clone())
@@ -151,17 +155,21 @@ impl Keeper {
         self.0.volumes.serial(id).into_iter().chain(self.0.volumes.other_names(id)).collect()
     }
 
+    /// What is known of the VM that has a volume.
+    async fn holding(&self, published: &Published) -> Option<Known> {
+        let found = self.0.fleet.get(published.vm.clone()).await.ok().flatten();
+        found.filter(|found| found.view.uuid == published.uuid)
+    }
+
     /// The VM that has a volume, which its guest knows by one of these names, and what is wrong with that there.
     async fn holder_of(
         &self,
         published: Published,
         names: &[String],
     ) -> (Option<VolumeHolder>, Option<String>) {
+        let found = self.holding(&published).await;
+        let failed = failure(found.as_ref(), &published, names);
         let Published { uuid, vm, read_only, leaving, .. } = published;
-        let found = self.0.fleet.get(vm.clone()).await.ok().flatten();
-        let found = found.filter(|found| found.view.uuid == uuid);
-        let errors = found.as_ref().map(|found| found.view.io_errors.as_slice()).unwrap_or_default();
-        let failed = errors.iter().find(|error| names.contains(&error.disk)).map(|error| failed(error, &vm));
         let state = found.and_then(|found| found.state);
         let (device, mount_points) = state.map(|state| place(&state, names)).unwrap_or_default();
         let mut pods: Vec<_> = mount_points.iter().filter_map(|path| pod(path)).map(str::to_owned).collect();
@@ -173,6 +181,12 @@ impl Keeper {
 fn sharer(sharer: &volumes::Sharer) -> VolumeHolder {
     let volumes::Sharer { uuid, vm, read_only, .. } = sharer.clone();
     VolumeHolder { uuid, vm, read_only, ..VolumeHolder::default() }
+}
+
+/// What is wrong with a volume where it is plugged, which its guest knows by one of these names.
+fn failure(found: Option<&Known>, published: &Published, names: &[String]) -> Option<String> {
+    let errors = found.map(|found| found.view.io_errors.as_slice()).unwrap_or_default();
+    errors.iter().find(|error| names.contains(&error.disk)).map(|error| failed(error, &published.vm))
 }
 
 /// What it means that a volume could not be read or written.
