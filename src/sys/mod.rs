@@ -23,6 +23,7 @@ pub mod capabilities;
 pub mod clock;
 #[cfg(feature = "agent")]
 pub mod confidential;
+#[cfg(feature = "host")]
 pub mod connections;
 #[cfg(feature = "agent")]
 pub mod crc32;
@@ -70,9 +71,11 @@ pub mod mount_point;
 pub mod mountinfo;
 #[cfg(feature = "agent")]
 pub mod mounting;
-#[cfg(feature = "kubevirt")]
+#[cfg(feature = "host")]
 pub mod neighbours;
+#[cfg(feature = "kubevirt")]
 pub mod net_namespace;
+#[cfg(feature = "host")]
 mod netlink;
 #[cfg(feature = "agent")]
 pub mod nvme;
