@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use super::audit::Audit;
+use super::intake::Intake;
 use super::metrics::Metrics;
 use crate::wire::proto::v1::HostHalf;
 
@@ -19,6 +20,8 @@ pub struct Half {
     pub metrics: Metrics,
     /// Where it records who did what.
     pub audit: Audit,
+    /// Lets in what guests say.
+    pub intake: Intake,
 }
 
 impl Half {
@@ -30,6 +33,7 @@ impl Half {
             host: HostHalf { instance_id, host_name },
             started: SystemTime::now(),
             metrics: Metrics::default(),
+            intake: Intake::default(),
         }
     }
 

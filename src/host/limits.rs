@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use crate::wire::weigh::List;
+
 /// The bounds of one guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -66,6 +68,17 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// How many entries a list may have.
+    pub fn of(&self, list: List) -> usize {
+        match list {
+            List::Interfaces => self.interfaces,
+            List::Addresses => self.addresses,
+            List::FileSystems => self.file_systems,
+            List::Users => self.users,
+            List::Disks => self.disks,
+        }
+    }
+
     /// Bytes that may come at once on one stream.
     pub fn byte_burst(&self) -> usize {
         let seconds = usize::try_from(self.bytes_per_second).unwrap_or(usize::MAX).saturating_mul(8);

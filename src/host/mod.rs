@@ -50,6 +50,7 @@ pub mod guests;
 pub mod half;
 mod health_checks;
 pub mod history;
+pub mod intake;
 mod introduced;
 pub mod keys;
 pub mod limits;

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::conversation::Caller;
+use super::intake::Heard;
 use super::place::Outcome;
 use super::state::Excess;
 use crate::trust::Fingerprint;
@@ -39,8 +40,8 @@ pub enum Report {
         /// The key that the guest has proved, if it has one.
         key: Option<Fingerprint>,
     },
-    /// The guest sent an event, cleaned.
-    Heard(Box<v1::Event>),
+    /// The guest sent an event.
+    Heard(Heard),
     /// The open conversation ended.
     Closed(String),
     /// Where the callback of the open conversation stands, and why.
@@ -71,8 +72,8 @@ pub enum Report {
 impl Report {
     /// Whether it says only that the guest is there.
     pub fn is_heartbeat(&self) -> bool {
-        let Self::Heard(event) = self else { return false };
-        matches!(event.kind, Some(v1::event::Kind::Heartbeat(_)))
+        let Self::Heard(heard) = self else { return false };
+        matches!(heard.event.kind, Some(v1::event::Kind::Heartbeat(_)))
     }
 }
 

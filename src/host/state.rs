@@ -1,41 +1,39 @@
 //! The last known state of a guest: what its events have made of it, as far as it is not too much. Pure.
 //!
-//! More entries than allowed cost a guest its session; entries that together take more bytes than allowed are left out,
+//! More entries than allowed cost a guest its session (a single event with that many was refused before it was decoded,
+//! [`super::intake`]); entries that together take more bytes than allowed are left out,
 //! and it is told what was.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::limits::Limits;
 use super::weight::{self, Heap};
 use crate::wire::proto::v1::{self, event::Kind};
+use crate::wire::weigh::List;
 
 /// A state that is larger than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the guest has more than {limit} {what}; limits.{what} in the settings allows more")]
+#[error("the guest has more than {limit} {what}; limits.{what} in the settings allows more", what = key(*.list))]
 pub struct Excess {
-    what: What,
+    list: List,
     limit: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
-    Interfaces,
-    Addresses,
-    FileSystems,
-    Users,
-    Disks,
+impl Excess {
+    /// Of this list.
+    pub fn new(list: List, limits: &Limits) -> Self {
+        Self { list, limit: limits.of(list) }
+    }
 }
 
-impl fmt::Display for What {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Interfaces => "interfaces",
-            Self::Addresses => "addresses",
-            Self::FileSystems => "file-systems",
-            Self::Users => "users",
-            Self::Disks => "disks",
-        })
+/// What the list is called in the settings.
+fn key(list: List) -> &'static str {
+    match list {
+        List::Interfaces => "interfaces",
+        List::Addresses => "addresses",
+        List::FileSystems => "file-systems",
+        List::Users => "users",
+        List::Disks => "disks",
     }
 }
 
@@ -142,7 +140,7 @@ impl Kept {
                 cut.interfaces = room.keep(&mut state.interfaces);
             }
             Kind::FileSystemMounted(v1::FileSystemMounted { file_system: Some(mounted) }) => {
-                within(What::FileSystems, state.file_systems.len() + 1, limits.file_systems)?;
+                within(List::FileSystems, state.file_systems.len() + 1, limits)?;
                 room.add(&mut state.file_systems, mounted, &mut cut.file_systems);
             }
             Kind::FileSystemUnmounted(v1::FileSystemUnmounted { file_system: Some(unmounted) }) => {
@@ -153,14 +151,14 @@ impl Kept {
                 }
             }
             Kind::UserLoggedIn(v1::UserLoggedIn { session: Some(session) }) => {
-                within(What::Users, state.users.len() + 1, limits.users)?;
+                within(List::Users, state.users.len() + 1, limits)?;
                 room.add(&mut state.users, session, &mut cut.users);
             }
             Kind::UserLoggedOut(v1::UserLoggedOut { session: Some(session) }) => {
                 room.remove(&mut state.users, |known| known.id == session.id, &mut cut.users);
             }
             Kind::DiskAdded(v1::DiskAdded { disk: Some(disk) }) => {
-                within(What::Disks, state.disks.len() + 1, limits.disks)?;
+                within(List::Disks, state.disks.len() + 1, limits)?;
                 room.add(&mut state.disks, disk, &mut cut.disks);
             }
             Kind::DiskRemoved(v1::DiskRemoved { disk: Some(disk), .. }) => {
@@ -238,19 +236,19 @@ impl Kept {
 
 fn check(state: &v1::GuestState, limits: &Limits) -> Result<(), Excess> {
     check_interfaces(&state.interfaces, limits)?;
-    within(What::FileSystems, state.file_systems.len(), limits.file_systems)?;
-    within(What::Users, state.users.len(), limits.users)?;
-    within(What::Disks, state.disks.len(), limits.disks)
+    within(List::FileSystems, state.file_systems.len(), limits)?;
+    within(List::Users, state.users.len(), limits)?;
+    within(List::Disks, state.disks.len(), limits)
 }
 
 fn check_interfaces(interfaces: &[v1::NetworkInterface], limits: &Limits) -> Result<(), Excess> {
-    within(What::Interfaces, interfaces.len(), limits.interfaces)?;
+    within(List::Interfaces, interfaces.len(), limits)?;
     let most = interfaces.iter().map(|interface| interface.addresses.len()).max().unwrap_or(0);
-    within(What::Addresses, most, limits.addresses)
+    within(List::Addresses, most, limits)
 }
 
-fn within(what: What, found: usize, limit: usize) -> Result<(), Excess> {
-    if found > limit { Err(Excess { what, limit }) } else { Ok(()) }
+fn within(list: List, found: usize, limits: &Limits) -> Result<(), Excess> {
+    if found > limits.of(list) { Err(Excess::new(list, limits)) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -14,14 +14,18 @@ use std::convert::Infallible;
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::uri::PathAndQuery;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tonic::client::Grpc;
 use tonic::codec::Streaming;
 
 use super::callback;
 use super::contact::{Contact, Proved, Reached, Speech};
 use super::conversation::{Caller, End, Loss, Refusal};
 use super::health_checks;
+use super::intake::Heard;
 use super::order::Order;
 use super::rate::Allowance;
 use super::report::{Machine, Notes, Report};
@@ -30,9 +34,12 @@ use super::text;
 use super::topology;
 use super::trust::{self, How};
 use crate::transport::http2;
+use crate::wire::codec::Raw;
 use crate::wire::proto::v1::guest_client::GuestClient;
 use crate::wire::proto::v1::{self, PowerState};
 
+/// How a guest's events are asked for.
+const WATCH_EVENTS: &str = "/guestlet.v1.Guest/WatchEvents";
 /// How long an agent may take to answer a call.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// Heartbeats of an agent that does not say how often they come.
@@ -108,7 +115,7 @@ async fn calls(
     let mut caller = GuestClient::with_origin(client.clone(), http::Uri::from_static(http2::ORIGIN))
         .max_decoding_message_size(contact.vm.limits.message_bytes);
     let Opened { mut events, patience, is_told, has_callback, has_checks } =
-        Box::pin(open(&mut caller, contact, guest, order, notes, began)).await?;
+        Box::pin(open(client, &mut caller, contact, guest, order, notes, began)).await?;
     let teller = notes.teller();
     let rotation = Box::pin(rotation::keep(&caller, contact, guest.key().is_some()));
     let topology = Box::pin(topology::keep(&caller, contact, is_told, &teller));
@@ -126,7 +133,7 @@ async fn calls(
 /// A conversation that is open.
 struct Opened {
     /// After the first one.
-    events: Streaming<v1::Event>,
+    events: Streaming<Bytes>,
     patience: Duration,
     /// It can be told where it runs.
     is_told: bool,
@@ -137,6 +144,7 @@ struct Opened {
 
 /// Opens a conversation, and tells that it is.
 async fn open(
+    client: &http2::Client,
     caller: &mut Caller,
     contact: &Contact,
     guest: &Proved,
@@ -144,8 +152,8 @@ async fn open(
     notes: &mut Notes,
     began: Instant,
 ) -> Result<Opened, End> {
-    let (info, events, first) = begin(caller, contact, guest, order).await?;
-    order.take(&first).map_err(Refusal::from)?;
+    let (info, events, first) = begin(client, caller, contact, guest, order).await?;
+    order.take(&first.event).map_err(Refusal::from)?;
     contact.half.metrics.connect.observe(began.elapsed());
     let patience = patience(info.heartbeat_interval_seconds);
     let is_told = topology::is_able(&info.capabilities);
@@ -158,12 +166,13 @@ async fn open(
 
 /// Learns who the guest is, and opens its events.
 async fn begin(
-    client: &mut Caller,
+    client: &http2::Client,
+    caller: &mut Caller,
     contact: &Contact,
     guest: &Proved,
     order: &mut Order,
-) -> Result<(v1::GuestInfo, Streaming<v1::Event>, Box<v1::Event>), End> {
-    let info = soon(async { Ok(client.get_info(v1::GetInfoRequest {}).await?.into_inner()) }).await?;
+) -> Result<(v1::GuestInfo, Streaming<Bytes>, Heard), End> {
+    let info = soon(async { Ok(caller.get_info(v1::GetInfoRequest {}).await?.into_inner()) }).await?;
     let info = text::clean_info(info);
     if let Some(expected) = &contact.vm.ids.dmi {
         check_dmi(&info.dmi_uuid, expected)?;
@@ -172,7 +181,7 @@ async fn begin(
         let how = match token {
             None => How::FirstUse,
             Some(token) => {
-                let proof = soon(async { Ok(client.enroll(v1::EnrollRequest {}).await) }).await?;
+                let proof = soon(async { Ok(caller.enroll(v1::EnrollRequest {}).await) }).await?;
                 let problem = match proof {
                     Ok(proof) if token.is_proved(binding, &proof.get_ref().proof) => None,
                     Ok(_) => Some("what it says does not fit the token".to_owned()),
@@ -190,13 +199,31 @@ async fn begin(
         trust.pin(&contact.vm, *key, how).await.map_err(Refusal::from)?;
     }
     let request = v1::WatchEventsRequest { host: Some(contact.half.host.clone()), after: order.begin() };
+    let most = contact.vm.limits.message_bytes;
     let (events, first) = soon(async {
-        let mut events = client.watch_events(request).await?.into_inner();
+        let mut events = watch(client, most, request).await?;
         let first = events.message().await?.ok_or(Loss::Closed)?;
         Ok((events, first))
     })
     .await?;
-    Ok((info, events, Box::new(text::clean_event(first))))
+    let first = contact.half.intake.take(first, &contact.vm.limits).await?;
+    Ok((info, events, first))
+}
+
+/// Opens the events, as their bytes: one that is larger than allowed is not to be decoded.
+async fn watch(
+    client: &http2::Client,
+    most: usize,
+    request: v1::WatchEventsRequest,
+) -> Result<Streaming<Bytes>, End> {
+    let mut grpc = Grpc::with_origin(client.clone(), http::Uri::from_static(http2::ORIGIN))
+        .max_decoding_message_size(most);
+    grpc.ready().await.map_err(Loss::Broken)?;
+    let request = tonic::Request::new(request);
+    Ok(grpc
+        .server_streaming(request, PathAndQuery::from_static(WATCH_EVENTS), Raw::default())
+        .await?
+        .into_inner())
 }
 
 /// Whether this is the guest that is expected: what is not told proves nothing.
@@ -212,7 +239,7 @@ fn check_dmi(found: &str, expected: &str) -> Result<(), Refusal> {
 }
 
 async fn listen(
-    events: &mut Streaming<v1::Event>,
+    events: &mut Streaming<Bytes>,
     patience: Duration,
     contact: &Contact,
     order: &mut Order,
@@ -223,21 +250,22 @@ async fn listen(
     let mut allowance =
         Allowance::new(Instant::now(), limits.event_burst.into(), limits.events_per_second.into());
     loop {
-        let event = Box::new(text::clean_event(next(events, patience, &mut machine).await?));
+        let bytes = next(events, patience, &mut machine).await?;
         if !allowance.take(Instant::now(), 1.0) {
             return Err(Refusal::Flood.into());
         }
-        order.take(&event).map_err(Refusal::from)?;
-        notes.send(Report::Heard(event)).await;
+        let heard = contact.half.intake.take(bytes, limits).await?;
+        order.take(&heard.event).map_err(Refusal::from)?;
+        notes.send(Report::Heard(heard)).await;
     }
 }
 
 /// The next event; the wait begins anew whenever something becomes known of the VM.
 async fn next(
-    events: &mut Streaming<v1::Event>,
+    events: &mut Streaming<Bytes>,
     patience: Duration,
     machine: &mut watch::Receiver<Machine>,
-) -> Result<v1::Event, End> {
+) -> Result<Bytes, End> {
     loop {
         let paused = machine.borrow_and_update().power == PowerState::Paused;
         tokio::select! {

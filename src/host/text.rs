@@ -73,211 +73,152 @@ pub fn clean_info(info: v1::GuestInfo) -> v1::GuestInfo {
     }
 }
 
-/// An event of a guest, cleaned.
-pub fn clean_event(event: v1::Event) -> v1::Event {
-    v1::Event { time: event.time.filter(can_be_written), kind: event.kind.map(clean_kind), ..event }
+/// Cleans an event of a guest where it is. Lists without a limit of their own are cut to what is shown.
+pub fn clean_event(event: &mut v1::Event) {
+    event.time = event.time.filter(can_be_written);
+    event.kind.iter_mut().for_each(clean_kind);
 }
 
 fn can_be_written(time: &Timestamp) -> bool {
     (0..YEAR_10000).contains(&time.seconds) && (0..1_000_000_000).contains(&time.nanos)
 }
 
-fn clean_kind(kind: Kind) -> Kind {
+fn clean_kind(kind: &mut Kind) {
     match kind {
-        Kind::AgentReady(ready) => Kind::AgentReady(v1::AgentReady {
-            run_id: clean(&ready.run_id),
-            state: ready.state.as_deref().map(clean_state).map(Box::new),
-            ..ready
-        }),
-        Kind::ShutdownRequested(request) => {
-            Kind::ShutdownRequested(v1::ShutdownRequested { mode: clean(&request.mode) })
+        Kind::AgentReady(ready) => {
+            tidy(&mut ready.run_id);
+            ready.state.as_deref_mut().into_iter().for_each(clean_state);
         }
-        Kind::InterfacesChanged(change) => Kind::InterfacesChanged(v1::InterfacesChanged {
-            interfaces: change.interfaces.iter().map(clean_interface).collect(),
-        }),
-        Kind::FileSystemMounted(mounted) => Kind::FileSystemMounted(v1::FileSystemMounted {
-            file_system: mounted.file_system.as_ref().map(clean_file_system),
-        }),
-        Kind::FileSystemUnmounted(unmounted) => Kind::FileSystemUnmounted(v1::FileSystemUnmounted {
-            file_system: unmounted.file_system.as_ref().map(clean_file_system),
-        }),
-        Kind::UserLoggedIn(login) => {
-            Kind::UserLoggedIn(v1::UserLoggedIn { session: login.session.as_ref().map(clean_session) })
+        Kind::ShutdownRequested(request) => tidy(&mut request.mode),
+        Kind::InterfacesChanged(change) => change.interfaces.iter_mut().for_each(clean_interface),
+        Kind::FileSystemMounted(mounted) => mounted.file_system.iter_mut().for_each(clean_file_system),
+        Kind::FileSystemUnmounted(unmounted) => unmounted.file_system.iter_mut().for_each(clean_file_system),
+        Kind::UserLoggedIn(login) => login.session.iter_mut().for_each(clean_session),
+        Kind::UserLoggedOut(logout) => logout.session.iter_mut().for_each(clean_session),
+        Kind::Thawed(thawed) => tidy_all([&mut thawed.holder, &mut thawed.end, &mut thawed.problem]),
+        Kind::Frozen(frozen) => tidy(&mut frozen.holder),
+        Kind::DiskAdded(added) => added.disk.iter_mut().for_each(clean_disk),
+        Kind::DiskRemoved(removed) => {
+            removed.disk.iter_mut().for_each(clean_disk);
+            tidy_list(&mut removed.in_use, MAX_USES);
         }
-        Kind::UserLoggedOut(logout) => {
-            Kind::UserLoggedOut(v1::UserLoggedOut { session: logout.session.as_ref().map(clean_session) })
+        Kind::DiskResized(resized) => resized.disk.iter_mut().for_each(clean_disk),
+        Kind::DiskChanged(changed) => changed.disk.iter_mut().for_each(clean_disk),
+        Kind::DiskMounted(mounted) => {
+            mounted.disk.iter_mut().for_each(clean_disk);
+            tidy_all([&mut mounted.mount_point, &mut mounted.r#type]);
         }
-        Kind::Thawed(thawed) => Kind::Thawed(v1::Thawed {
-            holder: clean(&thawed.holder),
-            end: clean(&thawed.end),
-            problem: clean(&thawed.problem),
-            ..thawed
-        }),
-        Kind::Frozen(frozen) => Kind::Frozen(v1::Frozen { holder: clean(&frozen.holder), ..frozen }),
-        Kind::DiskAdded(added) => {
-            Kind::DiskAdded(v1::DiskAdded { disk: added.disk.as_ref().map(clean_disk) })
+        Kind::DiskFailed(failed) => {
+            failed.disk.iter_mut().for_each(clean_disk);
+            tidy(&mut failed.problem);
         }
-        Kind::DiskRemoved(removed) => Kind::DiskRemoved(v1::DiskRemoved {
-            disk: removed.disk.as_ref().map(clean_disk),
-            in_use: removed.in_use.iter().take(MAX_USES).map(|text| clean(text)).collect(),
-        }),
-        Kind::DiskResized(resized) => Kind::DiskResized(v1::DiskResized {
-            disk: resized.disk.as_ref().map(clean_disk),
-            bytes_before: resized.bytes_before,
-        }),
-        Kind::DiskChanged(changed) => {
-            Kind::DiskChanged(v1::DiskChanged { disk: changed.disk.as_ref().map(clean_disk) })
-        }
-        Kind::DiskMounted(mounted) => Kind::DiskMounted(v1::DiskMounted {
-            disk: mounted.disk.as_ref().map(clean_disk),
-            mount_point: clean(&mounted.mount_point),
-            r#type: clean(&mounted.r#type),
-        }),
-        Kind::DiskFailed(failed) => Kind::DiskFailed(v1::DiskFailed {
-            disk: failed.disk.as_ref().map(clean_disk),
-            problem: clean(&failed.problem),
-        }),
-        Kind::TopologyChanged(changed) => Kind::TopologyChanged(v1::TopologyChanged {
-            topology: changed.topology.as_ref().map(clean_topology),
-        }),
-        Kind::TopologyRefused(refused) => {
-            Kind::TopologyRefused(v1::TopologyRefused { problem: clean(&refused.problem) })
-        }
-        Kind::NodeChanged(changed) => {
-            Kind::NodeChanged(v1::NodeChanged { node: changed.node.as_ref().map(clean_node) })
-        }
-        Kind::HealthChanged(changed) => {
-            Kind::HealthChanged(v1::HealthChanged { health: changed.health.as_ref().map(clean_health) })
-        }
-        kind @ (Kind::Heartbeat(_)
+        Kind::TopologyChanged(changed) => changed.topology.iter_mut().for_each(clean_topology),
+        Kind::TopologyRefused(refused) => tidy(&mut refused.problem),
+        Kind::NodeChanged(changed) => changed.node.iter_mut().for_each(clean_node),
+        Kind::HealthChanged(changed) => changed.health.iter_mut().for_each(clean_health),
+        Kind::Heartbeat(_)
         | Kind::AgentStopping(_)
         | Kind::AgentStarted(_)
         | Kind::ShutdownBegun(_)
         | Kind::ClockJumped(_)
         | Kind::Suspending(_)
-        | Kind::Resumed(_)) => kind,
+        | Kind::Resumed(_) => {}
     }
 }
 
-fn clean_state(state: &v1::GuestState) -> v1::GuestState {
-    v1::GuestState {
-        interfaces: state.interfaces.iter().map(clean_interface).collect(),
-        file_systems: state.file_systems.iter().map(clean_file_system).collect(),
-        users: state.users.iter().map(clean_session).collect(),
-        disks: state.disks.iter().map(clean_disk).collect(),
-        topology: state.topology.as_ref().map(clean_topology),
-        node: state.node.as_ref().map(clean_node),
-        health: state.health.as_ref().map(clean_health),
-        freeze: state.freeze.as_ref().map(clean_freeze),
+/// Cleans a text where it is: most of them have nothing to be cleaned.
+fn tidy(text: &mut String) {
+    let is_short = text.len() <= MAX_TEXT || text.chars().nth(MAX_TEXT).is_none();
+    if is_short && !text.chars().any(is_hidden) {
+        text.shrink_to_fit();
+    } else {
+        *text = clean(text);
     }
 }
 
-fn clean_freeze(freeze: &v1::LastFreeze) -> v1::LastFreeze {
-    v1::LastFreeze {
-        holder: clean(&freeze.holder),
-        file_systems: freeze.file_systems,
-        since: freeze.since.filter(can_be_written),
-        // A time that cannot be written is an end all the same.
-        ended: freeze.ended.map(|ended| if can_be_written(&ended) { ended } else { Timestamp::default() }),
-        end: clean(&freeze.end),
-        problem: clean(&freeze.problem),
-    }
+fn tidy_all<'t>(texts: impl IntoIterator<Item = &'t mut String>) {
+    texts.into_iter().for_each(tidy);
 }
 
-fn clean_labels(labels: &HashMap<String, String>) -> HashMap<String, String> {
-    labels.iter().take(MAX_LABELS).map(|(key, value)| (clean(key), clean(value))).collect()
+/// Cuts a list, and gives back what the rest of it took.
+fn cut<T>(list: &mut Vec<T>, most: usize) {
+    list.truncate(most);
+    list.shrink_to_fit();
 }
 
-fn clean_topology(topology: &v1::Topology) -> v1::Topology {
-    v1::Topology {
-        region: clean(&topology.region),
-        zone: clean(&topology.zone),
-        host: clean(&topology.host),
-        labels: clean_labels(&topology.labels),
-    }
+fn tidy_list(list: &mut Vec<String>, most: usize) {
+    cut(list, most);
+    tidy_all(list);
 }
 
-fn clean_node(node: &v1::Node) -> v1::Node {
-    let list = |list: &[String]| list.iter().take(MAX_LISTED).map(|text| clean(text)).collect();
-    v1::Node {
-        name: clean(&node.name),
-        state: clean(&node.state),
-        reason: clean(&node.reason),
-        ready: clean(&node.ready),
-        ready_reason: clean(&node.ready_reason),
-        labels: clean_labels(&node.labels),
-        taints: list(&node.taints),
-        addresses: list(&node.addresses),
-        provider_id: clean(&node.provider_id),
-        kubelet_version: clean(&node.kubelet_version),
-    }
+fn clean_state(state: &mut v1::GuestState) {
+    // How many these may have is limited by the settings: more are not even decoded.
+    state.interfaces.iter_mut().for_each(clean_interface);
+    state.file_systems.iter_mut().for_each(clean_file_system);
+    state.users.iter_mut().for_each(clean_session);
+    state.disks.iter_mut().for_each(clean_disk);
+    state.topology.iter_mut().for_each(clean_topology);
+    state.node.iter_mut().for_each(clean_node);
+    state.health.iter_mut().for_each(clean_health);
+    state.freeze.iter_mut().for_each(clean_freeze);
 }
 
-fn clean_health(health: &v1::Health) -> v1::Health {
-    let list = |list: &[String]| list.iter().take(MAX_LISTED).map(|text| clean(text)).collect();
-    v1::Health {
-        cloud_init: clean(&health.cloud_init),
-        cloud_init_errors: list(&health.cloud_init_errors),
-        failed_units: list(&health.failed_units),
-    }
+fn clean_freeze(freeze: &mut v1::LastFreeze) {
+    tidy_all([&mut freeze.holder, &mut freeze.end, &mut freeze.problem]);
+    freeze.since = freeze.since.filter(can_be_written);
+    // A time that cannot be written is an end all the same.
+    freeze.ended =
+        freeze.ended.map(|ended| if can_be_written(&ended) { ended } else { Timestamp::default() });
 }
 
-fn clean_disk(disk: &v1::Disk) -> v1::Disk {
-    let serial = |serial: &v1::SerialNumber| v1::SerialNumber {
-        value: clean(&serial.value),
-        source: clean(&serial.source),
-    };
-    let partition =
-        |partition: &v1::Partition| v1::Partition { name: clean(&partition.name), ..partition.clone() };
-    let holder = |holder: &v1::DiskHolder| v1::DiskHolder {
-        name: clean(&holder.name),
-        alias: clean(&holder.alias),
-        of: clean(&holder.of),
-    };
-    v1::Disk {
-        name: clean(&disk.name),
-        file: clean(&disk.file),
-        generation: disk.generation,
-        bus: clean(&disk.bus),
-        pci_address: clean(&disk.pci_address),
-        scsi_address: clean(&disk.scsi_address),
-        serials: disk.serials.iter().take(MAX_SERIALS).map(serial).collect(),
-        alias: clean(&disk.alias),
-        world_wide_name: clean(&disk.world_wide_name),
-        bytes: disk.bytes,
-        sector_bytes: disk.sector_bytes,
-        read_only: disk.read_only,
-        rotational: disk.rotational,
-        partitions: disk.partitions.iter().take(MAX_PARTS).map(partition).collect(),
-        holders: disk.holders.iter().take(MAX_PARTS).map(holder).collect(),
-        silent: disk.silent,
-    }
+fn clean_labels(labels: &mut HashMap<String, String>) {
+    let all = std::mem::take(labels).into_iter().take(MAX_LABELS);
+    *labels = all.map(|(key, value)| (clean(&key), clean(&value))).collect();
 }
 
-fn clean_interface(interface: &v1::NetworkInterface) -> v1::NetworkInterface {
-    v1::NetworkInterface {
-        name: clean(&interface.name),
-        hardware_address: clean(&interface.hardware_address),
-        running: interface.running,
-        addresses: interface.addresses.iter().map(|address| clean(address)).collect(),
-    }
+fn clean_topology(topology: &mut v1::Topology) {
+    tidy_all([&mut topology.region, &mut topology.zone, &mut topology.host]);
+    clean_labels(&mut topology.labels);
 }
 
-fn clean_file_system(file_system: &v1::MountedFileSystem) -> v1::MountedFileSystem {
-    v1::MountedFileSystem {
-        mount_point: clean(&file_system.mount_point),
-        source: clean(&file_system.source),
-        r#type: clean(&file_system.r#type),
-    }
+fn clean_node(node: &mut v1::Node) {
+    tidy_all([&mut node.name, &mut node.state, &mut node.reason, &mut node.ready, &mut node.ready_reason]);
+    tidy_all([&mut node.provider_id, &mut node.kubelet_version]);
+    clean_labels(&mut node.labels);
+    tidy_list(&mut node.taints, MAX_LISTED);
+    tidy_list(&mut node.addresses, MAX_LISTED);
 }
 
-fn clean_session(session: &v1::UserSession) -> v1::UserSession {
-    v1::UserSession {
-        id: clean(&session.id),
-        user: clean(&session.user),
-        terminal: clean(&session.terminal),
-        remote_host: clean(&session.remote_host),
-    }
+fn clean_health(health: &mut v1::Health) {
+    tidy(&mut health.cloud_init);
+    tidy_list(&mut health.cloud_init_errors, MAX_LISTED);
+    tidy_list(&mut health.failed_units, MAX_LISTED);
+}
+
+fn clean_disk(disk: &mut v1::Disk) {
+    tidy_all([&mut disk.name, &mut disk.file, &mut disk.bus, &mut disk.alias, &mut disk.world_wide_name]);
+    tidy_all([&mut disk.pci_address, &mut disk.scsi_address]);
+    cut(&mut disk.serials, MAX_SERIALS);
+    tidy_all(disk.serials.iter_mut().flat_map(|serial| [&mut serial.value, &mut serial.source]));
+    cut(&mut disk.partitions, MAX_PARTS);
+    tidy_all(disk.partitions.iter_mut().map(|partition| &mut partition.name));
+    cut(&mut disk.holders, MAX_PARTS);
+    tidy_all(
+        disk.holders.iter_mut().flat_map(|holder| [&mut holder.name, &mut holder.alias, &mut holder.of]),
+    );
+}
+
+fn clean_interface(interface: &mut v1::NetworkInterface) {
+    tidy_all([&mut interface.name, &mut interface.hardware_address]);
+    tidy_all(&mut interface.addresses);
+}
+
+fn clean_file_system(file_system: &mut v1::MountedFileSystem) {
+    tidy_all([&mut file_system.mount_point, &mut file_system.source, &mut file_system.r#type]);
+}
+
+fn clean_session(session: &mut v1::UserSession) {
+    tidy_all([&mut session.id, &mut session.user, &mut session.terminal, &mut session.remote_host]);
 }
 
 /// An error and what it came from, in one line, cleaned.
@@ -304,11 +245,12 @@ mod tests {
 
     #[test]
     fn times_that_cannot_be_written_are_dropped() {
-        let event =
-            |seconds| v1::Event { time: Some(Timestamp { seconds, nanos: 5 }), ..v1::Event::default() };
-        assert!(clean_event(event(1_700_000_000)).time.is_some());
-        assert!(clean_event(event(i64::MAX)).time.is_none());
-        assert!(clean_event(event(-1)).time.is_none());
+        for (seconds, can_be) in [(1_700_000_000, true), (i64::MAX, false), (-1, false)] {
+            let time = Some(Timestamp { seconds, nanos: 5 });
+            let mut event = v1::Event { time, ..v1::Event::default() };
+            clean_event(&mut event);
+            assert_eq!(event.time.is_some(), can_be, "{seconds}");
+        }
     }
 
     proptest! {
@@ -317,6 +259,9 @@ mod tests {
             let cleaned = clean(&text);
             prop_assert!(cleaned.chars().count() <= MAX_TEXT + 1);
             prop_assert!(!cleaned.chars().any(is_hidden));
+            let mut tidied = text;
+            tidy(&mut tidied);
+            prop_assert_eq!(tidied, cleaned);
         }
     }
 }

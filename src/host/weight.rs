@@ -103,7 +103,8 @@ impl Heap for v1::VirtualMachineEvent {
     }
 }
 
-fn guest_event(kind: &event::Kind) -> usize {
+/// What an event of a guest takes.
+pub fn guest_event(kind: &event::Kind) -> usize {
     use event::Kind;
     match kind {
         Kind::AgentReady(ready) => ready.run_id.heap() + ready.state.heap(),
@@ -237,7 +238,8 @@ mod tests {
             Kind::NodeChanged(v1::NodeChanged { node }),
             Kind::HealthChanged(v1::HealthChanged { health }),
         ] {
-            let mut event = clean_event(v1::Event { kind: Some(kind), ..v1::Event::default() });
+            let mut event = v1::Event { kind: Some(kind), ..v1::Event::default() };
+            clean_event(&mut event);
             assert!(guest_event(event.kind.as_ref().unwrap()) > LARGEST_EVENT, "the test: {event:?}");
             slim(&mut event);
             let left = guest_event(event.kind.as_ref().unwrap());

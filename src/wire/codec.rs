@@ -5,9 +5,13 @@
 
 use std::marker::PhantomData;
 
+use bytes::{Buf as _, Bytes};
 use prost::Message;
-use tonic::codec::{BufferSettings, Codec};
+use tonic::Status;
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
 use tonic_prost::{ProstDecoder, ProstEncoder};
+
+use super::weigh;
 
 /// Bytes that a buffer begins with, and grows by.
 const BUFFER: usize = 128;
@@ -32,13 +36,78 @@ where
     type Encode = T;
     type Decode = U;
     type Encoder = ProstEncoder<T>;
-    type Decoder = ProstDecoder<U>;
+    type Decoder = Weighed<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        ProstEncoder::new(BufferSettings::new(BUFFER, YIELD))
+        ProstEncoder::new(settings())
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstDecoder::new(BufferSettings::new(BUFFER, YIELD))
+        Weighed(ProstDecoder::new(settings()))
+    }
+}
+
+fn settings() -> BufferSettings {
+    BufferSettings::new(BUFFER, YIELD)
+}
+
+/// Decodes what does not take too much memory ([`weigh::check`]).
+#[derive(Debug)]
+pub struct Weighed<U>(ProstDecoder<U>);
+
+impl<U: Message + Default + 'static> Decoder for Weighed<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // A message is in one piece.
+        weigh::check::<U>(source.chunk()).map_err(Status::out_of_range)?;
+        self.0.decode(source)
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        settings()
+    }
+}
+
+/// The same for answers that are taken as their bytes, because it is decided with these whether, and when, they are decoded.
+#[derive(Debug)]
+pub struct Raw<T>(PhantomData<T>);
+
+impl<T> Default for Raw<T> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T: Message + Send + 'static> Codec for Raw<T> {
+    type Encode = T;
+    type Decode = Bytes;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = Undecoded;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::new(settings())
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        Undecoded
+    }
+}
+
+/// Takes messages as they are.
+#[derive(Debug)]
+pub struct Undecoded;
+
+impl Decoder for Undecoded {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(source.copy_to_bytes(source.remaining())))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        settings()
     }
 }

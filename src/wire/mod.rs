@@ -9,3 +9,4 @@ pub mod proto;
 pub mod qga;
 #[cfg(feature = "host")]
 pub mod qmp;
+pub mod weigh;

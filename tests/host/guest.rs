@@ -67,6 +67,28 @@ pub enum Manner {
     Unruly(Unruly),
     /// Plays a trick, once the session is open.
     Tricky(Trick),
+    /// Has so many disks, or so much in use of one disk, of two bytes each.
+    Crowded(Crowd),
+}
+
+/// What there is too much of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Crowd {
+    Disks(usize),
+    Holders(usize),
+}
+
+impl Crowd {
+    fn state(self) -> GuestState {
+        let disks = match self {
+            Self::Disks(count) => vec![v1::Disk::default(); count],
+            Self::Holders(count) => {
+                let holders = vec![v1::DiskHolder::default(); count];
+                vec![v1::Disk { holders, ..v1::Disk::default() }]
+            }
+        };
+        GuestState { disks, ..GuestState::default() }
+    }
 }
 
 /// How the socket leads to the agent.
@@ -483,7 +505,11 @@ impl guest_server::Guest for Agent {
             run_id: self.run_id.clone(),
             resumed: resumed.is_some(),
             missed: 0,
-            state: resumed.is_none().then(|| Box::new(self.state.clone())),
+            // Made here, for it is large.
+            state: resumed.is_none().then(|| match self.manner {
+                Manner::Crowded(crowd) => Box::new(crowd.state()),
+                _ => Box::new(self.state.clone()),
+            }),
         };
         let sequence = resumed.map_or(newest, |after| after.sequence);
         sender.send(Ok(event(sequence, Kind::AgentReady(ready)))).await.unwrap();

@@ -5,7 +5,7 @@ use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskHolder, GuestInfo, GuestSta
 
 use crate::asking::Unruly;
 use crate::frames::Trick;
-use crate::guest::{Door, Guest, Manner, info};
+use crate::guest::{Crowd, Door, Guest, Manner, info};
 use crate::lab::{Lab, uuid};
 use crate::neighbour::Neighbour;
 
@@ -166,6 +166,48 @@ fn a_state_beyond_its_bounds() {
     let vm = lab.until_session("bad", "refused");
     assert_eq!(vm["reason"], "the guest has more than 2 users; limits.users in the settings allows more");
     lab.until("the streams are closed", || guest.open() == 0);
+}
+
+/// What one message takes in memory has nothing to do with what it takes on the wire.
+#[test]
+fn many_guests_with_states_that_are_large_in_memory_alone() {
+    // One guest with that many disks took 91 MiB, when they were counted after they were decoded and copied. What events of
+    // all guests may take together is 32 MiB.
+    let most = 48 << 20;
+    for (guests, crowd, state, reason) in [
+        // Few, for their side makes all those disks, and has 5 s to send them.
+        (2, Crowd::Disks(120_000), "refused", "the guest has more than 1024 disks"),
+        (2, Crowd::Holders(120_000), "refused", "once it is decoded"),
+        // As many as may be.
+        (12, Crowd::Holders(20_000), "connected", ""),
+    ] {
+        let names: Vec<_> = (1..=guests).map(|number| format!("vm-{number}")).collect();
+        let lab = names.iter().zip(1..).fold(Lab::new(), |lab, (name, number)| lab.guest(name, number));
+        let lab = lab.start();
+        let before = lab.memory("VmHWM");
+        let guests: Vec<_> = names
+            .iter()
+            .zip(1..)
+            .map(|(name, number)| {
+                let path = lab.path(&format!("{name}.sock"));
+                Guest::start(&path, Door::Unix, Manner::Crowded(crowd), info(&uuid(number), "boot-1"))
+            })
+            .collect();
+        for name in &names {
+            lab.until_vm(name, |vm| {
+                vm["session"] == state && vm["reason"].as_str().unwrap().contains(reason)
+            });
+        }
+        let taken = lab.memory("VmHWM") - before;
+        assert!(taken < most, "{crowd:?}: {} MiB for {} guests", taken >> 20, guests.len());
+    }
+}
+
+#[test]
+fn an_answer_that_is_large_in_memory_alone() {
+    let capabilities = vec![String::new(); 100_000];
+    let large = GuestInfo { capabilities, ..info(&uuid(1), "boot-1") };
+    beside_a_good_one(Manner::Good, large, "refused", "message length too large");
 }
 
 #[test]

@@ -229,6 +229,15 @@ impl Lab {
         }
     }
 
+    /// Bytes that the daemon has in memory: by this line of its status, such as `VmRSS`.
+    #[allow(dead_code, reason = "each test program uses a part of it")]
+    pub fn memory(&self, line: &str) -> usize {
+        let pid = self.daemon.as_ref().unwrap().id();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let found = status.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));
+        found.unwrap().trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }

@@ -15,6 +15,7 @@ use super::changed::Changed;
 use super::contact::Contact;
 use super::for_guests::{Cloud, Volumes};
 use super::half::Half;
+use super::intake::Heard;
 use super::lines::{Log, line};
 use super::metrics::Tally;
 use super::place;
@@ -364,7 +365,7 @@ impl Fleet {
                 let kind = entry.opened(*info, after, caller, key);
                 self.tell(&name, kind);
             }
-            Report::Heard(event) => self.heard(&name, *event),
+            Report::Heard(heard) => self.heard(&name, heard),
             Report::Callback(state, reason) => entry.callback(state, reason),
             Report::Topology(outcome) => entry.placed(outcome),
             Report::Closed(reason) => {
@@ -403,7 +404,8 @@ impl Fleet {
         }
     }
 
-    fn heard(&mut self, name: &str, mut event: v1::Event) {
+    fn heard(&mut self, name: &str, mut heard: Heard) {
+        let event = heard.event.as_mut();
         let Some(entry) = self.vms.get_mut(name) else { return };
         let metrics = &self.half.metrics;
         metrics.events.fetch_add(1, Ordering::Relaxed);
@@ -414,7 +416,7 @@ impl Fleet {
             metrics.missed_events.fetch_add(ready.missed, Ordering::Relaxed);
         }
         let (known, before) = (entry.kept.state.is_some(), last_ended(entry));
-        let folded = entry.kept.fold(&mut event, &entry.vm.limits);
+        let folded = entry.kept.fold(event, &entry.vm.limits);
         let cut = Some(entry.kept.cut).filter(|cut| *cut != v1::StateCut::default());
         if entry.view.state_cut != cut {
             entry.view().state_cut = cut;
@@ -432,8 +434,8 @@ impl Fleet {
         {
             metrics.freezes.ended(&freeze.end);
         }
-        weight::slim(&mut event);
-        self.tell(name, Kind::GuestEvent(event));
+        weight::slim(event);
+        self.tell(name, Kind::GuestEvent(std::mem::take(event)));
     }
 
     fn tell(&mut self, name: &str, kind: Kind) {

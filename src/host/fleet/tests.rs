@@ -68,7 +68,7 @@ async fn resets_that_are_one_are_told_once() {
     let (mut fleet, _changes, _handle) = Fleet::new(half());
     list(&mut fleet, vec![Vm::at("a", "/nowhere/a")]);
     let reset = || Change::Reset { name: "a".into() };
-    let heard = || Report::Heard(Box::default());
+    let heard = || Report::Heard(v1::Event::default().into());
     let resets = |fleet: &Fleet| fleet.vms["a"].running.machine.borrow().resets;
     fleet.change(reset());
     fleet.report(1, heard());
@@ -117,7 +117,7 @@ async fn a_state_that_is_too_large_is_told_to_the_session() {
     list(&mut fleet, vec![Vm { limits, ..Vm::at("a", "/nowhere/a") }]);
     let session = Some(v1::UserSession::default());
     let kind = Some(event::Kind::UserLoggedIn(v1::UserLoggedIn { session }));
-    fleet.report(1, Report::Heard(Box::new(v1::Event { kind, ..v1::Event::default() })));
+    fleet.report(1, Report::Heard(v1::Event { kind, ..v1::Event::default() }.into()));
     let excess = fleet.vms["a"].running.machine.borrow().excess;
     assert!(excess.unwrap().1.to_string().contains("more than 0 users"));
 }
@@ -178,7 +178,7 @@ async fn what_is_known_is_shared_with_whoever_asks_and_stays_as_they_were_told()
     let disk = |generation| Some(v1::Disk { generation, ..v1::Disk::default() });
     let added = |generation| {
         let kind = Some(event::Kind::DiskAdded(v1::DiskAdded { disk: disk(generation) }));
-        Report::Heard(Box::new(v1::Event { kind, ..v1::Event::default() }))
+        Report::Heard(v1::Event { kind, ..v1::Event::default() }.into())
     };
     fleet.report(1, added(1));
     let entry = &fleet.vms["a"];
@@ -190,10 +190,9 @@ async fn what_is_known_is_shared_with_whoever_asks_and_stays_as_they_were_told()
     let state = Arc::as_ptr(entry.kept.state.as_ref().unwrap());
     fleet.report(
         1,
-        Report::Heard(Box::new(v1::Event {
-            kind: Some(event::Kind::Heartbeat(v1::Heartbeat {})),
-            ..v1::Event::default()
-        })),
+        Report::Heard(
+            v1::Event { kind: Some(event::Kind::Heartbeat(v1::Heartbeat {})), ..v1::Event::default() }.into(),
+        ),
     );
     assert_eq!(
         Arc::as_ptr(fleet.vms["a"].kept.state.as_ref().unwrap()),

@@ -1,0 +1,240 @@
+//! The way of a guest's event from its bytes to the fleet.
+//!
+//! ```text
+//!  bytes ──weighed──▶ turn ──decoded, cleaned──▶ Heard ──▶ the fleet makes it part of the state, and the turn ends
+//!            └── more entries, or more memory, than allowed: refused, and never decoded
+//! ```
+//!
+//! An event of a few hundred kilobytes may take some megabytes while it is decoded and on its way. Of events that large only
+//! so many of all guests are in memory at a time that they take [`MOST`] together; the others wait as their bytes.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::Status;
+
+use super::conversation::{End, Refusal};
+use super::limits::Limits;
+use super::state::Excess;
+use super::text;
+use crate::wire::proto::v1;
+use crate::wire::weigh::{self, EVENT, Unfit};
+
+/// Bytes that large events of all guests may take together.
+const MOST: usize = 32 * 1024 * 1024;
+/// What takes no more than this has no need of a turn: there is one for each guest, and the fleet's inbox.
+const SMALL: usize = 8 * 1024;
+/// Turns are counted in units of so many bytes.
+const UNIT: usize = 1024;
+/// So many times its bytes on the wire may an event take in memory.
+const TIMES: usize = 32;
+
+/// Lets the large events of all guests in, by turns.
+#[derive(Debug, Clone)]
+pub struct Intake(Arc<Semaphore>);
+
+/// An event, cleaned. Until it is dropped it counts as one that is in memory.
+#[derive(Debug)]
+pub struct Heard {
+    /// What the guest says.
+    pub event: Box<v1::Event>,
+    _turn: Option<OwnedSemaphorePermit>,
+}
+
+impl From<v1::Event> for Heard {
+    /// One that takes no turn.
+    fn from(event: v1::Event) -> Self {
+        Self { event: Box::new(event), _turn: None }
+    }
+}
+
+impl Default for Intake {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MOST / UNIT)))
+    }
+}
+
+impl Intake {
+    /// Decodes and cleans an event, once it is its turn.
+    ///
+    /// # Errors
+    /// If it has more entries than allowed, would take too much memory, or is no event.
+    pub async fn take(&self, bytes: Bytes, limits: &Limits) -> Result<Heard, End> {
+        let weight = weigh(&bytes, limits)?;
+        let turn = if weight > SMALL {
+            // The largest has all of it to itself.
+            let units = u32::try_from(weight.min(MOST).div_ceil(UNIT)).unwrap_or(u32::MAX);
+            // It is never closed.
+            Arc::clone(&self.0).acquire_many_owned(units).await.ok()
+        } else {
+            None
+        };
+        let mut event =
+            Box::new(v1::Event::decode(bytes).map_err(|error| Status::internal(error.to_string()))?);
+        text::clean_event(&mut event);
+        Ok(Heard { event, _turn: turn })
+    }
+}
+
+/// What an event takes in memory, if it may be decoded.
+fn weigh(bytes: &[u8], limits: &Limits) -> Result<usize, End> {
+    let most = TIMES.saturating_mul(limits.message_bytes);
+    match weigh::weigh(&EVENT, bytes, |list| limits.of(list)) {
+        Ok(weight) if weight > most => {
+            let words =
+                format!("the event takes {weight} bytes once it is decoded; at most {most} are allowed");
+            Err(Refusal::Message(words).into())
+        }
+        Ok(weight) => Ok(weight),
+        Err(Unfit::Many(list)) => Err(Refusal::from(Excess::new(list, limits)).into()),
+        Err(Unfit::Malformed) => Err(Status::internal(Unfit::Malformed.to_string()).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::weight::guest_event;
+    use super::*;
+    use crate::host::conversation::Loss;
+    use crate::wire::proto::v1::event::Kind;
+    use proptest::prelude::*;
+
+    fn ready(state: v1::GuestState) -> Bytes {
+        let ready = v1::AgentReady { state: Some(Box::new(state)), ..v1::AgentReady::default() };
+        v1::Event { kind: Some(Kind::AgentReady(ready)), ..v1::Event::default() }.encode_to_vec().into()
+    }
+
+    fn holders(count: usize) -> Bytes {
+        let disk = v1::Disk { holders: vec![v1::DiskHolder::default(); count], ..v1::Disk::default() };
+        ready(v1::GuestState { disks: vec![disk], ..v1::GuestState::default() })
+    }
+
+    #[tokio::test]
+    async fn what_is_more_than_allowed_is_never_decoded() {
+        let limits = Limits::default();
+        let disks = ready(v1::GuestState { disks: vec![v1::Disk::default(); 1025], ..Default::default() });
+        for (bytes, words) in [
+            (disks, "more than 1024 disks"),
+            (holders(120_000), "once it is decoded"),
+            (Bytes::from_static(b"\x1b\x1c"), "cannot be decoded"),
+        ] {
+            assert!(bytes.len() < limits.message_bytes);
+            let error = Intake::default().take(bytes, &limits).await.unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        let error = Intake::default().take(Bytes::from_static(b"\xff"), &limits).await.unwrap_err();
+        assert!(matches!(error, End::Lost(Loss::Call { .. })), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn large_events_take_turns_and_small_ones_need_none() {
+        let (intake, limits) = (Intake::default(), Limits::default());
+        let mut inside = Vec::new();
+        let next = loop {
+            let mut next = Box::pin(intake.take(holders(15_000), &limits));
+            tokio::select! {
+                biased;
+                heard = &mut next => inside.push(heard.unwrap()),
+                () = std::future::ready(()) => break next,
+            }
+        };
+        let each = weigh(&holders(15_000), &limits).unwrap();
+        assert_eq!(inside.len(), MOST / each, "{each} bytes each");
+        assert!((2..10).contains(&inside.len()), "{}", inside.len());
+        intake.take(Bytes::new(), &limits).await.unwrap();
+        inside.pop();
+        next.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_usual_limits_leave_room_for_as_many_disks_as_they_name() {
+        let limits = Limits::default();
+        let text = || "x".repeat(16);
+        let disk = v1::Disk {
+            name: text(),
+            file: text(),
+            alias: text(),
+            serials: vec![v1::SerialNumber { value: text(), source: text() }; 2],
+            partitions: vec![v1::Partition { name: text(), ..v1::Partition::default() }; 3],
+            ..v1::Disk::default()
+        };
+        let bytes = ready(v1::GuestState { disks: vec![disk; 1024], ..v1::GuestState::default() });
+        assert!(bytes.len() < limits.message_bytes, "the test: {}", bytes.len());
+        Intake::default().take(bytes, &limits).await.unwrap();
+    }
+
+    /// Fields within fields, whatever they mean: what fits is taken for a message, and the rest for a text.
+    fn message() -> impl Strategy<Value = Vec<u8>> {
+        let leaf = prop::collection::vec(0_u8..0x80, 0..6);
+        leaf.prop_recursive(6, 400, 12, |inner| {
+            let number = prop_oneof![1_u32..=4, 1_u32..=15, 1_u32..=43];
+            let field = (number, inner, 1..20_usize);
+            prop::collection::vec(field, 0..12).prop_map(|fields| {
+                let mut bytes = Vec::new();
+                for (number, value, times) in fields {
+                    for _ in 0..times.saturating_sub(12).max(1) {
+                        prost::encoding::encode_key(
+                            number,
+                            prost::encoding::WireType::LengthDelimited,
+                            &mut bytes,
+                        );
+                        prost::encoding::encode_varint(value.len() as u64, &mut bytes);
+                        bytes.extend_from_slice(&value);
+                    }
+                }
+                bytes
+            })
+        })
+    }
+
+    /// Entries of all lists that have a limit.
+    fn counted(kind: &Kind) -> usize {
+        let addresses = |list: &[v1::NetworkInterface]| list.iter().map(|one| one.addresses.len()).sum();
+        match kind {
+            Kind::AgentReady(v1::AgentReady { state: Some(state), .. }) => {
+                let addresses: usize = addresses(&state.interfaces);
+                let lists = state.disks.len() + state.users.len() + state.file_systems.len();
+                addresses + state.interfaces.len() + lists
+            }
+            Kind::InterfacesChanged(changed) => addresses(&changed.interfaces) + changed.interfaces.len(),
+            _ => 0,
+        }
+    }
+
+    fn is_never_less(bytes: &[u8]) -> Result<(), TestCaseError> {
+        let Ok(event) = v1::Event::decode(bytes) else { return Ok(()) };
+        let Some(kind) = &event.kind else { return Ok(()) };
+        let weight = weigh::weigh(&EVENT, bytes, |_| usize::MAX).unwrap();
+        prop_assert!(weight >= guest_event(kind), "{weight} < {}: {event:?}", guest_event(kind));
+        if counted(kind) > 0 {
+            prop_assert!(weigh::weigh(&EVENT, bytes, |_| 0).is_err(), "{event:?}");
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn no_event_takes_more_than_it_was_weighed(kind in 3_u32..=43, whole in message(), state: bool) {
+            let inside = |number, value: &[u8]| {
+                let mut bytes = Vec::new();
+                let wire = prost::encoding::WireType::LengthDelimited;
+                prost::encoding::encode_key(number, wire, &mut bytes);
+                prost::encoding::encode_varint(value.len() as u64, &mut bytes);
+                bytes.extend_from_slice(value);
+                bytes
+            };
+            // A whole state has most of what there is.
+            let event = if state { inside(3, &inside(4, &whole)) } else { inside(kind, &whole) };
+            is_never_less(&event)?;
+            is_never_less(&whole)?;
+        }
+
+        #[test]
+        fn bytes_of_any_kind_hurt_nobody(bytes: Vec<u8>) {
+            is_never_less(&bytes)?;
+        }
+    }
+}
