@@ -15,6 +15,8 @@ const LONGEST: usize = 128;
 const LONGEST_NODE: usize = 256;
 /// Bytes of all entries of one map together, as CSI has it; and of all mount options.
 const MAP: usize = 4096;
+/// Entries of one map, and mount options: an entry of two bytes takes a hundred in memory.
+const ENTRIES: usize = 128;
 /// What is said of block volumes for many nodes.
 const ONLY_FILES: &str =
     "a block volume can be on one node at a time: for many nodes, ask for volumeMode Filesystem";
@@ -70,6 +72,21 @@ pub fn node_id(id: &str) -> Result<(), Problem> {
 /// If it is.
 pub fn without(what: &str, is_there: bool) -> Result<(), Problem> {
     if is_there { invalid(format!("{what} is not supported by this host")) } else { Ok(()) }
+}
+
+/// Whether a map is one that may be kept while a call waits.
+///
+/// # Errors
+/// If it is not.
+pub fn is_small(map: &HashMap<String, String>) -> Result<(), Problem> {
+    let bytes = map.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+    if bytes > MAP || map.len() > ENTRIES {
+        return invalid(format!(
+            "a map has {} entries of {bytes} bytes; at most {ENTRIES} of {MAP} are allowed",
+            map.len()
+        ));
+    }
+    Ok(())
 }
 
 /// Whether there are any capabilities, and not too many.
@@ -143,7 +160,11 @@ pub fn capability(capability: &VolumeCapability) -> Result<Use, Problem> {
         Some(AccessType::Block(_)) => {}
         Some(AccessType::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })) => {
             let options = mount_flags.iter().map(String::len).sum::<usize>();
-            if fs_type.len() > LONGEST || volume_mount_group.len() > LONGEST || options > MAP {
+            if fs_type.len() > LONGEST
+                || volume_mount_group.len() > LONGEST
+                || options > MAP
+                || mount_flags.len() > ENTRIES
+            {
                 return invalid("volume_capability: access_type.mount is too long");
             }
         }

@@ -3,6 +3,11 @@
 //!
 //! Which VM asks is known from the connection, and with it the cluster for which it acts; nothing in a message says it.
 //! `check` is where requests are refused that make no sense. To add a call: its arm here, and its capability.
+//!
+//! A call may wait for minutes, and its request has room for much that nobody reads: what is needed is taken out first, and the
+//! request is gone before anything is waited for.
+
+use std::collections::HashMap;
 
 use tonic::body::Body;
 use tonic::{Code, Request, Response, Status};
@@ -14,6 +19,7 @@ use super::backends::disks::Bus;
 use super::backends::volumes::{self, Export, Plugged};
 use super::caller::{Behalf, Caller};
 use super::for_guests::{self, Answering, Asking};
+use super::text;
 use super::volumes::problem::{Kind, Problem};
 use super::volumes::size::{Range, SMALLEST};
 use super::volumes::{Asker, Given, Keeper, Wanted};
@@ -37,6 +43,14 @@ const NFS_OPTIONS: &str = "guestlet.io/nfs-options";
 
 /// The key, of what is said of a volume, by which an agent marks the question where a share is served that its node has.
 const WHERE: &str = "guestlet.io/where";
+
+/// A volume that is wanted on a node.
+struct Publication {
+    id: String,
+    node: String,
+    capability: csi::VolumeCapability,
+    read_only: bool,
+}
 
 /// Answers one guest.
 #[derive(Debug, Clone)]
@@ -97,7 +111,7 @@ impl Service {
         let (asker, behalf) = self.asker();
         let request = request.into_inner();
         let (node, volume) = about(&request);
-        let what = What { verb, vm: node.to_owned(), subject: volume.to_owned() };
+        let what = What { verb, vm: text::clean(node), subject: text::clean(volume) };
         if let Err(problem) = self.keeper.authorise(&asker) {
             self.guest.audit.denied(&behalf, &what);
             return Err(problem.for_guest());
@@ -125,16 +139,58 @@ impl Service {
         csi::Volume { capacity_bytes: bytes(volume.size), volume_id, ..csi::Volume::default() }
     }
 
+    /// What is wanted of a volume to be, and from where it can be reached.
+    fn wanted(&self, request: csi::CreateVolumeRequest) -> Result<(Wanted, Vec<csi::Topology>), Problem> {
+        let is_share = check::capabilities(&request.volume_capabilities)? == check::Use::Shared;
+        check::without("volume_content_source", request.volume_content_source.is_some())?;
+        check::without("mutable_parameters", !request.mutable_parameters.is_empty())?;
+        let Parameters { class, claim } = check::parameters(&request.parameters)?;
+        let range = request.capacity_range.unwrap_or_default();
+        let range = Range::new(range.required_bytes, range.limit_bytes)?;
+        let places = if self.keeper.are_of_one_host() {
+            check::placed(request.accessibility_requirements.as_ref(), || self.host())?
+        } else {
+            Vec::new()
+        };
+        Ok((Wanted { name: request.name, class, range, claim, is_share }, places))
+    }
+
+    /// Which volume is wanted on which node, and how.
+    fn publication(&self, request: csi::ControllerPublishVolumeRequest) -> Result<Publication, Problem> {
+        let id = self.id(&request.volume_id)?;
+        check::node_id(&request.node_id)?;
+        let missing = || Problem::new(Kind::Invalid, "volume_capability is missing");
+        let capability = request.volume_capability.ok_or_else(missing)?;
+        check::capability(&capability)?;
+        let read_only = request.readonly || check::is_read_only_share(&capability);
+        Ok(Publication { id, node: request.node_id, capability, read_only })
+    }
+
+    /// Which volume is to be how large, and whether it is used as a block device.
+    fn growth(&self, request: &csi::ControllerExpandVolumeRequest) -> Result<(String, Range, bool), Problem> {
+        let id = self.id(&request.volume_id)?;
+        let missing = || Problem::new(Kind::Invalid, "capacity_range is missing");
+        let range = request.capacity_range.ok_or_else(missing)?;
+        let range = Range::new(range.required_bytes, range.limit_bytes)?;
+        if let Some(capability) = &request.volume_capability {
+            check::capability(capability)?;
+        }
+        Ok((id, range, request.volume_capability.as_ref().is_some_and(check::is_block)))
+    }
+
     /// Answers where a share is served. Nothing is changed by it, and so nothing recorded.
     async fn find_share(
         &self,
         request: Request<csi::ControllerPublishVolumeRequest>,
     ) -> Answer<csi::ControllerPublishVolumeResponse> {
         let (asker, request) = self.admit(request)?;
+        let of_node = self
+            .id(&request.volume_id)
+            .and_then(|id| check::node_id(&request.node_id).map(|()| (id, request.node_id.clone())));
+        drop(request);
         let found = async {
-            let id = self.id(&request.volume_id)?;
-            check::node_id(&request.node_id)?;
-            let export = self.keeper.find_share(&asker, &id, &request.node_id).await?;
+            let (id, node) = of_node?;
+            let export = self.keeper.find_share(&asker, &id, &node).await?;
             let publish_context = context(Given::Share(export)).into_iter().collect();
             Ok(csi::ControllerPublishVolumeResponse { publish_context })
         };
@@ -216,19 +272,9 @@ impl Controller for Service {
     ) -> Answer<csi::CreateVolumeResponse> {
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_CREATE, |asked| ("", &asked.name))?;
+        let wanted = self.wanted(request);
         let created = async {
-            let is_share = check::capabilities(&request.volume_capabilities)? == check::Use::Shared;
-            check::without("volume_content_source", request.volume_content_source.is_some())?;
-            check::without("mutable_parameters", !request.mutable_parameters.is_empty())?;
-            let Parameters { class, claim } = check::parameters(&request.parameters)?;
-            let range = request.capacity_range.unwrap_or_default();
-            let range = Range::new(range.required_bytes, range.limit_bytes)?;
-            let places = if self.keeper.are_of_one_host() {
-                check::placed(request.accessibility_requirements.as_ref(), || self.host())?
-            } else {
-                Vec::new()
-            };
-            let wanted = Wanted { name: request.name, class, range, claim, is_share };
+            let (wanted, places) = wanted?;
             let made = self.keeper.create(&asker, &self.guest.vm.cluster, wanted).await?;
             Ok(csi::Volume { accessible_topology: places, ..self.volume(&made) })
         };
@@ -241,7 +287,9 @@ impl Controller for Service {
     ) -> Answer<csi::DeleteVolumeResponse> {
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_RM, |asked| ("", &asked.volume_id))?;
-        let deleted = async { self.keeper.remove(&asker, &self.id(&request.volume_id)?).await };
+        let id = self.id(&request.volume_id);
+        drop(request);
+        let deleted = async { self.keeper.remove(&asker, &id?).await };
         ended(entry, deleted.await.map(|()| csi::DeleteVolumeResponse {}))
     }
 
@@ -254,16 +302,11 @@ impl Controller for Service {
         }
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_ATTACH, |asked| (&asked.node_id, &asked.volume_id))?;
+        let publication = self.publication(request);
         let published = async {
-            let id = self.id(&request.volume_id)?;
-            check::node_id(&request.node_id)?;
-            let capability = request.volume_capability.as_ref();
-            let missing = || Problem::new(Kind::Invalid, "volume_capability is missing");
-            let capability = capability.ok_or_else(missing)?;
-            check::capability(capability)?;
-            check::fits(&self.keeper.get(&asker, &id).await?, capability)?;
-            let read_only = request.readonly || check::is_read_only_share(capability);
-            self.keeper.publish(&asker, &id, &request.node_id, read_only).await
+            let Publication { id, node, capability, read_only } = publication?;
+            check::fits(&self.keeper.get(&asker, &id).await?, &capability)?;
+            self.keeper.publish(&asker, &id, &node, read_only).await
         };
         let answer = |given| csi::ControllerPublishVolumeResponse {
             publish_context: context(given).into_iter().collect(),
@@ -277,13 +320,15 @@ impl Controller for Service {
     ) -> Answer<csi::ControllerUnpublishVolumeResponse> {
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_DETACH, |asked| (&asked.node_id, &asked.volume_id))?;
+        let id = self.id(&request.volume_id);
+        let node = Some(request.node_id.clone()).filter(|node| !node.is_empty());
+        drop(request);
         let unpublished = async {
-            let id = self.id(&request.volume_id)?;
-            let node = Some(request.node_id.as_str()).filter(|node| !node.is_empty());
-            if let Some(node) = node {
+            let id = id?;
+            if let Some(node) = &node {
                 check::node_id(node)?;
             }
-            self.keeper.unpublish(&asker, &id, node, false).await
+            self.keeper.unpublish(&asker, &id, node.as_deref(), false).await
         };
         ended(entry, unpublished.await.map(|()| csi::ControllerUnpublishVolumeResponse {}))
     }
@@ -293,10 +338,14 @@ impl Controller for Service {
         request: Request<csi::ValidateVolumeCapabilitiesRequest>,
     ) -> Answer<csi::ValidateVolumeCapabilitiesResponse> {
         use csi::validate_volume_capabilities_response::Confirmed;
-        let (asker, request) = self.admit(request)?;
+        let (asker, mut request) = self.admit(request)?;
+        // The rest is a part of the answer.
+        request.secrets = HashMap::new();
         let validated = async {
             let id = self.id(&request.volume_id)?;
             check::present(&request.volume_capabilities)?;
+            let maps = [&request.volume_context, &request.parameters, &request.mutable_parameters];
+            maps.into_iter().try_for_each(check::is_small)?;
             let volume = self.keeper.get(&asker, &id).await?;
             check::capabilities(&request.volume_capabilities)?;
             request.volume_capabilities.iter().try_for_each(|one| check::fits(&volume, one))?;
@@ -351,16 +400,20 @@ impl Controller for Service {
         request: Request<csi::GetCapacityRequest>,
     ) -> Answer<csi::GetCapacityResponse> {
         let (asker, request) = self.admit(request)?;
-        let capacity = async {
-            let Parameters { class, .. } = check::parameters(&request.parameters)?;
-            if !request.volume_capabilities.is_empty() && !self.may_be(&request.volume_capabilities) {
-                return Ok(csi::GetCapacityResponse::default());
+        let parameters = check::parameters(&request.parameters);
+        let can_be = request.volume_capabilities.is_empty() || self.may_be(&request.volume_capabilities);
+        // A provisioner that has been told of no topology asks for a place without segments.
+        let place = request.accessible_topology.as_ref().filter(|place| !place.segments.is_empty());
+        let is_here = match place {
+            Some(place) if self.keeper.are_of_one_host() => {
+                self.host().map(|host| check::is_here(place, &host))
             }
-            // A provisioner that has been told of no topology asks for a place without segments.
-            if let Some(place) = request.accessible_topology.filter(|place| !place.segments.is_empty())
-                && self.keeper.are_of_one_host()
-                && !check::is_here(&place, &self.host()?)
-            {
+            _ => Ok(true),
+        };
+        drop(request);
+        let capacity = async {
+            let Parameters { class, .. } = parameters?;
+            if !can_be || !is_here? {
                 return Ok(csi::GetCapacityResponse::default());
             }
             let found = self.keeper.capacity(&asker, &self.guest.vm.cluster, class.as_deref()).await?;
@@ -379,26 +432,18 @@ impl Controller for Service {
     ) -> Answer<csi::ControllerExpandVolumeResponse> {
         let (asker, entry, request) =
             self.begin(request, &verb::VOLUMES_EXPAND, |asked| ("", &asked.volume_id))?;
+        let growth = self.growth(&request);
+        drop(request);
         let expanded = async {
-            let id = self.id(&request.volume_id)?;
-            let missing = || Problem::new(Kind::Invalid, "capacity_range is missing");
-            let range = request.capacity_range.ok_or_else(missing)?;
-            let range = Range::new(range.required_bytes, range.limit_bytes)?;
-            if let Some(capability) = &request.volume_capability {
-                check::capability(capability)?;
-            }
+            let (id, range, is_block) = growth?;
             let is_share = self.keeper.get(&asker, &id).await?.sharers.is_some();
             let size = self.keeper.expand(&asker, &id, range).await?;
-            Ok((size, is_share))
-        };
-        let is_block = request.volume_capability.as_ref().is_some_and(check::is_block);
-        ended(
-            entry,
-            expanded.await.map(|(size, is_share)| csi::ControllerExpandVolumeResponse {
+            Ok(csi::ControllerExpandVolumeResponse {
                 capacity_bytes: bytes(size),
                 node_expansion_required: !is_block && !is_share,
-            }),
-        )
+            })
+        };
+        ended(entry, expanded.await)
     }
 
     async fn controller_get_volume(
@@ -407,8 +452,10 @@ impl Controller for Service {
     ) -> Answer<csi::ControllerGetVolumeResponse> {
         use csi::controller_get_volume_response::VolumeStatus;
         let (asker, request) = self.admit(request)?;
+        let id = self.id(&request.volume_id);
+        drop(request);
         let found = async {
-            let one = self.keeper.get(&asker, &self.id(&request.volume_id)?).await?;
+            let one = self.keeper.get(&asker, &id?).await?;
             let volume_condition = Some(condition(self.keeper.problem(&one).await));
             let status = VolumeStatus { published_node_ids: nodes(&one), volume_condition };
             Ok(csi::ControllerGetVolumeResponse { status: Some(status), volume: Some(self.volume(&one)) })

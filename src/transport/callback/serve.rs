@@ -249,6 +249,8 @@ where
     S: http2::Service<Body>,
 {
     let request = request(&call.method, &call.request)?;
+    // The answer may take minutes, and the request is a copy.
+    drop(call);
     std::future::poll_fn(|context| service.poll_ready(context)).await.unwrap_or_else(|never| match never {});
     let response = service.call(request).await.unwrap_or_else(|never| match never {});
     response_message(response).await.map(Vec::from)

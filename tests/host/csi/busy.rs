@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use guestlet::wire::proto::csi::ControllerGetCapabilitiesRequest;
+use guestlet::wire::proto::csi::{ControllerGetCapabilitiesRequest, CreateVolumeRequest};
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskHolder};
 use tonic::Code;
 
 use super::mirror::Mirror;
-use super::{Machines, USUAL, started};
+use super::{Machines, USUAL, started, wanted};
 use crate::lab::DEADLINE;
 use crate::namespace::is_outside;
 use crate::neighbour::Pings;
@@ -129,6 +129,45 @@ fn calls_that_wait_for_a_pool_that_hangs_leave_room_for_others() {
         mirror.hang(false);
     });
     assert_eq!((done.load(Ordering::SeqCst), &vms.lab.info("a")["sessions"]), (16, &1.into()));
+}
+
+#[test]
+fn calls_that_wait_keep_nothing_that_nobody_reads() {
+    if is_outside() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (mirror, pool) = Mirror::below(folder.path());
+    let hung = format!("[[pool]]\nname = 'hung'\npath = '{}'\nanswer-seconds = 600", pool.display());
+    let vms = started(&USUAL[..1], &hung);
+    vms.of("a").create_in("first", MIB, Some("hung")).unwrap();
+    mirror.hang(true);
+    let before = vms.lab.memory("VmRSS");
+    let done = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..16 {
+            let (asking, done) = (vms.of("a"), &done);
+            scope.spawn(move || {
+                // Seven bytes each on the wire.
+                let secrets = (0..8000).map(|key| (format!("{key:x}"), String::new())).collect();
+                let parameters = [("hostStorageClass".to_owned(), "hung".to_owned())].into();
+                let request = wanted(&format!("v{number}"), MIB);
+                asking.create_volume(CreateVolumeRequest { secrets, parameters, ..request }).unwrap();
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        // One more gets no place: all others wait.
+        vms.lab.until("all places are taken", || {
+            let refused = vms.of("a").delete("no-such-volume").err();
+            refused.is_some_and(|status| status.message().contains("too many calls about volumes"))
+        });
+        // Kept, they took 18 MiB.
+        let taken = vms.lab.memory("VmRSS").saturating_sub(before);
+        assert!(taken < 8 << 20, "{} KiB", taken >> 10);
+        assert_eq!(done.load(Ordering::SeqCst), 0);
+        mirror.hang(false);
+    });
+    assert_eq!(done.load(Ordering::SeqCst), 16);
 }
 
 #[test]
