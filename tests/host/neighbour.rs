@@ -47,15 +47,15 @@ impl Pings {
         Self { enough, times, pinging: Some(pinging) }
     }
 
-    /// The time that half of so many pings from now on take at most.
-    pub fn median(&self, count: usize) -> Duration {
+    /// The time that 99 of 100 pings take at most, of so many from now on.
+    pub fn p99(&self, count: usize) -> Duration {
         self.times.lock().unwrap().clear();
         let end = Instant::now() + DEADLINE;
         loop {
             let mut times = self.times.lock().unwrap().clone();
             if times.len() >= count {
                 times.sort();
-                return times[times.len() / 2];
+                return times[(times.len() * 99).div_ceil(100) - 1];
             }
             assert!(Instant::now() < end, "{} of {count} pings were answered", times.len());
             std::thread::sleep(Duration::from_millis(20));

@@ -53,47 +53,79 @@ fn what_a_guest_repeats_in_vain_fills_no_log() {
     assert_eq!((lines("WARN"), lines("DEBUG")), (1, 39), "{log}");
 }
 
+/// A host half with a guest that asks all the time, and a neighbour of it that is pinged.
+struct Busy {
+    pings: Pings,
+    ids: Vec<String>,
+    vms: Machines,
+}
+
+impl Busy {
+    /// The guest that asks has so many disks, each with as many holders as are kept.
+    fn start(disks: u64) -> Self {
+        let limits = "[limits]\ncalls-per-second = 100000\nevent-burst = 10000\nstate-bytes = 67108864\n\
+                      bytes-per-second = 16777216";
+        let vms = started(&USUAL, limits);
+        for generation in 0..disks {
+            let words = || "x".repeat(4);
+            let holder = DiskHolder { name: words(), alias: words(), of: words() };
+            let disk = Disk { generation, holders: vec![holder; 64], ..Disk::default() };
+            vms.guest("a").happen(Kind::DiskAdded(DiskAdded { disk: Some(disk) }));
+        }
+        vms.lab.until_vm("a", |vm| {
+            vm["state"]["disks"].as_array().map_or(0, Vec::len) == usize::try_from(disks).unwrap()
+        });
+        // What another node has is not taken from it: so the call only looks up which VMs are meant.
+        let create = |number| vms.of("a").create(&format!("v{number}"), MIB).unwrap().volume_id;
+        let ids: Vec<_> = (0..8).map(create).collect();
+        for id in &ids {
+            let published = vms.of("a").publish(id, "b");
+            assert!(published.is_ok(), "{published:?}\n{}", vms.lab.log());
+        }
+        Self { pings: Pings::start(&vms.lab, "c"), ids, vms }
+    }
+
+    /// The time that 99 of 100 pings of the neighbour take, while the guest asks.
+    fn p99(&self) -> Duration {
+        let (enough, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let begun = Instant::now();
+        let taken = std::thread::scope(|scope| {
+            for id in &self.ids {
+                let (a, enough, calls) = (self.vms.of("a"), &enough, &calls);
+                scope.spawn(move || {
+                    // Its end is sure, whatever becomes of the pings.
+                    while !enough.load(Ordering::SeqCst) && begun.elapsed() < 2 * DEADLINE {
+                        a.unpublish(id, "a").unwrap();
+                        calls.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            let taken = self.pings.p99(100);
+            enough.store(true, Ordering::SeqCst);
+            taken
+        });
+        assert!(calls.load(Ordering::SeqCst) > 50);
+        taken
+    }
+}
+
+/// The same calls, of a guest with one disk and of one with 1,024: what the neighbour's pings take beside them is compared by
+/// turns, because the machine has other work, and by the best of the turns so far. Copies of all disks for each call made it
+/// 1.4 s in place of 40 ms, whichever turn it was.
 #[test]
 fn a_guest_with_many_disks_that_asks_all_the_time_does_not_slow_its_neighbour() {
-    let limits = "[limits]\ncalls-per-second = 100000\nevent-burst = 10000\nstate-bytes = 67108864\n\
-                  bytes-per-second = 16777216";
-    let vms = started(&USUAL, limits);
-    for generation in 0..1024 {
-        let words = || "x".repeat(4);
-        let holder = DiskHolder { name: words(), alias: words(), of: words() };
-        let disk = Disk { generation, holders: vec![holder; 64], ..Disk::default() };
-        vms.guest("a").happen(Kind::DiskAdded(DiskAdded { disk: Some(disk) }));
-    }
-    vms.lab.until_vm("a", |vm| vm["state"]["disks"].as_array().is_some_and(|disks| disks.len() == 1024));
-    // What another node has is not taken from it: so the call only looks up which VMs are meant.
-    let ids: Vec<_> =
-        (0..8).map(|number| vms.of("a").create(&format!("v{number}"), MIB).unwrap().volume_id).collect();
-    for id in &ids {
-        let published = vms.of("a").publish(id, "b");
-        assert!(published.is_ok(), "{published:?}\n{}", vms.lab.log());
-    }
-    let pings = Pings::start(&vms.lab, "c");
-    let quiet = pings.median(50);
-    let (enough, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let begun = Instant::now();
-    let busy = std::thread::scope(|scope| {
-        for id in &ids {
-            let (a, enough, calls) = (vms.of("a"), &enough, &calls);
-            scope.spawn(move || {
-                // Its end is sure, whatever becomes of the pings.
-                while !enough.load(Ordering::SeqCst) && begun.elapsed() < 2 * DEADLINE {
-                    a.unpublish(id, "a").unwrap();
-                    calls.fetch_add(1, Ordering::SeqCst);
-                }
-            });
+    const TURNS: usize = 12;
+    let (quiet, crowded) = (Busy::start(1), Busy::start(1024));
+    let mut best = [Duration::MAX; 2];
+    for turn in 1..=TURNS {
+        for (best, busy) in best.iter_mut().zip([&quiet, &crowded]) {
+            *best = busy.p99().min(*best);
         }
-        let busy = pings.median(50);
-        enough.store(true, Ordering::SeqCst);
-        busy
-    });
-    // Generous, for the machine has two processors and other work; copies for each call made it 114 ms.
-    assert!(busy < quiet * 2 + Duration::from_millis(50), "{quiet:?} quiet, {busy:?} busy");
-    assert!(calls.load(Ordering::SeqCst) > 50);
+        if turn >= 3 && best[1] < 2 * best[0] {
+            return;
+        }
+    }
+    panic!("beside a guest with one disk, and with 1,024: {best:?}");
 }
 
 #[test]
