@@ -29,10 +29,19 @@ pub enum Use {
     Untold(String),
 }
 
-/// An image that nobody else has open, or of which nobody can say it: then it is only open here.
+/// An image that nobody else opens as long as this lives.
 #[derive(Debug)]
 pub struct Claim {
-    _held: Option<Lease>,
+    _held: Held,
+}
+
+/// By what nobody else opens it.
+#[derive(Debug)]
+enum Held {
+    /// By anybody.
+    Leased { _lease: Lease },
+    /// By a QEMU: it finds these locks, and takes the image for one that another one uses.
+    Locked { _image: File },
 }
 
 /// Looks whether anybody else has the image open. Blocks.
@@ -55,24 +64,46 @@ fn look_once(image: File) -> io::Result<Use> {
         return Ok(Use::Somebody);
     }
     Ok(match Lease::take(image) {
-        Ok(lease) => Use::Nobody(Claim { _held: Some(lease) }),
+        Ok(lease) => Use::Nobody(Claim { _held: Held::Leased { _lease: lease } }),
         Err(Denied::InUse) => Use::Somebody,
         Err(denied @ Denied::Untold(_)) => Use::Untold(denied.to_string()),
     })
 }
 
-/// Whether a QEMU, on whatever machine, says by its locks that it uses the image.
-fn is_locked(file: &File) -> io::Result<bool> {
-    let narrow = |constant: libc::c_int| libc::c_short::try_from(constant).map_err(io::Error::other);
-    let mut lock = libc::flock {
-        l_type: narrow(libc::F_WRLCK)?,
+fn narrow(constant: libc::c_int) -> io::Result<libc::c_short> {
+    libc::c_short::try_from(constant).map_err(io::Error::other)
+}
+
+/// All locks of QEMU, of this type.
+fn locks(kind: libc::c_int) -> io::Result<libc::flock> {
+    Ok(libc::flock {
+        l_type: narrow(kind)?,
         l_whence: narrow(libc::SEEK_SET)?,
         l_start: LOCKS.start,
         l_len: LOCKS.end - LOCKS.start,
         l_pid: 0,
-    };
+    })
+}
+
+/// Whether a QEMU, on whatever machine, says by its locks that it uses the image.
+fn is_locked(file: &File) -> io::Result<bool> {
+    let mut lock = locks(libc::F_WRLCK)?;
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
     Ok(lock.l_type != narrow(libc::F_UNLCK)?)
+}
+
+/// Takes the locks by which QEMU says that it uses an image in every way and shares it in none. A QEMU takes its own, and looks
+/// for those of others after that: so one that has begun to open the image is found here, or finds these.
+fn lock(image: File) -> io::Result<Claim> {
+    fcntl(&image, FcntlArg::F_OFD_SETLK(&locks(libc::F_RDLCK)?))?;
+    if is_locked(&image)? {
+        return Err(in_use());
+    }
+    Ok(Claim { _held: Held::Locked { _image: image } })
+}
+
+fn in_use() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "it is open in another program")
 }
 
 /// Claims the image of a volume that is to be removed, and that nobody is remembered to have. Blocks.
@@ -80,11 +111,11 @@ fn is_locked(file: &File) -> io::Result<bool> {
 /// # Errors
 /// As [`look`]; and [`io::ErrorKind::ResourceBusy`] if somebody has it open.
 pub fn claim(open: impl Fn() -> io::Result<File>) -> io::Result<Claim> {
-    match look(open)? {
+    match look(&open)? {
         Use::Nobody(claim) => Ok(claim),
-        Use::Somebody => Err(io::Error::new(io::ErrorKind::ResourceBusy, "it is open in another program")),
-        // Nobody is remembered to have it, which takes proof, and no QEMU says that it has.
-        Use::Untold(_) => Ok(Claim { _held: None }),
+        Use::Somebody => Err(in_use()),
+        // Nobody is remembered to have it, which takes proof, and no QEMU says that it has; nor is one to begin to.
+        Use::Untold(_) => lock(open()?),
     }
 }
 
@@ -104,6 +135,21 @@ mod tests {
         let claim = claim(open).unwrap();
         std::fs::remove_file(&image).unwrap();
         drop(claim);
+    }
+
+    #[test]
+    fn an_image_of_which_the_kernel_cannot_tell_is_kept_from_every_qemu() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("a.raw");
+        drop(File::create(&image).unwrap());
+        let open = || File::open(&image).unwrap();
+        let claim = lock(open()).unwrap();
+        assert!(is_locked(&open()).unwrap(), "another one sees it");
+        drop(claim);
+        assert!(!is_locked(&open()).unwrap());
+        let other = open();
+        fcntl(&other, FcntlArg::F_OFD_SETLK(&locks(libc::F_RDLCK).unwrap())).unwrap();
+        assert_eq!(lock(open()).unwrap_err().kind(), io::ErrorKind::ResourceBusy, "it was there first");
     }
 
     #[test]
