@@ -14,6 +14,7 @@ impl World {
                 let (id, bytes) = (volume.volume_id, volume.capacity_bytes);
                 let made = Made { id: id.clone(), host, cluster, bytes, node: None, is_doubtful: false };
                 assert!(self.kept(&made).exists(), "{made:?} is not there");
+                self.mark(&made);
                 self.made.insert(id.clone(), made);
                 Ok(id)
             }
@@ -35,7 +36,7 @@ impl World {
         let Some(free) = self.vms.iter().find(|vm| is_free(vm)) else { return };
         free.asked().unwrap().ask("cont");
         self.hosts[host].until_vm(&free.name, |seen| seen["power"] == "running");
-        let (asking, name) = (Asking(free.guest.client()), format!("w{}", self.names));
+        let (asking, name) = (free.asking(), format!("w{}", self.names));
         self.names += 1;
         for class in CLASSES.into_iter().filter(|class| *class != HUNG) {
             let done = "what another pool hinders nobody from";
@@ -67,7 +68,7 @@ impl World {
     pub fn repeat(&mut self) {
         for begun in std::mem::take(&mut self.begun) {
             let of = |vm: &&Vm| (vm.host, vm.cluster) == (begun.host, begun.cluster);
-            let asking = Asking(self.vms.iter().find(of).unwrap().guest.client());
+            let asking = self.vms.iter().find(of).unwrap().asking();
             let again = || asking.create_in(&begun.name, 12 * MIB, Some(begun.class));
             self.hosts[begun.host].until("a volume is made after all", || again().is_ok());
             self.make(&asking, begun).unwrap();

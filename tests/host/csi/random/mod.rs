@@ -21,6 +21,7 @@ use crate::namespace::is_outside;
 use crate::random::{Random, seed};
 use crate::soak::steps;
 
+mod checked;
 mod hanging;
 
 const MIB: i64 = 1 << 20;
@@ -41,10 +42,22 @@ struct Vm {
     is_shut_down: bool,
     hangs: bool,
     machine: Option<Machine>,
-    guest: Guest,
+    /// None while its agent is killed.
+    guest: Option<Guest>,
 }
 
 impl Vm {
+    /// Kills its agent, and starts another one.
+    fn restart_agent(&mut self, socket: &Path) {
+        // The old one takes its socket with it.
+        self.guest = None;
+        self.guest = Some(agent(socket, &self.name));
+    }
+
+    fn asking(&self) -> Asking {
+        Asking(self.guest.as_ref().unwrap().client())
+    }
+
     /// Whether its agent is connected, and so may ask.
     fn may_ask(&self) -> bool {
         self.is_listed && self.machine.is_some() && !self.is_shut_down && !self.hangs
@@ -119,9 +132,7 @@ impl World {
                     cluster(number)
                 );
                 lab = lab.set(&table);
-                let mut info = info(&uuid(number), "boot-1");
-                info.capabilities.push("disks".to_owned());
-                let guest = Guest::start(&lab.path(&format!("{name}.sock")), Door::Unix, Manner::Good, info);
+                let guest = Some(agent(&lab.path(&format!("{name}.sock")), &name));
                 let machine = Some(Machine::start(&lab.path(&format!("{name}.qmp"))));
                 let cluster = cluster(number);
                 let (is_listed, is_shut_down, hangs) = (true, false, false);
@@ -209,7 +220,7 @@ impl World {
     }
 
     fn asking(&self, asker: usize) -> Asking {
-        Asking(self.vms[asker].guest.client())
+        self.vms[asker].asking()
     }
 
     fn step(&mut self) -> String {
@@ -278,6 +289,7 @@ impl World {
                 let done = asking.expand(&id, bytes);
                 if let Ok(bytes) = &done {
                     assert!(is_ours, "{by} made {id} larger");
+                    assert!(*bytes >= volume.bytes + 2 * MIB, "{by} made {id} {bytes} bytes large");
                     self.made.get_mut(&id).unwrap().bytes = *bytes;
                 }
                 self.said("expand", &by, &id, done.map(drop))
@@ -368,6 +380,10 @@ impl World {
                 });
                 "put in or taken out of the settings"
             }
+            39 => {
+                vm.restart_agent(&self.hosts[host].path(&format!("{name}.sock")));
+                "agent killed"
+            }
             _ => {
                 self.hosts[host].kill();
                 self.hosts[host].again();
@@ -376,34 +392,6 @@ impl World {
         };
         self.settle();
         format!("{name}: {done}")
-    }
-
-    /// What must be so whatever was done.
-    fn check(&self) {
-        let mut writers: BTreeMap<PathBuf, Vec<&str>> = BTreeMap::new();
-        for vm in &self.vms {
-            let Some(machine) = &vm.machine else { continue };
-            for host in 0..self.hosts.len() {
-                for open in machine.open_below(&self.pools(host)) {
-                    assert!(!open.is_unlinked, "{} has {open:?}", vm.name);
-                    if open.is_writable {
-                        let of = writers.entry(open.path).or_default();
-                        // QEMU may have one image behind several descriptors.
-                        if of.last() != Some(&vm.name.as_str()) {
-                            of.push(&vm.name);
-                        }
-                    }
-                }
-            }
-        }
-        for (image, of) in writers {
-            assert!(of.len() == 1, "{} is written by {of:?}", image.display());
-        }
-        for made in self.made.values().filter(|made| !made.is_doubtful) {
-            let image = self.kept(made);
-            let length = image.metadata().unwrap_or_else(|error| panic!("{made:?} is lost: {error}")).len();
-            assert!(length >= 12 * MIB.unsigned_abs() || made.id.starts_with("qcow"), "{made:?} is short");
-        }
     }
 
     /// In the end all volumes are there, can be taken away and removed.
@@ -439,12 +427,19 @@ impl World {
             let of = |vm: &Vm| (vm.host, vm.cluster) == (made.host, made.cluster);
             let asker = self.vms.iter().position(of).unwrap();
             let (vms, host) = (&self.vms, &self.hosts[made.host]);
-            host.until("a volume is taken away and removed", || {
-                let asking = Asking(vms[asker].guest.client());
-                let nodes = || vms.iter().filter(|vm| vm.host == made.host).map(|vm| vm.name.as_str());
-                let away = nodes().all(|node| asking.unpublish(&made.id, node).is_ok());
-                away && asking.delete(&made.id).is_ok()
+            let asking = vms[asker].asking();
+            host.until("a volume is taken away", || {
+                let mut nodes = vms.iter().filter(|vm| vm.host == made.host).map(|vm| vm.name.as_str());
+                nodes.all(|node| asking.unpublish(&made.id, node).is_ok())
             });
+            if !made.is_doubtful {
+                let larger = made.bytes + 2 * MIB;
+                host.until("a volume is made larger", || {
+                    asking.expand(&made.id, larger).is_ok_and(|bytes| bytes >= larger)
+                });
+                self.assert_kept(&Made { bytes: larger, ..made.clone() });
+            }
+            host.until("a volume is removed", || asking.delete(&made.id).is_ok());
             assert!(!self.kept(&made).exists(), "{made:?}");
         }
         for lab in &self.hosts {
@@ -456,6 +451,14 @@ impl World {
             }
         }
     }
+}
+
+/// The agent of a VM, at this socket.
+fn agent(socket: &Path, name: &str) -> Guest {
+    let number = name.strip_prefix("vm").unwrap().parse().unwrap();
+    let mut info = info(&uuid(number), "boot-1");
+    info.capabilities.push("disks".to_owned());
+    Guest::start(socket, Door::Unix, Manner::Good, info)
 }
 
 /// Of an image.

@@ -1,0 +1,103 @@
+//! What must be so whatever was done, as seen from outside: by the kernel, by QMP, and in the images.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::{MIB, Machine, Made, World};
+use crate::lab::DEADLINE;
+
+/// Where a volume's mark is, in bytes from its beginning.
+const MARK: u64 = MIB.unsigned_abs();
+
+impl World {
+    /// What must be so whatever was done.
+    pub fn check(&self) {
+        let mut writers: BTreeMap<PathBuf, Vec<&str>> = BTreeMap::new();
+        for vm in &self.vms {
+            let Some(machine) = &vm.machine else { continue };
+            for host in 0..self.hosts.len() {
+                for open in machine.open_below(&self.pools(host)) {
+                    assert!(!open.is_unlinked, "{} has {open:?}", vm.name);
+                    if open.is_writable {
+                        let of = writers.entry(open.path).or_default();
+                        // QEMU may have one image behind several descriptors.
+                        if of.last() != Some(&vm.name.as_str()) {
+                            of.push(&vm.name);
+                        }
+                    }
+                }
+            }
+        }
+        for (image, of) in writers {
+            assert!(of.len() == 1, "{} is written by {of:?}", image.display());
+        }
+        self.check_nodes();
+        for made in self.made.values().filter(|made| !made.is_doubtful) {
+            let image = self.kept(made);
+            let length = image.metadata().unwrap_or_else(|error| panic!("{made:?} is lost: {error}")).len();
+            // Those of qcow2 have it in their header, and have to be opened for that, which others must not find.
+            assert!(length >= made.bytes.unsigned_abs() || made.id.starts_with("qcow"), "{made:?} is short");
+        }
+    }
+
+    /// What QEMU says that it has is what the kernel says, and no two say it of one image.
+    fn check_nodes(&self) {
+        let end = Instant::now() + DEADLINE;
+        while let Err(problem) = self.compare_nodes() {
+            // The host half may just be taking back what was plugged late.
+            assert!(Instant::now() < end, "{problem}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn compare_nodes(&self) -> Result<(), String> {
+        let mut all: BTreeMap<PathBuf, &str> = BTreeMap::new();
+        for vm in self.vms.iter().filter(|vm| !self.mirrors[vm.host].hangs()) {
+            let Some(machine) = vm.asked() else { continue };
+            let pools = self.pools(vm.host);
+            let open: BTreeSet<_> = machine.open_below(&pools).into_iter().map(|open| open.path).collect();
+            let said: BTreeSet<_> = images(machine, &pools);
+            if open != said {
+                return Err(format!("{} has {open:?} open, and says that it has {said:?}", vm.name));
+            }
+            for image in said {
+                if let Some(other) = all.insert(image.clone(), &vm.name) {
+                    return Err(format!("{} is in {other} and in {}", image.display(), vm.name));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts into a new volume what is to be found in it to its end.
+    pub fn mark(&self, made: &Made) {
+        // What qcow2 has where takes more to know.
+        if !made.id.starts_with("qcow") {
+            let image = File::options().write(true).open(self.kept(made)).unwrap();
+            image.write_all_at(made.id.as_bytes(), MARK).unwrap();
+        }
+    }
+
+    /// A volume that nobody has has its size, and what was put into it. One of qcow2 gets its size when it is plugged again.
+    pub fn assert_kept(&self, made: &Made) {
+        if made.id.starts_with("qcow") {
+            return;
+        }
+        let image = File::open(self.kept(made)).unwrap();
+        assert!(image.metadata().unwrap().len() >= made.bytes.unsigned_abs(), "{made:?} is short");
+        let mut found = vec![0; made.id.len()];
+        image.read_exact_at(&mut found, MARK).unwrap();
+        assert_eq!(String::from_utf8_lossy(&found), made.id, "{made:?} has lost what was in it");
+    }
+}
+
+/// The images below `pools` of which a QEMU says that it has them.
+fn images(machine: &Machine, pools: &Path) -> BTreeSet<PathBuf> {
+    let nodes = machine.ask("query-named-block-nodes");
+    let files =
+        nodes.as_array().unwrap().iter().filter_map(|node| Some(PathBuf::from(node["file"].as_str()?)));
+    files.filter(|file| file.starts_with(pools)).collect()
+}
