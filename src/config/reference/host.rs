@@ -56,7 +56,8 @@ pub(super) const HOST: &[Row] = &[
     (
         "vm.networks",
         "none",
-        "which networks of this host it is attached to, by its hardware addresses: `{ \"52:54:00:12:34:56\" = \"lan\" }`",
+        "which networks of this host it is attached to, by its hardware addresses: `{ \"52:54:00:12:34:56\" = \"lan\" }`; \
+         nothing is forwarded to a VM without",
     ),
     ("vm.port", "`970`", "the agent's vsock port"),
     ("vm.callback-port", "", "of earlier versions, ignored"),
