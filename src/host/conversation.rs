@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
+use super::intake::Unwanted;
 use super::metered;
 use super::order::Disorder;
 use super::state::Excess;
@@ -141,6 +142,16 @@ impl Refusal {
 
 /// What the agent answers to.
 pub type Caller = GuestClient<http2::Client>;
+
+impl From<Unwanted> for End {
+    fn from(unwanted: Unwanted) -> Self {
+        match unwanted {
+            Unwanted::Excess(excess) => Refusal::from(excess).into(),
+            heavy @ Unwanted::Heavy { .. } => Refusal::Message(heavy.to_string()).into(),
+            Unwanted::Malformed(words) => Status::internal(words).into(),
+        }
+    }
+}
 
 impl From<Status> for End {
     /// A status without a source came from the agent; with one, from the connection below.

@@ -13,9 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tonic::Status;
 
-use super::conversation::{End, Refusal};
 use super::limits::Limits;
 use super::state::Excess;
 use super::text;
@@ -30,6 +28,25 @@ const SMALL: usize = 8 * 1024;
 const UNIT: usize = 1024;
 /// So many times its bytes on the wire may an event take in memory.
 const TIMES: usize = 32;
+
+/// Why an event is not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum Unwanted {
+    /// A list has more entries than allowed.
+    #[error(transparent)]
+    Excess(#[from] Excess),
+    /// Decoded it would take more memory than allowed.
+    #[error("the event takes {weight} bytes once it is decoded; at most {most} are allowed")]
+    Heavy {
+        /// Bytes that it would take.
+        weight: usize,
+        /// Bytes that it may take.
+        most: usize,
+    },
+    /// It is no event.
+    #[error("{0}")]
+    Malformed(String),
+}
 
 /// Lets the large events of all guests in, by turns.
 #[derive(Debug, Clone)]
@@ -61,7 +78,7 @@ impl Intake {
     ///
     /// # Errors
     /// If it has more entries than allowed, would take too much memory, or is no event.
-    pub async fn take(&self, bytes: Bytes, limits: &Limits) -> Result<Heard, End> {
+    pub async fn take(&self, bytes: Bytes, limits: &Limits) -> Result<Heard, Unwanted> {
         let weight = weigh(&bytes, limits)?;
         let turn = if weight > SMALL {
             // The largest has all of it to itself.
@@ -71,25 +88,21 @@ impl Intake {
         } else {
             None
         };
-        let mut event =
-            Box::new(v1::Event::decode(bytes).map_err(|error| Status::internal(error.to_string()))?);
+        let event = v1::Event::decode(bytes).map_err(|error| Unwanted::Malformed(error.to_string()))?;
+        let mut event = Box::new(event);
         text::clean_event(&mut event);
         Ok(Heard { event, _turn: turn })
     }
 }
 
 /// What an event takes in memory, if it may be decoded.
-fn weigh(bytes: &[u8], limits: &Limits) -> Result<usize, End> {
+fn weigh(bytes: &[u8], limits: &Limits) -> Result<usize, Unwanted> {
     let most = TIMES.saturating_mul(limits.message_bytes);
     match weigh::weigh(&EVENT, bytes, |list| limits.of(list)) {
-        Ok(weight) if weight > most => {
-            let words =
-                format!("the event takes {weight} bytes once it is decoded; at most {most} are allowed");
-            Err(Refusal::Message(words).into())
-        }
+        Ok(weight) if weight > most => Err(Unwanted::Heavy { weight, most }),
         Ok(weight) => Ok(weight),
-        Err(Unfit::Many(list)) => Err(Refusal::from(Excess::new(list, limits)).into()),
-        Err(Unfit::Malformed) => Err(Status::internal(Unfit::Malformed.to_string()).into()),
+        Err(Unfit::Many(list)) => Err(Excess::new(list, limits).into()),
+        Err(Unfit::Malformed) => Err(Unwanted::Malformed(Unfit::Malformed.to_string())),
     }
 }
 
@@ -97,7 +110,6 @@ fn weigh(bytes: &[u8], limits: &Limits) -> Result<usize, End> {
 mod tests {
     use super::super::weight::guest_event;
     use super::*;
-    use crate::host::conversation::Loss;
     use crate::wire::proto::v1::event::Kind;
     use proptest::prelude::*;
 
@@ -125,7 +137,7 @@ mod tests {
             assert!(error.to_string().contains(words), "{error}");
         }
         let error = Intake::default().take(Bytes::from_static(b"\xff"), &limits).await.unwrap_err();
-        assert!(matches!(error, End::Lost(Loss::Call { .. })), "{error:?}");
+        assert!(matches!(error, Unwanted::Malformed(_)), "{error:?}");
     }
 
     #[tokio::test]
