@@ -44,7 +44,6 @@ pub mod error_chain;
 pub mod extended_attributes;
 #[cfg(feature = "agent")]
 pub mod file_news;
-#[cfg(any(feature = "agent", feature = "host"))]
 pub mod files;
 #[cfg(feature = "agent")]
 pub mod folder_news;
