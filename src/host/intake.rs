@@ -6,7 +6,7 @@
 //! ```
 //!
 //! An event of a few hundred kilobytes may take some megabytes while it is decoded and on its way. Of events that large only
-//! so many of all guests are in memory at a time that they take [`MOST`] together; the others wait as their bytes.
+//! so many of all guests are in memory at a time that they take 32 MiB together; the others wait as their bytes.
 
 use std::sync::Arc;
 
