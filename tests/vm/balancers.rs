@@ -211,6 +211,7 @@ fn the_unit_forwards_once_its_drop_in_lets_it() {
         "ip netns add node && ip link add node0 type veth peer name eth0 netns node
          ip addr add 10.77.0.254/24 dev node0 && ip link set node0 up
          ip netns exec node ip link set eth0 address 52:54:00:12:35:01 up
+         ip netns exec node ip link set lo up
          ip netns exec node ip addr add 10.77.0.1/24 dev eth0 && ip netns exec node ip route add default via 10.77.0.254",
     )
     .unwrap();
