@@ -1,8 +1,9 @@
 //! Why something that was decided was not done: at the API server, or at the host half.
 
+use kube::Resource;
 use tonic::Status;
 
-use crate::ccm::events::News;
+use crate::ccm::events::{News, Recorder};
 use crate::ccm::instance::clean;
 use crate::kubernetes::fence::Closed;
 use crate::kubernetes::lists::Failed;
@@ -26,8 +27,15 @@ pub(super) enum Refused {
 }
 
 impl Refused {
+    /// Tells it as an event of the object that cannot be changed, if people have to know.
+    pub(super) async fn tell<K: Resource<DynamicType = ()>>(&self, recorder: &Recorder, object: &K) {
+        if let Some(news) = self.news() {
+            recorder.tell(object, &news).await;
+        }
+    }
+
     /// What people are told of an object that cannot be changed, if that is for them to change.
-    pub(super) fn news(&self) -> Option<News> {
+    fn news(&self) -> Option<News> {
         let Self::Denied(why) = self else { return None };
         Some(News::warning(
             "ChangeRefused",

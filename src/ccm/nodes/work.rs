@@ -80,9 +80,7 @@ impl Hands {
                 Ok(()) => {}
                 Err(Refused::Other) => return Done::Changed,
                 Err(why) => {
-                    if let Some(news) = why.news() {
-                        self.recorder.tell(node, &news).await;
-                    }
+                    why.tell(&self.recorder, node).await;
                     tracing::warn!(
                         node = name(&node.metadata),
                         "a Node cannot be changed; it is tried again: {why}"
@@ -165,9 +163,7 @@ impl Hands {
         match deleted.await {
             Ok(()) | Err(Refused::Other) => Done::Changed,
             Err(why) => {
-                if let Some(news) = why.news() {
-                    self.recorder.tell(node, &news).await;
-                }
+                why.tell(&self.recorder, node).await;
                 tracing::warn!(node = name(metadata), "a Node cannot be deleted; it is tried again: {why}");
                 Done::Failed
             }

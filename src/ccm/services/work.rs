@@ -115,9 +115,7 @@ impl Hands {
                 Done::Failed
             }
             Err(why) => {
-                if let Some(news) = why.news() {
-                    self.recorder.tell(&*service, &news).await;
-                }
+                why.tell(&self.recorder, &*service).await;
                 tracing::warn!(
                     service = shown(&service),
                     "a Service cannot be changed; it is tried again: {why}"
