@@ -15,9 +15,7 @@ use guestlet::wire::proto::v1::callback_from_host::Message;
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::guest_server::{self, GuestServer};
 use guestlet::wire::proto::v1::health_checks_server::HealthChecksServer;
-use guestlet::wire::proto::v1::{
-    self, AgentReady, Event, GuestInfo, GuestState, Heartbeat, OperatingSystem, WhoAmIResponse,
-};
+use guestlet::wire::proto::v1::{self, AgentReady, Event, GuestInfo, GuestState, Heartbeat, WhoAmIResponse};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -25,81 +23,23 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use crate::asking::{self, Unruly};
+use crate::asking;
 use crate::checks::{Checker, Services};
 use crate::frames::{self, Trick};
+
+// Other test programs have this file by its path.
+#[path = "guest/manner.rs"]
+mod manner;
+
+#[allow(unused_imports, reason = "each test program uses a part of it")]
+pub use manner::Crowd;
+pub use manner::{Door, Manner, info};
 
 /// Guests that were started.
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
 /// How often a good guest's heart beats.
 const HEARTBEAT: Duration = Duration::from_millis(100);
-
-/// How a guest behaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Manner {
-    Good,
-    /// Takes the stream and says nothing.
-    Silent,
-    /// Answers, opens the events, and says nothing more.
-    Mute,
-    /// Speaks something else than HTTP/2.
-    Garbage,
-    /// Sends events as fast as it can.
-    Flood,
-    /// Sends few events that are large.
-    Bulky,
-    /// Leaves an event out once per stream.
-    Hole,
-    /// Closes the stream as soon as the events are open.
-    Fickle,
-    /// Is held by another host half.
-    Held,
-    /// Its settings give the host half nothing but `status`.
-    Narrow,
-    /// Calls the host as fast as it can.
-    Nagging,
-    /// Makes calls of the host and cancels them at once.
-    Resetting,
-    /// Closes the callback as soon as it is open.
-    Fleeting,
-    /// Makes calls by hand, against the rules of the callback.
-    Unruly(Unruly),
-    /// Plays a trick, once the session is open.
-    Tricky(Trick),
-    /// Has so many disks, or so much in use of one disk, of two bytes each.
-    Crowded(Crowd),
-}
-
-/// What there is too much of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Crowd {
-    Disks(usize),
-    Holders(usize),
-}
-
-impl Crowd {
-    fn state(self) -> GuestState {
-        let disks = match self {
-            Self::Disks(count) => vec![v1::Disk::default(); count],
-            Self::Holders(count) => {
-                let holders = vec![v1::DiskHolder::default(); count];
-                vec![v1::Disk { holders, ..v1::Disk::default() }]
-            }
-        };
-        GuestState { disks, ..GuestState::default() }
-    }
-}
-
-/// How the socket leads to the agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
-    Unix,
-    /// CONNECT comes first.
-    Hybrid,
-    /// CONNECT comes first and finds nobody.
-    HybridClosed,
-}
 
 /// A guest that runs until it is dropped; then all its streams end.
 pub struct Guest {
@@ -108,27 +48,6 @@ pub struct Guest {
     open: Arc<AtomicUsize>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// What a decent guest says of itself.
-pub fn info(uuid: &str, boot_id: &str) -> GuestInfo {
-    GuestInfo {
-        machine_id: "0123456789abcdef0123456789abcdef".into(),
-        boot_id: boot_id.into(),
-        dmi_uuid: uuid.into(),
-        host_name: "web-1.example".into(),
-        operating_system: Some(OperatingSystem {
-            id: "debian".into(),
-            name: "Debian GNU/Linux".into(),
-            pretty_name: "Debian GNU/Linux 12 (bookworm)".into(),
-            version_id: "12".into(),
-        }),
-        kernel_release: "6.1.0-30-cloud-amd64".into(),
-        machine: "x86_64".into(),
-        agent_version: "0.1.0".into(),
-        capabilities: vec!["events".into(), "qga".into(), "callback".into()],
-        heartbeat_interval_seconds: 1,
-    }
 }
 
 impl Guest {
