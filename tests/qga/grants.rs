@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Instant;
 
@@ -244,17 +244,23 @@ fn each_audited_call_is_one_record_without_what_nobody_else_may_know() {
     assert!(!text.contains("secret") && !text.contains("content"), "{text}");
 }
 
-#[test]
-fn of_a_flood_of_denials_few_are_written_and_the_others_counted() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("audit.jsonl");
+/// An agent that gives QGA no more than a look, a client that was denied so often to run a program, and the file of records.
+fn denied(folder: &Path, times: usize) -> (Agent, Client, PathBuf) {
+    let file = folder.join("audit.jsonl");
     let settings =
         format!("[audit]\nfile = '{}'\n[[grant]]\nhost = 'qga'\nroles = ['status']\n", file.display());
     let agent = Agent::start_set(&[], &settings);
     let mut client = agent.client();
-    for _ in 0..500 {
+    for _ in 0..times {
         refusal(&exec(&mut client, "/bin/true"));
     }
+    (agent, client, file)
+}
+
+#[test]
+fn of_a_flood_of_denials_few_are_written_and_the_others_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (agent, _client, file) = denied(folder.path(), 500);
     // By the tick at the latest, which comes every ten seconds.
     let counted =
         |line: &&str| line.contains("more calls were denied") || line.contains("more were denied before");
@@ -275,14 +281,7 @@ fn sum(records: &[Value], key: &str) -> u64 {
 #[test]
 fn a_flood_of_denials_hides_no_other_one_and_the_file_has_its_count_without_another_call() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("audit.jsonl");
-    let settings =
-        format!("[audit]\nfile = '{}'\n[[grant]]\nhost = 'qga'\nroles = ['status']\n", file.display());
-    let agent = Agent::start_set(&[], &settings);
-    let mut client = agent.client();
-    for _ in 0..200 {
-        refusal(&exec(&mut client, "/bin/true"));
-    }
+    let (agent, mut client, file) = denied(folder.path(), 200);
     refusal(&call(&mut client, "guest-set-user-password"));
     let of = |verb: &str, records: &[Value]| records.iter().filter(|record| record["verb"] == verb).count();
     let written = records(&file, |records| of("guest-set-user-password", records) == 1);

@@ -1,5 +1,6 @@
 //! Guests that ask much: what they ask of volumes costs neither their own session nor their host's log.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -128,19 +129,24 @@ fn a_guest_with_many_disks_that_asks_all_the_time_does_not_slow_its_neighbour() 
     panic!("beside a guest with one disk, and with 1,024: {best:?}");
 }
 
+/// A guest, and a pool that hangs for longer than anybody waits here; in a mount namespace.
+fn beside_a_hung_pool(folder: &Path) -> (Mirror, Machines) {
+    let (mirror, pool) = Mirror::below(folder);
+    let hung = format!("[[pool]]\nname = 'hung'\npath = '{}'\nanswer-seconds = 600", pool.display());
+    let vms = started(&USUAL[..1], &hung);
+    vms.of("a").create_in("first", MIB, Some("hung")).unwrap();
+    mirror.hang(true);
+    (mirror, vms)
+}
+
 #[test]
 fn calls_that_wait_for_a_pool_that_hangs_leave_room_for_others() {
     if is_outside() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (mirror, pool) = Mirror::below(folder.path());
-    // Longer than anybody waits here.
-    let hung = format!("[[pool]]\nname = 'hung'\npath = '{}'\nanswer-seconds = 600", pool.display());
-    let vms = started(&USUAL[..1], &hung);
+    let (mirror, vms) = beside_a_hung_pool(folder.path());
     let guest = vms.guest("a");
-    vms.of("a").create_in("first", MIB, Some("hung")).unwrap();
-    mirror.hang(true);
     let (refused, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for number in 0..64 {
@@ -169,11 +175,7 @@ fn calls_that_wait_keep_nothing_that_nobody_reads() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (mirror, pool) = Mirror::below(folder.path());
-    let hung = format!("[[pool]]\nname = 'hung'\npath = '{}'\nanswer-seconds = 600", pool.display());
-    let vms = started(&USUAL[..1], &hung);
-    vms.of("a").create_in("first", MIB, Some("hung")).unwrap();
-    mirror.hang(true);
+    let (mirror, vms) = beside_a_hung_pool(folder.path());
     let before = vms.lab.memory("VmRSS");
     let done = AtomicUsize::new(0);
     std::thread::scope(|scope| {
