@@ -20,10 +20,10 @@ use crate::csi::Both;
 use crate::guest::events::{Event, TICK};
 use crate::guest::{Guest, freeze, identity, monitor, probes};
 use crate::labels;
+use crate::pace::Complaints;
 use crate::policy::Audit;
 use crate::policy::audit::Refusal;
 use crate::qga;
-use crate::qga::complaints::Complaints;
 use crate::qga::policy::Policy;
 use crate::qga::room::Room;
 use crate::rpc::guard::Gate;
@@ -211,7 +211,7 @@ impl Api {
             gate: self.gate,
             audit: self.audit,
             keyring: self.keyring,
-            complaints: clients::Complaints::default(),
+            complaints: Arc::default(),
             shutdown: shutdown.clone(),
         };
         let ending = shutdown.clone();
@@ -262,7 +262,7 @@ struct Door {
     gate: Gate,
     audit: Audit,
     keyring: Keyring,
-    complaints: clients::Complaints,
+    complaints: Arc<Complaints>,
     shutdown: CancellationToken,
 }
 

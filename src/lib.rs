@@ -22,7 +22,7 @@
 //!
 //! `kubernetes` is what clients of an API server have in common. `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
 //! of a session; `policy` decides who may do what in a guest, for `qga` and `rpc`; `access` decides which users of a host may
-//! ask for what; `addresses` reads IP addresses as settings and requests write them. `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one. `supervise` owns
+//! ask for what; `addresses` reads IP addresses as settings and requests write them. `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one; `pace` limits what others cause. `supervise` owns
 //! every task. `agent` and `hostd`
 //! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
 //! settings come to.
@@ -53,6 +53,7 @@ pub mod hostd;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod labels;
+pub mod pace;
 #[cfg(feature = "agent")]
 pub mod policy;
 #[cfg(feature = "agent")]

@@ -38,6 +38,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "csi",
             "guest",
             "labels",
+            "pace",
             "policy",
             "qga",
             "rpc",
@@ -62,10 +63,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Has to work without an agent, and so without a protocol.
     ("thaw", &["guest", "status", "sys"]),
     // Protocols: parse, check policy, call a verb, answer.
-    ("qga", &["guest", "policy", "sys", "wire"]),
+    ("qga", &["guest", "pace", "policy", "sys", "wire"]),
     ("rpc", &["guest", "policy", "sys", "transport", "trust", "wire"]),
     // Who may do what, and what was done; the protocols ask it.
-    ("policy", &["sys", "text", "trust"]),
+    ("policy", &["pace", "sys", "text", "trust"]),
     // kubelet's sockets come and go with its folder, so that it owns them and what is served on them.
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     // The same of the socket for the cloud controller manager.
@@ -76,7 +77,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The host half owns its sessions and so the streams under them.
     (
         "host",
-        &["access", "addresses", "kubernetes", "labels", "supervise", "sys", "transport", "trust", "wire"],
+        &[
+            "access",
+            "addresses",
+            "kubernetes",
+            "labels",
+            "pace",
+            "supervise",
+            "sys",
+            "transport",
+            "trust",
+            "wire",
+        ],
     ),
     ("transport", &["supervise", "sys", "wire"]),
     // (Grants and rules of access are checked where they are read.)
@@ -84,10 +96,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("access", &["text"]),
     ("addresses", &[]),
     // A client of its own cluster, and of the host half through an agent.
-    ("ccm", &["kubernetes", "labels", "supervise", "sys", "transport", "wire"]),
+    ("ccm", &["kubernetes", "labels", "pace", "supervise", "sys", "transport", "wire"]),
     // Clients of an API server, whichever cluster it is of.
     ("kubernetes", &["sys"]),
     ("labels", &[]),
+    ("pace", &[]),
     ("supervise", &[]),
     ("sys", &[]),
     ("text", &[]),

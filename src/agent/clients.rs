@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::pace::Complaints;
 use crate::supervise::Scope;
 use crate::transport::BoxStream;
 use crate::transport::listen::{Incoming, Listener};
@@ -21,32 +22,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The place of a client; free for another one when this is dropped.
 pub struct Place(#[allow(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
-
-/// Says what went wrong with clients, once a second at most; clones share that.
-#[derive(Debug, Clone, Default)]
-pub struct Complaints(Arc<Mutex<Said>>);
-
-#[derive(Debug, Default)]
-struct Said {
-    last: Option<Instant>,
-    unsaid: u64,
-}
-
-impl Complaints {
-    /// Says it, or counts it if something was said just before; the next one says how many there were.
-    pub fn tell(&self, words: &dyn std::fmt::Display) {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
-            said.unsaid += 1;
-            return;
-        }
-        match std::mem::take(&mut said.unsaid) {
-            0 => tracing::warn!("{words}"),
-            unsaid => tracing::warn!("{words} (and {unsaid} problems more before)"),
-        }
-        said.last = Some(Instant::now());
-    }
-}
 
 /// Runs until `shutdown`, and then until every client's `serve` has ended, which it has to do soon.
 pub async fn run<S, F>(listener: Listener, shutdown: CancellationToken, serve: S) -> anyhow::Result<()>
@@ -87,7 +62,7 @@ where
 pub async fn run_doubting<G, H, T, S, F>(
     listener: Listener,
     shutdown: CancellationToken,
-    complaints: &Complaints,
+    complaints: &Arc<Complaints>,
     greet: G,
     serve: S,
 ) -> anyhow::Result<()>
@@ -109,7 +84,7 @@ where
         let (stays, displaced) = oneshot::channel();
         waiting.push_back(stays);
         let (greeting, places, serve) = (greet(peer.clone(), incoming), places.clone(), serve.clone());
-        let complaints = complaints.clone();
+        let complaints = Arc::clone(complaints);
         Some(async move {
             let greeted = tokio::select! {
                 greeted = greeting => greeted,

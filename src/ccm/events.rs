@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::ccm::objects::{name, uid};
 use crate::kubernetes::lists;
+use crate::pace::{Count, Rate};
 
 /// The name under which events are written.
 pub const COMPONENT: &str = "guestlet-ccm";
@@ -26,9 +27,8 @@ const AGAIN: Duration = Duration::from_secs(3600);
 const LONGEST: usize = 1000;
 /// Things that are remembered to have been told, and objects whose events are counted.
 const MOST: usize = 4096;
-/// Events of one object at once, and how soon there may be one more.
-const BURST: u32 = 10;
-const ONE_MORE: Duration = Duration::from_secs(60);
+/// Events of one object.
+const RATE: Rate = Rate { burst: 10, again: Duration::from_secs(60) };
 
 /// Whether something is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,8 +73,8 @@ pub struct Recorder {
 struct Told {
     /// The last words, by UID and reason.
     words: BTreeMap<(String, String), (String, Instant)>,
-    /// When there will be no event left that counts against an object, by UID.
-    counted: BTreeMap<String, Instant>,
+    /// Events of each object, by UID.
+    counted: BTreeMap<String, Count>,
 }
 
 impl Recorder {
@@ -135,16 +135,11 @@ impl Told {
     /// are counted together.
     fn has_room(&mut self, uid: &str, now: Instant) -> bool {
         if self.counted.len() >= MOST {
-            self.counted.retain(|_, until| *until > now);
+            self.counted.retain(|_, count| !count.is_over(now));
         }
         let is_known = self.counted.contains_key(uid) || self.counted.len() < MOST;
-        let until = self.counted.entry(if is_known { uid } else { "" }.to_owned()).or_insert(now);
-        let next = (*until).max(now) + ONE_MORE;
-        let has_room = next <= now + ONE_MORE * BURST;
-        if has_room {
-            *until = next;
-        }
-        has_room
+        let key = if is_known { uid } else { "" };
+        self.counted.entry(key.to_owned()).or_insert_with(|| Count::new(now)).take(RATE, now)
     }
 }
 
@@ -206,7 +201,7 @@ mod tests {
         let count = (0..20_000).filter(|number| told.is_news(&number.to_string(), &news, now)).count();
         assert_eq!((told.words.len(), told.counted.len()), (MOST, MOST + 1));
         assert_eq!(count, MOST + 10);
-        assert!(told.is_news("later", &news, now + ONE_MORE * BURST));
+        assert!(told.is_news("later", &news, now + RATE.again * RATE.burst));
         assert!(told.counted.len() < 10);
     }
 }

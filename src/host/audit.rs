@@ -19,15 +19,15 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::caller::{Behalf, Caller};
-use super::rate::Allowance;
 use super::text;
 use crate::access::Verb;
+use crate::pace::{self, Held, Rate};
 use crate::sys::logging::{self, Lines};
 
 /// Denials of one caller at once, and in each second in the long run; of a guest, which repeats what fails, all that fails.
-const IN_VAIN: (f64, f64) = (20.0, 1.0);
+const IN_VAIN: Rate = Rate { burst: 20, again: Duration::from_secs(1) };
 /// The same of what one guest does.
-const OF_A_GUEST: (f64, f64) = (256.0, 10.0);
+const OF_A_GUEST: Rate = Rate { burst: 256, again: Duration::from_millis(100) };
 /// Callers that are counted by themselves; those beyond are counted together.
 const MOST_CALLERS: usize = 1024;
 /// After how long a caller who does nothing is forgotten.
@@ -50,14 +50,6 @@ struct Inner {
 
 /// By the caller, and whether it asked in vain.
 type Callers = BTreeMap<(String, bool), Held>;
-
-/// What is held back of one caller.
-#[derive(Debug)]
-struct Held {
-    allowance: Allowance,
-    left_out: u64,
-    last: Instant,
-}
 
 /// What a record is about.
 #[derive(Debug)]
@@ -217,7 +209,7 @@ impl Audit {
 
     /// Whether one more record of this caller is written.
     fn admit(&self, caller: &Caller, name: &str, is_in_vain: bool, now: Instant) -> bool {
-        let (burst, per_second) = match caller {
+        let rate = match caller {
             _ if is_in_vain => IN_VAIN,
             Caller::User { .. } => return true,
             Caller::Guest(_) | Caller::Told(_) => OF_A_GUEST,
@@ -226,28 +218,13 @@ impl Audit {
         let key = (name.to_owned(), is_in_vain);
         let is_known = callers.contains_key(&key) || callers.len() < MOST_CALLERS;
         let held = callers.entry(if is_known { key } else { ("others".to_owned(), is_in_vain) });
-        let held = held.or_insert_with(|| Held {
-            allowance: Allowance::new(now, burst, per_second),
-            left_out: 0,
-            last: now,
-        });
-        held.last = now;
-        let is_admitted = held.allowance.take(now, 1.0);
-        held.left_out += u64::from(!is_admitted);
-        is_admitted
+        held.or_insert_with(|| Held::new(now)).admit(rate, now)
     }
 
     /// Says what was left out and what was lost since the last time; returns how many records were lost.
     pub fn settle(&self) -> u64 {
-        let (now, mut left_out) = (Instant::now(), Vec::new());
-        self.callers().retain(|(caller, _), held| {
-            let more = std::mem::take(&mut held.left_out);
-            if more > 0 {
-                left_out.push((caller.clone(), more));
-            }
-            now.saturating_duration_since(held.last) < IDLE
-        });
-        for (caller, more) in left_out {
+        let left_out = pace::settle(&mut self.callers(), IDLE, Instant::now());
+        for ((caller, _), more) in left_out {
             let words =
                 format!("audit: {caller}: {more} more were denied, or were too many, and are not recorded");
             logging::record(&words, &[("GUESTLET_CALLER", &caller)]);
@@ -311,9 +288,11 @@ mod tests {
             (0..100).filter(|_| audit.admit(&user(uid), &uid.to_string(), is_denied, now)).count()
         };
         assert_eq!((admitted(1, true), admitted(1, false), admitted(2, true)), (20, 100, 20));
-        assert_eq!(audit.callers()[&("1".to_owned(), true)].left_out, 80);
+        let left_out = || audit.callers().get_mut(&("1".to_owned(), true)).unwrap().take_left_out();
+        assert_eq!(left_out(), 80);
+        admitted(1, true);
         audit.settle();
-        assert_eq!(audit.callers()[&("1".to_owned(), true)].left_out, 0);
+        assert_eq!(left_out(), 0);
         let guest = Caller::Guest("a".into());
         let of_guest =
             |is_in_vain| (0..1000).filter(|_| audit.admit(&guest, "vm:a", is_in_vain, now)).count();

@@ -7,28 +7,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-const INTERVAL: Duration = Duration::from_secs(1);
+use crate::pace::Lines;
+
 /// How long the same words about the same thing are not said again.
 const SAME: Duration = Duration::from_secs(60);
-
-/// The lines about one VM.
-#[derive(Debug, Default)]
-pub struct Lines {
-    last: Option<Instant>,
-    held: u64,
-}
-
-impl Lines {
-    /// Whether there may be one more line; then, how many there were not since the last one.
-    pub fn admit(&mut self, now: Instant) -> Option<u64> {
-        if self.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL) {
-            self.held += 1;
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.held))
-    }
-}
 
 /// The lines about what guests ask for, each guest's on its own account: one per second, and the same one once a minute.
 #[derive(Debug, Default)]
@@ -79,7 +61,7 @@ impl Log {
             before == about && said == words && now.saturating_duration_since(*at) < SAME
         };
         if asked.said.as_ref().is_some_and(again) {
-            asked.lines.held += 1;
+            asked.lines.hold();
             return None;
         }
         let held = asked.lines.admit(now)?;
@@ -104,18 +86,6 @@ pub(super) use line;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_line_a_second_and_the_rest_counted() {
-        let start = Instant::now();
-        let mut lines = Lines::default();
-        let at = |milliseconds| start + Duration::from_millis(milliseconds);
-        let cases = [(0, Some(0)), (1, None), (999, None), (1000, Some(2)), (1500, None), (9000, Some(1))];
-        for (milliseconds, expected) in cases {
-            assert_eq!(lines.admit(at(milliseconds)), expected, "{milliseconds} ms");
-        }
-        assert_eq!(lines.admit(at(10_000)), Some(0));
-    }
 
     #[test]
     fn what_a_guest_repeats_is_said_once_a_minute_and_of_another_guest_at_once() {

@@ -14,10 +14,11 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::policy::denials::{Denials, Of};
 use crate::policy::role::Role;

@@ -4,11 +4,14 @@
 //! together: who it is may be in the hand of whoever floods.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Denials that are written down at once, and how long it takes until there may be one more.
-const BURST: u32 = 20;
-const AGAIN: Duration = Duration::from_secs(1);
+use tokio::time::Instant;
+
+use crate::pace::{Held, Rate, settle};
+
+/// Denials that are written down.
+const RATE: Rate = Rate { burst: 20, again: Duration::from_secs(1) };
 /// Callers and roles of one who asks that are counted by themselves.
 const MOST_OF_ONE: usize = 32;
 /// The same of all.
@@ -50,32 +53,6 @@ fn lasting(caller: &str) -> String {
 #[derive(Debug, Default)]
 pub struct Denials(BTreeMap<Of, Held>);
 
-#[derive(Debug)]
-struct Held {
-    since: Instant,
-    written: u32,
-    left_out: u64,
-    last: Instant,
-}
-
-impl Held {
-    fn admit(&mut self, now: Instant) -> Option<u64> {
-        let passed = now.saturating_duration_since(self.since).as_millis() / AGAIN.as_millis();
-        let passed = u32::try_from(passed).unwrap_or(u32::MAX);
-        if passed > 0 {
-            self.written = self.written.saturating_sub(passed);
-            self.since = now;
-        }
-        self.last = now;
-        if self.written < BURST {
-            self.written += 1;
-            return Some(std::mem::take(&mut self.left_out));
-        }
-        self.left_out += 1;
-        None
-    }
-}
-
 impl Denials {
     /// Whether one more is written down: then with how many of the same were left out since the last one that was.
     pub fn admit(&mut self, of: Of, now: Instant) -> Option<u64> {
@@ -90,21 +67,13 @@ impl Denials {
         } else {
             of
         };
-        let new = Held { since: now, written: 0, left_out: 0, last: now };
-        self.0.entry(of).or_insert(new).admit(now)
+        let held = self.0.entry(of).or_insert_with(|| Held::new(now));
+        held.admit(RATE, now).then(|| held.take_left_out())
     }
 
     /// Takes how many were left out and are not told yet, and forgets who was denied nothing for a while.
     pub fn settle(&mut self, now: Instant) -> Vec<(Of, u64)> {
-        let mut left_out = Vec::new();
-        self.0.retain(|of, held| {
-            let more = std::mem::take(&mut held.left_out);
-            if more > 0 {
-                left_out.push((of.clone(), more));
-            }
-            now.saturating_duration_since(held.last) < IDLE
-        });
-        left_out
+        settle(&mut self.0, IDLE, now)
     }
 }
 
@@ -125,7 +94,7 @@ mod tests {
         for of in [&role, &other, &Of::new("a", "uid:1 y", "exec")] {
             assert_eq!(denials.admit(of.clone(), now), Some(0), "{of:?}");
         }
-        let later = now + AGAIN;
+        let later = now + RATE.again;
         assert_eq!(denials.admit(one.clone(), later), Some(980));
         assert_eq!(admitted(&mut denials, &one, 10, later), 0);
         assert_eq!(denials.settle(later), [(one, 10)]);

@@ -10,7 +10,6 @@ pub mod arguments;
 pub mod base64;
 pub mod call;
 pub mod commands;
-pub mod complaints;
 pub mod document;
 pub mod error;
 pub mod policy;
@@ -27,9 +26,9 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::guest::Guest;
+use crate::pace::Complaints;
 use crate::policy::Who;
 use crate::policy::audit::{Audit, Noted, Record};
-use complaints::Complaints;
 use policy::Policy;
 use room::Room;
 use table::{COMMANDS, Command};

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use guestlet::guest::Guest;
+use guestlet::pace::Complaints;
 use guestlet::policy::{Audit, Bounds, Rules};
-use guestlet::qga::complaints::Complaints;
 use guestlet::qga::policy::Policy;
 use guestlet::qga::room::Room;
 use guestlet::qga::session::{self, End};

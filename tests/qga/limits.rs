@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use guestlet::guest::Guest;
+use guestlet::pace::Complaints;
 use guestlet::policy::Audit;
-use guestlet::qga::complaints::Complaints;
 use guestlet::qga::policy::{Limits, Policy};
 use guestlet::qga::room::Room;
 use guestlet::qga::session::{self, End};

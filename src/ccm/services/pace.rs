@@ -5,41 +5,41 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Conditions;
+use crate::pace::{Count, Rate};
 
-/// Conditions that say the same in other words are written so often at most, and what they say may change so often in the long run.
+/// Conditions that say the same in other words are written so often at most.
 const SPACING: Duration = Duration::from_secs(10);
-/// Changes of what they say at once.
-const BURST: u32 = 10;
+/// Changes of what they say.
+const CHANGES: Rate = Rate { burst: 10, again: SPACING };
 
 /// What was written of one Service.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
     last: Instant,
-    /// When no change counts any more.
-    until: Instant,
+    changes: Count,
 }
 
 impl Pace {
     /// Nothing was written yet.
     pub fn new(now: Instant) -> Self {
-        Self { last: now.checked_sub(SPACING).unwrap_or(now), until: now }
+        Self { last: now.checked_sub(SPACING).unwrap_or(now), changes: Count::new(now) }
     }
 
     /// How long it is until these conditions can be written after those; none: now.
     pub fn wait(&self, before: &Conditions, now: &Conditions, at: Instant) -> Option<Duration> {
-        let next = if is_same(before, now) {
-            self.last + SPACING
+        let wait = if is_same(before, now) {
+            (self.last + SPACING).saturating_duration_since(at)
         } else {
-            (self.until + SPACING).checked_sub(SPACING * BURST).unwrap_or(at)
+            self.changes.wait(CHANGES, at)
         };
-        Some(next.saturating_duration_since(at)).filter(|wait| !wait.is_zero())
+        Some(wait).filter(|wait| !wait.is_zero())
     }
 
     /// These were written after those.
     pub fn written(&mut self, before: &Conditions, now: &Conditions, at: Instant) {
         self.last = at;
         if !is_same(before, now) {
-            self.until = self.until.max(at) + SPACING;
+            self.changes.add(CHANGES, at);
         }
     }
 }
