@@ -238,7 +238,7 @@ impl HostFragment {
         let mut trust = TrustSettings::default();
         let (mut vms, mut pools, mut clusters) = (Vec::new(), Vec::new(), BTreeMap::new());
         let (mut access, mut audit) = (Vec::<Rule>::new(), AuditSettings::default());
-        let (mut address_pools, mut load_balancers) = (Vec::new(), LoadBalancerSettings::default());
+        let (mut address_pools, mut load_balancers) = (Vec::new(), LoadBalancerSettings::usual(role));
         let mut remarks = Vec::new();
         let mut taken = HashMap::new();
         for source in &self.sources {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::super::Error;
-use super::Source;
+use super::{Role, Source};
 
 /// Where records are unless told otherwise.
 const RECORDS: &str = "/var/lib/guestlet-host/load-balancers";
@@ -16,7 +16,7 @@ const RECORDS: &str = "/var/lib/guestlet-host/load-balancers";
 const NFT: &str = "/usr/sbin/nft";
 
 /// Seconds without VMs after which a cluster is taken to be gone: long enough for one that is restored from a backup.
-const RELEASE_AFTER: u32 = 86_400;
+const RELEASE_AFTER: Duration = Duration::from_secs(86_400);
 
 /// What holds for all load balancers, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,9 +29,12 @@ pub struct LoadBalancerSettings {
     pub release_after: Option<Duration>,
 }
 
-impl Default for LoadBalancerSettings {
-    fn default() -> Self {
-        Self { state_dir: RECORDS.into(), nft: NFT.into(), release_after: after(RELEASE_AFTER) }
+impl LoadBalancerSettings {
+    /// What holds where nothing is said. Only a controller can be told by an API that a cluster has no VMs; that the settings of a
+    /// machine name all VMs of a cluster is for its administrator to say.
+    pub(super) fn usual(role: Role) -> Self {
+        let release_after = (role == Role::Controller).then_some(RELEASE_AFTER);
+        Self { state_dir: RECORDS.into(), nft: NFT.into(), release_after }
     }
 }
 
@@ -41,10 +44,6 @@ pub(super) struct LoadBalancersFragment {
     state_dir: Option<Spanned<PathBuf>>,
     nft: Option<Spanned<PathBuf>>,
     release_after_seconds: Option<u32>,
-}
-
-fn after(seconds: u32) -> Option<Duration> {
-    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
 /// Takes what this fragment sets.
@@ -60,7 +59,7 @@ pub(super) fn check(
         settings.nft = source.absolute("load-balancers.nft", path)?;
     }
     if let Some(seconds) = found.release_after_seconds {
-        settings.release_after = after(seconds);
+        settings.release_after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
     }
     Ok(())
 }

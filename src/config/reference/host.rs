@@ -32,9 +32,9 @@ pub(super) const HOST: &[Row] = &[
     ),
     (
         "load-balancers.release-after-seconds",
-        "`86400`",
-        "`guestlet-host controller`: for how long no VM of a cluster has to have existed until its load balancers are given back; \
-         `0`: they stay until somebody gives them back",
+        "`86400` for `guestlet-host controller`, else `0`",
+        "for how long no VM of a cluster has to have existed until its load balancers are given back; `0`: they stay until somebody \
+         gives them back. On a machine only for clusters that have no VM on other machines: see [load-balancers.md](load-balancers.md)",
     ),
     ("vm.name", "", "unique on this host, a DNS name"),
     ("vm.uuid", "", "lasting: volumes and clusters know the VM by it"),

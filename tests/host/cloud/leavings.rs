@@ -35,7 +35,7 @@ fn answers(flow: &UdpSocket) -> Option<String> {
     String::from_utf8_lossy(&answer[..length]).split_once(' ').map(|(node, _)| node.to_owned())
 }
 
-/// Proved by the review of issue 20: flows of UDP went on to the node of the cluster that had the address before.
+/// Flows of UDP went on to the node of the cluster that had the address before.
 #[test]
 fn flows_go_to_whoever_has_the_address_now() {
     if is_outside_of("--net") {

@@ -34,7 +34,7 @@ impl Machines {
     }
 }
 
-/// What was proved by the review of issue 20: outside reached a service of the host, and the VM of another cluster.
+/// Outside reached a service of the host, and the VM of another cluster.
 #[test]
 fn nothing_is_forwarded_to_the_host_itself_or_to_another_clusters_vm() {
     if is_outside_of("--net") {

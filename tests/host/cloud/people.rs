@@ -1,5 +1,7 @@
 //! What people see of load balancers, and do to them.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::{SMALL, USUAL, started, tcp, wanted};
@@ -57,4 +59,30 @@ fn people_see_who_has_which_address_and_give_it_back() {
     assert!(removed.contains("given back"), "{removed}");
     assert!(c.list().is_empty());
     event("\"gone\"");
+}
+
+#[test]
+fn what_a_cluster_without_vms_has_goes_by_itself_if_the_administrator_says_so() {
+    let mut vms = started(&USUAL, &format!("load-balancers.release-after-seconds = 2\n{SMALL}"));
+    vms.of("a").ensure(wanted("web")).unwrap();
+    let c = vms.of("c");
+    // The one whose address is shared has the lesser name, and is given back last.
+    c.ensure(wanted("a-first")).unwrap();
+    let mut share = wanted("shares");
+    share.share_with = Some(super::service("a-first"));
+    share.ports = vec![tcp(81, 30081)];
+    c.ensure(share).unwrap();
+    let watch = Watch::start(&vms.lab, &["-o", "json"]);
+    // The time begins with the table's end: a cluster that has a VM keeps what it has.
+    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!(vms.kept(), 3);
+    vms.lab.edit("cluster = 'prod'", "cluster = 'another'");
+    watch.until(|line| line.contains("load-balancer-changed") && line.contains("\"gone\""));
+    vms.lab.until("the cluster has none", || {
+        vms.lab.words(&["lb", "ls", "-o", "json", "--cluster", "prod"]).trim() == "[]"
+    });
+    assert_eq!(vms.kept(), 1);
+    assert!(
+        vms.lab.log().contains("had no VM of the cluster for 2 s, so its 2 load balancers are given back")
+    );
 }

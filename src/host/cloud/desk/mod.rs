@@ -38,6 +38,7 @@ use crate::host::half::Half;
 use crate::host::metrics::balancers::Counts;
 use crate::wire::proto::v1;
 
+mod abandoned;
 mod answer;
 mod ask;
 mod disk;
@@ -104,6 +105,8 @@ pub struct Desk {
     events: Vec<v1::LoadBalancerChanged>,
     /// Identifiers of load balancers of an earlier run that nobody was told of yet.
     of_before: BTreeSet<String>,
+    /// Since when the settings have had no VM of clusters that have load balancers.
+    abandoned: BTreeMap<String, Instant>,
     /// What interfaces may have from this program, if the kernel may have rules of it: as it is noted on the disk.
     marked: Option<Given>,
 }
@@ -162,6 +165,7 @@ impl Desk {
             begun: Instant::now(),
             events: Vec::new(),
             of_before: BTreeSet::new(),
+            abandoned: BTreeMap::new(),
             marked: None,
         };
         (desk, Handle::new(requests))
@@ -314,6 +318,7 @@ impl Desk {
         if self.plan.number == 0 {
             self.plan().await;
         }
+        self.give_back_abandoned().await;
         self.unmark().await;
     }
 }
