@@ -130,7 +130,8 @@ fn a_record_that_is_of_another_volume_is_damaged() {
 
     kept["id"] = id.clone().into();
     std::fs::write(&path, kept.to_string()).unwrap();
-    let other = "aaaaaaaaaaaaaaaaaaaa";
+    // Before any that is drawn.
+    let other = "a0000000000000000000";
     std::fs::rename(&path, path.with_file_name(format!("{other}.json"))).unwrap();
     let store = self::store(folder.path());
     let [found, image] = store.list().try_into().unwrap();
