@@ -49,13 +49,18 @@ impl Pings {
 
     /// The time that 99 of 100 pings take at most, of so many from now on.
     pub fn p99(&self, count: usize) -> Duration {
+        self.percentiles([99], count)[0]
+    }
+
+    /// The times that so many of 100 pings take at most, of so many from now on.
+    pub fn percentiles<const N: usize>(&self, of_100: [usize; N], count: usize) -> [Duration; N] {
         self.times.lock().unwrap().clear();
         let end = Instant::now() + DEADLINE;
         loop {
             let mut times = self.times.lock().unwrap().clone();
             if times.len() >= count {
                 times.sort();
-                return times[(times.len() * 99).div_ceil(100) - 1];
+                return of_100.map(|of_100| times[(times.len() * of_100).div_ceil(100) - 1]);
             }
             assert!(Instant::now() < end, "{} of {count} pings were answered", times.len());
             std::thread::sleep(Duration::from_millis(20));

@@ -83,7 +83,7 @@ fn a_volume_that_harvesters_driver_has_plugged_is_used_as_it_is_and_then_taken_a
             (volume.cluster.as_str(), volume.name.as_str(), volume.size),
             ("default/shop", CLAIM, SIZE)
         );
-        assert_eq!(volumes.list().await.unwrap(), [volume]);
+        assert_eq!(volumes.list(None).await.unwrap(), [volume]);
         assert_eq!((volumes.handle(&id).as_str(), volumes.id("default/shop", CLAIM)), (CLAIM, id.clone()));
         // It is there and not guestlet's: nothing is to be put right about it.
         assert!(volumes.plugged(&web.vm).await.unwrap().is_empty());

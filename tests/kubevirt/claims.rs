@@ -150,7 +150,7 @@ fn a_volume_is_made_plugged_unplugged_and_removed() {
         let claim = claim_of(&made.name);
         assert_eq!(made.id, format!("{NAMESPACE}.{claim}"));
         assert_eq!(make(&volumes, &made.name).await, made, "once more is the same");
-        assert_eq!(volumes.list().await.unwrap(), std::slice::from_ref(&made));
+        assert_eq!(volumes.list(None).await.unwrap(), std::slice::from_ref(&made));
         let object = lab.api.get(&Kind::Claim.path(&format!("{NAMESPACE}/{claim}"))).await.unwrap();
         let labels = json!({
             "app.kubernetes.io/managed-by": "guestlet",
@@ -344,7 +344,7 @@ fn whoever_comes_after_one_that_ended_finds_what_it_was_at() {
         }
         drop(first);
         let second = volumes(&lab).await;
-        assert_eq!(second.list().await.unwrap()[0].published, Some(published(&web)));
+        assert_eq!(second.list(None).await.unwrap()[0].published, Some(published(&web)));
         assert_eq!(second.holder(&made.id).await.unwrap(), Holder::On(web.clone()));
         lab.model.release(Step::Plug, &claim_of("data"));
         plug(&second, &made.id, &web).await.unwrap();
@@ -360,7 +360,7 @@ fn whoever_comes_after_one_that_ended_finds_what_it_was_at() {
         }
         drop(second);
         let third = volumes(&lab).await;
-        assert!(third.list().await.unwrap()[0].published.as_ref().unwrap().leaving);
+        assert!(third.list(None).await.unwrap()[0].published.as_ref().unwrap().leaving);
         lab.model.release(Step::Unplug, &claim_of("data"));
         third.unplug(&made.id, &web.vm, LET_GO, willing()).await.unwrap();
         assert_eq!(third.get(&made.id).await.unwrap().unwrap().published, None);
@@ -436,7 +436,7 @@ fn what_belongs_to_others_is_left_alone() {
         lab.claim("foreign", 16).await;
         let foreign = format!("{NAMESPACE}.foreign");
         assert!(matches!(volumes.get(&foreign).await, Err(VolumeError::NotGiven { .. })));
-        assert!(volumes.list().await.unwrap().is_empty());
+        assert!(volumes.list(None).await.unwrap().is_empty());
         assert!(matches!(plug(&volumes, &foreign, &web).await, Err(VolumeError::NotGiven { .. })));
         // It is not gone either.
         assert!(matches!(volumes.remove(&foreign).await, Err(VolumeError::NotGiven { .. })));

@@ -174,7 +174,7 @@ fn no_volume_is_in_two_vms_none_is_lost_and_nothing_is_stuck() {
             bring_at_last(&lab, &claims, id, &None).await;
             until(&format!("{id} is removed"), async || claims.remove(id).await.ok()).await;
         }
-        until("nothing is listed", async || claims.list().await.unwrap().is_empty().then_some(())).await;
+        until("nothing is listed", async || claims.list(None).await.unwrap().is_empty().then_some(())).await;
         assert!(lab.api.list(&Kind::Claim.within(NAMESPACE)).await.is_empty());
         assert!(lab.model.journal().conflicts().is_empty());
         until("no VolumeAttachment is left", async || {

@@ -136,7 +136,7 @@ async fn all(lab: &Lab, volumes: &Claims, round: usize, gate: &str) -> Result<()
     lab.set_gates(&[gate]).await;
     let new = crate::claims::new(crate::lab::SHARED, &format!("data-{round}"));
     let made = volumes.create(new).await.map_err(|error| said("create", &error))?;
-    if !volumes.list().await.is_ok_and(|all| all.iter().any(|one| one.id == made.id)) {
+    if !volumes.list(None).await.is_ok_and(|all| all.iter().any(|one| one.id == made.id)) {
         return Err("list: it is not among them".to_owned());
     }
     plug(volumes, &made.id, &web).await.map_err(|error| said("plug", &error))?;

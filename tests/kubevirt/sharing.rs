@@ -279,7 +279,7 @@ fn whoever_comes_after_one_that_ended_finds_what_it_was_at() {
         }
         drop(first);
         let second = volumes(&lab).await;
-        assert_eq!(second.list().await.unwrap()[0].sharers, Some(vec![sharer("one")]));
+        assert_eq!(second.list(None).await.unwrap()[0].sharers, Some(vec![sharer("one")]));
         lab.model.release(Step::Share, &claim);
         second.share(&made.id, sharer("one")).await.unwrap();
 

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::disks::{DiskError, GuestSide, Known};
-use super::volumes::{Holder, NewVolume, Place, Published, Volume, VolumeError, Volumes};
+use super::volumes::{
+    Coming, Holder, NewVolume, Place, Published, Usage, Usages, Volume, VolumeError, Volumes,
+};
 
 const SIZE: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -51,10 +53,44 @@ async fn make(volumes: &dyn Volumes, name: &str) -> Volume {
 
 async fn kept(volumes: &dyn Volumes, id: &str) -> Volume {
     let kept = volumes.get(id).await.unwrap().unwrap();
-    let listed = volumes.list().await.unwrap();
+    let listed = volumes.list(None).await.unwrap();
     assert!(listed.contains(&kept), "{listed:?}");
     assert!(listed.is_sorted_by_key(|volume| volume.id.clone()), "{listed:?}");
+    is_found(volumes, &kept, &listed).await;
     kept
+}
+
+/// What is looked up is what a walk over all volumes finds.
+async fn is_found(volumes: &dyn Volumes, kept: &Volume, listed: &[Volume]) {
+    let Volume { id, name, cluster, class, .. } = kept;
+    assert_eq!(volumes.named(cluster, name).await.unwrap().as_ref(), Some(kept));
+    assert_eq!(volumes.named(cluster, "no-such-volume").await.unwrap(), None);
+    assert_eq!(volumes.named("no-such-cluster", name).await.unwrap(), None);
+    let holder = kept.published.as_ref().map_or("no-such-vm", |published| &published.uuid);
+    let held = |one: &&Volume| one.published.as_ref().is_some_and(|published| published.uuid == holder);
+    let held: BTreeSet<_> = listed.iter().filter(held).map(|volume| volume.id.clone()).collect();
+    assert_eq!((held.contains(id), volumes.of_vm(holder).await.unwrap()), (kept.published.is_some(), held));
+
+    let its: Vec<_> = listed.iter().filter(|volume| volume.cluster == *cluster).cloned().collect();
+    assert_eq!(volumes.list(Some(cluster)).await.unwrap(), its);
+    assert_eq!(volumes.part(None, "", 1).await.unwrap(), &listed[..1]);
+    let before = its.iter().position(|volume| volume == kept).unwrap();
+    assert_eq!(volumes.part(Some(cluster), id, 1000).await.unwrap(), &its[before + 1..]);
+    assert_eq!(volumes.part(Some("no-such-cluster"), "", 1000).await.unwrap(), []);
+
+    let sum = |all: &mut dyn Iterator<Item = &Volume>| {
+        all.fold(Usage::default(), |sum, one| Usage { volumes: sum.volumes + 1, bytes: sum.bytes + one.size })
+    };
+    let (all, in_class) =
+        (sum(&mut its.iter()), sum(&mut its.iter().filter(|volume| volume.class == *class)));
+    assert_eq!(volumes.usage(cluster, class, &[]).await.unwrap(), Usages { all, in_class });
+    let coming = |name: &str, size| Coming { name: name.to_owned(), class: class.clone(), size };
+    let coming = [coming(name, kept.size + 512), coming("no-such-volume", 1024)];
+    let more = |usage: Usage| Usage { volumes: usage.volumes + 1, bytes: usage.bytes + 1536 };
+    let expected = Usages { all: more(all), in_class: more(in_class) };
+    assert_eq!(volumes.usage(cluster, class, &coming).await.unwrap(), expected);
+    let nothing = volumes.usage("no-such-cluster", class, &[]).await.unwrap();
+    assert_eq!(nothing, Usages::default());
 }
 
 /// Everything that is promised. The last of it silences the bench's first VM.
@@ -101,7 +137,7 @@ async fn it_is_made_and_removed(bench: &dyn Bench) -> String {
     };
     let unknown = volumes.create(new).await;
     assert!(matches!(unknown, Err(VolumeError::NoClass(_))), "{unknown:?}");
-    assert_eq!(volumes.list().await.unwrap(), std::slice::from_ref(&made), "a failure leaves nothing");
+    assert_eq!(volumes.list(None).await.unwrap(), std::slice::from_ref(&made), "a failure leaves nothing");
 
     let larger = volumes.grow(&made.id, SIZE * 2, None).await.unwrap();
     assert!(larger >= SIZE * 2);
@@ -110,7 +146,7 @@ async fn it_is_made_and_removed(bench: &dyn Bench) -> String {
 
     volumes.remove(&made.id).await.unwrap();
     assert_eq!(volumes.get(&made.id).await.unwrap(), None);
-    assert_eq!(volumes.list().await.unwrap(), []);
+    assert_eq!(volumes.list(None).await.unwrap(), []);
     // Once more it is gone, or was never there.
     let again = volumes.remove(&made.id).await;
     assert!(matches!(again, Ok(()) | Err(VolumeError::Unknown(_))), "{again:?}");

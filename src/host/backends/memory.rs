@@ -3,14 +3,16 @@
 //! It keeps what [`Volumes`] promises, and so shows which part of the host half needs no more than that.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::authority::{Open, Said, Verdict, judge};
+use super::catalogue::{Catalogue, Entry, usages};
 use super::disks::{Bus, DiskError, GuestSide, Known};
 use super::volumes::{
-    Capacity, Class, Export, Holder, NewVolume, Place, Plugged, Published, Room, Sharer, Shares, Volume,
-    VolumeError, Volumes,
+    Capacity, Class, Coming, Export, Holder, NewVolume, Place, Plugged, Published, Room, Sharer, Shares,
+    Usages, Volume, VolumeError, Volumes,
 };
 
 /// The only storage class.
@@ -185,8 +187,31 @@ impl Volumes for Memory {
         Ok(Capacity { size: SIZE, free, largest: free })
     }
 
-    async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
-        Ok(self.world().volumes.values().cloned().collect())
+    async fn part(
+        &self,
+        cluster: Option<&str>,
+        after: &str,
+        most: usize,
+    ) -> Result<Vec<Volume>, VolumeError> {
+        let world = self.world();
+        let rest = world.volumes.range::<str, _>((Bound::Excluded(after), Bound::Unbounded));
+        let its = rest.map(|(_, volume)| volume).filter(|one| cluster.is_none_or(|of| one.cluster == of));
+        Ok(its.take(most).cloned().collect())
+    }
+
+    async fn named(&self, cluster: &str, name: &str) -> Result<Option<Volume>, VolumeError> {
+        let world = self.world();
+        Ok(world.volumes.values().find(|one| one.cluster == cluster && one.name == name).cloned())
+    }
+
+    async fn usage(&self, cluster: &str, class: &str, coming: &[Coming]) -> Result<Usages, VolumeError> {
+        let catalogue: Catalogue = self.world().volumes.values().map(Entry::from).collect();
+        Ok(usages(&std::iter::once(&catalogue), cluster, class, coming))
+    }
+
+    async fn of_vm(&self, uuid: &str) -> Result<BTreeSet<String>, VolumeError> {
+        let is_its = |one: &&Volume| one.published.as_ref().is_some_and(|published| published.uuid == uuid);
+        Ok(self.world().volumes.values().filter(is_its).map(|volume| volume.id.clone()).collect())
     }
 
     async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {

@@ -19,6 +19,7 @@ use crate::transport::dial::Target;
 use crate::wire::proto::v1::{Advice, IoError, PowerState, Topology};
 
 pub mod authority;
+pub mod catalogue;
 #[cfg(test)]
 pub mod conformance;
 pub mod disks;

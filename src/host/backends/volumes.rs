@@ -18,6 +18,9 @@ use std::time::Duration;
 pub use super::super::metrics::Room;
 use super::disks::{Bus, DiskError, GuestSide, Known};
 
+/// Volumes that [`Volumes::list`] asks for at a time.
+const PART: usize = 256;
+
 /// A volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
@@ -156,6 +159,35 @@ pub struct Capacity {
     pub largest: u64,
 }
 
+/// How much volumes come to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Volumes.
+    pub volumes: u64,
+    /// Bytes of them together.
+    pub bytes: u64,
+}
+
+/// What a cluster has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usages {
+    /// In all.
+    pub all: Usage,
+    /// In the class that was asked for.
+    pub in_class: Usage,
+}
+
+/// A volume of a cluster that is being made or made larger: room is set aside for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Coming {
+    /// See [`Volume::name`].
+    pub name: String,
+    /// See [`Volume::class`].
+    pub class: String,
+    /// Bytes that it is to have.
+    pub size: u64,
+}
+
 /// How the guest knows a volume that is plugged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plugged {
@@ -232,8 +264,37 @@ pub trait Volumes: Send + Sync + fmt::Debug {
     /// The room of each class, as far as it is known. Nothing is looked at for it, so it is there at once.
     fn rooms(&self) -> Vec<Room>;
 
-    /// All volumes, in the order of their identifiers.
-    async fn list(&self) -> Result<Vec<Volume>, VolumeError>;
+    /// The volumes of a cluster, or of all, whose identifiers come after this one, in their order: so many at most, and fewer only
+    /// if there are no more. As all lookups here, it takes no walk over those that it does not return.
+    async fn part(&self, cluster: Option<&str>, after: &str, most: usize)
+    -> Result<Vec<Volume>, VolumeError>;
+
+    /// All volumes, or those of a cluster, in the order of their identifiers. What comes or goes meanwhile may be among them. Not for
+    /// what guests ask: it has them all.
+    async fn list(&self, cluster: Option<&str>) -> Result<Vec<Volume>, VolumeError> {
+        let mut all: Vec<Volume> = Vec::new();
+        loop {
+            let after = all.last().map(|volume| volume.id.clone()).unwrap_or_default();
+            let part = self.part(cluster, &after, PART).await?;
+            let is_last = part.len() < PART;
+            all.extend(part);
+            if is_last {
+                return Ok(all);
+            }
+            // Others have their turn in between.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// The volume that has this name in a cluster, if one is listed.
+    async fn named(&self, cluster: &str, name: &str) -> Result<Option<Volume>, VolumeError>;
+
+    /// What a cluster has, in all and in one class, with what is `coming`, at one moment. What is coming and is there already counts
+    /// once, with the larger of both sizes.
+    async fn usage(&self, cluster: &str, class: &str, coming: &[Coming]) -> Result<Usages, VolumeError>;
+
+    /// The identifiers of the volumes that the VM of this UUID is remembered to have.
+    async fn of_vm(&self, uuid: &str) -> Result<BTreeSet<String>, VolumeError>;
 
     /// One volume, if there is one. It is an error if there may be one that cannot be looked at.
     async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError>;

@@ -24,6 +24,11 @@ impl Complaints {
         self.said().remove(id);
     }
 
+    /// Whether anything was said that is not settled.
+    pub fn are_any(&self) -> bool {
+        !self.said().is_empty()
+    }
+
     /// Forgets the volumes that there are no more.
     pub fn keep(&self, is_there: impl Fn(&str) -> bool) {
         self.said().retain(|id, _| is_there(id));
@@ -45,6 +50,7 @@ mod tests {
         assert!(complaints.is_new("w", "a"));
         complaints.settle("v");
         assert!(complaints.is_new("v", "a"));
+        assert!(complaints.are_any() && !Complaints::default().are_any());
         complaints.keep(|id| id == "w");
         assert!(complaints.is_new("v", "a") && !complaints.is_new("w", "a"));
     }

@@ -1,15 +1,12 @@
 //! Who has a volume: it is published, unpublished, removed and made larger, one step after the other as `protocol`
 //! decides them.
 
-use std::collections::BTreeSet;
-
 use super::super::backends::Vm;
 use super::super::backends::disks::GuestSide;
-use super::super::backends::volumes::{Export, Holder, Place, Plugged, Published, Volume};
+use super::super::backends::volumes::{Export, Holder, Place, Plugged, Published, Usage, Volume};
 use super::super::disks::release::{self, Agent};
 use super::super::fleet::{Identity, Machine};
 use super::super::metrics::operations::Operation;
-use super::policy::Usage;
 use super::problem::{Kind, Problem};
 use super::protocol::{Next, Refusal, Request, next};
 use super::size::Range;
@@ -289,12 +286,10 @@ impl Keeper {
     /// among those that arrive.
     async fn admit(&self, vm: &Vm, arrival: &(String, String)) -> Result<(), Problem> {
         let mut arriving = self.0.arriving.lock().await;
-        let volumes = self.0.volumes.list().await?;
-        let is_of = |uuid: &str| uuid == vm.ids.lasting;
-        let there =
-            volumes.iter().filter(|one| one.published.as_ref().is_some_and(|place| is_of(&place.uuid)));
-        let coming = arriving.iter().filter(|(uuid, _)| is_of(uuid)).map(|(_, id)| id);
-        let has: BTreeSet<&String> = there.map(|one| &one.id).chain(coming).collect();
+        let uuid = &vm.ids.lasting;
+        let mut has = self.0.volumes.of_vm(uuid).await?;
+        let first = (uuid.clone(), String::new());
+        has.extend(arriving.range(first..).take_while(|(of, _)| of == uuid).map(|(_, id)| id.clone()));
         let most = usize::try_from(vm.max_volumes).unwrap_or(usize::MAX);
         // As kubelet understands it, 0 is no limit. What it has already it may have again.
         if most > 0 && has.len() >= most && !has.contains(&arrival.1) {

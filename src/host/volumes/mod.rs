@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, Semaphore, oneshot, watch};
 
 use super::backends::Vm;
 use super::backends::disks::DiskError;
-use super::backends::volumes::{Capacity, NewVolume, Volume, VolumeError, Volumes};
+use super::backends::volumes::{Capacity, NewVolume, Usage, Volume, VolumeError, Volumes};
 use super::caller::Behalf;
 use super::fleet::Handle;
 use super::half::Half;
@@ -52,7 +52,8 @@ mod turns;
 
 use complaints::Complaints;
 pub use hold::Given;
-use policy::{Bound, Policies, Policy, Reserved, Usage};
+use page::Page;
+use policy::{Bound, Policies, Policy, Reserved};
 use problem::{Kind, Problem};
 use size::Range;
 use turns::{Thing, Turns};
@@ -281,11 +282,13 @@ impl Keeper {
         most: usize,
     ) -> Result<(Vec<Volume>, String), Problem> {
         self.authorise(asker)?;
-        let mut volumes = self.0.volumes.list().await?;
-        if let Asker::Guest { cluster, .. } = asker {
-            volumes.retain(|volume| volume.cluster == *cluster);
-        }
-        page::page(volumes, token, most)
+        let page = Page::new(token, most)?;
+        let cluster = match asker {
+            Asker::Guest { cluster, .. } => Some(cluster.as_str()),
+            Asker::Person(_) | Asker::Host => None,
+        };
+        let found = self.0.volumes.part(cluster, page.after(), page.wanted()).await?;
+        Ok(page.cut(found))
     }
 
     /// How many volumes a VM can have at a time: as many as its settings allow and its hypervisor has places for, and
@@ -336,9 +339,8 @@ impl Keeper {
         let class = policy.class(&self.0.volumes.classes(), class)?;
         let Capacity { size, free, largest } = self.0.volumes.capacity(&class).await?;
         let reserved = self.0.reserved.lock().await;
-        let volumes = self.0.volumes.list().await?;
-        let has = |class| policy::usage(&volumes, &reserved, cluster, class);
-        let left = policy.left(has(None), Bound { has: has(Some(&class)).bytes, size });
+        let has = self.0.volumes.usage(cluster, &class, &reserved.of(cluster)).await?;
+        let left = policy.left(has.all, Bound { has: has.in_class.bytes, size });
         Ok(Capacity { size, free: free.min(left), largest: largest.min(left) })
     }
 
@@ -352,7 +354,7 @@ impl Keeper {
         self.begin(Operation::Create, asker, move |keeper| async move {
             let _turn =
                 keeper.0.turns.take(Thing::Name { cluster: cluster.clone(), name: wanted.name.clone() })?;
-            match keeper.named(&cluster, &wanted.name).await? {
+            match keeper.0.volumes.named(&cluster, &wanted.name).await? {
                 Some(volume) => {
                     // It may be about to be removed.
                     let _turn = keeper.0.turns.take(Thing::volume(&volume.id))?;
@@ -362,11 +364,6 @@ impl Keeper {
             }
         })
         .await
-    }
-
-    async fn named(&self, cluster: &str, name: &str) -> Result<Option<Volume>, Problem> {
-        let volumes = self.0.volumes.list().await?;
-        Ok(volumes.into_iter().find(|volume| volume.cluster == cluster && volume.name == name))
     }
 
     async fn make(&self, by: &Asker, cluster: String, wanted: Wanted) -> Result<Volume, Problem> {
@@ -405,11 +402,10 @@ impl Keeper {
         };
         let cluster = key.0.as_str();
         let mut reserved = self.0.reserved.lock().await;
-        let volumes = self.0.volumes.list().await?;
-        let has = |class| policy::usage(&volumes, &reserved, cluster, class);
-        let in_class = Bound { has: has(Some(class)).bytes, size: there_is };
-        policy.admit(cluster, has(None), in_class, more)?;
-        reserved.insert(key.clone(), (class.to_owned(), size));
+        let has = self.0.volumes.usage(cluster, class, &reserved.of(cluster)).await?;
+        let in_class = Bound { has: has.in_class.bytes, size: there_is };
+        policy.admit(cluster, has.all, in_class, more)?;
+        reserved.insert(key.clone(), class.to_owned(), size);
         Ok(())
     }
 }

@@ -13,20 +13,40 @@ const LONGEST: usize = 128;
 /// What tokens begin with.
 const PREFIX: &str = "after:";
 
-/// The part that begins behind `token`, with `most` volumes or fewer (0: as many as fit), and the token of the next.
-///
-/// # Errors
-/// If the token was never given.
-pub fn page(volumes: Vec<Volume>, token: &str, most: usize) -> Result<(Vec<Volume>, String), Problem> {
-    let after = parse(token)?;
-    let most = if most == 0 { MOST } else { most.min(MOST) };
-    let mut rest = volumes.into_iter().filter(|volume| after.is_none_or(|after| volume.id.as_str() > after));
-    let part: Vec<_> = rest.by_ref().take(most).collect();
-    let next = match (rest.next(), part.last()) {
-        (Some(_), Some(last)) => format!("{PREFIX}{}", last.id),
-        _ => String::new(),
-    };
-    Ok((part, next))
+/// Which part is wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct Page<'t> {
+    after: &'t str,
+    most: usize,
+}
+
+impl<'t> Page<'t> {
+    /// The part that begins behind `token`, with `most` volumes or fewer (0: as many as fit).
+    ///
+    /// # Errors
+    /// If the token was never given.
+    pub fn new(token: &'t str, most: usize) -> Result<Self, Problem> {
+        let after = parse(token)?.unwrap_or_default();
+        Ok(Self { after, most: if most == 0 { MOST } else { most.min(MOST) } })
+    }
+
+    /// The identifier after which it begins.
+    pub fn after(&self) -> &str {
+        self.after
+    }
+
+    /// How many volumes have to be found: one more than it has, which says whether there is another part.
+    pub fn wanted(&self) -> usize {
+        self.most + 1
+    }
+
+    /// The part, of what was found, and the token of the next; empty if it is the last.
+    pub fn cut(self, mut found: Vec<Volume>) -> (Vec<Volume>, String) {
+        let is_last = found.len() <= self.most;
+        found.truncate(self.most);
+        let next = found.last().filter(|_| !is_last).map(|last| format!("{PREFIX}{}", last.id));
+        (found, next.unwrap_or_default())
+    }
 }
 
 fn parse(token: &str) -> Result<Option<&str>, Problem> {
@@ -74,7 +94,9 @@ mod tests {
                 let left: Vec<_> = ids.iter().enumerate()
                     .filter(|(at, _)| *at != usize::from(gone) || *at >= seen.len())
                     .map(|(_, id)| id.clone()).collect();
-                let (part, next) = page(volumes(&left), &token, most).unwrap();
+                let page = Page::new(&token, most).unwrap();
+                let found = left.into_iter().filter(|id| id.as_str() > page.after()).take(page.wanted());
+                let (part, next) = page.cut(volumes(&found.collect::<Vec<_>>()));
                 prop_assert!(part.len() <= most);
                 seen.extend(part.into_iter().map(|volume| volume.id));
                 if next.is_empty() { break }
@@ -85,7 +107,7 @@ mod tests {
 
         #[test]
         fn other_tokens_are_refused(token in "\\PC{1,200}") {
-            match page(Vec::new(), &token, 0) {
+            match Page::new(&token, 0) {
                 Ok(_) => prop_assert!(token.starts_with(PREFIX)),
                 Err(problem) => prop_assert_eq!(problem.kind, Kind::Aborted),
             }
@@ -95,7 +117,7 @@ mod tests {
     #[test]
     fn tokens_that_are_none() {
         for token in ["after:", "x", "after:a/b", "after: a", &format!("after:{}", "a".repeat(129))] {
-            assert_eq!(page(Vec::new(), token, 0).unwrap_err().kind, Kind::Aborted, "{token}");
+            assert_eq!(Page::new(token, 0).unwrap_err().kind, Kind::Aborted, "{token}");
         }
     }
 }

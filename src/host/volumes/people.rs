@@ -20,11 +20,10 @@ impl Keeper {
     /// # Errors
     /// If they cannot be looked at.
     pub async fn list_for_people(&self, request: ListVolumesRequest) -> Result<ListVolumesResponse, Status> {
-        let volumes = self.0.volumes.list().await.map_err(for_people)?;
-        let wanted =
-            |volume: &&volumes::Volume| request.cluster.is_empty() || volume.cluster == request.cluster;
+        let cluster = Some(request.cluster.as_str()).filter(|cluster| !cluster.is_empty());
+        let volumes = self.0.volumes.list(cluster).await.map_err(for_people)?;
         let mut shown = Vec::new();
-        for volume in volumes.iter().filter(wanted) {
+        for volume in &volumes {
             shown.push(self.show(volume).await);
         }
         Ok(ListVolumesResponse { volumes: shown })

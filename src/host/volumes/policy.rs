@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::problem::{Kind, Problem};
-use crate::host::backends::volumes::{Class, Volume};
+use crate::host::backends::volumes::{Class, Coming, Usage};
 
 /// The policies of all clusters; one that is not named may do everything.
 pub type Policies = BTreeMap<String, Policy>;
@@ -22,15 +22,6 @@ pub struct Policy {
     pub classes: Option<Vec<String>>,
     /// Names of VMs that may ask for volumes; none: all.
     pub controllers: Option<Vec<String>>,
-}
-
-/// What a cluster has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Volumes.
-    pub volumes: u64,
-    /// Bytes of them together.
-    pub bytes: u64,
 }
 
 impl Policy {
@@ -145,24 +136,33 @@ impl Bound {
     }
 }
 
-/// Volumes that are being made or made larger: their cluster and name, their class, and the size that they are to have.
-pub type Reserved = BTreeMap<(String, String), (String, u64)>;
+/// Room that is set aside for volumes that are being made or made larger, by their clusters and names: their class, and the size
+/// that they are to have.
+#[derive(Debug, Default)]
+pub struct Reserved(BTreeMap<(String, String), (String, u64)>);
 
-/// What a cluster has, with what it is about to have; of one class, or of all.
-pub fn usage(volumes: &[Volume], reserved: &Reserved, cluster: &str, class: Option<&str>) -> Usage {
-    let counts = |of: &str| class.is_none_or(|class| class == of);
-    let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
-    for volume in volumes.iter().filter(|volume| volume.cluster == cluster && counts(&volume.class)) {
-        sizes.insert(&volume.name, volume.size);
+impl Reserved {
+    /// Sets room aside for the volume of a cluster and name, in place of what was set aside for it.
+    pub fn insert(&mut self, key: (String, String), class: String, size: u64) {
+        self.0.insert(key, (class, size));
     }
-    for ((owner, name), (of, size)) in reserved {
-        if owner == cluster && counts(of) {
-            let known = sizes.entry(name).or_default();
-            *known = (*known).max(*size);
-        }
+
+    /// The volume is there, or is not to be.
+    pub fn remove(&mut self, key: &(String, String)) {
+        self.0.remove(key);
     }
-    let volumes = u64::try_from(sizes.len()).unwrap_or(u64::MAX);
-    Usage { volumes, bytes: sizes.values().fold(0, |sum, size| sum.saturating_add(*size)) }
+
+    /// What room is set aside for in a cluster: as many volumes as operations on them are under way.
+    pub fn of(&self, cluster: &str) -> Vec<Coming> {
+        let its =
+            self.0.range((cluster.to_owned(), String::new())..).take_while(|((of, _), _)| of == cluster);
+        let coming = its.map(|((_, name), (class, size))| Coming {
+            name: name.clone(),
+            class: class.clone(),
+            size: *size,
+        });
+        coming.collect()
+    }
 }
 
 #[cfg(test)]
@@ -207,26 +207,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_to_be_counts_once() {
-        let volume = |name: &str, size| Volume {
-            id: String::new(),
-            name: name.into(),
-            cluster: "dev".into(),
-            class: if name == "b" { "slow" } else { "fast" }.into(),
-            size,
-            claim: String::new(),
-            published: None,
-            sharers: None,
-            problem: None,
-        };
+    fn room_is_set_aside_for_a_name_once() {
         let key = |cluster: &str, name: &str| (cluster.to_owned(), name.to_owned());
-        let to_be = |size| ("fast".to_owned(), size);
-        let reserved =
-            [(key("dev", "a"), to_be(5)), (key("dev", "c"), to_be(7)), (key("prod", "d"), to_be(100))].into();
-        let volumes = [volume("a", 3), volume("b", 2)];
-        assert_eq!(usage(&volumes, &reserved, "dev", None), Usage { volumes: 3, bytes: 14 });
-        assert_eq!(usage(&volumes, &reserved, "dev", Some("slow")), Usage { volumes: 1, bytes: 2 });
-        assert_eq!(usage(&volumes, &reserved, "dev", Some("fast")), Usage { volumes: 2, bytes: 12 });
+        let coming = |name: &str, class: &str, size| Coming { name: name.into(), class: class.into(), size };
+        let mut reserved = Reserved::default();
+        for (cluster, name, size) in [("dev", "a", 5), ("dev-2", "d", 100), ("dev", "c", 7), ("dev", "a", 6)]
+        {
+            reserved.insert(key(cluster, name), "fast".into(), size);
+        }
+        assert_eq!(reserved.of("dev"), [coming("a", "fast", 6), coming("c", "fast", 7)]);
+        assert_eq!(reserved.of("dev-2"), [coming("d", "fast", 100)]);
+        reserved.remove(&key("dev", "a"));
+        reserved.remove(&key("dev", "d"));
+        assert_eq!(reserved.of("dev"), [coming("c", "fast", 7)]);
+        assert_eq!(reserved.of("de"), []);
+    }
+
+    #[test]
+    fn a_cluster_has_no_more_than_its_quota() {
         let policy = Policy { volumes: Some(3), bytes: Some(10), ..Policy::default() };
         let has = Usage { volumes: 2, bytes: 9 };
         let none = Bound { has: 9, size: 9 };

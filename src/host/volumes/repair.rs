@@ -10,7 +10,6 @@
 //! A VM is looked at when it is back, when its agent is, and all are now and then.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
@@ -19,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::turns::Thing;
 use super::{Asker, Keeper, PATIENCE};
-use crate::host::backends::volumes::{Place, Volume};
+use crate::host::backends::volumes::{Place, VolumeError};
 use crate::host::disks::release;
 use crate::host::fleet::{Identity, Machine, Watched};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
@@ -61,43 +60,52 @@ impl Keeper {
         {
             tracing::debug!(%error, "cannot look for shares that are not served as they should be");
         }
-        let volumes = match self.0.volumes.list().await {
-            Ok(volumes) => Arc::new(volumes),
+        let is_any = async {
+            if name.is_none() && self.0.complaints.are_any() {
+                let volumes = self.0.volumes.list(None).await?;
+                let is_there =
+                    |id: &str| volumes.binary_search_by(|volume| volume.id.as_str().cmp(id)).is_ok();
+                self.0.complaints.keep(is_there);
+            }
+            Ok::<_, VolumeError>(!self.0.volumes.part(None, "", 1).await?.is_empty())
+        };
+        match is_any.await {
+            Ok(true) => {}
+            Ok(false) => return,
             Err(error) => {
                 return tracing::debug!(%error, "cannot look for volumes that are not where they should be");
             }
-        };
-        let is_there = |id: &str| volumes.binary_search_by(|volume| volume.id.as_str().cmp(id)).is_ok();
-        self.0.complaints.keep(is_there);
-        if volumes.is_empty() {
-            return;
         }
         let vms = match name {
             // A guest causes this as often as it comes back.
             Some(name) => self.0.fleet.find(Identity::Name(name.to_owned())).await.map(Vec::from_iter),
             None => self.0.fleet.machines().await,
         };
-        let holders: BTreeSet<_> = volumes
-            .iter()
-            .filter_map(|one| one.published.as_ref())
-            .map(|published| &published.uuid)
-            .collect();
         for Machine { vm, power } in vms.unwrap_or_default() {
-            let concerns = holders.contains(&vm.ids.lasting) || self.0.volumes.may_have(&vm.name);
-            if power == PowerState::Off || !concerns {
+            if power == PowerState::Off {
+                continue;
+            }
+            let has = match self.0.volumes.of_vm(&vm.ids.lasting).await {
+                Ok(has) => has,
+                Err(error) => {
+                    tracing::debug!(vm = vm.name, %error, "cannot see which volumes a VM is to have");
+                    continue;
+                }
+            };
+            if has.is_empty() && !self.0.volumes.may_have(&vm.name) {
                 continue;
             }
             let Ok(turn) = self.0.turns.take(Thing::Vm(vm.name.clone())) else { continue };
-            let (keeper, volumes) = (self.clone(), Arc::clone(&volumes));
+            let keeper = self.clone();
             self.0.tasks.children().spawn(async move {
-                keeper.compare(&vm.name, &vm.ids.lasting, &volumes).await;
+                keeper.compare(&vm.name, &vm.ids.lasting, &has).await;
                 drop(turn);
             });
         }
     }
 
-    /// Compares what one VM has with what it is to have, as far as these volumes tell: what differs is looked at again.
-    async fn compare(&self, vm: &str, uuid: &str, volumes: &[Volume]) {
+    /// Compares what one VM has with what it is to have, as these identifiers of volumes tell: what differs is looked at again.
+    async fn compare(&self, vm: &str, uuid: &str, has: &BTreeSet<String>) {
         // Only looks are few at a time: what is repaired may take minutes, and must not keep others from being looked at.
         let place = if self.are_of_one_host() { None } else { self.0.looks.acquire().await.ok() };
         let plugged = self.0.volumes.plugged(vm).await;
@@ -106,15 +114,14 @@ impl Keeper {
             Ok(plugged) => plugged,
             Err(error) => return tracing::debug!(vm, %error, "cannot see which volumes a VM has"),
         };
-        let has = |volume: &Volume| volume.published.as_ref().is_some_and(|published| published.uuid == uuid);
-        for volume in volumes.iter().filter(|volume| has(volume) && !plugged.contains(&volume.id)) {
+        for id in has.difference(&plugged) {
             // Somebody is at it.
-            let Ok(_turn) = self.0.turns.take(Thing::volume(&volume.id)) else { continue };
-            self.mend(&volume.id, vm, uuid).await;
+            let Ok(_turn) = self.0.turns.take(Thing::volume(id)) else { continue };
+            self.mend(id, vm, uuid).await;
         }
-        for volume in volumes.iter().filter(|volume| !has(volume) && plugged.contains(&volume.id)) {
-            let Ok(_turn) = self.0.turns.take(Thing::volume(&volume.id)) else { continue };
-            self.take_back(&volume.id, vm, uuid).await;
+        for id in plugged.difference(has) {
+            let Ok(_turn) = self.0.turns.take(Thing::volume(id)) else { continue };
+            self.take_back(id, vm, uuid).await;
         }
     }
 

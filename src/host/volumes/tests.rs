@@ -244,3 +244,59 @@ async fn a_share_is_given_to_many_nodes_and_removed_when_none_has_it() {
     assert!(sharers().await.is_empty());
     bench.remove(&id).await.unwrap();
 }
+
+/// What was set aside for a volume is free again when that is there, or is not to be.
+#[tokio::test(start_paused = true)]
+async fn room_is_set_aside_only_while_a_volume_is_made_or_made_larger() {
+    let bench = Bench::new().await;
+    let mut random = fastrand::Rng::with_seed(16);
+    let mut sizes = BTreeMap::new();
+    for step in 0..400 {
+        let name = format!("v{}", random.u8(..6));
+        let size = u64::from(random.u16(1..400)) << 20;
+        let range = Range::new(i64::try_from(size).unwrap(), 0).unwrap();
+        let id = bench.memory.named("dev", &name).await.unwrap().map(|volume| volume.id);
+        match (random.u8(..4), id) {
+            (0, Some(id)) => {
+                bench.remove(&id).await.unwrap();
+                sizes.remove(&name);
+            }
+            (1, Some(id)) => {
+                // No volume becomes smaller, and there may be no room.
+                if let Ok(size) = bench.keeper.expand(&Asker::Host, &id, range).await {
+                    sizes.insert(name, size);
+                }
+            }
+            (_, None) => {
+                let wanted = |name: &str| Wanted {
+                    name: name.to_owned(),
+                    class: None,
+                    range,
+                    claim: String::new(),
+                    is_share: false,
+                };
+                // Another one at the same time: both may fit, or one, or none.
+                let other = format!("w{step}");
+                let create = |name: &str| bench.keeper.create(&Asker::Host, "dev", wanted(name));
+                let made = tokio::join!(create(&name), create(&other));
+                for (name, made) in [(name, made.0), (other, made.1)] {
+                    if let Ok(volume) = made {
+                        sizes.insert(name, volume.size);
+                    }
+                }
+                while sizes.len() > 6 {
+                    let (first, _) = sizes.pop_first().unwrap();
+                    let id = bench.memory.named("dev", &first).await.unwrap().unwrap().id;
+                    bench.remove(&id).await.unwrap();
+                }
+            }
+            _ => {}
+        }
+        assert_eq!(bench.keeper.0.reserved.lock().await.of("dev"), []);
+        let all: u64 = sizes.values().sum();
+        let room = bench.keeper.capacity(&Asker::Host, "dev", None).await.unwrap();
+        assert_eq!(room.free, (1 << 30) - all, "step {step}: {sizes:?}");
+        let usage = bench.memory.usage("dev", "memory", &[]).await.unwrap();
+        assert_eq!((usage.all.volumes, usage.all.bytes), (u64::try_from(sizes.len()).unwrap(), all));
+    }
+}

@@ -16,6 +16,7 @@ mod full;
 mod io_errors;
 mod life;
 mod machine;
+mod many;
 mod mirror;
 mod people;
 mod places;

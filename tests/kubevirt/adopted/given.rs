@@ -70,7 +70,7 @@ fn only_what_is_given_and_labelled_with_its_cluster_is_a_volume_of_that_cluster(
             }
             assert!(lab.api.get(&Kind::Claim.path(&format!("default/{claim}"))).await.is_some());
         }
-        assert_eq!(volumes.list().await.unwrap(), []);
+        assert_eq!(volumes.list(None).await.unwrap(), []);
         for (id, is_possible) in
             [("default.x", true), ("other.x", false), ("shop.x", false), ("no claim", true)]
         {

@@ -1,7 +1,7 @@
 //! Copies of what is listed often: our claims, and the storage classes. Watches keep them up to date; nothing is decided by
 //! them that must not be decided by what was so a moment ago.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
@@ -14,7 +14,8 @@ use tokio::sync::watch;
 use super::api::Cluster;
 use super::claims::{self, OURS};
 use super::names::Claim;
-use crate::host::backends::volumes::{Class, Volume};
+use crate::host::backends::catalogue::{Catalogue, Entry, usages};
+use crate::host::backends::volumes::{Class, Coming, Usages, Volume, VolumeError};
 use crate::kubernetes::follow::{Heard, follow};
 use crate::kubernetes::lists::Selector;
 use crate::supervise::Scope;
@@ -22,14 +23,72 @@ use crate::supervise::Scope;
 /// The annotation of a storage class for claims that name none.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
-/// By namespace, which may be empty, and name; none before all were listed once.
-type Kept<T> = watch::Receiver<Option<BTreeMap<(String, String), T>>>;
+/// What is said before all claims and storage classes have been read.
+pub const UNREAD: &str = "the claims and storage classes of the cluster have not been read yet; guestctl doctor says what is in the way";
+
+/// Namespace, which may be empty, and name.
+type Key = (String, String);
+/// None before all were listed once.
+type Kept<K> = watch::Receiver<Option<K>>;
+
+/// Where copies are kept.
+trait Copy: std::fmt::Debug + Default + Send + Sync + 'static {
+    /// What is kept of an object.
+    type Of;
+    /// Keeps one, in place of what was there.
+    fn put(&mut self, key: Key, one: Self::Of);
+    /// Keeps one no more.
+    fn remove(&mut self, key: &Key);
+}
+
+impl Copy for BTreeMap<Key, Class> {
+    type Of = Class;
+
+    fn put(&mut self, key: Key, one: Class) {
+        self.insert(key, one);
+    }
+
+    fn remove(&mut self, key: &Key) {
+        Self::remove(self, key);
+    }
+}
+
+/// Volumes, and by what they are found.
+#[derive(Debug, Default)]
+struct Indexed {
+    all: BTreeMap<Key, Volume>,
+    catalogue: Catalogue,
+}
+
+impl Indexed {
+    /// The volume of this identifier, which is one of the catalogue's.
+    fn get(&self, id: &str) -> Option<&Volume> {
+        let Claim { namespace, name } = Claim::of_id(id)?;
+        self.all.get(&(namespace, name))
+    }
+}
+
+impl Copy for Indexed {
+    type Of = Volume;
+
+    fn put(&mut self, key: Key, one: Volume) {
+        Copy::remove(self, &key);
+        self.catalogue.put(Entry::from(&one));
+        self.all.insert(key, one);
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some(one) = self.all.remove(key) {
+            self.catalogue.remove(&one.id);
+        }
+    }
+}
 
 /// The copies.
 #[derive(Debug)]
 pub struct Copies {
-    claims: Kept<Volume>,
-    classes: Kept<Class>,
+    claims: Kept<Indexed>,
+    classes: Kept<BTreeMap<Key, Class>>,
     _tasks: Scope,
 }
 
@@ -64,14 +123,61 @@ impl Copies {
 
     /// The volumes of our claims; none before all are there.
     pub fn volumes(&self) -> Option<Vec<Volume>> {
-        self.claims.borrow().as_ref().map(|all| all.values().cloned().collect())
+        self.claims.borrow().as_ref().map(|claims| claims.all.values().cloned().collect())
+    }
+
+    /// What `look` finds of the volumes of our claims.
+    ///
+    /// # Errors
+    /// Before all are there.
+    fn known<T>(&self, look: impl FnOnce(&Indexed) -> T) -> Result<T, VolumeError> {
+        let claims = self.claims.borrow();
+        claims.as_ref().map(look).ok_or_else(|| VolumeError::Unavailable(UNREAD.to_owned()))
+    }
+
+    /// The volumes of a cluster, or of all, after this identifier: so many at most.
+    ///
+    /// # Errors
+    /// Before all are there.
+    pub fn part(&self, cluster: Option<&str>, after: &str, most: usize) -> Result<Vec<Volume>, VolumeError> {
+        self.known(|claims| {
+            let ids = claims.catalogue.after(cluster, after).take(most);
+            ids.filter_map(|id| claims.get(id)).cloned().collect()
+        })
+    }
+
+    /// The volume of this name in a cluster, if there is one.
+    ///
+    /// # Errors
+    /// Before all are there.
+    pub fn named(&self, cluster: &str, name: &str) -> Result<Option<Volume>, VolumeError> {
+        self.known(|claims| {
+            let first = claims.catalogue.named(cluster, name).next();
+            first.and_then(|entry| claims.get(&entry.id)).cloned()
+        })
+    }
+
+    /// What a cluster has, with what is coming.
+    ///
+    /// # Errors
+    /// Before all are there.
+    pub fn usage(&self, cluster: &str, class: &str, coming: &[Coming]) -> Result<Usages, VolumeError> {
+        self.known(|claims| usages(&std::iter::once(&claims.catalogue), cluster, class, coming))
+    }
+
+    /// The identifiers of the volumes that the VM of this UUID is to have.
+    ///
+    /// # Errors
+    /// Before all are there.
+    pub fn of_vm(&self, uuid: &str) -> Result<BTreeSet<String>, VolumeError> {
+        self.known(|claims| claims.catalogue.of_vm(uuid).map(str::to_owned).collect())
     }
 
     /// Whether the VM of this UUID is to have the volume that a claim is.
     pub fn is_published(&self, claim: &Claim, uuid: &str) -> bool {
         let key = (claim.namespace.clone(), claim.name.clone());
         let claims = self.claims.borrow();
-        let volume = claims.as_ref().and_then(|all| all.get(&key));
+        let volume = claims.as_ref().and_then(|claims| claims.all.get(&key));
         volume.and_then(|volume| volume.published.as_ref()).is_some_and(|published| published.uuid == uuid)
     }
 
@@ -84,7 +190,8 @@ impl Copies {
     pub async fn shows(&self, claim: &Claim, patience: Duration) {
         let key = (claim.namespace.clone(), claim.name.clone());
         let mut claims = self.claims.clone();
-        let is_there = |all: &Option<BTreeMap<_, _>>| all.as_ref().is_some_and(|all| all.contains_key(&key));
+        let is_there =
+            |claims: &Option<Indexed>| claims.as_ref().is_some_and(|claims| claims.all.contains_key(&key));
         drop(tokio::time::timeout(patience, claims.wait_for(is_there)).await);
     }
 }
@@ -95,15 +202,11 @@ fn class(class: &StorageClass) -> Class {
 }
 
 /// Keeps what is read of all objects that are followed, for as long as the scope lasts.
-fn copy<K, T>(
+fn copy<K: Resource + Send + 'static, C: Copy>(
     tasks: &Scope,
     followed: impl Stream<Item = Heard<K>> + Send + 'static,
-    read: fn(&K) -> Option<T>,
-) -> Kept<T>
-where
-    K: Resource + Send + 'static,
-    T: std::fmt::Debug + Send + Sync + 'static,
-{
+    read: fn(&K) -> Option<C::Of>,
+) -> Kept<C> {
     let (kept, copy) = watch::channel(None);
     tasks.children().spawn(async move {
         let mut followed = std::pin::pin!(followed);
@@ -114,18 +217,22 @@ where
     copy
 }
 
-fn keep<K: Resource, T>(all: &mut BTreeMap<(String, String), T>, heard: Heard<K>, read: fn(&K) -> Option<T>) {
+fn keep<K: Resource, C: Copy>(all: &mut C, heard: Heard<K>, read: fn(&K) -> Option<C::Of>) {
     let key = |object: &K| (object.namespace().unwrap_or_default(), object.name_any());
     match heard {
         Heard::All(objects) => {
-            let made = |object: &K| Some((key(object), read(object)?));
-            *all = objects.iter().filter_map(made).collect();
+            *all = C::default();
+            for object in &objects {
+                if let Some(made) = read(object) {
+                    all.put(key(object), made);
+                }
+            }
         }
         Heard::There(object) => match read(&object) {
-            Some(made) => drop(all.insert(key(&object), made)),
-            None => drop(all.remove(&key(&object))),
+            Some(made) => all.put(key(&object), made),
+            None => all.remove(&key(&object)),
         },
-        Heard::Gone(object) => drop(all.remove(&key(&object))),
+        Heard::Gone(object) => all.remove(&key(&object)),
     }
 }
 
@@ -144,7 +251,7 @@ mod tests {
     fn a_copy_is_what_was_heard_last() {
         // Of one without the annotation nothing is kept.
         let only_defaults = |object: &StorageClass| Some(class(object)).filter(|class| class.is_default);
-        let mut all = BTreeMap::new();
+        let mut all: BTreeMap<Key, Class> = BTreeMap::new();
         let mut hear = |heard| {
             keep(&mut all, heard, only_defaults);
             all.values().map(|class| class.name.clone()).collect::<Vec<_>>()

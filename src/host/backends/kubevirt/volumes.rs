@@ -16,23 +16,21 @@ use super::api::{Cluster, Written};
 use super::authority;
 use super::claims::{self, PUBLISHED};
 use super::controller::listing::Listing;
-use super::copies::Copies;
+use super::copies::{Copies, UNREAD};
 use super::detach::still_held;
 use super::hotplug::{Hotplug, Patience};
 use super::names::{Claim, PREFIX, is_label};
 use super::shares::Upkeep;
 use crate::host::backends::disks::{Bus, DiskError, GuestSide};
 use crate::host::backends::volumes::{
-    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Shares, Volume, VolumeError, Volumes,
+    Capacity, Class, Coming, Holder, NewVolume, Place, Plugged, Published, Room, Shares, Usages, Volume,
+    VolumeError, Volumes,
 };
 
 /// How often a change is tried that somebody else's comes before.
 const TRIES: usize = 8;
 /// Bytes of the largest volume: 64 TiB.
 const LARGEST: u64 = 64 << 40;
-
-/// What is said before all claims and storage classes have been read.
-const UNREAD: &str = "the claims and storage classes of the cluster have not been read yet; guestctl doctor says what is in the way";
 
 /// Claims of the host cluster.
 #[derive(Debug)]
@@ -201,11 +199,25 @@ impl Volumes for Claims {
         Vec::new()
     }
 
-    async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
-        let volumes = self.copies.volumes();
-        let mut volumes = volumes.ok_or_else(|| VolumeError::Unavailable(UNREAD.to_owned()))?;
-        volumes.sort_by(|one, other| one.id.cmp(&other.id));
-        Ok(volumes)
+    async fn part(
+        &self,
+        cluster: Option<&str>,
+        after: &str,
+        most: usize,
+    ) -> Result<Vec<Volume>, VolumeError> {
+        self.copies.part(cluster, after, most)
+    }
+
+    async fn named(&self, cluster: &str, name: &str) -> Result<Option<Volume>, VolumeError> {
+        self.copies.named(cluster, name)
+    }
+
+    async fn usage(&self, cluster: &str, class: &str, coming: &[Coming]) -> Result<Usages, VolumeError> {
+        self.copies.usage(cluster, class, coming)
+    }
+
+    async fn of_vm(&self, uuid: &str) -> Result<BTreeSet<String>, VolumeError> {
+        self.copies.of_vm(uuid)
     }
 
     async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {

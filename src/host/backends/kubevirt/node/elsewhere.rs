@@ -7,7 +7,8 @@ use crate::host::backends::disks::{
     Answer, AttachedDisk, Detached, DiskError, DiskVolume, Disks, GuestSide, NewDisk,
 };
 use crate::host::backends::volumes::{
-    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
+    Capacity, Class, Coming, Holder, NewVolume, Place, Plugged, Published, Room, Usages, Volume, VolumeError,
+    Volumes,
 };
 
 /// What to do instead.
@@ -66,7 +67,19 @@ impl Volumes for Elsewhere {
         no_volume()
     }
 
-    async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
+    async fn part(&self, _: Option<&str>, _: &str, _: usize) -> Result<Vec<Volume>, VolumeError> {
+        no_volume()
+    }
+
+    async fn named(&self, _: &str, _: &str) -> Result<Option<Volume>, VolumeError> {
+        no_volume()
+    }
+
+    async fn usage(&self, _: &str, _: &str, _: &[Coming]) -> Result<Usages, VolumeError> {
+        no_volume()
+    }
+
+    async fn of_vm(&self, _: &str) -> Result<BTreeSet<String>, VolumeError> {
         no_volume()
     }
 

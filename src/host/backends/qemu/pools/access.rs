@@ -5,7 +5,6 @@
 //! asks. Only a pool that is being opened for the first time is waited for by everybody, for a moment: its volumes are not known
 //! yet. While one is tried again that could not be opened, only those wait whose call is about it, or may be.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -187,16 +186,10 @@ impl Access {
         });
     }
 
-    /// All volumes of the pools that were opened, whatever they do now.
-    pub async fn list(&self) -> Vec<Volume> {
+    /// What `look` finds of the volumes of the pools that were opened, whatever they do now.
+    pub async fn known<T>(&self, look: impl FnOnce(&Index) -> T) -> T {
         self.settle(About::Known).await;
-        self.store.list()
-    }
-
-    /// The identifiers of the volumes with these serial numbers, whatever their pools do now.
-    pub async fn with_serials(&self, serials: impl Iterator<Item = &str>) -> BTreeSet<String> {
-        self.settle(About::Known).await;
-        self.store.index().with_serials(serials)
+        look(&self.store.index())
     }
 
     /// What is known of the room in each pool, at once.

@@ -5,8 +5,9 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::contents::Known;
 use super::folder::Folder;
-use super::index::{Known, State};
+use super::index::State;
 use super::record::Stage;
 use super::store::{Entry, Store};
 
@@ -32,19 +33,16 @@ impl Store {
         let entries: Vec<_> = {
             let mut index = self.index();
             let next =
-                index.open_at(path)?.volumes.range::<String, _>((after, Bound::Unbounded)).take(CHECKED);
+                index.open_at(path)?.volumes().range::<String, _>((after, Bound::Unbounded)).take(CHECKED);
             next.map(|(_, known)| known.entry.clone()).collect()
         };
         for entry in entries.iter().filter(|entry| entry.record.stage == Stage::Ready) {
             let problem = entry.problem();
             let mut index = self.index();
-            let Some(known) = index.open_at(path)?.volumes.get_mut(entry.serial()) else { continue };
-            if known.problem.is_none()
-                && let Some(problem) = &problem
-            {
+            let could_be = index.open_at(path)?.note(entry.serial(), problem.clone());
+            if let Some(problem) = problem.filter(|_| could_be) {
                 tracing::warn!(volume = entry.record.id, problem, "a volume cannot be used");
             }
-            known.problem = problem;
         }
         let last = entries.last().map(|entry| entry.serial().to_owned());
         last.filter(|_| entries.len() == CHECKED)
@@ -78,7 +76,7 @@ impl Store {
     /// Looks whether records that cannot be used are gone or repaired. Blocks.
     pub(super) fn look_again(&self, folder: &Arc<Folder>) {
         let serials: Vec<_> = match self.index().open_at(folder.path()) {
-            Some(open) => open.damaged.keys().cloned().collect(),
+            Some(open) => open.damaged().keys().cloned().collect(),
             None => return,
         };
         for serial in serials {
@@ -86,13 +84,13 @@ impl Store {
             let mut index = self.index();
             let Some(open) = index.open_at(folder.path()) else { return };
             match found {
-                Some(Err(damaged)) => drop(open.damaged.insert(serial, damaged)),
+                Some(Err(damaged)) => open.damage(serial, damaged),
                 found => {
-                    open.damaged.remove(&serial);
+                    open.mend(&serial);
                     let Some(Ok(record)) = found else { continue };
                     tracing::info!(volume = record.id, "the record of a volume can be used again");
                     let entry = Entry { record, folder: Arc::clone(folder) };
-                    open.volumes.insert(serial, Known { entry, problem: None });
+                    open.put(Known { entry, problem: None });
                 }
             }
         }

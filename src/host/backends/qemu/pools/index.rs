@@ -8,18 +8,18 @@
 //!
 //! Pools are in the order of the settings. One that was open, and hangs, keeps what is known of its volumes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::super::volumes::{NewVolume, Room, Volume, VolumeError};
+use super::super::super::catalogue::usages;
+use super::super::super::volumes::{Coming, NewVolume, Room, Usages, Volume, VolumeError};
 use super::super::worker::Worker;
 use super::Pool;
-use super::folder::{Folder, Loaded};
+use super::contents::{Known, Open};
 use super::identity::{self, Parts};
-use super::record::{Damaged, Record, Stage};
-use super::store::Entry;
+use super::record::Stage;
 
 /// All pools.
 #[derive(Debug, Default)]
@@ -57,56 +57,7 @@ pub enum State {
         uuid: Option<String>,
     },
     /// Its volumes are known.
-    Open(Open),
-}
-
-/// A directory whose volumes are known.
-#[derive(Debug)]
-pub struct Open {
-    /// It.
-    pub folder: Arc<Folder>,
-    /// By serial number.
-    pub volumes: BTreeMap<String, Known>,
-    /// By serial number.
-    pub damaged: BTreeMap<String, Damaged>,
-    /// Serial numbers of volumes that were removed, and whose identifiers do not name the pool.
-    pub removed: BTreeSet<String>,
-    /// Its file system has no room left.
-    pub is_full: bool,
-    /// Bytes of its file system, and those of them that are free, when that was looked at the last time.
-    pub room: Option<(u64, u64)>,
-}
-
-/// What is known of a volume.
-#[derive(Debug)]
-pub struct Known {
-    /// As it is kept.
-    pub entry: Entry,
-    /// Why its image cannot be used, when that was looked at the last time.
-    pub problem: Option<String>,
-}
-
-impl Open {
-    /// What was found in a directory.
-    pub fn new(folder: Arc<Folder>, loaded: Loaded) -> Self {
-        let known =
-            |record: Record| Known { entry: Entry { record, folder: Arc::clone(&folder) }, problem: None };
-        let volumes = loaded.records.into_iter().map(|(serial, record)| (serial, known(record))).collect();
-        Self { volumes, damaged: loaded.damaged, removed: loaded.removed, folder, is_full: false, room: None }
-    }
-}
-
-impl Open {
-    /// The identifier of a volume whose record cannot be used, in the pool of this name.
-    fn id_of(&self, pool: &str, serial: &str, damaged: &Damaged) -> String {
-        let own = |id: &&String| {
-            identity::parse(id).is_some_and(|parts| {
-                parts.serial == serial && parts.uuid.is_none_or(|uuid| uuid == self.folder.uuid())
-            })
-        };
-        let id = damaged.id.as_ref().filter(own).cloned();
-        id.unwrap_or_else(|| identity::id(pool, self.folder.uuid(), serial))
-    }
+    Open(Box<Open>),
 }
 
 impl Slot {
@@ -161,8 +112,11 @@ impl Index {
         for pool in settings {
             let at = before.iter().position(|slot| slot.pool.path == pool.path);
             self.slots.push(match at.map(|at| before.swap_remove(at)) {
-                Some(slot) => {
+                Some(mut slot) => {
                     slot.worker.wait_for(pool.patience);
+                    if let State::Open(open) = &mut slot.state {
+                        open.rename(&pool.name);
+                    }
                     Slot { pool: pool.clone(), ..slot }
                 }
                 None => Slot::new(pool.clone()),
@@ -235,14 +189,15 @@ impl Index {
         let mut found = None;
         for slot in &self.slots {
             let Some(open) = slot.open() else { continue };
-            if let Some(known) = open.volumes.get(parts.serial).filter(|known| known.entry.record.id == id) {
+            if let Some(known) = open.volumes().get(parts.serial).filter(|known| known.entry.record.id == id)
+            {
                 self.usable(slot)?;
                 if found.replace((slot, known)).is_some() {
                     return Err(VolumeError::Unavailable(format!(
                         "the volume {id} is in more than one pool; one directory is a copy of another"
                     )));
                 }
-            } else if let Some(damaged) = open.damaged.get(parts.serial)
+            } else if let Some(damaged) = open.damaged().get(parts.serial)
                 && parts.uuid.is_none_or(|uuid| uuid == open.folder.uuid())
             {
                 let (file, problem) = (open.folder.record(parts.serial), &damaged.problem);
@@ -261,9 +216,9 @@ impl Index {
     /// Whether a volume of this identifier is in a pool that is open, if it is in any.
     pub fn is_in_open_pool(&self, id: &str) -> bool {
         let Some(Parts { uuid, serial, .. }) = identity::parse(id) else { return true };
-        self.slots.iter().filter_map(Slot::open).any(|open| match uuid {
+        self.opened().any(|open| match uuid {
             Some(uuid) => uuid == open.folder.uuid(),
-            None => open.volumes.contains_key(serial),
+            None => open.volumes().contains_key(serial),
         })
     }
 
@@ -274,7 +229,7 @@ impl Index {
             return self.usable(slot).map(drop);
         }
         let is_buried = |open: &Open| open.removed.contains(serial);
-        if uuid.is_none() && self.slots.iter().filter_map(Slot::open).any(is_buried) {
+        if uuid.is_none() && self.opened().any(is_buried) {
             return Ok(());
         }
         // Whose UUID is not known may be the one.
@@ -294,30 +249,64 @@ impl Index {
         }))
     }
 
-    /// All volumes, in the order of their identifiers, with what is wrong with them.
-    pub fn list(&self) -> Vec<Volume> {
-        let mut all = Vec::new();
-        for slot in &self.slots {
-            let Some(open) = slot.open() else { continue };
-            let name = &slot.pool.name;
-            let ready = open.volumes.values().filter(|known| known.entry.record.stage == Stage::Ready);
-            all.extend(ready.map(|known| self.show(slot, open, known)));
-            let damaged = open.damaged.iter();
-            all.extend(damaged.map(|(serial, damaged)| damaged.volume(open.id_of(name, serial, damaged))));
+    fn opened(&self) -> impl Iterator<Item = &Open> + Clone {
+        self.slots.iter().filter_map(Slot::open)
+    }
+
+    /// The volumes of a cluster, or of all, after this identifier, in their order, with what is wrong with them: so many at most.
+    pub fn part(&self, cluster: Option<&str>, after: &str, most: usize) -> Vec<Volume> {
+        // Of each pool as many as all of them may be of.
+        let of = |slot: usize, open: &Open| -> Vec<_> {
+            open.catalogue().after(cluster, after).take(most).map(|id| (id.to_owned(), slot)).collect()
+        };
+        let pools = self.slots.iter().enumerate();
+        let mut ids: Vec<_> = pools.filter_map(|(at, slot)| Some(of(at, slot.open()?))).flatten().collect();
+        ids.sort();
+        ids.truncate(most);
+        let shown = ids.iter().filter_map(|(id, slot)| self.listed(self.slots.get(*slot)?, id));
+        shown.collect()
+    }
+
+    /// The volume of a pool that is listed under this identifier.
+    fn listed(&self, slot: &Slot, id: &str) -> Option<Volume> {
+        let (open, serial) = (slot.open()?, identity::parse(id)?.serial);
+        let known = open.volumes().get(serial).filter(|known| known.entry.record.stage == Stage::Ready);
+        match known {
+            Some(known) => Some(self.show(slot, open, known)),
+            None => open.damaged().get(serial).map(|damaged| damaged.volume(id.to_owned())),
         }
-        all.sort_by(|one, other| one.id.cmp(&other.id));
-        all
+    }
+
+    /// The volume that is listed under this name in a cluster: the first by its identifier, where records are copies.
+    pub fn named(&self, cluster: &str, name: &str) -> Option<Volume> {
+        let of = |slot| {
+            let open = Slot::open(slot)?;
+            let id = open.catalogue().named(cluster, name).find(|entry| entry.is_listed)?.id.as_ref();
+            Some((id, slot))
+        };
+        let found = self.slots.iter().filter_map(of).min_by_key(|(id, _)| *id);
+        found.and_then(|(id, slot)| self.listed(slot, id))
+    }
+
+    /// What a cluster has, with what is coming.
+    pub fn usage(&self, cluster: &str, class: &str, coming: &[Coming]) -> Usages {
+        usages(&self.opened().map(Open::catalogue), cluster, class, coming)
+    }
+
+    /// The identifiers of the volumes that the VM of this UUID is remembered to have.
+    pub fn of_vm(&self, uuid: &str) -> BTreeSet<String> {
+        self.opened().flat_map(|open| open.catalogue().of_vm(uuid)).map(str::to_owned).collect()
     }
 
     /// The identifiers of the volumes with these serial numbers.
     pub fn with_serials<'s>(&self, serials: impl Iterator<Item = &'s str>) -> BTreeSet<String> {
         let in_pool = |slot: &Slot, serial: &str| {
             let open = slot.open()?;
-            match (open.volumes.get(serial), open.damaged.get(serial)) {
+            match (open.volumes().get(serial), open.damaged().get(serial)) {
                 (Some(known), _) if known.entry.record.stage == Stage::Ready => {
                     Some(known.entry.record.id.clone())
                 }
-                (_, Some(damaged)) => Some(open.id_of(&slot.pool.name, serial, damaged)),
+                (_, Some(damaged)) => Some(open.id_of(serial, damaged)),
                 _ => None,
             }
         };
@@ -345,16 +334,18 @@ impl Index {
     /// If there is one, or may be one there whose record cannot be used.
     pub fn check_name(&self, open: &Open, new: &NewVolume) -> Result<(), VolumeError> {
         let (cluster, name) = (&new.cluster, &new.name);
-        let known = self.slots.iter().filter_map(Slot::open).flat_map(|open| open.volumes.values());
-        let mut records = known.map(|known| &known.entry.record);
-        if records.any(|record| record.cluster == *cluster && record.name == *name) {
+        let is_there = |open: &Open| {
+            let mut named = open.catalogue().named(cluster, name).filter_map(|one| identity::parse(&one.id));
+            named.any(|parts| open.volumes().contains_key(parts.serial))
+        };
+        if self.opened().any(is_there) {
             // Whoever asked had seen none.
             return Err(VolumeError::Unavailable(format!(
                 "a volume {name:?} of the cluster {cluster} is being made or removed, or was found just now; repeat \
                  the call"
             )));
         }
-        match open.damaged.iter().find(|(_, damaged)| damaged.may_be(cluster, name)) {
+        match open.damaged().iter().find(|(_, damaged)| damaged.may_be(cluster, name)) {
             Some((serial, damaged)) => Err(VolumeError::Unavailable(format!(
                 "the record {} cannot be used: {}; it may be that of the volume {name:?}, so none is made in this \
                  pool; restore it from a copy, or, if nobody needs what is in the image beside it, move both files \
@@ -371,11 +362,11 @@ impl Index {
         loop {
             let serial = identity::draw();
             let has = |open: &Open| {
-                open.volumes.contains_key(&serial)
-                    || open.damaged.contains_key(&serial)
+                open.volumes().contains_key(&serial)
+                    || open.damaged().contains_key(&serial)
                     || open.removed.contains(&serial)
             };
-            if !self.slots.iter().filter_map(Slot::open).any(has) {
+            if !self.opened().any(has) {
                 return serial;
             }
         }

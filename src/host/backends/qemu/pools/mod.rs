@@ -8,7 +8,7 @@
 //!            remove                 unplug (record: leaving, disk gone, record)
 //! ```
 //!
-//! `index` is what is known of all volumes, `store` does what is done on disk, in a `folder` for each pool, and `access`
+//! `index` is what is known of all volumes, `contents` of those of one pool, by what they are looked for, `store` does what is done on disk, in a `folder` for each pool, and `access`
 //! sees to it that a pool that hangs stops nobody else: each has one `worker`. The disks themselves come and go through
 //! [`hotplug`], which reads back what QEMU has. To add something that is kept of a volume: a field in
 //! `record`.
@@ -21,12 +21,14 @@ use tokio::sync::watch;
 
 use super::super::disks::{AttachedDisk, Bus, DiskError, Disks, Format, GuestSide, Known, NewDisk, Source};
 use super::super::volumes::{
-    Capacity, Class, Holder, NewVolume, Place, Plugged, Published, Room, Volume, VolumeError, Volumes,
+    Capacity, Class, Coming, Holder, NewVolume, Place, Plugged, Published, Room, Usages, Volume, VolumeError,
+    Volumes,
 };
 use super::hotplug::{self, Hotplug, place};
 
 mod access;
 mod authority;
+mod contents;
 mod folder;
 mod health;
 pub mod identity;
@@ -163,8 +165,25 @@ impl Volumes for Pools {
         self.access.rooms()
     }
 
-    async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
-        Ok(self.access.list().await)
+    async fn part(
+        &self,
+        cluster: Option<&str>,
+        after: &str,
+        most: usize,
+    ) -> Result<Vec<Volume>, VolumeError> {
+        Ok(self.access.known(|index| index.part(cluster, after, most)).await)
+    }
+
+    async fn named(&self, cluster: &str, name: &str) -> Result<Option<Volume>, VolumeError> {
+        Ok(self.access.known(|index| index.named(cluster, name)).await)
+    }
+
+    async fn usage(&self, cluster: &str, class: &str, coming: &[Coming]) -> Result<Usages, VolumeError> {
+        Ok(self.access.known(|index| index.usage(cluster, class, coming)).await)
+    }
+
+    async fn of_vm(&self, uuid: &str) -> Result<BTreeSet<String>, VolumeError> {
+        Ok(self.access.known(|index| index.of_vm(uuid)).await)
     }
 
     async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
@@ -292,7 +311,8 @@ impl Volumes for Pools {
         for buses in ways {
             let places = match self.room(vm, buses).await? {
                 Some(hotplug::Places { ours, free }) => {
-                    free + self.access.with_serials(ours.iter().map(String::as_str)).await.len()
+                    let ours = ours.iter().map(String::as_str);
+                    free + self.access.known(|index| index.with_serials(ours).len()).await
                 }
                 None => 0,
             };
@@ -304,7 +324,7 @@ impl Volumes for Pools {
     async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError> {
         let disks = self.hotplug.list(vm).await?;
         let serials = disks.iter().filter(|disk| disk.ours).map(|disk| disk.serial.as_str());
-        Ok(self.access.with_serials(serials).await)
+        Ok(self.access.known(|index| index.with_serials(serials)).await)
     }
 
     fn serial(&self, id: &str) -> Option<String> {

@@ -14,8 +14,9 @@ use tokio::sync::watch;
 use super::super::super::volumes::{Capacity, NewVolume, Published, Volume, VolumeError};
 use super::super::claim::Use;
 use super::super::link::Owner;
+use super::contents::{Known, Open};
 use super::folder::{Folder, GONE, is_full};
-use super::index::{Index, Known, Open, State};
+use super::index::{Index, State};
 use super::record::{Record, Stage};
 use super::register::Register;
 use super::steps::Steps;
@@ -124,13 +125,15 @@ impl Store {
         slot.tried = Some(Instant::now());
         slot.checked = None;
         match outcome {
-            Ok(open) => {
-                tracing::info!(path = %path.display(), volumes = open.volumes.len(), "a pool is open");
-                for (serial, damaged) in &open.damaged {
+            Ok(mut open) => {
+                tracing::info!(path = %path.display(), volumes = open.volumes().len(), "a pool is open");
+                for (serial, damaged) in open.damaged() {
                     let problem = &damaged.problem;
                     tracing::error!(path = %path.display(), serial, problem, "the record of a volume cannot be used");
                 }
-                slot.state = State::Open(open);
+                // It may have got another name while it was read.
+                open.rename(&slot.pool.name);
+                slot.state = State::Open(Box::new(open));
             }
             Err((problem, uuid)) => {
                 if !matches!(&slot.state, State::Closed { problem: known, .. } if *known == problem) {
@@ -146,7 +149,7 @@ impl Store {
         let expected = self.register.expected(path).map_err(words)?;
         let folder = Folder::open(path, expected.as_ref(), self.steps(path)).map_err(words)?;
         let uuid = folder.uuid().to_owned();
-        {
+        let name = {
             // Nothing is read of a copy, nor removed from it.
             let mut index = self.index();
             if let Some(slot) = index.at(path)
@@ -158,11 +161,12 @@ impl Store {
             if let Some(problem) = twin.and_then(|slot| index.twin(slot, &uuid)) {
                 return Err((problem, Some(uuid)));
             }
-        }
+            twin.map(|slot| slot.pool.name.clone()).unwrap_or_default()
+        };
         // Before there is anything in it.
         self.register.remember(path, &uuid).map_err(|error| (error.to_string(), Some(uuid.clone())))?;
         let loaded = folder.load().map_err(|error| (error.to_string(), Some(uuid)))?;
-        Ok(Open::new(Arc::new(folder), loaded))
+        Ok(Open::new(&name, Arc::new(folder), loaded))
     }
 
     /// How much room a class has. Blocks.
@@ -186,8 +190,9 @@ impl Store {
     }
 
     /// All volumes of the pools that were opened.
+    #[cfg(test)]
     pub fn list(&self) -> Vec<Volume> {
-        self.index().list()
+        self.index().part(None, "", usize::MAX)
     }
 
     /// One volume; none if there is none.
@@ -241,7 +246,7 @@ impl Store {
             let mut known = Known { entry: entry.clone(), problem: None };
             known.entry.record.stage = Stage::Making;
             let open = index.open_at(&pool.path).ok_or_else(|| gone(&pool.name))?;
-            open.volumes.insert(serial, known);
+            open.put(known);
             entry
         };
         let serial = entry.serial();
@@ -396,8 +401,8 @@ impl Store {
     fn remember(&self, entry: &Entry) {
         let mut index = self.index();
         let open = index.open_at(entry.folder.path()).filter(|open| Arc::ptr_eq(&open.folder, &entry.folder));
-        if let Some(known) = open.and_then(|open| open.volumes.get_mut(entry.serial())) {
-            known.entry = entry.clone();
+        if let Some(open) = open {
+            open.update(entry);
         }
     }
 
@@ -405,7 +410,7 @@ impl Store {
         let mut index = self.index();
         let open = index.open_at(entry.folder.path()).filter(|open| Arc::ptr_eq(&open.folder, &entry.folder));
         if let Some(open) = open {
-            open.volumes.remove(entry.serial());
+            open.remove(entry.serial());
         }
     }
 }

@@ -14,6 +14,7 @@ use super::steps::Steps;
 use super::store::Store;
 use super::{Allocation, PATIENCE, Pool};
 
+mod counted;
 mod hanging;
 mod places;
 mod records;
