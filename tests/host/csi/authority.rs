@@ -153,6 +153,27 @@ fn a_volume_that_another_program_has_open_is_not_removed() {
     assert!(!image.exists());
 }
 
+/// As where a command to open the image was carried out late, when nobody was remembered to have the volume.
+#[test]
+fn a_block_node_that_no_disk_uses_keeps_no_volume_from_being_removed() {
+    let (vms, b, id) = published();
+    let name = vms.qemu("a").devices()[0]["id"].as_str().unwrap().to_owned();
+    b.unpublish(&id, "a").unwrap();
+    let image = vms.file("fast", &id, "raw");
+    for vm in ["a", "b"] {
+        vms.qemu(vm).was_started_with(&name, &image);
+    }
+    b.delete(&id).unwrap();
+    assert!(!image.exists());
+    assert_eq!((vms.qemu("a").nodes().len(), vms.qemu("b").nodes().len()), (0, 0));
+    // One that was not opened for a volume is somebody else's.
+    let id = b.create("w", 20 * MIB).unwrap().volume_id;
+    let image = vms.file("fast", &id, "raw");
+    vms.qemu("a").was_started_with("other", &image);
+    refused(b.delete(&id), Code::Unavailable, "the volume is in use");
+    assert!(image.exists() && vms.qemu("a").nodes().len() == 1);
+}
+
 #[test]
 fn qemus_that_hang_are_asked_at_once_who_has_a_volume() {
     let vms = started(&USUAL, "");

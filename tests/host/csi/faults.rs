@@ -57,6 +57,31 @@ fn a_guest_that_cannot_answer_loses_a_volume_that_is_taken_away() {
     assert_eq!(a.all(), [(id, vec![])]);
 }
 
+/// What QEMU has asked a guest's kernel to let go of vanishes at any time, whatever the agent says of it since.
+#[test]
+fn a_volume_that_a_guest_was_asked_to_let_go_of_is_not_published_to_it() {
+    let (mut vms, a, id) = published();
+    vms.qemu("a").guest_is(Manner::Slow);
+    vms.qemu("a").commands();
+    std::thread::scope(|scope| {
+        scope.spawn(|| a.unpublish(&id, "a"));
+        vms.lab.until("QEMU is asked", || vms.qemu("a").commands().contains(&"device_del".to_owned()));
+        vms.lab.kill();
+    });
+    vms.lab.again();
+    vms.lab.until_vm("a", |vm| vm["power"] == "running" && vm["callback"] == "open");
+    let a = vms.of("a");
+    let holder = "the disk sdb is in use: staged for kubelet at /var/lib/kubelet/x".to_owned();
+    vms.guest("a").disks().refusal = Some((Code::FailedPrecondition, holder.clone()));
+    refused(a.unpublish(&id, "a"), Code::FailedPrecondition, &holder);
+    refused(a.publish(&id, "a").map(drop), Code::Aborted, "is being taken away from this node");
+    vms.qemu("a").let_go();
+    vms.guest("a").disks().refusal = None;
+    a.unpublish(&id, "a").unwrap();
+    a.publish(&id, "a").unwrap();
+    assert_eq!(vms.qemu("a").devices().len(), 1);
+}
+
 #[test]
 fn a_guest_that_lets_go_late_has_the_volume_until_then() {
     let (vms, a, id) = published();

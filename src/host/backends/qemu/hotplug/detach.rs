@@ -60,6 +60,18 @@ pub(super) async fn detach(
     Ok(Detached::Now)
 }
 
+/// Closes the node of a disk that is no more; whether there was one, and no device before it.
+pub(super) async fn close_left(vm: &Vm, serial: &str) -> Result<bool, DiskError> {
+    let name = naming::name(serial);
+    let _changing = vm.changing.lock().await;
+    let seen = Seen::read(&vm.link).await?;
+    if seen.devices.contains_key(&name) || !seen.nodes.contains_key(&name) {
+        return Ok(false);
+    }
+    close_node(&vm.link, &name).await?;
+    Ok(true)
+}
+
 struct Waiting<'a> {
     link: &'a Link,
     notices: tokio::sync::broadcast::Receiver<Notice>,

@@ -205,6 +205,14 @@ impl Hotplug {
         self.begin(vm, move |vm| async move { vm.room(bus).await })
     }
 
+    /// Closes the block node that is left of a disk with this serial number; whether there was one that no device used.
+    pub fn close_left(&self, vm: &str, serial: String) -> Answer<bool> {
+        self.begin(vm, move |vm| async move {
+            let turn = vm.turn(&serial)?;
+            detach::close_left(&turn.vm, &serial).await
+        })
+    }
+
     /// Who runs the VM's QEMU, if that is known.
     pub fn owner(&self, vm: &str) -> Option<Owner> {
         self.vm(vm).ok()?.link.owner()

@@ -35,6 +35,33 @@ impl Pools {
         }
     }
 
+    /// Has QEMU close what is left of a disk of a volume that is to be removed, and that nobody is remembered to have: a block node
+    /// that no device uses, as where an attempt to plug it ended halfway, or was carried out late. Without that the image would be in use
+    /// for as long as the VM runs. What else is open stays so, and is found by whoever removes the image.
+    pub(super) async fn close_left(&self, entry: &Entry) {
+        let (id, serial) = (entry.record.id.clone(), entry.serial());
+        match self.access.in_pool_of(&entry.record.id, move |store| store.look(&id)).await {
+            Ok(Some(Use::Somebody | Use::Untold(_))) => {}
+            Ok(None | Some(Use::Nobody(_))) | Err(_) => return,
+        }
+        let Ok(image) = self.image(entry).await else { return };
+        while let Some(place) = self.hotplug.who_has(serial, &image).await {
+            match self.hotplug.close_left(&place.vm, serial.to_owned()).await {
+                Ok(true) => {
+                    tracing::info!(
+                        vm = place.vm,
+                        serial,
+                        "closed a block node that no disk used, of a volume to be removed"
+                    );
+                }
+                Ok(false) => return,
+                Err(error) => {
+                    return tracing::debug!(vm = place.vm, serial, %error, "a block node may be left");
+                }
+            }
+        }
+    }
+
     /// Who holds the volume of this entry.
     pub(super) async fn ask(&self, entry: &Entry) -> Result<Holder, VolumeError> {
         let (id, serial) = (&entry.record.id, entry.serial());

@@ -201,6 +201,7 @@ impl Volumes for Pools {
     }
 
     async fn remove(&self, id: &str) -> Result<(), VolumeError> {
+        self.close_left(&self.access.entry(id).await?).await;
         let wanted = id.to_owned();
         self.access.in_pool_of(id, move |store| store.remove(&wanted)).await
     }
@@ -258,7 +259,7 @@ impl Volumes for Pools {
     ) -> Result<(), VolumeError> {
         let entry = self.access.entry(id).await?;
         let Some(mut published) = entry.record.published.clone().map(Published::from) else { return Ok(()) };
-        published.leaving = true;
+        let was_leaving = std::mem::replace(&mut published.leaving, true);
         self.publish(id, Some(published.clone())).await?;
         match self.hotplug.detach(vm, entry.serial().to_owned(), patience, guest).await {
             Ok(_) => {
@@ -267,8 +268,14 @@ impl Volumes for Pools {
                 self.publish(id, None).await
             }
             Err(error) => {
-                // Otherwise it may be on its way out, and is not to be plugged again.
-                if matches!(error, DiskError::NotReleased(_) | DiskError::GuestRefuses(_)) {
+                // Otherwise it may be on its way out, and is not to be plugged again: also where the guest does not release it now, but
+                // its kernel was asked before, and lets go of it when it likes.
+                let stays = match error {
+                    DiskError::GuestRefuses(_) => true,
+                    DiskError::NotReleased(_) => !was_leaving,
+                    _ => false,
+                };
+                if stays {
                     published.leaving = false;
                     self.publish(id, Some(published)).await?;
                 }
