@@ -257,29 +257,75 @@ fn leads(arrows: &BTreeSet<(String, String)>, from: &str, to: &str) -> bool {
     false
 }
 
-#[test]
-fn modules_of_the_host_half_form_no_circle() {
-    let room = source().join("host");
+/// Directories whose modules form circles still. None is to be added: what two modules need of each other is a third one.
+const IN_CIRCLES: &[&str] = &[
+    "ccm",
+    "ccm/services",
+    "config/agent",
+    "ctl",
+    "ctl/cluster",
+    "guest",
+    "guest/disk_rules",
+    "guest/pod_volumes",
+    "guest/volumes",
+    "host/backends/kubevirt",
+    "host/backends/kubevirt/hotplug",
+    "host/cloud/remote",
+    "policy",
+    "qga",
+    "rpc",
+];
+
+/// The arrows between modules of a directory that are in a circle.
+fn circles(room: &Path) -> Vec<String> {
     let mut found = Vec::new();
-    files(&room, &mut found);
+    files(room, &mut found);
     // These are tests alone.
-    found.retain(|path| !path.ends_with("model.rs") && !path.ends_with("tests.rs"));
-    found.retain(|path| !path.components().any(|part| part.as_os_str() == "tests"));
+    let is_test = |path: &Path| {
+        let mut parts = path.strip_prefix(room).unwrap().components();
+        parts.any(|part| {
+            ["tests", "tests.rs", "model", "model.rs"].iter().any(|name| part.as_os_str() == *name)
+        })
+    };
+    found.retain(|path| !is_test(path) && *path != room.join("mod.rs"));
     let module = |path: &Path| {
-        let first = path.strip_prefix(&room).unwrap().components().next().unwrap();
+        let first = path.strip_prefix(room).unwrap().components().next().unwrap();
         first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
     };
     let modules: BTreeSet<_> = found.iter().map(|path| module(path)).collect();
-    assert!(modules.len() > 20, "the sources were not found");
+    let relative = room.strip_prefix(source()).unwrap().to_str().unwrap().replace('/', "::");
     let mut arrows = BTreeSet::new();
-    for path in found.iter().filter(|path| **path != room.join("mod.rs")) {
+    for path in &found {
         let from = module(path);
-        let others = neighbours(path, &room, "crate::host").into_iter();
+        let others = neighbours(path, room, &format!("crate::{relative}")).into_iter();
         arrows.extend(others.filter(|to| *to != from && modules.contains(to)).map(|to| (from.clone(), to)));
     }
     let closes = |(from, to): &&(String, String)| leads(&arrows, to, from);
-    let wrong: Vec<_> = arrows.iter().filter(closes).map(|(from, to)| format!("{from} → {to}")).collect();
+    arrows.iter().filter(closes).map(|(from, to)| format!("{from} → {to}")).collect()
+}
+
+#[test]
+fn modules_of_a_directory_form_no_circle() {
+    let mut found = Vec::new();
+    files(&source(), &mut found);
+    let parents = found.iter().flat_map(|path| path.ancestors().skip(1));
+    let rooms: BTreeSet<_> =
+        parents.filter(|path| path.starts_with(source()) && **path != source()).collect();
+    assert!(rooms.len() > 50, "the sources were not found");
+    let (mut wrong, mut still) = (Vec::new(), Vec::new());
+    for room in rooms {
+        let arrows = circles(room);
+        let name = room.strip_prefix(source()).unwrap().to_str().unwrap();
+        if arrows.is_empty() {
+            continue;
+        }
+        still.push(name);
+        if !IN_CIRCLES.contains(&name) {
+            wrong.push(format!("{name}: {}", arrows.join(", ")));
+        }
+    }
     assert!(wrong.is_empty(), "these are in circles:\n{}", wrong.join("\n"));
+    assert_eq!(still, IN_CIRCLES, "some are in circles no more, and leave the table");
 }
 
 /// What users of a backend read is in its own words; what all backends share speaks of none of them.

@@ -15,9 +15,10 @@ use tokio::time::timeout_at;
 use super::super::super::volumes::{Room, Volume, VolumeError};
 use super::super::worker::{Late, Worker};
 use super::Pool;
+use super::entry::Entry;
 use super::index::{Index, Slot};
 use super::register::Register;
-use super::store::{Entry, Store};
+use super::store::Store;
 use crate::supervise::Scope;
 
 /// How long things may take.

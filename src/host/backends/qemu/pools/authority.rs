@@ -8,7 +8,8 @@ use super::super::super::disks::DiskError;
 use super::super::super::volumes::{Holder, Place, VolumeError};
 use super::super::claim::Use;
 use super::Pools;
-use super::store::{Entry, Store};
+use super::entry::Entry;
+use super::store::Store;
 
 impl Pools {
     /// The image of this entry without links in its path, as QEMU is told it; as it is where that cannot be found out.

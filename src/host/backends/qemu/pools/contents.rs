@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::super::super::catalogue::{self, Catalogue};
+use super::entry::Entry;
 use super::folder::{Folder, Loaded};
 use super::identity;
 use super::record::{Damaged, Record, Stage};
-use super::store::Entry;
 
 /// A directory whose volumes are known.
 #[derive(Debug)]

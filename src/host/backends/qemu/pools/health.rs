@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::contents::Known;
+use super::entry::Entry;
 use super::folder::Folder;
 use super::index::State;
 use super::record::Stage;
-use super::store::{Entry, Store};
+use super::store::Store;
 
 /// A pool that has fewer bytes free is full: QEMU writes clusters, and the file system has metadata of its own.
 const FULL: u64 = 1 << 20;

@@ -29,6 +29,7 @@ use super::hotplug::{self, Hotplug, place};
 mod access;
 mod authority;
 mod contents;
+mod entry;
 mod folder;
 mod health;
 pub mod identity;
@@ -42,8 +43,8 @@ mod store;
 mod tests;
 
 use access::Access;
+use entry::Entry;
 use register::Register;
-use store::Entry;
 
 /// How long a pool may take for a call where the settings say nothing: longer than a disk that is busy takes; kubelet and
 /// the sidecars have repeated their calls by then.

@@ -15,6 +15,7 @@ use super::super::super::volumes::{Capacity, NewVolume, Published, Volume, Volum
 use super::super::claim::Use;
 use super::super::link::Owner;
 use super::contents::{Known, Open};
+use super::entry::Entry;
 use super::folder::{Folder, GONE, is_full};
 use super::index::{Index, State};
 use super::record::{Record, Stage};
@@ -38,47 +39,6 @@ pub struct Store {
     /// What happens to the program in which directory.
     #[cfg(test)]
     pub steps: Vec<(PathBuf, Steps)>,
-}
-
-/// A volume, and where it is.
-#[derive(Debug, Clone)]
-pub struct Entry {
-    /// Its record, as it is kept.
-    pub record: Record,
-    /// Where that and its image are.
-    pub folder: Arc<Folder>,
-}
-
-impl Entry {
-    /// The disk's serial number.
-    pub fn serial(&self) -> &str {
-        identity::parse(&self.record.id).map_or("", |parts| parts.serial)
-    }
-
-    /// Its image.
-    pub fn image(&self) -> PathBuf {
-        self.folder.image(self.serial(), self.record.format())
-    }
-
-    /// Why its image cannot be used, if it cannot. Blocks.
-    pub(super) fn problem(&self) -> Option<String> {
-        self.folder.problem(self.serial(), &self.record)
-    }
-
-    /// That its image cannot be used.
-    fn damaged(&self, problem: &str) -> VolumeError {
-        VolumeError::Damaged(format!("the volume {} ({}): {problem}", self.record.id, self.image().display()))
-    }
-
-    /// That the system refused something about its image.
-    fn refused(&self, what: &'static str) -> impl Fn(io::Error) -> VolumeError {
-        move |error| VolumeError::System(what, self.image(), error)
-    }
-
-    /// Sees to it that its image can be used. Blocks.
-    fn check(&self) -> Result<(), VolumeError> {
-        self.problem().map_or(Ok(()), |problem| Err(self.damaged(&problem)))
-    }
 }
 
 impl Store {
