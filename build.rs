@@ -2,14 +2,18 @@
 
 use std::error::Error;
 
-const FILES: [&str; 8] = [
+const FILES: [&str; 12] = [
     "csi/v1/csi.proto",
     "guestlet/v1/admin.proto",
     "guestlet/v1/cloud.proto",
     "guestlet/v1/controller.proto",
+    "guestlet/v1/file_systems.proto",
+    "guestlet/v1/freeze.proto",
     "guestlet/v1/guest.proto",
     "guestlet/v1/host.proto",
     "guestlet/v1/local.proto",
+    "guestlet/v1/power.proto",
+    "guestlet/v1/qga.proto",
     "pluginregistration/registration.proto",
 ];
 

@@ -5,6 +5,7 @@ mod clients;
 mod csi;
 mod disk_rules;
 pub mod keys;
+mod services;
 pub mod topology;
 
 use std::path::{Path, PathBuf};
@@ -16,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cloud;
 use crate::config::agent::AgentSettings;
-use crate::csi::Both;
 use crate::guest::events::{Event, TICK};
 use crate::guest::{Guest, freeze, identity, monitor, probes};
 use crate::labels;
@@ -24,6 +24,7 @@ use crate::pace::Complaints;
 use crate::policy::Audit;
 use crate::policy::audit::Refusal;
 use crate::qga;
+use crate::qga::owners::Owners;
 use crate::qga::policy::Policy;
 use crate::qga::room::Room;
 use crate::rpc::guard::Gate;
@@ -39,8 +40,8 @@ use crate::transport::{BoxStream, http2, unix};
 use crate::trust::guest::{Greeted, Refused, greet};
 use crate::trust::keyring::Keyring;
 use crate::wire::proto::v1::WhoAmIResponse;
-use crate::wire::proto::v1::health_checks_server::HealthChecksServer;
 use channels::{Passed, Qga};
+use services::Services;
 
 /// How long the parts may take to end.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -85,6 +86,7 @@ pub async fn run(
         audit: audit.clone(),
         complaints: Complaints::default(),
         room: Room::default(),
+        owners: Owners::default(),
         stopping: shutdown.clone(),
         version: settings.version.clone().unwrap_or_else(|| qga::PROTOCOL_VERSION.to_owned()),
     });
@@ -108,9 +110,9 @@ pub async fn run(
         let people = people(&guest, &folder)?;
         let plain = !settings.rules.plain.is_empty();
         let keyring = keys::keyring(settings.trust, plain, &guest);
-        let gate = Gate::new(settings.rules, audit.clone(), keyring.is_keyed());
-        let audit = audit.clone();
-        api = Some(Api { control, keyring, people, channels, folder, holder, teller, gate, audit });
+        let gate = Gate::new(settings.rules, audit.clone(), keyring.is_keyed(), guest.freezer.clone());
+        let (audit, context) = (audit.clone(), Arc::clone(&context));
+        api = Some(Api { control, keyring, people, channels, folder, holder, teller, gate, audit, context });
     }
     let ticker = Ticker::new(TICK)?;
     // What an earlier run has left frozen is not to be written to, and whoever asks is told the truth.
@@ -174,7 +176,8 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
 }
 
 /// Capabilities that the guestlet API tells of this agent.
-const CAPABILITIES: [&str; 6] = ["events", "qga", "disks", "topology", "callback", "health-checks"];
+const CAPABILITIES: [&str; 7] =
+    ["events", "qga", "disks", "topology", "callback", "health-checks", "machine"];
 
 /// What serves the host half, and people in the guest.
 struct Api {
@@ -187,6 +190,8 @@ struct Api {
     teller: csi::Teller,
     gate: Gate,
     audit: Audit,
+    /// For the commands of QGA that a host half asks for.
+    context: Arc<qga::Context>,
 }
 
 impl Api {
@@ -205,6 +210,7 @@ impl Api {
             guest::Service::new(guest.clone(), capabilities, holder.clone(), surroundings, keys.clone());
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels, keys);
         let checks = check_health(guest, holder, supervisor);
+        let services = services::all(guest, self.context, checks, api);
 
         keys::follow(&self.keyring, supervisor);
         let door = Door {
@@ -220,10 +226,7 @@ impl Api {
             let complaints = door.complaints.clone();
             let doorkeeper = door.clone();
             let greet = move |name, incoming| doorkeeper.clone().greet(name, incoming);
-            let serve = move |name, greeted| {
-                let services = Both(checks.clone().into_server(), api.clone().into_server());
-                door.clone().serve(name, greeted, services)
-            };
+            let serve = move |name, greeted| door.clone().serve(name, greeted, services.clone());
             clients::run_doubting(control, ending, &complaints, greet, serve).await
         });
         let ending = shutdown.clone();
@@ -238,9 +241,6 @@ impl Api {
         }
     }
 }
-
-/// Services that a host half can call.
-type Services = Both<HealthChecksServer<health_checks::Service>, guest::Served>;
 
 /// Starts what makes the health checks that the host half wants, and tells their results.
 fn check_health(guest: &Guest, holder: Holder, supervisor: &mut Supervisor) -> health_checks::Service {

@@ -16,14 +16,13 @@ use tokio_util::sync::CancellationToken;
 use crate::config::host::{HostSettings, LoadBalancerSettings, Role as SettingsRole, TrustSettings};
 use crate::host::admission::Admission;
 use crate::host::api::{self, Api};
-use crate::host::backends;
-use crate::host::backends::volumes::Volumes;
+use crate::host::backends::{self, volumes::Volumes};
 use crate::host::changed::Changed;
-use crate::host::cloud;
-use crate::host::cloud::forward::{Forwarder, Numbered};
+use crate::host::cloud::{self, forward::Forwarder, forward::Numbered};
 use crate::host::fleet::{Fleet, Handle};
 use crate::host::for_guests;
 use crate::host::half::Half;
+use crate::host::machine::Desks;
 use crate::host::place::Topology;
 use crate::host::scrape;
 use crate::host::trust::{Pins, Trust};
@@ -276,6 +275,7 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
         settings: followed.standing,
         topology,
         backend: standing,
+        desks: Desks::default(),
         cloud,
         listed: is_machine.then_some(followed.machines),
     };

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::config::agent::{AgentSettings, ApiChannel, QgaChannel};
-use crate::policy::{Asked, Detail, Who};
+use crate::policy::{Asked, Detail, Host, Mode, Who};
 use crate::qga::table;
 
 const PASSWORD: &str = "guest-set-user-password";
@@ -55,7 +55,29 @@ fn all_needed_by(settings: &AgentSettings) -> Option<&'static str> {
     if settings.fsfreeze_hook.is_some() {
         return Some("qga.fsfreeze-hook is set, and a hook may do anything");
     }
-    may_call(settings, "guest-exec").then_some("guest-exec may be called, and what it runs may do anything")
+    is_wanted(settings, "guest-exec").then_some("guest-exec may be called, and what it runs may do anything")
+}
+
+/// Whether anybody may call a command, or a verb that does the same. What the line of a key gives is not known here: a host half
+/// that is to set the clock, the processors or passwords has it by a grant.
+fn is_wanted(settings: &AgentSettings, command: &str) -> bool {
+    may_call(settings, command) || host_may_call(settings, command)
+}
+
+/// Whether a host half may, by a grant or without one.
+fn host_may_call(settings: &AgentSettings, command: &str) -> bool {
+    let Some(row) = table::find(command).and_then(|place| table::COMMANDS.get(place)) else { return false };
+    let detail = if command == PASSWORD { Detail::Password } else { Detail::None };
+    let who = Who::Plain { guest_has_keys: false };
+    let asked = Asked { detail, ..Asked::new(who, "", command, row.needs()) };
+    let rules = &settings.rules;
+    let is_granted = || {
+        let mut grants = rules.grants.iter().filter(|grant| grant.host != Host::Qga);
+        rules.mode == Mode::Audit || grants.any(|grant| grant.roles.has(row.needs()))
+    };
+    settings.control != ApiChannel::None
+        && rules.bounds.forbid(&asked).is_none()
+        && (rules.granted(&asked).passes() || is_granted())
 }
 
 /// Whether QGA clients may call a command.
@@ -84,7 +106,7 @@ pub fn options(settings: &AgentSettings) -> Result<Vec<(&'static str, String)>, 
 fn capabilities(settings: &AgentSettings) -> Vec<&'static str> {
     let mut needed = ALWAYS.to_vec();
     for (commands, capabilities) in NEEDS {
-        if commands.iter().any(|command| may_call(settings, command)) {
+        if commands.iter().any(|command| is_wanted(settings, command)) {
             needed.extend(*capabilities);
         }
     }
@@ -163,17 +185,23 @@ mod tests {
             assert!(!few.contains(capability), "{capability}: {few}");
         }
         assert!(!set("qga.block-rpcs = ['guest-exec']\nqga.passwords.allow = false").contains("AUDIT_WRITE"));
-        assert!(!set("qga.method = 'none'").contains("SYS_TIME"));
+        assert!(set("qga.method = 'none'").contains("SYS_TIME"), "host halves may set the clock");
+        assert!(!set("qga.method = 'none'\ncontrol.listen = 'none'").contains("SYS_TIME"));
         // A grant takes away what it does not give, unless nothing is enforced yet.
-        let monitored = set("[[grant]]\nhost = 'qga'\nprofile = 'monitor'");
+        let plain = "[[grant]]\nhost = 'plain'\nprofile = 'volumes'\n";
+        let monitored = set(&format!("{plain}[[grant]]\nhost = 'qga'\nprofile = 'monitor'"));
         for capability in ["SYS_TIME", "SYS_BOOT", "AUDIT_WRITE", "SETUID"] {
             assert!(!monitored.contains(capability), "{capability}: {monitored}");
         }
-        let power = set("[[grant]]\nhost = 'qga'\nroles = ['power']");
+        let power = set(&format!("{plain}[[grant]]\nhost = 'qga'\nroles = ['power']"));
         assert!(
             power.contains("SYS_TIME") && power.contains("SYS_BOOT") && !power.contains("SETUID"),
             "{power}"
         );
+        let half = set("qga.method = 'none'\n[[grant]]\nhost = '*'\nroles = ['accounts']");
+        assert!(half.contains("SETUID") && half.contains("SYS_TIME"), "{half}");
+        let runs = "qga.method = 'none'\n[[grant]]\nhost = '*'\nroles = ['exec']";
+        assert!(options(&settings_in_file(runs)).is_err());
         let audited = "policy.mode = 'audit'\n[[grant]]\nhost = 'qga'\nroles = ['power']";
         assert!(options(&settings_in_file(audited)).is_err());
     }

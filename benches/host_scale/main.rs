@@ -230,7 +230,7 @@ impl Lab {
 
     fn with_client<T>(&self, measure: impl AsyncFnOnce(Client) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let measuring = client::with(self.host.socket(), async |client| Ok(measure(client).await));
+        let measuring = client::with(self.host.socket(), async |daemon| Ok(measure(daemon.admin()).await));
         runtime.block_on(measuring).unwrap()
     }
 }

@@ -18,12 +18,27 @@ pub enum Role {
     LoadBalancers,
     /// Decide which keys of guests are taken, and hand out what guests need to know this host half.
     Keys,
+    /// Freeze, thaw and trim the file systems of a guest.
+    Freeze,
+    /// Shut a guest down, restart or suspend it.
+    Power,
+    /// Ask a guest for any command of QGA: what comes of it is up to the guest alone.
+    Qga,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: &[Self] =
-        &[Self::Read, Self::Disks, Self::Files, Self::Volumes, Self::LoadBalancers, Self::Keys];
+    pub const ALL: &[Self] = &[
+        Self::Read,
+        Self::Disks,
+        Self::Files,
+        Self::Volumes,
+        Self::LoadBalancers,
+        Self::Keys,
+        Self::Freeze,
+        Self::Power,
+        Self::Qga,
+    ];
 
     /// As the settings write it.
     pub fn name(self) -> &'static str {
@@ -34,6 +49,9 @@ impl Role {
             Self::Volumes => "volumes",
             Self::LoadBalancers => "load-balancers",
             Self::Keys => "keys",
+            Self::Freeze => "freeze",
+            Self::Power => "power",
+            Self::Qga => "qga",
         }
     }
 }
@@ -41,7 +59,7 @@ impl Role {
 /// One thing that can be asked.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verb {
-    /// The method of `guestlet.v1.Admin`.
+    /// The method of `guestlet.v1.Admin`, or of a service that is handed on to agents.
     pub method: &'static str,
     /// As people type it after `guestctl`, and write it in rules.
     pub words: &'static str,
@@ -57,6 +75,11 @@ const fn looks(method: &'static str, words: &'static str) -> Verb {
 
 const fn changes(method: &'static str, words: &'static str, role: Role) -> Verb {
     Verb { method, words, role, is_recorded: true }
+}
+
+/// Changes nothing, and reaches into a guest.
+const fn asks(method: &'static str, words: &'static str) -> Verb {
+    Verb { method, words, role: Role::Read, is_recorded: true }
 }
 
 /// List the VMs; also `topology` and `nodes`.
@@ -121,6 +144,29 @@ pub static TRUST_ROTATE_HOST: Verb = changes("RotateHostKey", "trust rotate --ho
 /// What a guest needs to know this host half, with a secret if that is asked for.
 pub static TRUST_BOOTSTRAP: Verb = changes("GetTrustBootstrap", "trust bootstrap", Role::Keys);
 
+/// Freeze file systems of a guest.
+pub static FREEZE: Verb = changes("FreezeFileSystems", "freeze", Role::Freeze);
+/// Whether they are frozen.
+pub static FREEZE_STATUS: Verb = asks("GetFreeze", "freeze --status");
+/// Thaw them.
+pub static THAW: Verb = changes("ThawFileSystems", "thaw", Role::Freeze);
+/// Give their unused blocks back.
+pub static TRIM: Verb = changes("TrimFileSystems", "trim", Role::Freeze);
+/// How full they are.
+pub static FS: Verb = asks("ListFileSystems", "fs");
+/// End a guest.
+pub static SHUTDOWN: Verb = changes("Shutdown", "shutdown", Role::Power);
+/// Restart one.
+pub static REBOOT: Verb = changes("Shutdown", "reboot", Role::Power);
+/// Suspend one to memory.
+pub static SUSPEND: Verb = changes("SuspendToMemory", "suspend", Role::Power);
+/// Suspend one to a disk.
+pub static SUSPEND_TO_DISK: Verb = changes("SuspendToDisk", "suspend --to disk", Role::Power);
+/// Suspend one to both.
+pub static SUSPEND_TO_BOTH: Verb = changes("SuspendToBoth", "suspend --to both", Role::Power);
+/// Any command of QGA.
+pub static QGA: Verb = changes("ExecuteQga", "qga", Role::Qga);
+
 /// All of them.
 pub static VERBS: &[&Verb] = &[
     &LS,
@@ -151,6 +197,17 @@ pub static VERBS: &[&Verb] = &[
     &TRUST_ROTATE,
     &TRUST_ROTATE_HOST,
     &TRUST_BOOTSTRAP,
+    &FREEZE,
+    &FREEZE_STATUS,
+    &THAW,
+    &TRIM,
+    &FS,
+    &SHUTDOWN,
+    &REBOOT,
+    &SUSPEND,
+    &SUSPEND_TO_DISK,
+    &SUSPEND_TO_BOTH,
+    &QGA,
 ];
 
 #[cfg(test)]
@@ -161,9 +218,16 @@ mod tests {
 
     #[test]
     fn every_method_of_the_admin_api_has_a_class() {
-        let proto = include_str!("../../proto/guestlet/v1/admin.proto");
+        let protos = [
+            include_str!("../../proto/guestlet/v1/admin.proto"),
+            include_str!("../../proto/guestlet/v1/qga.proto"),
+            include_str!("../../proto/guestlet/v1/freeze.proto"),
+            include_str!("../../proto/guestlet/v1/file_systems.proto"),
+            include_str!("../../proto/guestlet/v1/power.proto"),
+        ];
+        let lines = protos.iter().flat_map(|proto| proto.lines());
         let methods: BTreeSet<_> =
-            proto.lines().filter_map(|line| line.trim().strip_prefix("rpc ")?.split('(').next()).collect();
+            lines.filter_map(|line| line.trim().strip_prefix("rpc ")?.split('(').next()).collect();
         assert!(methods.len() > 15, "the methods were not found");
         let rows: BTreeSet<_> = VERBS.iter().map(|verb| verb.method).collect();
         assert_eq!(rows, methods);

@@ -13,7 +13,6 @@
 pub mod identity;
 mod node;
 mod registration;
-mod route;
 pub mod sockets;
 mod status;
 
@@ -21,8 +20,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use tokio::time::Instant;
-
-pub use route::Both;
 
 /// Who this guest is to the cluster that it is a node of: the host half's word.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -23,7 +23,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::csi::registration;
-use crate::csi::route::Both;
 use crate::csi::{Identity, Settings, identity, node};
 use crate::guest::Guest;
 use crate::supervise::Scope;
@@ -31,7 +30,7 @@ use crate::sys::folder_news::FolderNews;
 use crate::sys::mountinfo::MountList;
 use crate::sys::{blocking, error_chain};
 use crate::transport::relay::{Relay, Way};
-use crate::transport::{clients, http2, unix};
+use crate::transport::{Both, clients, http2, unix};
 use crate::wire::proto::csi::controller_server::SERVICE_NAME as CONTROLLER;
 
 /// Who wipes a folder does it in many steps.

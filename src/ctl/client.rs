@@ -10,10 +10,49 @@ use tokio::net::UnixStream;
 use super::Error;
 use crate::transport::{Stream, http2};
 use crate::wire::proto::v1::admin_client::AdminClient;
+use crate::wire::proto::v1::file_systems_client::FileSystemsClient;
+use crate::wire::proto::v1::freeze_client::FreezeClient;
+use crate::wire::proto::v1::power_client::PowerClient;
+use crate::wire::proto::v1::qga_client::QgaClient;
 use crate::wire::proto::v1::{ListVirtualMachinesRequest, VirtualMachine};
 
 /// Calls the daemon.
 pub type Client = AdminClient<http2::Client>;
+
+/// A connection with the daemon; clones share it.
+#[derive(Debug, Clone)]
+pub struct Daemon(http2::Client);
+
+impl Daemon {
+    /// For calls of `guestlet.v1.Admin`.
+    pub fn admin(&self) -> Client {
+        AdminClient::with_origin(self.0.clone(), origin()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    /// For freezes.
+    pub fn freeze(&self) -> FreezeClient<http2::Client> {
+        FreezeClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// For file systems.
+    pub fn file_systems(&self) -> FileSystemsClient<http2::Client> {
+        FileSystemsClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// To shut down, restart and suspend.
+    pub fn power(&self) -> PowerClient<http2::Client> {
+        PowerClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// For commands of QGA.
+    pub fn qga(&self) -> QgaClient<http2::Client> {
+        QgaClient::with_origin(self.0.clone(), origin())
+    }
+}
+
+fn origin() -> http::Uri {
+    http::Uri::from_static(http2::ORIGIN)
+}
 
 /// Bytes of one answer: the list of all VMs of a large host.
 const MAX_ANSWER: usize = 256 * 1024 * 1024;
@@ -28,7 +67,7 @@ pub const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// If there is no daemon, or `work` fails.
 pub async fn with<T>(
     socket: PathBuf,
-    work: impl AsyncFnOnce(Client) -> Result<T, Error>,
+    work: impl AsyncFnOnce(Daemon) -> Result<T, Error>,
 ) -> Result<T, Error> {
     over(dial(socket).await?, work).await
 }
@@ -52,12 +91,10 @@ pub async fn dial(socket: PathBuf) -> Result<UnixStream, Error> {
 /// If that ends before, or `work` fails.
 pub async fn over<T>(
     stream: impl Stream,
-    work: impl AsyncFnOnce(Client) -> Result<T, Error>,
+    work: impl AsyncFnOnce(Daemon) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let (client, mut connection) = http2::connect(stream).await.map_err(|_| Error::Closed)?;
-    let client = AdminClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
-        .max_decoding_message_size(MAX_ANSWER);
-    let mut work = pin!(work(client));
+    let mut work = pin!(work(Daemon(client)));
     tokio::select! {
         biased;
         done = &mut work => return done,

@@ -17,7 +17,7 @@ use crate::wire::proto::v1::{
 /// # Errors
 /// [`Error::Wrong`] if something is wrong, or if standard output cannot be written.
 pub async fn run(socket: PathBuf, printer: &mut Printer) -> Result<(), Error> {
-    let asked = client::with(socket, ask).await;
+    let asked = client::with(socket, async |daemon| ask(daemon.admin()).await).await;
     tell(printer, &findings(Some(Path::new("/")), asked))
 }
 

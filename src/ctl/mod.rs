@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tonic::{Code, Status};
 
@@ -22,6 +23,7 @@ pub mod json;
 pub mod kinds;
 pub mod load_balancers;
 pub mod ls;
+pub mod machine;
 pub mod manifests;
 pub mod nodes;
 pub mod ping;
@@ -34,7 +36,7 @@ pub mod volumes;
 pub mod watch;
 pub mod words;
 
-use client::Client;
+use client::Daemon;
 use print::{Format, Printer};
 
 /// What to do.
@@ -76,6 +78,13 @@ pub enum Verb {
         name: String,
         /// What to do with which disk.
         action: disk::Action,
+    },
+    /// Ask the agent in a VM for something.
+    Machine {
+        /// The VM's name.
+        name: String,
+        /// For what.
+        action: machine::Action,
     },
     /// Look after volumes of clusters.
     Volumes(volumes::Action),
@@ -129,6 +138,24 @@ pub enum Error {
     /// A ping failed.
     #[error("{0}")]
     Ping(String),
+    /// A guest takes longer than somebody wants to wait.
+    #[error("no answer within {} s: whether the guest did it is not known", .0.as_secs())]
+    Late(Duration),
+    /// Something did not come to be, although the guest was asked for it; all that is known.
+    #[error("{0}")]
+    Unmet(String),
+    /// A program that was run has failed, and has said why itself; or a signal has ended this one.
+    #[error("ended with exit code {0}")]
+    Ended(u8),
+    /// A program cannot be run.
+    #[error("cannot run {0:?}")]
+    Run(std::ffi::OsString, #[source] io::Error),
+    /// A command of QGA failed; the answer has been printed.
+    #[error("the guest answered: {0}")]
+    Qga(String),
+    /// Standard input, a file or a terminal cannot be read.
+    #[error("cannot read {0}")]
+    Read(String, #[source] io::Error),
     /// The daemon's own words.
     #[error("{}", .0.message())]
     Call(Status),
@@ -166,6 +193,9 @@ impl Error {
             Self::NoSocket(_) | Self::NobodyAnswers(_) => 3,
             Self::UnknownVm(_) => 4,
             Self::Wrong => 5,
+            Self::Ended(code) => *code,
+            Self::Run(_, error) if error.kind() == io::ErrorKind::NotFound => 127,
+            Self::Run(..) => 126,
             Self::Cluster(error) => error.exit_code(),
             _ => 1,
         }
@@ -198,13 +228,21 @@ pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> 
     match verb {
         Verb::Doctor => return doctor::run(socket, &mut printer).await,
         Verb::Proxy => return proxy::run(socket).await,
+        Verb::Machine { name, action: machine::Action::FreezeAround(around) } => {
+            let ask = async |step| {
+                let asking = async |daemon: Daemon| machine::freeze::step(&daemon, &name, &step).await;
+                client::with(socket.clone(), asking).await
+            };
+            return machine::around::run(&mut printer, &name, &around, ask).await;
+        }
         _ => {}
     }
-    client::with(socket, async |client| one(client, &mut printer, verb).await).await
+    client::with(socket, async |daemon| one(daemon, &mut printer, verb).await).await
 }
 
 /// Does it with one daemon.
-async fn one(client: Client, printer: &mut Printer, verb: Verb) -> Result<(), Error> {
+async fn one(daemon: Daemon, printer: &mut Printer, verb: Verb) -> Result<(), Error> {
+    let client = daemon.admin();
     match verb {
         Verb::Ls { wide } => ls::run(client, printer, wide).await,
         Verb::Topology => topology::run(client, printer).await,
@@ -218,6 +256,7 @@ async fn one(client: Client, printer: &mut Printer, verb: Verb) -> Result<(), Er
         Verb::LoadBalancers(action) => load_balancers::run(client, printer, action).await,
         Verb::Trust(action) => trust::run(client, printer, action).await,
         Verb::Audit(query) => audit::run(client, printer, query).await,
+        Verb::Machine { name, action } => machine::run(daemon, printer, name, action).await,
         Verb::Doctor | Verb::Proxy => Ok(()),
     }
 }

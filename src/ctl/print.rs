@@ -75,6 +75,12 @@ impl Printer {
         }
     }
 
+    /// Tells people something beside what is written, whatever programs read.
+    pub fn note(&mut self, words: &str) {
+        // Without a standard error there is nobody to tell.
+        drop(writeln!(io::stderr().lock(), "guestctl: {words}"));
+    }
+
     /// Warns people, whatever programs read.
     pub fn warn(&mut self, words: &str) {
         // Without a standard error there is nobody to warn.

@@ -65,20 +65,27 @@ pub enum NotTrimmed {
     /// It cannot be.
     #[error("trim not supported")]
     Unsupported,
+    /// Asked for by its mount point, and not there.
+    #[error("no file system on disks is mounted there")]
+    NotMounted,
     /// The file system's or the disk's words.
     #[error("failed to trim: {0}")]
     Failed(String),
 }
 
 /// Gives the unused blocks of all file systems on disks back, in ranges of at least `minimum` bytes: one after the
-/// other, each file system once, wherever else it is mounted. Blocks for as long as the disks take.
+/// other, each file system once, wherever else it is mounted; of those mounted at `mount_points` only, if there are any. Blocks
+/// for as long as the disks take.
 ///
 /// # Errors
 /// If the kernel's list of mounts cannot be read.
-pub fn trim(guest: &Guest, minimum: u64) -> Result<Vec<Trim>, Error> {
+pub fn trim(guest: &Guest, minimum: u64, mount_points: &[String]) -> Result<Vec<Trim>, Error> {
     let mut done: HashMap<Number, Result<Trimmed, NotTrimmed>> = HashMap::new();
     let mut trims = Vec::new();
     for mount in mounts(&guest.root)? {
+        if !mount_points.is_empty() && !mount_points.contains(&mount.mount_point) {
+            continue;
+        }
         let Some(number) = number(&guest.root, &mount) else { continue };
         let outcome = if let Some(outcome) = done.get(&number) {
             outcome.clone().map(|trimmed| Trimmed { bytes: 0, ..trimmed })
@@ -94,6 +101,11 @@ pub fn trim(guest: &Guest, minimum: u64) -> Result<Vec<Trim>, Error> {
         trims.push(Trim { mount_point: mount.mount_point, outcome });
     }
     trims.reverse();
+    for absent in mount_points {
+        if !trims.iter().any(|trim| trim.mount_point == *absent) {
+            trims.push(Trim { mount_point: absent.clone(), outcome: Err(NotTrimmed::NotMounted) });
+        }
+    }
     Ok(trims)
 }
 

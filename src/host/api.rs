@@ -3,6 +3,7 @@
 //! is how it gets its request.
 
 mod serve;
+mod services;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -23,6 +24,7 @@ use super::disks;
 use super::fleet::{Handle, Identity, Reach, Stopped, Watched};
 use super::half::Half;
 use super::keys;
+use super::machine::Desks;
 use super::metrics::Tally;
 use super::ping;
 use super::place::Topology;
@@ -71,6 +73,8 @@ pub struct Api {
     pub settings: watch::Receiver<Standing>,
     /// How the backend is.
     pub backend: backends::Standing,
+    /// How much is asked of each guest.
+    pub desks: Desks,
     /// Keeps load balancers, where this host half does.
     pub cloud: Option<cloud::Handle>,
     /// Every VM that there is for it, where settings list them.

@@ -6,10 +6,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use http::uri::PathAndQuery;
 use tonic::{Request, Response, Status};
 
 use super::caller::Behalf;
-use super::conversation::Caller;
+use super::conversation::Channel;
+use super::handed_on::HandedOn;
+use crate::wire::codec::Prost;
 use crate::wire::proto::v1::{
     FindDiskRequest, FindDiskResponse, PingRequest, PingResponse, ReleaseDiskRequest, ReleaseDiskResponse,
     RotateKeyRequest, RotateKeyResponse,
@@ -28,7 +31,7 @@ pub struct Calls {
 
 #[derive(Debug, Clone)]
 enum Way {
-    Session(Box<Caller>),
+    Session(Box<Channel>),
     Elsewhere(Arc<dyn Elsewhere>),
 }
 
@@ -51,8 +54,8 @@ pub type Answer<T> = Result<Response<T>, Status>;
 
 impl Agent {
     /// The one that is called so.
-    pub fn new(client: Box<Caller>) -> Self {
-        Self(Way::Session(client))
+    pub fn new(channel: Box<Channel>) -> Self {
+        Self(Way::Session(channel))
     }
 
     /// One whose session another program has.
@@ -86,9 +89,9 @@ impl Calls {
     ///
     /// # Errors
     /// As the agent, or when the session ends.
-    pub async fn ping(&mut self, request: PingRequest) -> Answer<PingResponse> {
-        match &mut self.way {
-            Way::Session(client) => client.ping(state(self.behalf.as_ref(), request)).await,
+    pub async fn ping(&self, request: PingRequest) -> Answer<PingResponse> {
+        match &self.way {
+            Way::Session(channel) => channel.guest().ping(state(self.behalf.as_ref(), request)).await,
             Way::Elsewhere(_) => Err(only_there()),
         }
     }
@@ -97,10 +100,10 @@ impl Calls {
     ///
     /// # Errors
     /// As the agent, or when the session ends.
-    pub async fn find_disk(&mut self, request: FindDiskRequest) -> Answer<FindDiskResponse> {
-        match &mut self.way {
+    pub async fn find_disk(&self, request: FindDiskRequest) -> Answer<FindDiskResponse> {
+        match &self.way {
             Way::Elsewhere(agent) => agent.find_disk(self.behalf.as_ref(), request).await,
-            Way::Session(client) => client.find_disk(state(self.behalf.as_ref(), request)).await,
+            Way::Session(channel) => channel.guest().find_disk(state(self.behalf.as_ref(), request)).await,
         }
     }
 
@@ -108,10 +111,27 @@ impl Calls {
     ///
     /// # Errors
     /// As the agent, or when the session ends.
-    pub async fn rotate_key(&mut self, request: RotateKeyRequest) -> Answer<RotateKeyResponse> {
-        match &mut self.way {
-            Way::Session(client) => client.rotate_key(state(self.behalf.as_ref(), request)).await,
+    pub async fn rotate_key(&self, request: RotateKeyRequest) -> Answer<RotateKeyResponse> {
+        match &self.way {
+            Way::Session(channel) => channel.guest().rotate_key(state(self.behalf.as_ref(), request)).await,
             Way::Elsewhere(_) => Err(only_there()),
+        }
+    }
+
+    /// Hands a request on to it.
+    ///
+    /// # Errors
+    /// As the agent, or when the session ends.
+    pub async fn hand_on<R: HandedOn>(&self, request: R) -> Answer<R::Answer> {
+        match &self.way {
+            Way::Elsewhere(_) => Err(only_there()),
+            Way::Session(channel) => {
+                let mut client = channel.any();
+                // It always is: calls wait for their turns by themselves.
+                client.ready().await.map_err(|error| Status::from_error(error.into()))?;
+                let path = PathAndQuery::from_static(R::PATH);
+                client.unary(state(self.behalf.as_ref(), request), path, Prost::default()).await
+            }
         }
     }
 
@@ -119,10 +139,10 @@ impl Calls {
     ///
     /// # Errors
     /// As the agent, or when the session ends.
-    pub async fn release_disk(&mut self, request: ReleaseDiskRequest) -> Answer<ReleaseDiskResponse> {
-        match &mut self.way {
+    pub async fn release_disk(&self, request: ReleaseDiskRequest) -> Answer<ReleaseDiskResponse> {
+        match &self.way {
             Way::Elsewhere(agent) => agent.release_disk(self.behalf.as_ref(), request).await,
-            Way::Session(client) => client.release_disk(state(self.behalf.as_ref(), request)).await,
+            Way::Session(channel) => channel.guest().release_disk(state(self.behalf.as_ref(), request)).await,
         }
     }
 }

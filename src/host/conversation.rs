@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tonic::client::Grpc;
 use tonic::{Code, Status};
 
 use super::intake::Unwanted;
@@ -151,6 +152,35 @@ impl From<Unwanted> for End {
             Unwanted::Malformed(words) => Status::internal(words).into(),
         }
     }
+}
+
+/// For calls of an agent, of any of its services, while the conversation is open.
+#[derive(Debug, Clone)]
+pub struct Channel {
+    client: http2::Client,
+    /// Bytes of one answer.
+    most: usize,
+}
+
+impl Channel {
+    /// Calls that go to this client, and take answers of `most` bytes.
+    pub fn new(client: http2::Client, most: usize) -> Self {
+        Self { client, most }
+    }
+
+    /// For calls of `guestlet.v1.Guest`.
+    pub fn guest(&self) -> Caller {
+        GuestClient::with_origin(self.client.clone(), origin()).max_decoding_message_size(self.most)
+    }
+
+    /// For calls of any service.
+    pub fn any(&self) -> Grpc<http2::Client> {
+        Grpc::with_origin(self.client.clone(), origin()).max_decoding_message_size(self.most)
+    }
+}
+
+fn origin() -> http::Uri {
+    http::Uri::from_static(http2::ORIGIN)
 }
 
 impl From<Status> for End {

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Who may ask the api for what is decided in [`admission`]; on whose behalf a guest is called goes with the call
-//! ([`calls`]).
+//! ([`calls`]); what the agent decides on alone is handed on ([`machine`]).
 //!
 //! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM. [`volumes`] are what
 //! clusters have of them; their guests ask for them by the callback, in the words of [`csi`].
@@ -48,6 +48,7 @@ pub mod for_guests;
 #[cfg(feature = "kubevirt")]
 pub mod guests;
 pub mod half;
+pub mod handed_on;
 mod health_checks;
 pub mod history;
 pub mod intake;
@@ -55,6 +56,7 @@ mod introduced;
 pub mod keys;
 pub mod limits;
 mod lines;
+pub mod machine;
 pub mod metered;
 pub mod metrics;
 pub mod order;

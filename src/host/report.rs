@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::conversation::Caller;
+use super::conversation::Channel;
 use super::intake::Heard;
 use super::place::Outcome;
 use super::state::Excess;
@@ -36,7 +36,7 @@ pub enum Report {
         /// Since the session before was lost, the VM was started, or the first dial.
         after: Duration,
         /// For calls of others on this conversation.
-        caller: Box<Caller>,
+        channel: Box<Channel>,
         /// The key that the guest has proved, if it has one.
         key: Option<Fingerprint>,
     },
@@ -128,12 +128,12 @@ impl Notes {
     }
 
     /// The conversation is open.
-    pub async fn opened(&mut self, info: v1::GuestInfo, caller: Caller, key: Option<PublicKey>) {
+    pub async fn opened(&mut self, info: v1::GuestInfo, channel: Channel, key: Option<PublicKey>) {
         let now = Instant::now();
         self.opened_at = Some(now);
-        let (info, caller) = (Box::new(info), Box::new(caller));
+        let (info, channel) = (Box::new(info), Box::new(channel));
         let key = key.map(|key| key.fingerprint());
-        self.send(Report::Opened { info, after: now - self.lost_at, caller, key }).await;
+        self.send(Report::Opened { info, after: now - self.lost_at, channel, key }).await;
     }
 
     /// Whether the conversation is open.

@@ -23,7 +23,7 @@ use tonic::codec::Streaming;
 
 use super::callback;
 use super::contact::{Contact, Proved, Reached, Speech};
-use super::conversation::{Caller, End, Loss, Refusal};
+use super::conversation::{Caller, Channel, End, Loss, Refusal};
 use super::health_checks;
 use super::intake::Heard;
 use super::order::Order;
@@ -35,7 +35,6 @@ use super::topology;
 use super::trust::{self, How};
 use crate::transport::http2;
 use crate::wire::codec::Raw;
-use crate::wire::proto::v1::guest_client::GuestClient;
 use crate::wire::proto::v1::{self, PowerState};
 
 /// How a guest's events are asked for.
@@ -112,10 +111,10 @@ async fn calls(
     machine: watch::Receiver<Machine>,
     began: Instant,
 ) -> Result<Infallible, End> {
-    let mut caller = GuestClient::with_origin(client.clone(), http::Uri::from_static(http2::ORIGIN))
-        .max_decoding_message_size(contact.vm.limits.message_bytes);
+    let channel = Channel::new(client.clone(), contact.vm.limits.message_bytes);
+    let caller = channel.guest();
     let Opened { mut events, patience, is_told, has_callback, has_checks } =
-        Box::pin(open(client, &mut caller, contact, guest, order, notes, began)).await?;
+        Box::pin(open(client, channel, contact, guest, order, notes, began)).await?;
     let teller = notes.teller();
     let rotation = Box::pin(rotation::keep(&caller, contact, guest.key().is_some()));
     let topology = Box::pin(topology::keep(&caller, contact, is_told, &teller));
@@ -145,21 +144,21 @@ struct Opened {
 /// Opens a conversation, and tells that it is.
 async fn open(
     client: &http2::Client,
-    caller: &mut Caller,
+    channel: Channel,
     contact: &Contact,
     guest: &Proved,
     order: &mut Order,
     notes: &mut Notes,
     began: Instant,
 ) -> Result<Opened, End> {
-    let (info, events, first) = begin(client, caller, contact, guest, order).await?;
+    let (info, events, first) = begin(client, &mut channel.guest(), contact, guest, order).await?;
     order.take(&first.event).map_err(Refusal::from)?;
     contact.half.metrics.connect.observe(began.elapsed());
     let patience = patience(info.heartbeat_interval_seconds);
     let is_told = topology::is_able(&info.capabilities);
     let has_callback = callback::is_able(&info.capabilities);
     let has_checks = health_checks::is_able(&info.capabilities);
-    notes.opened(info, caller.clone(), guest.key()).await;
+    notes.opened(info, channel, guest.key()).await;
     notes.send(Report::Heard(first)).await;
     Ok(Opened { events, patience, is_told, has_callback, has_checks })
 }

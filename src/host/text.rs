@@ -1,6 +1,7 @@
 //! Words of a guest, made fit for tables and logs: bounded, and without anything that steers a terminal.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 
 use prost_types::Timestamp;
 
@@ -46,6 +47,28 @@ fn clean_to(text: &str, most: usize) -> String {
     cleaned
 }
 
+/// A line of JSON from a guest, without its end; what is not visible in its strings is written as JSON can write it. None if it
+/// is no JSON. The byte 0xFF, with which QGA begins some answers, is taken off.
+pub fn clean_json(line: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(line.strip_prefix(b"\xff").unwrap_or(line)).ok()?;
+    serde_json::from_str::<serde::de::IgnoredAny>(text).ok()?;
+    let mut cleaned = String::with_capacity(text.len());
+    for one in text.trim_end().chars() {
+        match one {
+            // Between tokens: in strings they are not allowed.
+            '\n' | '\r' | '\t' => cleaned.push(' '),
+            one if is_hidden(one) => {
+                for unit in one.encode_utf16(&mut [0; 2]) {
+                    // Writing to a String cannot fail.
+                    let _ = write!(cleaned, "\\u{unit:04x}");
+                }
+            }
+            one => cleaned.push(one),
+        }
+    }
+    Some(cleaned)
+}
+
 /// Control characters, and those that reorder or hide the text around them.
 fn is_hidden(one: char) -> bool {
     one.is_control()
@@ -79,7 +102,8 @@ pub fn clean_event(event: &mut v1::Event) {
     event.kind.iter_mut().for_each(clean_kind);
 }
 
-fn can_be_written(time: &Timestamp) -> bool {
+/// Whether a guest's time is one that can be written as RFC 3339 has it.
+pub fn can_be_written(time: &Timestamp) -> bool {
     (0..YEAR_10000).contains(&time.seconds) && (0..1_000_000_000).contains(&time.nanos)
 }
 

@@ -35,6 +35,7 @@ use crate::host::cloud::remote::{self, Registry};
 use crate::host::controller::{self, Asked, Joining, Nodes, Server};
 use crate::host::fleet::Remote;
 use crate::host::half::Half;
+use crate::host::machine::Desks;
 use crate::host::place::Topology;
 use crate::host::text;
 use crate::host::volumes::Keeper;
@@ -153,6 +154,7 @@ pub(super) async fn assemble(
             settings: followed.standing,
             topology,
             backend: Standing { problems: told, ..Standing::default() },
+            desks: Desks::default(),
             cloud: Some(cloud),
             listed: None,
         };

@@ -11,6 +11,7 @@
 //!
 //! To add a role: its line in [`role`], and the verbs that need it.
 
+pub mod asker;
 pub mod audit;
 pub mod bounds;
 pub mod command;
@@ -24,6 +25,7 @@ pub mod suggest;
 mod tests;
 pub mod verbs;
 
+pub use asker::{Asker, HostHalf};
 pub use audit::Audit;
 pub use bounds::{Bounds, Limits};
 pub use grant::{Caller, Grant, Host};

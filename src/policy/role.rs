@@ -72,7 +72,7 @@ impl fmt::Display for Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Roles(u16);
 
-/// What qemu-ga lets its clients do; of the guestlet API, all that there was before there were roles.
+/// What qemu-ga lets its clients do.
 pub const QEMU_GA: Roles = Roles::of(&[
     Role::Status,
     Role::Metrics,
@@ -84,6 +84,10 @@ pub const QEMU_GA: Roles = Roles::of(&[
     Role::Power,
     Role::Accounts,
 ]);
+
+/// What a host half that has proved nothing may do in a guest without keys and grants for it: no programs and no files, which
+/// whoever reaches the channel could otherwise use.
+pub const PLAIN: Roles = QEMU_GA.without(Role::Exec).without(Role::FilesWrite).without(Role::FilesRead);
 
 /// The profiles of the settings.
 pub const PROFILES: [(&str, Roles); 4] = [

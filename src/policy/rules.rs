@@ -3,8 +3,8 @@
 //! In this order, the first that has something to say counts:
 //!
 //! 1. What the settings of `[qga]` forbid QGA clients ([`Bounds`]) is denied, in every mode.
-//! 2. What somebody has without a grant: QGA clients and plain host halves everything that there was before there were
-//!    grants, unless a grant is for them; a keyed host half `status`, and the roles in the line of its key.
+//! 2. What somebody has without a grant, unless a grant is for them: QGA clients everything that there was before there were
+//!    grants, plain host halves the same without programs and files; a keyed host half `status`, and the roles in the line of its key.
 //! 3. The grants that are for this host and this caller. They add up.
 //! 4. Everything else is denied, or would be: in the mode `audit` it passes.
 //!
@@ -15,7 +15,7 @@ use std::path::Path;
 
 use crate::policy::bounds::{Bound, Bounds};
 use crate::policy::grant::{Grant, Host};
-use crate::policy::role::{QEMU_GA, Role, Roles};
+use crate::policy::role::{PLAIN, QEMU_GA, Role, Roles};
 use crate::trust::Peer;
 use crate::trust::peer::Keyed;
 
@@ -249,12 +249,16 @@ impl Decision<'_> {
 impl Rules {
     /// Whether a call may be carried out, and why. Allocates nothing.
     pub fn decide<'a>(&'a self, asked: &Asked<'a>) -> Decision<'a> {
-        if asked.who == Who::Qga
-            && let Some(bound) = self.bounds.forbid(asked)
-        {
-            return Decision::Denied(Why::Bound(bound));
+        if asked.who == Who::Qga { self.decide_command(asked) } else { self.granted(asked) }
+    }
+
+    /// The same of a command of QGA, or a verb that does what one does: what the settings of `[qga]` forbid is forbidden to
+    /// everybody who asks for it.
+    pub fn decide_command<'a>(&'a self, asked: &Asked<'a>) -> Decision<'a> {
+        match self.bounds.forbid(asked) {
+            Some(bound) => Decision::Denied(Why::Bound(bound)),
+            None => self.granted(asked),
         }
-        self.granted(asked)
     }
 
     /// The same without what the settings of `[qga]` forbid.
@@ -285,9 +289,8 @@ impl Rules {
             Who::Qga if asked.protocol => Some("the protocol itself"),
             Who::Qga => (of_before && !self.has_grant_for(&Host::Qga)).then_some("no grant is for qga"),
             Who::Plain { guest_has_keys: true } => self.plain.has(asked.role).then_some("trust.plain"),
-            Who::Plain { .. } => {
-                (of_before && !self.has_grant_for(&Host::Plain)).then_some("no grant is for plain")
-            }
+            Who::Plain { .. } => (PLAIN.has(asked.role) && !self.has_grant_for(&Host::Plain))
+                .then_some("no grant is for plain"),
             Who::Keyed(_) if asked.role == Role::Status => Some("its key"),
             Who::Keyed(keyed) => {
                 let mut given = keyed.roles.iter().filter_map(|word| Roles::of_word(word));
@@ -296,9 +299,9 @@ impl Rules {
         }
     }
 
-    /// Whether what QGA clients run has to be looked at, path by path.
+    /// Whether what guest-exec runs has to be looked at, path by path.
     pub fn looks_at_programs(&self) -> bool {
-        let limited = |grant: &Grant| grant.host == Host::Qga && grant.exec.is_some();
+        let limited = |grant: &Grant| grant.exec.is_some();
         self.mode == Mode::Audit || self.bounds.limits.exec_paths.is_some() || self.grants.iter().any(limited)
     }
 }

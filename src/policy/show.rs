@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::policy::grant::{Grant, Host};
-use crate::policy::role::{QEMU_GA, Role, Roles};
+use crate::policy::role::{PLAIN, QEMU_GA, Role, Roles};
 use crate::policy::rules::{Mode, Rules};
 use crate::text;
 
@@ -23,7 +23,7 @@ fn mode(mode: Mode) -> &'static str {
 
 /// What these have without a grant, while none is for them.
 fn of_before(rules: &Rules, host: &Host) -> Option<Roles> {
-    (!rules.has_grant_for(host)).then_some(QEMU_GA)
+    (!rules.has_grant_for(host)).then_some(if *host == Host::Plain { PLAIN } else { QEMU_GA })
 }
 
 fn paths(list: Option<&[PathBuf]>) -> Option<Vec<String>> {
@@ -94,7 +94,10 @@ fn bounds(rules: &Rules) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    format!("\nThe settings of [qga] hold QGA clients to, whatever grants say:\n  {}\n", lines.join("\n  "))
+    format!(
+        "\nThe settings of [qga] hold everybody who asks for what commands do to, whatever grants say:\n  {}\n",
+        lines.join("\n  ")
+    )
 }
 
 /// For programs.

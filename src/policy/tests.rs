@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::bounds::Bound;
 use super::grant::{Caller, Grant, Host};
-use super::role::{QEMU_GA, Role, Roles};
+use super::role::{self, QEMU_GA, Role, Roles};
 use super::rules::{Asked, By, Decision, Detail, Mode, Rules, Who, Why};
 use super::{Bounds, suggest};
 use crate::trust::Fingerprint;
@@ -69,7 +69,14 @@ fn without_grants_and_keys_all_is_as_before() {
     let rules = Rules::default();
     let of_before: Vec<_> = QEMU_GA.iter().collect();
     assert_eq!(has(&rules, Who::Qga, ""), of_before);
-    assert_eq!(has(&rules, PLAIN, ""), of_before);
+    // Programs and files are for nobody who has proved nothing.
+    let plain: Vec<_> = role::PLAIN.iter().collect();
+    assert_eq!(has(&rules, PLAIN, ""), plain);
+    assert!(
+        ![Role::Exec, Role::FilesRead, Role::FilesWrite, Role::Forward]
+            .iter()
+            .any(|role| plain.contains(role))
+    );
 }
 
 #[test]
@@ -103,7 +110,7 @@ fn qga_is_bound_by_the_first_grant_that_is_for_it() {
     assert_eq!(has(&rules, Who::Qga, ""), [Role::Freeze]);
     let sync = Asked { protocol: true, ..Asked::new(Who::Qga, "", "guest-sync", Role::Status) };
     assert_eq!(rules.decide(&sync), Decision::Allowed(By::Default("the protocol itself")));
-    assert_eq!(has(&rules, PLAIN, ""), QEMU_GA.iter().collect::<Vec<_>>(), "others are not");
+    assert_eq!(has(&rules, PLAIN, ""), role::PLAIN.iter().collect::<Vec<_>>(), "others are not");
     let any = Rules { grants: vec![grant(Host::AnyKey, "*", &[Role::Exec])], ..Rules::default() };
     assert_eq!(has(&any, Who::Qga, ""), QEMU_GA.iter().collect::<Vec<_>>());
 }

@@ -1,13 +1,19 @@
-//! The role of each method of the guestlet API. (The commands of QGA have theirs in their own table.)
+//! The role of each method of the guestlet API, and the commands of QGA that it does the work of. (The commands of QGA have
+//! their roles in their own table.)
 //!
 //! To add a method: its row here, in the order of the names. One without a row is answered as if it did not exist, and a
-//! test fails.
+//! test fails. So does one if a command of QGA has no method here, and is not among those [`ONLY_BY_QGA`].
 
 use crate::policy::role::Role;
+use crate::policy::rules::Detail;
 
 /// The services of the control channel, as paths begin with them.
 const GUEST: &str = "/guestlet.v1.Guest/";
+const FILE_SYSTEMS: &str = "/guestlet.v1.FileSystems/";
+const FREEZE: &str = "/guestlet.v1.Freeze/";
 const HEALTH_CHECKS: &str = "/guestlet.v1.HealthChecks/";
+const POWER: &str = "/guestlet.v1.Power/";
+const QGA: &str = "/guestlet.v1.Qga/";
 
 /// A method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,10 +26,41 @@ pub struct Verb {
     pub role: Role,
     /// Each call leaves a record, as it changes something.
     pub audited: bool,
+    /// The commands of QGA whose work it does: what the settings forbid of them is forbidden of it.
+    pub commands: &'static [&'static str],
+    /// What it is about, as far as the settings forbid that.
+    pub detail: Detail<'static>,
+    /// It may be called while file systems are frozen.
+    pub while_frozen: bool,
+    /// Who asks is told to whatever carries it out.
+    pub names_asker: bool,
 }
 
+/// What holds for most methods; rows say what they are on top of it.
+const USUAL: Verb = Verb {
+    service: GUEST,
+    name: "",
+    role: Role::Status,
+    audited: false,
+    commands: &[],
+    detail: Detail::None,
+    while_frozen: true,
+    names_asker: false,
+};
+
 const fn verb(name: &'static str, role: Role, audited: bool) -> Verb {
-    Verb { service: GUEST, name, role, audited }
+    Verb { name, role, audited, ..USUAL }
+}
+
+/// A method that does what commands of QGA do: as they, not while file systems are frozen.
+const fn does(
+    service: &'static str,
+    name: &'static str,
+    role: Role,
+    audited: bool,
+    commands: &'static [&'static str],
+) -> Verb {
+    Verb { service, name, role, audited, commands, while_frozen: false, ..USUAL }
 }
 
 /// All methods of the control channel.
@@ -31,15 +68,75 @@ pub static VERBS: &[Verb] = &[
     // What the guest asks on it is decided by the host half.
     verb("Callback", Role::Disks, false),
     verb("Enroll", Role::Status, true),
+    // Each command is decided on, and written down, by itself.
+    Verb { service: QGA, name: "ExecuteQga", names_asker: true, ..USUAL },
     verb("FindDisk", Role::Disks, false),
+    Verb {
+        names_asker: true,
+        ..does(
+            FREEZE,
+            "FreezeFileSystems",
+            Role::Freeze,
+            true,
+            &["guest-fsfreeze-freeze", "guest-fsfreeze-freeze-list"],
+        )
+    },
+    Verb { while_frozen: true, ..does(FREEZE, "GetFreeze", Role::Freeze, false, &["guest-fsfreeze-status"]) },
     verb("GetInfo", Role::Status, false),
+    does(FILE_SYSTEMS, "ListFileSystems", Role::Status, false, &["guest-get-fsinfo"]),
     verb("Ping", Role::Status, false),
     verb("ReleaseDisk", Role::Disks, true),
     verb("ReplaceHostKey", Role::Keys, true),
     verb("RotateKey", Role::Keys, true),
-    Verb { service: HEALTH_CHECKS, name: "SetHealthChecks", role: Role::Topology, audited: true },
+    Verb { service: HEALTH_CHECKS, name: "SetHealthChecks", role: Role::Topology, audited: true, ..USUAL },
     verb("SetTopology", Role::Topology, true),
+    does(POWER, "Shutdown", Role::Power, true, &["guest-shutdown"]),
+    does(POWER, "SuspendToBoth", Role::Power, true, &["guest-suspend-hybrid"]),
+    does(POWER, "SuspendToDisk", Role::Power, true, &["guest-suspend-disk"]),
+    does(POWER, "SuspendToMemory", Role::Power, true, &["guest-suspend-ram"]),
+    Verb {
+        while_frozen: true,
+        ..does(FREEZE, "ThawFileSystems", Role::Freeze, true, &["guest-fsfreeze-thaw"])
+    },
+    does(FILE_SYSTEMS, "TrimFileSystems", Role::Disks, true, &["guest-fstrim"]),
     verb("WatchEvents", Role::Status, false),
+];
+
+/// Commands of QGA that have no method of their own: `guestctl qga` reaches them.
+pub static ONLY_BY_QGA: &[&str] = &[
+    "guest-exec",
+    "guest-exec-status",
+    "guest-file-close",
+    "guest-file-flush",
+    "guest-file-open",
+    "guest-file-read",
+    "guest-file-seek",
+    "guest-file-write",
+    "guest-get-cpustats",
+    "guest-get-disks",
+    "guest-get-diskstats",
+    "guest-get-host-name",
+    "guest-get-load",
+    "guest-get-memory-block-info",
+    "guest-get-memory-blocks",
+    "guest-get-osinfo",
+    "guest-get-time",
+    "guest-get-timezone",
+    "guest-get-users",
+    "guest-get-vcpus",
+    "guest-info",
+    "guest-network-get-interfaces",
+    "guest-network-get-route",
+    "guest-ping",
+    "guest-set-memory-blocks",
+    "guest-set-time",
+    "guest-set-user-password",
+    "guest-set-vcpus",
+    "guest-ssh-add-authorized-keys",
+    "guest-ssh-get-authorized-keys",
+    "guest-ssh-remove-authorized-keys",
+    "guest-sync",
+    "guest-sync-delimited",
 ];
 
 /// The method that a request with this path calls.
@@ -51,12 +148,22 @@ pub fn find(path: &str) -> Option<&'static Verb> {
 mod tests {
     use super::*;
 
+    /// The files of the services that an agent answers on its control channel.
+    const FILES: &[(&str, &str)] = &[
+        ("guest.proto", GUEST),
+        ("cloud.proto", HEALTH_CHECKS),
+        ("qga.proto", QGA),
+        ("freeze.proto", FREEZE),
+        ("file_systems.proto", FILE_SYSTEMS),
+        ("power.proto", POWER),
+    ];
+
     #[test]
     #[allow(clippy::disallowed_methods)]
     fn every_method_of_the_control_channel_has_a_role() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("proto/guestlet/v1");
         let mut methods = Vec::new();
-        for (file, service) in [("guest.proto", GUEST), ("cloud.proto", HEALTH_CHECKS)] {
+        for (file, service) in FILES {
             let text = std::fs::read_to_string(folder.join(file)).unwrap();
             let name = service.trim_matches('/').trim_start_matches("guestlet.v1.");
             let begin = format!("service {name} {{");

@@ -12,6 +12,8 @@ pub mod call;
 pub mod commands;
 pub mod document;
 pub mod error;
+pub mod once;
+pub mod owners;
 pub mod policy;
 mod queue;
 pub mod reply;
@@ -27,9 +29,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::guest::Guest;
 use crate::pace::Complaints;
-use crate::policy::Who;
+use crate::policy::Asker;
 use crate::policy::audit::{Audit, Noted, Record};
+use arguments::Arguments;
+use owners::Owners;
 use policy::Policy;
+use request::Request;
 use room::Room;
 use table::{COMMANDS, Command};
 
@@ -49,6 +54,8 @@ pub struct Context {
     pub complaints: Complaints,
     /// What their large messages take.
     pub room: Room,
+    /// Whose the files and programs are that they have opened and started.
+    pub owners: Owners,
     /// The agent ends: nothing new is begun, and what is under way is answered.
     pub stopping: Stopping,
     /// The version that guest-info reports; clients compare it.
@@ -56,36 +63,38 @@ pub struct Context {
 }
 
 impl Context {
-    /// Whether the command at this place of the table may be called now.
-    pub fn allows(&self, place: usize) -> bool {
+    /// Whether the command at this place of the table may be called now by this asker.
+    pub fn allows(&self, place: usize, asker: &Asker) -> bool {
         if self.guest.freezer.restricts() {
             let always = COMMANDS.get(place).is_some_and(|command| command.always);
-            return always && self.policy.allows_while_frozen(place);
+            return always && self.policy.allows_while_frozen(place, asker);
         }
-        self.policy.allows(place)
+        self.policy.allows(place, asker)
     }
 
     /// Why it may not.
-    fn refusal(&self, command: &Command) -> error::Error {
+    fn refusal(&self, command: &Command, asker: &Asker) -> error::Error {
         if self.guest.freezer.restricts() && !command.always {
             return error::Error::frozen(command.name, &self.guest.freezer.held());
         }
-        error::Error::disabled(command.name, &self.policy.why_not(command))
+        error::Error::disabled(command.name, &self.policy.why_not(command, asker))
     }
 
     /// Writes down that `peer` has asked for something that it may not do. That something is frozen is no such reason.
-    fn write_down_refusal(&self, name: &str, peer: &str) {
-        let Some(place) = table::find(name).filter(|place| !self.policy.allows(*place)) else { return };
+    fn write_down_refusal(&self, name: &str, peer: &str, asker: &Asker) {
+        let Some(place) = table::find(name).filter(|place| !self.policy.allows(*place, asker)) else {
+            return;
+        };
         let command = &COMMANDS[place];
         if self.guest.freezer.restricts() && !command.always {
             return;
         }
         let noted = Noted::default();
-        let _ = noted.denied.set(self.policy.why_not(command));
+        let _ = noted.denied.set(self.policy.why_not(command, asker));
         self.audit.record(&Record {
-            id: None,
-            who: Who::Qga,
-            caller: peer,
+            id: asker.id(),
+            who: asker.who(),
+            caller: recorded(peer, asker),
             role: command.needs(),
             verb: command.name,
             noted: &noted,
@@ -93,6 +102,26 @@ impl Context {
             took: Duration::ZERO,
         });
     }
+}
+
+/// Whom a record names as the caller: of QGA the client, else for whom the host half asks.
+fn recorded<'a>(peer: &'a str, asker: &'a Asker) -> &'a str {
+    match asker {
+        Asker::Qga => peer,
+        Asker::Host(_) => asker.caller(),
+    }
+}
+
+/// The command that is asked for, if this asker may call it.
+fn command<'a>(
+    request: &Request<'a>,
+    context: &Context,
+    asker: &Asker,
+) -> Result<(&'static Command, Arguments<'a>), error::Error> {
+    let (name, arguments) = request.call()?;
+    let place = table::find(&name).ok_or_else(|| error::Error::unknown(&name))?;
+    let command = &COMMANDS[place];
+    if context.allows(place, asker) { Ok((command, arguments)) } else { Err(context.refusal(command, asker)) }
 }
 
 /// The version of qemu-ga whose protocol this is; clients compare it.

@@ -1,12 +1,13 @@
-//! What QGA clients may call: [`crate::policy`] decides. What it says of each command as a whole is asked once; what depends
-//! on a program or a file, when that is known ([`Check`]).
+//! Which commands may be called: [`crate::policy`] decides. What it says of each command as a whole is asked once for QGA
+//! clients, and at each call for a host half; what depends on a program or a file, when that is known ([`Check`]).
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::guest::files::Place;
+use crate::policy::asker::QGA;
 use crate::policy::audit::Noted;
-use crate::policy::{Asked, Decision, Detail, Mode, Role, Rules, Who};
+use crate::policy::{Asked, Asker, Decision, Detail, Mode, Role, Rules};
 use crate::qga::error::Error;
 use crate::qga::table::{self, COMMANDS, Class, Command};
 
@@ -44,9 +45,9 @@ impl Policy {
     /// What these rules say.
     pub fn new(rules: Rules) -> Self {
         let standing = |command: &Command| {
-            let asked = asked(command);
+            let asked = asked(command, &QGA);
             Standing {
-                passes: rules.decide(&asked).passes(),
+                passes: rules.decide_command(&asked).passes(),
                 // As with qemu-ga, whatever the lists say.
                 passes_frozen: rules.granted(&asked).passes(),
             }
@@ -62,30 +63,40 @@ impl Policy {
         names.map(String::as_str).filter(|name| table::find(name).is_none()).collect()
     }
 
-    /// Whether the command at this place of the table may be called.
-    pub fn allows(&self, place: usize) -> bool {
-        self.standings.get(place).is_some_and(|standing| standing.passes)
+    /// Whether the command at this place of the table may be called by this asker.
+    pub fn allows(&self, place: usize, asker: &Asker) -> bool {
+        match asker {
+            Asker::Qga => self.standings.get(place).is_some_and(|standing| standing.passes),
+            Asker::Host(_) => COMMANDS
+                .get(place)
+                .is_some_and(|command| self.rules.decide_command(&asked(command, asker)).passes()),
+        }
     }
 
     /// The same while file systems are frozen, of a command that may be called then.
-    pub fn allows_while_frozen(&self, place: usize) -> bool {
-        self.standings.get(place).is_some_and(|standing| standing.passes_frozen)
+    pub fn allows_while_frozen(&self, place: usize, asker: &Asker) -> bool {
+        match asker {
+            Asker::Qga => self.standings.get(place).is_some_and(|standing| standing.passes_frozen),
+            Asker::Host(_) => {
+                COMMANDS.get(place).is_some_and(|command| self.rules.granted(&asked(command, asker)).passes())
+            }
+        }
     }
 
     /// Why a command may not be called.
-    pub fn why_not(&self, command: &Command) -> String {
-        match self.rules.decide(&asked(command)) {
+    pub fn why_not(&self, command: &Command, asker: &Asker) -> String {
+        match self.rules.decide_command(&asked(command, asker)) {
             Decision::Denied(why) | Decision::WouldDeny(why) => why.to_string(),
             Decision::Allowed(_) => String::new(),
         }
     }
 
     /// Why a command that may be called would be denied, if what no grant gives were.
-    pub fn would_deny(&self, command: &Command) -> Option<String> {
+    pub fn would_deny(&self, command: &Command, asker: &Asker) -> Option<String> {
         if self.rules.mode != Mode::Audit {
             return None;
         }
-        match self.rules.decide(&asked(command)) {
+        match self.rules.decide_command(&asked(command, asker)) {
             Decision::WouldDeny(why) => Some(why.to_string()),
             _ => None,
         }
@@ -96,15 +107,15 @@ impl Policy {
         self.rules.looks_at_programs()
     }
 
-    /// Asks about what a call of `verb` turns out to be about; `noted` is told.
-    pub fn check(&self, verb: &'static str, noted: &Arc<Noted>) -> Check {
-        Check { rules: Arc::clone(&self.rules), noted: Arc::clone(noted), verb }
+    /// Asks about what a call of `verb` by this asker turns out to be about; `noted` is told.
+    pub fn check(&self, verb: &'static str, noted: &Arc<Noted>, asker: &Asker) -> Check {
+        Check { rules: Arc::clone(&self.rules), noted: Arc::clone(noted), verb, asker: asker.clone() }
     }
 }
 
-fn asked(command: &Command) -> Asked<'_> {
+fn asked<'a>(command: &'a Command, asker: &'a Asker) -> Asked<'a> {
     let protocol = command.class == Class::Protocol;
-    Asked { protocol, ..Asked::new(Who::Qga, "", command.name, command.needs()) }
+    Asked { protocol, ..Asked::new(asker.who(), asker.caller(), command.name, command.needs()) }
 }
 
 /// Asks the rules about one call.
@@ -113,6 +124,7 @@ pub struct Check {
     rules: Arc<Rules>,
     noted: Arc<Noted>,
     verb: &'static str,
+    asker: Asker,
 }
 
 impl Check {
@@ -154,7 +166,8 @@ impl Check {
     }
 
     fn ask(&self, role: Role, detail: Detail<'_>) -> Result<(), Error> {
-        match self.rules.decide(&Asked { detail, ..Asked::new(Who::Qga, "", self.verb, role) }) {
+        let asked = Asked::new(self.asker.who(), self.asker.caller(), self.verb, role);
+        match self.rules.decide_command(&Asked { detail, ..asked }) {
             Decision::Allowed(_) => Ok(()),
             Decision::WouldDeny(why) => {
                 let _ = self.noted.would_deny.set(why.to_string());
@@ -181,7 +194,12 @@ mod tests {
     }
 
     fn enabled(policy: &Policy) -> Vec<&'static str> {
-        COMMANDS.iter().enumerate().filter(|(place, _)| policy.allows(*place)).map(|(_, c)| c.name).collect()
+        COMMANDS
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| policy.allows(*place, &QGA))
+            .map(|(_, c)| c.name)
+            .collect()
     }
 
     #[test]
@@ -202,8 +220,8 @@ mod tests {
     fn grants_hold_while_file_systems_are_frozen_and_lists_do_not() {
         let place = |name| table::find(name).unwrap();
         let blocked = lists(None, &["guest-fsfreeze-thaw"]);
-        assert!(!blocked.allows(place("guest-fsfreeze-thaw")));
-        assert!(blocked.allows_while_frozen(place("guest-fsfreeze-thaw")));
+        assert!(!blocked.allows(place("guest-fsfreeze-thaw"), &QGA));
+        assert!(blocked.allows_while_frozen(place("guest-fsfreeze-thaw"), &QGA));
         let grant = Grant {
             origin: String::new(),
             host: Host::Qga,
@@ -213,8 +231,10 @@ mod tests {
             files: None,
         };
         let granted = Policy::new(Rules { grants: vec![grant], ..Rules::default() });
-        assert!(!granted.allows_while_frozen(place("guest-fsfreeze-thaw")));
-        assert!(granted.allows_while_frozen(place("guest-ping")));
-        assert!(granted.why_not(&COMMANDS[place("guest-exec")]).contains("the role exec to QGA clients"));
+        assert!(!granted.allows_while_frozen(place("guest-fsfreeze-thaw"), &QGA));
+        assert!(granted.allows_while_frozen(place("guest-ping"), &QGA));
+        assert!(
+            granted.why_not(&COMMANDS[place("guest-exec")], &QGA).contains("the role exec to QGA clients")
+        );
     }
 }

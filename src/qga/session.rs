@@ -42,16 +42,16 @@ use futures_util::StreamExt as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{sleep, sleep_until, timeout};
 
-use crate::qga::arguments::Arguments;
+use crate::policy::asker::QGA;
 use crate::qga::call::Call;
 use crate::qga::error::Error;
 use crate::qga::queue::{Asked, Queue, What};
 use crate::qga::reply::Line;
 use crate::qga::request::Request;
 use crate::qga::room::Share;
-use crate::qga::table::{self, COMMANDS, Command, Run};
+use crate::qga::table::{Command, Run};
 use crate::qga::work::{Work, Works};
-use crate::qga::{Context, reply};
+use crate::qga::{Context, command, reply};
 use crate::sys::memory;
 use crate::wire::qga::{Decoder, Frame, Malformed};
 
@@ -347,7 +347,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Err(error) => return self.put(reply::line(Err(error), request.id())).await,
         };
         // Whether it may be called is looked at again when it is its turn.
-        let command = command(&request, self.context).ok().map(|(command, _)| command);
+        let command = command(&request, self.context, &QGA).ok().map(|(command, _)| command);
         let what = What::Message(message.to_owned(), command, share);
         self.queue.push(Asked { since: self.heard, what });
         Ok(())
@@ -367,18 +367,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 return self.answer(asked, reply::line(Err(error), None)).await;
             }
         };
-        let (command, arguments) = match command(&request, self.context) {
+        let (command, arguments) = match command(&request, self.context, &QGA) {
             Ok(found) => found,
             Err(error) => {
                 if let Ok((name, _)) = request.call() {
-                    self.context.write_down_refusal(&name, self.peer);
+                    self.context.write_down_refusal(&name, self.peer, &QGA);
                 }
                 return self.answer(asked, reply::line(Err(error), request.id())).await;
             }
         };
         match command.run {
             Run::Now(run) => {
-                let call = Call::new(self.context, arguments, self.peer);
+                let call = Call::new(self.context, arguments, self.peer, &QGA);
                 let watch = call.watch(command);
                 let outcome = run(&call);
                 watch.ended(outcome.as_ref().err());
@@ -486,12 +486,4 @@ async fn read<S: AsyncRead + Unpin>(
 ) -> io::Result<Option<usize>> {
     let reading = stream.read_buf(input);
     if partial { timeout(STALL, reading).await.ok().transpose() } else { reading.await.map(Some) }
-}
-
-/// The command that is asked for, if it may be called.
-fn command<'a>(request: &Request<'a>, context: &Context) -> Result<(&'static Command, Arguments<'a>), Error> {
-    let (name, arguments) = request.call()?;
-    let place = table::find(&name).ok_or_else(|| Error::unknown(&name))?;
-    let command = &COMMANDS[place];
-    if context.allows(place) { Ok((command, arguments)) } else { Err(context.refusal(command)) }
 }

@@ -171,6 +171,7 @@ pub fn find(name: &str) -> Option<usize> {
 mod tests {
     use super::*;
     use crate::policy::role::QEMU_GA;
+    use crate::policy::verbs::{ONLY_BY_QGA, VERBS};
 
     #[test]
     fn the_table_is_sorted_so_that_every_command_is_found() {
@@ -184,6 +185,21 @@ mod tests {
     fn every_row_is_filled() {
         for command in COMMANDS {
             assert!(!command.since.is_empty() && !command.summary.is_empty(), "{}", command.name);
+        }
+    }
+
+    /// As long as a command has no method, `guestctl qga` is the way to it: said in src/policy/verbs.rs.
+    #[test]
+    fn every_command_has_a_method_of_the_guestlet_api_or_is_said_to_have_none() {
+        let done = || VERBS.iter().flat_map(|verb| verb.commands.iter().map(move |name| (verb, *name)));
+        let mut known: Vec<_> = done().map(|(_, name)| name).chain(ONLY_BY_QGA.iter().copied()).collect();
+        known.sort_unstable();
+        assert_eq!(known, COMMANDS.iter().map(|command| command.name).collect::<Vec<_>>());
+        for (verb, name) in done() {
+            let command = &COMMANDS[find(name).unwrap()];
+            assert_eq!(verb.role, command.needs(), "{name}");
+            assert_eq!(verb.while_frozen, command.always, "{name}");
+            assert!(verb.audited || !command.audited, "{name} leaves a record, and {} none", verb.name);
         }
     }
 

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Instant;
 
+use crate::policy::asker::QGA;
 use crate::qga::arguments::Arguments;
 use crate::qga::call::Call;
 use crate::qga::reply::Line;
@@ -137,7 +138,7 @@ async fn perform(
     peer: &str,
 ) -> Line {
     let part = |place: Range<usize>| std::str::from_utf8(&message[place]).unwrap_or_default();
-    let call = Call::new(context, Arguments::new(arguments.map(part)), peer);
+    let call = Call::new(context, Arguments::new(arguments.map(part)), peer, &QGA);
     let watch = call.watch(command);
     let outcome = match command.run {
         Run::Now(run) => run(&call),

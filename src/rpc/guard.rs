@@ -2,7 +2,7 @@
 //! been answered.
 //!
 //! ```text
-//! request ──▶ verb (by its path) ──▶ decide (peer, caller) ──▶ the service ──▶ record, if the verb is audited
+//! request ──▶ verb (by its path) ──▶ decide (peer, caller) ──▶ frozen? ──▶ the service ──▶ record, if the verb is audited
 //!                  │ none: UNIMPLEMENTED      │ denied: PERMISSION_DENIED, and a record
 //! ```
 //!
@@ -20,10 +20,12 @@ use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
 use tonic::{Code, Status};
 
+use crate::guest::freeze::Freezer;
 use crate::policy::audit::{Id, Noted, Record, printable};
+use crate::policy::bounds::Bound;
 use crate::policy::grant::MAX_CALLER;
 use crate::policy::verbs::{self, Verb};
-use crate::policy::{Asked, Audit, Decision, Rules, Who};
+use crate::policy::{Asked, Asker, Audit, Decision, HostHalf, Rules, Who};
 use crate::trust::Peer;
 
 /// Metadata: for whom the host half asks, such as `uid:0 root`; absent for itself. What is not printable is percent-encoded.
@@ -54,13 +56,14 @@ struct Inner {
     audit: Audit,
     /// The guest was given keys of host halves.
     guest_has_keys: Arc<AtomicBool>,
+    freezer: Freezer,
 }
 
 impl Gate {
-    /// Holds requests to `rules`, and writes them down in `audit`. As soon as `guest_has_keys` is set, a peer that has proved
-    /// nothing is a stranger.
-    pub fn new(rules: Rules, audit: Audit, guest_has_keys: Arc<AtomicBool>) -> Self {
-        Self(Arc::new(Inner { rules, audit, guest_has_keys }))
+    /// Holds requests to `rules`, and to what may be called while `freezer` holds anything frozen, and writes them down in
+    /// `audit`. As soon as `guest_has_keys` is set, a peer that has proved nothing is a stranger.
+    pub fn new(rules: Rules, audit: Audit, guest_has_keys: Arc<AtomicBool>, freezer: Freezer) -> Self {
+        Self(Arc::new(Inner { rules, audit, guest_has_keys, freezer }))
     }
 
     /// The same service behind this gate.
@@ -100,6 +103,12 @@ where
             let may = MayCallBack(self.gate.allows(OPENS_A_CALLBACK, &request));
             request.extensions_mut().insert(may);
         }
+        if verb.names_asker {
+            match self.gate.asker(&request) {
+                Ok(asker) => drop(request.extensions_mut().insert(asker)),
+                Err(status) => return refused(status),
+            }
+        }
         match self.gate.admit(verb, &request) {
             Err(status) => refused(status),
             Ok(None) => self.service.call(request),
@@ -127,25 +136,46 @@ impl Gate {
         let caller = caller(request.headers())?;
         let who = self.who(request);
         let asked = Asked::new(who, caller, verb.name, verb.role);
-        let noted = match self.0.rules.decide(&asked) {
-            Decision::Allowed(_) if !verb.audited && !self.0.audit.is_new(&who, caller, verb.role) => {
-                return Ok(None);
-            }
-            Decision::Allowed(_) => Noted::default(),
+        let is_frozen = self.0.freezer.restricts();
+        // As of the commands, the lists do not hold for what is always allowed while something is frozen.
+        if !(is_frozen && verb.while_frozen)
+            && let Some(words) = self.forbidden(verb, &asked)
+        {
+            return Err(self.denied(verb, request, caller, words));
+        }
+        let decision = self.0.rules.decide(&asked);
+        if let Decision::Denied(why) = decision {
+            return Err(self.denied(verb, request, caller, why.to_string()));
+        }
+        if is_frozen && !verb.while_frozen {
+            let words = format!("file systems are frozen: {}; thaw them first", self.0.freezer.held());
+            return Err(Status::failed_precondition(words));
+        }
+        let noted = match decision {
             Decision::WouldDeny(why) => Noted { would_deny: why.to_string().into(), ..Noted::default() },
-            Decision::Denied(why) => {
-                let words = why.to_string();
-                let open = self.open(
-                    verb,
-                    request,
-                    caller,
-                    Noted { denied: words.clone().into(), ..Noted::default() },
-                );
-                open.record("not begun");
-                return Err(Status::permission_denied(words));
-            }
+            _ if !verb.audited && !self.0.audit.is_new(&who, caller, verb.role) => return Ok(None),
+            _ => Noted::default(),
         };
         Ok(Some(self.open(verb, request, caller, noted)))
+    }
+
+    /// Why the settings of `[qga]` forbid a verb that does what commands do, if they do.
+    fn forbidden(&self, verb: &Verb, asked: &Asked<'_>) -> Option<String> {
+        verb.commands.iter().find_map(|&command| {
+            let asked = Asked { verb: command, detail: verb.detail, ..*asked };
+            let bound = self.0.rules.bounds.forbid(&asked)?;
+            Some(match bound {
+                Bound::Command => format!("the settings of [qga] in this guest do not allow {command}"),
+                bound => bound.to_string(),
+            })
+        })
+    }
+
+    /// Writes down that a request is denied, and says so.
+    fn denied<B>(&self, verb: &'static Verb, request: &Request<B>, caller: &str, words: String) -> Status {
+        let noted = Noted { denied: words.clone().into(), ..Noted::default() };
+        self.open(verb, request, caller, noted).record("not begun");
+        Status::permission_denied(words)
     }
 
     /// Whether whoever has made a request may call the method of this path, too. Leaves no record.
@@ -155,6 +185,17 @@ impl Gate {
         !matches!(self.0.rules.decide(&asked), Decision::Denied(_))
     }
 
+    /// Who has made a request, for as long as it is carried out.
+    fn asker<B>(&self, request: &Request<B>) -> Result<Asker, Status> {
+        let peer = request.extensions().get::<Arc<Peer>>();
+        Ok(Asker::Host(Arc::new(HostHalf {
+            peer: peer.map_or_else(|| Arc::new(Peer::Plain), Arc::clone),
+            guest_has_keys: self.0.guest_has_keys.load(Ordering::Relaxed),
+            caller: caller(request.headers())?.to_owned(),
+            id: id(request),
+        })))
+    }
+
     fn who<'r, B>(&self, request: &'r Request<B>) -> Who<'r> {
         let guest_has_keys = self.0.guest_has_keys.load(Ordering::Relaxed);
         let peer = request.extensions().get::<Arc<Peer>>();
@@ -162,11 +203,10 @@ impl Gate {
     }
 
     fn open<B>(&self, verb: &'static Verb, request: &Request<B>, caller: &str, noted: Noted) -> Open {
-        let id = request.headers().get(AUDIT_ID).and_then(|id| Id::parse(id.to_str().ok()?));
         let peer = request.extensions().get::<Arc<Peer>>();
         Open {
             gate: self.clone(),
-            id,
+            id: id(request),
             peer: peer.map_or_else(|| Arc::new(Peer::Plain), Arc::clone),
             caller: caller.to_owned(),
             verb,
@@ -175,6 +215,11 @@ impl Gate {
             ended: false,
         }
     }
+}
+
+/// The host half's number of a call.
+fn id<B>(request: &Request<B>) -> Option<Id> {
+    request.headers().get(AUDIT_ID).and_then(|id| Id::parse(id.to_str().ok()?))
 }
 
 /// For whom the host half asks; empty if it does not say.
@@ -241,7 +286,7 @@ pub fn concerns<T>(request: &tonic::Request<T>, subject: impl FnOnce() -> String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Caller, Grant, Host, Mode, Role, Roles};
+    use crate::policy::{Bounds, Caller, Grant, Host, Mode, Role, Roles};
     use crate::trust::Fingerprint;
     use crate::trust::peer::Keyed;
 
@@ -295,7 +340,7 @@ mod tests {
     }
 
     fn gate(rules: Rules, guest_has_keys: bool) -> Gate {
-        Gate::new(rules, Audit::default(), Arc::new(AtomicBool::new(guest_has_keys)))
+        Gate::new(rules, Audit::default(), Arc::new(AtomicBool::new(guest_has_keys)), Freezer::default())
     }
 
     #[tokio::test]
@@ -345,5 +390,20 @@ mod tests {
             assert_eq!(call(&gate, "Ping", None, Some(&wrong)).await.0, Code::InvalidArgument, "{wrong}");
         }
         assert_eq!(call(&gate, "Ping", None, Some(&"x".repeat(MAX_CALLER))).await.0, Code::Ok);
+    }
+
+    #[tokio::test]
+    async fn what_the_settings_forbid_of_commands_is_forbidden_of_verbs_that_do_the_same() {
+        let bounds = Bounds { block: vec!["guest-shutdown".to_owned()], ..Bounds::default() };
+        let gate = gate(Rules { bounds, ..Rules::default() }, false);
+        let mut calls = Vec::new();
+        for path in ["Power/Shutdown", "Power/SuspendToMemory", "Guest/Ping"] {
+            let request = Request::builder().uri(format!("/guestlet.v1.{path}")).body(()).unwrap();
+            let answer = tower_service::Service::call(&mut gate.before(Willing), request).await.unwrap();
+            let status = Status::from_header_map(answer.headers());
+            calls.push(status.map(|status| (status.code(), status.message().to_owned())));
+        }
+        let words = "the settings of [qga] in this guest do not allow guest-shutdown";
+        assert_eq!(calls, [Some((Code::PermissionDenied, words.to_owned())), None, None]);
     }
 }

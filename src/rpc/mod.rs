@@ -1,10 +1,13 @@
 //! The guestlet API in the guest, one file per service that it serves or calls.
 //!
-//! [`guest`] and [`health_checks`] serve the host half, [`callback`] and [`health_reports`] call it, [`local`] serves people in the guest. [`holder`] knows which host
+//! [`guest`] and [`health_checks`] serve the host half, and so do [`freeze`], [`file_systems`], [`power`] and [`qga`], whose verbs QGA clients have as
+//! well; [`callback`] and [`health_reports`] call it, [`local`] serves people in the guest. [`holder`] knows which host
 //! half holds the guest, [`guard`] who may call what.
 
 pub mod callback;
 mod convert;
+pub mod file_systems;
+pub mod freeze;
 pub mod guard;
 pub mod guest;
 pub mod health_checks;
@@ -13,3 +16,5 @@ pub mod holder;
 pub mod introduced;
 pub mod keys;
 pub mod local;
+pub mod power;
+pub mod qga;

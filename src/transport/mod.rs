@@ -24,6 +24,8 @@ pub mod later;
 pub mod listen;
 #[cfg(feature = "agent")]
 pub mod relay;
+#[cfg(any(feature = "agent", feature = "host"))]
+mod route;
 #[cfg(feature = "agent")]
 pub mod serial;
 pub mod unix;
@@ -31,6 +33,9 @@ pub mod unix;
 pub mod virtio_serial;
 #[cfg(feature = "agent")]
 pub mod vsock;
+
+#[cfg(any(feature = "agent", feature = "host"))]
+pub use route::Both;
 
 /// Any bidirectional byte stream.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}

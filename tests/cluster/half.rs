@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use guestlet::csi::Both;
-use guestlet::transport::http2;
+use guestlet::transport::{Both, http2};
 use guestlet::wire::proto::csi::controller_server::{Controller, ControllerServer};
 use guestlet::wire::proto::csi::{
     ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use guestlet::csi::Both;
-use guestlet::transport::http2;
+use guestlet::transport::{Both, http2};
 use guestlet::wire::proto::v1::cloud_client::CloudClient;
 use guestlet::wire::proto::v1::cloud_server::CloudServer;
 use guestlet::wire::proto::v1::host_client::HostClient;

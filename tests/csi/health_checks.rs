@@ -3,8 +3,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use guestlet::csi::Both;
-use guestlet::transport::http2;
+use guestlet::transport::{Both, http2};
 use guestlet::wire::proto::v1::cloud_server::CloudServer;
 use guestlet::wire::proto::v1::health_checks_client::HealthChecksClient;
 use guestlet::wire::proto::v1::{

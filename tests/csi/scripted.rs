@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use guestlet::csi::Both;
+use guestlet::transport::Both;
 use guestlet::wire::proto::csi::controller_server::{Controller, ControllerServer};
 use guestlet::wire::proto::csi::{
     ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,

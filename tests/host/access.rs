@@ -182,6 +182,17 @@ const DENIED: &[(&str, &[&str])] = &[
     ("trust rotate", &["trust", "rotate", "db-1"]),
     ("trust bootstrap", &["trust", "bootstrap", "db-1"]),
     ("trust rotate --host", &["trust", "rotate", "--host"]),
+    ("freeze", &["freeze", "db-1"]),
+    ("freeze --status", &["freeze", "db-1", "--status"]),
+    ("thaw", &["thaw", "db-1"]),
+    ("trim", &["trim", "db-1"]),
+    ("fs", &["fs", "db-1"]),
+    ("shutdown", &["shutdown", "db-1"]),
+    ("reboot", &["reboot", "db-1"]),
+    ("suspend", &["suspend", "db-1"]),
+    ("suspend --to disk", &["suspend", "db-1", "--to", "disk"]),
+    ("suspend --to both", &["suspend", "db-1", "--to", "both"]),
+    ("qga", &["qga", "db-1", "{\"execute\":\"guest-ping\"}"]),
 ];
 
 #[test]

@@ -10,11 +10,13 @@ use std::time::{Duration, SystemTime};
 
 use guestlet::supervise::Scope;
 use guestlet::transport::callback::Caller;
-use guestlet::transport::http2;
+use guestlet::transport::{Both, http2};
 use guestlet::wire::proto::v1::callback_from_host::Message;
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::guest_server::{self, GuestServer};
 use guestlet::wire::proto::v1::health_checks_server::HealthChecksServer;
+use guestlet::wire::proto::v1::power_server::PowerServer;
+use guestlet::wire::proto::v1::qga_server::QgaServer;
 use guestlet::wire::proto::v1::{self, AgentReady, Event, GuestInfo, GuestState, Heartbeat, WhoAmIResponse};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -23,6 +25,7 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
+use crate::answers::Machine;
 use crate::asking;
 use crate::checks::{Checker, Services};
 use crate::frames::{self, Trick};
@@ -73,6 +76,7 @@ impl Guest {
             places: Arc::default(),
             behalves: Arc::default(),
             checks: Checker::default(),
+            machine: Machine::default(),
         };
         let (counter, serving) = (open.clone(), agent.clone());
         let thread = std::thread::spawn(move || {
@@ -128,6 +132,11 @@ impl Guest {
     /// Which health checks it was given, each time.
     pub fn checks(&self) -> Vec<v1::SetHealthChecksRequest> {
         self.agent.checks.given.lock().unwrap().clone()
+    }
+
+    /// What people ask of it.
+    pub fn machine(&self) -> &Machine {
+        &self.agent.machine
     }
 
     /// How many of its calls the host half has answered.
@@ -187,6 +196,7 @@ struct Agent {
     places: Arc<Mutex<Places>>,
     behalves: Arc<Mutex<Vec<Behalf>>>,
     checks: Checker,
+    machine: Machine,
 }
 
 /// On whose behalf the host half has called.
@@ -256,7 +266,10 @@ impl Agent {
             }
             _ => {
                 let checks = HealthChecksServer::new(self.checks.clone());
+                let machine = self.machine.clone();
                 let services = Services { guest: GuestServer::new(self), checks };
+                let services = Both(PowerServer::new(machine.clone()), services);
+                let services = Both(QgaServer::new(machine), services);
                 drop(http2::serve(stream, services, CancellationToken::new()).await);
             }
         }

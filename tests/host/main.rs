@@ -12,6 +12,7 @@
 )]
 
 mod access;
+mod answers;
 mod asking;
 mod audit;
 mod checks;
@@ -21,6 +22,7 @@ mod frames;
 mod guest;
 mod hypervisor;
 mod lab;
+mod machine;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../qga/namespace.rs"]
 mod namespace;

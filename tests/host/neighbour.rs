@@ -28,9 +28,9 @@ impl Pings {
         let (stop, seen) = (Arc::clone(&enough), Arc::clone(&times));
         let pinging = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let pinging = client::with(socket, async |mut client| {
+            let pinging = client::with(socket, async |daemon| {
                 let request = PingVirtualMachineRequest { name, count: 10_000, interval_milliseconds: 20 };
-                let mut pongs = client.ping_virtual_machine(request).await.unwrap().into_inner();
+                let mut pongs = daemon.admin().ping_virtual_machine(request).await.unwrap().into_inner();
                 let mut answered = 0;
                 while let Some(pong) = pongs.message().await.unwrap() {
                     let Some(Outcome::Nanoseconds(time)) = pong.outcome else { panic!("{pong:?}") };

@@ -26,6 +26,9 @@
     reason = "a test runs programs and threads, and may panic"
 )]
 
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../host/answers.rs"]
+mod answers;
 #[path = "../cluster/api.rs"]
 mod api;
 #[allow(dead_code, reason = "each test program uses a part of it")]

@@ -118,7 +118,7 @@ fn each_file_system_is_trimmed_once_and_each_mount_is_told() {
         34 27 8:3 / /mnt/a\\\\040b rw - xfs /dev/sda3 rw\\n35 27 8:3 / /mnt/c rw - xfs /dev/sda3 rw\\n";
     let (guest, _folder) = guest(&format!("/proc/self/mountinfo = \"{mounts}\""));
     let guest = Guest { effects: Arc::clone(&machine) as Arc<dyn Effects>, ..guest };
-    let trims = trim(&guest, 65536).unwrap();
+    let trims = trim(&guest, 65536, &[]).unwrap();
     let trimmed = |bytes| Ok(Trimmed { bytes, minimum: 65536 });
     let failed = |errno: Errno| Err(NotTrimmed::Failed(io::Error::from(errno).to_string()));
     let told: Vec<_> = trims.into_iter().map(|trim| (trim.mount_point, trim.outcome)).collect();

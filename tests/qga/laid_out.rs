@@ -10,6 +10,7 @@ use std::time::Duration;
 use guestlet::guest::Guest;
 use guestlet::pace::Complaints;
 use guestlet::policy::Audit;
+use guestlet::qga::owners::Owners;
 use guestlet::qga::policy::Policy;
 use guestlet::qga::room::Room;
 use guestlet::qga::session::{self, End};
@@ -99,6 +100,7 @@ impl LaidOut {
             audit: Audit::default(),
             complaints: Complaints::default(),
             room: Room::default(),
+            owners: Owners::default(),
             stopping: guestlet::qga::Stopping::new(),
             version: PROTOCOL_VERSION.to_owned(),
         };

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use guestlet::guest::Guest;
 use guestlet::pace::Complaints;
 use guestlet::policy::Audit;
+use guestlet::qga::owners::Owners;
 use guestlet::qga::policy::{Limits, Policy};
 use guestlet::qga::room::Room;
 use guestlet::qga::session::{self, End};
@@ -25,6 +26,7 @@ async fn ask(limits: Limits, requests: &[Value]) -> Vec<Value> {
         audit: Audit::default(),
         complaints: Complaints::default(),
         room: Room::default(),
+        owners: Owners::default(),
         stopping: guestlet::qga::Stopping::new(),
         version: PROTOCOL_VERSION.to_owned(),
     };

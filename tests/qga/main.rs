@@ -20,6 +20,9 @@ mod freeze;
 mod fuse;
 mod grants;
 mod hardware;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../host/lab.rs"]
+mod host;
 mod hung_disk;
 mod laid_out;
 #[path = "../fixtures/lay_out.rs"]

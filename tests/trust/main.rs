@@ -24,6 +24,7 @@ mod namespace;
 mod wire;
 
 mod certificates;
+mod commands;
 mod files;
 mod first_contact;
 mod grants;

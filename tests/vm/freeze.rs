@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::harness::host::{HostHalf, Listed};
 use crate::harness::qga::QgaClient;
 use crate::harness::vm::{SOON, Vm};
 use crate::harness::wait_for;
@@ -79,6 +80,33 @@ fn a_whole_guest_is_frozen_and_thawed_while_its_agent_answers() {
     let late = client.execute("guest-fsfreeze-thaw", json!({})).unwrap_err().to_string();
     assert!(late.contains("ended by itself after 8 s"), "{late}");
     assert_eq!(client.execute("guest-fsfreeze-thaw", json!({})).unwrap(), 0);
+    drop(client);
+    people_on_the_host(&vm);
+}
+
+/// The same, and the end of the guest, by guestctl.
+fn people_on_the_host(vm: &Vm) {
+    let host = HostHalf::start(&[Listed::of(vm)]).unwrap();
+    host.wait_connected("frozen", SOON).unwrap();
+    let during = ["freeze", "frozen", "--", "sh", "-c", "sleep 1; echo snapshot"];
+    assert_eq!(host.ctl(&during).unwrap(), "snapshot\n");
+    let frozen = host.ctl(&["freeze", "frozen"]).unwrap();
+    assert!(frozen.starts_with("frozen: /") && frozen.contains("thaws by itself after"), "{frozen}");
+    write(vm, "people");
+    wait_written(vm, "people");
+    let late = host.ctl(&["thaw", "frozen"]).unwrap_err().to_string();
+    assert!(late.contains("ended by itself after 8 s: the snapshot is not consistent"), "{late}");
+
+    let before = vm.boot_id().unwrap();
+    let begun = Instant::now();
+    host.ctl(&["reboot", "frozen", "--wait"]).unwrap();
+    println!("another boot {:?} after guestctl reboot", begun.elapsed());
+    let seen = host.info("frozen").unwrap();
+    assert_ne!(seen["guest"]["boot_id"], before.as_str());
+    let begun = Instant::now();
+    assert_eq!(host.ctl(&["shutdown", "frozen", "--wait"]).unwrap(), "frozen is off\n");
+    println!("off {:?} after guestctl shutdown", begun.elapsed());
+    assert_eq!(host.info("frozen").unwrap()["power"], "off");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod disk;
 mod load_balancers;
+mod machine;
 mod volumes;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use guestlet::ctl::{
 
 use disk::Disk;
 use load_balancers::Lb;
+use machine::Machine;
 use volumes::Volumes;
 
 /// Shows the VMs of this host, as their guestlet agents and hypervisors see them.
@@ -118,6 +120,8 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         guest_file: Option<PathBuf>,
     },
+    #[command(flatten)]
+    Machine(Machine),
     /// Plug disks into a running VM
     #[command(subcommand)]
     Disk(Disk),
@@ -244,6 +248,7 @@ fn main() -> ExitCode {
         Command::Ping { name, count } => Verb::Ping { name, count },
         Command::Doctor => Verb::Doctor,
         Command::Audit { since, vm, guest_file } => Verb::Audit(Query { since, vm, guest_file }),
+        Command::Machine(machine) => machine.into(),
         Command::Disk(disk) => disk.into(),
         Command::Manifests { driver, kubelet_root } => {
             return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));
@@ -285,7 +290,7 @@ fn ended(result: Result<(), ctl::Error>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
-        Err(error @ ctl::Error::Wrong) => ExitCode::from(error.exit_code()),
+        Err(error @ (ctl::Error::Wrong | ctl::Error::Ended(_))) => ExitCode::from(error.exit_code()),
         Err(error) => {
             let code = error.exit_code();
             fail(&error.into(), code)

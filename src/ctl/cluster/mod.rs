@@ -32,9 +32,9 @@ use access::ApiServer;
 use pods::Place;
 use target::{Target, complete, target};
 
-use super::client::{self, Client};
+use super::client::{self, Daemon};
 use super::print::{Format, Printer};
-use super::{Verb, ls, one};
+use super::{Verb, ls, machine, one};
 
 /// The namespace of a name that was typed without, where nothing else says it.
 const DEFAULT: &str = "default";
@@ -102,11 +102,18 @@ async fn there(
 ) -> Result<(), super::Error> {
     match verb {
         Verb::Doctor => {
-            let asked = with(server, place, super::doctor::ask).await;
+            let asked = with(server, place, async |daemon| super::doctor::ask(daemon.admin()).await).await;
             super::doctor::tell(printer, &super::doctor::findings(None, asked))
         }
         Verb::Audit(query) => nodes::audit_of(server, printer, &query, place).await,
-        verb => with(server, place, async |client| one(client, printer, verb).await).await,
+        Verb::Machine { name, action: machine::Action::FreezeAround(around) } => {
+            let ask = async |step| {
+                let asking = async |daemon: Daemon| machine::freeze::step(&daemon, &name, &step).await;
+                with(server, place, asking).await
+            };
+            machine::around::run(printer, &name, &around, ask).await
+        }
+        verb => with(server, place, async |daemon| one(daemon, printer, verb).await).await,
     }
 }
 
@@ -114,7 +121,7 @@ async fn there(
 async fn with<T>(
     server: &ApiServer,
     place: &Place,
-    work: impl AsyncFnOnce(Client) -> Result<T, super::Error>,
+    work: impl AsyncFnOnce(Daemon) -> Result<T, super::Error>,
 ) -> Result<T, super::Error> {
     let (running, mut ends) = exec::start(server, place, &["proxy"]).await?;
     // The daemon speaks first, as every server of HTTP/2 may.

@@ -27,7 +27,8 @@ pub async fn each<T>(
     work: impl AsyncFn(Client) -> Result<T, Failure>,
 ) -> Result<Answers<T>, Error> {
     let work = &work;
-    each_place(server, async |place| with(server, place, async |client| work(client).await).await).await
+    each_place(server, async |place| with(server, place, async |daemon| work(daemon.admin()).await).await)
+        .await
 }
 
 async fn each_place<T>(

@@ -46,6 +46,7 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
         | Verb::Disks { name }
         | Verb::Ping { name, .. }
         | Verb::Disk { name, .. }
+        | Verb::Machine { name, .. }
         | Verb::Trust(
             trust::Action::Show { name }
             | trust::Action::Accept { name, .. }
@@ -64,6 +65,7 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
         | Verb::Disks { name }
         | Verb::Ping { name, .. }
         | Verb::Disk { name, .. }
+        | Verb::Machine { name, .. }
         | Verb::Volumes(Action::Attach { vm: name, .. })
         | Verb::Trust(
             trust::Action::Show { name }

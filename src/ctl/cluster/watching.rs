@@ -17,6 +17,7 @@ use super::access::ApiServer;
 use super::nodes::is_in;
 use super::{Error, guests, pods, with};
 use crate::ctl::Error as Failure;
+use crate::ctl::client::Daemon;
 use crate::ctl::print::Printer;
 use crate::ctl::watch::{self, Filter};
 use crate::wire::proto::v1::VirtualMachineEvent;
@@ -137,8 +138,8 @@ async fn once(
         }
     };
     let name = filter.name.clone().unwrap_or_default();
-    let work = async |client| {
-        let mut events = watch::open(client, filter).await?;
+    let work = async |daemon: Daemon| {
+        let mut events = watch::open(daemon.admin(), filter).await?;
         *is_connected = true;
         loop {
             let event = events.message().await.map_err(|status| Failure::of_call(status, &name))?;

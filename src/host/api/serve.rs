@@ -9,7 +9,7 @@ use super::super::clients::Clients;
 use super::super::introduced::Introduced;
 use super::super::peer::Peer;
 use super::super::seats::Seats;
-use super::Api;
+use super::{Api, services};
 use crate::access::Rules;
 use crate::transport::http2::{self, Bounds};
 use crate::transport::unix::Listener;
@@ -23,7 +23,8 @@ const MAX_REQUEST: usize = 8 * 1024;
 /// Serves `socket` until `shutdown`, and then closes every connection within moments. Removes the socket.
 pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
     let mut rules = api.admission.rules.clone();
-    let service = AdminServer::new(api).max_decoding_message_size(MAX_REQUEST);
+    let admin = AdminServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
+    let service = services::beside(&api, admin);
     let clients = Clients::new("API", MAX_CLIENTS);
     let seats = Seats::default();
     open_or_close(&socket, &rules.borrow_and_update());

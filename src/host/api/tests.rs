@@ -33,8 +33,20 @@ async fn a_watcher_that_is_too_slow_is_told_so() {
         let backend = backends::Standing::default();
         let (cloud, listed) = (None, None);
         let topology = place;
-        let api =
-            Api { admission, fleet, disks, volumes, trust, half, topology, settings, backend, cloud, listed };
+        let api = Api {
+            admission,
+            fleet,
+            disks,
+            volumes,
+            trust,
+            half,
+            topology,
+            settings,
+            backend,
+            desks: Desks::default(),
+            cloud,
+            listed,
+        };
         let mut request = Request::new(WatchVirtualMachinesRequest::default());
         request.extensions_mut().insert(Peer::new(0, 0));
         let mut events = api.watch_virtual_machines(request).await.unwrap().into_inner();

@@ -86,7 +86,7 @@ impl Agent {
 
     /// The guest's name for the disk, as soon as the guest has it; or why there is none.
     pub(in crate::host) async fn find(&self, disk: &Known) -> Result<String, String> {
-        let (mut calls, is_elsewhere) = self.calls().await.map_err(Unreleased::words)?;
+        let (calls, is_elsewhere) = self.calls().await.map_err(Unreleased::words)?;
         let wait_milliseconds = u32::try_from(SEEN.as_millis()).unwrap_or(u32::MAX);
         let request = FindDiskRequest { disk: Some(selector(disk)), wait_milliseconds };
         let answer =
@@ -106,7 +106,7 @@ impl Agent {
         let limits = limits.map_err(|error| Unreleased::Unasked(error.to_string()))?.unwrap_or_default();
         let busy_end = end.min(begun + limits.busy);
         let answer = loop {
-            let (mut calls, is_elsewhere) = self.calls().await?;
+            let (calls, is_elsewhere) = self.calls().await?;
             let request = ReleaseDiskRequest { disk: Some(selector(disk)) };
             let left = end.saturating_duration_since(Instant::now());
             match within(left, is_elsewhere, calls.release_disk(request)).await {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::super::backends::Vm;
 use super::super::calls::Agent;
-use super::super::conversation::Caller;
+use super::super::conversation::Channel;
 use super::super::history::History;
 use super::super::lines::line;
 use super::super::place::{Outcome, Told, Topology};
@@ -33,7 +33,7 @@ pub(super) struct Entry {
     pub kept: Kept,
     pub history: History,
     /// For calls of others while the conversation is open.
-    pub caller: Option<Box<Caller>>,
+    pub channel: Option<Box<Channel>>,
     /// What its agent said that it can.
     capabilities: Arc<[String]>,
     pub running: Running,
@@ -70,7 +70,7 @@ impl Entry {
             view: Arc::new(view),
             kept: Kept::default(),
             history: History::default(),
-            caller: None,
+            channel: None,
             capabilities: Arc::default(),
             running,
             topology,
@@ -104,8 +104,8 @@ impl Entry {
         if self.view.power() == PowerState::Paused {
             return Reach::Paused;
         }
-        let Some(caller) = self.caller.clone() else { return Reach::NoSession };
-        Reach::Session { agent: Agent::new(caller), capabilities: Arc::clone(&self.capabilities) }
+        let Some(channel) = self.channel.clone() else { return Reach::NoSession };
+        Reach::Session { agent: Agent::new(channel), capabilities: Arc::clone(&self.capabilities) }
     }
 
     /// Says of the VM what may change while it stays the same one.
@@ -128,7 +128,7 @@ impl Entry {
             }
             view.set_callback(CallbackState::Unspecified);
             view.callback_reason.clear();
-            self.caller = None;
+            self.channel = None;
         }
         view.reason = reason;
         view.remedy.clear();
@@ -184,7 +184,7 @@ impl Entry {
         &mut self,
         info: v1::GuestInfo,
         after: Duration,
-        caller: Box<Caller>,
+        channel: Box<Channel>,
         key: Option<Fingerprint>,
     ) -> Kind {
         let before = self.view.guest.as_ref();
@@ -198,7 +198,7 @@ impl Entry {
             "session opened"
         );
         self.state(SessionState::Connected, String::new());
-        self.caller = Some(caller);
+        self.channel = Some(channel);
         self.capabilities = info.capabilities.clone().into();
         let view = self.view();
         view.sessions += 1;

@@ -360,9 +360,9 @@ impl Fleet {
             entry.alive();
         }
         match report {
-            Report::Opened { info, after, caller, key } => {
+            Report::Opened { info, after, channel, key } => {
                 self.half.metrics.sessions.fetch_add(1, Ordering::Relaxed);
-                let kind = entry.opened(*info, after, caller, key);
+                let kind = entry.opened(*info, after, channel, key);
                 self.tell(&name, kind);
             }
             Report::Heard(heard) => self.heard(&name, heard),

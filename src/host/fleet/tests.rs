@@ -1,6 +1,6 @@
 use super::*;
 use crate::host::backends::Ids;
-use crate::host::conversation::Caller;
+use crate::host::conversation::Channel;
 use crate::host::limits::Limits;
 use crate::transport::dial::Dial;
 use std::time::Duration;
@@ -25,10 +25,10 @@ fn ids(lasting: &str) -> Ids {
 }
 
 /// For calls that nobody makes.
-async fn caller() -> Box<Caller> {
+async fn channel() -> Box<Channel> {
     let (near, _far) = tokio::io::duplex(64);
     let (client, _connection) = crate::transport::http2::connect(near).await.unwrap();
-    Box::new(Caller::new(client))
+    Box::new(Channel::new(client, 1 << 20))
 }
 
 fn sessions(fleet: &Fleet) -> Vec<(&str, u64)> {
@@ -55,8 +55,8 @@ async fn a_boot_id_that_changed_is_a_reboot_and_the_first_is_not() {
     let mut events = fleet.events.subscribe();
     for (boot_id, expected) in [("one", false), ("one", false), ("two", true)] {
         let info = Box::new(v1::GuestInfo { boot_id: boot_id.into(), ..v1::GuestInfo::default() });
-        let (after, caller) = (Duration::from_millis(1500), caller().await);
-        fleet.report(1, Report::Opened { info, after, caller, key: None });
+        let (after, channel) = (Duration::from_millis(1500), channel().await);
+        fleet.report(1, Report::Opened { info, after, channel, key: None });
         let Some(Kind::SessionOpened(opened)) = events.try_recv().unwrap().kind.clone() else { panic!() };
         assert_eq!((opened.rebooted, opened.after_milliseconds), (expected, 1500));
     }

@@ -122,14 +122,14 @@ fn named(disk: &Disk) -> Disk {
 impl guests_server::Guests for Guests {
     async fn find_disk(&self, request: Request<FindDiskOfGuestRequest>) -> Answer<FindDiskResponse> {
         let FindDiskOfGuestRequest { vm, behalf, request } = request.into_inner();
-        let mut calls = self.calls(vm, behalf).await?;
+        let calls = self.calls(vm, behalf).await?;
         let found = told(calls.find_disk(request.unwrap_or_default()).await)?.into_inner();
         Ok(Response::new(FindDiskResponse { disk: found.disk.as_ref().map(named) }))
     }
 
     async fn release_disk(&self, request: Request<ReleaseDiskOfGuestRequest>) -> Answer<ReleaseDiskResponse> {
         let ReleaseDiskOfGuestRequest { vm, behalf, request } = request.into_inner();
-        let mut calls = self.calls(vm, behalf).await?;
+        let calls = self.calls(vm, behalf).await?;
         let ReleaseDiskResponse { disk, removed } =
             told(calls.release_disk(request.unwrap_or_default()).await)?.into_inner();
         Ok(Response::new(ReleaseDiskResponse { disk: disk.as_ref().map(named), removed }))

@@ -11,11 +11,11 @@ use serde_json::value::RawValue;
 
 use crate::guest::processes::{Capture, Ended, Kept, Sending, State, Task};
 use crate::policy::Role;
-use crate::qga::Context;
 use crate::qga::arguments::{Refused, Value, Word};
 use crate::qga::base64::{Base64, encode};
 use crate::qga::call::Call;
 use crate::qga::error::Error;
+use crate::qga::owners::Kind;
 use crate::qga::reply::Reply;
 use crate::qga::room::Share;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
@@ -90,6 +90,7 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
         let check = call.context.policy.looks_at_programs().then(|| call.check("guest-exec"));
         let may = check.map(|check| move |path: &Path| check.program(path, environment));
         let pid = guest.processes.start(&guest.root, task, may).await?;
+        call.gives(Kind::Program, pid.into());
         Reply::value(&Started { pid })
     })
 }
@@ -97,15 +98,17 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
 /// guest-exec-status
 pub fn exec_status(call: &Call<'_>) -> Outcome {
     let pid = call.arguments.read(|arguments| arguments.required::<i64>("pid"))?;
-    let Context { guest, room, .. } = call.context;
+    let guest = &call.context.guest;
+    let unknown =
+        || Error::argument("\"pid\"", "is that of no program that guest-exec has started, or it was told");
+    if !call.owns(Kind::Program, pid) {
+        return Err(unknown());
+    }
     let size = guest.processes.size(pid);
     // Before it is forgotten.
-    let share = if size > PART { room.answer(size)? } else { Share::default() };
+    let share = call.answer(size, PART, size)?;
     match guest.processes.state(pid) {
-        None => Err(Error::argument(
-            "\"pid\"",
-            "is that of no program that guest-exec has started, or it was told",
-        )),
+        None => Err(unknown()),
         Some((State::Running, _)) => Ok(Reply::of(&[b"{\"exited\":false}"])),
         Some((State::Finished(ended), sending)) => Ok(finished(ended, (sending, share))),
     }

@@ -11,12 +11,13 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::timeout;
 
-use crate::guest::files::{MAX_READ, Mode, PIECE, Piece, Pieces, Place};
+use crate::guest::files::{self, MAX_READ, Mode, PIECE, Piece, Pieces, Place};
 use crate::policy::Role;
 use crate::qga::arguments::{Refused, Value};
 use crate::qga::base64::{Base64, encode};
 use crate::qga::call::Call;
 use crate::qga::error::Error;
+use crate::qga::owners::Kind;
 use crate::qga::reply::{Parts, Reply};
 use crate::qga::room::Share;
 use crate::qga::table::{Class, Command, Pending, Run};
@@ -117,15 +118,24 @@ pub fn open<'a>(call: &'a Call<'a>) -> Pending<'a> {
         let (given, path) = (PathBuf::from(&*path), guest.root.path_as_given(&path));
         let may = move |place: &Place| check.file(&given, place, mode.writes());
         let handle = guest.files.open(path, mode, may).await?;
+        call.gives(Kind::File, handle);
         Reply::value(&handle)
     })
+}
+
+/// Whether the handle is of use to whoever calls: one of somebody else is as if it were none.
+fn own(call: &Call<'_>, handle: i64) -> Result<(), Error> {
+    if call.owns(Kind::File, handle) { Ok(()) } else { Err(files::Error::UnknownHandle.into()) }
 }
 
 /// guest-file-close
 pub fn close<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let handle = call.arguments.read(|arguments| arguments.required("handle"))?;
-        call.context.guest.files.close(handle).await?;
+        own(call, handle)?;
+        let closed = call.context.guest.files.close(handle).await;
+        call.context.owners.forget(Kind::File, handle);
+        closed?;
         Ok(Reply::empty())
     })
 }
@@ -134,6 +144,7 @@ pub fn close<'a>(call: &'a Call<'a>) -> Pending<'a> {
 pub fn flush<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let handle = call.arguments.read(|arguments| arguments.required("handle"))?;
+        own(call, handle)?;
         call.context.guest.files.flush(handle).await?;
         Ok(Reply::empty())
     })
@@ -150,7 +161,8 @@ pub fn read<'a>(call: &'a Call<'a>) -> Pending<'a> {
             Some(Ok(count)) if count <= MAX_READ => count,
             Some(_) => return Err(Error::argument("\"count\"", &format!("must be from 0 to {MAX_READ}"))),
         };
-        let share = if count > PIECE { call.context.room.answer(PIECES)? } else { Share::default() };
+        own(call, handle)?;
+        let share = call.answer(count, PIECE, PIECES)?;
         Ok(answer(call.context.guest.files.read(handle, count, encode).await?, share))
     })
 }
@@ -209,6 +221,7 @@ pub fn write<'a>(call: &'a Call<'a>) -> Pending<'a> {
             bytes.truncate(count.ok_or_else(wrong)?);
         }
         let count = bytes.len();
+        own(call, handle)?;
         call.context.guest.files.write(handle, bytes).await?;
         Reply::value(&Written { count, eof: false })
     })
@@ -237,6 +250,7 @@ pub fn seek<'a>(call: &'a Call<'a>) -> Pending<'a> {
             Whence::Current => SeekFrom::Current(offset),
             Whence::End => SeekFrom::End(offset),
         };
+        own(call, handle)?;
         let position = call.context.guest.files.seek(handle, to).await?;
         Reply::value(&Sought { position, eof: false })
     })

@@ -62,7 +62,7 @@ pub fn fstrim<'a>(call: &'a Call<'a>) -> Pending<'a> {
         let minimum = u64::try_from(minimum.unwrap_or(0))
             .map_err(|_| Error::argument("\"minimum\"", "must not be negative"))?;
         let guest = call.context.guest.clone();
-        let trims = away(move || file_systems::trim(&guest, minimum)).await??;
+        let trims = away(move || file_systems::trim(&guest, minimum, &[])).await??;
         Reply::value(&Paths { paths: trims.iter().map(trim).collect() })
     })
 }

@@ -96,7 +96,7 @@ pub fn info(call: &Call<'_>) -> Outcome {
     call.arguments.none()?;
     let supported = |(place, command): (usize, &Command)| Supported {
         name: command.name,
-        enabled: call.context.allows(place),
+        enabled: call.context.allows(place, call.asker()),
         success_response: command.success_response,
     };
     Reply::value(&Info {

@@ -30,12 +30,13 @@ pub fn is_outside() -> bool {
 /// and `/last` ext4 in a file of the overlay.
 fn enter(folder: &Path) {
     let agent = crate::agent::launch::AGENT;
+    let (host, ctl) = (crate::host::HOST, env!("CARGO_BIN_EXE_guestctl"));
     run(&format!(
         "cd {}; mount -t tmpfs lab .; cd .
          mkdir old proc sys dev run tmp bin a b inner bind ovl last lower
-         cp {agent} guestlet; cp $(command -v busybox) bin/busybox
+         cp {agent} guestlet; cp {host} guestlet-host; cp {ctl} guestctl; cp $(command -v busybox) bin/busybox
          for program in sh mount umount touch sleep sync cat dd; do ln -s busybox bin/$program; done
-         ldd {agent} | grep -o '/[^ ]*' | while read file; do mkdir -p .${{file%/*}}; cp $file .$file; done
+         for program in {agent} {host} {ctl}; do ldd $program; done | grep -o '/[^ ]*' | while read file; do mkdir -p .${{file%/*}}; cp $file .$file; done
          truncate -s 64M disk-a; mkfs.ext4 -q disk-a; truncate -s 320M disk-b; mkfs.xfs -q disk-b
          mount -o loop disk-a a; mount -o loop disk-b b; mkdir a/folder b/upper b/work
          truncate -s 16M a/disk; mkfs.ext4 -q a/disk; mount -o loop a/disk inner
@@ -141,8 +142,9 @@ impl Agent {
     /// Starts with these settings for `[qga]`.
     pub fn start(settings: &str) -> Self {
         let text = format!(
-            "runtime-dir = '/run'\nqemu-ga-files = false\n[control]\nlisten = 'none'\n\
-             [qga]\nmethod = 'unix-listen'\npath = '/run/qga.sock'\nstatedir = '/run'\n{settings}\n"
+            "runtime-dir = '/run'\nqemu-ga-files = false\n[control]\nlisten = 'unix:/run/control.sock'\n\
+             [csi]\nenabled = false\n[trust]\nstate-dir = '/run/trust'\n[topology]\nkubeconfig = '/run/none'\n\
+             [cloud]\nsocket = '/run/cloud.sock'\n[qga]\nmethod = 'unix-listen'\npath = '/run/qga.sock'\nstatedir = '/run'\n{settings}\n"
         );
         std::fs::write("/run/agent.toml", text).unwrap();
         Self::again()
@@ -151,7 +153,7 @@ impl Agent {
     /// Starts with the same settings.
     pub fn again() -> Self {
         // A process that the killed one was about to start may hold its sockets open for a moment.
-        for socket in ["/run/agent.sock", "/run/qga.sock"] {
+        for socket in ["/run/agent.sock", "/run/qga.sock", "/run/control.sock"] {
             let _ = std::fs::remove_file(socket);
         }
         let agent = Self::begin();

@@ -1,5 +1,6 @@
 //! Freezes of real file systems by the real agent, in a small machine of namespaces and loop devices.
 
+mod guestctl;
 mod lab;
 mod left;
 

@@ -1,0 +1,51 @@
+//! What a host half can call on its session: every service of the control channel, told apart by the paths of calls. To add
+//! one: its place in [`Services`], and in [`all`].
+
+use std::sync::Arc;
+
+use crate::guest::Guest;
+use crate::qga;
+use crate::rpc::qga::Engine;
+use crate::rpc::{self, file_systems, freeze, guest, health_checks, power};
+use crate::transport::Both;
+use crate::wire::proto::v1::file_systems_server::FileSystemsServer;
+use crate::wire::proto::v1::freeze_server::FreezeServer;
+use crate::wire::proto::v1::health_checks_server::HealthChecksServer;
+use crate::wire::proto::v1::power_server::PowerServer;
+use crate::wire::proto::v1::qga_server::QgaServer;
+
+/// All services.
+pub type Services = Both<
+    QgaServer<rpc::qga::Service>,
+    Both<
+        FreezeServer<freeze::Service>,
+        Both<
+            FileSystemsServer<file_systems::Service>,
+            Both<
+                PowerServer<power::Service>,
+                Both<HealthChecksServer<health_checks::Service>, guest::Served>,
+            >,
+        >,
+    >,
+>;
+
+/// The services over this guest. Commands of QGA are carried out by the engine that its clients have.
+pub fn all(
+    machine: &Guest,
+    context: Arc<qga::Context>,
+    checks: health_checks::Service,
+    api: guest::Service,
+) -> Services {
+    let before = Both(checks.into_server(), api.into_server());
+    let power = Both(power::Service::new(machine.clone()).into_server(), before);
+    let file_systems = Both(file_systems::Service::new(machine.clone()).into_server(), power);
+    let freeze = Both(freeze::Service::new(machine.clone()).into_server(), file_systems);
+    Both(rpc::qga::Service::new(engine(context)).into_server(), freeze)
+}
+
+fn engine(context: Arc<qga::Context>) -> Engine {
+    Arc::new(move |command, asker| {
+        let context = Arc::clone(&context);
+        Box::pin(async move { qga::once::answer(&context, command, &asker).await })
+    })
+}

@@ -1,0 +1,253 @@
+//! `guestctl freeze VM -- COMMAND`: freezes, runs a program of this machine, and thaws, whatever comes of the program.
+//!
+//! ```text
+//!  freeze ──▶ COMMAND ──ended──▶ thaw ──in time──▶ COMMAND's exit code
+//!    │           │ signal: COMMAND gets it too      └─too late, or not known──▶ an error
+//!    │ signal    └──────────────▶ thaw ──▶ 128 + its number
+//!    └──▶ thaw
+//! ```
+//!
+//! Each step has a connection of its own: guestlet-host may be restarted while COMMAND runs. A thaw that does not get through is
+//! tried again until the guest has thawed by itself in any case. Nothing but that deadline thaws when this program is killed.
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep, timeout};
+use tonic::Code;
+
+use super::freeze::{Step, Stepped, words};
+use crate::ctl::Error;
+use crate::ctl::print::Printer;
+
+/// How long a program may take to end that was told to by a signal.
+const TO_END: Duration = Duration::from_secs(10);
+/// How soon a thaw is tried again.
+const AGAIN: Duration = Duration::from_millis(500);
+/// For how long after the deadline: the guest thaws then, and says so to whoever asks next.
+const AFTERWARDS: Duration = Duration::from_secs(10);
+
+/// What to do while file systems are frozen.
+#[derive(Debug, Clone)]
+pub struct Around {
+    /// Where they are mounted; none: all.
+    pub mounts: Vec<String>,
+    /// How long the freeze may take.
+    pub within: Duration,
+    /// The program, and its arguments.
+    pub command: Vec<OsString>,
+}
+
+/// Signals that ask this program to end.
+struct Signals(Vec<(Signal, tokio::signal::unix::Signal)>);
+
+impl Signals {
+    /// From now on they do not end it by themselves.
+    fn new() -> std::io::Result<Self> {
+        let kinds = [
+            (Signal::SIGINT, SignalKind::interrupt()),
+            (Signal::SIGTERM, SignalKind::terminate()),
+            (Signal::SIGHUP, SignalKind::hangup()),
+        ];
+        let signals = kinds.into_iter().map(|(number, kind)| Ok((number, signal(kind)?)));
+        signals.collect::<std::io::Result<_>>().map(Self)
+    }
+
+    /// The next of them.
+    async fn next(&mut self) -> Signal {
+        std::future::poll_fn(|context| {
+            for (number, stream) in &mut self.0 {
+                if stream.poll_recv(context).is_ready() {
+                    return std::task::Poll::Ready(*number);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Does it; `ask` has one step done, over a connection of its own.
+///
+/// # Errors
+/// With the exit code of the program, if that failed; if nothing was frozen, or the freeze was over too soon.
+pub async fn run(
+    printer: &mut Printer,
+    name: &str,
+    around: &Around,
+    ask: impl AsyncFn(Step) -> Result<Stepped, Error>,
+) -> Result<(), Error> {
+    let mut signals = Signals::new().map_err(|error| Error::Read("signals".to_owned(), error))?;
+    let freeze = Step::Freeze { mounts: around.mounts.clone(), within: around.within };
+    let begun = Instant::now();
+    let frozen = tokio::select! {
+        frozen = ask(freeze) => frozen,
+        signal = signals.next() => {
+            // What is under way ends with a thaw.
+            let thawed = ask(Step::Thaw).await;
+            return ended_by(printer, signal, thawed.map(drop));
+        }
+    };
+    let frozen = match frozen {
+        Ok(Stepped::Frozen(frozen)) => frozen,
+        Ok(Stepped::Thawed(_)) => return Err(Error::Closed),
+        Err(error) => {
+            // It may have been frozen all the same, by a call whose answer was lost.
+            if is_unknown(&error) {
+                drop(thaw(name, &ask, Instant::now() + AFTERWARDS).await);
+            }
+            return Err(error);
+        }
+    };
+    printer.note(&words(&frozen));
+    let until = begun + Duration::from_secs(frozen.seconds_left.into()) + AFTERWARDS;
+    let ran = work(printer, &around.command, &mut signals).await;
+    let thawed = if frozen.mount_points.is_empty() { Ok(()) } else { thaw(name, &ask, until).await };
+    match ran {
+        Ok(Ran::Ended(status)) if status.success() => thawed,
+        Ok(Ran::Ended(status)) => {
+            if let Err(error) = thawed {
+                printer.warn(&error.to_string());
+            }
+            Err(Error::Ended(exit_code(status)))
+        }
+        Ok(Ran::Interrupted(signal)) => ended_by(printer, signal, thawed),
+        Err(error) => {
+            if let Err(error) = thawed {
+                printer.warn(&error.to_string());
+            }
+            Err(error)
+        }
+    }
+}
+
+fn ended_by(printer: &mut Printer, signal: Signal, thawed: Result<(), Error>) -> Result<(), Error> {
+    if let Err(error) = thawed {
+        printer.warn(&error.to_string());
+    }
+    Err(Error::Ended(u8::try_from(128 + signal as i32).unwrap_or(1)))
+}
+
+/// As a shell has it.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(1)
+}
+
+/// Whether an error leaves open what has become of a call.
+fn is_unknown(error: &Error) -> bool {
+    match error {
+        Error::Closed | Error::Silent | Error::Late(_) => true,
+        Error::Call(status) => matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded),
+        _ => false,
+    }
+}
+
+/// Whether a call that failed so may get through later.
+fn may_pass(error: &Error) -> bool {
+    match error {
+        // As long as guestlet-host, or the session, is begun anew.
+        Error::NoSocket(_) | Error::NobodyAnswers(_) | Error::UnknownVm(_) => true,
+        Error::Call(status) if status.code() == Code::FailedPrecondition => {
+            status.message().contains("there is no session")
+        }
+        Error::Call(status) if status.code() == Code::ResourceExhausted => true,
+        error => is_unknown(error),
+    }
+}
+
+/// Thaws, however often that has to be tried until then.
+async fn thaw(
+    name: &str,
+    ask: &impl AsyncFn(Step) -> Result<Stepped, Error>,
+    until: Instant,
+) -> Result<(), Error> {
+    let mut is_first = true;
+    loop {
+        match ask(Step::Thaw).await {
+            Ok(Stepped::Thawed(0)) if is_first => {
+                return Err(Error::Unmet(format!(
+                    "somebody else has thawed the file systems of {name} before: the snapshot is not consistent"
+                )));
+            }
+            Ok(Stepped::Thawed(0)) => {
+                return Err(Error::Unmet(format!(
+                    "the file systems of {name} are thawed, but not known to have been frozen until now: do not take the \
+                     snapshot for consistent"
+                )));
+            }
+            Ok(_) => return Ok(()),
+            Err(error) if may_pass(&error) && Instant::now() < until => {
+                is_first = false;
+                sleep(AGAIN).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// How a program ended.
+enum Ran {
+    Ended(ExitStatus),
+    Interrupted(Signal),
+}
+
+/// Runs the program to its end, or to a signal that asks this one to end.
+async fn work(printer: &mut Printer, command: &[OsString], signals: &mut Signals) -> Result<Ran, Error> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Ok(Ran::Ended(ExitStatus::default()));
+    };
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::inherit())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| Error::Run(program.clone(), error))?;
+    let signal = tokio::select! {
+        ended = child.wait() => {
+            return ended.map(Ran::Ended).map_err(|error| Error::Run(program.clone(), error));
+        }
+        signal = signals.next() => signal,
+    };
+    printer.note(&format!("{signal}: waiting for the command to end, then thawing"));
+    pass(&child, signal);
+    if timeout(TO_END, child.wait()).await.is_err() {
+        drop(child.start_kill());
+    }
+    Ok(Ran::Interrupted(signal))
+}
+
+/// Sends the program a signal, which it has already if it was the terminal's.
+fn pass(child: &Child, signal: Signal) {
+    if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
+        // It may just have ended.
+        let _ = kill(Pid::from_raw(pid), signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_those_of_a_shell() {
+        for (raw, code) in [(3 << 8, 3), (9, 137), (15, 143)] {
+            assert_eq!(exit_code(ExitStatus::from_raw(raw)), code);
+        }
+    }
+
+    #[test]
+    fn only_what_may_get_through_is_tried_again() {
+        assert!(may_pass(&Error::Closed));
+        assert!(may_pass(&Error::Call(tonic::Status::unavailable("the session with the guest ended"))));
+        assert!(may_pass(&Error::Call(tonic::Status::failed_precondition("there is no session with it"))));
+        assert!(!may_pass(&Error::Call(tonic::Status::aborted("the snapshot is not consistent"))));
+        assert!(!may_pass(&Error::Call(tonic::Status::permission_denied("no grant"))));
+    }
+}

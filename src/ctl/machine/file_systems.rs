@@ -1,0 +1,127 @@
+//! `guestctl fs` and `guestctl trim`.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{SOON, answer};
+use crate::ctl::Error;
+use crate::ctl::client::Daemon;
+use crate::ctl::print::Printer;
+use crate::text;
+use crate::wire::proto::v1::trimmed_file_system::Outcome;
+use crate::wire::proto::v1::{
+    FileSystemOnDisk, ListFileSystemsRequest, TrimFileSystemsRequest, TrimmedFileSystem,
+};
+
+/// What programs read of a file system.
+#[derive(Debug, Serialize)]
+struct FileSystem {
+    mount_point: String,
+    r#type: String,
+    device: String,
+    used_bytes: Option<u64>,
+    total_bytes: Option<u64>,
+    total_bytes_privileged: Option<u64>,
+    disks: Vec<Disk>,
+}
+
+#[derive(Debug, Serialize)]
+struct Disk {
+    file: String,
+    serial: String,
+}
+
+/// What programs read of a file system that was to be trimmed; one of the two.
+#[derive(Debug, Serialize)]
+struct Trim {
+    mount_point: String,
+    trimmed: Option<u64>,
+    problem: Option<String>,
+}
+
+impl From<FileSystemOnDisk> for FileSystem {
+    fn from(one: FileSystemOnDisk) -> Self {
+        Self {
+            mount_point: one.mount_point,
+            r#type: one.r#type,
+            device: one.device,
+            used_bytes: one.used_bytes,
+            total_bytes: one.total_bytes,
+            total_bytes_privileged: one.total_bytes_privileged,
+            disks: one.disks.into_iter().map(|disk| Disk { file: disk.file, serial: disk.serial }).collect(),
+        }
+    }
+}
+
+impl From<TrimmedFileSystem> for Trim {
+    fn from(one: TrimmedFileSystem) -> Self {
+        let (trimmed, problem) = match one.outcome {
+            Some(Outcome::Trimmed(bytes)) => (Some(bytes), None),
+            Some(Outcome::Problem(problem)) => (None, Some(problem)),
+            None => (None, Some("the guest does not say".to_owned())),
+        };
+        Self { mount_point: one.mount_point, trimmed, problem }
+    }
+}
+
+/// Shows the file systems on disks, and how full they are.
+///
+/// # Errors
+/// If the guest cannot be asked.
+pub async fn list(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
+    let request = ListFileSystemsRequest { name: name.clone() };
+    let found = answer(daemon.file_systems().list_file_systems(request), &name, SOON).await?.file_systems;
+    let values: Vec<_> = found.into_iter().map(FileSystem::from).collect();
+    Ok(printer.value(&values, || rows(&values))?)
+}
+
+fn rows(file_systems: &[FileSystem]) -> String {
+    let head = ["MOUNT POINT", "TYPE", "DEVICE", "USED", "SIZE", "DISKS"];
+    let mut rows = vec![head.map(str::to_owned)];
+    let size = |bytes: Option<u64>| bytes.map_or("-".to_owned(), text::size);
+    for one in file_systems {
+        let disks: Vec<_> = one.disks.iter().map(|disk| disk.file.as_str()).collect();
+        rows.push([
+            one.mount_point.clone(),
+            one.r#type.clone(),
+            text::or_dash(&one.device),
+            size(one.used_bytes),
+            size(one.total_bytes),
+            text::or_dash(&disks.join(" ")),
+        ]);
+    }
+    text::table(&rows)
+}
+
+/// Gives unused blocks back, of the file systems mounted there, in ranges of so many bytes.
+///
+/// # Errors
+/// If the guest cannot be asked, or one that was named cannot be trimmed.
+pub async fn trim(
+    daemon: &Daemon,
+    printer: &mut Printer,
+    name: String,
+    (mounts, minimum): (Vec<String>, u64),
+    within: Duration,
+) -> Result<(), Error> {
+    let request = TrimFileSystemsRequest { name: name.clone(), mount_points: mounts.clone(), minimum };
+    let done = answer(daemon.file_systems().trim_file_systems(request), &name, within).await?.file_systems;
+    let values: Vec<_> = done.into_iter().map(Trim::from).collect();
+    printer.value(&values, || trim_rows(&values))?;
+    let failed: Vec<_> = values.iter().filter(|one| one.problem.is_some()).collect();
+    let failed: Vec<_> = failed.iter().map(|one| one.mount_point.as_str()).collect();
+    if mounts.is_empty() || failed.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Unmet(format!("not trimmed: {}", failed.join(" "))))
+}
+
+fn trim_rows(trims: &[Trim]) -> String {
+    let mut rows = vec![["MOUNT POINT", "TRIMMED"].map(str::to_owned)];
+    for one in trims {
+        let outcome = one.trimmed.map(text::size).or_else(|| one.problem.clone()).unwrap_or_default();
+        rows.push([one.mount_point.clone(), outcome]);
+    }
+    text::table(&rows)
+}

@@ -1,0 +1,195 @@
+//! `guestctl freeze` and `guestctl thaw`.
+
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+use super::{SOON, answer};
+use crate::ctl::Error;
+use crate::ctl::client::Daemon;
+use crate::ctl::json::rfc3339;
+use crate::ctl::print::Printer;
+use crate::ctl::words::age;
+use crate::wire::proto::v1::{
+    FreezeFileSystemsRequest, FreezeFileSystemsResponse, FreezeState, GetFreezeRequest,
+    ThawFileSystemsRequest,
+};
+
+/// What programs read of a freeze.
+#[derive(Debug, Serialize)]
+struct Frozen {
+    mount_points: Vec<String>,
+    seconds_left: u32,
+}
+
+/// What programs read of a thaw.
+#[derive(Debug, Serialize)]
+struct Thawed {
+    thawed: u32,
+}
+
+/// What programs read of how things stand.
+#[derive(Debug, Serialize)]
+struct Standing {
+    frozen: bool,
+    stage: String,
+    holder: String,
+    since: Option<String>,
+    mount_points: Vec<String>,
+    seconds_left: Option<u32>,
+    spoiled: String,
+}
+
+/// One of the two steps around something that needs file systems to stand still.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Freeze those mounted there, or all.
+    Freeze {
+        /// Where.
+        mounts: Vec<String>,
+        /// How long it may take.
+        within: Duration,
+    },
+    /// Thaw all.
+    Thaw,
+}
+
+/// What came of a step.
+#[derive(Debug)]
+pub enum Stepped {
+    /// This is frozen.
+    Frozen(FreezeFileSystemsResponse),
+    /// So many file systems were frozen.
+    Thawed(u32),
+}
+
+/// Does one of the steps.
+///
+/// # Errors
+/// If the guest cannot be asked, or does not do it.
+pub async fn step(daemon: &Daemon, name: &str, step: &Step) -> Result<Stepped, Error> {
+    match step {
+        Step::Freeze { mounts, within } => {
+            ask_freeze(daemon, name, mounts.clone(), *within).await.map(Stepped::Frozen)
+        }
+        Step::Thaw => ask_thaw(daemon, name, Vec::new(), SOON).await.map(Stepped::Thawed),
+    }
+}
+
+async fn ask_freeze(
+    daemon: &Daemon,
+    name: &str,
+    mount_points: Vec<String>,
+    within: Duration,
+) -> Result<FreezeFileSystemsResponse, Error> {
+    let request = FreezeFileSystemsRequest { name: name.to_owned(), mount_points };
+    answer(daemon.freeze().freeze_file_systems(request), name, within).await
+}
+
+async fn ask_thaw(
+    daemon: &Daemon,
+    name: &str,
+    mount_points: Vec<String>,
+    within: Duration,
+) -> Result<u32, Error> {
+    let request = ThawFileSystemsRequest { name: name.to_owned(), mount_points };
+    Ok(answer(daemon.freeze().thaw_file_systems(request), name, within).await?.thawed)
+}
+
+/// Freezes, and shows what is frozen and for how long.
+///
+/// # Errors
+/// If nothing was frozen, or that is not known.
+pub async fn freeze(
+    daemon: &Daemon,
+    printer: &mut Printer,
+    name: String,
+    mounts: Vec<String>,
+    within: Duration,
+) -> Result<(), Error> {
+    let frozen = ask_freeze(daemon, &name, mounts, within).await?;
+    let words = words(&frozen);
+    let FreezeFileSystemsResponse { mount_points, seconds_left } = frozen;
+    Ok(printer.value(&Frozen { mount_points, seconds_left }, || words + "\n")?)
+}
+
+/// Such as `frozen: / /data; thawed by itself after 119 s`.
+pub fn words(frozen: &FreezeFileSystemsResponse) -> String {
+    if frozen.mount_points.is_empty() {
+        return "nothing is frozen: the guest has no file system that can be".to_owned();
+    }
+    let (mounts, left) = (frozen.mount_points.join(" "), frozen.seconds_left);
+    format!("frozen: {mounts}; the guest thaws by itself after {left} s")
+}
+
+/// Thaws, and shows how many file systems were frozen.
+///
+/// # Errors
+/// If the freeze was over before, or something stays frozen.
+pub async fn thaw(
+    daemon: &Daemon,
+    printer: &mut Printer,
+    name: String,
+    mounts: Vec<String>,
+    within: Duration,
+) -> Result<(), Error> {
+    let thawed = ask_thaw(daemon, &name, mounts, within).await?;
+    Ok(printer.value(&Thawed { thawed }, || format!("thawed: {thawed} file systems\n"))?)
+}
+
+/// Shows whether file systems are frozen.
+///
+/// # Errors
+/// If the guest cannot be asked.
+pub async fn status(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
+    let request = GetFreezeRequest { name: name.clone() };
+    let state = answer(daemon.freeze().get_freeze(request), &name, SOON).await?;
+    let words = standing_words(&state, SystemTime::now());
+    let standing = Standing {
+        frozen: !state.stage.is_empty(),
+        stage: state.stage,
+        holder: state.holder,
+        since: state.since.map(rfc3339),
+        mount_points: state.mount_points,
+        seconds_left: state.seconds_left,
+        spoiled: state.spoiled,
+    };
+    Ok(printer.value(&standing, || words + "\n")?)
+}
+
+fn standing_words(state: &FreezeState, now: SystemTime) -> String {
+    if !state.stage.is_empty() {
+        let FreezeState { stage: step, holder, .. } = state;
+        let age = age(state.since.as_ref(), now);
+        let mounts = state.mount_points.join(" ");
+        let left = state.seconds_left.map(|left| format!("; the guest thaws by itself after {left} s"));
+        return format!("{step}, for {holder}, for {age}: {mounts}{}", left.unwrap_or_default());
+    }
+    match state.spoiled.as_str() {
+        "" => "nothing is frozen".to_owned(),
+        spoiled => format!("nothing is frozen any more: {spoiled}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_things_stand_is_said() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+        assert_eq!(standing_words(&FreezeState::default(), now), "nothing is frozen");
+        let state = FreezeState {
+            stage: "frozen".into(),
+            holder: "the host half for uid:0 root".into(),
+            since: Some(prost_types::Timestamp { seconds: 90, nanos: 0 }),
+            mount_points: vec!["/".into(), "/data".into()],
+            seconds_left: Some(110),
+            spoiled: String::new(),
+        };
+        let expected = "frozen, for the host half for uid:0 root, for 10s: / /data; the guest thaws by itself after 110 s";
+        assert_eq!(standing_words(&state, now), expected);
+        let spoiled = FreezeState { spoiled: "the freeze ended by itself".into(), ..FreezeState::default() };
+        assert_eq!(standing_words(&spoiled, now), "nothing is frozen any more: the freeze ended by itself");
+    }
+}

@@ -1,0 +1,309 @@
+//! `guestctl shutdown`, `reboot` and `suspend`.
+//!
+//! That a guest has accepted it, or that its session is lost, does not show that it is down. With `--wait` this is over only when
+//! something else shows it:
+//!
+//! | wish | shown by |
+//! |---|---|
+//! | shut down, suspend to a disk | the hypervisor: QEMU has ended, or says so; on KubeVirt the phase of the VM's instance |
+//! | suspend to memory | the hypervisor: the VM's processors stand still |
+//! | reboot | the guest, in a new session: it runs another boot than before |
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::Instant;
+use tonic::{Code, Status, Streaming};
+
+use super::{SOON, answer};
+use crate::ctl::client::Daemon;
+use crate::ctl::print::Printer;
+use crate::ctl::watch::{self, Filter};
+use crate::ctl::{Error, words};
+use crate::wire::proto::v1::virtual_machine_event::Kind;
+use crate::wire::proto::v1::{
+    GetVirtualMachineRequest, PowerState, ShutdownMode, ShutdownRequest, SuspendToBothRequest,
+    SuspendToDiskRequest, SuspendToMemoryRequest, VirtualMachine, VirtualMachineEvent,
+};
+
+/// What is to become of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Goal {
+    /// It is off.
+    Off,
+    /// Its system has stopped, and the machine stays on: nothing shows that.
+    Halted,
+    /// It runs anew.
+    Rebooted,
+    /// It rests in memory.
+    Suspended,
+    /// It rests on a disk, and the machine is off.
+    SuspendedToDisk,
+    /// It rests in memory, and on a disk as well.
+    SuspendedToBoth,
+}
+
+/// What is wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish {
+    /// What is to become of the guest.
+    pub goal: Goal,
+    /// Wait until it is seen to be so.
+    pub wait: bool,
+    /// For how long at most.
+    pub within: Duration,
+}
+
+/// What programs read.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    accepted: bool,
+    /// It was waited for, and seen.
+    seen: bool,
+}
+
+/// What an event shows of a goal.
+#[derive(Debug, PartialEq, Eq)]
+enum Shown {
+    /// It is reached.
+    Reached,
+    /// It is not reached, and will not be.
+    Missed(&'static str),
+    /// Nothing.
+    Nothing,
+}
+
+impl Goal {
+    /// What is done to a VM, in words.
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Off => "shutdown",
+            Self::Halted => "halt",
+            Self::Rebooted => "reboot",
+            Self::Suspended | Self::SuspendedToDisk | Self::SuspendedToBoth => "suspension",
+        }
+    }
+
+    /// What is so when it is reached.
+    fn words(self) -> &'static str {
+        match self {
+            Self::Off => "is off",
+            Self::Halted => "is halted",
+            Self::Rebooted => "has booted anew",
+            Self::Suspended | Self::SuspendedToBoth => "is suspended",
+            Self::SuspendedToDisk => "is suspended to its disk, and off",
+        }
+    }
+
+    /// Whether only the hypervisor shows it.
+    fn needs_hypervisor(self) -> bool {
+        self != Self::Rebooted
+    }
+
+    /// What an event shows of it, for a guest that ran the boot of that identifier before.
+    fn shown_by(self, event: &VirtualMachineEvent, boot_before: &str) -> Shown {
+        let is_other = |boot: &str| !boot.is_empty() && boot != boot_before;
+        match (&event.kind, self) {
+            (Some(Kind::SessionOpened(opened)), goal) => {
+                let boot = opened.guest.as_ref().map_or("", |guest| &guest.boot_id);
+                match goal {
+                    _ if !is_other(boot) => Shown::Nothing,
+                    Self::Rebooted => Shown::Reached,
+                    _ => Shown::Missed("the guest has booted anew instead"),
+                }
+            }
+            (Some(Kind::PowerChanged(changed)), goal) => match (changed.power(), goal) {
+                (PowerState::Off, Self::Off | Self::SuspendedToDisk)
+                | (PowerState::Paused, Self::Suspended | Self::SuspendedToBoth) => Shown::Reached,
+                (PowerState::Off, Self::Suspended | Self::SuspendedToBoth) => {
+                    Shown::Missed("the VM is off instead")
+                }
+                _ => Shown::Nothing,
+            },
+            _ => Shown::Nothing,
+        }
+    }
+}
+
+/// Asks the guest, and waits until it is so if that is wished.
+///
+/// # Errors
+/// If the guest does not accept it, or it is not seen to be so in time.
+pub async fn run(daemon: &Daemon, printer: &mut Printer, name: String, wish: Wish) -> Result<(), Error> {
+    let end = Instant::now() + wish.within;
+    if !wish.wait {
+        ask(daemon, &name, wish.goal, wish.within).await?;
+        let words = format!("{name}: the guest has accepted the {}\n", wish.goal.verb());
+        return Ok(printer.value(&Outcome { accepted: true, seen: false }, || words)?);
+    }
+    let before = vm(daemon, &name).await?;
+    can_be_seen(&before, wish.goal)?;
+    let filter = Filter { name: Some(name.clone()), ..Filter::default() };
+    let mut events = watch::open(daemon.admin(), &filter).await?;
+    let boot = before.guest.as_ref().map(|guest| guest.boot_id.clone()).unwrap_or_default();
+    let mut asking = Box::pin(ask(daemon, &name, wish.goal, wish.within));
+    let mut accepted = None;
+    loop {
+        tokio::select! {
+            asked = &mut asking, if accepted.is_none() => {
+                accepted = Some(said(asked)?);
+            }
+            event = next(&mut events, &name) => match wish.goal.shown_by(&event?, &boot) {
+                Shown::Reached => break,
+                Shown::Missed(why) => return Err(Error::Unmet(format!("{name}: {why}"))),
+                Shown::Nothing => {}
+            },
+            () = tokio::time::sleep_until(end) => {
+                return Err(Error::Unmet(known(daemon, &name, wish, accepted).await));
+            }
+        }
+    }
+    let words = format!("{name} {}\n", wish.goal.words());
+    Ok(printer.value(&Outcome { accepted: true, seen: true }, || words)?)
+}
+
+async fn vm(daemon: &Daemon, name: &str) -> Result<VirtualMachine, Error> {
+    let request = GetVirtualMachineRequest { name: name.to_owned() };
+    answer(daemon.admin().get_virtual_machine(request), name, SOON).await
+}
+
+/// Whether there is something by which the goal can be seen: it is said before anything is done to the guest.
+fn can_be_seen(vm: &VirtualMachine, goal: Goal) -> Result<(), Error> {
+    let name = &vm.name;
+    if goal == Goal::Halted {
+        let words = format!("nothing shows that {name} is halted: leave --wait out");
+        return Err(Error::Unmet(words));
+    }
+    if goal == Goal::Rebooted && vm.guest.as_ref().is_none_or(|guest| guest.boot_id.is_empty()) {
+        let words = format!(
+            "the guest of {name} does not say which boot it runs, so that another is not seen: leave --wait out"
+        );
+        return Err(Error::Unmet(words));
+    }
+    if goal.needs_hypervisor() && vm.power() == PowerState::Unspecified {
+        let why = match vm.power_problem.as_str() {
+            "" => "give it qmp = \"PATH\" in the settings of guestlet-host".to_owned(),
+            problem => problem.to_owned(),
+        };
+        let words = format!("nothing tells guestlet-host whether {name} runs ({why}): leave --wait out");
+        return Err(Error::Unmet(words));
+    }
+    Ok(())
+}
+
+/// The next event; what is remembered of the time before is none.
+async fn next(events: &mut Streaming<VirtualMachineEvent>, name: &str) -> Result<VirtualMachineEvent, Error> {
+    let event = events.message().await.map_err(|status| Error::of_call(status, name))?;
+    event.ok_or(Error::Closed)
+}
+
+/// Whether the guest has accepted it, which is not known if it went away while it was asked.
+fn said(asked: Result<(), Error>) -> Result<bool, Error> {
+    match asked {
+        Ok(()) => Ok(true),
+        Err(Error::Call(status)) if is_lost(&status) => Ok(false),
+        Err(Error::Late(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_lost(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
+}
+
+/// All that is known of a VM of which something was not seen in time.
+async fn known(daemon: &Daemon, name: &str, wish: Wish, accepted: Option<bool>) -> String {
+    let (goal, seconds) = (wish.goal, wish.within.as_secs());
+    let accepted = match accepted {
+        Some(true) => format!("the guest has accepted the {}", goal.verb()),
+        Some(false) => "the session ended before the guest answered".to_owned(),
+        None => "the guest has not answered".to_owned(),
+    };
+    let now = match vm(daemon, name).await {
+        Ok(vm) => {
+            let (power, session) = (words::power(vm.power()), words::session(vm.session()));
+            format!("the hypervisor's view is {power}, the session is {session}")
+        }
+        Err(error) => format!("how it is now is not known ({error})"),
+    };
+    format!("it was not seen within {seconds} s that {name} {}: {accepted}; {now}", goal.words())
+}
+
+async fn ask(daemon: &Daemon, name: &str, goal: Goal, within: Duration) -> Result<(), Error> {
+    let mut client = daemon.power();
+    let vm = name.to_owned();
+    let mode = match goal {
+        Goal::Off => ShutdownMode::Powerdown,
+        Goal::Halted => ShutdownMode::Halt,
+        Goal::Rebooted => ShutdownMode::Reboot,
+        Goal::Suspended => {
+            let call = client.suspend_to_memory(SuspendToMemoryRequest { name: vm });
+            return answer(call, name, within).await.map(drop);
+        }
+        Goal::SuspendedToDisk => {
+            let call = client.suspend_to_disk(SuspendToDiskRequest { name: vm });
+            return answer(call, name, within).await.map(drop);
+        }
+        Goal::SuspendedToBoth => {
+            let call = client.suspend_to_both(SuspendToBothRequest { name: vm });
+            return answer(call, name, within).await.map(drop);
+        }
+    };
+    let call = client.shutdown(ShutdownRequest { name: vm, mode: mode.into() });
+    answer(call, name, within).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::proto::v1::{GuestInfo, PowerChanged, SessionClosed, SessionOpened};
+
+    fn event(kind: Kind) -> VirtualMachineEvent {
+        VirtualMachineEvent { kind: Some(kind), ..VirtualMachineEvent::default() }
+    }
+
+    fn opened(boot: &str) -> VirtualMachineEvent {
+        let guest = Some(GuestInfo { boot_id: boot.into(), ..GuestInfo::default() });
+        event(Kind::SessionOpened(SessionOpened { guest, ..SessionOpened::default() }))
+    }
+
+    fn power(power: PowerState) -> VirtualMachineEvent {
+        event(Kind::PowerChanged(PowerChanged { power: power.into() }))
+    }
+
+    #[test]
+    fn only_what_shows_it_ends_the_wait() {
+        let lost = || event(Kind::SessionClosed(SessionClosed::default()));
+        let missed = Shown::Missed("the guest has booted anew instead");
+        let cases = [
+            (Goal::Off, lost(), Shown::Nothing),
+            (Goal::Off, power(PowerState::Off), Shown::Reached),
+            (Goal::Off, power(PowerState::Unspecified), Shown::Nothing),
+            (Goal::Off, power(PowerState::Paused), Shown::Nothing),
+            (Goal::Off, opened("one"), Shown::Nothing),
+            (Goal::Off, opened("two"), missed),
+            (Goal::Rebooted, lost(), Shown::Nothing),
+            (Goal::Rebooted, power(PowerState::Off), Shown::Nothing),
+            (Goal::Rebooted, opened("one"), Shown::Nothing),
+            (Goal::Rebooted, opened(""), Shown::Nothing),
+            (Goal::Rebooted, opened("two"), Shown::Reached),
+            (Goal::Suspended, lost(), Shown::Nothing),
+            (Goal::Suspended, power(PowerState::Paused), Shown::Reached),
+            (Goal::Suspended, power(PowerState::Off), Shown::Missed("the VM is off instead")),
+            (Goal::SuspendedToDisk, power(PowerState::Paused), Shown::Nothing),
+            (Goal::SuspendedToDisk, power(PowerState::Off), Shown::Reached),
+        ];
+        for (number, (goal, event, expected)) in cases.into_iter().enumerate() {
+            assert_eq!(goal.shown_by(&event, "one"), expected, "case {number}: {goal:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_not_waited_for() {
+        let vm = |power: PowerState| VirtualMachine { power: power.into(), ..VirtualMachine::default() };
+        assert!(can_be_seen(&vm(PowerState::Unspecified), Goal::Off).is_err());
+        assert!(can_be_seen(&vm(PowerState::Running), Goal::Off).is_ok());
+        assert!(can_be_seen(&vm(PowerState::Running), Goal::Halted).is_err());
+        assert!(can_be_seen(&vm(PowerState::Running), Goal::Rebooted).is_err(), "no boot is known");
+    }
+}

@@ -1,0 +1,153 @@
+//! How much is asked of one guest at a time, and how fast. A guest that does not answer keeps up those who ask it, and nobody
+//! else; and what people have it say is no reason to take it for one that says too much (`limits.bytes-per-second`).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tonic::Status;
+
+use crate::host::limits::Limits;
+use crate::host::rate::Allowance;
+
+/// Calls of one guest that are under way at a time; and those that thaw or ask about a freeze, beside them.
+const AT_A_TIME: usize = 3;
+/// Calls of one guest that are under way or wait for their turn.
+const WAITING: usize = 32;
+/// How soon it is looked again whether the guest may say more.
+const LOOK: Duration = Duration::from_millis(100);
+/// After how long a VM of which nobody asks anything is forgotten.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// By the names of VMs: when something was asked last, and what is under way.
+type Table = BTreeMap<String, (Instant, Arc<Desk>)>;
+
+/// The desks of all VMs; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Desks(Arc<Mutex<Table>>);
+
+/// What is asked of one guest.
+#[derive(Debug)]
+pub struct Desk {
+    usual: Queue,
+    urgent: Queue,
+    /// Bytes of answers.
+    pace: Mutex<Allowance>,
+}
+
+/// Calls that take their turns.
+#[derive(Debug)]
+struct Queue {
+    waiting: Arc<Semaphore>,
+    places: Arc<Semaphore>,
+}
+
+impl Default for Queue {
+    /// Nothing is under way.
+    fn default() -> Self {
+        Self { waiting: Arc::new(Semaphore::new(WAITING)), places: Arc::new(Semaphore::new(AT_A_TIME)) }
+    }
+}
+
+/// A call of a guest is under way until this is dropped.
+#[derive(Debug)]
+#[allow(dead_code, reason = "held, not looked at")]
+pub struct Place(OwnedSemaphorePermit, OwnedSemaphorePermit);
+
+impl Desks {
+    /// That of the VM of this name.
+    pub fn of(&self, name: &str, limits: &Limits) -> Arc<Desk> {
+        let now = Instant::now();
+        let mut desks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        desks.retain(|_, (last, desk)| Arc::strong_count(desk) > 1 || now.duration_since(*last) < IDLE);
+        let (last, desk) = desks.entry(name.to_owned()).or_insert_with(|| (now, Arc::new(Desk::new(limits))));
+        *last = now;
+        Arc::clone(desk)
+    }
+}
+
+impl Desk {
+    /// A quarter of what the guest may send at once, beside as many large answers as are under way, and half of what it may in
+    /// the long run: the rest is for its events.
+    fn new(limits: &Limits) -> Self {
+        #[allow(clippy::cast_precision_loss, reason = "nobody allows that many bytes")]
+        let burst = limits.byte_burst() as f64 / 4.0;
+        let pace = Allowance::new(Instant::now(), burst, f64::from(limits.bytes_per_second) / 2.0);
+        Self { usual: Queue::default(), urgent: Queue::default(), pace: Mutex::new(pace) }
+    }
+
+    /// Waits for the turn of a call. Those that are urgent do not wait for the others.
+    ///
+    /// # Errors
+    /// If too many wait.
+    pub async fn place(&self, is_urgent: bool) -> Result<Place, Status> {
+        let Queue { waiting, places } = if is_urgent { &self.urgent } else { &self.usual };
+        let too_many = |_| {
+            Status::resource_exhausted(format!(
+                "{WAITING} calls of this guest are under way and have not been answered; try again later"
+            ))
+        };
+        let waiting = Arc::clone(waiting).try_acquire_owned().map_err(too_many)?;
+        let place = Arc::clone(places).acquire_owned().await;
+        let place = place.map_err(|_| Status::internal("calls of this guest have no places"))?;
+        Ok(Place(waiting, place))
+    }
+
+    /// An answer has come that has so many bytes: returns when as many more may come.
+    pub async fn count(&self, bytes: usize) {
+        #[allow(clippy::cast_precision_loss, reason = "no answer is that large")]
+        let bytes = bytes as f64;
+        let take = || self.pace.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now(), bytes);
+        while !take() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_are_under_way_and_so_many_wait() {
+        let desk = Desks::default().of("a", &Limits::default());
+        let mut under_way = Vec::new();
+        for _ in 0..AT_A_TIME {
+            under_way.push(desk.place(false).await.unwrap());
+        }
+        let waiting: Vec<_> = (AT_A_TIME..WAITING).map(|_| Box::pin(desk.place(false))).collect();
+        let mut waiting = futures_util::future::join_all(waiting);
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        assert_eq!(desk.place(false).await.unwrap_err().code(), tonic::Code::ResourceExhausted);
+        desk.place(true).await.unwrap();
+        drop(under_way);
+        drop(waiting);
+        desk.place(false).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_come_no_faster_than_half_of_what_the_guest_may_send() {
+        let limits = Limits { message_bytes: 1024, bytes_per_second: 1024, ..Limits::default() };
+        let desk = Desks::default().of("a", &limits);
+        let begun = Instant::now();
+        for _ in 0..4 {
+            desk.count(1024).await;
+        }
+        // A burst of 2 KiB, and then 512 bytes a second.
+        let took = begun.elapsed();
+        assert!(took >= Duration::from_secs(4) && took < Duration::from_secs(5), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_desk_is_forgotten_when_nobody_has_asked_for_long() {
+        let (desks, limits) = (Desks::default(), Limits::default());
+        let first = desks.of("a", &limits);
+        assert!(Arc::ptr_eq(&first, &desks.of("a", &limits)));
+        drop(first);
+        tokio::time::advance(IDLE).await;
+        drop(desks.of("b", &limits));
+        assert_eq!(desks.0.lock().unwrap().len(), 1);
+    }
+}

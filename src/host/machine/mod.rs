@@ -1,0 +1,98 @@
+//! What people ask of the agent in a guest, and this host half only hands on: for whom, within a time, and of each guest so much
+//! at a time. The agent decides whether it is done, and the rules of access whether it is handed on at all.
+//!
+//! ```text
+//! guestctl ──▶ api ──admitted──▶ desk of the VM ──▶ agent, on behalf of the caller ──▶ answer, cleaned
+//!                                  │ too many: RESOURCE_EXHAUSTED    │ too late: DEADLINE_EXCEEDED
+//! ```
+//!
+//! To add a call: its row in `calls`, and its method in the services of the api.
+
+mod calls;
+mod desk;
+
+use prost::Message;
+use tonic::{Code, Status};
+
+use super::caller::Behalf;
+use super::calls::Agent;
+use super::fleet::{Handle, Reach};
+use super::handed_on::HandedOn;
+use super::text;
+
+pub use desk::Desks;
+
+/// What an agent says that it can, if it answers these calls.
+const CAPABILITY: &str = "machine";
+
+/// Hands a request on, and returns what the agent answers.
+///
+/// # Errors
+/// As the agent; `NOT_FOUND`, `FAILED_PRECONDITION`, `UNAVAILABLE`, `UNIMPLEMENTED` if it cannot be asked, `RESOURCE_EXHAUSTED`
+/// if too many wait for it, `DEADLINE_EXCEEDED` if it takes too long. After the last one, and after `UNAVAILABLE`, what was
+/// asked for may have been done.
+pub async fn hand_on<R: HandedOn>(
+    desks: &Desks,
+    fleet: &Handle,
+    behalf: &Behalf,
+    mut request: R,
+) -> Result<R::Answer, Status> {
+    let name = request.take_name();
+    let agent = agent(fleet, &name).await?;
+    let limits = fleet.limits(name.clone()).await?.ok_or_else(unknown)?;
+    let desk = desks.of(&name, &limits);
+    let work = async {
+        let place = desk.place(R::IS_URGENT).await?;
+        let answer = agent.on_behalf_of(behalf.clone()).hand_on(request).await;
+        let answer = answer.map_err(|status| said(&status))?.into_inner();
+        desk.count(answer.encoded_len()).await;
+        drop(place);
+        R::clean(answer)
+    };
+    tokio::time::timeout(R::WITHIN, work).await.unwrap_or_else(|_| {
+        let seconds = R::WITHIN.as_secs();
+        Err(Status::deadline_exceeded(format!(
+            "the guest of {name:?} has not answered within {seconds} s; whether it did what it was asked for is not known"
+        )))
+    })
+}
+
+fn unknown() -> Status {
+    Status::not_found("no VM of this name is known")
+}
+
+async fn agent(fleet: &Handle, name: &str) -> Result<Agent, Status> {
+    match fleet.caller(name.to_owned()).await?.ok_or_else(unknown)? {
+        Reach::Session { agent, capabilities } if capabilities.iter().any(|one| one == CAPABILITY) => {
+            Ok(agent)
+        }
+        // Another program has its session, and knows what it can.
+        Reach::Session { agent, .. } if agent.is_elsewhere() => Ok(agent),
+        Reach::Session { .. } => Err(Status::unimplemented(format!(
+            "the agent in the guest of {name:?} is too old for this; update guestlet in the guest"
+        ))),
+        Reach::Paused => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
+        Reach::Untold => Err(Status::unavailable("the node of this guest cannot be asked now")),
+        Reach::NoSession => {
+            let known = fleet.get(name.to_owned()).await?;
+            let reason = known.map(|known| known.view.reason.clone()).filter(|reason| !reason.is_empty());
+            let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+            Err(Status::failed_precondition(format!("there is no session with this guest now{reason}")))
+        }
+    }
+}
+
+/// What an agent said, cleaned; of one that has gone, that nothing was said.
+fn said(status: &Status) -> Status {
+    if std::error::Error::source(status).is_some() && status.code() != Code::OutOfRange {
+        return Status::unavailable(
+            "the session with the guest ended; whether it did what it was asked for is not known",
+        );
+    }
+    let words = text::clean_words(status.message());
+    match status.code() {
+        // No word of the guest's may be taken for one about VMs.
+        Code::NotFound => Status::failed_precondition(words),
+        code => Status::new(code, words),
+    }
+}

@@ -1,0 +1,94 @@
+//! One command that a host half asks for on its session, with what that host half and its caller may do. There is no
+//! conversation: nothing waits for its turn, and what is asked for ends when whoever asked goes away.
+
+use futures_util::StreamExt as _;
+
+use crate::policy::Asker;
+use crate::qga::call::Call;
+use crate::qga::error::Error;
+use crate::qga::reply::Line;
+use crate::qga::request::Request;
+use crate::qga::table::Run;
+use crate::qga::{Context, command, reply};
+use crate::sys::blocking;
+use crate::wire::qga::{Decoder, Frame};
+
+/// Bytes of an answer: so many are taken of a guest at once, whatever else it says.
+const MOST: usize = 192 << 10;
+/// Work that is under way beside the event loop, of everybody; with more, disks hang, and nothing is added to it.
+const MAX_WORK: usize = 128;
+
+/// Carries out the command in `message`, and answers with the line that qemu-ga would, which is empty where it says nothing.
+pub async fn answer(context: &Context, message: Vec<u8>, asker: &Asker) -> Vec<u8> {
+    let mut decoder = Decoder::new();
+    *decoder.input() = message;
+    // Where it ends is seen at the next byte.
+    decoder.input().push(b'\n');
+    let message = match decoder.next() {
+        Some(Frame::Message(message)) => message.into_owned(),
+        Some(Frame::Malformed(why)) => return failed(why.into(), None),
+        None => return failed(Error::generic("invalid request: it is empty, or has no end"), None),
+    };
+    if decoder.next().is_some() || decoder.is_partial() {
+        return failed(Error::generic("invalid request: there is more than one command"), None);
+    }
+    let request = match Request::parse(&message) {
+        Ok(request) => request,
+        Err(error) => return failed(error, None),
+    };
+    let line = carry_out(context, &request, asker).await;
+    let line = match line {
+        Ok(line) => whole(line).await,
+        Err(error) => Err(error),
+    };
+    line.unwrap_or_else(|error| failed(error, request.id()))
+}
+
+fn failed(error: Error, id: Option<&str>) -> Vec<u8> {
+    reply::line(Err(error), id).text
+}
+
+async fn carry_out(context: &Context, request: &Request<'_>, asker: &Asker) -> Result<Line, Error> {
+    let peer = asker.to_string();
+    let (command, arguments) = command(request, context, asker).inspect_err(|_| {
+        if let Ok((name, _)) = request.call() {
+            context.write_down_refusal(&name, &peer, asker);
+        }
+    })?;
+    if !command.always {
+        context.room.may_wait(command.name)?;
+        if blocking::under_way() >= MAX_WORK {
+            let text = format!(
+                "{MAX_WORK} pieces of work are under way: disks, or what else is waited for, do not answer"
+            );
+            return Err(Error::generic(text));
+        }
+    }
+    let call = Call::new(context, arguments, &peer, asker);
+    let watch = call.watch(command);
+    let outcome = match command.run {
+        Run::Now(run) => run(&call),
+        Run::Later(run) => run(&call).await,
+    };
+    watch.ended(outcome.as_ref().err());
+    let answered = command.success_response || outcome.is_err();
+    Ok(if answered { reply::line(outcome, request.id()) } else { Line::default() })
+}
+
+/// All of a line, if it is not too long.
+async fn whole(line: Line) -> Result<Vec<u8>, Error> {
+    let Line { mut text, rest } = line;
+    if let Some((mut parts, last)) = rest {
+        while text.len() <= MOST
+            && let Some(part) = parts.next().await
+        {
+            text.extend_from_slice(&part);
+        }
+        text.extend_from_slice(&last);
+    }
+    if text.len() > MOST {
+        let text = format!("the answer has more than {} KiB, which a session does not take", MOST >> 10);
+        return Err(Error::generic(text));
+    }
+    Ok(text)
+}

@@ -1,0 +1,85 @@
+//! What people ask of a simulated guest, and its answers.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use guestlet::wire::proto::v1::power_server::Power;
+use guestlet::wire::proto::v1::qga_server::Qga;
+use guestlet::wire::proto::v1::{
+    ExecuteQgaRequest, ExecuteQgaResponse, ShutdownRequest, ShutdownResponse, SuspendResponse,
+    SuspendToBothRequest, SuspendToDiskRequest, SuspendToMemoryRequest,
+};
+use tonic::{Request, Response, Status};
+
+/// A guest's answers to what people ask, as a test wants them.
+#[derive(Debug, Default, Clone)]
+pub struct Machine(Arc<Mutex<Asked>>);
+
+#[derive(Debug, Default)]
+pub struct Asked {
+    /// What a command of QGA is answered with; none: nothing ever is.
+    pub answer: Option<Vec<u8>>,
+    /// What was asked, and for whom.
+    pub asked: Vec<(String, String)>,
+}
+
+impl Machine {
+    pub fn lock(&self) -> MutexGuard<'_, Asked> {
+        self.0.lock().unwrap()
+    }
+
+    fn note<T>(&self, what: &str, request: &Request<T>) {
+        let caller = request.metadata().get("guestlet-caller").unwrap().to_str().unwrap();
+        self.lock().asked.push((what.to_owned(), caller.to_owned()));
+    }
+}
+
+#[tonic::async_trait]
+impl Qga for Machine {
+    async fn execute_qga(
+        &self,
+        request: Request<ExecuteQgaRequest>,
+    ) -> Result<Response<ExecuteQgaResponse>, Status> {
+        self.note(&String::from_utf8_lossy(&request.get_ref().command), &request);
+        assert_eq!(request.get_ref().name, "", "a guest is not told what its VM is called");
+        let answer = self.lock().answer.clone();
+        match answer {
+            Some(answer) => Ok(Response::new(ExecuteQgaResponse { answer })),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Power for Machine {
+    async fn shutdown(
+        &self,
+        request: Request<ShutdownRequest>,
+    ) -> Result<Response<ShutdownResponse>, Status> {
+        self.note(request.get_ref().mode().as_str_name(), &request);
+        Ok(Response::new(ShutdownResponse {}))
+    }
+
+    async fn suspend_to_memory(
+        &self,
+        request: Request<SuspendToMemoryRequest>,
+    ) -> Result<Response<SuspendResponse>, Status> {
+        self.note("memory", &request);
+        Ok(Response::new(SuspendResponse {}))
+    }
+
+    async fn suspend_to_disk(
+        &self,
+        request: Request<SuspendToDiskRequest>,
+    ) -> Result<Response<SuspendResponse>, Status> {
+        self.note("disk", &request);
+        Ok(Response::new(SuspendResponse {}))
+    }
+
+    async fn suspend_to_both(
+        &self,
+        request: Request<SuspendToBothRequest>,
+    ) -> Result<Response<SuspendResponse>, Status> {
+        self.note("both", &request);
+        Err(Status::failed_precondition("this guest cannot be suspended to both: no\x1b[2J swap"))
+    }
+}
