@@ -20,6 +20,8 @@ pub mod calendar;
 #[cfg(feature = "host")]
 pub mod capabilities;
 #[cfg(feature = "agent")]
+pub mod cgroup;
+#[cfg(feature = "agent")]
 pub mod clock;
 #[cfg(feature = "agent")]
 pub mod confidential;
@@ -90,7 +92,7 @@ pub mod pid_file;
 pub mod pod_cgroup;
 #[cfg(feature = "agent")]
 pub mod proc_stat;
-#[cfg(feature = "kubevirt")]
+#[cfg(any(feature = "agent", feature = "kubevirt"))]
 pub mod process;
 #[cfg(feature = "host")]
 pub mod process_end;
@@ -113,6 +115,8 @@ pub mod smbios;
 #[cfg(feature = "agent")]
 pub mod spawn;
 #[cfg(feature = "agent")]
+pub mod spawn_manner;
+#[cfg(feature = "agent")]
 pub mod superblock;
 #[cfg(feature = "agent")]
 pub mod swaps;
@@ -120,6 +124,8 @@ pub mod swaps;
 pub mod sysfs;
 #[cfg(any(feature = "ccm", feature = "host"))]
 pub mod tcp;
+#[cfg(any(feature = "agent", feature = "ctl"))]
+pub mod terminal;
 #[cfg(feature = "agent")]
 pub mod ticker;
 #[cfg(feature = "agent")]
@@ -132,6 +138,8 @@ pub mod unattached;
 pub mod usage;
 #[cfg(feature = "agent")]
 pub mod user_files;
+#[cfg(feature = "agent")]
+pub mod user_identity;
 #[cfg(feature = "host")]
 pub mod users;
 #[cfg(feature = "agent")]

@@ -4,9 +4,10 @@
 //! descriptor but the three, the usual limit of them, and no protection from a lack of memory that the agent may have.
 //! It is started without a copy of the agent's memory (`posix_spawn(3)`).
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -22,6 +23,7 @@ use tokio::sync::oneshot;
 
 use crate::sys::descriptor;
 use crate::sys::root::Root;
+use crate::sys::spawn_manner::Manner;
 
 /// Where programs are looked for if `PATH` does not say it.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -47,17 +49,19 @@ const STACK: usize = 128 * 1024;
 #[derive(Debug)]
 pub struct Start {
     /// The name of the program; looked for in `PATH` if it has no `/`. Its own name for itself, too.
-    pub program: String,
+    pub program: OsString,
     /// Its arguments after that.
-    pub arguments: Vec<String>,
+    pub arguments: Vec<OsString>,
     /// Its whole environment; the agent's, if nothing is said.
-    pub environment: Option<Vec<(String, String)>>,
+    pub environment: Option<Vec<(OsString, OsString)>>,
     /// Its standard input, output and error; /dev/null where there is none.
     pub streams: [Option<OwnedFd>; 3],
+    /// As whom and where it runs, if not as the agent in `/`.
+    pub manner: Option<Manner>,
 }
 
 /// Starts a program; `may` is asked about the path that it has when every link is followed, and then that path is what
-/// is executed. Works on a thread of its own: a disk may hang.
+/// is executed. Works on a thread of its own: a disk may hang. With a manner, errors of [`Manner`] are told as such.
 ///
 /// # Errors
 /// If `may` refuses, or as execve(2) gives them.
@@ -73,7 +77,8 @@ where
     let (started, child) = oneshot::channel();
     let begin = move || {
         let _runtime = runtime.enter();
-        let child = locate(&start.program).map_err(E::from).and_then(|found| {
+        let folder = start.manner.as_ref().map(Manner::directory);
+        let child = locate(&start.program, folder).map_err(E::from).and_then(|found| {
             let found = match may {
                 None => found,
                 Some(may) => {
@@ -92,14 +97,14 @@ where
     child.await.unwrap_or_else(|_| Err(io::Error::other("the starting thread ended").into()))
 }
 
-/// The path of a program, as a shell would find it.
-fn locate(program: &str) -> io::Result<PathBuf> {
+/// The path of a program, as a shell in `folder`, or in the agent's, would find it.
+fn locate(program: &OsStr, folder: Option<&Path>) -> io::Result<PathBuf> {
     if program.is_empty() {
         return Err(Errno::ENOENT.into());
     }
-    if program.contains('/') {
+    if program.as_bytes().contains(&b'/') {
         // Made whole, because the program itself gets another working directory.
-        return std::path::absolute(program);
+        return folder.map_or_else(|| std::path::absolute(program), |folder| Ok(folder.join(program)));
     }
     let mut refusal = Errno::ENOENT;
     let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
@@ -123,7 +128,7 @@ fn spawn(root: &Root, start: &Start, found: &Path) -> io::Result<Child> {
     let mut begun = command(start, found.as_ref(), &start.program, None)?.spawn();
     if begun.as_ref().is_err_and(|error| error.raw_os_error() == Some(Errno::ENOEXEC as i32)) {
         // A script that does not say what runs it: as with execvp(3) the shell does.
-        begun = command(start, SHELL.as_ref(), SHELL, Some(found))?.spawn();
+        begun = command(start, SHELL.as_ref(), SHELL.as_ref(), Some(found))?.spawn();
     }
     let child = begun?;
     unprotect(root, &child);
@@ -134,9 +139,15 @@ fn spawn(root: &Root, start: &Start, found: &Path) -> io::Result<Child> {
 }
 
 #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
-fn command(start: &Start, program: &OsStr, name: &str, script: Option<&Path>) -> io::Result<Command> {
+fn command(start: &Start, program: &OsStr, name: &OsStr, script: Option<&Path>) -> io::Result<Command> {
     let mut command = std::process::Command::new(program);
-    command.arg0(name).args(script).args(&start.arguments).current_dir("/").process_group(0);
+    command.arg0(name).args(script).args(&start.arguments);
+    match &start.manner {
+        None => {
+            command.current_dir("/").process_group(0);
+        }
+        Some(manner) => manner.apply(&mut command)?,
+    }
     match &start.environment {
         Some(environment) => {
             // Of those that come twice a program finds the first.
@@ -174,12 +185,12 @@ mod tests {
 
     #[test]
     fn programs_are_found_as_a_shell_finds_them() {
+        let locate = |program: &str| locate(program.as_ref(), Some(Path::new("/here")));
         let found = locate("sh").unwrap();
         assert!(found.ends_with("sh") && found.is_absolute(), "{}", found.display());
         assert_eq!(locate("/no/such").unwrap(), Path::new("/no/such"));
-        let here = std::env::current_dir().unwrap();
-        assert_eq!(locate("usr/bin/env").unwrap(), here.join("usr/bin/env"));
-        assert_eq!(locate("./env").unwrap(), here.join("env"));
+        assert_eq!(locate("usr/bin/env").unwrap(), Path::new("/here/usr/bin/env"));
+        assert_eq!(locate("./env").unwrap(), Path::new("/here/./env"));
         for missing in ["", "no-such-program-anywhere"] {
             assert_eq!(locate(missing).unwrap_err().kind(), io::ErrorKind::NotFound, "{missing}");
         }

@@ -185,7 +185,14 @@ impl Processes {
         let outputs = pipes.outputs(task.capture).map_err(failed)?;
         let Pipes { streams } = pipes;
         let Task { program, arguments, environment, .. } = task;
-        let start = Start { program, arguments, environment, streams };
+        let start = Start {
+            program: program.into(),
+            arguments: arguments.into_iter().map(Into::into).collect(),
+            environment: environment
+                .map(|all| all.into_iter().map(|(name, value)| (name.into(), value.into())).collect()),
+            streams,
+            manner: None,
+        };
         let may = may.map(|may| move |path: &Path| may(path).map_err(Refused::Caller));
         let child = spawn::start(root.clone(), start, may).await.map_err(|refused| match refused {
             Refused::Caller(error) => error,

@@ -1,0 +1,179 @@
+//! Control groups below the one of this process, cgroups(7), version 2: one for each program, so that all that it has started can be
+//! found and killed, whatever that has made of itself.
+//!
+//! Their names begin with the process that made them, so that one that comes after it knows which are left over.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::sys::process::Process;
+use crate::sys::root::Root;
+
+/// What all names begin with.
+const PREFIX: &str = "guestlet-exec-";
+/// Where version 2 is mounted, alone or beside version 1.
+const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// How often its processes are killed where the kernel does not kill them all at once (before Linux 5.14): some may be starting
+/// others.
+const ROUNDS: usize = 16;
+
+/// A control group.
+#[derive(Debug)]
+pub struct Cgroup(PathBuf);
+
+/// The directory of this process's own group.
+fn own(root: &Root) -> Option<PathBuf> {
+    let groups = root.read("/proc/self/cgroup").ok()?;
+    let groups = String::from_utf8(groups).ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
+    let mounted = MOUNTS.into_iter().map(|mount| root.path(mount));
+    let mount = mounted.into_iter().find(|mount| mount.join("cgroup.controllers").exists())?;
+    Some(mount.join(path))
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+impl Cgroup {
+    /// A new one for the program with this identifier, and what moves a process that writes `0` to it there.
+    ///
+    /// # Errors
+    /// If this process has none of version 2, or may not make one below it.
+    pub fn make(root: &Root, id: &str) -> io::Result<(Self, OwnedFd)> {
+        let own = own(root).ok_or(io::ErrorKind::NotFound)?;
+        let process = Process::with_number(root, std::process::id()).ok_or(io::ErrorKind::NotFound)?;
+        let path = own.join(format!("{PREFIX}{}-{}-{id}", process.number, process.started));
+        std::fs::create_dir(&path)?;
+        let group = Self(path);
+        let procs = File::options().write(true).open(group.0.join("cgroup.procs"));
+        match procs {
+            Ok(procs) => Ok((group, procs.into())),
+            Err(error) => {
+                group.remove();
+                Err(error)
+            }
+        }
+    }
+
+    /// Those that processes before this one have made below the same group, and that are not theirs any more.
+    pub fn left_over(root: &Root) -> Vec<Self> {
+        let entries = own(root).and_then(|own| std::fs::read_dir(own).ok()).into_iter().flatten().flatten();
+        let is_left = |name: &str| {
+            let mut numbers = name.strip_prefix(PREFIX)?.split('-');
+            let process =
+                Process { number: numbers.next()?.parse().ok()?, started: numbers.next()?.parse().ok()? };
+            Some(Process::with_number(root, process.number) != Some(process))
+        };
+        let left = entries.filter(|entry| entry.file_name().to_str().and_then(is_left) == Some(true));
+        left.map(|entry| Self(entry.path())).collect()
+    }
+
+    /// The numbers of its processes.
+    pub fn processes(&self) -> Vec<i32> {
+        let list = read(&self.0.join("cgroup.procs")).unwrap_or_default();
+        list.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Kills all of its processes.
+    pub fn kill(&self) {
+        let at_once = File::options().write(true).open(self.0.join("cgroup.kill"));
+        if at_once.and_then(|mut file| file.write_all(b"1")).is_ok() {
+            return;
+        }
+        for _ in 0..ROUNDS {
+            let processes = self.processes();
+            if processes.is_empty() {
+                break;
+            }
+            for process in processes {
+                // In the group a moment ago; a number is not given again as fast as that.
+                let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+            }
+        }
+    }
+
+    /// Removes it, if no process is in it.
+    pub fn remove(&self) -> bool {
+        std::fs::remove_dir(&self.0).is_ok()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // What a program has left behind on purpose stays in it.
+        let _ = self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the test lays out files and needs a process")]
+    fn groups_of_processes_that_are_gone_are_left_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let lay = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let pid = std::process::id();
+        let stat = |pid: u32| format!("{pid} (guestlet) S{} 4711 0\n", " 1".repeat(18));
+        assert!(Cgroup::make(&root, "a").is_err(), "nothing is known of this process");
+        lay("proc/self/cgroup", "3:cpu:/x\n0::/system.slice/guestlet.service\n");
+        lay(&format!("proc/{pid}/stat"), &stat(pid));
+        lay("sys/fs/cgroup/cgroup.controllers", "");
+        let own = "sys/fs/cgroup/system.slice/guestlet.service";
+        lay(&format!("{own}/cgroup.procs"), "");
+        let names = [
+            format!("{PREFIX}{pid}-4711-aa"),
+            format!("{PREFIX}{pid}-4710-bb"),
+            format!("{PREFIX}1-1-cc"),
+            "other".to_owned(),
+        ];
+        for name in &names {
+            lay(&format!("{own}/{name}/cgroup.procs"), "12\n34\n");
+        }
+        let mut left: Vec<_> =
+            Cgroup::left_over(&root).iter().map(|one| one.0.file_name().unwrap().to_owned()).collect();
+        left.sort_unstable();
+        let mut expected = [names[1].as_str(), names[2].as_str()];
+        expected.sort_unstable();
+        assert_eq!(left, expected);
+        assert_eq!(Cgroup::left_over(&root)[0].processes(), [12, 34]);
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the test needs a process")]
+    fn a_group_has_what_is_started_in_it_and_loses_all_of_it() {
+        let root = Root::default();
+        // Only where the machine lets whoever tests make one.
+        let Ok((group, procs)) = Cgroup::make(&root, &format!("test{}", std::process::id())) else { return };
+        let script = "setsid sleep 1000 & exec sleep 1000";
+        let mut command = std::process::Command::new("/bin/sh");
+        let identity = crate::sys::spawn_manner::Identity { uid: 0, gid: 0, groups: vec![0] };
+        let manner =
+            crate::sys::spawn_manner::Manner::new(identity, "/".into(), false).in_cgroup(Some(procs));
+        manner.apply(command.args(["-c", script])).unwrap();
+        let mut child = command.spawn().unwrap();
+        while group.processes().len() < 2 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(!group.remove());
+        group.kill();
+        child.wait().unwrap();
+        while !group.remove() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Terminals: pairs for programs that are started, and the one that a person sits at.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+
+use nix::libc;
+use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+
+/// Rows and columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Size {
+    /// Rows.
+    pub rows: u16,
+    /// Columns.
+    pub columns: u16,
+}
+
+/// A new pseudo-terminal of this size: the controlling end, which does not block, and the program's.
+///
+/// # Errors
+/// As pty(7) gives them.
+#[cfg(feature = "agent")]
+pub fn open(size: Size) -> io::Result<(OwnedFd, OwnedFd)> {
+    use nix::fcntl::{OFlag, open};
+    use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
+    use nix::sys::stat::Mode;
+
+    let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let controller = posix_openpt(flags | OFlag::O_NONBLOCK)?;
+    grantpt(&controller)?;
+    unlockpt(&controller)?;
+    let terminal = open(ptsname_r(&controller)?.as_str(), flags, Mode::empty())?;
+    let controller = OwnedFd::from(controller);
+    set_size(&controller, size)?;
+    Ok((controller, terminal))
+}
+
+/// Gives a terminal another size; its programs are told.
+///
+/// # Errors
+/// If it is no terminal.
+#[cfg(feature = "agent")]
+pub fn set_size(terminal: impl AsFd, size: Size) -> io::Result<()> {
+    let size = libc::winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the kernel reads a winsize, which lives here.
+    let done = unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The size of a terminal.
+///
+/// # Errors
+/// If it is none.
+pub fn size(terminal: impl AsFd) -> io::Result<Size> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the kernel fills in a winsize, which lives here.
+    let done = unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) };
+    if done == 0 {
+        Ok(Size { rows: size.ws_row, columns: size.ws_col })
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The process group in the foreground of a terminal, told by its controlling end.
+#[cfg(feature = "agent")]
+pub fn foreground(controller: impl AsFd) -> Option<nix::unistd::Pid> {
+    nix::unistd::tcgetpgrp(controller.as_fd()).ok().filter(|group| group.as_raw() > 0)
+}
+
+/// A terminal that passes on each key as it is pressed, until this is dropped: then it is as it was before.
+#[derive(Debug)]
+pub struct Raw {
+    terminal: OwnedFd,
+    before: Termios,
+}
+
+impl Raw {
+    /// Makes it so.
+    ///
+    /// # Errors
+    /// If it is no terminal.
+    pub fn make(terminal: impl AsFd) -> io::Result<Self> {
+        let terminal = terminal.as_fd().try_clone_to_owned()?;
+        let before = tcgetattr(&terminal)?;
+        let mut raw = before.clone();
+        cfmakeraw(&mut raw);
+        tcsetattr(&terminal, SetArg::TCSADRAIN, &raw)?;
+        Ok(Self { terminal, before })
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = tcsetattr(&self.terminal, SetArg::TCSADRAIN, &self.before);
+    }
+}
+
+#[cfg(all(test, feature = "agent"))]
+mod tests {
+    use nix::sys::termios::LocalFlags;
+
+    use super::*;
+
+    #[test]
+    fn a_terminal_has_its_size_and_is_as_before_after_it_was_raw() {
+        let wanted = Size { rows: 31, columns: 101 };
+        let (controller, terminal) = open(wanted).unwrap();
+        assert_eq!(size(&terminal).unwrap(), wanted);
+        set_size(&controller, Size::default()).unwrap();
+        assert_eq!(size(&terminal).unwrap(), Size::default());
+        let echoes = || tcgetattr(&terminal).unwrap().local_flags.contains(LocalFlags::ECHO);
+        assert!(echoes());
+        let raw = Raw::make(&terminal).unwrap();
+        assert!(!echoes());
+        drop(raw);
+        assert!(echoes());
+        assert_eq!(foreground(&controller), None, "nobody has it as controlling terminal");
+        let (reader, _writer) = io::pipe().unwrap();
+        assert!(size(&reader).is_err() && Raw::make(&reader).is_err());
+    }
+}
