@@ -92,7 +92,7 @@ impl Bounds {
         }
         let Limits { exec_paths, file_paths, files_read_only, passwords } = &self.limits;
         match asked.detail {
-            Detail::Program { path, environment } => {
+            Detail::Program { path, environment, .. } => {
                 let paths = exec_paths.as_deref()?;
                 if !within(path, paths) {
                     return Some(Bound::Program(path));
@@ -130,7 +130,8 @@ mod tests {
             passwords: false,
         };
         let bounds = Bounds { limits, ..Bounds::default() };
-        let program = |path, environment| Detail::Program { path: Path::new(path), environment };
+        let program =
+            |path, environment| Detail::Program { path: Path::new(path), environment, user: "root" };
         assert_eq!(forbidden(&bounds, program("/usr/bin/true", false)), None);
         assert_eq!(
             forbidden(&bounds, program("/usr/bin-evil/true", false)).unwrap(),

@@ -90,6 +90,8 @@ pub struct Grant {
     pub roles: Roles,
     /// The only programs that may be run by it: files, and directories with all that is below them.
     pub exec: Option<Vec<PathBuf>>,
+    /// The only users that programs may be run as by it, by their login names.
+    pub users: Option<Vec<String>>,
     /// The only files that may be opened by it: files, and directories with all that is below them.
     pub files: Option<Vec<PathBuf>>,
 }
@@ -106,8 +108,9 @@ impl Grant {
             && match detail {
                 Detail::None | Detail::Password => true,
                 // By variables such as LD_PRELOAD most programs run others.
-                Detail::Program { path, environment } => {
+                Detail::Program { path, environment, user } => {
                     self.exec.as_deref().is_none_or(|paths| within(path, paths) && !environment)
+                        && self.users.as_deref().is_none_or(|users| users.iter().any(|one| one == user))
                 }
                 Detail::File { path, is_here, .. } => {
                     self.files.as_deref().is_none_or(|paths| *is_here && within(path, paths))

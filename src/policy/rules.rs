@@ -71,6 +71,8 @@ pub enum Detail<'a> {
         path: &'a Path,
         /// It is given variables.
         environment: bool,
+        /// The login name of the user that it runs as.
+        user: &'a str,
     },
     /// A file is opened.
     File {
@@ -180,9 +182,10 @@ impl fmt::Display for Why<'_> {
         }
         let to = Subject(asked);
         match asked.detail {
-            Detail::Program { path, .. } if *elsewhere => write!(
+            Detail::Program { path, user, .. } if *elsewhere => write!(
                 formatter,
-                "no grant lets {to} run {} as it is asked to; see exec.paths of the grants in {FOLDER}",
+                "no grant lets {to} run {} as {user} as it is asked to; see exec.paths and exec.users of the grants in \
+                 {FOLDER}",
                 path.display()
             ),
             Detail::File { path, is_here, writes } if *elsewhere => {
@@ -301,7 +304,7 @@ impl Rules {
 
     /// Whether what guest-exec runs has to be looked at, path by path.
     pub fn looks_at_programs(&self) -> bool {
-        let limited = |grant: &Grant| grant.exec.is_some();
+        let limited = |grant: &Grant| grant.exec.is_some() || grant.users.is_some();
         self.mode == Mode::Audit || self.bounds.limits.exec_paths.is_some() || self.grants.iter().any(limited)
     }
 }

@@ -57,8 +57,9 @@ pub fn table(rules: &Rules) -> String {
 
 fn row(grant: &Grant) -> [String; 4] {
     let mut roles = words(grant.roles);
-    for (what, list) in [("exec", &grant.exec), ("files", &grant.files)] {
-        if let Some(list) = paths(list.as_deref()) {
+    let (exec, files) = (paths(grant.exec.as_deref()), paths(grant.files.as_deref()));
+    for (what, list) in [("exec", exec), ("as", grant.users.clone()), ("files", files)] {
+        if let Some(list) = list {
             let _ = write!(
                 roles,
                 "; {what}: {}",
@@ -118,6 +119,7 @@ pub fn json(rules: &Rules) -> Value {
             "caller": grant.caller.pattern(),
             "roles": list(grant.roles),
             "exec": paths(grant.exec.as_deref()),
+            "exec_users": grant.users,
             "files": paths(grant.files.as_deref()),
         })).collect::<Vec<_>>(),
         "qga": {

@@ -47,6 +47,7 @@ fn grant(host: Host, caller: &str, roles: &[Role]) -> Grant {
         caller: Caller::new(caller),
         roles: Roles::of(roles),
         exec: None,
+        users: None,
         files: None,
     }
 }
@@ -140,13 +141,13 @@ fn programs_and_files_are_held_to_the_paths_of_the_grant() {
         ..Rules::default()
     };
     let program = |path, environment| Asked {
-        detail: Detail::Program { path: Path::new(path), environment },
+        detail: Detail::Program { path: Path::new(path), environment, user: "root" },
         ..Asked::new(Who::Qga, "", "guest-exec", Role::Exec)
     };
     assert!(rules.decide(&program("/usr/bin/journalctl", false)).passes());
     assert_eq!(
         why(&rules, program("/usr/bin/sh", false)),
-        "no grant lets QGA clients run /usr/bin/sh as it is asked to; see exec.paths of the grants in /etc/guestlet/agent.d"
+        "no grant lets QGA clients run /usr/bin/sh as root as it is asked to; see exec.paths and exec.users of the grants in /etc/guestlet/agent.d"
     );
     assert!(!rules.decide(&program("/usr/bin/journalctl", true)).passes(), "with an environment");
     let file = |path, writes| Asked {
@@ -254,7 +255,7 @@ fn everything(ask: &mut dyn FnMut(Asked<'_>)) {
                 ask(asked);
                 for (path, flag) in [("/a/x", false), ("/b/c", true), ("/d", false)] {
                     let path = Path::new(path);
-                    ask(Asked { detail: Detail::Program { path, environment: flag }, ..asked });
+                    ask(Asked { detail: Detail::Program { path, environment: flag, user: "root" }, ..asked });
                     ask(Asked { detail: Detail::File { path, is_here: true, writes: flag }, ..asked });
                 }
             }

@@ -310,7 +310,7 @@ mod tests {
 
     fn grant(host: Host, caller: &str, role: Role) -> Grant {
         let (origin, roles) = ("a.toml:1".to_owned(), Roles::of(&[role]));
-        Grant { origin, host, caller: Caller::new(caller), roles, exec: None, files: None }
+        Grant { origin, host, caller: Caller::new(caller), roles, exec: None, users: None, files: None }
     }
 
     /// The code and the words of the answer to a call.

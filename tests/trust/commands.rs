@@ -122,7 +122,7 @@ fn grants_limit_programs_and_files_and_are_for_one_caller() {
         "no grant lets the host half SHA256:",
     );
     let output = qga(&lab, "guest-exec", json!({ "path": "/bin/echo", "env": ["LD_PRELOAD=/x"] }));
-    assert_fails(&output, 1, "see exec.paths of the grants");
+    assert_fails(&output, 1, "see exec.paths and exec.users of the grants");
     let output = qga(&lab, "guest-file-open", json!({ "path": secret.to_str().unwrap() }));
     assert_fails(&output, 1, "see files.paths of the grants");
     let handle = returned(&lab, "guest-file-open", json!({ "path": open.to_str().unwrap() }));

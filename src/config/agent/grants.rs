@@ -6,7 +6,7 @@
 //! host = "SHA256:…"                  # or a URI, "*" (every key), "qga", "plain"
 //! caller = "uid:0 *"                 # for whom the host half asks; "" is for itself, "*" is the default
 //! roles = ["status", "exec"]         # or profile = "monitor"
-//! exec = { paths = ["/usr/bin/journalctl"] }
+//! exec = { paths = ["/usr/bin/journalctl"], users = ["nobody"] }
 //! files = { paths = ["/var/log"], read-only = true }
 //! ```
 
@@ -39,7 +39,14 @@ pub struct GrantFragment {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GrantExecFragment {
-    paths: Vec<PathBuf>,
+    paths: Option<Vec<PathBuf>>,
+    users: Option<Vec<String>>,
+}
+
+impl GrantExecFragment {
+    fn is_empty(&self) -> bool {
+        self.paths.is_none() && self.users.is_none()
+    }
 }
 
 /// `files` of a grant.
@@ -161,7 +168,13 @@ impl Checker<'_> {
                 "files limits nothing; say paths or read-only = true in it, or leave it out for all files",
             );
         }
-        let exec = exec.as_ref().map(|exec| self.paths("exec.paths", exec.span(), &exec.get_ref().paths));
+        if let Some(exec) = exec.as_ref().filter(|exec| exec.get_ref().is_empty()) {
+            return self.wrong(Some(exec.span()), "exec says nothing; say paths or users");
+        }
+        let users = exec.as_ref().and_then(|exec| exec.get_ref().users.clone());
+        let exec = exec.as_ref().and_then(|exec| {
+            exec.get_ref().paths.as_deref().map(|paths| self.paths("exec.paths", exec.span(), paths))
+        });
         let files = files.as_ref().and_then(|files| {
             files.get_ref().paths.as_deref().map(|paths| self.paths("files.paths", files.span(), paths))
         });
@@ -172,6 +185,7 @@ impl Checker<'_> {
             caller,
             roles,
             exec: exec.transpose()?,
+            users,
             files: files.transpose()?,
         })
     }
@@ -292,7 +306,7 @@ mod tests {
 
     #[test]
     fn grants_are_read_as_they_are_written() {
-        let text = "[[grant]]\nhost = 'qga'\nroles = ['status', 'exec']\nexec = { paths = ['/usr//bin/'] }\n\n\
+        let text = "[[grant]]\nhost = 'qga'\nroles = ['status', 'exec']\nexec = { paths = ['/usr//bin/'], users = ['nobody'] }\n\n\
                     [[grant]]\nhost = 'guestlet://shop/host/a'\ncaller = 'uid:0 *'\nprofile = 'qemu-ga'\n\
                     files = { paths = ['/srv'], read-only = true }\n";
         let [first, second] = &grants(text).unwrap()[..] else { panic!("two") };
@@ -300,6 +314,7 @@ mod tests {
         assert_eq!((&first.host, first.caller.pattern()), (&Host::Qga, "*"));
         assert_eq!(first.roles, Roles::of(&[Role::Status, Role::Exec]));
         assert_eq!((&first.exec, &first.files), (&Some(vec!["/usr/bin".into()]), &None));
+        assert_eq!((&first.users, &second.users), (&Some(vec!["nobody".to_owned()]), &None));
         assert_eq!(second.host, Host::Name("guestlet://shop/host/a".to_owned()));
         assert_eq!(second.caller.pattern(), "uid:0 *");
         assert!(second.roles.has(Role::FilesRead) && !second.roles.has(Role::FilesWrite));
@@ -338,7 +353,7 @@ mod tests {
                 "host = 'qga'\nroles = ['exec']\nexec = { paths = ['bin/x'] }",
                 "a.toml:4: exec.paths: \"bin/x\" must be an absolute path",
             ),
-            ("host = 'qga'\nroles = ['exec']\nexec = {}", "a.toml:4: missing field `paths`"),
+            ("host = 'qga'\nroles = ['exec']\nexec = {}", "a.toml:4: exec says nothing; say paths or users"),
             (
                 "host = 'qga'\nroles = ['status']\nexec = { paths = ['/x'] }",
                 "a.toml:4: exec says which programs",
