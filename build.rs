@@ -2,11 +2,12 @@
 
 use std::error::Error;
 
-const FILES: [&str; 12] = [
+const FILES: [&str; 13] = [
     "csi/v1/csi.proto",
     "guestlet/v1/admin.proto",
     "guestlet/v1/cloud.proto",
     "guestlet/v1/controller.proto",
+    "guestlet/v1/exec.proto",
     "guestlet/v1/file_systems.proto",
     "guestlet/v1/freeze.proto",
     "guestlet/v1/guest.proto",

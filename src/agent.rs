@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cloud;
 use crate::config::agent::AgentSettings;
 use crate::guest::events::{Event, TICK};
-use crate::guest::{Guest, freeze, identity, monitor, probes};
+use crate::guest::{Guest, exec, freeze, identity, monitor, probes};
 use crate::labels;
 use crate::pace::Complaints;
 use crate::policy::Audit;
@@ -70,6 +70,7 @@ pub async fn run(
     let run_id = Root::default().line("/proc/sys/kernel/random/uuid");
     let guest = Guest { freezer, ..Guest::this_machine(run_id) };
     guest.processes.wait_for_outputs(settings.limits.output_deadline);
+    guest.programs.keep(settings.program_ring);
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
     let termination = termination()?;
@@ -115,6 +116,7 @@ pub async fn run(
         api = Some(Api { control, keyring, people, channels, folder, holder, teller, gate, audit, context });
     }
     let ticker = Ticker::new(TICK)?;
+    exec::Programs::end_left_over(&guest.root);
     // What an earlier run has left frozen is not to be written to, and whoever asks is told the truth.
     freeze::begin(&guest).context("cannot look after what an earlier run has left frozen")?;
     ready().context("cannot leave the terminal")?;
@@ -130,6 +132,14 @@ pub async fn run(
     let ending = shutdown.clone();
     supervisor.spawn("processes", async move {
         let _ = ending.run_until_cancelled(processes.care()).await;
+        Ok(())
+    });
+    let programs = Arc::clone(&guest.programs);
+    let ending = shutdown.clone();
+    supervisor.spawn("programs", async move {
+        if ending.run_until_cancelled(programs.care()).await.is_none() {
+            programs.end_all();
+        }
         Ok(())
     });
     supervisor.spawn("tick", tick(guest.clone(), audit, keyring, ticker, shutdown));
@@ -176,8 +186,8 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
 }
 
 /// Capabilities that the guestlet API tells of this agent.
-const CAPABILITIES: [&str; 7] =
-    ["events", "qga", "disks", "topology", "callback", "health-checks", "machine"];
+const CAPABILITIES: [&str; 8] =
+    ["events", "qga", "disks", "topology", "callback", "health-checks", "machine", "exec"];
 
 /// What serves the host half, and people in the guest.
 struct Api {
@@ -210,7 +220,7 @@ impl Api {
             guest::Service::new(guest.clone(), capabilities, holder.clone(), surroundings, keys.clone());
         let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels, keys);
         let checks = check_health(guest, holder, supervisor);
-        let services = services::all(guest, self.context, checks, api);
+        let services = services::all(guest, self.context, checks, api, &self.gate, shutdown.clone());
 
         keys::follow(&self.keyring, supervisor);
         let door = Door {

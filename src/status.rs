@@ -141,6 +141,11 @@ pub fn table(status: &Status) -> String {
         lines.push(("known there as", why.to_owned()));
     }
     lines.push(("freeze", freeze_words(&status.freeze.clone().unwrap_or_default())));
+    for program in &status.programs {
+        let state = if program.ended.is_some() { "ended" } else { "runs" };
+        let words = format!("{} {state} as {}: {}", program.id, program.user, program.command);
+        lines.push(("program", words));
+    }
     let position = status.position.clone().unwrap_or_default();
     lines.push(("events", position.sequence.to_string()));
     let state = status.state.clone().unwrap_or_default();
@@ -209,6 +214,14 @@ pub fn json(status: &Status) -> Value {
             "cluster": identity.cluster,
             "provider_id": identity.provider_id,
         })),
+        "programs": status.programs.iter().map(|program| json!({
+            "id": program.id,
+            "process_id": program.process_id,
+            "user": program.user,
+            "command": program.command,
+            "is_attached": program.is_attached,
+            "has_ended": program.ended.is_some(),
+        })).collect::<Vec<_>>(),
         "freeze": status.freeze.as_ref().map(|freeze| json!({
             "stage": freeze.stage,
             "holder": freeze.holder,

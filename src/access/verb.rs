@@ -24,6 +24,8 @@ pub enum Role {
     Power,
     /// Ask a guest for any command of QGA: what comes of it is up to the guest alone.
     Qga,
+    /// Run programs in guests: as far as the guest lets them, whoever may do that is root there.
+    Exec,
 }
 
 impl Role {
@@ -38,6 +40,7 @@ impl Role {
         Self::Freeze,
         Self::Power,
         Self::Qga,
+        Self::Exec,
     ];
 
     /// As the settings write it.
@@ -52,6 +55,7 @@ impl Role {
             Self::Freeze => "freeze",
             Self::Power => "power",
             Self::Qga => "qga",
+            Self::Exec => "exec",
         }
     }
 }
@@ -167,6 +171,15 @@ pub static SUSPEND_TO_BOTH: Verb = changes("SuspendToBoth", "suspend --to both",
 /// Any command of QGA.
 pub static QGA: Verb = changes("ExecuteQga", "qga", Role::Qga);
 
+/// Run a program in a guest.
+pub static EXEC: Verb = changes("RunProgram", "exec", Role::Exec);
+/// Go on with one.
+pub static ATTACH: Verb = changes("RunProgram", "attach", Role::Exec);
+/// The programs that were started.
+pub static PS: Verb = changes("ListPrograms", "ps", Role::Exec);
+/// Signal or end one.
+pub static KILL: Verb = changes("SignalProgram", "kill", Role::Exec);
+
 /// All of them.
 pub static VERBS: &[&Verb] = &[
     &LS,
@@ -208,6 +221,10 @@ pub static VERBS: &[&Verb] = &[
     &SUSPEND_TO_DISK,
     &SUSPEND_TO_BOTH,
     &QGA,
+    &EXEC,
+    &ATTACH,
+    &PS,
+    &KILL,
 ];
 
 #[cfg(test)]
@@ -220,6 +237,7 @@ mod tests {
     fn every_method_of_the_admin_api_has_a_class() {
         let protos = [
             include_str!("../../proto/guestlet/v1/admin.proto"),
+            include_str!("../../proto/guestlet/v1/exec.proto"),
             include_str!("../../proto/guestlet/v1/qga.proto"),
             include_str!("../../proto/guestlet/v1/freeze.proto"),
             include_str!("../../proto/guestlet/v1/file_systems.proto"),

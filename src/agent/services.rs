@@ -3,11 +3,15 @@
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::guest::Guest;
 use crate::qga;
+use crate::rpc::guard::Gate;
 use crate::rpc::qga::Engine;
-use crate::rpc::{self, file_systems, freeze, guest, health_checks, power};
+use crate::rpc::{self, exec, file_systems, freeze, guest, health_checks, power};
 use crate::transport::Both;
+use crate::wire::proto::v1::exec_server::ExecServer;
 use crate::wire::proto::v1::file_systems_server::FileSystemsServer;
 use crate::wire::proto::v1::freeze_server::FreezeServer;
 use crate::wire::proto::v1::health_checks_server::HealthChecksServer;
@@ -15,7 +19,10 @@ use crate::wire::proto::v1::power_server::PowerServer;
 use crate::wire::proto::v1::qga_server::QgaServer;
 
 /// All services.
-pub type Services = Both<
+pub type Services = Both<ExecServer<exec::Service>, Machine>;
+
+/// Those whose verbs QGA clients have as well, and what a session is kept with.
+type Machine = Both<
     QgaServer<rpc::qga::Service>,
     Both<
         FreezeServer<freeze::Service>,
@@ -29,18 +36,22 @@ pub type Services = Both<
     >,
 >;
 
-/// The services over this guest. Commands of QGA are carried out by the engine that its clients have.
+/// The services over this guest. Commands of QGA are carried out by the engine that its clients have; programs are held to the
+/// rules of `gate`, and have clients until `stopping`.
 pub fn all(
     machine: &Guest,
     context: Arc<qga::Context>,
     checks: health_checks::Service,
     api: guest::Service,
+    gate: &Gate,
+    stopping: CancellationToken,
 ) -> Services {
     let before = Both(checks.into_server(), api.into_server());
     let power = Both(power::Service::new(machine.clone()).into_server(), before);
     let file_systems = Both(file_systems::Service::new(machine.clone()).into_server(), power);
     let freeze = Both(freeze::Service::new(machine.clone()).into_server(), file_systems);
-    Both(rpc::qga::Service::new(engine(context)).into_server(), freeze)
+    let qga = Both(rpc::qga::Service::new(engine(context)).into_server(), freeze);
+    Both(exec::Service::new(machine.clone(), gate.clone(), stopping).into_server(), qga)
 }
 
 fn engine(context: Arc<qga::Context>) -> Engine {

@@ -41,6 +41,8 @@ pub const HOSTS_FOLDER: &str = "hosts.d";
 /// Where the agent keeps what lasts until the next boot.
 pub const RUNTIME_FOLDER: &str = "/run/guestlet";
 
+/// Bytes of each output of a program that are kept, unless the settings say otherwise.
+const PROGRAM_RING: u64 = 256 << 10;
 /// Where guestlet-ccm calls unless the settings say otherwise. Its directory is the pod's, and not the agent's own.
 pub const CLOUD_SOCKET: &str = "/run/guestlet-cloud/cloud.sock";
 
@@ -85,6 +87,8 @@ pub struct AgentSettings {
     pub csi: CsiSettings,
     /// Where guestlet-ccm calls, if anywhere.
     pub cloud_socket: Option<PathBuf>,
+    /// Bytes of each output of a program that are kept for the host half.
+    pub program_ring: usize,
     /// Where the guest runs, and who is told in it.
     pub topology: TopologySettings,
     /// Whom the guest obeys.

@@ -10,6 +10,7 @@ use tokio::net::UnixStream;
 use super::Error;
 use crate::transport::{Stream, http2};
 use crate::wire::proto::v1::admin_client::AdminClient;
+use crate::wire::proto::v1::exec_client::ExecClient;
 use crate::wire::proto::v1::file_systems_client::FileSystemsClient;
 use crate::wire::proto::v1::freeze_client::FreezeClient;
 use crate::wire::proto::v1::power_client::PowerClient;
@@ -42,6 +43,11 @@ impl Daemon {
     /// To shut down, restart and suspend.
     pub fn power(&self) -> PowerClient<http2::Client> {
         PowerClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// For programs.
+    pub fn exec(&self) -> ExecClient<http2::Client> {
+        ExecClient::with_origin(self.0.clone(), origin()).max_decoding_message_size(MAX_ANSWER)
     }
 
     /// For commands of QGA.

@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod disk;
 pub mod disks;
 pub mod doctor;
+pub mod exec;
 pub mod freezes;
 pub mod info;
 mod io_errors;
@@ -85,6 +86,13 @@ pub enum Verb {
         name: String,
         /// For what.
         action: machine::Action,
+    },
+    /// Run programs in a VM, and look after them.
+    Program {
+        /// The VM's name.
+        name: String,
+        /// What to do.
+        action: exec::Action,
     },
     /// Look after volumes of clusters.
     Volumes(volumes::Action),
@@ -156,6 +164,12 @@ pub enum Error {
     /// Standard input, a file or a terminal cannot be read.
     #[error("cannot read {0}")]
     Read(String, #[source] io::Error),
+    /// A program was not run, or not reached.
+    #[error("{0}")]
+    Program(String),
+    /// A program was not run, and what a shell would exit with then.
+    #[error("{0}")]
+    NotRun(String, u8),
     /// The daemon's own words.
     #[error("{}", .0.message())]
     Call(Status),
@@ -193,7 +207,7 @@ impl Error {
             Self::NoSocket(_) | Self::NobodyAnswers(_) => 3,
             Self::UnknownVm(_) => 4,
             Self::Wrong => 5,
-            Self::Ended(code) => *code,
+            Self::NotRun(_, code) | Self::Ended(code) => *code,
             Self::Run(_, error) if error.kind() == io::ErrorKind::NotFound => 127,
             Self::Run(..) => 126,
             Self::Cluster(error) => error.exit_code(),
@@ -228,6 +242,7 @@ pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> 
     match verb {
         Verb::Doctor => return doctor::run(socket, &mut printer).await,
         Verb::Proxy => return proxy::run(socket).await,
+        Verb::Program { name, action } => return exec::run(socket, &mut printer, name, action).await,
         Verb::Machine { name, action: machine::Action::FreezeAround(around) } => {
             let ask = async |step| {
                 let asking = async |daemon: Daemon| machine::freeze::step(&daemon, &name, &step).await;
@@ -257,6 +272,7 @@ async fn one(daemon: Daemon, printer: &mut Printer, verb: Verb) -> Result<(), Er
         Verb::Trust(action) => trust::run(client, printer, action).await,
         Verb::Audit(query) => audit::run(client, printer, query).await,
         Verb::Machine { name, action } => machine::run(daemon, printer, name, action).await,
+        Verb::Program { name, action } => exec::once(daemon, printer, name, action).await,
         Verb::Doctor | Verb::Proxy => Ok(()),
     }
 }

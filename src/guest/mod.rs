@@ -13,6 +13,7 @@ pub mod clock;
 pub mod disk_rules;
 pub mod disks;
 pub mod events;
+pub mod exec;
 pub mod file_systems;
 pub mod files;
 pub mod freeze;
@@ -58,6 +59,8 @@ pub struct Guest {
     pub freezer: freeze::Freezer,
     /// Programs that clients have started in it.
     pub processes: Arc<processes::Processes>,
+    /// Programs that host halves have started in it.
+    pub programs: Arc<exec::Programs>,
     /// What is being done to its disks.
     pub volumes: Arc<volumes::Volumes>,
     /// What is being done to volumes of pods.
@@ -79,6 +82,7 @@ impl Guest {
             files: Arc::default(),
             freezer: freeze::Freezer::default(),
             processes: Arc::default(),
+            programs: Arc::default(),
             volumes: Arc::default(),
             pod_volumes: Arc::default(),
             topology: Arc::default(),

@@ -11,6 +11,7 @@ use super::conversation::{End, Loss, Refusal};
 use super::for_guests;
 use super::half::Half;
 use super::metered::{Gate, Metered};
+use super::paced::Paced;
 use super::place::Told;
 use super::trust::{self, Trust, Verdict};
 use crate::transport::BoxStream;
@@ -42,6 +43,8 @@ pub struct Contact {
     pub topology: watch::Receiver<Told>,
     /// The keys of guests; without them, all speak plain.
     pub trust: Option<Arc<Trust>>,
+    /// Its connections are for what people have asked for, of whatever size.
+    is_for_streams: bool,
 }
 
 /// A connection with an agent.
@@ -101,7 +104,13 @@ impl Contact {
         topology: watch::Receiver<Told>,
         trust: Option<Arc<Trust>>,
     ) -> Self {
-        Self { vm, half, volumes, cloud: None, topology, trust }
+        Self { vm, half, volumes, cloud: None, topology, trust, is_for_streams: false }
+    }
+
+    /// The same, for connections beside the session, which are not cut because much comes on them.
+    #[must_use]
+    pub fn for_streams(self) -> Self {
+        Self { is_for_streams: true, ..self }
     }
 
     /// The same, whose guest may ask about its cluster.
@@ -176,20 +185,25 @@ impl Contact {
             *speech = Speech::Secured;
         }
         let (stream, gate) = dialled.map_err(Loss::from)?;
-        Ok(Reached { stream: Box::new(stream), gate, guest: Proved::Nothing })
+        Ok(Reached { stream, gate, guest: Proved::Nothing })
     }
 
-    /// Dials its agent. The stream is counted, and cut when the guest sends too much.
+    /// Dials its agent. The stream is counted; that of a session is cut when the guest sends too much.
     ///
     /// # Errors
     /// If there is none within the deadline.
-    async fn dial(&self, source: Source) -> Result<(Metered<BoxStream>, Gate), dial::Error> {
+    async fn dial(&self, source: Source) -> Result<(BoxStream, Gate), dial::Error> {
         let metrics = &self.half.metrics;
         metrics.dials.fetch_add(1, Ordering::Relaxed);
         let stream = dial::within(&*self.vm.dial, source, DIAL_DEADLINE).await.inspect_err(|_| {
             metrics.dial_failures.fetch_add(1, Ordering::Relaxed);
         })?;
-        Ok(Metered::new(stream, Arc::clone(&self.half), &self.vm.limits))
+        let half = Arc::clone(&self.half);
+        if self.is_for_streams {
+            return Ok((Box::new(Paced::new(stream, half)), Gate::default()));
+        }
+        let (stream, gate) = Metered::new(stream, half, &self.vm.limits);
+        Ok((Box::new(stream), gate))
     }
 
     /// What the guest is told of itself, if that many volumes may be plugged into it. All of it comes from the VM that

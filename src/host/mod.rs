@@ -43,6 +43,7 @@ pub mod controller;
 pub mod conversation;
 pub mod csi;
 pub mod disks;
+pub mod exec;
 pub mod fleet;
 pub mod for_guests;
 #[cfg(feature = "kubevirt")]
@@ -60,6 +61,7 @@ pub mod machine;
 pub mod metered;
 pub mod metrics;
 pub mod order;
+mod paced;
 pub mod peer;
 pub mod ping;
 pub mod place;

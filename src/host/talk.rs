@@ -226,7 +226,10 @@ async fn watch(
 }
 
 /// Whether this is the guest that is expected: what is not told proves nothing.
-fn check_dmi(found: &str, expected: &str) -> Result<(), Refusal> {
+///
+/// # Errors
+/// If it is not.
+pub fn check_dmi(found: &str, expected: &str) -> Result<(), Refusal> {
     match (found, expected) {
         (found, expected) if found == expected => Ok(()),
         ("", expected) => Err(Refusal::NoDmi(expected.to_owned())),

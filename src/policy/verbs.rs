@@ -14,6 +14,7 @@ const FREEZE: &str = "/guestlet.v1.Freeze/";
 const HEALTH_CHECKS: &str = "/guestlet.v1.HealthChecks/";
 const POWER: &str = "/guestlet.v1.Power/";
 const QGA: &str = "/guestlet.v1.Qga/";
+const EXEC: &str = "/guestlet.v1.Exec/";
 
 /// A method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,13 +85,30 @@ pub static VERBS: &[Verb] = &[
     Verb { while_frozen: true, ..does(FREEZE, "GetFreeze", Role::Freeze, false, &["guest-fsfreeze-status"]) },
     verb("GetInfo", Role::Status, false),
     does(FILE_SYSTEMS, "ListFileSystems", Role::Status, false, &["guest-get-fsinfo"]),
+    Verb {
+        names_asker: true,
+        while_frozen: true,
+        ..does(EXEC, "ListPrograms", Role::Exec, false, &["guest-exec"])
+    },
     verb("Ping", Role::Status, false),
     verb("ReleaseDisk", Role::Disks, true),
     verb("ReplaceHostKey", Role::Keys, true),
     verb("RotateKey", Role::Keys, true),
+    // The program and the user are decided on by themselves, and none is started while file systems are frozen; the end is
+    // written down, too.
+    Verb {
+        names_asker: true,
+        while_frozen: true,
+        ..does(EXEC, "RunProgram", Role::Exec, true, &["guest-exec"])
+    },
     Verb { service: HEALTH_CHECKS, name: "SetHealthChecks", role: Role::Topology, audited: true, ..USUAL },
     verb("SetTopology", Role::Topology, true),
     does(POWER, "Shutdown", Role::Power, true, &["guest-shutdown"]),
+    Verb {
+        names_asker: true,
+        while_frozen: true,
+        ..does(EXEC, "SignalProgram", Role::Exec, true, &["guest-exec"])
+    },
     does(POWER, "SuspendToBoth", Role::Power, true, &["guest-suspend-hybrid"]),
     does(POWER, "SuspendToDisk", Role::Power, true, &["guest-suspend-disk"]),
     does(POWER, "SuspendToMemory", Role::Power, true, &["guest-suspend-ram"]),
@@ -104,7 +122,6 @@ pub static VERBS: &[Verb] = &[
 
 /// Commands of QGA that have no method of their own: `guestctl qga` reaches them.
 pub static ONLY_BY_QGA: &[&str] = &[
-    "guest-exec",
     "guest-exec-status",
     "guest-file-close",
     "guest-file-flush",
@@ -156,6 +173,7 @@ mod tests {
         ("freeze.proto", FREEZE),
         ("file_systems.proto", FILE_SYSTEMS),
         ("power.proto", POWER),
+        ("exec.proto", EXEC),
     ];
 
     #[test]

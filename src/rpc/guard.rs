@@ -66,6 +66,16 @@ impl Gate {
         Self(Arc::new(Inner { rules, audit, guest_has_keys, freezer }))
     }
 
+    /// What requests are held to.
+    pub fn rules(&self) -> &Rules {
+        &self.0.rules
+    }
+
+    /// Where they are written down.
+    pub fn audit(&self) -> &Audit {
+        &self.0.audit
+    }
+
     /// The same service behind this gate.
     pub fn before<S>(&self, service: S) -> Guarded<S> {
         Guarded { service, gate: self.clone() }

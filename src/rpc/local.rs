@@ -13,10 +13,10 @@ use crate::guest::disks::identity::KnownDisk;
 use crate::guest::disks::uses;
 use crate::guest::topology::{Standing, drop_ins};
 use crate::guest::{Guest, disk_rules, freeze};
-use crate::rpc::convert;
 use crate::rpc::guest;
 use crate::rpc::holder::Holder;
 use crate::rpc::keys::Keys;
+use crate::rpc::{convert, exec};
 use crate::sys::{blocking, error_chain, files};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::local_server::{self, LocalServer};
@@ -110,6 +110,7 @@ impl local_server::Local for Service {
             position: Some(convert::position(position)),
             state: Some(convert::state(&state)),
             freeze: Some(freeze_status(self.guest.freezer.status())),
+            programs: self.guest.programs.list(None).into_iter().map(exec::program).collect(),
         }))
     }
 

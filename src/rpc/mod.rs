@@ -1,11 +1,12 @@
 //! The guestlet API in the guest, one file per service that it serves or calls.
 //!
 //! [`guest`] and [`health_checks`] serve the host half, and so do [`freeze`], [`file_systems`], [`power`] and [`qga`], whose verbs QGA clients have as
-//! well; [`callback`] and [`health_reports`] call it, [`local`] serves people in the guest. [`holder`] knows which host
+//! well, and [`exec`]; [`callback`] and [`health_reports`] call it, [`local`] serves people in the guest. [`holder`] knows which host
 //! half holds the guest, [`guard`] who may call what.
 
 pub mod callback;
 mod convert;
+pub mod exec;
 pub mod file_systems;
 pub mod freeze;
 pub mod guard;

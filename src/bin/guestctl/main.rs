@@ -1,6 +1,7 @@
 //! `guestctl`: what people on a host ask `guestlet-host`. The verbs with verbs of their own have a file each.
 
 mod disk;
+mod exec;
 mod load_balancers;
 mod machine;
 mod volumes;
@@ -22,6 +23,7 @@ use guestlet::ctl::{
 };
 
 use disk::Disk;
+use exec::Exec;
 use load_balancers::Lb;
 use machine::Machine;
 use volumes::Volumes;
@@ -31,7 +33,7 @@ use volumes::Volumes;
 #[command(name = "guestctl", version = guestlet::VERSION)]
 #[command(
     after_help = "Exit codes: 0 done, 1 error, 2 wrong usage, 3 guestlet-host is not running, 4 no such VM, \
-                  5 doctor found something wrong"
+                  5 doctor found something wrong; exec and attach have their own"
 )]
 struct Arguments {
     /// Where guestlet-host listens
@@ -122,6 +124,8 @@ enum Command {
     },
     #[command(flatten)]
     Machine(Machine),
+    #[command(flatten)]
+    Exec(Exec),
     /// Plug disks into a running VM
     #[command(subcommand)]
     Disk(Disk),
@@ -249,6 +253,7 @@ fn main() -> ExitCode {
         Command::Doctor => Verb::Doctor,
         Command::Audit { since, vm, guest_file } => Verb::Audit(Query { since, vm, guest_file }),
         Command::Machine(machine) => machine.into(),
+        Command::Exec(exec) => exec.into(),
         Command::Disk(disk) => disk.into(),
         Command::Manifests { driver, kubelet_root } => {
             return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));
@@ -268,7 +273,12 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the runtime"), 1),
     };
-    ended(runtime.block_on(ctl::run(place, format, verb)))
+    let runs_program = matches!(
+        &verb,
+        Verb::Program { action: ctl::exec::Action::Run(_) | ctl::exec::Action::Attach { .. }, .. }
+    );
+    let result = runtime.block_on(ctl::run(place, format, verb));
+    if runs_program { exec::ended(result) } else { ended(result) }
 }
 
 /// What was typed. As a plugin it speaks as kubectl's.
@@ -325,6 +335,11 @@ mod tests {
             ("3", "guestlet-host is not running."),
             ("4", "No such VM."),
             ("5", "The doctor found something wrong."),
+            (
+                "other",
+                "Of exec and attach that of the program, 128 and the number of the signal that killed it; 125 if guestctl, the host \
+                 half or the agent failed, 126 if the program cannot be executed, 127 if there is none, 255 if it was lost.",
+            ),
         ];
         sections.push(("EXIT STATUS".to_owned(), codes.map(|(code, words)| Entry::new(code, words)).into()));
         let page = Page {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::config::Problem;
 use crate::config::agent::fragment::{
-    AgentFragment, ApiFragment, CloudFragment, QgaFragment, Time, TopologyFragment,
+    AgentFragment, ApiFragment, CloudFragment, ProgramsFragment, QgaFragment, Time, TopologyFragment,
+    VsockFragment,
 };
 use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
@@ -48,6 +49,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         vsock,
         csi,
         cloud,
+        exec,
         log,
         topology,
         policy,
@@ -122,10 +124,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         runtime_folder: absolute("runtime-dir", runtime_dir.unwrap_or(RUNTIME_FOLDER.into()))?,
         local: control != ApiChannel::None || program == Program::Guestlet,
         control,
-        vsock_peer: VsockPeer {
-            cid: vsock.peer_cid.unwrap_or(HOST_CID),
-            any_port: vsock.hybrid.unwrap_or(false),
-        },
+        vsock_peer: vsock_peer(&vsock),
         verbose: log.verbose.unwrap_or(false),
         log_file: log.file.map(|path| absolute("log.file", path)).transpose()?,
         daemon: DaemonSettings {
@@ -139,6 +138,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         disk_rules: super::MAIN_FILE.into(),
         csi: csi::check(csi)?,
         cloud_socket: cloud_socket(cloud)?,
+        program_ring: program_ring(&exec)?,
         topology: self::topology(topology)?,
         trust: TrustSettings {
             // Beside the main file, which `load` knows.
@@ -147,6 +147,23 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         },
         remarks,
     })
+}
+
+fn vsock_peer(vsock: &VsockFragment) -> VsockPeer {
+    VsockPeer { cid: vsock.peer_cid.unwrap_or(HOST_CID), any_port: vsock.hybrid.unwrap_or(false) }
+}
+
+fn program_ring(exec: &ProgramsFragment) -> Result<usize, Problem> {
+    const BOUNDS: std::ops::RangeInclusive<u64> = 4096..=16 << 20;
+
+    let bytes = exec.ring_bytes.unwrap_or(super::PROGRAM_RING);
+    match usize::try_from(bytes) {
+        Ok(ring) if BOUNDS.contains(&bytes) => Ok(ring),
+        _ => problem(
+            "exec.ring-bytes",
+            format!("exec.ring-bytes is {bytes}; use {} to {}", BOUNDS.start(), BOUNDS.end()),
+        ),
+    }
 }
 
 fn cloud_socket(cloud: CloudFragment) -> Result<Option<PathBuf>, Problem> {

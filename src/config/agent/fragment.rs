@@ -27,6 +27,8 @@ pub struct AgentFragment {
     pub csi: CsiFragment,
     /// `[cloud]`
     pub cloud: CloudFragment,
+    /// `[exec]`
+    pub exec: ProgramsFragment,
     /// `[log]`
     pub log: LogFragment,
     /// `[topology]`
@@ -203,6 +205,14 @@ pub struct CsiFragment {
     pub topology: Option<Vec<String>>,
 }
 
+/// `[exec]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ProgramsFragment {
+    /// Bytes of each output of a program that are kept.
+    pub ring_bytes: Option<u64>,
+}
+
 /// `[cloud]`
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -313,6 +323,7 @@ impl Fragment for AgentFragment {
         take(&mut self.csi.controller_socket, later.csi.controller_socket);
         take(&mut self.csi.topology, later.csi.topology);
         take(&mut self.cloud.socket, later.cloud.socket);
+        take(&mut self.exec.ring_bytes, later.exec.ring_bytes);
         take(&mut self.runtime_dir, later.runtime_dir);
         take(&mut self.qemu_ga_files, later.qemu_ga_files);
         take(&mut self.log.verbose, later.log.verbose);

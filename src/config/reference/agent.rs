@@ -95,6 +95,11 @@ pub(super) const AGENT: &[Row] = &[
         "keys of what kubelet is told about where this guest is; known is `guestlet.io/host`, `topology.host` of the host half",
     ),
     (
+        "exec.ring-bytes",
+        "`262144`",
+        "bytes of each output of a program of `guestctl exec` that are kept until they have arrived, from 4096 to 16777216; with more the program waits. See [exec.md](exec.md)",
+    ),
+    (
         "cloud.socket",
         "`/run/guestlet-cloud/cloud.sock`",
         "where `guestlet-ccm` on this node asks the host half, as soon as and as long as the socket's directory is there; `\"\"` for nowhere. See [cloud-provider.md](cloud-provider.md)",

@@ -47,6 +47,7 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
         | Verb::Ping { name, .. }
         | Verb::Disk { name, .. }
         | Verb::Machine { name, .. }
+        | Verb::Program { name, .. }
         | Verb::Trust(
             trust::Action::Show { name }
             | trust::Action::Accept { name, .. }
@@ -66,6 +67,7 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
         | Verb::Ping { name, .. }
         | Verb::Disk { name, .. }
         | Verb::Machine { name, .. }
+        | Verb::Program { name, .. }
         | Verb::Volumes(Action::Attach { vm: name, .. })
         | Verb::Trust(
             trust::Action::Show { name }

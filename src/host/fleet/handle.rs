@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::super::backends::Vm;
 use super::super::calls::Agent;
+use super::super::contact::Contact;
 use super::super::limits::Limits;
 use super::super::lines::Log;
 use super::super::metrics::Tally;
@@ -28,6 +29,7 @@ pub(super) enum Request {
     Watch(Option<String>, Option<Timestamp>, oneshot::Sender<Option<Watched>>),
     Caller(String, oneshot::Sender<Option<Reach>>),
     Limits(String, oneshot::Sender<Option<Arc<Limits>>>),
+    Contact(String, oneshot::Sender<Option<Box<Contact>>>),
     Tally(oneshot::Sender<Tally>),
     Note(String, Box<virtual_machine_event::Kind>),
 }
@@ -256,6 +258,14 @@ impl Handle {
     /// When the fleet has ended.
     pub async fn limits(&self, name: String) -> Result<Option<Arc<Limits>>, Stopped> {
         self.ask(|reply| Request::Limits(name, reply)).await
+    }
+
+    /// How the agent of a VM is reached beside its session; none without a session that this program has.
+    ///
+    /// # Errors
+    /// When the fleet has ended.
+    pub async fn contact(&self, name: String) -> Result<Option<Box<Contact>>, Stopped> {
+        self.ask(|reply| Request::Contact(name, reply)).await
     }
 
     /// How many VMs and sessions there are.

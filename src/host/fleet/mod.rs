@@ -163,6 +163,12 @@ impl Fleet {
             Request::Limits(name, reply) => {
                 drop(reply.send(self.vms.get(&name).map(|entry| Arc::clone(&entry.vm.limits))));
             }
+            Request::Contact(name, reply) => {
+                let entry = self.vms.get(&name).filter(|entry| entry.channel.is_some());
+                let contact =
+                    entry.map(|entry| Box::new(self.contact(&entry.vm, entry.topology.subscribe())));
+                drop(reply.send(contact));
+            }
             Request::Tally(reply) => {
                 reply.send(self.tally()).ok();
             }

@@ -183,6 +183,8 @@ impl Remote {
             Request::Limits(name, reply) => {
                 drop(reply.send(self.vms.get(&name).map(|entry| Arc::clone(&entry.vm.limits))));
             }
+            // Whoever has the session reaches it.
+            Request::Contact(_, reply) => drop(reply.send(None)),
             Request::Tally(reply) => {
                 let gone = self.vms.values().filter(|entry| entry.power == PowerState::Off).count();
                 reply.send(Tally { vms: self.vms.len(), gone, ..Tally::default() }).ok();

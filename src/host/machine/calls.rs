@@ -8,19 +8,26 @@ use crate::access::verb::{self, Verb};
 use crate::host::asked::{Asked, Object};
 use crate::host::handed_on::HandedOn;
 use crate::host::text;
+use crate::wire::proto::v1::program_ended::How;
 use crate::wire::proto::v1::trimmed_file_system::Outcome;
 use crate::wire::proto::v1::{
     DiskOfFileSystem, ExecuteQgaRequest, ExecuteQgaResponse, FileSystemOnDisk, FreezeFileSystemsRequest,
     FreezeFileSystemsResponse, FreezeState, GetFreezeRequest, ListFileSystemsRequest,
-    ListFileSystemsResponse, ShutdownMode, ShutdownRequest, ShutdownResponse, SuspendResponse,
-    SuspendToBothRequest, SuspendToDiskRequest, SuspendToMemoryRequest, ThawFileSystemsRequest,
-    ThawFileSystemsResponse, TrimFileSystemsRequest, TrimFileSystemsResponse, TrimmedFileSystem,
+    ListFileSystemsResponse, ListProgramsRequest, ListProgramsResponse, ShutdownMode, ShutdownRequest,
+    ShutdownResponse, SignalProgramRequest, SignalProgramResponse, SuspendResponse, SuspendToBothRequest,
+    SuspendToDiskRequest, SuspendToMemoryRequest, ThawFileSystemsRequest, ThawFileSystemsResponse,
+    TrimFileSystemsRequest, TrimFileSystemsResponse, TrimmedFileSystem,
 };
 
 /// What a guest that is well answers soon.
 const USUAL: Duration = Duration::from_secs(60);
 /// What may wait for hooks, disks, or whatever a program does.
 const LONG: Duration = Duration::from_secs(600);
+
+/// What waits for nothing but the agent.
+const SHORT: Duration = Duration::from_secs(10);
+/// Most programs that are listed of a guest.
+const MOST_LISTED: usize = 1024;
 
 /// A row: the request, its verb and the path of its method, and what it is about; what the agent answers, and how that is
 /// cleaned; how long it may take.
@@ -117,6 +124,15 @@ handed_on!(
     ExecuteQgaResponse, clean_qga; LONG
 );
 
+handed_on!(
+    ListProgramsRequest, |_| &verb::PS, "/guestlet.v1.Exec/ListPrograms", |_| String::new();
+    ListProgramsResponse, |answer| Ok(clean_programs(answer)); SHORT
+);
+handed_on!(
+    SignalProgramRequest, |_| &verb::KILL, "/guestlet.v1.Exec/SignalProgram", |asked| asked.id.clone();
+    SignalProgramResponse, Ok; SHORT, urgent = true
+);
+
 /// Which command is asked for; the guest reads more dialects than this.
 fn command(request: &[u8]) -> String {
     #[derive(serde::Deserialize)]
@@ -177,4 +193,38 @@ fn clean_trims(answer: TrimFileSystemsResponse) -> TrimFileSystemsResponse {
         }),
     });
     TrimFileSystemsResponse { file_systems: file_systems.collect() }
+}
+
+fn clean_programs(mut answer: ListProgramsResponse) -> ListProgramsResponse {
+    answer.programs.truncate(MOST_LISTED);
+    for program in &mut answer.programs {
+        program.id = text::clean(&program.id);
+        program.user = text::clean(&program.user);
+        program.command = text::clean_words(&program.command);
+        if let Some(How::Unknown(why)) = program.ended.as_mut().and_then(|ended| ended.how.as_mut()) {
+            *why = text::clean(why);
+        }
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::proto::v1::{Program, ProgramEnded};
+
+    #[test]
+    fn a_list_of_programs_is_cleaned_and_no_longer_than_it_may_be() {
+        let how = Some(How::Unknown("\u{7}".into()));
+        let program = Program {
+            command: "a\nb".into(),
+            ended: Some(ProgramEnded { how, ..ProgramEnded::default() }),
+            ..Program::default()
+        };
+        let answer = clean_programs(ListProgramsResponse { programs: vec![program; MOST_LISTED + 1] });
+        assert_eq!(answer.programs.len(), MOST_LISTED);
+        assert_eq!(answer.programs[0].command, "a\u{fffd}b");
+        let ended = answer.programs[0].ended.as_ref().unwrap();
+        assert_eq!(ended.how, Some(How::Unknown("\u{fffd}".into())));
+    }
 }

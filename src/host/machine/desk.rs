@@ -16,6 +16,8 @@ use crate::host::rate::Allowance;
 const AT_A_TIME: usize = 3;
 /// Calls of one guest that are under way or wait for their turn.
 const WAITING: usize = 32;
+/// Connections beside the session of one guest. An agent takes 64 in all.
+const STREAMS: usize = 48;
 /// How soon it is looked again whether the guest may say more.
 const LOOK: Duration = Duration::from_millis(100);
 /// After how long a VM of which nobody asks anything is forgotten.
@@ -33,6 +35,8 @@ pub struct Desks(Arc<Mutex<Table>>);
 pub struct Desk {
     usual: Queue,
     urgent: Queue,
+    /// Of connections beside the session.
+    streams: Arc<Semaphore>,
     /// Bytes of answers.
     pace: Mutex<Allowance>,
 }
@@ -61,7 +65,9 @@ impl Desks {
     pub fn of(&self, name: &str, limits: &Limits) -> Arc<Desk> {
         let now = Instant::now();
         let mut desks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        desks.retain(|_, (last, desk)| Arc::strong_count(desk) > 1 || now.duration_since(*last) < IDLE);
+        desks.retain(|_, (last, desk)| {
+            desk.is_in_use() || Arc::strong_count(desk) > 1 || now.duration_since(*last) < IDLE
+        });
         let (last, desk) = desks.entry(name.to_owned()).or_insert_with(|| (now, Arc::new(Desk::new(limits))));
         *last = now;
         Arc::clone(desk)
@@ -69,13 +75,31 @@ impl Desks {
 }
 
 impl Desk {
+    /// There are connections beside the session.
+    fn is_in_use(&self) -> bool {
+        self.streams.available_permits() < STREAMS
+    }
+
     /// A quarter of what the guest may send at once, beside as many large answers as are under way, and half of what it may in
     /// the long run: the rest is for its events.
     fn new(limits: &Limits) -> Self {
         #[allow(clippy::cast_precision_loss, reason = "nobody allows that many bytes")]
         let burst = limits.byte_burst() as f64 / 4.0;
         let pace = Allowance::new(Instant::now(), burst, f64::from(limits.bytes_per_second) / 2.0);
-        Self { usual: Queue::default(), urgent: Queue::default(), pace: Mutex::new(pace) }
+        let streams = Arc::new(Semaphore::new(STREAMS));
+        Self { usual: Queue::default(), urgent: Queue::default(), streams, pace: Mutex::new(pace) }
+    }
+
+    /// A place for a connection beside the session.
+    ///
+    /// # Errors
+    /// If there are too many.
+    pub fn stream(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let place = Arc::clone(&self.streams).try_acquire_owned();
+        place.map_err(|_| {
+            let words = format!("{STREAMS} programs of this guest have clients, and one more is not let in");
+            Status::resource_exhausted(words)
+        })
     }
 
     /// Waits for the turn of a call. Those that are urgent do not wait for the others.

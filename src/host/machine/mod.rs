@@ -12,6 +12,7 @@ mod calls;
 mod desk;
 
 use prost::Message;
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::{Code, Status};
 
 use super::caller::Behalf;
@@ -55,6 +56,22 @@ pub async fn hand_on<R: HandedOn>(
             "the guest of {name:?} has not answered within {seconds} s; whether it did what it was asked for is not known"
         )))
     })
+}
+
+/// A place for one more stream of a VM's guest, which has a session.
+///
+/// # Errors
+/// If the guest cannot be asked, or has too many.
+pub async fn place_for_stream(
+    desks: &Desks,
+    fleet: &Handle,
+    name: &str,
+) -> Result<OwnedSemaphorePermit, Status> {
+    if agent(fleet, name).await?.is_elsewhere() {
+        return Err(Status::unimplemented("programs are run in a guest on its own host only"));
+    }
+    let limits = fleet.limits(name.to_owned()).await?.ok_or_else(unknown)?;
+    desks.of(name, &limits).stream()
 }
 
 fn unknown() -> Status {

@@ -250,3 +250,30 @@ fn running(words: &str) -> bool {
         },
     )
 }
+
+#[test]
+fn no_program_is_started_while_file_systems_are_frozen_and_those_that_run_can_be_ended() {
+    if is_outside() {
+        return;
+    }
+    let _agent = Agent::start("[[grant]]\nhost = 'plain'\nprofile = 'qemu-ga'");
+    let _host = Host::start();
+    std::fs::create_dir_all("/etc").unwrap();
+    std::fs::write("/etc/passwd", "root:x:0:0:root:/:/bin/sh\n").unwrap();
+    let exec = &["exec", "a", "--", "/bin/sh", "-c", "echo ran > /run/ran"][..];
+    said(exec);
+    std::fs::remove_file("/run/ran").unwrap();
+    let id = said(&["exec", "-d", "a", "--", "/bin/sleep", "1000"]);
+    said(&["freeze", "a"]);
+    let (code, why) = fails(exec);
+    let words = "no program is started while file systems are frozen: the host half for uid:0";
+    assert!(code == 125 && why.contains(words), "{code}: {why}");
+    let list = said(&["ps", "a"]);
+    assert!(list.contains(id.trim()) && list.contains("running"), "{list}");
+    said(&["kill", "a", id.trim(), "--signal", "KILL"]);
+    until("it has ended", || said(&["ps", "a"]).contains("signal 9"));
+    said(&["thaw", "a"]);
+    assert!(!std::path::Path::new("/run/ran").exists());
+    said(exec);
+    assert!(std::path::Path::new("/run/ran").exists());
+}

@@ -1,0 +1,155 @@
+//! The verbs of `guestctl` for programs in a guest.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+use guestlet::ctl::exec::{Action, Disconnect, Run};
+use guestlet::ctl::words::parse_span;
+use guestlet::ctl::{Error, Verb};
+use nix::sys::signal::Signal;
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+#[allow(clippy::enum_variant_names, reason = "the verb has that name")]
+pub enum Exec {
+    /// Run a program in a guest, with its standard streams here, or on a terminal
+    ///
+    /// No shell is involved: name one where it is needed. If the connection breaks, guestctl connects again and goes on where it
+    /// was. The exit code is the program's; 128 and the number of the signal that killed it; 125 if guestctl, the host half or the
+    /// agent failed, 126 if the program cannot be executed, 127 if there is none, 255 if it was lost. The guest's settings say
+    /// who may run what, as which user: docs/exec.md.
+    #[command(
+        after_help = "Examples:\n  guestctl exec web-1 -- systemctl status nginx\n  guestctl exec -it web-1 -- bash\n  \
+                            guestctl exec -i web-1 -- tar x -C /srv < files.tar"
+    )]
+    Exec {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// The program, looked for in PATH, and its arguments
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+        /// Pass standard input on; else the program has none
+        #[arg(short, long)]
+        interactive: bool,
+        /// Give the program a terminal
+        #[arg(short, long)]
+        tty: bool,
+        /// Run it as this user, by name or number, with all groups of it
+        #[arg(short, long)]
+        user: Option<String>,
+        /// A variable more for the program
+        #[arg(short, long, value_name = "NAME=VALUE")]
+        env: Vec<OsString>,
+        /// Where it starts; else in the user's home directory
+        #[arg(long, value_name = "PATH")]
+        cwd: Option<OsString>,
+        /// End it after so long, such as 90s or 5m
+        #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+        timeout: Option<Duration>,
+        /// Start it, print its identifier, and leave it: attach shows the last of what it writes
+        #[arg(short, long, conflicts_with_all = ["interactive", "on_disconnect", "wait"])]
+        detach: bool,
+        /// What becomes of it if guestctl is gone: kill with a terminal, else keep
+        #[arg(long, value_name = "WHAT", value_enum)]
+        on_disconnect: Option<Disconnect>,
+        /// How long it then waits for guestctl attach, such as 90s or 1h; at most a day
+        #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+        wait: Option<Duration>,
+    },
+    /// Go on with a program: what it has written and nobody has read yet comes first
+    Attach {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// The program's identifier, as ps shows it
+        id: String,
+    },
+    /// List the programs in a guest that were started by you
+    Ps {
+        /// The VM's name, as ls shows it
+        name: String,
+    },
+    /// End a program in a guest: SIGTERM, and after 10 s SIGKILL for all that it has started
+    Kill {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// The program's identifier, as ps shows it
+        id: String,
+        /// Only send this signal, such as HUP; KILL is for all that it has started
+        #[arg(short, long, value_parser = parse_signal)]
+        signal: Option<u32>,
+    },
+}
+
+/// A signal by its name or number.
+fn parse_signal(text: &str) -> Result<u32, String> {
+    let upper = text.to_uppercase();
+    let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
+    let signal = text.parse::<i32>().map_or_else(|_| name.parse(), Signal::try_from);
+    let number = signal.ok().and_then(|signal| u32::try_from(signal as i32).ok());
+    number.ok_or_else(|| format!("there is no signal {text:?}"))
+}
+
+impl From<Exec> for Verb {
+    fn from(exec: Exec) -> Self {
+        let (name, action) = match exec {
+            Exec::Attach { name, id } => (name, Action::Attach { id }),
+            Exec::Ps { name } => (name, Action::List),
+            Exec::Kill { name, id, signal } => (name, Action::Kill { id, signal: signal.unwrap_or(0) }),
+            Exec::Exec {
+                name,
+                command,
+                interactive,
+                tty,
+                user,
+                env,
+                cwd,
+                timeout,
+                detach,
+                on_disconnect,
+                wait,
+            } => {
+                let run = Run {
+                    command,
+                    user,
+                    environment: env,
+                    directory: cwd,
+                    has_terminal: tty,
+                    has_input: interactive,
+                    limit: timeout,
+                    detach,
+                    on_disconnect,
+                    wait,
+                };
+                (name, Action::Run(Box::new(run)))
+            }
+        };
+        Self::Program { name, action }
+    }
+}
+
+/// The exit code after a program: its own, or that guestctl failed.
+pub fn ended(result: Result<(), Error>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Error::Ended(code)) => ExitCode::from(code),
+        Err(Error::NotRun(words, code)) => super::fail(&anyhow::Error::msg(words), code),
+        Err(error) => super::fail(&error.into(), 125),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_have_names_and_numbers() {
+        for (text, number) in [("KILL", 9), ("sigterm", 15), ("1", 1), ("usr1", 10)] {
+            assert_eq!(parse_signal(text), Ok(number), "{text}");
+        }
+        for wrong in ["", "0", "x", "99", "SIGSIG"] {
+            assert!(parse_signal(wrong).is_err(), "{wrong}");
+        }
+    }
+}

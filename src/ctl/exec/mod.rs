@@ -1,0 +1,254 @@
+//! Programs in a guest: `guestctl exec`, `attach`, `ps` and `kill`.
+//!
+//! ```text
+//! stdin ──thread──▶ ┐                                    ┌──▶ thread ──▶ stdout, stderr
+//! signals, size ──▶ ├─ Client ◀──stream──▶ guestlet-host ┤
+//! local terminal ─▶ ┘    │ lost: dial again, attach      └──▶ exit code
+//! ```
+//!
+//! `client` holds what outlives a connection, `local` is this end: its terminal, its signals and its standard streams.
+
+mod client;
+mod list;
+mod local;
+mod replay;
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::Error;
+use super::client::{Daemon, answer};
+use super::print::Printer;
+use crate::wire::proto::v1::{
+    self, OnDisconnect, ProgramTerminal, ProgramVariable, SignalProgramRequest, StartProgram, TerminalSize,
+};
+
+/// Bytes of arguments and variables.
+const MAX_ARGUMENTS: usize = 256 << 10;
+/// TERM where nobody says.
+const USUAL_TERMINAL: &str = "xterm";
+
+/// What becomes of a program whose client is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Disconnect {
+    /// It is hung up, and killed after 10 s, if no client comes back within 30 s
+    Kill,
+    /// It waits for a client for 10 minutes, and is ended then
+    Keep,
+}
+
+/// A program to run.
+#[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
+pub struct Run {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// As whom; root if nothing is said.
+    pub user: Option<String>,
+    /// Variables, as `NAME=VALUE`.
+    pub environment: Vec<OsString>,
+    /// Where it starts.
+    pub directory: Option<OsString>,
+    /// It has a terminal.
+    pub has_terminal: bool,
+    /// It reads standard input.
+    pub has_input: bool,
+    /// For how long it may run.
+    pub limit: Option<Duration>,
+    /// It goes on without a client.
+    pub detach: bool,
+    /// What becomes of it when its client is gone.
+    pub on_disconnect: Option<Disconnect>,
+    /// How long it may wait for one.
+    pub wait: Option<Duration>,
+}
+
+/// What to do.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// Run a program.
+    Run(Box<Run>),
+    /// Go on with one.
+    Attach {
+        /// Its identifier.
+        id: String,
+    },
+    /// List them.
+    List,
+    /// Signal or end one.
+    Kill {
+        /// Its identifier.
+        id: String,
+        /// The number of the signal; 0 ends it.
+        signal: u32,
+    },
+}
+
+/// Does it with the daemon at this socket, to which it connects again as often as it has to.
+///
+/// # Errors
+/// If it cannot be done; [`Error::Ended`] with what the program exited with.
+pub async fn run(socket: PathBuf, printer: &mut Printer, name: String, action: Action) -> Result<(), Error> {
+    match action {
+        Action::Run(run) => {
+            let is_detached = run.detach;
+            let start = start(&name, *run)?;
+            let wait = Duration::from_secs(match (start.wait_seconds, start.on_disconnect()) {
+                (0, OnDisconnect::Keep) => 600,
+                (0, _) => 30,
+                (seconds, _) => seconds.into(),
+            });
+            client::Client::start(socket, name, start, wait).run(printer, is_detached).await
+        }
+        Action::Attach { id } => client::Client::attach(socket, name, id).run(printer, false).await,
+        action => super::client::with(socket, async |daemon| once(daemon, printer, name, action).await).await,
+    }
+}
+
+/// Does what is one call, with a daemon wherever that is.
+///
+/// # Errors
+/// If it cannot be done.
+pub async fn once(daemon: Daemon, printer: &mut Printer, name: String, action: Action) -> Result<(), Error> {
+    match action {
+        Action::List => list::run(&daemon, printer, name).await,
+        Action::Kill { id, signal } => {
+            let request = SignalProgramRequest { name: name.clone(), id, signal };
+            answer(daemon.exec().signal_program(request), &name).await.map(drop)
+        }
+        Action::Run(_) | Action::Attach { .. } => Err(Error::Program(
+            "guestctl exec and attach work on the VM's own host; run them there, or in the pod of guestlet-host".to_owned(),
+        )),
+    }
+}
+
+/// The request for a program.
+fn start(name: &str, run: Run) -> Result<StartProgram, Error> {
+    let mut environment = Vec::new();
+    for variable in run.environment {
+        let bytes = variable.into_vec();
+        let Some(at) = bytes.iter().position(|byte| *byte == b'=').filter(|at| *at > 0) else {
+            let words = String::from_utf8_lossy(&bytes).into_owned();
+            return Err(Error::Program(format!("--env {words:?} is not NAME=VALUE")));
+        };
+        environment.push(ProgramVariable { name: bytes[..at].to_vec(), value: bytes[at + 1..].to_vec() });
+    }
+    let arguments: Vec<_> = run.command.into_iter().map(OsString::into_vec).collect();
+    let variables = environment.iter().map(|one| one.name.len() + one.value.len() + 2);
+    let length: usize = arguments.iter().map(|one| one.len() + 1).chain(variables).sum();
+    if length > MAX_ARGUMENTS {
+        return Err(Error::Program(format!(
+            "the arguments and variables have {length} bytes; at most {MAX_ARGUMENTS} are allowed: send what is long by \
+             standard input"
+        )));
+    }
+    let on_disconnect = match (run.detach, run.on_disconnect, run.has_terminal) {
+        (true, ..) => OnDisconnect::Detach,
+        (_, Some(Disconnect::Kill), _) | (_, None, true) => OnDisconnect::Kill,
+        (_, Some(Disconnect::Keep), _) | (_, None, false) => OnDisconnect::Keep,
+    };
+    let seconds = |span: Option<Duration>| {
+        span.map_or(0, |span| u32::try_from(span.as_secs().max(1)).unwrap_or(u32::MAX))
+    };
+    let kind = std::env::var("TERM").ok().filter(|kind| !kind.is_empty());
+    let terminal = run.has_terminal.then(|| ProgramTerminal {
+        kind: kind.unwrap_or_else(|| USUAL_TERMINAL.to_owned()),
+        size: Some(local::size().unwrap_or(TerminalSize { rows: 24, columns: 80 })),
+    });
+    Ok(StartProgram {
+        name: name.to_owned(),
+        id: identifier()?,
+        arguments,
+        environment,
+        directory: run.directory.unwrap_or_default().into_vec(),
+        user: run.user.unwrap_or_default(),
+        terminal,
+        has_input: run.has_input && !run.detach,
+        timeout_seconds: seconds(run.limit),
+        on_disconnect: on_disconnect.into(),
+        wait_seconds: seconds(run.wait),
+    })
+}
+
+/// A new identifier.
+fn identifier() -> Result<String, Error> {
+    use std::fmt::Write as _;
+
+    let mut bytes = [0; 6];
+    local::random(&mut bytes).map_err(|error| Error::Read("/dev/urandom".to_owned(), error))?;
+    let mut text = String::new();
+    for byte in bytes {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    Ok(text)
+}
+
+/// What this process exits with when the program has ended so, and what is to be said.
+fn exit_code(ended: &v1::ProgramEnded) -> (u8, Option<String>) {
+    use v1::program_ended::How;
+
+    let timed_out =
+        ended.timed_out.then(|| "the program was ended: it ran for as long as --timeout allows".to_owned());
+    match &ended.how {
+        Some(How::ExitCode(code)) => (u8::try_from(code & 0xff).unwrap_or(u8::MAX), timed_out),
+        Some(How::Signal(signal)) => {
+            (128u8.wrapping_add(u8::try_from(signal & 0x7f).unwrap_or(0)), timed_out)
+        }
+        Some(How::Unknown(why)) => {
+            (client::FAILED, Some(format!("how the program ended is not known: {why}")))
+        }
+        None => (client::FAILED, Some("the guest does not say how the program ended".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::proto::v1::program_ended::How;
+
+    fn run(environment: &[&str]) -> Run {
+        Run {
+            command: vec!["true".into()],
+            user: None,
+            environment: environment.iter().map(Into::into).collect(),
+            directory: None,
+            has_terminal: false,
+            has_input: true,
+            limit: Some(Duration::from_millis(1)),
+            detach: false,
+            on_disconnect: None,
+            wait: None,
+        }
+    }
+
+    #[test]
+    fn a_request_says_what_was_typed() {
+        let request = start("web-1", run(&["A=b=c", "B="])).unwrap();
+        assert_eq!(
+            (request.environment[0].name.as_slice(), request.environment[0].value.as_slice()),
+            (&b"A"[..], &b"b=c"[..])
+        );
+        assert_eq!((request.timeout_seconds, request.on_disconnect()), (1, OnDisconnect::Keep));
+        assert!(request.id.len() == 12 && request.terminal.is_none());
+        for wrong in ["A", "=b", ""] {
+            assert!(start("web-1", run(&[wrong])).is_err(), "{wrong:?}");
+        }
+        let long = Run { command: vec!["x".repeat(2 << 20).into()], ..run(&[]) };
+        let error = start("web-1", long).unwrap_err().to_string();
+        assert!(error.contains("2097153 bytes; at most 262144"), "{error}");
+        let detached = start("web-1", Run { detach: true, has_terminal: true, ..run(&[]) }).unwrap();
+        assert_eq!((detached.on_disconnect(), detached.has_input), (OnDisconnect::Detach, false));
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_a_shell() {
+        let code = |how| exit_code(&v1::ProgramEnded { how: Some(how), ..v1::ProgramEnded::default() }).0;
+        assert_eq!(code(How::ExitCode(3)), 3);
+        assert_eq!(code(How::ExitCode(255)), 255);
+        assert_eq!(code(How::Signal(9)), 137);
+        assert_eq!(code(How::Unknown(String::new())), 125);
+    }
+}

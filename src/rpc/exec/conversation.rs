@@ -1,0 +1,155 @@
+//! One call that is attached to a program.
+
+use std::os::unix::process::ExitStatusExt as _;
+
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use crate::guest::exec::Attached;
+use crate::guest::exec::state::{Ended, News};
+use crate::wire::proto::v1;
+use crate::wire::proto::v1::from_program::Message as Told;
+use crate::wire::proto::v1::program_ended::How;
+use crate::wire::proto::v1::to_program::Message;
+
+/// The call.
+pub(super) struct Conversation {
+    requests: Option<Streaming<v1::ToProgram>>,
+    attached: Attached,
+    stopping: CancellationToken,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing was told.
+    New,
+    Open,
+    /// The end was told.
+    Told,
+    Over,
+}
+
+impl Conversation {
+    pub fn new(requests: Streaming<v1::ToProgram>, attached: Attached, stopping: CancellationToken) -> Self {
+        Self { requests: Some(requests), attached, stopping, stage: Stage::New }
+    }
+
+    pub fn into_stream(self) -> impl Stream<Item = Result<v1::FromProgram, Status>> {
+        futures_util::stream::unfold(self, |mut this| async {
+            let told = this.next().await.transpose()?;
+            if told.is_err() {
+                this.stage = Stage::Over;
+            }
+            Some((told.map(|message| v1::FromProgram { message: Some(message) }), this))
+        })
+    }
+
+    async fn next(&mut self) -> Result<Option<Told>, Status> {
+        match self.stage {
+            Stage::Over => return Ok(None),
+            Stage::New => {
+                self.stage = Stage::Open;
+                return Ok(Some(Told::Started(self.started())));
+            }
+            Stage::Open | Stage::Told => {}
+        }
+        loop {
+            let is_told = self.stage == Stage::Told;
+            let request = async {
+                match &mut self.requests {
+                    Some(requests) => requests.message().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                request = request => match request? {
+                    None => self.requests = None,
+                    Some(request) => if self.take(request)? {
+                        self.stage = Stage::Over;
+                        return Ok(None);
+                    }
+                },
+                news = self.attached.next(), if !is_told => if let Some(told) = self.tell(news)? {
+                    return Ok(Some(told));
+                },
+                () = self.stopping.cancelled() => return Err(Status::unavailable("the agent is stopping")),
+            }
+        }
+    }
+
+    fn started(&self) -> v1::ProgramStarted {
+        let program = self.attached.program();
+        v1::ProgramStarted {
+            id: program.id().to_owned(),
+            has_terminal: program.has_terminal(),
+            has_input: program.has_input(),
+            input_taken: program.input_taken(),
+        }
+    }
+
+    /// Does what is asked for; whether nothing comes after it.
+    fn take(&mut self, request: v1::ToProgram) -> Result<bool, Status> {
+        let program = self.attached.program();
+        let wrong = |words: &str| Err(Status::invalid_argument(words));
+        match request.message {
+            Some(Message::Input(input)) if !program.give(input.offset, &input.data) => {
+                return wrong("the input has a gap, comes after its end, or is more than was asked for");
+            }
+            Some(Message::EndOfInput(at)) if !program.end_input(at) => {
+                return wrong("the input does not end where it was said to");
+            }
+            Some(Message::Input(_) | Message::EndOfInput(_)) => {}
+            Some(Message::Resize(size)) => {
+                if let Err(error) = program.resize(super::size(Some(size))) {
+                    tracing::debug!("cannot resize a terminal: {error}");
+                }
+            }
+            Some(Message::Signal(signal)) => super::send(program, signal)?,
+            Some(Message::Taken(taken)) => self.attached.acknowledge([taken.output, taken.errors]),
+            Some(Message::Detach(_)) => {
+                program.detach();
+                return Ok(true);
+            }
+            Some(Message::Forget(_)) => {
+                program.forget();
+                return Ok(true);
+            }
+            Some(Message::Start(_) | Message::Attach(_)) | None => {
+                return wrong("a call is about one program");
+            }
+        }
+        Ok(false)
+    }
+
+    fn tell(&mut self, news: News) -> Result<Option<Told>, Status> {
+        Ok(match news {
+            News::Output(0, offset, data) => Some(Told::Output(v1::ProgramData { offset, data })),
+            News::Output(_, offset, data) => Some(Told::Errors(v1::ProgramData { offset, data })),
+            News::InputTaken(count) => Some(Told::InputTaken(count)),
+            News::Ended(how) => {
+                self.stage = Stage::Told;
+                Some(Told::Ended(ended(&how)))
+            }
+            News::Replaced => return Err(Status::aborted("somebody else has attached to this program")),
+            News::Forgotten => return Err(Status::not_found("the program is not known any more")),
+            News::Nothing => None,
+        })
+    }
+}
+
+/// How a program ended.
+pub(super) fn ended(ended: &Ended) -> v1::ProgramEnded {
+    let number = |number: i32| u32::try_from(number).unwrap_or_default();
+    let how = match &ended.status {
+        Err(why) => How::Unknown(why.clone()),
+        Ok(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => How::ExitCode(number(code)),
+            (None, Some(signal)) => How::Signal(number(signal)),
+            (None, None) => How::Unknown(status.to_string()),
+        },
+    };
+    v1::ProgramEnded { how: Some(how), timed_out: ended.timed_out, output_cut_off: ended.cut_off }
+}

@@ -1,0 +1,155 @@
+//! Programs on a terminal, driven through another one.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::process::Child;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use guestlet::sys::terminal::{self, Size};
+use nix::sys::termios::{LocalFlags, tcgetattr};
+
+use crate::lab::{Lab, is_running, until};
+
+/// guestctl on a terminal, and what has come out of that.
+struct Screen {
+    child: Child,
+    keys: File,
+    terminal: OwnedFd,
+    seen: Arc<Mutex<String>>,
+}
+
+impl Screen {
+    fn start(lab: &Lab, command: &[&str], size: Size) -> Self {
+        Self::of(lab.command(&["-it"], command), size)
+    }
+
+    fn of(mut command: std::process::Command, size: Size) -> Self {
+        let (controller, terminal) = terminal::open(size).unwrap();
+        let flags = nix::fcntl::OFlag::empty();
+        nix::fcntl::fcntl(&controller, nix::fcntl::FcntlArg::F_SETFL(flags)).unwrap();
+        for stream in [0, 1, 2] {
+            let end = std::process::Stdio::from(terminal.try_clone().unwrap());
+            match stream {
+                0 => command.stdin(end),
+                1 => command.stdout(end),
+                _ => command.stderr(end),
+            };
+        }
+        let child = command.env("TERM", "xterm").spawn().unwrap();
+        let keys = File::from(controller);
+        let seen = Arc::new(Mutex::new(String::new()));
+        let (mut screen, all) = (keys.try_clone().unwrap(), Arc::clone(&seen));
+        std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            while let Ok(length @ 1..) = screen.read(&mut part) {
+                all.lock().unwrap().push_str(&String::from_utf8_lossy(&part[..length]));
+            }
+        });
+        Self { child, keys, terminal, seen }
+    }
+
+    fn type_keys(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn until(&self, words: &str) {
+        until(&format!("{words:?} in {:?}", self.seen.lock().unwrap()), || {
+            self.seen.lock().unwrap().contains(words)
+        });
+    }
+
+    fn is_raw(&self) -> bool {
+        !tcgetattr(&self.terminal).unwrap().local_flags.contains(LocalFlags::ICANON)
+    }
+
+    fn code(&mut self) -> Option<i32> {
+        let code = crate::host::wait(&mut self.child).code();
+        assert!(!self.is_raw(), "the terminal is as it was");
+        code
+    }
+}
+
+const SIZE: Size = Size { rows: 31, columns: 101 };
+
+#[test]
+fn a_terminal_has_its_size_from_the_start_and_is_resized() {
+    let lab = Lab::new();
+    let mut screen = Screen::start(
+        &lab,
+        &["sh", "-c", "stty size; test -t 0 && test -t 1 && test -t 2 && echo all $TERM; cat"],
+        SIZE,
+    );
+    screen.until("31 101\r\n");
+    screen.until("all xterm\r\n");
+    assert!(screen.is_raw());
+    screen.type_keys("\u{4}");
+    assert_eq!(screen.code(), Some(0));
+
+    let mut screen = Screen::start(
+        &lab,
+        &["sh", "-c", "trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done"],
+        SIZE,
+    );
+    screen.until("ready");
+    terminal::set_size(&screen.terminal, Size { rows: 40, columns: 90 }).unwrap();
+    // It is not this one's controlling terminal, so that the kernel tells nobody.
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(screen.child.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGWINCH).unwrap();
+    screen.until("40 90\r\n");
+    screen.type_keys("\u{3}");
+    assert_eq!(screen.code(), Some(130));
+}
+
+#[test]
+fn keys_reach_the_program_in_the_foreground() {
+    let lab = Lab::new();
+    let mut screen = Screen::start(&lab, &["bash", "--norc"], SIZE);
+    screen.type_keys("echo $((6*7))\r");
+    screen.until("42\r\n");
+    screen.type_keys("sleep 1000; echo after-$?\r");
+    std::thread::sleep(Duration::from_millis(500));
+    screen.type_keys("\u{3}");
+    // Interrupted, and the shell goes on.
+    screen.type_keys("echo still-$((1+1))\r");
+    screen.until("still-2\r\n");
+    screen.type_keys("exit 5\r");
+    assert_eq!(screen.code(), Some(5));
+}
+
+#[test]
+fn less_and_top_draw_their_screens() {
+    let lab = Lab::new();
+    let mut screen = Screen::start(&lab, &["sh", "-c", "seq 1000 | less"], SIZE);
+    screen.until("30\r\n");
+    screen.type_keys("G");
+    screen.until("1000");
+    screen.type_keys("q");
+    assert_eq!(screen.code(), Some(0));
+    let mut screen = Screen::start(&lab, &["top", "-d", "1"], SIZE);
+    screen.until("load average");
+    screen.type_keys("q");
+    assert_eq!(screen.code(), Some(0));
+}
+
+#[test]
+fn a_terminal_is_as_before_whatever_ends_guestctl_and_the_program_is_still_there() {
+    let lab = Lab::new();
+    let mut screen = Screen::start(&lab, &["sh", "-c", "echo ready; exec sleep 1000"], SIZE);
+    screen.until("ready");
+    let program = &lab.programs()[0];
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(screen.child.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(screen.code(), Some(255));
+    let number = u32::try_from(program["process_id"].as_u64().unwrap()).unwrap();
+    assert!(is_running(number));
+
+    // Somebody else goes on with it.
+    let id = program["id"].as_str().unwrap();
+    let mut screen = Screen::of(lab.host.ctl_command(&["attach", "web", id]), SIZE);
+    until("somebody is attached", || lab.programs()[0]["is_attached"] == true);
+    screen.type_keys("\u{3}");
+    assert_eq!(screen.code(), Some(130));
+    until("it has ended", || !is_running(number));
+}
