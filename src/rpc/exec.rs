@@ -282,7 +282,7 @@ impl exec_server::Exec for Service {
             Some(Message::Start(start)) => self.start(start, &asker, &noted).await?,
             Some(Message::Attach(attach)) => {
                 let _ = noted.subject.set(format!("attach to {}", attach.id));
-                let found = self.guest.programs.find(&owner(&asker), &attach.id);
+                let found = self.guest.programs.find(&owner(&asker), &attach.id).await;
                 let program = found.ok_or_else(|| unknown(&attach.id))?;
                 program.attach([attach.output_from, attach.errors_from])
             }
@@ -308,7 +308,7 @@ impl exec_server::Exec for Service {
         let owner = owner(&asker(&request)?);
         crate::rpc::guard::concerns(&request, || request.get_ref().id.clone());
         let v1::SignalProgramRequest { id, signal, .. } = request.into_inner();
-        let program = self.guest.programs.find(&owner, &id).ok_or_else(|| unknown(&id))?;
+        let program = self.guest.programs.find(&owner, &id).await.ok_or_else(|| unknown(&id))?;
         if signal == 0 {
             program.end();
         } else {

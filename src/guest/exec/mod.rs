@@ -15,13 +15,12 @@ mod pipes;
 mod program;
 pub mod ring;
 pub mod state;
+mod task;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,22 +29,23 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::net::unix::pipe;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::sys::cgroup::Cgroup;
 use crate::sys::refused::Refused;
 use crate::sys::root::Root;
 use crate::sys::spawn::{self, Start};
-use crate::sys::spawn_manner::{self, Manner, Step, give_terminal};
-use crate::sys::terminal::Size;
+use crate::sys::spawn_manner::{Manner, give_terminal};
 use crate::sys::user_identity::{self, Account};
 use crate::sys::{blocking, error_chain};
 use members::Members;
 use pipes::{Sink, Source, Terminal};
 use program::{About, Attendance};
-use state::{Away, State};
+use state::State;
 
 pub use program::{Attached, Program, Standing};
+pub use task::{Error, MAX_ARGUMENTS, OnEnd, Task};
+use task::{check, command_line, environment, failed};
 
 /// Bytes of each output that are kept, unless the settings say otherwise.
 pub const RING: usize = 256 << 10;
@@ -54,107 +54,11 @@ const MAX_RUNNING: usize = 128;
 const MAX_OF_ONE: usize = 64;
 /// Those of which anything is known, which are more: some have ended.
 const MAX_KNOWN: usize = 192;
-/// Bytes of arguments and variables.
-pub const MAX_ARGUMENTS: usize = 256 << 10;
-/// Characters of a command line that are told.
-const MAX_COMMAND: usize = 1024;
 /// How long the outputs of a program are waited for after its end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Where programs are looked for.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Why nothing was started.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// As many run as may.
-    #[error("{MAX_RUNNING} programs run in this guest, and no more may")]
-    TooMany,
-    /// As many are known of this caller as may be.
-    #[error(
-        "{MAX_OF_ONE} programs of this caller run, or have ended unseen, and no more may; guestctl ps lists them"
-    )]
-    TooManyOfOne,
-    /// There is one of this identifier.
-    #[error("there is a program {0} already")]
-    Exists(String),
-    /// Not an identifier.
-    #[error("the identifier {0:?} is not 8 to 32 of 0-9 and a-f")]
-    Identifier(String),
-    /// Nothing to run.
-    #[error("no program is named")]
-    Nothing,
-    /// More than [`MAX_ARGUMENTS`].
-    #[error("the arguments and variables have {0} bytes; at most {MAX_ARGUMENTS} are allowed")]
-    TooLong(usize),
-    /// What no program can be given.
-    #[error("{0} has a NUL byte")]
-    Nul(&'static str),
-    /// Not a variable.
-    #[error("{0:?} is not the name of a variable")]
-    Variable(String),
-    /// Not a terminal.
-    #[error("{0:?} is not a kind of terminal")]
-    TerminalKind(String),
-    /// The name service does not know it.
-    #[error("this guest has no user {0:?}")]
-    UnknownUser(String),
-    /// The name service does not answer.
-    #[error("cannot look up the user {user:?}")]
-    User {
-        /// As it was given.
-        user: String,
-        /// The reason.
-        source: io::Error,
-    },
-    /// The directory cannot be entered.
-    #[error("cannot start in {}", .directory.display())]
-    Directory {
-        /// As it was given.
-        directory: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
-    /// The program cannot be executed.
-    #[error("cannot run {program}")]
-    Program {
-        /// As it was given.
-        program: String,
-        /// The reason.
-        source: io::Error,
-    },
-    /// Anything else.
-    #[error("cannot start a program")]
-    System(#[source] io::Error),
-}
-
-/// What to run.
-pub struct Task {
-    /// Chosen by whoever starts it.
-    pub id: String,
-    /// Whose it is: nobody else can use it.
-    pub owner: String,
-    /// The program and its arguments.
-    pub command: Vec<OsString>,
-    /// Variables besides the usual ones.
-    pub environment: Vec<(OsString, OsString)>,
-    /// Where it starts; else at home.
-    pub directory: Option<PathBuf>,
-    /// The kind of the terminal and its size, if it has one.
-    pub terminal: Option<(String, Size)>,
-    /// It reads what is sent.
-    pub has_input: bool,
-    /// For how long it may run.
-    pub limit: Option<Duration>,
-    /// What becomes of it without a client.
-    pub away: Away,
-    /// Is told how it ended.
-    pub on_end: Option<OnEnd>,
-}
-
-/// Is told how a program ended.
-pub type OnEnd = Box<dyn FnOnce(&state::Ended) + Send>;
-
-type Caring = Pin<Box<dyn Future<Output = (String, String)> + Send>>;
+/// Ends with the program that is not to be known any more, if there was one.
+type Caring = Pin<Box<dyn Future<Output = Option<Key>> + Send>>;
 /// An owner, and an identifier of its choice.
 type Key = (String, String);
 type Table = BTreeMap<Key, (u64, Arc<Program>)>;
@@ -168,6 +72,7 @@ struct Starting<'p> {
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
         self.programs.starting().remove(&self.key);
+        self.programs.settled.send_replace(());
     }
 }
 
@@ -176,6 +81,8 @@ pub struct Programs {
     /// By owner and identifier, with a number that grows.
     table: Mutex<Table>,
     starting: Mutex<BTreeSet<Key>>,
+    /// One that was being started is there, or is not.
+    settled: watch::Sender<()>,
     places: Arc<Semaphore>,
     ring: AtomicUsize,
     begun: mpsc::UnboundedSender<Caring>,
@@ -187,7 +94,8 @@ impl Default for Programs {
         let (begun, waiting) = mpsc::unbounded_channel();
         let places = Arc::new(Semaphore::new(MAX_RUNNING));
         let (table, starting) = (Mutex::default(), Mutex::default());
-        Self { table, starting, places, ring: RING.into(), begun, waiting: waiting.into() }
+        let settled = watch::Sender::new(());
+        Self { table, starting, settled, places, ring: RING.into(), begun, waiting: waiting.into() }
     }
 }
 
@@ -218,17 +126,51 @@ impl Programs {
     }
 
     /// Starts a program as a user, and attaches whoever has asked for it; `may`, if there is something to ask, is asked about
-    /// the path that the program has when every link is followed.
+    /// the path that the program has when every link is followed. A start that nobody waits for any more goes on: the
+    /// program is then one to which nobody is attached.
     ///
     /// # Errors
     /// If `may` or the system refuses, something is wrong with the task, or too much runs.
     pub async fn start<E>(
-        &self,
+        self: &Arc<Self>,
         root: &Root,
         account: Account,
         task: Task,
         may: Option<impl Fn(&Path) -> Result<(), E> + Send + 'static>,
     ) -> Result<Attached, E>
+    where
+        E: From<Error> + Send + 'static,
+    {
+        let (programs, root) = (Arc::clone(self), root.clone());
+        let key = (task.owner.clone(), task.id.clone());
+        let (reply, started) = oneshot::channel();
+        let whole = async move {
+            let started = programs.start_whole(&root, account, task, may).await;
+            drop(programs);
+            match started {
+                Ok((attached, attendance)) => {
+                    drop(reply.send(Ok(attached)));
+                    attendance.run().await;
+                    Some(key)
+                }
+                Err(error) => {
+                    drop(reply.send(Err(error)));
+                    None
+                }
+            }
+        };
+        // The receiver is a part of this very struct.
+        let _ = self.begun.send(Box::pin(whole));
+        started.await.unwrap_or_else(|_| Err(Error::System(io::ErrorKind::Interrupted.into()).into()))
+    }
+
+    async fn start_whole<E>(
+        &self,
+        root: &Root,
+        account: Account,
+        task: Task,
+        may: Option<impl Fn(&Path) -> Result<(), E> + Send + 'static>,
+    ) -> Result<(Attached, Attendance), E>
     where
         E: From<Error> + Send + 'static,
     {
@@ -238,8 +180,10 @@ impl Programs {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Error::TooMany)?;
         let Ends { streams, terminal, outputs, input } =
             Ends::make(&task, &account).map_err(Error::System)?;
-        let home = if account.home.is_dir() { account.home.clone() } else { PathBuf::from("/") };
-        let directory = task.directory.clone().unwrap_or(home);
+        let directory = match &task.directory {
+            Some(directory) => directory.clone(),
+            None => home(&account).await,
+        };
         let command_line = command_line(&task.command);
         let environment = environment(&account, &task);
         let mut command = task.command.into_iter();
@@ -283,12 +227,7 @@ impl Programs {
         let on_end = task.on_end;
         let attendance =
             Attendance { program, child, outputs, input, limit, patience: PATIENCE, place, on_end };
-        // The receiver is a part of this very struct.
-        let _ = self.begun.send(Box::pin(async move {
-            attendance.run().await;
-            key
-        }));
-        Ok(attached)
+        Ok((attached, attendance))
     }
 
     /// A place in the table for one more, which is taken until the program is in it.
@@ -310,9 +249,17 @@ impl Programs {
         Ok(Starting { programs: self, key: key.clone() })
     }
 
-    /// The program of this owner and identifier.
-    pub fn find(&self, owner: &str, id: &str) -> Option<Arc<Program>> {
-        self.table().get(&(owner.to_owned(), id.to_owned())).map(|(_, program)| Arc::clone(program))
+    /// The program of this owner and identifier. One that is being started is waited for: its client may come back sooner.
+    pub async fn find(&self, owner: &str, id: &str) -> Option<Arc<Program>> {
+        let key = (owner.to_owned(), id.to_owned());
+        let mut settled = self.settled.subscribe();
+        loop {
+            let is_starting = self.starting().contains(&key);
+            if !is_starting || settled.changed().await.is_err() {
+                break;
+            }
+        }
+        self.table().get(&key).map(|(_, program)| Arc::clone(program))
     }
 
     /// What is known of an owner's programs, or of all, the oldest first.
@@ -332,7 +279,9 @@ impl Programs {
         loop {
             tokio::select! {
                 Some(begun) = waiting.recv() => running.push(begun),
-                Some(gone) = running.next(), if !running.is_empty() => drop(self.table().remove(&gone)),
+                Some(gone) = running.next(), if !running.is_empty() => {
+                    gone.and_then(|gone| self.table().remove(&gone));
+                }
             }
         }
     }
@@ -369,86 +318,10 @@ impl Programs {
     }
 }
 
-fn check(task: &Task) -> Result<(), Error> {
-    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    if !(8..=32).contains(&task.id.len()) || !task.id.bytes().all(is_digit) {
-        return Err(Error::Identifier(task.id.clone()));
-    }
-    if task.command.first().is_none_or(|program| program.is_empty()) {
-        return Err(Error::Nothing);
-    }
-    let variables = task.environment.iter().map(|(name, value)| name.len() + value.len() + 2);
-    let length = task.command.iter().map(|word| word.len() + 1).chain(variables).sum();
-    if length > MAX_ARGUMENTS {
-        return Err(Error::TooLong(length));
-    }
-    let has_nul = |word: &std::ffi::OsStr| word.as_bytes().contains(&0);
-    if task.command.iter().any(|word| has_nul(word)) {
-        return Err(Error::Nul("an argument"));
-    }
-    if task.directory.as_ref().is_some_and(|directory| has_nul(directory.as_os_str())) {
-        return Err(Error::Nul("the directory"));
-    }
-    for (name, value) in &task.environment {
-        if name.is_empty() || name.as_bytes().contains(&b'=') {
-            return Err(Error::Variable(name.to_string_lossy().into_owned()));
-        }
-        if has_nul(name) || has_nul(value) {
-            return Err(Error::Nul("a variable"));
-        }
-    }
-    if let Some((kind, _)) = &task.terminal {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.' | b'_');
-        if kind.len() > 64 || !kind.bytes().all(plain) {
-            return Err(Error::TerminalKind(kind.clone()));
-        }
-    }
-    Ok(())
-}
-
-/// Why a program could not be started.
-fn failed(source: io::Error, program: String, directory: PathBuf) -> Error {
-    match spawn_manner::step(&source) {
-        None => Error::Program { program, source },
-        Some((Step::Directory, source)) => Error::Directory { directory, source },
-        Some((_, source)) => Error::System(source),
-    }
-}
-
-/// All variables of a program.
-fn environment(account: &Account, task: &Task) -> Vec<(OsString, OsString)> {
-    let usual: [(&str, OsString); 5] = [
-        ("HOME", account.home.clone().into()),
-        ("LOGNAME", account.name.clone().into()),
-        ("PATH", PATH.into()),
-        ("SHELL", account.shell.clone().into()),
-        ("USER", account.name.clone().into()),
-    ];
-    let kind = task.terminal.as_ref().map(|(kind, _)| kind).filter(|kind| !kind.is_empty());
-    let kind = kind.map(|kind| ("TERM", OsString::from(kind)));
-    let usual = usual.into_iter().chain(kind).map(|(name, value)| (name.into(), value));
-    // Of those that come twice a program is given the first.
-    task.environment.iter().cloned().rev().chain(usual).collect()
-}
-
-/// A command line for people.
-fn command_line(command: &[OsString]) -> String {
-    let words = command.iter().map(|word| {
-        let word = word.to_string_lossy();
-        let plain = |one: char| one.is_alphanumeric() || "-_./:=,+@%".contains(one);
-        if !word.is_empty() && word.chars().all(plain) { word.into_owned() } else { format!("{word:?}") }
-    });
-    let mut line = String::new();
-    for word in words {
-        if line.chars().count() + word.chars().count() >= MAX_COMMAND {
-            line.extend(word.chars().take(MAX_COMMAND.saturating_sub(line.chars().count() + 1)));
-            line.push('…');
-            break;
-        }
-        line.push_str(&word);
-        line.push(' ');
-    }
-    line.trim_end().to_owned()
+/// Where a program starts unless that is said; a home may be on a server that does not answer.
+async fn home(account: &Account) -> PathBuf {
+    let home = account.home.clone();
+    blocking::run(move || if home.is_dir() { home } else { PathBuf::from("/") }).await
 }
 
 /// Both ends of what connects a program.
@@ -483,5 +356,56 @@ impl Ends {
             input = Some(Sink::Pipe(pipe::Sender::from_owned_fd(sink.into())?));
         }
         Ok(Self { streams, terminal: None, outputs, input })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use state::Away;
+
+    fn task(id: &str) -> Task {
+        Task {
+            id: id.into(),
+            owner: "host".into(),
+            command: vec!["/bin/sleep".into(), "1000".into()],
+            environment: Vec::new(),
+            directory: Some("/".into()),
+            terminal: None,
+            has_input: false,
+            limit: None,
+            away: Away::Ends(Duration::from_secs(30)),
+            on_end: None,
+        }
+    }
+
+    /// A connection that breaks in the middle of a start.
+    #[tokio::test]
+    async fn a_start_that_nobody_waits_for_any_more_is_looked_after_and_found() {
+        let programs = Arc::new(Programs::default());
+        let Ok(account) = account("").await else { panic!("this machine has no root") };
+        let root = Root::default();
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let wait = Mutex::new(wait);
+        let may = move |_: &Path| {
+            wait.lock().unwrap().recv().unwrap();
+            Ok::<(), Error>(())
+        };
+        let start = programs.start(&root, account, task("0123456789"), Some(may));
+        let test = async {
+            assert!(tokio::time::timeout(Duration::from_millis(200), start).await.is_err());
+            assert!(programs.list(None).is_empty());
+            let finding = programs.find("host", "0123456789");
+            let (found, ()) = tokio::join!(finding, async { go.send(()).unwrap() });
+            let program = found.unwrap();
+            assert!(!program.standing().is_attached);
+            let mut attached = program.attach([None, None]);
+            program.signal(nix::sys::signal::Signal::SIGKILL).unwrap();
+            assert!(matches!(attached.next().await, state::News::Ended(_)));
+        };
+        tokio::select! {
+            () = programs.care() => {}
+            () = test => {}
+        }
     }
 }
