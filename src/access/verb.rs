@@ -20,8 +20,10 @@ pub enum Role {
     Keys,
     /// Freeze, thaw and trim the file systems of a guest.
     Freeze,
-    /// Shut a guest down, restart or suspend it.
+    /// Shut a guest down, restart or suspend it, and set its clock, processors and memory.
     Power,
+    /// Read and change who may log in to a guest.
+    Accounts,
     /// Ask a guest for any command of QGA: what comes of it is up to the guest alone.
     Qga,
     /// Run programs in guests: as far as the guest lets them, whoever may do that is root there.
@@ -39,6 +41,7 @@ impl Role {
         Self::Keys,
         Self::Freeze,
         Self::Power,
+        Self::Accounts,
         Self::Qga,
         Self::Exec,
     ];
@@ -54,6 +57,7 @@ impl Role {
             Self::Keys => "keys",
             Self::Freeze => "freeze",
             Self::Power => "power",
+            Self::Accounts => "accounts",
             Self::Qga => "qga",
             Self::Exec => "exec",
         }
@@ -168,6 +172,32 @@ pub static SUSPEND: Verb = changes("SuspendToMemory", "suspend", Role::Power);
 pub static SUSPEND_TO_DISK: Verb = changes("SuspendToDisk", "suspend --to disk", Role::Power);
 /// Suspend one to both.
 pub static SUSPEND_TO_BOTH: Verb = changes("SuspendToBoth", "suspend --to both", Role::Power);
+/// The time of a guest.
+pub static TIME: Verb = asks("GetTime", "time");
+/// Set it.
+pub static SET_TIME: Verb = changes("SetTime", "time --set", Role::Power);
+/// Its processors.
+pub static CPUS: Verb = asks("ListProcessors", "cpus");
+/// Switch them.
+pub static SET_CPUS: Verb = changes("SetProcessors", "cpus --online", Role::Power);
+/// Its memory.
+pub static MEMORY: Verb = asks("ListMemoryBlocks", "memory");
+/// Switch blocks of it.
+pub static SET_MEMORY: Verb = changes("SetMemoryBlocks", "memory --online", Role::Power);
+/// Its network interfaces.
+pub static NETWORK: Verb = asks("ListInterfaces", "network");
+/// Its routes.
+pub static ROUTES: Verb = asks("ListRoutes", "network --routes");
+/// Who is logged in to it.
+pub static USERS: Verb = asks("ListUsers", "users");
+/// Set a password.
+pub static PASSWD: Verb = changes("SetPassword", "passwd", Role::Accounts);
+/// The SSH keys of a user.
+pub static KEYS_LS: Verb = changes("ListAuthorizedKeys", "keys ls", Role::Accounts);
+/// Add some.
+pub static KEYS_ADD: Verb = changes("AddAuthorizedKeys", "keys add", Role::Accounts);
+/// Take some away.
+pub static KEYS_RM: Verb = changes("RemoveAuthorizedKeys", "keys rm", Role::Accounts);
 /// Any command of QGA.
 pub static QGA: Verb = changes("ExecuteQga", "qga", Role::Qga);
 
@@ -220,6 +250,19 @@ pub static VERBS: &[&Verb] = &[
     &SUSPEND,
     &SUSPEND_TO_DISK,
     &SUSPEND_TO_BOTH,
+    &TIME,
+    &SET_TIME,
+    &CPUS,
+    &SET_CPUS,
+    &MEMORY,
+    &SET_MEMORY,
+    &NETWORK,
+    &ROUTES,
+    &USERS,
+    &PASSWD,
+    &KEYS_LS,
+    &KEYS_ADD,
+    &KEYS_RM,
     &QGA,
     &EXEC,
     &ATTACH,
@@ -242,6 +285,9 @@ mod tests {
             include_str!("../../proto/guestlet/v1/freeze.proto"),
             include_str!("../../proto/guestlet/v1/file_systems.proto"),
             include_str!("../../proto/guestlet/v1/power.proto"),
+            include_str!("../../proto/guestlet/v1/machine.proto"),
+            include_str!("../../proto/guestlet/v1/network.proto"),
+            include_str!("../../proto/guestlet/v1/accounts.proto"),
         ];
         let lines = protos.iter().flat_map(|proto| proto.lines());
         let methods: BTreeSet<_> =

@@ -9,12 +9,15 @@ use crate::guest::Guest;
 use crate::qga;
 use crate::rpc::guard::Gate;
 use crate::rpc::qga::Engine;
-use crate::rpc::{self, exec, file_systems, freeze, guest, health_checks, power};
+use crate::rpc::{self, accounts, exec, file_systems, freeze, guest, health_checks, machine, network, power};
 use crate::transport::Both;
+use crate::wire::proto::v1::accounts_server::AccountsServer;
 use crate::wire::proto::v1::exec_server::ExecServer;
 use crate::wire::proto::v1::file_systems_server::FileSystemsServer;
 use crate::wire::proto::v1::freeze_server::FreezeServer;
 use crate::wire::proto::v1::health_checks_server::HealthChecksServer;
+use crate::wire::proto::v1::machine_server::MachineServer;
+use crate::wire::proto::v1::network_server::NetworkServer;
 use crate::wire::proto::v1::power_server::PowerServer;
 use crate::wire::proto::v1::qga_server::QgaServer;
 
@@ -22,24 +25,25 @@ use crate::wire::proto::v1::qga_server::QgaServer;
 pub type Services = Both<ExecServer<exec::Service>, Machine>;
 
 /// Those whose verbs QGA clients have as well, and what a session is kept with.
-type Machine = Both<
-    QgaServer<rpc::qga::Service>,
+type Machine = Both<QgaServer<rpc::qga::Service>, Both<FreezeServer<freeze::Service>, Reading>>;
+
+/// Those that read and set what the machine has.
+type Reading = Both<
+    FileSystemsServer<file_systems::Service>,
     Both<
-        FreezeServer<freeze::Service>,
-        Both<
-            FileSystemsServer<file_systems::Service>,
-            Both<
-                PowerServer<power::Service>,
-                Both<HealthChecksServer<health_checks::Service>, guest::Served>,
-            >,
-        >,
+        NetworkServer<network::Service>,
+        Both<MachineServer<machine::Service>, Both<AccountsServer<accounts::Service>, Before>>,
     >,
 >;
+
+/// The others.
+type Before =
+    Both<PowerServer<power::Service>, Both<HealthChecksServer<health_checks::Service>, guest::Served>>;
 
 /// The services over this guest. Commands of QGA are carried out by the engine that its clients have; programs are held to the
 /// rules of `gate`, and have clients until `stopping`.
 pub fn all(
-    machine: &Guest,
+    guest: &Guest,
     context: Arc<qga::Context>,
     checks: health_checks::Service,
     api: guest::Service,
@@ -47,11 +51,14 @@ pub fn all(
     stopping: CancellationToken,
 ) -> Services {
     let before = Both(checks.into_server(), api.into_server());
-    let power = Both(power::Service::new(machine.clone()).into_server(), before);
-    let file_systems = Both(file_systems::Service::new(machine.clone()).into_server(), power);
-    let freeze = Both(freeze::Service::new(machine.clone()).into_server(), file_systems);
+    let power = Both(power::Service::new(guest.clone()).into_server(), before);
+    let accounts = Both(accounts::Service::new(guest.clone()).into_server(), power);
+    let hardware = Both(machine::Service::new(guest.clone()).into_server(), accounts);
+    let network = Both(network::Service::new(guest.clone()).into_server(), hardware);
+    let file_systems = Both(file_systems::Service::new(guest.clone()).into_server(), network);
+    let freeze = Both(freeze::Service::new(guest.clone()).into_server(), file_systems);
     let qga = Both(rpc::qga::Service::new(engine(context)).into_server(), freeze);
-    Both(exec::Service::new(machine.clone(), gate.clone(), stopping).into_server(), qga)
+    Both(exec::Service::new(guest.clone(), gate.clone(), stopping).into_server(), qga)
 }
 
 fn engine(context: Arc<qga::Context>) -> Engine {

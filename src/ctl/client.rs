@@ -9,10 +9,13 @@ use tokio::net::UnixStream;
 
 use super::Error;
 use crate::transport::{Stream, http2};
+use crate::wire::proto::v1::accounts_client::AccountsClient;
 use crate::wire::proto::v1::admin_client::AdminClient;
 use crate::wire::proto::v1::exec_client::ExecClient;
 use crate::wire::proto::v1::file_systems_client::FileSystemsClient;
 use crate::wire::proto::v1::freeze_client::FreezeClient;
+use crate::wire::proto::v1::machine_client::MachineClient;
+use crate::wire::proto::v1::network_client::NetworkClient;
 use crate::wire::proto::v1::power_client::PowerClient;
 use crate::wire::proto::v1::qga_client::QgaClient;
 use crate::wire::proto::v1::{ListVirtualMachinesRequest, VirtualMachine};
@@ -38,6 +41,21 @@ impl Daemon {
     /// For file systems.
     pub fn file_systems(&self) -> FileSystemsClient<http2::Client> {
         FileSystemsClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// For users, passwords and keys.
+    pub fn accounts(&self) -> AccountsClient<http2::Client> {
+        AccountsClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// For clock, processors and memory.
+    pub fn machine(&self) -> MachineClient<http2::Client> {
+        MachineClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// For interfaces and routes.
+    pub fn network(&self) -> NetworkClient<http2::Client> {
+        NetworkClient::with_origin(self.0.clone(), origin())
     }
 
     /// To shut down, restart and suspend.

@@ -9,9 +9,12 @@ use crate::policy::rules::Detail;
 
 /// The services of the control channel, as paths begin with them.
 const GUEST: &str = "/guestlet.v1.Guest/";
+const ACCOUNTS: &str = "/guestlet.v1.Accounts/";
 const FILE_SYSTEMS: &str = "/guestlet.v1.FileSystems/";
 const FREEZE: &str = "/guestlet.v1.Freeze/";
 const HEALTH_CHECKS: &str = "/guestlet.v1.HealthChecks/";
+const MACHINE: &str = "/guestlet.v1.Machine/";
+const NETWORK: &str = "/guestlet.v1.Network/";
 const POWER: &str = "/guestlet.v1.Power/";
 const QGA: &str = "/guestlet.v1.Qga/";
 const EXEC: &str = "/guestlet.v1.Exec/";
@@ -66,6 +69,7 @@ const fn does(
 
 /// All methods of the control channel.
 pub static VERBS: &[Verb] = &[
+    does(ACCOUNTS, "AddAuthorizedKeys", Role::Accounts, true, &["guest-ssh-add-authorized-keys"]),
     // What the guest asks on it is decided by the host half.
     verb("Callback", Role::Disks, false),
     verb("Enroll", Role::Status, true),
@@ -84,14 +88,28 @@ pub static VERBS: &[Verb] = &[
     },
     Verb { while_frozen: true, ..does(FREEZE, "GetFreeze", Role::Freeze, false, &["guest-fsfreeze-status"]) },
     verb("GetInfo", Role::Status, false),
+    does(MACHINE, "GetTime", Role::Status, false, &["guest-get-time", "guest-get-timezone"]),
+    does(ACCOUNTS, "ListAuthorizedKeys", Role::Accounts, true, &["guest-ssh-get-authorized-keys"]),
     does(FILE_SYSTEMS, "ListFileSystems", Role::Status, false, &["guest-get-fsinfo"]),
+    does(NETWORK, "ListInterfaces", Role::Status, false, &["guest-network-get-interfaces"]),
+    does(
+        MACHINE,
+        "ListMemoryBlocks",
+        Role::Status,
+        false,
+        &["guest-get-memory-block-info", "guest-get-memory-blocks"],
+    ),
+    does(MACHINE, "ListProcessors", Role::Status, false, &["guest-get-vcpus"]),
     Verb {
         names_asker: true,
         while_frozen: true,
         ..does(EXEC, "ListPrograms", Role::Exec, false, &["guest-exec"])
     },
+    does(NETWORK, "ListRoutes", Role::Status, false, &["guest-network-get-route"]),
+    does(ACCOUNTS, "ListUsers", Role::Status, false, &["guest-get-users"]),
     verb("Ping", Role::Status, false),
     verb("ReleaseDisk", Role::Disks, true),
+    does(ACCOUNTS, "RemoveAuthorizedKeys", Role::Accounts, true, &["guest-ssh-remove-authorized-keys"]),
     verb("ReplaceHostKey", Role::Keys, true),
     verb("RotateKey", Role::Keys, true),
     // The program and the user are decided on by themselves, and none is started while file systems are frozen; the end is
@@ -102,6 +120,13 @@ pub static VERBS: &[Verb] = &[
         ..does(EXEC, "RunProgram", Role::Exec, true, &["guest-exec"])
     },
     Verb { service: HEALTH_CHECKS, name: "SetHealthChecks", role: Role::Topology, audited: true, ..USUAL },
+    does(MACHINE, "SetMemoryBlocks", Role::Power, true, &["guest-set-memory-blocks"]),
+    Verb {
+        detail: Detail::Password,
+        ..does(ACCOUNTS, "SetPassword", Role::Accounts, true, &["guest-set-user-password"])
+    },
+    does(MACHINE, "SetProcessors", Role::Power, true, &["guest-set-vcpus"]),
+    does(MACHINE, "SetTime", Role::Power, true, &["guest-set-time"]),
     verb("SetTopology", Role::Topology, true),
     does(POWER, "Shutdown", Role::Power, true, &["guest-shutdown"]),
     Verb {
@@ -134,24 +159,9 @@ pub static ONLY_BY_QGA: &[&str] = &[
     "guest-get-diskstats",
     "guest-get-host-name",
     "guest-get-load",
-    "guest-get-memory-block-info",
-    "guest-get-memory-blocks",
     "guest-get-osinfo",
-    "guest-get-time",
-    "guest-get-timezone",
-    "guest-get-users",
-    "guest-get-vcpus",
     "guest-info",
-    "guest-network-get-interfaces",
-    "guest-network-get-route",
     "guest-ping",
-    "guest-set-memory-blocks",
-    "guest-set-time",
-    "guest-set-user-password",
-    "guest-set-vcpus",
-    "guest-ssh-add-authorized-keys",
-    "guest-ssh-get-authorized-keys",
-    "guest-ssh-remove-authorized-keys",
     "guest-sync",
     "guest-sync-delimited",
 ];
@@ -173,6 +183,9 @@ mod tests {
         ("freeze.proto", FREEZE),
         ("file_systems.proto", FILE_SYSTEMS),
         ("power.proto", POWER),
+        ("machine.proto", MACHINE),
+        ("network.proto", NETWORK),
+        ("accounts.proto", ACCOUNTS),
         ("exec.proto", EXEC),
     ];
 

@@ -1,9 +1,10 @@
 //! The guestlet API in the guest, one file per service that it serves or calls.
 //!
-//! [`guest`] and [`health_checks`] serve the host half, and so do [`freeze`], [`file_systems`], [`power`] and [`qga`], whose verbs QGA clients have as
-//! well, and [`exec`]; [`callback`] and [`health_reports`] call it, [`local`] serves people in the guest. [`holder`] knows which host
-//! half holds the guest, [`guard`] who may call what.
+//! [`guest`] and [`health_checks`] serve the host half, and so do [`freeze`], [`file_systems`], [`power`], [`machine`], [`network`],
+//! [`accounts`] and [`qga`], whose verbs QGA clients have as well, and [`exec`]; [`callback`] and [`health_reports`] call it,
+//! [`local`] serves people in the guest. [`holder`] knows which host half holds the guest, [`guard`] who may call what.
 
+pub mod accounts;
 pub mod callback;
 mod convert;
 pub mod exec;
@@ -17,5 +18,7 @@ pub mod holder;
 pub mod introduced;
 pub mod keys;
 pub mod local;
+pub mod machine;
+pub mod network;
 pub mod power;
 pub mod qga;

@@ -14,7 +14,7 @@ pub mod block;
 pub mod block_device;
 #[cfg(feature = "agent")]
 pub mod block_stack;
-#[cfg(any(feature = "agent", feature = "host"))]
+#[cfg(any(feature = "agent", feature = "ctl", feature = "host"))]
 pub mod blocking;
 pub mod calendar;
 #[cfg(feature = "host")]

@@ -21,8 +21,10 @@ fn guest(lab: &Lab, name: &str, number: u8) -> Guest {
     Guest::start(&path, Door::Unix, Manner::Good, info(&uuid(number), "boot-1"))
 }
 
+/// Asks as this user. Whoever reads standard input finds a line there.
 fn ask(lab: &Lab, uid: u32, arguments: &[&str]) -> Output {
-    lab.ctl_as(uid, arguments).output().unwrap()
+    let input = std::fs::File::open("/etc/passwd").unwrap();
+    lab.ctl_as(uid, arguments).stdin(input).output().unwrap()
 }
 
 fn words(lab: &Lab, uid: u32, arguments: &[&str]) -> String {
@@ -197,6 +199,19 @@ const DENIED: &[(&str, &[&str])] = &[
     ("attach", &["attach", "db-1", "0123abcd"]),
     ("ps", &["ps", "db-1"]),
     ("kill", &["kill", "db-1", "0123abcd"]),
+    ("time", &["time", "db-1"]),
+    ("time --set", &["time", "db-1", "--set", "hardware"]),
+    ("cpus", &["cpus", "db-1"]),
+    ("cpus --online", &["cpus", "db-1", "--offline", "1"]),
+    ("memory", &["memory", "db-1"]),
+    ("memory --online", &["memory", "db-1", "--offline", "1"]),
+    ("network", &["network", "db-1"]),
+    ("network --routes", &["network", "db-1", "--routes"]),
+    ("users", &["users", "db-1"]),
+    ("passwd", &["passwd", "db-1", "me"]),
+    ("keys ls", &["keys", "ls", "db-1", "me"]),
+    ("keys add", &["keys", "add", "db-1", "me", "-"]),
+    ("keys rm", &["keys", "rm", "db-1", "me", "-"]),
 ];
 
 #[test]

@@ -1,7 +1,11 @@
 //! What people ask of a simulated guest, and its answers.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use guestlet::guest::Guest;
+use guestlet::sys::effects::Effects;
+use guestlet::sys::root::Root;
 use guestlet::wire::proto::v1::power_server::Power;
 use guestlet::wire::proto::v1::qga_server::Qga;
 use guestlet::wire::proto::v1::{
@@ -12,19 +16,37 @@ use tonic::{Request, Response, Status};
 
 /// A guest's answers to what people ask, as a test wants them.
 #[derive(Debug, Default, Clone)]
-pub struct Machine(Arc<Mutex<Asked>>);
+pub struct Machine(Arc<Mutex<Doings>>);
 
 #[derive(Debug, Default)]
-pub struct Asked {
+pub struct Doings {
     /// What a command of QGA is answered with; none: nothing ever is.
     pub answer: Option<Vec<u8>>,
     /// What was asked, and for whom.
     pub asked: Vec<(String, String)>,
+    /// What the services of real agents see, from the next session on; none: nothing of any machine.
+    pub laid_out: Option<Guest>,
 }
 
+/// A machine on which nothing can be done.
+#[derive(Debug)]
+struct Nothing;
+
+impl Effects for Nothing {}
+
 impl Machine {
-    pub fn lock(&self) -> MutexGuard<'_, Asked> {
+    pub fn lock(&self) -> MutexGuard<'_, Doings> {
         self.0.lock().unwrap()
+    }
+
+    /// What the services of real agents see.
+    pub fn laid_out(&self) -> Guest {
+        let nothing = || Guest {
+            root: Root::at(Path::new("/nonexistent/guest")),
+            effects: Arc::new(Nothing),
+            ..Guest::default()
+        };
+        self.lock().laid_out.clone().unwrap_or_else(nothing)
     }
 
     fn note<T>(&self, what: &str, request: &Request<T>) {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
+use guestlet::rpc;
 use guestlet::supervise::Scope;
 use guestlet::transport::callback::Caller;
 use guestlet::transport::{Both, http2};
@@ -269,7 +270,11 @@ impl Agent {
                 let machine = self.machine.clone();
                 let services = Services { guest: GuestServer::new(self), checks };
                 let services = Both(PowerServer::new(machine.clone()), services);
+                let real = machine.laid_out();
                 let services = Both(QgaServer::new(machine), services);
+                let services = Both(rpc::accounts::Service::new(real.clone()).into_server(), services);
+                let services = Both(rpc::machine::Service::new(real.clone()).into_server(), services);
+                let services = Both(rpc::network::Service::new(real).into_server(), services);
                 drop(http2::serve(stream, services, CancellationToken::new()).await);
             }
         }

@@ -21,6 +21,7 @@ mod cloud_calls;
 mod frames;
 mod guest;
 mod hypervisor;
+mod inside;
 mod lab;
 mod machine;
 #[allow(dead_code, reason = "each test program uses a part of it")]

@@ -32,3 +32,4 @@ mod life;
 mod pins;
 mod reset;
 mod unwatched;
+mod verbs;

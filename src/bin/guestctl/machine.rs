@@ -1,12 +1,15 @@
 //! The verbs of `guestctl` that ask the agent in a guest for something.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use guestlet::ctl::Verb;
 use guestlet::ctl::machine::Action;
+use guestlet::ctl::machine::accounts;
 use guestlet::ctl::machine::around::Around;
+use guestlet::ctl::machine::hardware::{Clock, Switches};
 use guestlet::ctl::machine::power::{Goal, Wish};
 use guestlet::ctl::words::parse_span;
 use guestlet::text::parse_size;
@@ -20,6 +23,58 @@ pub enum To {
     Disk,
     /// Memory, and a disk in case that memory is lost
     Both,
+}
+
+/// What is to be switched.
+#[derive(Debug, Args)]
+pub struct Switched {
+    /// Switch these on, by their numbers
+    #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
+    online: Vec<u64>,
+    /// Switch these off
+    #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
+    offline: Vec<u64>,
+}
+
+impl Switched {
+    fn some(self) -> Option<Switches> {
+        let Self { online, offline } = self;
+        Some(Switches { online, offline }).filter(|switches| !switches.is_empty())
+    }
+}
+
+/// The verbs of `guestctl keys`.
+#[derive(Debug, Subcommand)]
+pub enum Keys {
+    /// List the keys of a user
+    Ls {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// The user
+        user: String,
+    },
+    /// Add keys; those that are there stay once
+    #[command(after_help = "Example:\n  guestctl keys add web-1 root ~/.ssh/id_ed25519.pub")]
+    Add {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// The user
+        user: String,
+        /// A file with a key on each line; - reads them from standard input
+        file: PathBuf,
+        /// Take all others away
+        #[arg(long)]
+        reset: bool,
+    },
+    /// Take keys away; success if they are not there
+    Rm {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// The user
+        user: String,
+        /// A file with a key on each line; - reads them from standard input
+        file: PathBuf,
+    },
 }
 
 /// The verbs.
@@ -123,6 +178,58 @@ pub enum Machine {
         /// The VM's name, as ls shows it
         name: String,
     },
+    /// Show the time of a guest, or set it
+    Time {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// Set it to this machine's time (now), to what the guest's hardware clock shows (hardware), or to a time such as
+        /// 2026-11-26T01:00:00Z
+        #[arg(long, value_name = "TIME")]
+        set: Option<Clock>,
+    },
+    /// Show the processors of a guest, or switch them
+    Cpus {
+        /// The VM's name, as ls shows it
+        name: String,
+        #[command(flatten)]
+        switches: Switched,
+    },
+    /// Show the blocks of memory of a guest, or switch them
+    Memory {
+        /// The VM's name, as ls shows it
+        name: String,
+        #[command(flatten)]
+        switches: Switched,
+    },
+    /// Show the network interfaces of a guest
+    Network {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// Show its routes instead
+        #[arg(long)]
+        routes: bool,
+    },
+    /// Show who is logged in to a guest
+    Users {
+        /// The VM's name, as ls shows it
+        name: String,
+    },
+    /// Set the password of a user of a guest
+    ///
+    /// It is asked for on the terminal, where nothing of it is shown, or it is the first line of standard input.
+    #[command(after_help = "Example:\n  openssl passwd -6 | guestctl passwd web-1 root --crypted")]
+    Passwd {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// The user
+        user: String,
+        /// It is one already as crypt(5) makes it
+        #[arg(long)]
+        crypted: bool,
+    },
+    /// Look after the keys by which a user of a guest may log in over SSH
+    #[command(subcommand)]
+    Keys(Keys),
     /// Have a guest carry out any command of the QEMU guest agent protocol, and print the answer
     ///
     /// What may be asked for is up to the guest: each command needs the role that docs/qga.md says. The exit code is 1 if the
@@ -168,6 +275,28 @@ impl From<Machine> for Verb {
                 (name, Action::Trim { mounts, minimum: minimum.unwrap_or(0), within: timeout })
             }
             Machine::Fs { name } => (name, Action::FileSystems),
+            Machine::Time { name, set } => (name, set.map_or(Action::Time, Action::SetTime)),
+            Machine::Cpus { name, switches } => {
+                (name, switches.some().map_or(Action::Processors, Action::SwitchProcessors))
+            }
+            Machine::Memory { name, switches } => {
+                (name, switches.some().map_or(Action::Memory, Action::SwitchMemory))
+            }
+            Machine::Network { name, routes } => {
+                (name, if routes { Action::Routes } else { Action::Interfaces })
+            }
+            Machine::Users { name } => (name, Action::Users),
+            Machine::Passwd { name, user, crypted } => (name, Action::Password { user, crypted }),
+            Machine::Keys(keys) => {
+                let (name, user, keys) = match keys {
+                    Keys::Ls { name, user } => (name, user, accounts::Keys::List),
+                    Keys::Add { name, user, file, reset } => {
+                        (name, user, accounts::Keys::Add { file, reset })
+                    }
+                    Keys::Rm { name, user, file } => (name, user, accounts::Keys::Remove { file }),
+                };
+                (name, Action::Keys { user, keys })
+            }
             Machine::Qga { name, command, timeout } => (name, Action::Qga { command, within: timeout }),
         };
         Self::Machine { name, action }

@@ -1,9 +1,12 @@
 //! What `guestctl` asks of the agent in a guest: one file for each subject. To add one: its file, its arm in [`run`], and its
 //! verbs in the program.
 
+pub mod accounts;
 pub mod around;
 pub mod file_systems;
 pub mod freeze;
+pub mod hardware;
+mod network;
 pub mod power;
 mod qga;
 
@@ -47,6 +50,38 @@ pub enum Action {
     },
     /// Show the file systems on disks.
     FileSystems,
+    /// Show the time.
+    Time,
+    /// Set it.
+    SetTime(hardware::Clock),
+    /// Show the processors.
+    Processors,
+    /// Switch some.
+    SwitchProcessors(hardware::Switches),
+    /// Show the blocks of memory.
+    Memory,
+    /// Switch some.
+    SwitchMemory(hardware::Switches),
+    /// Show the network interfaces.
+    Interfaces,
+    /// Show the routes.
+    Routes,
+    /// Show who is logged in.
+    Users,
+    /// Set a password, which is read.
+    Password {
+        /// Whose.
+        user: String,
+        /// It is one already as crypt(5) makes it.
+        crypted: bool,
+    },
+    /// Look after SSH keys.
+    Keys {
+        /// Whose.
+        user: String,
+        /// What to do.
+        keys: accounts::Keys,
+    },
     /// Shut down, restart or suspend.
     Power(power::Wish),
     /// A command of QGA.
@@ -74,6 +109,19 @@ pub async fn run(daemon: Daemon, printer: &mut Printer, name: String, action: Ac
             file_systems::trim(&daemon, printer, name, (mounts, minimum), within).await
         }
         Action::FileSystems => file_systems::list(&daemon, printer, name).await,
+        Action::Time => hardware::time(&daemon, printer, name).await,
+        Action::SetTime(clock) => hardware::set_time(&daemon, printer, name, clock).await,
+        Action::Processors => hardware::processors(&daemon, printer, name).await,
+        Action::SwitchProcessors(switches) => {
+            hardware::switch_processors(&daemon, printer, name, switches).await
+        }
+        Action::Memory => hardware::memory(&daemon, printer, name).await,
+        Action::SwitchMemory(switches) => hardware::switch_memory(&daemon, printer, name, switches).await,
+        Action::Interfaces => network::interfaces(&daemon, printer, name).await,
+        Action::Routes => network::routes(&daemon, printer, name).await,
+        Action::Users => accounts::users(&daemon, printer, name).await,
+        Action::Password { user, crypted } => accounts::password(&daemon, printer, name, user, crypted).await,
+        Action::Keys { user, keys } => accounts::keys(&daemon, printer, name, user, keys).await,
         Action::Power(wish) => power::run(&daemon, printer, name, wish).await,
         Action::Qga { command, within } => qga::run(&daemon, printer, name, command, within).await,
         // Done where connections are made.

@@ -10,18 +10,21 @@ use super::Api;
 use crate::host::handed_on::HandedOn;
 use crate::host::{exec, machine};
 use crate::transport::Both;
+use crate::wire::proto::v1::accounts_server::{Accounts, AccountsServer};
 use crate::wire::proto::v1::exec_server::{Exec, ExecServer};
 use crate::wire::proto::v1::file_systems_server::{FileSystems, FileSystemsServer};
 use crate::wire::proto::v1::freeze_server::{Freeze, FreezeServer};
+use crate::wire::proto::v1::machine_server::{Machine, MachineServer};
+use crate::wire::proto::v1::network_server::{Network, NetworkServer};
 use crate::wire::proto::v1::power_server::{Power, PowerServer};
 use crate::wire::proto::v1::qga_server::{Qga, QgaServer};
 use crate::wire::proto::v1::{
-    ExecuteQgaRequest, ExecuteQgaResponse, FreezeFileSystemsRequest, FreezeFileSystemsResponse, FreezeState,
-    FromProgram, GetFreezeRequest, ListFileSystemsRequest, ListFileSystemsResponse, ListProgramsRequest,
-    ListProgramsResponse, ShutdownRequest, ShutdownResponse, SignalProgramRequest, SignalProgramResponse,
-    SuspendResponse, SuspendToBothRequest, SuspendToDiskRequest, SuspendToMemoryRequest,
-    ThawFileSystemsRequest, ThawFileSystemsResponse, ToProgram, TrimFileSystemsRequest,
-    TrimFileSystemsResponse,
+    self, ExecuteQgaRequest, ExecuteQgaResponse, FreezeFileSystemsRequest, FreezeFileSystemsResponse,
+    FreezeState, FromProgram, GetFreezeRequest, ListFileSystemsRequest, ListFileSystemsResponse,
+    ListProgramsRequest, ListProgramsResponse, ShutdownRequest, ShutdownResponse, SignalProgramRequest,
+    SignalProgramResponse, SuspendResponse, SuspendToBothRequest, SuspendToDiskRequest,
+    SuspendToMemoryRequest, ThawFileSystemsRequest, ThawFileSystemsResponse, ToProgram,
+    TrimFileSystemsRequest, TrimFileSystemsResponse,
 };
 
 /// Bytes of one request.
@@ -32,17 +35,25 @@ const MAX_COMMAND: usize = (1 << 20) + 1024;
 /// These services, and `before`, as HTTP/2 serves them.
 pub type Services<B> = Both<
     ExecServer<Api>,
-    Both<QgaServer<Api>, Both<FreezeServer<Api>, Both<FileSystemsServer<Api>, Both<PowerServer<Api>, B>>>>,
+    Both<QgaServer<Api>, Both<FreezeServer<Api>, Both<FileSystemsServer<Api>, Rest<B>>>>,
 >;
+
+/// The rest of them.
+type Rest<B> =
+    Both<PowerServer<Api>, Both<NetworkServer<Api>, Both<MachineServer<Api>, Both<AccountsServer<Api>, B>>>>;
 
 /// These services beside `before`.
 pub fn beside<B>(api: &Api, before: B) -> Services<B> {
+    let accounts = AccountsServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
+    let hardware = MachineServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
+    let network = NetworkServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let power = PowerServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let file_systems = FileSystemsServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let freeze = FreezeServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let qga = QgaServer::new(api.clone()).max_decoding_message_size(MAX_COMMAND);
     let exec = ExecServer::new(api.clone()).max_decoding_message_size(exec::MAX_REQUEST);
-    Both(exec, Both(qga, Both(freeze, Both(file_systems, Both(power, before)))))
+    let rest = Both(power, Both(network, Both(hardware, Both(accounts, before))));
+    Both(exec, Both(qga, Both(freeze, Both(file_systems, rest))))
 }
 
 impl Api {
@@ -66,6 +77,25 @@ macro_rules! services {
 }
 
 services! {
+    Accounts {
+        list_users(v1::ListUsersRequest) -> v1::ListUsersResponse;
+        set_password(v1::SetPasswordRequest) -> v1::SetPasswordResponse;
+        list_authorized_keys(v1::ListAuthorizedKeysRequest) -> v1::ListAuthorizedKeysResponse;
+        add_authorized_keys(v1::AddAuthorizedKeysRequest) -> v1::AddAuthorizedKeysResponse;
+        remove_authorized_keys(v1::RemoveAuthorizedKeysRequest) -> v1::RemoveAuthorizedKeysResponse;
+    }
+    Machine {
+        get_time(v1::GetTimeRequest) -> v1::TimeOfDay;
+        set_time(v1::SetTimeRequest) -> v1::SetTimeResponse;
+        list_processors(v1::ListProcessorsRequest) -> v1::ListProcessorsResponse;
+        set_processors(v1::SetProcessorsRequest) -> v1::SetProcessorsResponse;
+        list_memory_blocks(v1::ListMemoryBlocksRequest) -> v1::ListMemoryBlocksResponse;
+        set_memory_blocks(v1::SetMemoryBlocksRequest) -> v1::SetMemoryBlocksResponse;
+    }
+    Network {
+        list_interfaces(v1::ListInterfacesRequest) -> v1::ListInterfacesResponse;
+        list_routes(v1::ListRoutesRequest) -> v1::ListRoutesResponse;
+    }
     Freeze {
         freeze_file_systems(FreezeFileSystemsRequest) -> FreezeFileSystemsResponse;
         thaw_file_systems(ThawFileSystemsRequest) -> ThawFileSystemsResponse;

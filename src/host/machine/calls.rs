@@ -4,19 +4,17 @@ use std::time::Duration;
 
 use tonic::Status;
 
+use super::clean;
 use crate::access::verb::{self, Verb};
 use crate::host::asked::{Asked, Object};
 use crate::host::handed_on::HandedOn;
-use crate::host::text;
-use crate::wire::proto::v1::program_ended::How;
-use crate::wire::proto::v1::trimmed_file_system::Outcome;
 use crate::wire::proto::v1::{
-    DiskOfFileSystem, ExecuteQgaRequest, ExecuteQgaResponse, FileSystemOnDisk, FreezeFileSystemsRequest,
-    FreezeFileSystemsResponse, FreezeState, GetFreezeRequest, ListFileSystemsRequest,
-    ListFileSystemsResponse, ListProgramsRequest, ListProgramsResponse, ShutdownMode, ShutdownRequest,
-    ShutdownResponse, SignalProgramRequest, SignalProgramResponse, SuspendResponse, SuspendToBothRequest,
-    SuspendToDiskRequest, SuspendToMemoryRequest, ThawFileSystemsRequest, ThawFileSystemsResponse,
-    TrimFileSystemsRequest, TrimFileSystemsResponse, TrimmedFileSystem,
+    self, ExecuteQgaRequest, ExecuteQgaResponse, FreezeFileSystemsRequest, FreezeFileSystemsResponse,
+    FreezeState, GetFreezeRequest, ListFileSystemsRequest, ListFileSystemsResponse, ListProgramsRequest,
+    ListProgramsResponse, ShutdownMode, ShutdownRequest, ShutdownResponse, SignalProgramRequest,
+    SignalProgramResponse, SuspendResponse, SuspendToBothRequest, SuspendToDiskRequest,
+    SuspendToMemoryRequest, ThawFileSystemsRequest, ThawFileSystemsResponse, TrimFileSystemsRequest,
+    TrimFileSystemsResponse,
 };
 
 /// What a guest that is well answers soon.
@@ -26,8 +24,6 @@ const LONG: Duration = Duration::from_secs(600);
 
 /// What waits for nothing but the agent.
 const SHORT: Duration = Duration::from_secs(10);
-/// Most programs that are listed of a guest.
-const MOST_LISTED: usize = 1024;
 
 /// A row: the request, its verb and the path of its method, and what it is about; what the agent answers, and how that is
 /// cleaned; how long it may take.
@@ -71,7 +67,7 @@ handed_on!(
     FreezeFileSystemsRequest, |_| &verb::FREEZE, "/guestlet.v1.Freeze/FreezeFileSystems",
     |asked| asked.mount_points.join(" ");
     FreezeFileSystemsResponse,
-    |answer| Ok(FreezeFileSystemsResponse { mount_points: cleaned(&answer.mount_points), ..answer });
+    |answer| Ok(FreezeFileSystemsResponse { mount_points: clean::all(&answer.mount_points), ..answer });
     LONG
 );
 handed_on!(
@@ -82,18 +78,18 @@ handed_on!(
 );
 handed_on!(
     GetFreezeRequest, |_| &verb::FREEZE_STATUS, "/guestlet.v1.Freeze/GetFreeze", |_| String::new();
-    FreezeState, |state| Ok(clean_freeze(&state));
+    FreezeState, |state| Ok(clean::freeze(state));
     USUAL, urgent = true
 );
 handed_on!(
     ListFileSystemsRequest, |_| &verb::FS, "/guestlet.v1.FileSystems/ListFileSystems", |_| String::new();
-    ListFileSystemsResponse, |answer| Ok(clean_file_systems(answer));
+    ListFileSystemsResponse, |answer| Ok(clean::file_systems(answer));
     USUAL
 );
 handed_on!(
     TrimFileSystemsRequest, |_| &verb::TRIM, "/guestlet.v1.FileSystems/TrimFileSystems",
     |asked| asked.mount_points.join(" ");
-    TrimFileSystemsResponse, |answer| Ok(clean_trims(answer));
+    TrimFileSystemsResponse, |answer| Ok(clean::trims(answer));
     LONG
 );
 handed_on!(
@@ -120,111 +116,80 @@ handed_on!(
     USUAL
 );
 handed_on!(
-    ExecuteQgaRequest, |_| &verb::QGA, "/guestlet.v1.Qga/ExecuteQga", |asked| command(&asked.command);
-    ExecuteQgaResponse, clean_qga; LONG
+    ExecuteQgaRequest, |_| &verb::QGA, "/guestlet.v1.Qga/ExecuteQga", |asked| clean::command(&asked.command);
+    ExecuteQgaResponse, clean::qga; LONG
 );
 
 handed_on!(
     ListProgramsRequest, |_| &verb::PS, "/guestlet.v1.Exec/ListPrograms", |_| String::new();
-    ListProgramsResponse, |answer| Ok(clean_programs(answer)); SHORT
+    ListProgramsResponse, |answer| Ok(clean::programs(answer)); SHORT
 );
 handed_on!(
     SignalProgramRequest, |_| &verb::KILL, "/guestlet.v1.Exec/SignalProgram", |asked| asked.id.clone();
     SignalProgramResponse, Ok; SHORT, urgent = true
 );
-
-/// Which command is asked for; the guest reads more dialects than this.
-fn command(request: &[u8]) -> String {
-    #[derive(serde::Deserialize)]
-    struct Named {
-        execute: String,
-    }
-    let named = serde_json::from_slice::<Named>(request);
-    named.map_or_else(|_| "not known".to_owned(), |named| text::clean(&named.execute))
-}
-
-fn clean_qga(answer: ExecuteQgaResponse) -> Result<ExecuteQgaResponse, Status> {
-    if answer.answer.is_empty() {
-        return Ok(answer);
-    }
-    let clean = text::clean_json(&answer.answer);
-    let mut answer =
-        clean.ok_or_else(|| Status::data_loss("what the guest answered is no JSON"))?.into_bytes();
-    answer.push(b'\n');
-    Ok(ExecuteQgaResponse { answer })
-}
-
-fn cleaned(texts: &[String]) -> Vec<String> {
-    texts.iter().map(|text| text::clean(text)).collect()
-}
-
-fn clean_freeze(state: &FreezeState) -> FreezeState {
-    FreezeState {
-        stage: text::clean(&state.stage),
-        holder: text::clean_words(&state.holder),
-        since: state.since.filter(text::can_be_written),
-        mount_points: cleaned(&state.mount_points),
-        seconds_left: state.seconds_left,
-        spoiled: text::clean_words(&state.spoiled),
-    }
-}
-
-fn clean_file_systems(answer: ListFileSystemsResponse) -> ListFileSystemsResponse {
-    let disk = |disk: DiskOfFileSystem| DiskOfFileSystem {
-        file: text::clean(&disk.file),
-        serial: text::clean(&disk.serial),
-    };
-    let file_systems = answer.file_systems.into_iter().map(|one| FileSystemOnDisk {
-        mount_point: text::clean(&one.mount_point),
-        r#type: text::clean(&one.r#type),
-        device: text::clean(&one.device),
-        disks: one.disks.into_iter().map(disk).collect(),
-        ..one
-    });
-    ListFileSystemsResponse { file_systems: file_systems.collect() }
-}
-
-fn clean_trims(answer: TrimFileSystemsResponse) -> TrimFileSystemsResponse {
-    let file_systems = answer.file_systems.into_iter().map(|one| TrimmedFileSystem {
-        mount_point: text::clean(&one.mount_point),
-        outcome: one.outcome.map(|outcome| match outcome {
-            Outcome::Problem(problem) => Outcome::Problem(text::clean_words(&problem)),
-            trimmed @ Outcome::Trimmed(_) => trimmed,
-        }),
-    });
-    TrimFileSystemsResponse { file_systems: file_systems.collect() }
-}
-
-fn clean_programs(mut answer: ListProgramsResponse) -> ListProgramsResponse {
-    answer.programs.truncate(MOST_LISTED);
-    for program in &mut answer.programs {
-        program.id = text::clean(&program.id);
-        program.user = text::clean(&program.user);
-        program.command = text::clean_words(&program.command);
-        if let Some(How::Unknown(why)) = program.ended.as_mut().and_then(|ended| ended.how.as_mut()) {
-            *why = text::clean(why);
-        }
-    }
-    answer
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wire::proto::v1::{Program, ProgramEnded};
-
-    #[test]
-    fn a_list_of_programs_is_cleaned_and_no_longer_than_it_may_be() {
-        let how = Some(How::Unknown("\u{7}".into()));
-        let program = Program {
-            command: "a\nb".into(),
-            ended: Some(ProgramEnded { how, ..ProgramEnded::default() }),
-            ..Program::default()
-        };
-        let answer = clean_programs(ListProgramsResponse { programs: vec![program; MOST_LISTED + 1] });
-        assert_eq!(answer.programs.len(), MOST_LISTED);
-        assert_eq!(answer.programs[0].command, "a\u{fffd}b");
-        let ended = answer.programs[0].ended.as_ref().unwrap();
-        assert_eq!(ended.how, Some(How::Unknown("\u{fffd}".into())));
-    }
-}
+handed_on!(
+    v1::GetTimeRequest, |_| &verb::TIME, "/guestlet.v1.Machine/GetTime", |_| String::new();
+    v1::TimeOfDay, |time| Ok(clean::time(time));
+    USUAL
+);
+handed_on!(
+    v1::SetTimeRequest, |_| &verb::SET_TIME, "/guestlet.v1.Machine/SetTime", |asked| clean::moment(asked.time);
+    v1::SetTimeResponse, Ok;
+    USUAL
+);
+handed_on!(
+    v1::ListProcessorsRequest, |_| &verb::CPUS, "/guestlet.v1.Machine/ListProcessors", |_| String::new();
+    v1::ListProcessorsResponse, Ok;
+    USUAL
+);
+handed_on!(
+    v1::SetProcessorsRequest, |_| &verb::SET_CPUS, "/guestlet.v1.Machine/SetProcessors", |asked| clean::switches(&asked.processors);
+    v1::SetProcessorsResponse, Ok;
+    USUAL
+);
+handed_on!(
+    v1::ListMemoryBlocksRequest, |_| &verb::MEMORY, "/guestlet.v1.Machine/ListMemoryBlocks", |_| String::new();
+    v1::ListMemoryBlocksResponse, Ok;
+    USUAL
+);
+handed_on!(
+    v1::SetMemoryBlocksRequest, |_| &verb::SET_MEMORY, "/guestlet.v1.Machine/SetMemoryBlocks", |asked| clean::switches(&asked.blocks);
+    v1::SetMemoryBlocksResponse, |answer| Ok(clean::blocks(answer));
+    USUAL
+);
+handed_on!(
+    v1::ListInterfacesRequest, |_| &verb::NETWORK, "/guestlet.v1.Network/ListInterfaces", |_| String::new();
+    v1::ListInterfacesResponse, |answer| Ok(clean::interfaces(answer));
+    USUAL
+);
+handed_on!(
+    v1::ListRoutesRequest, |_| &verb::ROUTES, "/guestlet.v1.Network/ListRoutes", |_| String::new();
+    v1::ListRoutesResponse, |answer| Ok(clean::routes(answer));
+    USUAL
+);
+handed_on!(
+    v1::ListUsersRequest, |_| &verb::USERS, "/guestlet.v1.Accounts/ListUsers", |_| String::new();
+    v1::ListUsersResponse, |answer| Ok(clean::users(answer));
+    USUAL
+);
+handed_on!(
+    v1::SetPasswordRequest, |_| &verb::PASSWD, "/guestlet.v1.Accounts/SetPassword", |asked| asked.user.clone();
+    v1::SetPasswordResponse, Ok;
+    USUAL
+);
+handed_on!(
+    v1::ListAuthorizedKeysRequest, |_| &verb::KEYS_LS, "/guestlet.v1.Accounts/ListAuthorizedKeys", |asked| asked.user.clone();
+    v1::ListAuthorizedKeysResponse, |answer| Ok(clean::keys(answer));
+    USUAL
+);
+handed_on!(
+    v1::AddAuthorizedKeysRequest, |_| &verb::KEYS_ADD, "/guestlet.v1.Accounts/AddAuthorizedKeys", |asked| asked.user.clone();
+    v1::AddAuthorizedKeysResponse, Ok;
+    USUAL
+);
+handed_on!(
+    v1::RemoveAuthorizedKeysRequest, |_| &verb::KEYS_RM, "/guestlet.v1.Accounts/RemoveAuthorizedKeys", |asked| asked.user.clone();
+    v1::RemoveAuthorizedKeysResponse, Ok;
+    USUAL
+);

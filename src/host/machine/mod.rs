@@ -9,6 +9,7 @@
 //! To add a call: its row in `calls`, and its method in the services of the api.
 
 mod calls;
+mod clean;
 mod desk;
 
 use prost::Message;

@@ -1,0 +1,184 @@
+//! Makes what agents answer fit to be shown, whatever a guest has said.
+
+use tonic::Status;
+
+use crate::host::text;
+use crate::wire::proto::v1::program_ended::How;
+use crate::wire::proto::v1::trimmed_file_system::Outcome;
+use crate::wire::proto::v1::{
+    self, DiskOfFileSystem, ExecuteQgaResponse, FileSystemOnDisk, FreezeState, ListFileSystemsResponse,
+    ListProgramsResponse, TrimFileSystemsResponse, TrimmedFileSystem,
+};
+
+/// Most programs that are listed of a guest.
+const MOST_LISTED: usize = 1024;
+
+/// Which command is asked for; the guest reads more dialects than this.
+pub fn command(request: &[u8]) -> String {
+    #[derive(serde::Deserialize)]
+    struct Named {
+        execute: String,
+    }
+    let named = serde_json::from_slice::<Named>(request);
+    named.map_or_else(|_| "not known".to_owned(), |named| text::clean(&named.execute))
+}
+
+/// The answer to a command of QGA, as one line.
+///
+/// # Errors
+/// If it is no JSON.
+pub fn qga(answer: ExecuteQgaResponse) -> Result<ExecuteQgaResponse, Status> {
+    if answer.answer.is_empty() {
+        return Ok(answer);
+    }
+    let clean = text::clean_json(&answer.answer);
+    let mut answer =
+        clean.ok_or_else(|| Status::data_loss("what the guest answered is no JSON"))?.into_bytes();
+    answer.push(b'\n');
+    Ok(ExecuteQgaResponse { answer })
+}
+
+/// Each of some texts.
+pub fn all(texts: &[String]) -> Vec<String> {
+    texts.iter().map(|text| text::clean(text)).collect()
+}
+
+/// How a freeze stands.
+pub fn freeze(mut state: FreezeState) -> FreezeState {
+    state.stage = text::clean(&state.stage);
+    state.holder = text::clean_words(&state.holder);
+    state.since = state.since.filter(text::can_be_written);
+    state.mount_points = all(&state.mount_points);
+    state.spoiled = text::clean_words(&state.spoiled);
+    state
+}
+
+/// File systems on disks.
+pub fn file_systems(answer: ListFileSystemsResponse) -> ListFileSystemsResponse {
+    let disk = |disk: DiskOfFileSystem| DiskOfFileSystem {
+        file: text::clean(&disk.file),
+        serial: text::clean(&disk.serial),
+    };
+    let file_systems = answer.file_systems.into_iter().map(|one| FileSystemOnDisk {
+        mount_point: text::clean(&one.mount_point),
+        r#type: text::clean(&one.r#type),
+        device: text::clean(&one.device),
+        disks: one.disks.into_iter().map(disk).collect(),
+        ..one
+    });
+    ListFileSystemsResponse { file_systems: file_systems.collect() }
+}
+
+/// What became of file systems that were to be trimmed.
+pub fn trims(answer: TrimFileSystemsResponse) -> TrimFileSystemsResponse {
+    let file_systems = answer.file_systems.into_iter().map(|one| TrimmedFileSystem {
+        mount_point: text::clean(&one.mount_point),
+        outcome: one.outcome.map(|outcome| match outcome {
+            Outcome::Problem(problem) => Outcome::Problem(text::clean_words(&problem)),
+            trimmed @ Outcome::Trimmed(_) => trimmed,
+        }),
+    });
+    TrimFileSystemsResponse { file_systems: file_systems.collect() }
+}
+
+/// Programs, no more than may be listed.
+pub fn programs(mut answer: ListProgramsResponse) -> ListProgramsResponse {
+    answer.programs.truncate(MOST_LISTED);
+    for program in &mut answer.programs {
+        program.id = text::clean(&program.id);
+        program.user = text::clean(&program.user);
+        program.command = text::clean_words(&program.command);
+        if let Some(How::Unknown(why)) = program.ended.as_mut().and_then(|ended| ended.how.as_mut()) {
+            *why = text::clean(why);
+        }
+    }
+    answer
+}
+
+/// The time of a guest.
+pub fn time(mut answer: v1::TimeOfDay) -> v1::TimeOfDay {
+    answer.zone = text::clean(&answer.zone);
+    answer.time = answer.time.filter(text::can_be_written);
+    answer
+}
+
+/// For the record: what a clock is to be set to.
+pub fn moment(time: Option<prost_types::Timestamp>) -> String {
+    match time {
+        None => "the hardware clock".to_owned(),
+        Some(time) if text::can_be_written(&time) => time.to_string(),
+        Some(time) => format!("{} s", time.seconds),
+    }
+}
+
+/// What became of blocks that were to be switched.
+pub fn blocks(answer: v1::SetMemoryBlocksResponse) -> v1::SetMemoryBlocksResponse {
+    let block = |one: v1::SwitchedBlock| v1::SwitchedBlock { problem: text::clean(&one.problem), ..one };
+    v1::SetMemoryBlocksResponse { blocks: answer.blocks.into_iter().map(block).collect() }
+}
+
+/// For the record: what is to be switched, so much of it as fits.
+pub fn switches(switches: &[v1::Switch]) -> String {
+    let one = |switch: &v1::Switch| format!("{} {}", switch.id, if switch.online { "on" } else { "off" });
+    switches.iter().take(32).map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// Network interfaces.
+pub fn interfaces(answer: v1::ListInterfacesResponse) -> v1::ListInterfacesResponse {
+    let interface = |one: v1::InterfaceOfGuest| v1::InterfaceOfGuest {
+        name: text::clean(&one.name),
+        hardware_address: text::clean(&one.hardware_address),
+        addresses: all(&one.addresses),
+        ..one
+    };
+    v1::ListInterfacesResponse { interfaces: answer.interfaces.into_iter().map(interface).collect() }
+}
+
+/// Routes.
+pub fn routes(answer: v1::ListRoutesResponse) -> v1::ListRoutesResponse {
+    let route = |one: v1::Route| v1::Route {
+        interface: text::clean(&one.interface),
+        destination: text::clean(&one.destination),
+        gateway: text::clean(&one.gateway),
+        metric: one.metric,
+    };
+    v1::ListRoutesResponse { routes: answer.routes.into_iter().map(route).collect() }
+}
+
+/// Users who are logged in.
+pub fn users(answer: v1::ListUsersResponse) -> v1::ListUsersResponse {
+    let user = |one: v1::LoggedInUser| v1::LoggedInUser {
+        user: text::clean(&one.user),
+        since: one.since.filter(text::can_be_written),
+    };
+    v1::ListUsersResponse { users: answer.users.into_iter().map(user).collect() }
+}
+
+/// SSH keys, which may be longer than most texts.
+pub fn keys(mut answer: v1::ListAuthorizedKeysResponse) -> v1::ListAuthorizedKeysResponse {
+    for key in &mut answer.keys {
+        *key = text::clean_words(key);
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::proto::v1::{Program, ProgramEnded};
+
+    #[test]
+    fn a_list_of_programs_is_cleaned_and_no_longer_than_it_may_be() {
+        let how = Some(How::Unknown("\u{7}".into()));
+        let program = Program {
+            command: "a\nb".into(),
+            ended: Some(ProgramEnded { how, ..ProgramEnded::default() }),
+            ..Program::default()
+        };
+        let answer = programs(ListProgramsResponse { programs: vec![program; MOST_LISTED + 1] });
+        assert_eq!(answer.programs.len(), MOST_LISTED);
+        assert_eq!(answer.programs[0].command, "a\u{fffd}b");
+        let ended = answer.programs[0].ended.as_ref().unwrap();
+        assert_eq!(ended.how, Some(How::Unknown("\u{fffd}".into())));
+    }
+}
