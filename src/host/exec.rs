@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
@@ -110,7 +110,7 @@ pub async fn run(
     messages: Streaming<ToProgram>,
 ) -> Result<Relay, Status> {
     let name = first.take_name();
-    let place = machine::place_for_stream(desks, fleet, &name).await?;
+    let place = machine::place_for_stream(desks, fleet, &name, behalf.caller()).await?;
     let mut line = dial(fleet, &name).await?;
     let answers = line.open(behalf, first.0, messages).await?;
     Ok(Relay { line, answers, entry: None, _place: place, is_over: false })
@@ -203,7 +203,7 @@ pub struct Relay {
     line: Line,
     answers: Streaming<FromProgram>,
     entry: Option<Entry>,
-    _place: OwnedSemaphorePermit,
+    _place: machine::Stream,
     is_over: bool,
 }
 

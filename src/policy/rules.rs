@@ -277,7 +277,13 @@ impl Rules {
         }
         let elsewhere = grants.any(|grant| grant.roles.has(asked.role));
         let why = Why::NoGrant { asked: *asked, elsewhere };
-        if self.mode == Mode::Audit && !stranger { Decision::WouldDeny(why) } else { Decision::Denied(why) }
+        // What a host half without a key is never given by itself, it does not get because somebody tries grants either.
+        let unproved = matches!(asked.who, Who::Plain { .. }) && !PLAIN.has(asked.role);
+        if self.mode == Mode::Audit && !stranger && !unproved {
+            Decision::WouldDeny(why)
+        } else {
+            Decision::Denied(why)
+        }
     }
 
     /// Whether a grant is for these, so that nothing else gives them anything.

@@ -179,6 +179,11 @@ fn the_mode_audit_lets_pass_and_says_what_would_be_denied() {
     let half = keyed(b"one");
     let decision = rules.decide(&Asked::new(Who::Keyed(&half), "", "FindDisk", Role::Disks));
     assert!(decision.passes() && decision.word() == "would-deny", "{decision:?}");
+    // Whoever tries grants does not thereby let any process of the host run programs.
+    for role in [Role::Exec, Role::FilesRead, Role::FilesWrite] {
+        let decision = rules.decide(&Asked::new(PLAIN, "", "RunProgram", role));
+        assert!(!decision.passes(), "{decision:?}");
+    }
 }
 
 #[test]

@@ -67,6 +67,7 @@ impl Service {
 /// Why nothing was started, on the way to a status.
 enum Refusal {
     Denied(String),
+    Frozen(String),
     Error(exec::Error),
 }
 
@@ -82,6 +83,7 @@ impl From<Refusal> for Status {
 
         let error = match refusal {
             Refusal::Denied(words) => return Self::permission_denied(words),
+            Refusal::Frozen(words) => return Self::failed_precondition(words),
             Refusal::Error(error) => error,
         };
         let words = error_chain::words(&error);
@@ -174,24 +176,23 @@ impl Service {
         asker: &Asker,
         noted: &Arc<Noted>,
     ) -> Result<Attached, Status> {
-        if !matches!(self.guest.freezer.status(), freeze::Status::Thawed { .. }) {
-            let held = self.guest.freezer.held();
-            return Err(Status::failed_precondition(format!(
-                "no program is started while file systems are frozen: {held}"
-            )));
-        }
+        is_thawed(&self.guest)?;
         may_work()?;
         let user = start.user.clone();
         let mut task = task(start, owner(asker))?;
         let program = task.command.first().map(|program| program.to_string_lossy().into_owned());
-        let _ = noted.subject.set(program.clone().unwrap_or_default());
-        let account = exec::account(&user).await.map_err(Refusal::from)?;
+        let program = program.unwrap_or_default();
+        let account = exec::account(&user).await;
+        let name = account.as_ref().map_or(user.as_str(), |account| account.name.as_str());
+        let _ = noted.subject.set(format!("{program} as {name}"));
+        let account = account.map_err(Refusal::from)?;
         let check = Check {
             gate: self.gate.clone(),
             asker: asker.clone(),
             noted: Arc::clone(noted),
             user: account.name.clone(),
             environment: !task.environment.is_empty(),
+            guest: self.guest.clone(),
         };
         task.on_end = Some(self.end_record(asker, noted));
         let started = self.guest.programs.start(
@@ -241,12 +242,22 @@ struct Check {
     noted: Arc<Noted>,
     user: String,
     environment: bool,
+    guest: Guest,
+}
+
+/// Refuses while file systems are frozen: a program might hang, and hold what the freeze waits for.
+fn is_thawed(guest: &Guest) -> Result<(), Refusal> {
+    if matches!(guest.freezer.status(), freeze::Status::Thawed { .. }) {
+        return Ok(());
+    }
+    let held = guest.freezer.held();
+    Err(Refusal::Frozen(format!("no program is started while file systems are frozen: {held}")))
 }
 
 impl Check {
     /// Whether this one may run the program that this path is when every link in it is followed.
     fn program(&self, path: &Path) -> Result<(), Refusal> {
-        let Self { gate, asker, noted, user, environment } = self;
+        let Self { gate, asker, noted, user, environment, guest } = self;
         let _ = noted.path.set(path.display().to_string());
         let detail = Detail::Program { path, environment: *environment, user };
         let asked = Asked { detail, ..Asked::new(asker.who(), asker.caller(), RUN, Role::Exec) };
@@ -255,13 +266,12 @@ impl Check {
             return Err(Refusal::Denied(bound.to_string()));
         }
         match rules.granted(&asked) {
-            Decision::Allowed(_) => Ok(()),
-            Decision::WouldDeny(why) => {
-                let _ = noted.would_deny.set(why.to_string());
-                Ok(())
-            }
-            Decision::Denied(why) => Err(Refusal::Denied(why.to_string())),
+            Decision::Allowed(_) => {}
+            Decision::WouldDeny(why) => drop(noted.would_deny.set(why.to_string())),
+            Decision::Denied(why) => return Err(Refusal::Denied(why.to_string())),
         }
+        // What comes before this may have taken long.
+        is_thawed(guest)
     }
 }
 

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -21,6 +22,9 @@ const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// How often its processes are killed where the kernel does not kill them all at once (before Linux 5.14): some may be starting
 /// others.
 const ROUNDS: usize = 16;
+
+/// How many this process has made.
+static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// A control group.
 #[derive(Debug)]
@@ -50,7 +54,9 @@ impl Cgroup {
     pub fn make(root: &Root, id: &str) -> io::Result<(Self, OwnedFd)> {
         let own = own(root).ok_or(io::ErrorKind::NotFound)?;
         let process = Process::with_number(root, std::process::id()).ok_or(io::ErrorKind::NotFound)?;
-        let path = own.join(format!("{PREFIX}{}-{}-{id}", process.number, process.started));
+        // The same identifier may come again while something of an earlier program is left.
+        let count = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = own.join(format!("{PREFIX}{}-{}-{count}-{id}", process.number, process.started));
         std::fs::create_dir(&path)?;
         let group = Self(path);
         let procs = File::options().write(true).open(group.0.join("cgroup.procs"));

@@ -34,6 +34,8 @@ pub struct Identity {
 pub struct Manner {
     identity: Identity,
     directory: PathBuf,
+    /// Where the directory cannot be entered, it starts in `/`.
+    or_root: bool,
     has_terminal: bool,
     cgroup: Option<OwnedFd>,
 }
@@ -71,7 +73,13 @@ fn done(result: libc::c_int, step: Step) -> io::Result<()> {
 impl Manner {
     /// As this user, in this directory, in a session of its own, whose terminal is its standard input if it has one.
     pub fn new(identity: Identity, directory: PathBuf, has_terminal: bool) -> Self {
-        Self { identity, directory, has_terminal, cgroup: None }
+        Self { identity, directory, or_root: false, has_terminal, cgroup: None }
+    }
+
+    /// In `/` where the user cannot enter the directory.
+    #[must_use]
+    pub fn or_in_root(self, or_root: bool) -> Self {
+        Self { or_root, ..self }
     }
 
     /// In the cgroup whose cgroup.procs this is, open for writing.
@@ -92,7 +100,7 @@ impl Manner {
     pub(super) fn apply(&self, command: &mut Command) -> io::Result<()> {
         let directory = CString::new(self.directory.as_os_str().as_bytes())?;
         let Identity { uid, gid, groups } = self.identity.clone();
-        let has_terminal = self.has_terminal;
+        let (has_terminal, or_root) = (self.has_terminal, self.or_root);
         let cgroup = self.cgroup.as_ref().map(OwnedFd::try_clone).transpose()?;
         let enter = move || {
             if let Some(procs) = &cgroup {
@@ -108,6 +116,9 @@ impl Manner {
                 done(libc::setgroups(groups.len(), groups.as_ptr()), Step::Identity)?;
                 done(libc::setresgid(gid, gid, gid), Step::Identity)?;
                 done(libc::setresuid(uid, uid, uid), Step::Identity)?;
+                if or_root && libc::chdir(directory.as_ptr()) != 0 {
+                    return done(libc::chdir(c"/".as_ptr()), Step::Directory);
+                }
                 done(libc::chdir(directory.as_ptr()), Step::Directory)
             }
         };

@@ -66,7 +66,10 @@ fn both_ends_write_down_what_was_run_and_how_it_ended_and_no_arguments() {
     let records: Vec<_> =
         agent.lines().filter(|line| line.contains("audit:") && line.contains("RunProgram")).collect();
     assert!(records.iter().any(|line| line.contains("exit status: 3")), "{records:#?}");
-    assert!(records.iter().any(|line| line.contains("(sh)") && line.contains("done")), "{records:#?}");
+    assert!(
+        records.iter().any(|line| line.contains("(sh as root)") && line.contains("done")),
+        "{records:#?}"
+    );
     let host = lab.host.log();
     let records: Vec<_> =
         host.lines().filter(|line| line.contains("audit:") && line.contains("exec")).collect();

@@ -105,10 +105,13 @@ pub async fn run(
             return Err(error);
         }
     };
+    if frozen.mount_points.is_empty() {
+        return Err(Error::Unmet(format!("{}; nothing was run", words(&frozen))));
+    }
     printer.note(&words(&frozen));
     let until = begun + Duration::from_secs(frozen.seconds_left.into()) + AFTERWARDS;
     let ran = work(printer, &around.command, &mut signals).await;
-    let thawed = if frozen.mount_points.is_empty() { Ok(()) } else { thaw(name, &ask, until).await };
+    let thawed = thaw(name, &ask, until).await;
     match ran {
         Ok(Ran::Ended(status)) if status.success() => thawed,
         Ok(Ran::Ended(status)) => {

@@ -39,7 +39,9 @@ impl Members {
     /// # Errors
     /// As kill(2) gives them; that there is no such process is none.
     pub fn signal(&self, terminal: Option<&Terminal>, signal: Signal) -> Result<(), Errno> {
-        let group = terminal.and_then(Terminal::foreground).unwrap_or(self.leader);
+        // A terminal tells the number of its foreground group also when that is gone, and the number may be another one's by now.
+        let is_its = |group: &Pid| getsid(Some(*group)) == Ok(self.leader);
+        let group = terminal.and_then(Terminal::foreground).filter(is_its).unwrap_or(self.leader);
         match killpg(group, signal) {
             Err(Errno::ESRCH) => Ok(()),
             done => done,

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -180,10 +180,8 @@ impl Programs {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Error::TooMany)?;
         let Ends { streams, terminal, outputs, input } =
             Ends::make(&task, &account).map_err(Error::System)?;
-        let directory = match &task.directory {
-            Some(directory) => directory.clone(),
-            None => home(&account).await,
-        };
+        let directory = task.directory.clone().unwrap_or_else(|| account.home.clone());
+        let is_home = task.directory.is_none();
         let command_line = command_line(&task.command);
         let environment = environment(&account, &task);
         let mut command = task.command.into_iter();
@@ -193,7 +191,8 @@ impl Programs {
             .inspect_err(|error| tracing::debug!("no control group for a program: {error}"))
             .ok()
             .unzip();
-        let manner = Manner::new(account.identity, directory.clone(), terminal.is_some()).in_cgroup(procs);
+        let manner = Manner::new(account.identity, directory.clone(), terminal.is_some());
+        let manner = manner.or_in_root(is_home).in_cgroup(procs);
         let arguments = command.collect();
         let start =
             Start { program, arguments, environment: Some(environment), streams, manner: Some(manner) };
@@ -318,12 +317,6 @@ impl Programs {
     }
 }
 
-/// Where a program starts unless that is said; a home may be on a server that does not answer.
-async fn home(account: &Account) -> PathBuf {
-    let home = account.home.clone();
-    blocking::run(move || if home.is_dir() { home } else { PathBuf::from("/") }).await
-}
-
 /// Both ends of what connects a program.
 struct Ends {
     streams: [Option<OwnedFd>; 3],
@@ -376,6 +369,33 @@ mod tests {
             limit: None,
             away: Away::Ends(Duration::from_secs(30)),
             on_end: None,
+        }
+    }
+
+    /// Nothing is said after it: what was due without a client is not due any more.
+    #[tokio::test]
+    async fn a_program_whose_client_is_back_in_time_goes_on() {
+        let programs = Arc::new(Programs::default());
+        let account = account("").await.unwrap();
+        let task = Task { away: Away::Ends(Duration::from_millis(500)), ..task("0123456789") };
+        let may = None::<fn(&Path) -> Result<(), Error>>;
+        let test = async {
+            let attached = programs.start(&Root::default(), account, task, may).await.unwrap();
+            let program = Arc::clone(attached.program());
+            drop(attached);
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let mut attached = program.attach([None, None]);
+            let told = tokio::time::timeout(Duration::from_secs(1), attached.next()).await;
+            assert!(told.is_err(), "{told:?}");
+            drop(attached);
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            let mut attached = program.attach([None, None]);
+            let ended = attached.next().await;
+            assert!(matches!(&ended, state::News::Ended(ended) if ended.status.is_ok()), "{ended:?}");
+        };
+        tokio::select! {
+            () = programs.care() => {}
+            () = test => {}
         }
     }
 

@@ -164,6 +164,8 @@ impl Program {
         drop(state);
         let news = self.news.subscribe();
         self.news.send_replace(());
+        // What was due because nobody was attached is not any more.
+        self.work.send_replace(());
         Attached { program: Arc::clone(self), number, position, news }
     }
 
@@ -214,9 +216,13 @@ impl Program {
         Ok(())
     }
 
-    /// Asks it to end, and kills all of it if it does not.
+    /// Asks it to end, and kills all of it if it does not; at once what is left of one that has ended by itself.
     pub fn end(&self) {
-        self.ask(Signal::SIGTERM);
+        if self.state().ended().is_some() {
+            self.members().kill(false);
+        } else {
+            self.ask(Signal::SIGTERM);
+        }
     }
 
     fn ask(&self, signal: Signal) {
@@ -313,10 +319,14 @@ impl Attendance {
                 () = at(due.map(|(when, _)| when)) => {}
                 () = at(patience) => {}
             }
-            if let Some((when, due)) = due
-                && when <= Instant::now()
-            {
-                self.act(due);
+            if due.is_some_and(|(when, _)| when <= Instant::now()) {
+                // Somebody may have attached meanwhile.
+                let due = self.program.state().due(self.limit);
+                if let Some((when, due)) = due
+                    && when <= Instant::now()
+                {
+                    self.act(due);
+                }
             }
             tokio::task::consume_budget().await;
         }

@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nix::errno::Errno;
+
 use super::state::{Away, Ended};
 use super::{MAX_OF_ONE, MAX_RUNNING};
 use crate::sys::spawn_manner::{self, Step};
@@ -148,10 +150,27 @@ pub(super) fn check(task: &Task) -> Result<(), Error> {
     Ok(())
 }
 
+/// What execve(2), and the search before it, says of the program itself.
+const OF_PROGRAM: [Errno; 10] = [
+    Errno::ENOENT,
+    Errno::EACCES,
+    Errno::ENOEXEC,
+    Errno::ENOTDIR,
+    Errno::EISDIR,
+    Errno::ELOOP,
+    Errno::ENAMETOOLONG,
+    Errno::ETXTBSY,
+    Errno::EINVAL,
+    Errno::EPERM,
+];
+
 /// Why a program could not be started.
 pub(super) fn failed(source: io::Error, program: String, directory: PathBuf) -> Error {
+    let number = source.raw_os_error();
+    let is_of_program = number.is_none_or(|number| OF_PROGRAM.contains(&Errno::from_raw(number)));
     match spawn_manner::step(&source) {
-        None => Error::Program { program, source },
+        None if is_of_program => Error::Program { program, source },
+        None => Error::System(source),
         Some((Step::Directory, source)) => Error::Directory { directory, source },
         Some((_, source)) => Error::System(source),
     }

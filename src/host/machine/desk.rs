@@ -9,6 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::streams::Streams;
 use crate::host::limits::Limits;
 use crate::host::rate::Allowance;
 
@@ -16,8 +17,6 @@ use crate::host::rate::Allowance;
 const AT_A_TIME: usize = 3;
 /// Calls of one guest that are under way or wait for their turn.
 const WAITING: usize = 32;
-/// Connections beside the session of one guest. An agent takes 64 in all.
-const STREAMS: usize = 48;
 /// How soon it is looked again whether the guest may say more.
 const LOOK: Duration = Duration::from_millis(100);
 /// After how long a VM of which nobody asks anything is forgotten.
@@ -36,7 +35,7 @@ pub struct Desk {
     usual: Queue,
     urgent: Queue,
     /// Of connections beside the session.
-    streams: Arc<Semaphore>,
+    pub streams: Streams,
     /// Bytes of answers.
     pace: Mutex<Allowance>,
 }
@@ -77,7 +76,7 @@ impl Desks {
 impl Desk {
     /// There are connections beside the session.
     fn is_in_use(&self) -> bool {
-        self.streams.available_permits() < STREAMS
+        self.streams.is_in_use()
     }
 
     /// A quarter of what the guest may send at once, beside as many large answers as are under way, and half of what it may in
@@ -86,20 +85,8 @@ impl Desk {
         #[allow(clippy::cast_precision_loss, reason = "nobody allows that many bytes")]
         let burst = limits.byte_burst() as f64 / 4.0;
         let pace = Allowance::new(Instant::now(), burst, f64::from(limits.bytes_per_second) / 2.0);
-        let streams = Arc::new(Semaphore::new(STREAMS));
+        let streams = Streams::default();
         Self { usual: Queue::default(), urgent: Queue::default(), streams, pace: Mutex::new(pace) }
-    }
-
-    /// A place for a connection beside the session.
-    ///
-    /// # Errors
-    /// If there are too many.
-    pub fn stream(&self) -> Result<OwnedSemaphorePermit, Status> {
-        let place = Arc::clone(&self.streams).try_acquire_owned();
-        place.map_err(|_| {
-            let words = format!("{STREAMS} programs of this guest have clients, and one more is not let in");
-            Status::resource_exhausted(words)
-        })
     }
 
     /// Waits for the turn of a call. Those that are urgent do not wait for the others.

@@ -11,18 +11,19 @@
 mod calls;
 mod clean;
 mod desk;
+mod streams;
 
 use prost::Message;
-use tokio::sync::OwnedSemaphorePermit;
 use tonic::{Code, Status};
 
-use super::caller::Behalf;
+use super::caller::{Behalf, Caller};
 use super::calls::Agent;
 use super::fleet::{Handle, Reach};
 use super::handed_on::HandedOn;
 use super::text;
 
 pub use desk::Desks;
+pub use streams::Stream;
 
 /// What an agent says that it can, if it answers these calls.
 const CAPABILITY: &str = "machine";
@@ -67,12 +68,13 @@ pub async fn place_for_stream(
     desks: &Desks,
     fleet: &Handle,
     name: &str,
-) -> Result<OwnedSemaphorePermit, Status> {
+    caller: &Caller,
+) -> Result<Stream, Status> {
     if agent(fleet, name).await?.is_elsewhere() {
         return Err(Status::unimplemented("programs are run in a guest on its own host only"));
     }
     let limits = fleet.limits(name.to_owned()).await?.ok_or_else(unknown)?;
-    desks.of(name, &limits).stream()
+    desks.of(name, &limits).streams.place(caller)
 }
 
 fn unknown() -> Status {
