@@ -2,7 +2,9 @@
 
 use std::io::{Read as _, Write as _};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
 
 use crate::lab::{Lab, code};
 
@@ -87,4 +89,104 @@ fn a_client_that_is_gone_leaves_its_place_to_another() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(code(&output), 3);
     assert!(output.stdout.ends_with(b"two\n"), "{output:?}");
+}
+
+#[test]
+fn input_that_was_lost_comes_before_what_was_typed_meanwhile() {
+    let mut lab = Lab::new();
+    let mut command = lab.command(&["-i"], &["sh", "-c", "cat; exit 6"]);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut keys = child.stdin.take().unwrap();
+    let mut output = child.stdout.take().unwrap();
+    for round in 0..3 {
+        let mut line = [0; 8];
+        writeln!(keys, "begun-{round}").unwrap();
+        output.read_exact(&mut line).unwrap();
+        assert_eq!(line[..], format!("begun-{round}\n").as_bytes()[..]);
+        // A host half that takes input and passes on nothing: that is lost with it.
+        lab.host.signal(Signal::SIGSTOP);
+        writeln!(keys, "lost-{round}").unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        lab.host.kill();
+        writeln!(keys, "typed-{round}").unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        lab.host.again();
+        let expected = format!("lost-{round}\ntyped-{round}\n");
+        let mut lines = vec![0; expected.len()];
+        output.read_exact(&mut lines).unwrap();
+        assert_eq!(String::from_utf8_lossy(&lines), expected);
+    }
+    // The end of the input is no more lost than the rest.
+    lab.host.kill();
+    keys.write_all(b"last").unwrap();
+    drop(keys);
+    std::thread::sleep(Duration::from_millis(300));
+    lab.host.again();
+    let mut rest = Vec::new();
+    output.read_to_end(&mut rest).unwrap();
+    let complaints = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+    assert_eq!((&rest[..], crate::host::wait(&mut child).code()), (&b"last"[..], Some(6)), "{complaints}");
+}
+
+#[test]
+fn a_client_that_has_no_connection_is_ended_by_signals_and_the_program_is_not() {
+    let mut lab = Lab::new();
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let mut command = lab.command(&[], &["sleep", "1000"]);
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        crate::lab::until("it runs", || !lab.programs().is_empty());
+        let program = lab.programs().remove(0);
+        let (id, number) = (program["id"].as_str().unwrap(), program["process_id"].as_u64().unwrap());
+        lab.host.kill();
+        std::thread::sleep(Duration::from_millis(300));
+        let begun = Instant::now();
+        send(&child, signal);
+        assert_eq!(crate::host::wait(&mut child).code(), Some(255), "{signal}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        let words = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+        assert!(words.contains(&format!("guestctl attach web {id} goes on with it")), "{words}");
+        assert!(crate::lab::is_running(u32::try_from(number).unwrap()));
+        lab.host.again();
+        lab.host.until_session("web", "connected");
+        lab.host.words(&["kill", "web", id, "--signal", "KILL"]);
+        assert_eq!(code(&lab.host.ctl(&["attach", "web", id])), 137);
+    }
+}
+
+#[test]
+fn a_client_that_waits_for_the_host_half_is_ended_by_signals() {
+    let lab = Lab::new();
+    lab.host.signal(Signal::SIGSTOP);
+    let mut command = lab.command(&[], &["true"]);
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let begun = Instant::now();
+    send(&child, Signal::SIGINT);
+    let status = crate::host::wait(&mut child);
+    lab.host.signal(Signal::SIGCONT);
+    assert_eq!(status.code(), Some(130));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    let words = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+    assert!(words.contains("whether the program was started is not known"), "{words}");
+}
+
+#[test]
+fn a_host_half_that_does_not_know_the_vm_any_more_is_not_asked_for_ever() {
+    let mut lab = Lab::new();
+    let mut command = lab.command(&[], &["sleep", "1000"]);
+    let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    crate::lab::until("it runs", || !lab.programs().is_empty());
+    lab.host.kill();
+    lab.host.edit("name = 'web'", "name = 'db'");
+    lab.host.again();
+    // By itself the program would wait for 10 minutes.
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(code(&output), 125, "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("knows no VM named \"web\""), "{output:?}");
+}
+
+fn send(child: &std::process::Child, signal: Signal) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
+    nix::sys::signal::kill(pid, signal).unwrap();
 }

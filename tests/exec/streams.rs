@@ -1,10 +1,11 @@
 //! What a program reads and writes, and what it exits with.
 
+use std::fs::File;
 use std::io::Read as _;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::lab::{Lab, code, text};
+use crate::lab::{Lab, code, is_running, text, until};
 
 #[test]
 fn output_errors_and_exit_codes_are_those_of_the_program() {
@@ -103,4 +104,61 @@ fn a_reader_that_has_gone_ends_the_program() {
     drop(output);
     assert_eq!(child.wait().unwrap().code(), Some(141));
     assert!(lab.programs().is_empty());
+}
+
+fn full() -> File {
+    File::options().write(true).open("/dev/full").unwrap()
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_stays_in_the_guest() {
+    let lab = Lab::new();
+    let mut command = lab.command(&[], &["sh", "-c", "echo x; exec sleep 1000"]);
+    let output = command.stdin(Stdio::null()).stdout(full()).stderr(Stdio::piped()).spawn().unwrap();
+    let output = output.wait_with_output().unwrap();
+    assert_eq!(code(&output), 125, "{output:?}");
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(words.contains("cannot write standard output: No space left on device"), "{words}");
+    // The program goes on, as without a connection, and somebody else gets what was not written.
+    let program = lab.programs().remove(0);
+    let id = program["id"].as_str().unwrap();
+    assert!(words.contains(&format!("guestctl attach web {id}")), "{words}");
+    assert!(is_running(u32::try_from(program["process_id"].as_u64().unwrap()).unwrap()));
+    lab.host.words(&["kill", "web", id, "--signal", "KILL"]);
+    let attached = lab.host.ctl(&["attach", "web", id]);
+    assert_eq!((code(&attached), &attached.stdout[..]), (137, &b"x\n"[..]), "{attached:?}");
+
+    let errors = lab.command(&[], &["sh", "-c", "echo x >&2"]).stdin(Stdio::null()).stderr(full()).status();
+    assert_eq!(errors.unwrap().code(), Some(125));
+}
+
+#[test]
+fn output_of_a_program_that_has_ended_has_to_be_written_too() {
+    let lab = Lab::new();
+    let id = text(&lab.exec(&["--detach"], &["echo", "x"]));
+    let id = id.trim();
+    until("it has ended", || lab.programs()[0]["exit_code"] == 0);
+    let mut command = lab.host.ctl_command(&["attach", "web", id]);
+    let child = command.stdout(full()).stderr(Stdio::piped()).spawn().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(code(&output), 125, "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("No space left on device"), "{output:?}");
+    assert_eq!(text(&lab.host.ctl(&["attach", "web", id])), "x\n");
+    assert!(lab.programs().is_empty());
+}
+
+#[test]
+fn input_that_cannot_be_read_does_not_end() {
+    let lab = Lab::new();
+    let mut command = lab.command(&["-i"], &["sh", "-c", "cat; echo end"]);
+    let output = command.stdin(File::open("/").unwrap()).output().unwrap();
+    assert_eq!((code(&output), &output.stdout[..]), (125, &b""[..]), "{output:?}");
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(words.contains("cannot read standard input: Is a directory"), "{words}");
+    let program = lab.programs().remove(0);
+    assert!(program["exit_code"].is_null(), "{program}");
+    // Somebody else may send what it waits for.
+    let id = program["id"].as_str().unwrap();
+    let attached = lab.host.ctl_command(&["attach", "web", id]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(text(&attached), "end\n");
 }

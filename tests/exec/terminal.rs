@@ -153,3 +153,49 @@ fn a_terminal_is_as_before_whatever_ends_guestctl_and_the_program_is_still_there
     assert_eq!(screen.code(), Some(130));
     until("it has ended", || !is_running(number));
 }
+
+#[test]
+fn a_terminal_is_as_before_when_guestctl_is_ended_while_it_has_no_connection() {
+    let mut lab = Lab::new();
+    let mut screen = Screen::start(&lab, &["sh", "-c", "echo ready; exec cat"], SIZE);
+    screen.until("ready");
+    let program = lab.programs().remove(0);
+    lab.host.kill();
+    // Keys are for the program until a person is told that there is none.
+    screen.type_keys("kept\r");
+    screen.until("trying to reach the program");
+    assert!(screen.is_raw());
+    screen.type_keys("\u{3}");
+    assert_eq!(screen.code(), Some(255));
+    screen.until("goes on with it");
+
+    lab.host.again();
+    lab.host.until_session("web", "connected");
+    let id = program["id"].as_str().unwrap();
+    let mut screen = Screen::of(lab.host.ctl_command(&["attach", "web", id]), SIZE);
+    until("somebody is attached", || lab.programs()[0]["is_attached"] == true);
+    lab.host.kill();
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(screen.child.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(screen.code(), Some(255));
+    assert!(is_running(u32::try_from(program["process_id"].as_u64().unwrap()).unwrap()));
+}
+
+#[test]
+fn keys_that_are_typed_without_a_connection_reach_the_program_later() {
+    let mut lab = Lab::new();
+    let mut screen = Screen::start(&lab, &["bash", "--norc"], SIZE);
+    screen.type_keys("echo $((6*7))\r");
+    screen.until("42\r\n");
+    lab.host.signal(nix::sys::signal::Signal::SIGSTOP);
+    screen.type_keys("echo $((6*");
+    std::thread::sleep(Duration::from_millis(300));
+    lab.host.kill();
+    screen.type_keys("8))\r");
+    screen.until("trying to reach the program");
+    lab.host.again();
+    screen.until("48\r\n");
+    screen.type_keys("exit 5\r");
+    assert_eq!(screen.code(), Some(5));
+}

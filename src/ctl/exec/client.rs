@@ -5,7 +5,13 @@
 //!             │ lost                 ▲
 //!             └──▶ dial, attach ─────┘ (not for longer than the program waits)
 //! ```
+//!
+//! Input that is read while no connection is attached goes to the replay, from which it is sent once the program has said how
+//! much it has taken: what comes next then has no gap before it.
 
+mod this_end;
+
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -13,7 +19,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use super::local::{self, Heard, Outputs, Signals, Written};
+use super::local::{self, Outputs, Signals};
+use super::outage::{self, Outage};
 use super::replay::Replay;
 use crate::ctl::Error;
 use crate::ctl::client::{self, Daemon};
@@ -23,8 +30,9 @@ use crate::wire::proto::v1::from_program::Message as Told;
 use crate::wire::proto::v1::to_program::Message;
 use crate::wire::proto::v1::{
     AttachProgram, DetachProgram, ForgetProgram, FromProgram, ProgramData, ProgramEnded, ProgramStarted,
-    ProgramTaken, StartProgram, ToProgram,
+    StartProgram, ToProgram,
 };
+use this_end::{next_part, until};
 
 /// Exit codes: guestctl or the guest has failed; the program was lost.
 pub const FAILED: u8 = 125;
@@ -38,15 +46,13 @@ const LONGEST: Duration = Duration::from_secs(600);
 const USUAL: Duration = Duration::from_secs(25);
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// After how long a person is told.
-const QUIET: Duration = Duration::from_secs(2);
+/// How long guestlet-host may take to begin: longer than it waits for an agent.
+const OPENING: Duration = Duration::from_secs(90);
 /// How long the last answer may take.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Bytes that wait to be written here: beyond that no more is taken, whatever a guest keeps for this client.
 const MAX_WAITING: u64 = 1 << 20;
 const SIGPIPE: u32 = 13;
-const SIGHUP: u32 = 1;
-const SIGTERM: u32 = 15;
 
 /// The client.
 #[allow(clippy::struct_excessive_bools, reason = "what has happened so far, in any order")]
@@ -60,27 +66,34 @@ pub struct Client {
     was_sent: bool,
     /// A connection was lost since then.
     was_lost: bool,
-    /// How long it is tried to come back.
-    patience: Duration,
+    /// How long there has been no connection.
+    outage: Outage,
     started: Option<ProgramStarted>,
+    /// The connection that there is has the program, and has sent it all input that was lost with others.
+    is_attached: bool,
+    /// Signals for the program that are said as soon as it is attached.
+    signals: Vec<u32>,
     /// The numbers of the bytes that come next, as far as is known.
     expected: [Option<u64>; 2],
     written: [u64; 2],
-    input: Option<(Replay, mpsc::Receiver<Vec<u8>>)>,
+    input: Option<(Replay, Parts)>,
     raw: Option<Raw>,
     ended: Option<ProgramEnded>,
     has_no_reader: bool,
     detach: bool,
 }
 
-/// Why a connection is over.
+/// What is read from standard input.
+type Parts = mpsc::Receiver<io::Result<Vec<u8>>>;
+
+/// How a connection is over, unless with an error that ends everything.
 enum Over {
     /// All is done.
     Done,
-    /// It was lost: another one may go on.
+    /// It was lost, or refused for now: another one may go on.
     Lost(String),
-    /// It is of no use to go on.
-    Failed(Error),
+    /// Refused with an error, unless the host half has only just started.
+    Early(Error),
 }
 
 impl Client {
@@ -89,7 +102,12 @@ impl Client {
         let patience = wait.min(LONGEST).mul_f64(0.8);
         let expected = [Some(0), Some(0)];
         let id = start.id.clone();
-        Self { start: Some(start), patience, expected, ..Self::attach(socket, name, id) }
+        Self {
+            start: Some(start),
+            outage: Outage::none(patience),
+            expected,
+            ..Self::attach(socket, name, id)
+        }
     }
 
     /// Of a program that runs.
@@ -101,8 +119,10 @@ impl Client {
             start: None,
             was_sent: false,
             was_lost: false,
-            patience: USUAL,
+            outage: Outage::none(USUAL),
             started: None,
+            is_attached: false,
+            signals: Vec::new(),
             expected: [None, None],
             written: [0, 0],
             input: None,
@@ -122,43 +142,10 @@ impl Client {
         let failed = |error| Error::Read("standard input".to_owned(), error);
         let mut outputs = Outputs::start().map_err(failed)?;
         let mut signals = Signals::hear().map_err(failed)?;
-        let mut lost_since: Option<Instant> = None;
-        let mut is_told = false;
-        loop {
-            let begun = Instant::now();
-            let over = self.connect(&mut outputs, &mut signals).await;
-            let why = match over {
-                Over::Done => break,
-                Over::Failed(error) => {
-                    self.raw = None;
-                    return Err(error);
-                }
-                Over::Lost(why) => why,
-            };
-            self.was_lost = true;
-            if self.started.is_none() && !self.was_sent {
-                self.raw = None;
-                return Err(Error::Program(why));
-            }
-            if begun.elapsed() > QUIET {
-                lost_since = None;
-            }
-            let since = *lost_since.get_or_insert_with(Instant::now);
-            if since.elapsed() > self.patience {
-                self.raw = None;
-                local::say(&format!("lost the program {}: {why}", self.id), false);
-                return Err(Error::Ended(LOST));
-            }
-            if since.elapsed() > QUIET && !is_told {
-                is_told = true;
-                local::say(
-                    &format!("{why}; trying to reach the program {} again", self.id),
-                    self.raw.is_some(),
-                );
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
+        let done = self.until_done(&mut outputs, &mut signals).await;
+        // Before anything is said: the terminal is as it was.
         self.raw = None;
+        done?;
         if self.detach {
             return Ok(printer.text(&format!("{}\n", self.id))?);
         }
@@ -173,22 +160,52 @@ impl Client {
         if code == 0 { Ok(()) } else { Err(Error::Ended(code)) }
     }
 
-    /// One connection.
-    async fn connect(&mut self, outputs: &mut Outputs, signals: &mut Signals) -> Over {
-        let over = client::with(self.socket.clone(), async |daemon| {
-            Ok(self.converse(&daemon, outputs, signals).await)
-        });
-        match over.await {
-            Ok(over) => over,
-            Err(error @ Error::Closed) => Over::Lost(error.to_string()),
-            Err(error @ (Error::NoSocket(_) | Error::NobodyAnswers(_))) if self.was_sent => {
-                Over::Lost(error.to_string())
+    /// As many connections as it takes.
+    async fn until_done(&mut self, outputs: &mut Outputs, signals: &mut Signals) -> Result<(), Error> {
+        loop {
+            let over = self.connect(outputs, signals).await;
+            self.is_attached = false;
+            match over? {
+                Over::Done => return Ok(()),
+                Over::Lost(why) if !self.was_sent => return Err(Error::Program(why)),
+                Over::Lost(why) => self.outage.goes_on(why, Instant::now()),
+                Over::Early(error) => {
+                    if !self.outage.may_be_early(error.to_string(), Instant::now()) {
+                        return Err(error);
+                    }
+                }
             }
-            Err(error) => Over::Failed(error),
+            self.was_lost = true;
+            if self.outage.is_too_long(Instant::now()) {
+                let words = format!("lost the program {}: {}", self.id, self.outage.why());
+                return Err(Error::NotRun(words, LOST));
+            }
+            self.unless_interrupted(signals, tokio::time::sleep(PAUSE)).await?;
         }
     }
 
-    async fn converse(&mut self, daemon: &Daemon, outputs: &mut Outputs, signals: &mut Signals) -> Over {
+    /// One connection.
+    async fn connect(&mut self, outputs: &mut Outputs, signals: &mut Signals) -> Result<Over, Error> {
+        let dialled = self.unless_interrupted(signals, client::dial(self.socket.clone())).await?;
+        let stream = match dialled {
+            Ok(stream) => stream,
+            Err(error) if !self.was_sent => return Err(error),
+            // It is bound before it is opened to others.
+            Err(error @ Error::Forbidden(_)) => return Ok(Over::Early(error)),
+            Err(error) => return Ok(Over::Lost(error.to_string())),
+        };
+        match client::over(stream, async |daemon| self.converse(&daemon, outputs, signals).await).await {
+            Err(error @ Error::Closed) => Ok(Over::Lost(error.to_string())),
+            over => over,
+        }
+    }
+
+    async fn converse(
+        &mut self,
+        daemon: &Daemon,
+        outputs: &mut Outputs,
+        signals: &mut Signals,
+    ) -> Result<Over, Error> {
         let (requests, all) = mpsc::unbounded_channel();
         let say = |message| {
             // Whether it arrives is seen by what is answered.
@@ -197,30 +214,30 @@ impl Client {
         say(self.opening());
         self.was_sent = true;
         let mut client = daemon.exec();
-        let opening = client.run_program(UnboundedReceiverStream::new(all));
-        let mut answers = match opening.await {
-            Ok(answers) => answers.into_inner(),
-            Err(status) => return self.refused(status),
+        let opening = tokio::time::timeout(OPENING, client.run_program(UnboundedReceiverStream::new(all)));
+        let mut answers = match self.unless_interrupted(signals, opening).await? {
+            Ok(Ok(answers)) => answers.into_inner(),
+            Ok(Err(status)) => return self.refused(status),
+            Err(_) => return Ok(Over::Lost(Error::Silent.to_string())),
         };
         loop {
             if self.ended.is_some() && self.is_written() {
                 say(Message::Forget(ForgetProgram {}));
                 let _ = tokio::time::timeout(FAREWELL, answers.message()).await;
-                return Over::Done;
+                return Ok(Over::Done);
             }
-            let may_read = self.started.is_some() && self.ended.is_none();
+            let may_read = self.ended.is_none();
             tokio::select! {
                 biased;
-                heard = signals.next() => if let Some(over) = self.hear(heard, &say) {
-                    return over;
-                },
-                Some(written) = outputs.written.recv() => self.has_written(written, outputs, &say),
-                part = next_part(&mut self.input), if may_read => self.read(part, &say),
+                heard = signals.next() => self.hear(heard, &say)?,
+                Some(written) = outputs.written.recv() => self.has_written(written, outputs, &say)?,
+                part = next_part(&mut self.input), if may_read => self.read(part, &say)?,
+                () = until(self.outage.tell_at()) => self.tell(),
                 answer = answers.message(), if self.ended.is_none() && self.waiting() < MAX_WAITING => match answer {
-                    Ok(Some(answer)) => if let Some(over) = self.take(answer, outputs, &say, &mut answers).await {
-                        return over;
+                    Ok(Some(answer)) => if self.take(answer, outputs, &say, &mut answers).await? {
+                        return Ok(Over::Done);
                     },
-                    Ok(None) => return Over::Lost("the program's stream ended".to_owned()),
+                    Ok(None) => return Ok(Over::Lost("the program's stream ended".to_owned())),
                     Err(status) => return self.refused(status),
                 },
             }
@@ -240,56 +257,54 @@ impl Client {
         }
     }
 
-    fn refused(&self, status: Status) -> Over {
+    fn refused(&self, status: Status) -> Result<Over, Error> {
         if std::error::Error::source(&status).is_some() {
-            return Over::Lost("guestlet-host closed the connection".to_owned());
+            return Ok(Over::Lost("guestlet-host closed the connection".to_owned()));
         }
         let by_guest = status.metadata().contains_key(SAID);
         let words = status.message().to_owned();
         // A host half that has just started has no session yet; an agent that stops, or has too much to do, says so.
         let is_again = self.started.is_some() || self.was_lost;
-        if is_again && (!by_guest || matches!(status.code(), Code::Unavailable | Code::ResourceExhausted)) {
-            return Over::Lost(words);
+        if is_again && outage::may_pass(status.code(), by_guest) {
+            return Ok(Over::Lost(words));
         }
         if !by_guest {
-            return Over::Failed(Error::of_call(status, &self.name));
+            let is_early = is_again && status.code() == Code::NotFound;
+            let error = Error::of_call(status, &self.name);
+            return if is_early { Ok(Over::Early(error)) } else { Err(error) };
         }
         let code = status.metadata().get(EXIT_CODE).and_then(|code| code.to_str().ok()?.parse().ok());
-        match (code, status.code()) {
-            (Some(code), _) => Over::Failed(Error::NotRun(words, code)),
-            (None, Code::NotFound) if self.start.is_some() && self.started.is_none() => {
-                Over::Failed(Error::NotRun(
-                    "the connection broke while the program was to be started; whether it was is not known"
-                        .to_owned(),
-                    LOST,
-                ))
-            }
+        Err(match (code, status.code()) {
+            (Some(code), _) => Error::NotRun(words, code),
+            (None, Code::NotFound) if self.start.is_some() && self.started.is_none() => Error::NotRun(
+                "the connection broke while the program was to be started; whether it was is not known"
+                    .to_owned(),
+                LOST,
+            ),
             (None, Code::NotFound) if self.started.is_some() => {
-                Over::Failed(Error::NotRun(format!("lost the program: {words}"), LOST))
+                Error::NotRun(format!("lost the program: {words}"), LOST)
             }
-            (None, Code::Aborted | Code::Unavailable) => Over::Failed(Error::NotRun(words, LOST)),
-            (None, _) => Over::Failed(Error::Program(words)),
-        }
+            (None, Code::Aborted | Code::Unavailable) => Error::NotRun(words, LOST),
+            (None, _) => Error::Program(words),
+        })
     }
 
-    /// Something came from the program.
+    /// Something came from the program; whether nothing else is wanted of it.
     async fn take(
         &mut self,
         answer: FromProgram,
         outputs: &Outputs,
         say: &impl Fn(Message),
         answers: &mut Streaming<FromProgram>,
-    ) -> Option<Over> {
+    ) -> Result<bool, Error> {
         match answer.message {
             Some(Told::Started(started)) => {
                 if self.detach {
                     say(Message::Detach(DetachProgram {}));
                     let _ = tokio::time::timeout(FAREWELL, answers.message()).await;
-                    return Some(Over::Done);
+                    return Ok(true);
                 }
-                if let Err(error) = self.begin(started, say) {
-                    return Some(Over::Failed(error));
-                }
+                self.begin(started, say)?;
             }
             Some(Told::Output(data)) => self.output(0, data, outputs),
             Some(Told::Errors(data)) => self.output(1, data, outputs),
@@ -301,16 +316,17 @@ impl Client {
             Some(Told::Ended(ended)) => self.ended = Some(ended),
             None => {}
         }
-        None
+        Ok(false)
     }
 
     /// The program runs, and this connection is attached to it.
     fn begin(&mut self, started: ProgramStarted, say: &impl Fn(Message)) -> Result<(), Error> {
         if self.started.is_none() {
-            if started.has_terminal {
-                self.raw = local::raw().map_err(|error| Error::Read("the terminal".to_owned(), error))?;
-            }
+            // Keys that nobody reads need not be passed on one by one: Ctrl-C comes as a signal then.
             if started.has_input && self.start.as_ref().is_none_or(|start| start.has_input) {
+                if started.has_terminal {
+                    self.raw = local::raw().map_err(|error| Error::Read("the terminal".to_owned(), error))?;
+                }
                 let input =
                     local::input().map_err(|error| Error::Read("standard input".to_owned(), error))?;
                 self.input = Some((Replay::from(started.input_taken), input));
@@ -325,12 +341,20 @@ impl Client {
                 say(Message::EndOfInput(end));
             }
         }
+        if self.has_no_reader {
+            say(Message::Signal(SIGPIPE));
+        }
+        for signal in self.signals.drain(..) {
+            say(Message::Signal(signal));
+        }
         if started.has_terminal
             && let Some(size) = local::size()
         {
             say(Message::Resize(size));
         }
         self.started = Some(started);
+        self.is_attached = true;
+        self.outage.ends();
         Ok(())
     }
 
@@ -360,65 +384,5 @@ impl Client {
 
     fn is_written(&self) -> bool {
         (0..2).all(|which| self.expected[which].is_none_or(|expected| self.written[which] >= expected))
-    }
-
-    fn has_written(&mut self, first: Written, outputs: &mut Outputs, say: &impl Fn(Message)) {
-        let mut next = Some(first);
-        while let Some(written) = next {
-            match written {
-                Written::Up(which, before) => self.written[which] = before,
-                Written::Broken if !self.has_no_reader => {
-                    self.has_no_reader = true;
-                    say(Message::Signal(SIGPIPE));
-                }
-                Written::Broken => {}
-            }
-            next = outputs.written.try_recv().ok();
-        }
-        let [output, errors] = self.written;
-        say(Message::Taken(ProgramTaken { output, errors }));
-    }
-
-    fn read(&mut self, part: Option<Vec<u8>>, say: &impl Fn(Message)) {
-        let Some((replay, _)) = &mut self.input else { return };
-        match part.filter(|part| !part.is_empty()) {
-            None => say(Message::EndOfInput(replay.ended())),
-            Some(data) => {
-                let offset = replay.read(&data);
-                say(Message::Input(ProgramData { offset, data }));
-            }
-        }
-    }
-
-    fn hear(&mut self, heard: Heard, say: &impl Fn(Message)) -> Option<Over> {
-        let is_terminal = self.started.as_ref().is_some_and(|started| started.has_terminal);
-        match heard {
-            Heard::Resized => {
-                if let Some(size) = local::size().filter(|_| is_terminal) {
-                    say(Message::Resize(size));
-                }
-                None
-            }
-            // Before it has started there is nothing to pass them on to; and who has lost the terminal cannot use it any more.
-            Heard::Signal(number)
-                if self.started.is_none() || is_terminal && matches!(number, SIGHUP | SIGTERM) =>
-            {
-                let code = u8::try_from(number).unwrap_or_default();
-                Some(Over::Failed(Error::Ended(if self.started.is_some() { LOST } else { 128 + code })))
-            }
-            Heard::Signal(number) => {
-                say(Message::Signal(number));
-                None
-            }
-        }
-    }
-}
-
-/// The next part of the input, as soon as there is room for it.
-async fn next_part(input: &mut Option<(Replay, mpsc::Receiver<Vec<u8>>)>) -> Option<Vec<u8>> {
-    match input {
-        // A part has a quarter of the window.
-        Some((replay, parts)) if replay.room() >= super::replay::WINDOW / 4 => parts.recv().await,
-        _ => std::future::pending().await,
     }
 }

@@ -1,9 +1,10 @@
 //! This end of a program: standard streams, each with a thread of its own, as they may block; signals; and the terminal.
 
 use std::fs::File;
-use std::io::{self, IsTerminal as _, Read as _, Write};
-use std::os::fd::AsFd as _;
+use std::io::{self, IsTerminal as _, Read as _, Write as _};
+use std::os::fd::AsFd;
 use std::sync::mpsc as blocking;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -14,6 +15,8 @@ use crate::wire::proto::v1::TerminalSize;
 
 /// Bytes read at once.
 const PART: usize = WINDOW / 4;
+/// The pause before a stream that others have made one that does not wait is tried again.
+const BUSY: Duration = Duration::from_millis(10);
 
 /// The size of the terminal at this end, if there is one.
 pub fn size() -> Option<TerminalSize> {
@@ -41,24 +44,33 @@ pub fn raw() -> io::Result<Option<Raw>> {
 }
 
 /// Says something to the person at this end, whatever mode the terminal is in.
-#[allow(clippy::print_stderr, reason = "what a person should know, beside the output of the program")]
 pub fn say(words: &str, is_raw: bool) {
-    eprint!("guestctl: {words}{}", if is_raw { "\r\n" } else { "\n" });
+    let line = format!("guestctl: {words}{}", if is_raw { "\r\n" } else { "\n" });
+    // There is nobody else to tell.
+    let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// What is read from standard input, part by part; an empty one is the end.
-pub fn input() -> io::Result<mpsc::Receiver<Vec<u8>>> {
+/// A standard stream without a buffer, all of whose errors are told.
+fn stream(stream: impl AsFd) -> io::Result<File> {
+    stream.as_fd().try_clone_to_owned().map(File::from)
+}
+
+/// What is read from standard input, part by part; an empty one is the end, and after an error comes nothing.
+pub fn input() -> io::Result<mpsc::Receiver<io::Result<Vec<u8>>>> {
     let (parts, receiver) = mpsc::channel(1);
+    let mut input = stream(io::stdin())?;
     thread("input", move || {
-        let mut input = io::stdin().lock();
         let mut part = vec![0; PART];
         loop {
-            let length = match input.read(&mut part) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // What cannot be read has no more.
-                read => read.unwrap_or(0),
+            let read = match input.read(&mut part) {
+                Ok(length) => Ok(part[..length].to_vec()),
+                Err(error) => match may_try_again(error) {
+                    Ok(()) => continue,
+                    Err(error) => Err(error),
+                },
             };
-            if parts.blocking_send(part[..length].to_vec()).is_err() || length == 0 {
+            let is_last = read.as_ref().map_or(true, Vec::is_empty);
+            if parts.blocking_send(read).is_err() || is_last {
                 return;
             }
         }
@@ -66,13 +78,37 @@ pub fn input() -> io::Result<mpsc::Receiver<Vec<u8>>> {
     Ok(receiver)
 }
 
-/// What was written: to which stream, and up to which number; or that nobody reads it any more.
+/// Writes everything.
+fn write(mut stream: &File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(length) => bytes = &bytes[length..],
+            Err(error) => may_try_again(error)?,
+        }
+    }
+    Ok(())
+}
+
+/// Waits a little if an error is none of the stream's.
+fn may_try_again(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::Interrupted => {}
+        io::ErrorKind::WouldBlock => std::thread::sleep(BUSY),
+        _ => return Err(error),
+    }
+    Ok(())
+}
+
+/// What has become of bytes that were to be written.
 #[derive(Debug)]
 pub enum Written {
-    /// All bytes before this number.
+    /// To this stream, all before this number were.
     Up(usize, u64),
-    /// The reader is gone.
-    Broken,
+    /// The reader of a stream is gone: what else is for it is thrown away.
+    NoReader,
+    /// To this stream no more can be written.
+    Failed(usize, io::Error),
 }
 
 /// Standard output and error.
@@ -87,16 +123,16 @@ impl Outputs {
     /// Starts writing.
     ///
     /// # Errors
-    /// If there are no threads.
+    /// If there are no threads, or no more files can be open.
     pub fn start() -> io::Result<Self> {
         let (done, written) = mpsc::unbounded_channel();
-        let errors = queue("errors", 1, io::stderr(), done.clone())?;
-        Ok(Self { queues: [queue("output", 0, io::stdout(), done)?, errors], written })
+        let errors = queue("errors", 1, stream(io::stderr())?, done.clone())?;
+        Ok(Self { queues: [queue("output", 0, stream(io::stdout())?, done)?, errors], written })
     }
 
     /// Has bytes written, of which the first has this number.
     pub fn write(&self, which: usize, offset: u64, bytes: Vec<u8>) {
-        // The thread lives as long as this.
+        // The thread lives as long as this, or has told why not.
         let _ = self.queues[which].send((offset, bytes));
     }
 }
@@ -104,16 +140,23 @@ impl Outputs {
 fn queue(
     name: &str,
     which: usize,
-    mut stream: impl Write + Send + 'static,
+    stream: File,
     done: mpsc::UnboundedSender<Written>,
 ) -> io::Result<blocking::Sender<(u64, Vec<u8>)>> {
     let (sender, parts) = blocking::channel::<(u64, Vec<u8>)>();
     thread(name, move || {
-        let mut is_broken = false;
+        let mut has_reader = true;
         for (offset, part) in parts {
-            if !is_broken && stream.write_all(&part).and_then(|()| stream.flush()).is_err() {
-                is_broken = true;
-                let _ = done.send(Written::Broken);
+            match if has_reader { write(&stream, &part) } else { Ok(()) } {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    has_reader = false;
+                    let _ = done.send(Written::NoReader);
+                }
+                Err(error) => {
+                    let _ = done.send(Written::Failed(which, error));
+                    return;
+                }
             }
             if done.send(Written::Up(which, offset + part.len() as u64)).is_err() {
                 return;
