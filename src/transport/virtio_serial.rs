@@ -19,13 +19,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use crate::sys::descriptor::watch_readable;
 use crate::transport::appearance::Watch;
 
 /// How often a port that somebody else has open is tried again.
 const BUSY_RETRY: Duration = Duration::from_secs(5);
+/// How long a port may take to appear before anything is said of it: at boot udev may be about to make its name.
+const SETTLE: Duration = Duration::from_secs(5);
 /// What is read to find out whether there is a host.
 const PROBE: usize = 4096;
 
@@ -67,6 +69,7 @@ impl Port {
     /// If it cannot be used for another reason.
     pub async fn open_when_there(path: &Path) -> io::Result<Self> {
         let mut said = None;
+        let settled = Instant::now() + SETTLE;
         loop {
             let watch = Watch::new(path);
             let error = match Self::open(path) {
@@ -74,6 +77,12 @@ impl Port {
                 Err(error) => error,
             };
             let problem = error.raw_os_error();
+            if problem == Some(libc::ENOENT) && Instant::now() < settled {
+                if let Ok(changed) = timeout_at(settled, watch.changed()).await {
+                    changed?;
+                }
+                continue;
+            }
             let news = said.replace(problem) != Some(problem);
             match problem {
                 Some(libc::ENOENT) => {
