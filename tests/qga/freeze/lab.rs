@@ -48,9 +48,11 @@ fn enter(folder: &Path) {
     pivot_root(".", "old").unwrap();
     chdir("/").unwrap();
     umount2("/old", MntFlags::MNT_DETACH).unwrap();
+    // Of a loop device that is free busybox does not make sure that nobody takes it before it does.
     inside(
         "mount -t overlay overlay -o lowerdir=/lower,upperdir=/b/upper,workdir=/b/work /ovl
-         cat disk-last > /ovl/disk; mount -o loop /ovl/disk /last",
+         cat disk-last > /ovl/disk; tried=0
+         until mount -o loop /ovl/disk /last; do tried=$((tried + 1)); [ $tried -lt 20 ]; sleep 1; done",
     );
     // Whatever went wrong, the machine's own disks must not be here.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
