@@ -9,8 +9,9 @@ use crate::qga::arguments::Arguments;
 use crate::qga::error::Error;
 use crate::qga::owners::Kind;
 use crate::qga::policy::Check;
+use crate::qga::reply::{self, Line};
 use crate::qga::room::Share;
-use crate::qga::table::{Class, Command};
+use crate::qga::table::{Class, Command, Run};
 use crate::qga::{Context, recorded};
 
 /// Bytes that a host half may have of a file or an output in one answer: of more than so many, in base64, it takes none.
@@ -87,6 +88,18 @@ impl<'a> Call<'a> {
 
     fn noted(&self) -> &Arc<Noted> {
         self.noted.get_or_init(Arc::default)
+    }
+
+    /// Carries out `command`, and makes the line that answers it; an empty one if none does.
+    pub async fn carry_out(&self, command: &'static Command, id: Option<&str>) -> Line {
+        let watch = self.watch(command);
+        let outcome = match command.run {
+            Run::Now(run) => run(self),
+            Run::Later(run) => run(self).await,
+        };
+        watch.ended(outcome.as_ref().err());
+        let answered = command.success_response || outcome.is_err();
+        if answered { reply::line(outcome, id) } else { Line::default() }
     }
 
     /// Watches over the call of `command` from its beginning: it leaves its line in the log however it ends.

@@ -8,7 +8,6 @@ use crate::qga::call::Call;
 use crate::qga::error::Error;
 use crate::qga::reply::Line;
 use crate::qga::request::Request;
-use crate::qga::table::Run;
 use crate::qga::{Context, command, reply};
 use crate::sys::blocking;
 use crate::wire::qga::{Decoder, Frame};
@@ -65,14 +64,7 @@ async fn carry_out(context: &Context, request: &Request<'_>, asker: &Asker) -> R
         }
     }
     let call = Call::new(context, arguments, &peer, asker);
-    let watch = call.watch(command);
-    let outcome = match command.run {
-        Run::Now(run) => run(&call),
-        Run::Later(run) => run(&call).await,
-    };
-    watch.ended(outcome.as_ref().err());
-    let answered = command.success_response || outcome.is_err();
-    Ok(if answered { reply::line(outcome, request.id()) } else { Line::default() })
+    Ok(call.carry_out(command, request.id()).await)
 }
 
 /// All of a line, if it is not too long.

@@ -8,13 +8,13 @@ use std::task::Poll;
 use std::time::Instant;
 
 use crate::policy::asker::QGA;
+use crate::qga::Context;
 use crate::qga::arguments::Arguments;
 use crate::qga::call::Call;
 use crate::qga::reply::Line;
 use crate::qga::request::Request;
 use crate::qga::room::{Leaving, Room, Share};
-use crate::qga::table::{Command, Run};
-use crate::qga::{Context, reply};
+use crate::qga::table::Command;
 
 /// A command that was begun, or another answer that has its place in the order.
 pub(super) struct Work<'c> {
@@ -139,14 +139,7 @@ async fn perform(
 ) -> Line {
     let part = |place: Range<usize>| std::str::from_utf8(&message[place]).unwrap_or_default();
     let call = Call::new(context, Arguments::new(arguments.map(part)), peer, &QGA);
-    let watch = call.watch(command);
-    let outcome = match command.run {
-        Run::Now(run) => run(&call),
-        Run::Later(run) => run(&call).await,
-    };
-    watch.ended(outcome.as_ref().err());
-    let answered = command.success_response || outcome.is_err();
-    if answered { reply::line(outcome, id.map(part)) } else { Line::default() }
+    call.carry_out(command, id.map(part)).await
 }
 
 /// Where `part`, which is a part of it, stands in `message`.
