@@ -26,6 +26,7 @@ use super::talk::check_dmi;
 use super::text;
 use crate::access::verb::{self, Verb};
 use crate::transport::http2;
+use crate::wire::exec::{EXIT_CODE, SAID_BY_GUEST};
 use crate::wire::proto::v1::exec_client::ExecClient;
 use crate::wire::proto::v1::from_program::Message as FromIt;
 use crate::wire::proto::v1::guest_client::GuestClient;
@@ -42,8 +43,6 @@ const SOON: Duration = Duration::from_secs(10);
 const BEGIN: Duration = Duration::from_secs(60);
 /// How long what was received before a connection's end may take to be read.
 const LEFTOVERS: Duration = Duration::from_secs(1);
-/// Metadata of a status: these are the guest's words.
-const SAID: &str = "guestlet-said-by-guest";
 
 /// What a client says first.
 pub struct Opening(ToProgram);
@@ -256,7 +255,7 @@ fn said(status: &Status) -> Status {
     }
     let mut cleaned = Status::new(status.code(), text::clean_words(status.message()));
     let metadata = cleaned.metadata_mut();
-    metadata.insert(SAID, tonic::metadata::MetadataValue::from_static("1"));
+    metadata.insert(SAID_BY_GUEST, tonic::metadata::MetadataValue::from_static("1"));
     for code in ["126", "127"] {
         if status.metadata().get(EXIT_CODE).is_some_and(|said| said == code) {
             metadata.insert(EXIT_CODE, tonic::metadata::MetadataValue::from_static(code));
@@ -264,9 +263,6 @@ fn said(status: &Status) -> Status {
     }
     cleaned
 }
-
-/// Metadata of a status: what a shell would exit with.
-const EXIT_CODE: &str = "guestlet-exit-code";
 
 #[cfg(test)]
 mod tests {
@@ -295,6 +291,6 @@ mod tests {
         let status = said(&status);
         assert_eq!((status.code(), status.message()), (Code::NotFound, "\u{fffd}[2J"));
         assert_eq!(status.metadata().get(EXIT_CODE).unwrap(), "127");
-        assert!(status.metadata().get(SAID).is_some());
+        assert!(status.metadata().get(SAID_BY_GUEST).is_some());
     }
 }

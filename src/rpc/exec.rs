@@ -24,6 +24,7 @@ use crate::rpc::guard::Gate;
 use crate::rpc::guest::may_work;
 use crate::sys::error_chain;
 use crate::sys::terminal::Size;
+use crate::wire::exec::EXIT_CODE;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::exec_server::{self, ExecServer};
 use crate::wire::proto::v1::to_program::Message;
@@ -33,8 +34,6 @@ use conversation::Conversation;
 const MAX_REQUEST: usize = 2 * exec::MAX_ARGUMENTS;
 /// How long the first message may take.
 const FIRST: Duration = Duration::from_secs(10);
-/// Metadata: what a shell would exit with.
-const EXIT_CODE: &str = "guestlet-exit-code";
 /// How long a program may wait for a client, in seconds, unless its call says how long.
 const USUAL_WAIT: u32 = 30;
 const USUAL_KEEP: u32 = 600;

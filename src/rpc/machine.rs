@@ -11,6 +11,7 @@ use crate::rpc::guest::may_work;
 use crate::sys::{blocking, error_chain};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::machine_server::{self, MachineServer};
+use crate::wire::switches;
 
 /// The service.
 #[derive(Debug, Clone)]
@@ -43,12 +44,6 @@ fn not_set(error: &clock::Error) -> Status {
 /// What is to be switched.
 fn wanted(switches: &[v1::Switch]) -> Vec<(u64, bool)> {
     switches.iter().map(|switch| (switch.id, switch.online)).collect()
-}
-
-/// For the record: so many of them as fit.
-fn in_words(switches: &[v1::Switch]) -> String {
-    let one = |switch: &v1::Switch| format!("{} {}", switch.id, if switch.online { "on" } else { "off" });
-    switches.iter().take(32).map(one).collect::<Vec<_>>().join(", ")
 }
 
 #[tonic::async_trait]
@@ -109,10 +104,10 @@ impl machine_server::Machine for Service {
         &self,
         request: Request<v1::SetProcessorsRequest>,
     ) -> Result<Response<v1::SetProcessorsResponse>, Status> {
-        let switches = &request.get_ref().processors;
-        guard::concerns(&request, || in_words(switches));
+        let asked = &request.get_ref().processors;
+        guard::concerns(&request, || switches::words(asked));
         may_work()?;
-        let done = processors::set(&self.0, wanted(switches)).await;
+        let done = processors::set(&self.0, wanted(asked)).await;
         let done = done.map_err(|error| Status::failed_precondition(error_chain::words(&error)))?;
         Ok(Response::new(v1::SetProcessorsResponse { done: u32::try_from(done).unwrap_or(u32::MAX) }))
     }
@@ -140,10 +135,10 @@ impl machine_server::Machine for Service {
         &self,
         request: Request<v1::SetMemoryBlocksRequest>,
     ) -> Result<Response<v1::SetMemoryBlocksResponse>, Status> {
-        let switches = &request.get_ref().blocks;
-        guard::concerns(&request, || in_words(switches));
+        let asked = &request.get_ref().blocks;
+        guard::concerns(&request, || switches::words(asked));
         may_work()?;
-        let became = memory_blocks::set(&self.0, wanted(switches)).await;
+        let became = memory_blocks::set(&self.0, wanted(asked)).await;
         let block = |(id, outcome): (u64, Outcome)| v1::SwitchedBlock {
             id,
             problem: match outcome {

@@ -1,6 +1,8 @@
 //! What goes over the streams: framings and messages. Pure: bytes in, values out, no I/O.
 
 pub mod codec;
+#[cfg(any(feature = "agent", feature = "ctl", feature = "host"))]
+pub mod exec;
 #[cfg(any(feature = "kubevirt", feature = "ctl"))]
 pub mod guest_object;
 #[cfg(feature = "host")]
@@ -9,4 +11,6 @@ pub mod proto;
 pub mod qga;
 #[cfg(feature = "host")]
 pub mod qmp;
+#[cfg(any(feature = "agent", feature = "host"))]
+pub mod switches;
 pub mod weigh;

@@ -16,6 +16,7 @@ use crate::wire::proto::v1::{
     SuspendToMemoryRequest, ThawFileSystemsRequest, ThawFileSystemsResponse, TrimFileSystemsRequest,
     TrimFileSystemsResponse,
 };
+use crate::wire::switches;
 
 /// What a guest that is well answers soon.
 const USUAL: Duration = Duration::from_secs(60);
@@ -144,7 +145,7 @@ handed_on!(
     USUAL
 );
 handed_on!(
-    v1::SetProcessorsRequest, |_| &verb::SET_CPUS, "/guestlet.v1.Machine/SetProcessors", |asked| clean::switches(&asked.processors);
+    v1::SetProcessorsRequest, |_| &verb::SET_CPUS, "/guestlet.v1.Machine/SetProcessors", |asked| switches::words(&asked.processors);
     v1::SetProcessorsResponse, Ok;
     USUAL
 );
@@ -154,7 +155,7 @@ handed_on!(
     USUAL
 );
 handed_on!(
-    v1::SetMemoryBlocksRequest, |_| &verb::SET_MEMORY, "/guestlet.v1.Machine/SetMemoryBlocks", |asked| clean::switches(&asked.blocks);
+    v1::SetMemoryBlocksRequest, |_| &verb::SET_MEMORY, "/guestlet.v1.Machine/SetMemoryBlocks", |asked| switches::words(&asked.blocks);
     v1::SetMemoryBlocksResponse, |answer| Ok(clean::blocks(answer));
     USUAL
 );

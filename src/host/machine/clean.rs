@@ -117,12 +117,6 @@ pub fn blocks(answer: v1::SetMemoryBlocksResponse) -> v1::SetMemoryBlocksRespons
     v1::SetMemoryBlocksResponse { blocks: answer.blocks.into_iter().map(block).collect() }
 }
 
-/// For the record: what is to be switched, so much of it as fits.
-pub fn switches(switches: &[v1::Switch]) -> String {
-    let one = |switch: &v1::Switch| format!("{} {}", switch.id, if switch.online { "on" } else { "off" });
-    switches.iter().take(32).map(one).collect::<Vec<_>>().join(", ")
-}
-
 /// Network interfaces.
 pub fn interfaces(answer: v1::ListInterfacesResponse) -> v1::ListInterfacesResponse {
     let interface = |one: v1::InterfaceOfGuest| v1::InterfaceOfGuest {
