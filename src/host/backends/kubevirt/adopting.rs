@@ -6,7 +6,8 @@ use super::adopted::{self, AsIs, Plugged};
 use super::authority;
 use super::hotplug::patch::Disk;
 use super::hotplug::seen::{Seen, Stage};
-use super::volumes::{Claims, Read};
+use super::read::Read;
+use super::volumes::Claims;
 use crate::host::backends::disks::{DiskError, Known};
 use crate::host::backends::volumes::{Holder, Place, Published, VolumeError};
 

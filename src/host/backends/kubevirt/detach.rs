@@ -8,7 +8,8 @@ use super::adopting::{held, leaving};
 use super::hotplug::seen::{Released, Seen, Stage};
 use super::names::Claim;
 use super::objects;
-use super::volumes::{Claims, Read};
+use super::read::Read;
+use super::volumes::Claims;
 use crate::host::backends::disks::GuestSide;
 use crate::host::backends::volumes::{Holder, Place, VolumeError};
 

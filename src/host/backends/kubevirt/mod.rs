@@ -28,6 +28,7 @@ pub mod interfaces;
 pub mod names;
 pub mod node;
 pub mod objects;
+mod read;
 pub mod seen;
 mod shared;
 mod shares;

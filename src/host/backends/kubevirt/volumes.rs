@@ -20,6 +20,7 @@ use super::copies::{Copies, UNREAD};
 use super::detach::still_held;
 use super::hotplug::{Hotplug, Patience};
 use super::names::{Claim, PREFIX, is_label};
+use super::read::Read;
 use super::shares::Upkeep;
 use crate::host::backends::disks::{Bus, DiskError, GuestSide};
 use crate::host::backends::volumes::{
@@ -43,21 +44,6 @@ pub struct Claims {
     /// Which VMs list volumes of ours; without it, any may.
     listing: Option<Listing>,
     pub(super) upkeep: Upkeep,
-}
-
-/// A claim of ours, as it was read.
-pub(super) struct Read {
-    pub(super) claim: Claim,
-    pub(super) object: PersistentVolumeClaim,
-    pub(super) volume: Volume,
-}
-
-impl Read {
-    /// The name of its PersistentVolume; none before it is bound.
-    pub(super) fn persistent_volume(&self) -> Option<&str> {
-        let volume = self.object.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-        volume.filter(|name| !name.is_empty())
-    }
 }
 
 impl Claims {

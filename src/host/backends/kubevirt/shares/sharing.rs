@@ -8,7 +8,8 @@ use super::object::{MARK, NetworkFilesystem, State, Step, end, serve, unstick};
 use crate::host::backends::disks::DiskError;
 use crate::host::backends::kubevirt::api::Written;
 use crate::host::backends::kubevirt::claims::{self, SHARERS};
-use crate::host::backends::kubevirt::volumes::{Claims, Read};
+use crate::host::backends::kubevirt::read::Read;
+use crate::host::backends::kubevirt::volumes::Claims;
 use crate::host::backends::volumes::{Export, Sharer, Shares, VolumeError};
 
 /// How often a change is tried that somebody else's comes before.
