@@ -18,7 +18,7 @@ pub enum Exec {
     ///
     /// No shell is involved: name one where it is needed. If the connection breaks, guestctl connects again and goes on where it
     /// was. The exit code is the program's; 128 and the number of the signal that killed it; 125 if guestctl, the host half or the
-    /// agent failed, 126 if the program cannot be executed, 127 if there is none, 255 if it was lost. The guest's settings say
+    /// agent failed, 126 if the program cannot be executed, 127 if there is no such program, 255 if it was lost. The guest's settings say
     /// who may run what, as which user: docs/exec.md.
     #[command(
         after_help = "Examples:\n  guestctl exec web-1 -- systemctl status nginx\n  guestctl exec -it web-1 -- bash\n  \
@@ -51,10 +51,10 @@ pub enum Exec {
         /// Start it, print its identifier, and leave it: attach shows the last of what it writes
         #[arg(short, long, conflicts_with_all = ["interactive", "on_disconnect", "wait"])]
         detach: bool,
-        /// What becomes of it if guestctl is gone: kill with a terminal, else keep
+        /// Kill the program when guestctl is gone, or keep it for a while; kill with a terminal, else keep
         #[arg(long, value_name = "WHAT", value_enum)]
         on_disconnect: Option<Disconnect>,
-        /// How long it then waits for guestctl attach, such as 90s or 1h; at most a day
+        /// Time that it then waits for guestctl attach, such as 90s or 1h; at most a day
         #[arg(long, value_name = "SPAN", value_parser = parse_span)]
         wait: Option<Duration>,
     },

@@ -141,10 +141,10 @@ pub enum Machine {
         /// Show whether file systems are frozen, and do nothing
         #[arg(long, conflicts_with_all = ["mounts", "command"])]
         status: bool,
-        /// How long the freeze may take, hooks included, such as 90s or 5m
+        /// Time limit of the freeze, hooks included, such as 90s or 5m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "5m")]
         timeout: Duration,
-        /// What to run meanwhile
+        /// Command of this machine to run meanwhile
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
@@ -155,7 +155,7 @@ pub enum Machine {
         /// Only if exactly what is mounted there is frozen; may be repeated
         #[arg(long = "mount", value_name = "PATH")]
         mounts: Vec<String>,
-        /// How long it may take, such as 90s or 5m
+        /// Time limit, such as 90s or 5m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "60s")]
         timeout: Duration,
     },
@@ -169,7 +169,7 @@ pub enum Machine {
         /// Leave ranges that are shorter, such as 1M
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         minimum: Option<u64>,
-        /// How long it may take, such as 90s or 5m
+        /// Time limit, such as 90s or 5m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "5m")]
         timeout: Duration,
     },
@@ -216,14 +216,14 @@ pub enum Machine {
     },
     /// Set the password of a user of a guest
     ///
-    /// It is asked for on the terminal, where nothing of it is shown, or it is the first line of standard input.
+    /// The password is read from the terminal, where nothing of it is shown, or from the first line of standard input.
     #[command(after_help = "Example:\n  openssl passwd -6 | guestctl passwd web-1 root --crypted")]
     Passwd {
         /// The VM's name, as ls shows it
         name: String,
         /// The user
         user: String,
-        /// It is one already as crypt(5) makes it
+        /// The password is hashed already, as by crypt(5)
         #[arg(long)]
         crypted: bool,
     },
@@ -241,7 +241,7 @@ pub enum Machine {
         name: String,
         /// One command as JSON; - reads it from standard input
         command: String,
-        /// How long it may take, such as 90s or 5m; at most 10m
+        /// Time limit, such as 90s or 5m; at most 10m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "60s")]
         timeout: Duration,
     },

@@ -338,7 +338,7 @@ mod tests {
             (
                 "other",
                 "Of exec and attach that of the program, 128 and the number of the signal that killed it; 125 if guestctl, the host \
-                 half or the agent failed, 126 if the program cannot be executed, 127 if there is none, 255 if it was lost.",
+                 half or the agent failed, 126 if the program cannot be executed, 127 if there is no such program, 255 if it was lost.",
             ),
         ];
         sections.push(("EXIT STATUS".to_owned(), codes.map(|(code, words)| Entry::new(code, words)).into()));
