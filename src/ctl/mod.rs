@@ -31,6 +31,7 @@ pub mod ping;
 pub mod places;
 pub mod print;
 pub mod proxy;
+mod signals;
 pub mod topology;
 pub mod trust;
 pub mod volumes;

@@ -68,32 +68,53 @@ pub fn foreground(controller: impl AsFd) -> Option<nix::unistd::Pid> {
     nix::unistd::tcgetpgrp(controller.as_fd()).ok().filter(|group| group.as_raw() > 0)
 }
 
-/// A terminal that passes on each key as it is pressed, until this is dropped: then it is as it was before.
+/// A terminal whose settings are others until this is dropped: then they are as they were before.
 #[derive(Debug)]
-pub struct Raw {
+pub struct Changed {
     terminal: OwnedFd,
     before: Termios,
+    when: SetArg,
 }
 
-impl Raw {
-    /// Makes it so.
+impl Changed {
+    /// It passes on each key as it is pressed.
     ///
     /// # Errors
     /// If it is no terminal.
-    pub fn make(terminal: impl AsFd) -> io::Result<Self> {
+    pub fn raw(terminal: impl AsFd) -> io::Result<Self> {
+        Self::make(terminal, SetArg::TCSADRAIN, cfmakeraw)
+    }
+
+    /// It shows nothing of what is typed, but for the ends of lines. What was typed before is forgotten. No key sends a signal, and
+    /// `end` ends a line as the Enter key does.
+    ///
+    /// # Errors
+    /// If it is no terminal.
+    #[cfg(feature = "ctl")]
+    pub fn silent(terminal: impl AsFd, end: u8) -> io::Result<Self> {
+        use nix::sys::termios::{LocalFlags, SpecialCharacterIndices};
+
+        Self::make(terminal, SetArg::TCSAFLUSH, |settings| {
+            settings.local_flags.remove(LocalFlags::ECHO | LocalFlags::ISIG);
+            settings.local_flags.insert(LocalFlags::ECHONL);
+            settings.control_chars[SpecialCharacterIndices::VEOL as usize] = end;
+        })
+    }
+
+    fn make(terminal: impl AsFd, when: SetArg, change: impl FnOnce(&mut Termios)) -> io::Result<Self> {
         let terminal = terminal.as_fd().try_clone_to_owned()?;
         let before = tcgetattr(&terminal)?;
-        let mut raw = before.clone();
-        cfmakeraw(&mut raw);
-        tcsetattr(&terminal, SetArg::TCSADRAIN, &raw)?;
-        Ok(Self { terminal, before })
+        let mut settings = before.clone();
+        change(&mut settings);
+        tcsetattr(&terminal, when, &settings)?;
+        Ok(Self { terminal, before, when })
     }
 }
 
-impl Drop for Raw {
+impl Drop for Changed {
     fn drop(&mut self) {
         // It may be gone.
-        let _ = tcsetattr(&self.terminal, SetArg::TCSADRAIN, &self.before);
+        let _ = tcsetattr(&self.terminal, self.when, &self.before);
     }
 }
 
@@ -112,12 +133,12 @@ mod tests {
         assert_eq!(size(&terminal).unwrap(), Size::default());
         let echoes = || tcgetattr(&terminal).unwrap().local_flags.contains(LocalFlags::ECHO);
         assert!(echoes());
-        let raw = Raw::make(&terminal).unwrap();
+        let raw = Changed::raw(&terminal).unwrap();
         assert!(!echoes());
         drop(raw);
         assert!(echoes());
         assert_eq!(foreground(&controller), None, "nobody has it as controlling terminal");
         let (reader, _writer) = io::pipe().unwrap();
-        assert!(size(&reader).is_err() && Raw::make(&reader).is_err());
+        assert!(size(&reader).is_err() && Changed::raw(&reader).is_err());
     }
 }

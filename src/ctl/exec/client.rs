@@ -25,7 +25,8 @@ use super::replay::Replay;
 use crate::ctl::Error;
 use crate::ctl::client::{self, Daemon};
 use crate::ctl::print::Printer;
-use crate::sys::terminal::Raw;
+use crate::sys::terminal::Changed;
+use crate::wire::exec::{EXIT_CODE, SAID_BY_GUEST};
 use crate::wire::proto::v1::from_program::Message as Told;
 use crate::wire::proto::v1::to_program::Message;
 use crate::wire::proto::v1::{
@@ -37,9 +38,6 @@ use this_end::{next_part, until};
 /// Exit codes: guestctl or the guest has failed; the program was lost.
 pub const FAILED: u8 = 125;
 pub const LOST: u8 = 255;
-/// Metadata of a status: what a shell would exit with; that the guest has said it.
-const EXIT_CODE: &str = "guestlet-exit-code";
-const SAID: &str = "guestlet-said-by-guest";
 /// How long it is tried to connect again, whatever the program does meanwhile.
 const LONGEST: Duration = Duration::from_secs(600);
 /// How long a client of a program of which it does not know how long it waits tries it.
@@ -77,7 +75,7 @@ pub struct Client {
     expected: [Option<u64>; 2],
     written: [u64; 2],
     input: Option<(Replay, Parts)>,
-    raw: Option<Raw>,
+    raw: Option<Changed>,
     ended: Option<ProgramEnded>,
     has_no_reader: bool,
     detach: bool,
@@ -141,7 +139,7 @@ impl Client {
         self.detach = detach;
         let failed = |error| Error::Read("standard input".to_owned(), error);
         let mut outputs = Outputs::start().map_err(failed)?;
-        let mut signals = Signals::hear().map_err(failed)?;
+        let mut signals = local::signals().map_err(failed)?;
         let done = self.until_done(&mut outputs, &mut signals).await;
         // Before anything is said: the terminal is as it was.
         self.raw = None;
@@ -261,7 +259,7 @@ impl Client {
         if std::error::Error::source(&status).is_some() {
             return Ok(Over::Lost("guestlet-host closed the connection".to_owned()));
         }
-        let by_guest = status.metadata().contains_key(SAID);
+        let by_guest = status.metadata().contains_key(SAID_BY_GUEST);
         let words = status.message().to_owned();
         // A host half that has just started has no session yet; an agent that stops, or has too much to do, says so.
         let is_again = self.started.is_some() || self.was_lost;

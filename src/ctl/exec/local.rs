@@ -6,11 +6,12 @@ use std::os::fd::AsFd;
 use std::sync::mpsc as blocking;
 use std::time::Duration;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
 use super::replay::WINDOW;
-use crate::sys::terminal::{self, Raw};
+use crate::ctl::signals;
+use crate::sys::terminal::{self, Changed};
 use crate::wire::proto::v1::TerminalSize;
 
 /// Bytes read at once.
@@ -38,9 +39,9 @@ pub fn random(bytes: &mut [u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// If it does not.
-pub fn raw() -> io::Result<Option<Raw>> {
+pub fn raw() -> io::Result<Option<Changed>> {
     let input = io::stdin();
-    if input.is_terminal() { Raw::make(input.as_fd()).map(Some) } else { Ok(None) }
+    if input.is_terminal() { Changed::raw(input.as_fd()).map(Some) } else { Ok(None) }
 }
 
 /// Says something to the person at this end, whatever mode the terminal is in.
@@ -180,41 +181,25 @@ pub enum Heard {
 }
 
 /// Signals that are passed on.
-pub struct Signals(Vec<(Heard, Signal)>);
+pub type Signals = signals::Signals<Heard>;
 
-impl Signals {
-    /// Those are heard from now on, and do not end this process.
-    ///
-    /// # Errors
-    /// If they cannot be.
-    pub fn hear() -> io::Result<Self> {
-        let mut all = Vec::new();
-        let kinds = [
-            SignalKind::hangup(),
-            SignalKind::interrupt(),
-            SignalKind::quit(),
-            SignalKind::terminate(),
-            SignalKind::user_defined1(),
-            SignalKind::user_defined2(),
-        ];
-        for kind in kinds {
-            let number = u32::try_from(kind.as_raw_value()).unwrap_or_default();
-            all.push((Heard::Signal(number), signal(kind)?));
-        }
-        all.push((Heard::Resized, signal(SignalKind::window_change())?));
-        Ok(Self(all))
-    }
-
-    /// The next one.
-    pub async fn next(&mut self) -> Heard {
-        std::future::poll_fn(|context| {
-            for (heard, signal) in &mut self.0 {
-                if let std::task::Poll::Ready(Some(())) = signal.poll_recv(context) {
-                    return std::task::Poll::Ready(*heard);
-                }
-            }
-            std::task::Poll::Pending
-        })
-        .await
-    }
+/// Those are heard from now on, and do not end this process.
+///
+/// # Errors
+/// If they cannot be.
+pub fn signals() -> io::Result<Signals> {
+    let kinds = [
+        SignalKind::hangup(),
+        SignalKind::interrupt(),
+        SignalKind::quit(),
+        SignalKind::terminate(),
+        SignalKind::user_defined1(),
+        SignalKind::user_defined2(),
+    ];
+    let passed_on = |kind: SignalKind| {
+        let number = u32::try_from(kind.as_raw_value()).unwrap_or_default();
+        (Heard::Signal(number), kind)
+    };
+    let resized = (Heard::Resized, SignalKind::window_change());
+    Signals::hear(kinds.map(passed_on).into_iter().chain([resized]))
 }

@@ -35,9 +35,9 @@ const USUAL_TERMINAL: &str = "xterm";
 /// What becomes of a program whose client is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Disconnect {
-    /// It is hung up, and killed after 10 s, if no client comes back within 30 s
+    /// Hang it up, and kill it after 10 s, if no client comes back within 30 s
     Kill,
-    /// It waits for a client for 10 minutes, and is ended then
+    /// Have it wait for a client for 10 minutes, and end it then
     Keep,
 }
 

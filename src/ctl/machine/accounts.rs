@@ -4,7 +4,6 @@ use std::io::{self, IsTerminal as _, Read as _};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr};
 use serde::Serialize;
 
 use super::{SOON, answer};
@@ -14,6 +13,7 @@ use crate::ctl::json::rfc3339;
 use crate::ctl::print::Printer;
 use crate::ctl::words::age;
 use crate::sys::blocking;
+use crate::sys::terminal::Changed;
 use crate::text;
 use crate::wire::proto::v1::{
     AddAuthorizedKeysRequest, ListAuthorizedKeysRequest, ListUsersRequest, LoggedInUser,
@@ -100,7 +100,9 @@ async fn read_password(printer: &mut Printer, user: &str) -> Result<Vec<u8>, Err
     if !io::stdin().is_terminal() {
         return blocking::run(line).await;
     }
-    let silent = Silent::begin().map_err(|error| Error::Read("the terminal".to_owned(), error))?;
+    // Ctrl-C would leave a terminal that shows nothing: it ends the line instead.
+    let silent = Changed::silent(io::stdin(), INTERRUPT)
+        .map_err(|error| Error::Read("the terminal".to_owned(), error))?;
     printer.note(&format!("the new password of {user}:"));
     let once = blocking::run(typed).await?;
     printer.note("once more:");
@@ -110,30 +112,6 @@ async fn read_password(printer: &mut Printer, user: &str) -> Result<Vec<u8>, Err
         return Err(Error::Unmet("the two passwords are not the same; nothing is changed".to_owned()));
     }
     Ok(once)
-}
-
-/// A terminal that shows nothing of what is typed, until this is dropped.
-struct Silent(Termios);
-
-impl Silent {
-    fn begin() -> io::Result<Self> {
-        let input = io::stdin();
-        let before = tcgetattr(&input)?;
-        let mut silent = before.clone();
-        silent.local_flags.remove(LocalFlags::ECHO | LocalFlags::ISIG);
-        silent.local_flags.insert(LocalFlags::ECHONL);
-        // Ctrl-C would leave a terminal that shows nothing: it ends the line instead.
-        silent.control_chars[SpecialCharacterIndices::VEOL as usize] = INTERRUPT;
-        tcsetattr(&input, SetArg::TCSAFLUSH, &silent)?;
-        Ok(Self(before))
-    }
-}
-
-impl Drop for Silent {
-    fn drop(&mut self) {
-        // A terminal that has gone shows nothing anyway.
-        let _ = tcsetattr(io::stdin(), SetArg::TCSAFLUSH, &self.0);
-    }
 }
 
 /// What is typed up to the line's end.

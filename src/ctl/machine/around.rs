@@ -18,13 +18,14 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
 use super::freeze::{Step, Stepped, words};
 use crate::ctl::Error;
 use crate::ctl::print::Printer;
+use crate::ctl::signals::Signals;
 
 /// How long a program may take to end that was told to by a signal.
 const TO_END: Duration = Duration::from_secs(10);
@@ -44,34 +45,12 @@ pub struct Around {
     pub command: Vec<OsString>,
 }
 
-/// Signals that ask this program to end.
-struct Signals(Vec<(Signal, tokio::signal::unix::Signal)>);
-
-impl Signals {
-    /// From now on they do not end it by themselves.
-    fn new() -> std::io::Result<Self> {
-        let kinds = [
-            (Signal::SIGINT, SignalKind::interrupt()),
-            (Signal::SIGTERM, SignalKind::terminate()),
-            (Signal::SIGHUP, SignalKind::hangup()),
-        ];
-        let signals = kinds.into_iter().map(|(number, kind)| Ok((number, signal(kind)?)));
-        signals.collect::<std::io::Result<_>>().map(Self)
-    }
-
-    /// The next of them.
-    async fn next(&mut self) -> Signal {
-        std::future::poll_fn(|context| {
-            for (number, stream) in &mut self.0 {
-                if stream.poll_recv(context).is_ready() {
-                    return std::task::Poll::Ready(*number);
-                }
-            }
-            std::task::Poll::Pending
-        })
-        .await
-    }
-}
+/// Those that ask this program to end.
+const TO_THIS_PROGRAM: [(Signal, fn() -> SignalKind); 3] = [
+    (Signal::SIGINT, SignalKind::interrupt),
+    (Signal::SIGTERM, SignalKind::terminate),
+    (Signal::SIGHUP, SignalKind::hangup),
+];
 
 /// Does it; `ask` has one step done, over a connection of its own.
 ///
@@ -83,7 +62,8 @@ pub async fn run(
     around: &Around,
     ask: impl AsyncFn(Step) -> Result<Stepped, Error>,
 ) -> Result<(), Error> {
-    let mut signals = Signals::new().map_err(|error| Error::Read("signals".to_owned(), error))?;
+    let mut signals = Signals::hear(TO_THIS_PROGRAM.map(|(number, kind)| (number, kind())))
+        .map_err(|error| Error::Read("signals".to_owned(), error))?;
     let freeze = Step::Freeze { mounts: around.mounts.clone(), within: around.within };
     let begun = Instant::now();
     let frozen = tokio::select! {
@@ -202,7 +182,11 @@ enum Ran {
 }
 
 /// Runs the program to its end, or to a signal that asks this one to end.
-async fn work(printer: &mut Printer, command: &[OsString], signals: &mut Signals) -> Result<Ran, Error> {
+async fn work(
+    printer: &mut Printer,
+    command: &[OsString],
+    signals: &mut Signals<Signal>,
+) -> Result<Ran, Error> {
     let Some((program, arguments)) = command.split_first() else {
         return Ok(Ran::Ended(ExitStatus::default()));
     };

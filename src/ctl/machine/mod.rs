@@ -15,7 +15,7 @@ use std::time::Duration;
 use tonic::{Response, Status};
 
 use super::Error;
-use super::client::Daemon;
+use super::client::{self, Daemon};
 use super::print::Printer;
 
 /// What to ask for.
@@ -135,9 +135,9 @@ async fn answer<T>(
     name: &str,
     within: Duration,
 ) -> Result<T, Error> {
-    match tokio::time::timeout(within, call).await {
-        Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(Error::of_call(status, name)),
-        Err(_) => Err(Error::Late(within)),
-    }
+    client::answer_within(call, name, within).await.map_err(|error| match error {
+        // It is the guest that is waited for.
+        Error::Silent => Error::Late(within),
+        error => error,
+    })
 }
