@@ -163,14 +163,21 @@ impl Disk {
 
     /// Has something else in it, under the same name.
     pub fn change_to(&mut self, file: &Path) {
-        // Others that look for a free one may have it open for a moment, and it stays for as long.
-        let again = "for i in $(seq 200); do losetup $0 $1 2> /dev/null && exit; sleep 0.02; done; exit 1";
+        // Others that look for a free one may have it open for a moment, or take it for a test of theirs.
+        let again = "for i in $(seq 3000); do losetup $0 $1 2> /dev/null && exit; sleep 0.02; done; exit 1";
         run(&format!("losetup --detach {0}; sh -c '{again}' {0} {1}", self.name(), file.display()));
         file.clone_into(&mut self.file);
     }
 
     pub fn name(&self) -> &str {
         self.device.to_str().unwrap()
+    }
+
+    /// Removes a partition from the kernel, which refuses that for as long as any program that looks at all disks (of
+    /// another test, say) has it open.
+    pub fn forget_partition(&self, number: u32) {
+        let forget = format!("delpart {} {number}", self.name());
+        run(&format!("for i in $(seq 300); do {forget} 2> /dev/null && exit; sleep 0.1; done; {forget}"));
     }
 
     /// Puts bytes on it.
