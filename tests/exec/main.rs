@@ -11,6 +11,7 @@
     reason = "a test runs programs and threads, and may panic"
 )]
 
+mod attach;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../host/lab.rs"]
 mod host;

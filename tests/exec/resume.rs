@@ -83,7 +83,7 @@ fn a_client_that_is_gone_leaves_its_place_to_another() {
     child.kill().unwrap();
     child.wait().unwrap();
     crate::lab::until("nobody is attached", || lab.programs()[0]["is_attached"] == false);
-    let mut command = lab.host.ctl_command(&["attach", "web", &id]);
+    let mut command = lab.host.ctl_command(&["attach", "-i", "web", &id]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"two\n").unwrap();
     let output = child.wait_with_output().unwrap();

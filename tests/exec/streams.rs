@@ -159,6 +159,6 @@ fn input_that_cannot_be_read_does_not_end() {
     assert!(program["exit_code"].is_null(), "{program}");
     // Somebody else may send what it waits for.
     let id = program["id"].as_str().unwrap();
-    let attached = lab.host.ctl_command(&["attach", "web", id]).stdin(Stdio::null()).output().unwrap();
+    let attached = lab.host.ctl_command(&["attach", "-i", "web", id]).stdin(Stdio::null()).output().unwrap();
     assert_eq!(text(&attached), "end\n");
 }

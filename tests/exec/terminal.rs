@@ -147,7 +147,7 @@ fn a_terminal_is_as_before_whatever_ends_guestctl_and_the_program_is_still_there
 
     // Somebody else goes on with it.
     let id = program["id"].as_str().unwrap();
-    let mut screen = Screen::of(lab.host.ctl_command(&["attach", "web", id]), SIZE);
+    let mut screen = Screen::of(lab.host.ctl_command(&["attach", "-it", "web", id]), SIZE);
     until("somebody is attached", || lab.programs()[0]["is_attached"] == true);
     screen.type_keys("\u{3}");
     assert_eq!(screen.code(), Some(130));
@@ -172,7 +172,7 @@ fn a_terminal_is_as_before_when_guestctl_is_ended_while_it_has_no_connection() {
     lab.host.again();
     lab.host.until_session("web", "connected");
     let id = program["id"].as_str().unwrap();
-    let mut screen = Screen::of(lab.host.ctl_command(&["attach", "web", id]), SIZE);
+    let mut screen = Screen::of(lab.host.ctl_command(&["attach", "-it", "web", id]), SIZE);
     until("somebody is attached", || lab.programs()[0]["is_attached"] == true);
     lab.host.kill();
     std::thread::sleep(Duration::from_millis(300));

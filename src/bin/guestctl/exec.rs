@@ -64,6 +64,12 @@ pub enum Exec {
         name: String,
         /// The program's identifier, as ps shows it
         id: String,
+        /// Pass standard input on, after what others have passed on; else the program's input stays as it is
+        #[arg(short, long)]
+        interactive: bool,
+        /// Fail unless the program has a terminal
+        #[arg(short, long)]
+        tty: bool,
     },
     /// List the programs in a guest that were started by you
     Ps {
@@ -94,7 +100,9 @@ fn parse_signal(text: &str) -> Result<u32, String> {
 impl From<Exec> for Verb {
     fn from(exec: Exec) -> Self {
         let (name, action) = match exec {
-            Exec::Attach { name, id } => (name, Action::Attach { id }),
+            Exec::Attach { name, id, interactive, tty } => {
+                (name, Action::Attach { id, has_input: interactive, has_terminal: tty })
+            }
             Exec::Ps { name } => (name, Action::List),
             Exec::Kill { name, id, signal } => (name, Action::Kill { id, signal: signal.unwrap_or(0) }),
             Exec::Exec {

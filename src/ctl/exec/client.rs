@@ -79,6 +79,10 @@ pub struct Client {
     ended: Option<ProgramEnded>,
     has_no_reader: bool,
     detach: bool,
+    /// Standard input is for the program.
+    wants_input: bool,
+    /// Only a program with a terminal will do.
+    wants_terminal: bool,
 }
 
 /// What is read from standard input.
@@ -99,17 +103,23 @@ impl Client {
     pub fn start(socket: PathBuf, name: String, start: StartProgram, wait: Duration) -> Self {
         let patience = wait.min(LONGEST).mul_f64(0.8);
         let expected = [Some(0), Some(0)];
-        let id = start.id.clone();
+        let (id, has_input) = (start.id.clone(), start.has_input);
         Self {
             start: Some(start),
             outage: Outage::none(patience),
             expected,
-            ..Self::attach(socket, name, id)
+            ..Self::attach(socket, name, id, has_input, false)
         }
     }
 
-    /// Of a program that runs.
-    pub fn attach(socket: PathBuf, name: String, id: String) -> Self {
+    /// Of a program that runs, which is to get standard input, and has to have a terminal, if that is wanted.
+    pub fn attach(
+        socket: PathBuf,
+        name: String,
+        id: String,
+        wants_input: bool,
+        wants_terminal: bool,
+    ) -> Self {
         Self {
             socket,
             name,
@@ -128,6 +138,8 @@ impl Client {
             ended: None,
             has_no_reader: false,
             detach: false,
+            wants_input,
+            wants_terminal,
         }
     }
 
@@ -320,14 +332,18 @@ impl Client {
     /// The program runs, and this connection is attached to it.
     fn begin(&mut self, started: ProgramStarted, say: &impl Fn(Message)) -> Result<(), Error> {
         if self.started.is_none() {
+            if self.wants_terminal && !started.has_terminal {
+                return Err(self.unfit("it has no terminal", "-t"));
+            }
             // Keys that nobody reads need not be passed on one by one: Ctrl-C comes as a signal then.
-            if started.has_input && self.start.as_ref().is_none_or(|start| start.has_input) {
+            if self.wants_input {
+                let replay = self.replay(&started)?;
                 if started.has_terminal {
                     self.raw = local::raw().map_err(|error| Error::Read("the terminal".to_owned(), error))?;
                 }
                 let input =
                     local::input().map_err(|error| Error::Read("standard input".to_owned(), error))?;
-                self.input = Some((Replay::from(started.input_taken), input));
+                self.input = Some((replay, input));
             }
         } else if let Some((replay, _)) = &mut self.input {
             replay.taken(started.input_taken);
@@ -354,6 +370,34 @@ impl Client {
         self.is_attached = true;
         self.outage.ends();
         Ok(())
+    }
+
+    /// What is read here comes after what others have sent, which the program may not have taken yet.
+    fn replay(&self, started: &ProgramStarted) -> Result<Replay, Error> {
+        if !started.has_input {
+            return Err(self.unfit("it has no input", "-i"));
+        }
+        if started.input_has_ended {
+            return Err(self.unfit("its input has ended already, and nothing can be added to it", "-i"));
+        }
+        let received = match started.input_received {
+            // Nobody but this client has sent any.
+            None if self.start.is_some() => Some(started.input_taken),
+            received => received,
+        };
+        let received = received.ok_or_else(|| {
+            let why = "the agent, which is an older one, does not say how much input it has";
+            self.unfit(why, "-i")
+        })?;
+        Ok(Replay::from(started.input_taken, received))
+    }
+
+    /// A program is not one that this option is for.
+    fn unfit(&self, why: &str, option: &str) -> Error {
+        let (id, name) = (&self.id, &self.name);
+        Error::Program(format!(
+            "cannot attach to the program {id} of {name} with {option}: {why}; leave {option} out"
+        ))
     }
 
     fn output(&mut self, which: usize, data: ProgramData, outputs: &Outputs) {

@@ -76,6 +76,10 @@ pub enum Action {
     Attach {
         /// Its identifier.
         id: String,
+        /// It reads standard input.
+        has_input: bool,
+        /// It has to have a terminal.
+        has_terminal: bool,
     },
     /// List them.
     List,
@@ -104,7 +108,9 @@ pub async fn run(socket: PathBuf, printer: &mut Printer, name: String, action: A
             });
             client::Client::start(socket, name, start, wait).run(printer, is_detached).await
         }
-        Action::Attach { id } => client::Client::attach(socket, name, id).run(printer, false).await,
+        Action::Attach { id, has_input, has_terminal } => {
+            client::Client::attach(socket, name, id, has_input, has_terminal).run(printer, false).await
+        }
         action => super::client::with(socket, async |daemon| once(daemon, printer, name, action).await).await,
     }
 }

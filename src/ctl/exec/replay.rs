@@ -10,19 +10,22 @@ pub const WINDOW: usize = 64 * 1024;
 pub struct Replay {
     /// Bytes that the program has taken.
     taken: u64,
+    /// The number of the first byte that is kept: `taken`, unless others have sent some that the program has not taken yet.
+    start: u64,
     bytes: VecDeque<u8>,
     has_ended: bool,
 }
 
 impl Replay {
-    /// Of a program that has taken so much already, from others.
-    pub fn from(taken: u64) -> Self {
-        Self { taken, ..Self::default() }
+    /// Of a program for which so much has arrived already, from others, and which has taken so much of it.
+    pub fn from(taken: u64, received: u64) -> Self {
+        Self { taken, start: received.max(taken), ..Self::default() }
     }
 
     /// How much more may be read now.
     pub fn room(&self) -> usize {
-        if self.has_ended { 0 } else { WINDOW - self.bytes.len() }
+        let waiting = usize::try_from(self.end() - self.taken).unwrap_or(usize::MAX);
+        if self.has_ended { 0 } else { WINDOW.saturating_sub(waiting) }
     }
 
     /// This was read; its number.
@@ -38,12 +41,18 @@ impl Replay {
         self.end()
     }
 
+    /// Whether nothing more comes.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// The program has taken so much. What was not sent cannot have been taken.
     pub fn taken(&mut self, count: u64) {
         let count = count.clamp(self.taken, self.end());
-        let gone = usize::try_from(count - self.taken).unwrap_or(usize::MAX);
+        let gone = usize::try_from(count.saturating_sub(self.start)).unwrap_or(usize::MAX);
         self.bytes.drain(..gone);
         self.taken = count;
+        self.start = self.start.max(count);
         if self.bytes.is_empty() {
             self.bytes.shrink_to(0);
         }
@@ -52,11 +61,11 @@ impl Replay {
     /// What is to be sent on a new connection: bytes with their number, and where it ends, if it does.
     pub fn again(&self) -> (u64, Vec<u8>, Option<u64>) {
         let bytes = self.bytes.iter().copied().collect();
-        (self.taken, bytes, self.has_ended.then(|| self.end()))
+        (self.start, bytes, self.has_ended.then(|| self.end()))
     }
 
     fn end(&self) -> u64 {
-        self.taken + self.bytes.len() as u64
+        self.start + self.bytes.len() as u64
     }
 }
 
@@ -66,7 +75,7 @@ mod tests {
 
     #[test]
     fn what_was_not_taken_is_sent_again() {
-        let mut replay = Replay::from(100);
+        let mut replay = Replay::from(100, 100);
         assert_eq!(replay.read(b"hello "), 100);
         assert_eq!(replay.read(b"world"), 106);
         replay.taken(103);
@@ -76,5 +85,17 @@ mod tests {
         assert_eq!(replay.ended(), 111);
         replay.taken(u64::MAX);
         assert_eq!((replay.again(), replay.room()), ((111, Vec::new(), Some(111)), 0));
+    }
+
+    #[test]
+    fn what_others_have_sent_is_counted_and_not_sent_again() {
+        let mut replay = Replay::from(100, 130);
+        assert_eq!(replay.room(), WINDOW - 30);
+        assert_eq!(replay.read(b"hello"), 130);
+        replay.taken(120);
+        assert_eq!((replay.again(), replay.room()), ((130, b"hello".to_vec(), None), WINDOW - 15));
+        replay.taken(132);
+        assert_eq!((replay.again(), replay.room()), ((132, b"llo".to_vec(), None), WINDOW - 3));
+        assert_eq!(Replay::from(100, 100 + WINDOW as u64).room(), 0);
     }
 }

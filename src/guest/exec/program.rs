@@ -47,6 +47,17 @@ pub struct Standing {
     pub ended: Option<Ended>,
 }
 
+/// How the input of a program stands, all at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Input {
+    /// Bytes that it was given.
+    pub taken: u64,
+    /// Bytes that have arrived, those included that it was not given yet.
+    pub received: u64,
+    /// No more are taken.
+    pub has_ended: bool,
+}
+
 /// What does not change of a program.
 #[derive(Debug)]
 pub(super) struct About {
@@ -105,6 +116,19 @@ impl Attached {
         }
     }
 
+    /// Takes input from this one; see [`State::give`]. Nothing is taken, and nothing told, once somebody else is attached: that one
+    /// was told which byte comes next.
+    pub fn give(&self, offset: u64, bytes: &[u8]) -> Option<bool> {
+        let number = self.number;
+        self.program.change(|state| state.is_attached_to(number).then(|| state.give(offset, bytes)))
+    }
+
+    /// No input comes after so many bytes; see [`State::end_input`]. As with [`Self::give`], only the last to attach says so.
+    pub fn end_input(&self, at: u64) -> Option<bool> {
+        let number = self.number;
+        self.program.change(|state| state.is_attached_to(number).then(|| state.end_input(at)))
+    }
+
     /// Bytes before these numbers have arrived.
     pub fn acknowledge(&self, before: [u64; 2]) {
         self.program.state().acknowledge(before);
@@ -133,9 +157,14 @@ impl Program {
         self.about.has_input
     }
 
-    /// Bytes of input that it was given.
-    pub fn input_taken(&self) -> u64 {
-        self.state().input_taken()
+    /// How its input stands.
+    pub fn input(&self) -> Input {
+        let state = self.state();
+        Input {
+            taken: state.input_taken(),
+            received: state.input_received(),
+            has_ended: state.input_has_ended(),
+        }
     }
 
     /// What is told of it.
@@ -167,16 +196,6 @@ impl Program {
         // What was due because nobody was attached is not any more.
         self.work.send_replace(());
         Attached { program: Arc::clone(self), number, position, news }
-    }
-
-    /// Takes input; see [`State::give`].
-    pub fn give(&self, offset: u64, bytes: &[u8]) -> bool {
-        self.change(|state| state.give(offset, bytes))
-    }
-
-    /// No input comes after so many bytes; see [`State::end_input`].
-    pub fn end_input(&self, at: u64) -> bool {
-        self.change(|state| state.end_input(at))
     }
 
     /// It needs nobody to be attached from now on.

@@ -124,10 +124,15 @@ impl State {
 
     /// The one with this number is gone.
     pub fn leave(&mut self, number: u64, now: Instant) {
-        if self.attached == Some(number) {
+        if self.is_attached_to(number) {
             self.attached = None;
             self.away_since = now;
         }
+    }
+
+    /// Whether the one with this number is attached, and nobody has come since.
+    pub fn is_attached_to(&self, number: u64) -> bool {
+        self.attached == Some(number)
     }
 
     /// Whether somebody is attached.
@@ -143,6 +148,16 @@ impl State {
     /// Bytes of input that were given to the program.
     pub fn input_taken(&self) -> u64 {
         self.input_taken
+    }
+
+    /// Bytes of input that have arrived, whether or not the program was given them: the number of the one that comes next.
+    pub fn input_received(&self) -> u64 {
+        self.input_taken + self.input.len() as u64
+    }
+
+    /// Whether it is known where the input ends, so that nothing can be added to it.
+    pub fn input_has_ended(&self) -> bool {
+        self.end_of_input.is_some()
     }
 
     /// How many bytes of an output may be taken from the program now.
@@ -164,7 +179,7 @@ impl State {
 
     /// Takes input whose first byte has this number; what was there before is left out. Whether it fits.
     pub fn give(&mut self, offset: u64, bytes: &[u8]) -> bool {
-        let have = self.input_taken + self.input.len() as u64;
+        let have = self.input_received();
         let Some(known) = have.checked_sub(offset) else { return false };
         let known = usize::try_from(known).unwrap_or(usize::MAX).min(bytes.len());
         let new = &bytes[known..];
@@ -178,7 +193,7 @@ impl State {
 
     /// No input comes after so many bytes. Whether that can be.
     pub fn end_input(&mut self, at: u64) -> bool {
-        let have = self.input_taken + self.input.len() as u64;
+        let have = self.input_received();
         let fits = have <= at && self.end_of_input.is_none_or(|end| end == at);
         if fits {
             self.end_of_input = Some(at);
@@ -242,7 +257,7 @@ impl State {
 
     /// What is to be told next to the one with this number, who is at this position, which moves on.
     pub fn news(&self, number: u64, position: &mut Position) -> News {
-        if self.attached != Some(number) {
+        if !self.is_attached_to(number) {
             return News::Replaced;
         }
         for (which, ring) in self.rings.iter().enumerate() {

@@ -82,11 +82,14 @@ impl Conversation {
 
     fn started(&self) -> v1::ProgramStarted {
         let program = self.attached.program();
+        let input = program.input();
         v1::ProgramStarted {
             id: program.id().to_owned(),
             has_terminal: program.has_terminal(),
             has_input: program.has_input(),
-            input_taken: program.input_taken(),
+            input_taken: input.taken,
+            input_received: Some(input.received),
+            input_has_ended: input.has_ended,
         }
     }
 
@@ -95,13 +98,16 @@ impl Conversation {
         let program = self.attached.program();
         let wrong = |words: &str| Err(Status::invalid_argument(words));
         match request.message {
-            Some(Message::Input(input)) if !program.give(input.offset, &input.data) => {
-                return wrong("the input has a gap, comes after its end, or is more than was asked for");
+            Some(Message::Input(input)) => {
+                if !self.attached.give(input.offset, &input.data).ok_or_else(replaced)? {
+                    return wrong("the input has a gap, comes after its end, or is more than was asked for");
+                }
             }
-            Some(Message::EndOfInput(at)) if !program.end_input(at) => {
-                return wrong("the input does not end where it was said to");
+            Some(Message::EndOfInput(at)) => {
+                if !self.attached.end_input(at).ok_or_else(replaced)? {
+                    return wrong("the input does not end where it was said to");
+                }
             }
-            Some(Message::Input(_) | Message::EndOfInput(_)) => {}
             Some(Message::Resize(size)) => {
                 if let Err(error) = program.resize(super::size(Some(size))) {
                     tracing::debug!("cannot resize a terminal: {error}");
@@ -133,11 +139,15 @@ impl Conversation {
                 self.stage = Stage::Told;
                 Some(Told::Ended(ended(&how)))
             }
-            News::Replaced => return Err(Status::aborted("somebody else has attached to this program")),
+            News::Replaced => return Err(replaced()),
             News::Forgotten => return Err(Status::not_found("the program is not known any more")),
             News::Nothing => None,
         })
     }
+}
+
+fn replaced() -> Status {
+    Status::aborted("somebody else has attached to this program")
 }
 
 /// How a program ended.

@@ -148,7 +148,9 @@ impl Client {
                 "the program has ended, and guestctl attach {name} {id} shows the rest of its output"
             );
         }
-        format!("the program waits in the guest, and guestctl attach {name} {id} goes on with it")
+        let has_more_input = self.input.as_ref().is_some_and(|(replay, _)| !replay.has_ended());
+        let how = if has_more_input { "attach -i" } else { "attach" };
+        format!("the program waits in the guest, and guestctl {how} {name} {id} goes on with it")
     }
 }
 
