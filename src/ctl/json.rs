@@ -163,6 +163,7 @@ pub struct Event {
 enum Details {
     None {},
     Power { power: &'static str },
+    Suspended { to: &'static str },
     Opened { after_milliseconds: u64, rebooted: bool, guest: Option<Box<Guest>> },
     Closed { reason: String },
     Guest(FromGuest),
@@ -360,6 +361,9 @@ impl From<v1::VirtualMachineEvent> for Event {
         let what = kinds::name(&happened);
         let details = match happened.kind {
             Some(Kind::PowerChanged(change)) => Details::Power { power: words::power(change.power()) },
+            Some(Kind::GuestSuspended(suspended)) => {
+                Details::Suspended { to: if suspended.to_disk { "disk" } else { "memory" } }
+            }
             Some(Kind::SessionOpened(opened)) => Details::Opened {
                 after_milliseconds: opened.after_milliseconds,
                 rebooted: opened.rebooted,

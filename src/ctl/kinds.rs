@@ -3,9 +3,10 @@
 use crate::wire::proto::v1::{VirtualMachineEvent, VolumeAction, event, virtual_machine_event::Kind};
 
 /// All names, in the order in which people are told them.
-pub const NAMES: [&str; 39] = [
+pub const NAMES: [&str; 40] = [
     "power-changed",
     "guest-reset",
+    "guest-suspended",
     "session-opened",
     "session-closed",
     "agent-ready",
@@ -50,6 +51,7 @@ pub fn name(happened: &VirtualMachineEvent) -> &'static str {
     match &happened.kind {
         Some(Kind::PowerChanged(_)) => "power-changed",
         Some(Kind::GuestReset(_)) => "guest-reset",
+        Some(Kind::GuestSuspended(_)) => "guest-suspended",
         Some(Kind::SessionOpened(_)) => "session-opened",
         Some(Kind::SessionClosed(_)) => "session-closed",
         Some(Kind::GuestEvent(event)) => match &event.kind {

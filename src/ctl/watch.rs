@@ -89,6 +89,9 @@ fn words(event: &VirtualMachineEvent) -> String {
             PowerState::Off => "power off".to_owned(),
         },
         Some(Kind::GuestReset(_)) => "guest reset".to_owned(),
+        Some(Kind::GuestSuspended(suspended)) => {
+            format!("guest suspended to {}", if suspended.to_disk { "disk" } else { "memory" })
+        }
         Some(Kind::SessionOpened(opened)) => {
             let tenths = opened.after_milliseconds / 100;
             let boot = if opened.rebooted { " (new boot)" } else { "" };
@@ -261,6 +264,7 @@ mod tests {
             (opened(false), "session opened after 2.3 s"),
             (Kind::PowerChanged(v1::PowerChanged { power: PowerState::Off.into() }), "power off"),
             (Kind::GuestReset(v1::GuestReset {}), "guest reset"),
+            (Kind::GuestSuspended(v1::GuestSuspended { to_disk: true }), "guest suspended to disk"),
             (Kind::SessionClosed(v1::SessionClosed { reason: "why".into() }), "session closed: why"),
             (guest(event::Kind::AgentStopping(v1::AgentStopping {})), "agent stopping"),
             (

@@ -97,7 +97,7 @@ impl Heap for v1::VirtualMachineEvent {
             Some(Kind::VolumeChanged(changed)) => changed.heap(),
             Some(Kind::IoError(error)) => error.heap(),
             Some(Kind::LoadBalancerChanged(changed)) => changed.heap(),
-            Some(Kind::PowerChanged(_) | Kind::GuestReset(_)) | None => 0,
+            Some(Kind::PowerChanged(_) | Kind::GuestReset(_) | Kind::GuestSuspended(_)) | None => 0,
         };
         self.name.heap() + kind
     }

@@ -102,6 +102,8 @@ impl Power for Machine {
         request: Request<SuspendToBothRequest>,
     ) -> Result<Response<SuspendResponse>, Status> {
         self.note("both", &request);
+        // Time for something else to happen before.
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
         Err(Status::failed_precondition("this guest cannot be suspended to both: no\x1b[2J swap"))
     }
 }

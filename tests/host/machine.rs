@@ -124,6 +124,58 @@ fn a_role_of_this_host_is_needed_for_each_of_them() {
     assert_eq!(a.machine().lock().asked.len(), 2);
 }
 
+/// STOP is also what a pause of an administrator, and an error of a disk, look like.
+#[test]
+fn a_wait_for_a_suspension_takes_nothing_else_for_one() {
+    let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'\nqmp = '@a.qmp'").start();
+    let qmp = Qmp::start(&lab.path("a.qmp"), "running");
+    let a = guest(&lab, "a", 1, "boot-1");
+    lab.until_vm("a", |vm| vm["power"] == "running");
+    let suspend = |to: &str| {
+        let asked = a.machine().lock().asked.len();
+        let mut command = lab.ctl_command(&["suspend", "a", "--to", to, "--wait"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        lab.until("the guest is asked", || a.machine().lock().asked.len() > asked);
+        child
+    };
+    // What comes before the guest has refused shows nothing of what was asked.
+    let mut refused = suspend("both");
+    qmp.event("SUSPEND");
+    assert_eq!(wait(&mut refused).code(), Some(1));
+    qmp.event("WAKEUP");
+    lab.until_vm("a", |vm| vm["power"] == "running");
+
+    for to in ["memory", "disk"] {
+        let mut wait_for_it = suspend(to);
+        qmp.event("STOP");
+        lab.until_vm("a", |vm| vm["power"] == "paused");
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(wait_for_it.try_wait().unwrap().is_none(), "{to}");
+        qmp.event("RESUME");
+        lab.until_vm("a", |vm| vm["power"] == "running");
+        if to == "memory" {
+            qmp.event("SUSPEND");
+            assert!(wait(&mut wait_for_it).success());
+            qmp.event("WAKEUP");
+            lab.until_vm("a", |vm| vm["power"] == "running");
+            continue;
+        }
+        // Off, and nothing has said why.
+        qmp.event("SHUTDOWN");
+        assert_eq!(wait(&mut wait_for_it).code(), Some(1));
+        let words = std::io::read_to_string(wait_for_it.stderr.take().unwrap()).unwrap();
+        assert!(words.contains("has not said that the guest has suspended itself to its disk"), "{words}");
+    }
+    qmp.event("RESUME");
+    lab.until_session("a", "connected");
+    let mut wait_for_it = suspend("disk");
+    qmp.event("SUSPEND_DISK");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(wait_for_it.try_wait().unwrap().is_none(), "it is not off yet");
+    qmp.event("SHUTDOWN");
+    assert!(wait(&mut wait_for_it).success());
+}
+
 #[test]
 fn a_wait_ends_only_when_something_shows_that_the_guest_is_down() {
     let lab = Lab::new()
@@ -183,6 +235,11 @@ fn a_wait_ends_only_when_something_shows_that_the_guest_is_down() {
     assert_eq!(std::io::read_to_string(off.stdout.take().unwrap()).unwrap(), "a is off\n");
 
     // Where nothing would show it, nothing is done.
+    assert_fails(
+        &lab.ctl(&["suspend", "blind", "--wait"]),
+        1,
+        "nothing tells guestlet-host whether blind runs",
+    );
     let blind = guest(&lab, "blind", 2, "boot-1");
     assert_fails(
         &lab.ctl(&["shutdown", "blind", "--wait"]),

@@ -5,9 +5,13 @@
 //!
 //! | wish | shown by |
 //! |---|---|
-//! | shut down, suspend to a disk | the hypervisor: QEMU has ended, or says so; on KubeVirt the phase of the VM's instance |
-//! | suspend to memory | the hypervisor: the VM's processors stand still |
+//! | shut down | the hypervisor: QEMU has ended, or says so; on KubeVirt the phase of the VM's instance |
+//! | suspend to memory | the hypervisor: the guest has suspended itself (QEMU's event `SUSPEND`, which `STOP` is not) |
+//! | suspend to a disk | the hypervisor: the guest has suspended itself (`SUSPEND_DISK`), and the VM is off then |
 //! | reboot | the guest, in a new session: it runs another boot than before |
+//!
+//! What shows it may come before the guest has answered: then the answer, which may be that it refuses, is waited for a little.
+//! A guest that is suspended or off cannot give it.
 
 use std::time::Duration;
 
@@ -25,6 +29,9 @@ use crate::wire::proto::v1::{
     GetVirtualMachineRequest, PowerState, ShutdownMode, ShutdownRequest, SuspendToBothRequest,
     SuspendToDiskRequest, SuspendToMemoryRequest, VirtualMachine, VirtualMachineEvent,
 };
+
+/// How long the answer of a guest is waited for that is seen to have done what was asked.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// What is to become of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +64,7 @@ pub struct Wish {
 /// What programs read.
 #[derive(Debug, Serialize)]
 struct Outcome {
+    /// The guest has said so.
     accepted: bool,
     /// It was waited for, and seen.
     seen: bool,
@@ -95,13 +103,19 @@ impl Goal {
         }
     }
 
+    /// Whether the guest is to suspend itself, which not every hypervisor tells.
+    fn is_suspension(self) -> bool {
+        matches!(self, Self::Suspended | Self::SuspendedToDisk | Self::SuspendedToBoth)
+    }
+
     /// Whether only the hypervisor shows it.
     fn needs_hypervisor(self) -> bool {
         self != Self::Rebooted
     }
 
-    /// What an event shows of it, for a guest that ran the boot of that identifier before.
-    fn shown_by(self, event: &VirtualMachineEvent, boot_before: &str) -> Shown {
+    /// What an event shows of it, for a guest that ran the boot of that identifier before, and has suspended itself to its disk
+    /// since or has not.
+    fn shown_by(self, event: &VirtualMachineEvent, boot_before: &str, is_on_disk: bool) -> Shown {
         let is_other = |boot: &str| !boot.is_empty() && boot != boot_before;
         match (&event.kind, self) {
             (Some(Kind::SessionOpened(opened)), goal) => {
@@ -113,13 +127,20 @@ impl Goal {
                 }
             }
             (Some(Kind::PowerChanged(changed)), goal) => match (changed.power(), goal) {
-                (PowerState::Off, Self::Off | Self::SuspendedToDisk)
-                | (PowerState::Paused, Self::Suspended | Self::SuspendedToBoth) => Shown::Reached,
+                (PowerState::Off, Self::Off) => Shown::Reached,
+                (PowerState::Off, Self::SuspendedToDisk) if is_on_disk => Shown::Reached,
+                (PowerState::Off, Self::SuspendedToDisk) => Shown::Missed(
+                    "the VM is off, and the hypervisor has not said that the guest has suspended itself to its disk before",
+                ),
                 (PowerState::Off, Self::Suspended | Self::SuspendedToBoth) => {
                     Shown::Missed("the VM is off instead")
                 }
+                // Paused is also what others have paused, and what cannot be written to its disk.
                 _ => Shown::Nothing,
             },
+            (Some(Kind::GuestSuspended(to)), Self::Suspended | Self::SuspendedToBoth) if !to.to_disk => {
+                Shown::Reached
+            }
             _ => Shown::Nothing,
         }
     }
@@ -143,23 +164,33 @@ pub async fn run(daemon: &Daemon, printer: &mut Printer, name: String, wish: Wis
     let boot = before.guest.as_ref().map(|guest| guest.boot_id.clone()).unwrap_or_default();
     let mut asking = Box::pin(ask(daemon, &name, wish.goal, wish.within));
     let mut accepted = None;
-    loop {
+    let mut is_on_disk = false;
+    // Since when it is seen to be so.
+    let mut reached = None;
+    while reached.is_none() || accepted.is_none() {
+        let answered_by = reached.map(|reached| reached + LAST_WORDS);
         tokio::select! {
             asked = &mut asking, if accepted.is_none() => {
                 accepted = Some(said(asked)?);
             }
-            event = next(&mut events, &name) => match wish.goal.shown_by(&event?, &boot) {
-                Shown::Reached => break,
-                Shown::Missed(why) => return Err(Error::Unmet(format!("{name}: {why}"))),
-                Shown::Nothing => {}
-            },
-            () = tokio::time::sleep_until(end) => {
+            event = next(&mut events, &name), if reached.is_none() => {
+                let event = event?;
+                match wish.goal.shown_by(&event, &boot, is_on_disk) {
+                    Shown::Reached => reached = Some(Instant::now()),
+                    Shown::Missed(why) => return Err(Error::Unmet(format!("{name}: {why}"))),
+                    Shown::Nothing => {}
+                }
+                is_on_disk |= matches!(&event.kind, Some(Kind::GuestSuspended(to)) if to.to_disk);
+            }
+            () = tokio::time::sleep_until(answered_by.unwrap_or(end)), if answered_by.is_some() => break,
+            () = tokio::time::sleep_until(end), if reached.is_none() => {
                 return Err(Error::Unmet(known(daemon, &name, wish, accepted).await));
             }
         }
     }
     let words = format!("{name} {}\n", wish.goal.words());
-    Ok(printer.value(&Outcome { accepted: true, seen: true }, || words)?)
+    let accepted = accepted == Some(true);
+    Ok(printer.value(&Outcome { accepted, seen: true }, || words)?)
 }
 
 async fn vm(daemon: &Daemon, name: &str) -> Result<VirtualMachine, Error> {
@@ -186,6 +217,13 @@ fn can_be_seen(vm: &VirtualMachine, goal: Goal) -> Result<(), Error> {
             problem => problem.to_owned(),
         };
         let words = format!("nothing tells guestlet-host whether {name} runs ({why}): leave --wait out");
+        return Err(Error::Unmet(words));
+    }
+    if goal.is_suspension() && !vm.tells_suspension {
+        let words = format!(
+            "the hypervisor of {name} does not tell guestlet-host whether a guest has suspended itself or was stopped in \
+             another way: leave --wait out"
+        );
         return Err(Error::Unmet(words));
     }
     Ok(())
@@ -256,7 +294,7 @@ async fn ask(daemon: &Daemon, name: &str, goal: Goal, within: Duration) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::proto::v1::{GuestInfo, PowerChanged, SessionClosed, SessionOpened};
+    use crate::wire::proto::v1::{GuestInfo, GuestSuspended, PowerChanged, SessionClosed, SessionOpened};
 
     fn event(kind: Kind) -> VirtualMachineEvent {
         VirtualMachineEvent { kind: Some(kind), ..VirtualMachineEvent::default() }
@@ -265,6 +303,10 @@ mod tests {
     fn opened(boot: &str) -> VirtualMachineEvent {
         let guest = Some(GuestInfo { boot_id: boot.into(), ..GuestInfo::default() });
         event(Kind::SessionOpened(SessionOpened { guest, ..SessionOpened::default() }))
+    }
+
+    fn suspended(to_disk: bool) -> VirtualMachineEvent {
+        event(Kind::GuestSuspended(GuestSuspended { to_disk }))
     }
 
     fn power(power: PowerState) -> VirtualMachineEvent {
@@ -288,14 +330,21 @@ mod tests {
             (Goal::Rebooted, opened(""), Shown::Nothing),
             (Goal::Rebooted, opened("two"), Shown::Reached),
             (Goal::Suspended, lost(), Shown::Nothing),
-            (Goal::Suspended, power(PowerState::Paused), Shown::Reached),
+            (Goal::Suspended, power(PowerState::Paused), Shown::Nothing),
+            (Goal::Suspended, suspended(false), Shown::Reached),
+            (Goal::Suspended, suspended(true), Shown::Nothing),
+            (Goal::SuspendedToBoth, suspended(false), Shown::Reached),
+            (Goal::Off, suspended(false), Shown::Nothing),
             (Goal::Suspended, power(PowerState::Off), Shown::Missed("the VM is off instead")),
             (Goal::SuspendedToDisk, power(PowerState::Paused), Shown::Nothing),
-            (Goal::SuspendedToDisk, power(PowerState::Off), Shown::Reached),
+            (Goal::SuspendedToDisk, suspended(true), Shown::Nothing),
         ];
         for (number, (goal, event, expected)) in cases.into_iter().enumerate() {
-            assert_eq!(goal.shown_by(&event, "one"), expected, "case {number}: {goal:?}");
+            assert_eq!(goal.shown_by(&event, "one", false), expected, "case {number}: {goal:?}");
         }
+        let off = |is_on_disk| Goal::SuspendedToDisk.shown_by(&power(PowerState::Off), "one", is_on_disk);
+        assert_eq!(off(true), Shown::Reached);
+        assert!(matches!(off(false), Shown::Missed(_)));
     }
 
     #[test]
@@ -304,6 +353,10 @@ mod tests {
         assert!(can_be_seen(&vm(PowerState::Unspecified), Goal::Off).is_err());
         assert!(can_be_seen(&vm(PowerState::Running), Goal::Off).is_ok());
         assert!(can_be_seen(&vm(PowerState::Running), Goal::Halted).is_err());
+        assert!(can_be_seen(&vm(PowerState::Running), Goal::Suspended).is_err());
+        assert!(can_be_seen(&vm(PowerState::Running), Goal::SuspendedToDisk).is_err());
+        let telling = VirtualMachine { tells_suspension: true, ..vm(PowerState::Running) };
+        assert!(can_be_seen(&telling, Goal::Suspended).is_ok());
         assert!(can_be_seen(&vm(PowerState::Running), Goal::Rebooted).is_err(), "no boot is known");
     }
 }

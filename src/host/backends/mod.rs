@@ -57,6 +57,8 @@ pub struct Vm {
     pub max_volumes: u32,
     /// What its guest may cost.
     pub limits: Arc<Limits>,
+    /// [`Change::Suspended`] comes when its guest has suspended itself.
+    pub tells_suspension: bool,
 }
 
 #[cfg(test)]
@@ -70,6 +72,7 @@ impl Vm {
             dial: Target::Unix { path: socket.into() }.into(),
             max_volumes: 0,
             limits: Arc::default(),
+            tells_suspension: false,
         }
     }
 }
@@ -115,6 +118,13 @@ pub enum Change {
         /// Which VM.
         name: String,
     },
+    /// The guest of a VM has suspended itself. What becomes of its power is told besides.
+    Suspended {
+        /// Which VM.
+        name: String,
+        /// To a disk, and the machine goes off next; else to memory.
+        to_disk: bool,
+    },
     /// A VM runs there, or nowhere, if its agent is not dialled from here. Comes for each such VM that runs.
     Run {
         /// Which VM.
@@ -144,6 +154,7 @@ impl Change {
             | Self::Topology { name, .. }
             | Self::IoErrors { name, .. }
             | Self::Reset { name }
+            | Self::Suspended { name, .. }
             | Self::Run { name, .. } => Some(name),
         }
     }

@@ -113,6 +113,7 @@ impl Entry {
         let view = Arc::make_mut(&mut self.view);
         self.vm.cluster.clone_into(&mut view.cluster);
         view.dial = self.vm.dial.to_string();
+        view.tells_suspension = self.vm.tells_suspension;
     }
 
     pub fn state(&mut self, session: SessionState, reason: String) {

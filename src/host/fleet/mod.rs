@@ -256,6 +256,11 @@ impl Fleet {
                 entry.running.machine.send_modify(|machine| machine.resets += 1);
                 self.tell(&name, Kind::GuestReset(v1::GuestReset {}));
             }
+            Change::Suspended { name, to_disk } => {
+                let Some(entry) = self.vms.get_mut(&name) else { return };
+                line!(entry.lines, vm = name, to_disk, "the guest has suspended itself");
+                self.tell(&name, Kind::GuestSuspended(v1::GuestSuspended { to_disk }));
+            }
         }
     }
 

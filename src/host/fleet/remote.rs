@@ -134,7 +134,10 @@ impl Remote {
                 }
             }
             // Those hear it who have the session.
-            Change::Topology { .. } | Change::IoErrors { .. } | Change::Reset { .. } => {}
+            Change::Topology { .. }
+            | Change::IoErrors { .. }
+            | Change::Reset { .. }
+            | Change::Suspended { .. } => {}
         }
     }
 

@@ -45,6 +45,7 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
         dial: dial(&settings.dial),
         max_volumes: settings.max_volumes,
         limits: Arc::clone(limits),
+        tells_suspension: settings.qmp.is_some(),
     });
     qemu::Machine { vm, qmp: settings.qmp.clone() }
 }

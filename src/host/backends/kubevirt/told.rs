@@ -33,6 +33,8 @@ impl Told {
             dial,
             max_volumes,
             limits: Arc::clone(limits),
+            // A VirtualMachineInstance shows neither: its phase stays Running, or is that of any end.
+            tells_suspension: false,
         });
         Self { vm, power: facts.power, problem: facts.problem.clone() }
     }

@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use super::super::super::text;
 use super::super::Change;
 use super::link::{Inbox, Notice, Pending, Standing};
-use super::power::{Meaning, of_event, of_status};
+use super::power::{Meaning, is_suspended, of_event, of_status};
 use crate::sys::process_end::Process;
 use crate::wire::proto::v1::PowerState;
 use crate::wire::qmp::{self, Lines, Message};
@@ -104,7 +104,8 @@ impl Error {
 /// Watches the VM `name` through the socket at `path` until nobody takes its changes; runs the commands that come
 /// to `inbox`.
 pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>, mut inbox: Inbox) {
-    let mut teller = Teller { name, changes, told: (PowerState::Unspecified, String::new()) };
+    let mut teller =
+        Teller { name, changes, told: (PowerState::Unspecified, String::new()), is_suspended: false };
     let mut wait = FIRST_WAIT;
     let mut seen = false;
     let mut problem = Problem::default();
@@ -164,6 +165,8 @@ struct Teller {
     name: String,
     changes: mpsc::Sender<Change>,
     told: (PowerState, String),
+    /// It was told that the guest has suspended itself to memory, and nothing else since.
+    is_suspended: bool,
 }
 
 impl Teller {
@@ -182,6 +185,7 @@ impl Teller {
         if view == self.told {
             return Ok(());
         }
+        self.is_suspended &= view.0 == PowerState::Paused;
         self.told.clone_from(&view);
         let (power, problem) = view;
         self.send(Change::Power { name: self.name.clone(), power, problem }).await
@@ -190,9 +194,22 @@ impl Teller {
     async fn event(&mut self, name: &str) -> Result<(), Error> {
         match of_event(self.told.0, name) {
             Meaning::Power(power) => self.power(power).await,
+            Meaning::Suspended => self.suspended().await,
+            Meaning::SuspendedToDisk => {
+                self.send(Change::Suspended { name: self.name.clone(), to_disk: true }).await
+            }
             Meaning::Reset => self.send(Change::Reset { name: self.name.clone() }).await,
             Meaning::Nothing => Ok(()),
         }
+    }
+
+    /// The guest has suspended itself to memory.
+    async fn suspended(&mut self) -> Result<(), Error> {
+        self.power(PowerState::Paused).await?;
+        if std::mem::replace(&mut self.is_suspended, true) {
+            return Ok(());
+        }
+        self.send(Change::Suspended { name: self.name.clone(), to_disk: false }).await
     }
 
     async fn send(&self, change: Change) -> Result<(), Error> {
@@ -225,6 +242,9 @@ async fn watch(
     let status = soon(socket.execute("query-status", 2, teller)).await?;
     let status: Status = serde_json::from_value(status).map_err(Error::Status)?;
     teller.power(of_status(&status.status)).await?;
+    if is_suspended(&status.status) {
+        teller.suspended().await?;
+    }
     *problem = Problem::default();
     // Those that have asked get no answer when this one is dropped, and know by it that the connection is gone.
     let mut pending = Pending::default();
@@ -355,14 +375,21 @@ mod tests {
         ));
         let mut client = qemu(&listener, "running").await;
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
-        for event in ["POWERDOWN", "RESUME", "STOP", "STOP", "RESUME", "RESET", "RESET", "SHUTDOWN"] {
+        let events =
+            "POWERDOWN RESUME STOP STOP RESUME RESET RESET STOP SUSPEND SUSPEND WAKEUP SUSPEND_DISK SHUTDOWN";
+        for event in events.split(' ') {
             say(&mut client, event).await;
         }
+        let suspended = |to_disk| Change::Suspended { name: "a".into(), to_disk };
         let expected = [
             power(PowerState::Paused),
             power(PowerState::Running),
             Change::Reset { name: "a".into() },
             Change::Reset { name: "a".into() },
+            power(PowerState::Paused),
+            suspended(false),
+            power(PowerState::Running),
+            suspended(true),
             power(PowerState::Off),
         ];
         for change in expected {
@@ -375,6 +402,11 @@ mod tests {
         client.get_mut().write_all(b"garbage\n").await.unwrap();
         let words = problem(&mut told).await;
         assert!(words.starts_with(path.to_str().unwrap()) && words.contains("not a QMP message"), "{words}");
+        let client = qemu(&listener, "suspended").await;
+        assert_eq!(told.recv().await.unwrap(), power(PowerState::Paused));
+        assert_eq!(told.recv().await.unwrap(), suspended(false), "it was so before anybody looked");
+        drop(client);
+        assert_eq!(told.recv().await.unwrap(), power(PowerState::Off));
         drop(qemu(&listener, "running").await);
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Running));
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Off), "end of file");

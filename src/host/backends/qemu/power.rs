@@ -9,6 +9,10 @@ pub enum Meaning {
     Power(PowerState),
     /// The guest was reset.
     Reset,
+    /// The guest has suspended itself to memory: the VM is paused now, and not because somebody has paused it.
+    Suspended,
+    /// The guest has suspended itself to a disk: the end of the VM comes next.
+    SuspendedToDisk,
     /// Nothing.
     Nothing,
 }
@@ -24,12 +28,19 @@ pub fn of_status(status: &str) -> PowerState {
     }
 }
 
+/// Whether a `status` is that of a guest that has suspended itself to memory.
+pub fn is_suspended(status: &str) -> bool {
+    status == "suspended"
+}
+
 /// The meaning of an event, seen in the state `now`.
 pub fn of_event(now: PowerState, event: &str) -> Meaning {
     match event {
         "RESET" => Meaning::Reset,
         // With -no-shutdown QEMU stays, and stops the processors of a guest that has shut down.
-        "STOP" | "SUSPEND" if now != PowerState::Off => Meaning::Power(PowerState::Paused),
+        "STOP" if now != PowerState::Off => Meaning::Power(PowerState::Paused),
+        "SUSPEND" if now != PowerState::Off => Meaning::Suspended,
+        "SUSPEND_DISK" => Meaning::SuspendedToDisk,
         "RESUME" | "WAKEUP" => Meaning::Power(PowerState::Running),
         "SHUTDOWN" => Meaning::Power(PowerState::Off),
         // POWERDOWN only says that the guest was asked to shut down.
@@ -43,7 +54,7 @@ mod tests {
 
     #[test]
     fn events() {
-        use Meaning::{Nothing, Power, Reset};
+        use Meaning::{Nothing, Power, Reset, Suspended, SuspendedToDisk};
         use PowerState::{Off, Paused, Running};
         let cases = [
             (Running, "STOP", Power(Paused)),
@@ -53,7 +64,10 @@ mod tests {
             (Running, "SHUTDOWN", Power(Off)),
             (Off, "STOP", Nothing),
             (Off, "RESUME", Power(Running)),
-            (Running, "SUSPEND", Power(Paused)),
+            (Running, "SUSPEND", Suspended),
+            (Paused, "SUSPEND", Suspended),
+            (Off, "SUSPEND", Nothing),
+            (Running, "SUSPEND_DISK", SuspendedToDisk),
             (Paused, "WAKEUP", Power(Running)),
             (Running, "DEVICE_DELETED", Nothing),
         ];
@@ -70,8 +84,10 @@ mod tests {
             ("inmigrate", PowerState::Paused),
             ("shutdown", PowerState::Off),
         ];
+        assert_eq!((of_status("suspended"), is_suspended("suspended")), (PowerState::Paused, true));
         for (status, power) in cases {
             assert_eq!(of_status(status), power, "{status}");
+            assert!(!is_suspended(status), "{status}");
         }
     }
 }
