@@ -46,6 +46,8 @@ pub enum Bound<'a> {
     Program(&'a Path),
     /// Programs are limited, and by an environment others could be run.
     Environment,
+    /// Programs are limited, and by the directory in which one starts others could be run.
+    Directory,
     /// Files are for reading only.
     ReadOnly,
     /// The file is not among those that may be opened.
@@ -67,6 +69,10 @@ impl fmt::Display for Bound<'_> {
             Self::Environment => {
                 ("\"env\" is not taken where programs are limited".to_owned(), "qga.exec.paths")
             }
+            Self::Directory => (
+                "a directory to start in (--cwd) is not taken where programs are limited".to_owned(),
+                "qga.exec.paths",
+            ),
             Self::ReadOnly => ("files may be opened for reading only".to_owned(), "qga.files.read-only"),
             Self::File { path, is_here: true } => (among("the file", path), "qga.files.paths"),
             Self::File { path, is_here: false } => (
@@ -92,12 +98,13 @@ impl Bounds {
         }
         let Limits { exec_paths, file_paths, files_read_only, passwords } = &self.limits;
         match asked.detail {
-            Detail::Program { path, environment, .. } => {
+            Detail::Program { path, environment, directory, .. } => {
                 let paths = exec_paths.as_deref()?;
                 if !within(path, paths) {
                     return Some(Bound::Program(path));
                 }
-                environment.then_some(Bound::Environment)
+                let directory = directory.then_some(Bound::Directory);
+                environment.then_some(Bound::Environment).or(directory)
             }
             Detail::File { writes: true, .. } if *files_read_only => Some(Bound::ReadOnly),
             Detail::File { path, is_here, .. } => {
@@ -130,8 +137,12 @@ mod tests {
             passwords: false,
         };
         let bounds = Bounds { limits, ..Bounds::default() };
-        let program =
-            |path, environment| Detail::Program { path: Path::new(path), environment, user: "root" };
+        let program = |path, environment| Detail::Program {
+            path: Path::new(path),
+            environment,
+            directory: false,
+            user: "root",
+        };
         assert_eq!(forbidden(&bounds, program("/usr/bin/true", false)), None);
         assert_eq!(
             forbidden(&bounds, program("/usr/bin-evil/true", false)).unwrap(),

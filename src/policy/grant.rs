@@ -107,9 +107,11 @@ impl Grant {
         self.roles.has(role)
             && match detail {
                 Detail::None | Detail::Password => true,
-                // By variables such as LD_PRELOAD most programs run others.
-                Detail::Program { path, environment, user } => {
-                    self.exec.as_deref().is_none_or(|paths| within(path, paths) && !environment)
+                // By variables such as LD_PRELOAD most programs run others, and scripts run what they name without a path, or with
+                // a relative one, from where they start.
+                Detail::Program { path, environment, directory, user } => {
+                    let is_plain = !environment && !directory;
+                    self.exec.as_deref().is_none_or(|paths| within(path, paths) && is_plain)
                         && self.users.as_deref().is_none_or(|users| users.iter().any(|one| one == user))
                 }
                 Detail::File { path, is_here, .. } => {

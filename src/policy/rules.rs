@@ -71,6 +71,8 @@ pub enum Detail<'a> {
         path: &'a Path,
         /// It is given variables.
         environment: bool,
+        /// It starts in a directory that the caller has chosen.
+        directory: bool,
         /// The login name of the user that it runs as.
         user: &'a str,
     },
@@ -182,12 +184,24 @@ impl fmt::Display for Why<'_> {
         }
         let to = Subject(asked);
         match asked.detail {
-            Detail::Program { path, user, .. } if *elsewhere => write!(
-                formatter,
-                "no grant lets {to} run {} as {user} as it is asked to; see exec.paths and exec.users of the grants in \
-                 {FOLDER}",
-                path.display()
-            ),
+            Detail::Program { path, environment, directory, user } if *elsewhere => {
+                let with = match (environment, directory) {
+                    (false, false) => "",
+                    (true, false) => " with variables",
+                    (false, true) => " in a directory of its choice",
+                    (true, true) => " with variables in a directory of its choice",
+                };
+                write!(
+                    formatter,
+                    "no grant lets {to} run {} as {user}{with} as it is asked to; see exec.paths and exec.users of the \
+                     grants in {FOLDER}",
+                    path.display()
+                )?;
+                if with.is_empty() {
+                    return Ok(());
+                }
+                formatter.write_str(": by one with exec.paths neither --env nor --cwd may be given")
+            }
             Detail::File { path, is_here, writes } if *elsewhere => {
                 let doing = if writes { "write to" } else { "read" };
                 let (path, where_to) = (path.display(), if is_here { "" } else { NOT_HERE });

@@ -141,7 +141,7 @@ fn programs_and_files_are_held_to_the_paths_of_the_grant() {
         ..Rules::default()
     };
     let program = |path, environment| Asked {
-        detail: Detail::Program { path: Path::new(path), environment, user: "root" },
+        detail: Detail::Program { path: Path::new(path), environment, directory: false, user: "root" },
         ..Asked::new(Who::Qga, "", "guest-exec", Role::Exec)
     };
     assert!(rules.decide(&program("/usr/bin/journalctl", false)).passes());
@@ -150,6 +150,10 @@ fn programs_and_files_are_held_to_the_paths_of_the_grant() {
         "no grant lets QGA clients run /usr/bin/sh as root as it is asked to; see exec.paths and exec.users of the grants in /etc/guestlet/agent.d"
     );
     assert!(!rules.decide(&program("/usr/bin/journalctl", true)).passes(), "with an environment");
+    let path = Path::new("/usr/bin/journalctl");
+    let detail = Detail::Program { path, environment: false, directory: true, user: "root" };
+    let elsewhere = why(&rules, Asked { detail, ..program("/", false) });
+    assert!(elsewhere.contains("in a directory of its choice") && elsewhere.contains("--cwd"), "{elsewhere}");
     let file = |path, writes| Asked {
         detail: Detail::File { path: Path::new(path), is_here: true, writes },
         ..Asked::new(Who::Qga, "", "guest-file-open", if writes { Role::FilesWrite } else { Role::FilesRead })
@@ -260,7 +264,10 @@ fn everything(ask: &mut dyn FnMut(Asked<'_>)) {
                 ask(asked);
                 for (path, flag) in [("/a/x", false), ("/b/c", true), ("/d", false)] {
                     let path = Path::new(path);
-                    ask(Asked { detail: Detail::Program { path, environment: flag, user: "root" }, ..asked });
+                    for directory in [false, true] {
+                        let detail = Detail::Program { path, environment: flag, directory, user: "root" };
+                        ask(Asked { detail, ..asked });
+                    }
                     ask(Asked { detail: Detail::File { path, is_here: true, writes: flag }, ..asked });
                 }
             }

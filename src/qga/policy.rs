@@ -135,7 +135,7 @@ impl Check {
     pub fn program(&self, path: &Path, environment: bool) -> Result<(), Error> {
         // It is set once, as a call runs one program.
         let _ = self.noted.path.set(path.display().to_string());
-        self.ask(Role::Exec, Detail::Program { path, environment, user: "root" })
+        self.ask(Role::Exec, Detail::Program { path, environment, directory: false, user: "root" })
     }
 
     /// Tells that this call needs a role which is not that of its verb, before anything else is known.

@@ -193,6 +193,7 @@ impl Service {
             environment: !task.environment.is_empty(),
             guest: self.guest.clone(),
         };
+            directory: task.directory.is_some(),
         task.on_end = Some(self.end_record(asker, noted));
         let started = self.guest.programs.start(
             &self.guest.root,
@@ -243,6 +244,7 @@ struct Check {
     environment: bool,
     guest: Guest,
 }
+    directory: bool,
 
 /// Refuses while file systems are frozen: a program might hang, and hold what the freeze waits for.
 fn is_thawed(guest: &Guest) -> Result<(), Refusal> {
@@ -256,9 +258,9 @@ fn is_thawed(guest: &Guest) -> Result<(), Refusal> {
 impl Check {
     /// Whether this one may run the program that this path is when every link in it is followed.
     fn program(&self, path: &Path) -> Result<(), Refusal> {
-        let Self { gate, asker, noted, user, environment, guest } = self;
+        let Self { gate, asker, noted, user, environment, directory, guest } = self;
         let _ = noted.path.set(path.display().to_string());
-        let detail = Detail::Program { path, environment: *environment, user };
+        let detail = Detail::Program { path, environment: *environment, directory: *directory, user };
         let asked = Asked { detail, ..Asked::new(asker.who(), asker.caller(), RUN, Role::Exec) };
         let rules = gate.rules();
         if let Some(bound) = rules.bounds.forbid(&Asked { verb: AS_COMMAND, ..asked }) {

@@ -30,9 +30,25 @@ fn paths_and_users_of_a_grant_hold() {
     let script = lab.file("script");
     std::fs::write(&script, "#!/bin/sh\n").unwrap();
     refused(&lab, &["--user", "daemon"], &[script.to_str().unwrap()]);
-    refused(&lab, &["--user", "daemon", "--env", "LD_PRELOAD=/x"], &["/usr/bin/id"]);
+    for variable in ["LD_PRELOAD=/x", "PATH=/tmp", "X=1"] {
+        let words = refused(&lab, &["--user", "daemon", "--env", variable], &["/usr/bin/id"]);
+        assert!(words.contains("with variables") && words.contains("neither --env nor --cwd"), "{words}");
+    }
+    // A script that is allowed may name others from where it starts.
+    let elsewhere = refused(&lab, &["--user", "daemon", "--cwd", "/tmp"], &["/usr/bin/id"]);
+    assert!(elsewhere.contains("in a directory of its choice"), "{elsewhere}");
+    assert!(elsewhere.contains("neither --env nor --cwd"), "{elsewhere}");
     // By the number, too.
     refused(&lab, &["--user", "0"], &["/usr/bin/id"]);
+}
+
+#[test]
+fn where_the_settings_limit_programs_no_directory_is_taken() {
+    let lab = Lab::with(&format!("{ALL}[qga.exec]\npaths = [\"/usr/bin\"]\n"));
+    assert_eq!(lab.exec(&[], &["/usr/bin/id", "-un"]).stdout, b"root\n");
+    let elsewhere = refused(&lab, &["--cwd", "/tmp"], &["/usr/bin/id"]);
+    assert!(elsewhere.contains("--cwd") && elsewhere.contains("qga.exec.paths"), "{elsewhere}");
+    refused(&lab, &["--env", "PATH=/tmp"], &["/usr/bin/id"]);
 }
 
 #[test]
