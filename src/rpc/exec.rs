@@ -87,7 +87,9 @@ impl From<Refusal> for Status {
         };
         let words = error_chain::words(&error);
         match error {
-            Error::TooMany | Error::TooManyOfOne => Self::resource_exhausted(words),
+            Error::TooMany | Error::TooManyOfOne | Error::TooManyKnown | Error::TooMuchKept { .. } => {
+                Self::resource_exhausted(words)
+            }
             Error::Exists(_) => Self::already_exists(words),
             Error::User { .. } | Error::System(_) => Self::internal(words),
             Error::Directory { .. } => Self::failed_precondition(words),
@@ -191,9 +193,9 @@ impl Service {
             noted: Arc::clone(noted),
             user: account.name.clone(),
             environment: !task.environment.is_empty(),
+            directory: task.directory.is_some(),
             guest: self.guest.clone(),
         };
-            directory: task.directory.is_some(),
         task.on_end = Some(self.end_record(asker, noted));
         let started = self.guest.programs.start(
             &self.guest.root,
@@ -242,9 +244,9 @@ struct Check {
     noted: Arc<Noted>,
     user: String,
     environment: bool,
+    directory: bool,
     guest: Guest,
 }
-    directory: bool,
 
 /// Refuses while file systems are frozen: a program might hang, and hold what the freeze waits for.
 fn is_thawed(guest: &Guest) -> Result<(), Refusal> {

@@ -12,6 +12,7 @@
 )]
 
 mod attach;
+mod bounds;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../host/lab.rs"]
 mod host;

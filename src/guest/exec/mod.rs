@@ -17,7 +17,7 @@ pub mod ring;
 pub mod state;
 mod task;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -54,6 +54,8 @@ const MAX_RUNNING: usize = 128;
 const MAX_OF_ONE: usize = 64;
 /// Those of which anything is known, which are more: some have ended.
 const MAX_KNOWN: usize = 192;
+/// Bytes that may be kept of the outputs of all of them: as many rings as may be filled, and not as many as there may be.
+const MAX_KEPT: usize = 128 << 20;
 /// How long the outputs of a program are waited for after its end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -67,6 +69,8 @@ type Table = BTreeMap<Key, (u64, Arc<Program>)>;
 struct Starting<'p> {
     programs: &'p Programs,
     key: Key,
+    /// Bytes of each of its outputs that may be kept.
+    ring: usize,
 }
 
 impl Drop for Starting<'_> {
@@ -80,7 +84,8 @@ impl Drop for Starting<'_> {
 pub struct Programs {
     /// By owner and identifier, with a number that grows.
     table: Mutex<Table>,
-    starting: Mutex<BTreeSet<Key>>,
+    /// With the bytes that may be kept of each.
+    starting: Mutex<BTreeMap<Key, usize>>,
     /// One that was being started is there, or is not.
     settled: watch::Sender<()>,
     places: Arc<Semaphore>,
@@ -176,7 +181,8 @@ impl Programs {
     {
         check(&task)?;
         let key = (task.owner.clone(), task.id.clone());
-        let _starting = self.make_room(&key)?;
+        let outputs = if task.terminal.is_some() { 1 } else { 2 };
+        let starting = self.make_room(&key, outputs)?;
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Error::TooMany)?;
         let Ends { streams, terminal, outputs, input } =
             Ends::make(&task, &account).map_err(Error::System)?;
@@ -214,7 +220,7 @@ impl Programs {
             has_input: task.has_input || terminal.is_some(),
         };
         let now = Instant::now();
-        let state = State::new(self.ring.load(Ordering::Relaxed), task.away, now);
+        let state = State::new(starting.ring, task.away, now);
         let members = Members::new(root.clone(), process_id, group);
         let program = Arc::new(Program::new(about, terminal, members, state));
         let attached = program.attach([Some(0), Some(0)]);
@@ -229,23 +235,47 @@ impl Programs {
         Ok((attached, attendance))
     }
 
-    /// A place in the table for one more, which is taken until the program is in it.
-    fn make_room(&self, key: &Key) -> Result<Starting<'_>, Error> {
+    /// A place in the table for one more with so many outputs, which is taken until the program is in it. For that the oldest
+    /// programs of the same owner go that have ended; what others have is kept for as long as was promised.
+    fn make_room(&self, key: &Key, outputs: usize) -> Result<Starting<'_>, Error> {
         let (table, mut starting) = (self.table(), self.starting());
-        if table.contains_key(key) || starting.contains(key) {
+        if table.contains_key(key) || starting.contains_key(key) {
             return Err(Error::Exists(key.1.clone()));
         }
-        if table.keys().chain(starting.iter()).filter(|(owner, _)| *owner == key.0).count() >= MAX_OF_ONE {
+        if table.keys().chain(starting.keys()).filter(|(owner, _)| *owner == key.0).count() >= MAX_OF_ONE {
             return Err(Error::TooManyOfOne);
         }
-        if table.len() >= MAX_KNOWN {
-            let ended = table.values().filter(|(_, program)| program.standing().ended.is_some());
-            if let Some((_, oldest)) = ended.min_by_key(|(number, _)| *number) {
-                oldest.forget();
+        let ring = self.ring.load(Ordering::Relaxed);
+        let wanted = outputs * ring;
+        // One that is in the table by now is about to leave the others.
+        let begun = || starting.iter().filter(|(key, _)| !table.contains_key(key));
+        let kept_of_table = table.values().map(|(_, program)| program.most_kept());
+        let mut kept: usize = kept_of_table.chain(begun().map(|(_, most)| *most)).sum();
+        let mut known = table.len() + begun().count();
+        let is_too_much = |known: usize, kept: usize| {
+            let is_too_many = (known >= MAX_KNOWN).then_some(Error::TooManyKnown);
+            is_too_many.or_else(|| (kept + wanted > MAX_KEPT).then_some(Error::TooMuchKept { wanted, kept }))
+        };
+        let own = table.iter().filter(|((owner, _), (_, program))| *owner == key.0 && program.is_spent());
+        let mut own: Vec<_> = own.map(|(_, (number, program))| (*number, program)).collect();
+        own.sort_by_key(|(number, _)| *number);
+        let mut gone = Vec::new();
+        for (_, program) in own {
+            if is_too_much(known, kept).is_none() {
+                break;
             }
+            known -= 1;
+            kept -= program.most_kept();
+            gone.push(program);
         }
-        starting.insert(key.clone());
-        Ok(Starting { programs: self, key: key.clone() })
+        if let Some(error) = is_too_much(known, kept) {
+            return Err(error);
+        }
+        for program in gone {
+            program.forget();
+        }
+        starting.insert(key.clone(), wanted);
+        Ok(Starting { programs: self, key: key.clone(), ring })
     }
 
     /// The program of this owner and identifier. One that is being started is waited for: its client may come back sooner.
@@ -253,7 +283,7 @@ impl Programs {
         let key = (owner.to_owned(), id.to_owned());
         let mut settled = self.settled.subscribe();
         loop {
-            let is_starting = self.starting().contains(&key);
+            let is_starting = self.starting().contains_key(&key);
             if !is_starting || settled.changed().await.is_err() {
                 break;
             }
@@ -307,7 +337,7 @@ impl Programs {
     }
 
     /// Where both are locked, the table is first.
-    fn starting(&self) -> MutexGuard<'_, BTreeSet<Key>> {
+    fn starting(&self) -> MutexGuard<'_, BTreeMap<Key, usize>> {
         self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -157,6 +157,18 @@ impl Program {
         self.about.has_input
     }
 
+    /// Bytes of its outputs that are kept, or of one that has not ended those that may be.
+    pub(super) fn most_kept(&self) -> usize {
+        let outputs = if self.has_terminal() { 1 } else { 2 };
+        self.state().most_kept(outputs)
+    }
+
+    /// It has ended, and nobody is being told of it.
+    pub(super) fn is_spent(&self) -> bool {
+        let state = self.state();
+        state.ended().is_some() && !state.is_attached()
+    }
+
     /// How its input stands.
     pub fn input(&self) -> Input {
         let state = self.state();

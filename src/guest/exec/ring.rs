@@ -34,6 +34,16 @@ impl Ring {
         self.start + self.bytes.len() as u64
     }
 
+    /// Bytes that are kept.
+    pub fn kept(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Bytes that may be kept.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
     /// Bytes that can be taken without one that is kept being lost.
     pub fn room(&self) -> usize {
         self.most - self.bytes.len()

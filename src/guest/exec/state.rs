@@ -145,6 +145,13 @@ impl State {
         [self.rings[0].start(), self.rings[1].start()]
     }
 
+    /// Bytes that are kept of so many outputs, or of a program that has not ended those that may be.
+    pub fn most_kept(&self, outputs: usize) -> usize {
+        let has_ended = self.ended.is_some();
+        let most = |ring: &Ring| if has_ended { ring.kept() } else { ring.most() };
+        self.rings.iter().take(outputs).map(most).sum()
+    }
+
     /// Bytes of input that were given to the program.
     pub fn input_taken(&self) -> u64 {
         self.input_taken

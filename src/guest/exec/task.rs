@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::state::{Away, Ended};
-use super::{MAX_OF_ONE, MAX_RUNNING};
+use super::{MAX_KEPT, MAX_KNOWN, MAX_OF_ONE, MAX_RUNNING};
 use crate::sys::spawn_manner::{self, Step};
 use crate::sys::terminal::Size;
 use crate::sys::user_identity::Account;
@@ -32,6 +32,23 @@ pub enum Error {
         "{MAX_OF_ONE} programs of this caller run, or have ended unseen, and no more may; guestctl ps lists them"
     )]
     TooManyOfOne,
+    /// As many are known as may be, and none of them can go for this caller's.
+    #[error(
+        "{MAX_KNOWN} programs are known in this guest, and no more may be; those that have ended are forgotten once guestctl \
+         attach has shown their end, or after 10 minutes"
+    )]
+    TooManyKnown,
+    /// What it writes might not fit into the memory for that.
+    #[error(
+        "{kept} bytes are reserved for what the programs in this guest write, and at most {MAX_KEPT} may be: no {wanted} are \
+         left for another program; end some (guestctl ps lists them), or lower exec.ring-bytes in guestlet's settings"
+    )]
+    TooMuchKept {
+        /// Bytes that may be kept of it.
+        wanted: usize,
+        /// Bytes that may be kept of all others.
+        kept: usize,
+    },
     /// There is one of this identifier.
     #[error("there is a program {0} already")]
     Exists(String),
