@@ -2,7 +2,7 @@
 
 use tonic::{Request, Response, Status};
 
-use crate::guest::file_systems::{self, FileSystem, Trim};
+use crate::guest::file_systems::{self, FileSystem, NotTrimmed, Trim};
 use crate::guest::{Guest, disks};
 use crate::rpc::guard;
 use crate::rpc::guest::may_work;
@@ -57,11 +57,12 @@ fn file_system(file_system: FileSystem) -> v1::FileSystemOnDisk {
 }
 
 fn trimmed(trim: Trim) -> v1::TrimmedFileSystem {
+    let unsupported = matches!(&trim.outcome, Err(NotTrimmed::Unsupported));
     let outcome = match trim.outcome {
         Ok(trimmed) => Outcome::Trimmed(trimmed.bytes),
         Err(why) => Outcome::Problem(why.to_string()),
     };
-    v1::TrimmedFileSystem { mount_point: trim.mount_point, outcome: Some(outcome) }
+    v1::TrimmedFileSystem { mount_point: trim.mount_point, outcome: Some(outcome), unsupported }
 }
 
 #[tonic::async_trait]

@@ -38,6 +38,8 @@ struct Trim {
     mount_point: String,
     trimmed: Option<u64>,
     problem: Option<String>,
+    /// There is nothing in it that could be trimmed.
+    unsupported: bool,
 }
 
 impl From<FileSystemOnDisk> for FileSystem {
@@ -61,7 +63,8 @@ impl From<TrimmedFileSystem> for Trim {
             Some(Outcome::Problem(problem)) => (None, Some(problem)),
             None => (None, Some("the guest does not say".to_owned())),
         };
-        Self { mount_point: one.mount_point, trimmed, problem }
+        let unsupported = problem.is_some() && one.unsupported;
+        Self { mount_point: one.mount_point, trimmed, problem, unsupported }
     }
 }
 
@@ -97,7 +100,8 @@ fn rows(file_systems: &[FileSystem]) -> String {
 /// Gives unused blocks back, of the file systems mounted there, in ranges of so many bytes.
 ///
 /// # Errors
-/// If the guest cannot be asked, or one that was named cannot be trimmed.
+/// If the guest cannot be asked, one of them could not be trimmed, or the guest says nothing of one that was named. One that does
+/// not support it is an error only where it was named.
 pub async fn trim(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -107,14 +111,32 @@ pub async fn trim(
 ) -> Result<(), Error> {
     let request = TrimFileSystemsRequest { name: name.clone(), mount_points: mounts.clone(), minimum };
     let done = answer(daemon.file_systems().trim_file_systems(request), &name, within).await?.file_systems;
-    let values: Vec<_> = done.into_iter().map(Trim::from).collect();
+    let values = outcomes(done, &mounts);
     printer.value(&values, || trim_rows(&values))?;
-    let failed: Vec<_> = values.iter().filter(|one| one.problem.is_some()).collect();
-    let failed: Vec<_> = failed.iter().map(|one| one.mount_point.as_str()).collect();
-    if mounts.is_empty() || failed.is_empty() {
+    let has_failed = |one: &&Trim| one.problem.is_some() && !(one.unsupported && mounts.is_empty());
+    let failed = values.iter().filter(has_failed);
+    let failed: Vec<_> = failed.map(|one| one.mount_point.as_str()).collect();
+    if failed.is_empty() {
         return Ok(());
     }
     Err(Error::Unmet(format!("not trimmed: {}", failed.join(" "))))
+}
+
+/// What has become of each, those included that were named and that the answer leaves out.
+fn outcomes(done: Vec<TrimmedFileSystem>, named: &[String]) -> Vec<Trim> {
+    let mut values: Vec<_> = done.into_iter().map(Trim::from).collect();
+    for mount in named {
+        if !values.iter().any(|one| one.mount_point == *mount) {
+            let problem = "the guest has not answered for it".to_owned();
+            values.push(Trim {
+                mount_point: mount.clone(),
+                trimmed: None,
+                problem: Some(problem),
+                unsupported: false,
+            });
+        }
+    }
+    values
 }
 
 fn trim_rows(trims: &[Trim]) -> String {
@@ -124,4 +146,28 @@ fn trim_rows(trims: &[Trim]) -> String {
         rows.push([one.mount_point.clone(), outcome]);
     }
     text::table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_guest_leaves_out_is_not_taken_for_done() {
+        let one = |mount_point: &str, outcome| TrimmedFileSystem {
+            mount_point: mount_point.into(),
+            outcome,
+            ..TrimmedFileSystem::default()
+        };
+        let done = vec![one("/", Some(Outcome::Trimmed(7))), one("/b", None)];
+        let values = outcomes(done, &["/".to_owned(), "/c".to_owned()]);
+        let told: Vec<_> =
+            values.iter().map(|one| (one.mount_point.as_str(), one.problem.as_deref())).collect();
+        let expected = [
+            ("/", None),
+            ("/b", Some("the guest does not say")),
+            ("/c", Some("the guest has not answered for it")),
+        ];
+        assert_eq!(told, expected);
+    }
 }

@@ -72,6 +72,7 @@ pub fn file_systems(answer: ListFileSystemsResponse) -> ListFileSystemsResponse 
 /// What became of file systems that were to be trimmed.
 pub fn trims(answer: TrimFileSystemsResponse) -> TrimFileSystemsResponse {
     let file_systems = answer.file_systems.into_iter().map(|one| TrimmedFileSystem {
+        unsupported: one.unsupported,
         mount_point: text::clean(&one.mount_point),
         outcome: one.outcome.map(|outcome| match outcome {
             Outcome::Problem(problem) => Outcome::Problem(text::clean_words(&problem)),

@@ -3,6 +3,7 @@
 
 mod accounts;
 mod hardware;
+mod trims;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use guestlet::sys::calendar::Date;
-use guestlet::sys::effects::Effects;
+use guestlet::sys::effects::{Effects, Trimmed};
 use guestlet::sys::root::Root;
 use serde_json::Value;
 
@@ -23,7 +24,7 @@ use crate::lab::{Lab, assert_fails, uuid};
 const CPU: &str = "sys/devices/system/cpu";
 const KEYS: &str = "home/me/.ssh/authorized_keys";
 
-/// The clocks of the machine.
+/// The clocks of the machine, and what becomes of its file systems that are trimmed.
 #[derive(Debug, Default)]
 struct Clocks {
     pub system: Mutex<Option<Duration>>,
@@ -34,6 +35,14 @@ impl Effects for Clocks {
     fn set_clock(&self, time: Duration) -> std::io::Result<()> {
         *self.system.lock().unwrap() = Some(time);
         Ok(())
+    }
+
+    fn trim(&self, directory: &Path, minimum: u64) -> std::io::Result<Trimmed> {
+        match directory.file_name().and_then(|name| name.to_str()) {
+            Some("broken") => Err(nix::errno::Errno::EIO.into()),
+            Some("old") => Err(nix::errno::Errno::EOPNOTSUPP.into()),
+            _ => Ok(Trimmed { bytes: 1 << 20, minimum }),
+        }
     }
 
     fn hardware_clock(&self, _: &Path) -> std::io::Result<Date> {
