@@ -278,6 +278,8 @@ fn main() -> ExitCode {
         Verb::Program { action: ctl::exec::Action::Run(_) | ctl::exec::Action::Attach { .. }, .. }
     );
     let result = runtime.block_on(ctl::run(place, format, verb));
+    // A thread that still reads what is typed is not waited for.
+    runtime.shutdown_background();
     if runs_program { exec::ended(result) } else { ended(result) }
 }
 

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use serde::Serialize;
+use tokio::signal::unix::SignalKind;
 
 use super::{SOON, answer};
 use crate::ctl::Error;
 use crate::ctl::client::Daemon;
 use crate::ctl::json::rfc3339;
 use crate::ctl::print::Printer;
+use crate::ctl::signals::Signals;
 use crate::ctl::words::age;
 use crate::sys::blocking;
 use crate::sys::terminal::Changed;
@@ -26,6 +28,9 @@ const LONGEST_PASSWORD: u64 = 4097;
 const LONGEST_KEYS: u64 = 60 * 1024;
 /// What Ctrl-C types.
 const INTERRUPT: u8 = 3;
+/// What ends this program while a password is typed.
+const ENDING: [SignalKind; 4] =
+    [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit(), SignalKind::terminate()];
 
 /// What is done about the keys of a user.
 #[derive(Debug, Clone)]
@@ -101,17 +106,30 @@ async fn read_password(printer: &mut Printer, user: &str) -> Result<Vec<u8>, Err
         return blocking::run(line).await;
     }
     // Ctrl-C would leave a terminal that shows nothing: it ends the line instead.
-    let silent = Changed::silent(io::stdin(), INTERRUPT)
-        .map_err(|error| Error::Read("the terminal".to_owned(), error))?;
+    let failed = |error| Error::Read("the terminal".to_owned(), error);
+    let mut signals = Signals::hear(ENDING.map(|kind| (kind, kind))).map_err(failed)?;
+    let silent = Changed::silent(io::stdin(), INTERRUPT).map_err(failed)?;
     printer.note(&format!("the new password of {user}:"));
-    let once = blocking::run(typed).await?;
+    let once = unless_ended(&mut signals).await?;
     printer.note("once more:");
-    let again = blocking::run(typed).await?;
+    let again = unless_ended(&mut signals).await?;
     drop(silent);
     if once != again {
         return Err(Error::Unmet("the two passwords are not the same; nothing is changed".to_owned()));
     }
     Ok(once)
+}
+
+/// What is typed, unless a signal comes that ends this program: the terminal is to show again what is typed then.
+async fn unless_ended(signals: &mut Signals<SignalKind>) -> Result<Vec<u8>, Error> {
+    tokio::select! {
+        biased;
+        kind = signals.next() => {
+            let number = u8::try_from(kind.as_raw_value()).unwrap_or_default();
+            Err(Error::Ended(128u8.saturating_add(number)))
+        }
+        line = blocking::run(typed) => line,
+    }
 }
 
 /// What is typed up to the line's end.

@@ -105,6 +105,30 @@ fn a_password_that_is_typed_is_not_shown_and_asked_for_twice() {
 }
 
 #[test]
+fn a_signal_while_a_password_is_typed_leaves_a_terminal_that_shows_what_is_typed() {
+    use nix::sys::signal::Signal;
+    use nix::sys::termios::{LocalFlags, tcgetattr};
+
+    let inside = Inside::new().with_user();
+    inside.chpasswd("cat > input");
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        let (_controller, terminal) = terminal::open(Size { rows: 25, columns: 80 }).unwrap();
+        let shows = || tcgetattr(&terminal).unwrap().local_flags.contains(LocalFlags::ECHO);
+        let mut command = inside.lab.ctl_command(&["passwd", "a", "me"]);
+        command.stdin(terminal.try_clone().unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        said.read_line(&mut String::new()).unwrap();
+        assert!(!shows());
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
+        nix::sys::signal::kill(pid, signal).unwrap();
+        assert_eq!(wait(&mut child).code(), Some(128 + signal as i32), "{signal}");
+        assert!(shows(), "{signal}");
+    }
+    assert_eq!(inside.read("input"), "");
+}
+
+#[test]
 fn keys_are_listed_added_and_removed() {
     let inside = Inside::new().with_user();
     let file = inside.lab.path("keys");
