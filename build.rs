@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-const FILES: [&str; 16] = [
+const FILES: [&str; 17] = [
     "csi/v1/csi.proto",
     "guestlet/v1/accounts.proto",
     "guestlet/v1/admin.proto",
@@ -13,6 +13,7 @@ const FILES: [&str; 16] = [
     "guestlet/v1/freeze.proto",
     "guestlet/v1/guest.proto",
     "guestlet/v1/host.proto",
+    "guestlet/v1/journal.proto",
     "guestlet/v1/local.proto",
     "guestlet/v1/machine.proto",
     "guestlet/v1/network.proto",

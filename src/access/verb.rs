@@ -26,6 +26,8 @@ pub enum Role {
     Accounts,
     /// Ask a guest for any command of QGA: what comes of it is up to the guest alone.
     Qga,
+    /// Read the logs of guests.
+    Logs,
     /// Run programs in guests: as far as the guest lets them, whoever may do that is root there.
     Exec,
 }
@@ -43,6 +45,7 @@ impl Role {
         Self::Power,
         Self::Accounts,
         Self::Qga,
+        Self::Logs,
         Self::Exec,
     ];
 
@@ -59,6 +62,7 @@ impl Role {
             Self::Power => "power",
             Self::Accounts => "accounts",
             Self::Qga => "qga",
+            Self::Logs => "logs",
             Self::Exec => "exec",
         }
     }
@@ -201,6 +205,8 @@ pub static KEYS_RM: Verb = changes("RemoveAuthorizedKeys", "keys rm", Role::Acco
 /// Any command of QGA.
 pub static QGA: Verb = changes("ExecuteQga", "qga", Role::Qga);
 
+/// Read the journal of a guest.
+pub static LOGS: Verb = changes("ReadJournal", "logs", Role::Logs);
 /// Run a program in a guest.
 pub static EXEC: Verb = changes("RunProgram", "exec", Role::Exec);
 /// Go on with one.
@@ -264,6 +270,7 @@ pub static VERBS: &[&Verb] = &[
     &KEYS_ADD,
     &KEYS_RM,
     &QGA,
+    &LOGS,
     &EXEC,
     &ATTACH,
     &PS,
@@ -288,6 +295,7 @@ mod tests {
             include_str!("../../proto/guestlet/v1/machine.proto"),
             include_str!("../../proto/guestlet/v1/network.proto"),
             include_str!("../../proto/guestlet/v1/accounts.proto"),
+            include_str!("../../proto/guestlet/v1/journal.proto"),
         ];
         let lines = protos.iter().flat_map(|proto| proto.lines());
         let methods: BTreeSet<_> =

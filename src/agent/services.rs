@@ -9,20 +9,23 @@ use crate::guest::Guest;
 use crate::qga;
 use crate::rpc::guard::Gate;
 use crate::rpc::qga::Engine;
-use crate::rpc::{self, accounts, exec, file_systems, freeze, guest, health_checks, machine, network, power};
+use crate::rpc::{
+    self, accounts, exec, file_systems, freeze, guest, health_checks, journal, machine, network, power,
+};
 use crate::transport::Both;
 use crate::wire::proto::v1::accounts_server::AccountsServer;
 use crate::wire::proto::v1::exec_server::ExecServer;
 use crate::wire::proto::v1::file_systems_server::FileSystemsServer;
 use crate::wire::proto::v1::freeze_server::FreezeServer;
 use crate::wire::proto::v1::health_checks_server::HealthChecksServer;
+use crate::wire::proto::v1::journal_server::JournalServer;
 use crate::wire::proto::v1::machine_server::MachineServer;
 use crate::wire::proto::v1::network_server::NetworkServer;
 use crate::wire::proto::v1::power_server::PowerServer;
 use crate::wire::proto::v1::qga_server::QgaServer;
 
 /// All services.
-pub type Services = Both<ExecServer<exec::Service>, Machine>;
+pub type Services = Both<ExecServer<exec::Service>, Both<JournalServer<journal::Service>, Machine>>;
 
 /// Those whose verbs QGA clients have as well, and what a session is kept with.
 type Machine = Both<QgaServer<rpc::qga::Service>, Both<FreezeServer<freeze::Service>, Reading>>;
@@ -58,7 +61,10 @@ pub fn all(
     let file_systems = Both(file_systems::Service::new(guest.clone()).into_server(), network);
     let freeze = Both(freeze::Service::new(guest.clone()).into_server(), file_systems);
     let qga = Both(rpc::qga::Service::new(engine(context)).into_server(), freeze);
-    Both(exec::Service::new(guest.clone(), gate.clone(), stopping).into_server(), qga)
+    Both(
+        exec::Service::new(guest.clone(), gate.clone(), stopping).into_server(),
+        Both(journal::Service.into_server(), qga),
+    )
 }
 
 fn engine(context: Arc<qga::Context>) -> Engine {

@@ -14,6 +14,7 @@ use crate::wire::proto::v1::admin_client::AdminClient;
 use crate::wire::proto::v1::exec_client::ExecClient;
 use crate::wire::proto::v1::file_systems_client::FileSystemsClient;
 use crate::wire::proto::v1::freeze_client::FreezeClient;
+use crate::wire::proto::v1::journal_client::JournalClient;
 use crate::wire::proto::v1::machine_client::MachineClient;
 use crate::wire::proto::v1::network_client::NetworkClient;
 use crate::wire::proto::v1::power_client::PowerClient;
@@ -56,6 +57,11 @@ impl Daemon {
     /// For interfaces and routes.
     pub fn network(&self) -> NetworkClient<http2::Client> {
         NetworkClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// For journals.
+    pub fn journal(&self) -> JournalClient<http2::Client> {
+        JournalClient::with_origin(self.0.clone(), origin())
     }
 
     /// To shut down, restart and suspend.

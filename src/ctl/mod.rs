@@ -251,6 +251,13 @@ pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> 
             };
             return machine::around::run(&mut printer, &name, &around, ask).await;
         }
+        Verb::Machine { name, action: machine::Action::Logs(wish) } => {
+            let ask = async |request| {
+                let asking = async |daemon: Daemon| machine::journal::read(&daemon, &name, request).await;
+                client::with(socket.clone(), asking).await
+            };
+            return machine::journal::run(&mut printer, &name, &wish, ask).await;
+        }
         _ => {}
     }
     client::with(socket, async |daemon| one(daemon, &mut printer, verb).await).await

@@ -18,6 +18,7 @@ pub mod file_systems;
 pub mod files;
 pub mod freeze;
 pub mod identity;
+pub mod journal;
 pub mod load;
 mod logind;
 pub mod memory_blocks;

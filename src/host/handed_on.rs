@@ -7,6 +7,17 @@ use tonic::Status;
 
 use super::asked::Asked;
 
+/// The calls of the same guest that one waits behind, if there are many: those of its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Most of them.
+    Usual,
+    /// Those that end what others have begun.
+    Urgent,
+    /// Those that wait in the guest for something to happen.
+    Patient,
+}
+
 /// A request that is handed on to an agent.
 pub trait HandedOn: Asked + Message + Default + Send + 'static {
     /// What the agent answers.
@@ -18,8 +29,8 @@ pub trait HandedOn: Asked + Message + Default + Send + 'static {
     /// How long it may take, its waiting for others included.
     const WITHIN: Duration;
 
-    /// It ends what others have begun, and does not wait behind them.
-    const IS_URGENT: bool = false;
+    /// What it waits behind.
+    const TURN: Turn = Turn::Usual;
 
     /// The VM's name, which is nothing to its guest.
     fn take_name(&mut self) -> String;

@@ -12,6 +12,8 @@ use crate::wire::proto::v1::{self, event::Kind};
 pub const MAX_TEXT: usize = 256;
 /// Longest explanation that is kept, in characters.
 const MAX_WORDS: usize = 4096;
+/// Longest line of a log, in characters.
+const MAX_LINE: usize = 1 << 16;
 /// Most capabilities that are taken from a guest.
 const MAX_CAPABILITIES: usize = 64;
 /// Most serial numbers, and most partitions and holders, that are taken of one disk.
@@ -34,6 +36,12 @@ pub fn clean(text: &str) -> String {
 /// The same of an explanation, which may be longer: it may name all that is in the way of something.
 pub fn clean_words(text: &str) -> String {
     clean_to(text, MAX_WORDS)
+}
+
+/// The same of lines that somebody has logged: line feeds stay, and tabulators become spaces.
+pub fn clean_lines(text: &str) -> String {
+    let line = |line: &str| clean_to(&line.replace('\t', " "), MAX_LINE);
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn clean_to(text: &str, most: usize) -> String {

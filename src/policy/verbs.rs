@@ -13,6 +13,7 @@ const ACCOUNTS: &str = "/guestlet.v1.Accounts/";
 const FILE_SYSTEMS: &str = "/guestlet.v1.FileSystems/";
 const FREEZE: &str = "/guestlet.v1.Freeze/";
 const HEALTH_CHECKS: &str = "/guestlet.v1.HealthChecks/";
+const JOURNAL: &str = "/guestlet.v1.Journal/";
 const MACHINE: &str = "/guestlet.v1.Machine/";
 const NETWORK: &str = "/guestlet.v1.Network/";
 const POWER: &str = "/guestlet.v1.Power/";
@@ -108,6 +109,8 @@ pub static VERBS: &[Verb] = &[
     does(NETWORK, "ListRoutes", Role::Status, false, &["guest-network-get-route"]),
     does(ACCOUNTS, "ListUsers", Role::Status, false, &["guest-get-users"]),
     verb("Ping", Role::Status, false),
+    // A record of it would be an entry that whoever reads the journal asks for at once.
+    Verb { service: JOURNAL, name: "ReadJournal", role: Role::Logs, ..USUAL },
     verb("ReleaseDisk", Role::Disks, true),
     does(ACCOUNTS, "RemoveAuthorizedKeys", Role::Accounts, true, &["guest-ssh-remove-authorized-keys"]),
     verb("ReplaceHostKey", Role::Keys, true),
@@ -187,6 +190,7 @@ mod tests {
         ("network.proto", NETWORK),
         ("accounts.proto", ACCOUNTS),
         ("exec.proto", EXEC),
+        ("journal.proto", JOURNAL),
     ];
 
     #[test]

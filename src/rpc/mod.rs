@@ -16,6 +16,7 @@ pub mod health_checks;
 pub mod health_reports;
 pub mod holder;
 pub mod introduced;
+pub mod journal;
 pub mod keys;
 pub mod local;
 pub mod machine;

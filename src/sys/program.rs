@@ -7,7 +7,7 @@ use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 
 use crate::sys::blocking;
 
@@ -182,6 +182,50 @@ pub async fn run_on(
         Ok(ended) => ended.map_err(failed),
         Err(_) => Err(Error::TimedOut { program: program.to_owned(), seconds: deadline.as_secs() }),
     }
+}
+
+/// A program whose output is read while it runs. Dropped, it is killed. It may not write more than a pipe holds to its standard
+/// error, which is read when its output has ended.
+#[derive(Debug)]
+pub struct Reading {
+    /// What it writes to its standard output.
+    pub output: ChildStdout,
+    child: Child,
+    errors: Option<ChildStderr>,
+}
+
+impl Reading {
+    /// Waits for its end, which follows that of its output.
+    ///
+    /// # Errors
+    /// If it says that it has failed.
+    pub async fn end(self, program: &str) -> Result<(), Error> {
+        let Self { output, mut child, errors } = self;
+        // It is not waited for somebody who reads more.
+        drop(output);
+        let failed = |source| Error::Start { program: program.to_owned(), source };
+        let (status, errors) = tokio::join!(child.wait(), beginning(errors));
+        let status = status.map_err(failed)?;
+        if status.success() {
+            return Ok(());
+        }
+        let message = errors.unwrap_or_default().trim().to_owned();
+        Err(Error::Failed { program: program.to_owned(), status, message })
+    }
+}
+
+/// Starts `program` with `arguments`, for somebody who reads what it writes and decides when that is enough.
+///
+/// # Errors
+/// If it cannot be started.
+pub async fn start_reading(program: &str, arguments: &[&str]) -> Result<Reading, Error> {
+    let mut command = command(program, arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let failed = |source| Error::Start { program: program.to_owned(), source };
+    let mut child = spawned(command).await.map_err(failed)?;
+    let (output, errors) = (child.stdout.take(), child.stderr.take());
+    let output = output.ok_or_else(|| failed(std::io::Error::other("it has no output")))?;
+    Ok(Reading { output, child, errors })
 }
 
 /// Starts it beside the event loop: it is waited for the program's file, whose disk may hang, and for as long as the program

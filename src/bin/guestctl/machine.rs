@@ -10,6 +10,7 @@ use guestlet::ctl::machine::Action;
 use guestlet::ctl::machine::accounts;
 use guestlet::ctl::machine::around::Around;
 use guestlet::ctl::machine::hardware::{Clock, Switches};
+use guestlet::ctl::machine::journal::{self, parse_priority};
 use guestlet::ctl::machine::power::{Goal, Wish};
 use guestlet::ctl::words::parse_span;
 use guestlet::text::parse_size;
@@ -209,6 +210,32 @@ pub enum Machine {
         #[arg(long)]
         routes: bool,
     },
+    /// Show the journal of a guest
+    ///
+    /// Without --lines or --since all of it is shown, the oldest entries first. With -f what is written is shown as it is, also after
+    /// guestlet-host, the agent or the guest were restarted.
+    #[command(
+        after_help = "Examples:\n  guestctl logs web-1 -u nginx -f\n  guestctl logs web-1 --since 1h -p err -o json"
+    )]
+    Logs {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// Go on with what is written from now on
+        #[arg(short, long)]
+        follow: bool,
+        /// Only of this unit, patterns allowed; may be repeated
+        #[arg(short, long = "unit", value_name = "UNIT")]
+        units: Vec<String>,
+        /// Only what was written in the last, such as 90s, 5m or 1h
+        #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+        since: Option<Duration>,
+        /// Only so many of the newest entries; 10 with --follow, unless there is --since
+        #[arg(long, visible_alias = "tail", value_name = "NUMBER")]
+        lines: Option<u32>,
+        /// Only of this priority and more urgent ones: emerg, alert, crit, err, warning, notice, info, debug, or 0 to 7
+        #[arg(short, long, value_name = "PRIORITY", value_parser = parse_priority)]
+        priority: Option<u32>,
+    },
     /// Show who is logged in to a guest
     Users {
         /// The VM's name, as ls shows it
@@ -284,6 +311,11 @@ impl From<Machine> for Verb {
             }
             Machine::Network { name, routes } => {
                 (name, if routes { Action::Routes } else { Action::Interfaces })
+            }
+            Machine::Logs { name, follow, units, since, lines, priority } => {
+                let usual = (follow && since.is_none()).then_some(10);
+                let last = lines.or(usual);
+                (name, Action::Logs(journal::Wish { units, since, last, priority, follow }))
             }
             Machine::Users { name } => (name, Action::Users),
             Machine::Passwd { name, user, crypted } => (name, Action::Password { user, crypted }),

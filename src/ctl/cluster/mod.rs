@@ -113,6 +113,13 @@ async fn there(
             };
             machine::around::run(printer, &name, &around, ask).await
         }
+        Verb::Machine { name, action: machine::Action::Logs(wish) } => {
+            let ask = async |request| {
+                let asking = async |daemon: Daemon| machine::journal::read(&daemon, &name, request).await;
+                with(server, place, asking).await
+            };
+            machine::journal::run(printer, &name, &wish, ask).await
+        }
         verb => with(server, place, async |daemon| one(daemon, printer, verb).await).await,
     }
 }

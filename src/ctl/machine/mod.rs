@@ -6,6 +6,7 @@ pub mod around;
 pub mod file_systems;
 pub mod freeze;
 pub mod hardware;
+pub mod journal;
 mod network;
 pub mod power;
 mod qga;
@@ -30,6 +31,8 @@ pub enum Action {
     },
     /// Freeze file systems, run a program of this machine, thaw. It has connections of its own: see [`around`].
     FreezeAround(around::Around),
+    /// Show entries of the journal. It has connections of its own: see [`journal`].
+    Logs(journal::Wish),
     /// Show whether they are frozen.
     FreezeStatus,
     /// Thaw.
@@ -125,7 +128,7 @@ pub async fn run(daemon: Daemon, printer: &mut Printer, name: String, action: Ac
         Action::Power(wish) => power::run(&daemon, printer, name, wish).await,
         Action::Qga { command, within } => qga::run(&daemon, printer, name, command, within).await,
         // Done where connections are made.
-        Action::FreezeAround(_) => Ok(()),
+        Action::FreezeAround(_) | Action::Logs(_) => Ok(()),
     }
 }
 

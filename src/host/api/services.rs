@@ -14,6 +14,7 @@ use crate::wire::proto::v1::accounts_server::{Accounts, AccountsServer};
 use crate::wire::proto::v1::exec_server::{Exec, ExecServer};
 use crate::wire::proto::v1::file_systems_server::{FileSystems, FileSystemsServer};
 use crate::wire::proto::v1::freeze_server::{Freeze, FreezeServer};
+use crate::wire::proto::v1::journal_server::{Journal, JournalServer};
 use crate::wire::proto::v1::machine_server::{Machine, MachineServer};
 use crate::wire::proto::v1::network_server::{Network, NetworkServer};
 use crate::wire::proto::v1::power_server::{Power, PowerServer};
@@ -39,8 +40,13 @@ pub type Services<B> = Both<
 >;
 
 /// The rest of them.
-type Rest<B> =
-    Both<PowerServer<Api>, Both<NetworkServer<Api>, Both<MachineServer<Api>, Both<AccountsServer<Api>, B>>>>;
+type Rest<B> = Both<
+    PowerServer<Api>,
+    Both<
+        NetworkServer<Api>,
+        Both<MachineServer<Api>, Both<AccountsServer<Api>, Both<JournalServer<Api>, B>>>,
+    >,
+>;
 
 /// These services beside `before`.
 pub fn beside<B>(api: &Api, before: B) -> Services<B> {
@@ -52,7 +58,8 @@ pub fn beside<B>(api: &Api, before: B) -> Services<B> {
     let freeze = FreezeServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let qga = QgaServer::new(api.clone()).max_decoding_message_size(MAX_COMMAND);
     let exec = ExecServer::new(api.clone()).max_decoding_message_size(exec::MAX_REQUEST);
-    let rest = Both(power, Both(network, Both(hardware, Both(accounts, before))));
+    let journal = JournalServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
+    let rest = Both(power, Both(network, Both(hardware, Both(accounts, Both(journal, before)))));
     Both(exec, Both(qga, Both(freeze, Both(file_systems, rest))))
 }
 
@@ -111,6 +118,7 @@ services! {
         suspend_to_disk(SuspendToDiskRequest) -> SuspendResponse;
         suspend_to_both(SuspendToBothRequest) -> SuspendResponse;
     }
+    Journal { read_journal(v1::ReadJournalRequest) -> v1::ReadJournalResponse; }
     Qga { execute_qga(ExecuteQgaRequest) -> ExecuteQgaResponse; }
 }
 

@@ -7,7 +7,7 @@ use tonic::Status;
 use super::clean;
 use crate::access::verb::{self, Verb};
 use crate::host::asked::{Asked, Object};
-use crate::host::handed_on::HandedOn;
+use crate::host::handed_on::{HandedOn, Turn};
 use crate::wire::proto::v1::{
     self, ExecuteQgaRequest, ExecuteQgaResponse, FreezeFileSystemsRequest, FreezeFileSystemsResponse,
     FreezeState, GetFreezeRequest, ListFileSystemsRequest, ListFileSystemsResponse, ListProgramsRequest,
@@ -29,7 +29,7 @@ const SHORT: Duration = Duration::from_secs(10);
 /// A row: the request, its verb and the path of its method, and what it is about; what the agent answers, and how that is
 /// cleaned; how long it may take.
 macro_rules! handed_on {
-    ($request:ty, $verb:expr, $path:literal, $subject:expr; $answer:ty, $clean:expr; $within:expr $(, urgent = $urgent:literal)?) => {
+    ($request:ty, $verb:expr, $path:literal, $subject:expr; $answer:ty, $clean:expr; $within:expr $(, turn = $turn:ident)? $(, goes_on = $goes_on:expr)?) => {
         impl Asked for $request {
             fn verb(&self) -> &'static Verb {
                 let verb: fn(&$request) -> &'static Verb = $verb;
@@ -39,6 +39,11 @@ macro_rules! handed_on {
             fn object(&self) -> Object<'_> {
                 Object::Machine(&self.name)
             }
+
+            $(fn goes_on(&self) -> bool {
+                let goes_on: fn(&$request) -> bool = $goes_on;
+                goes_on(self)
+            })?
 
             fn subject(&self) -> String {
                 let subject: fn(&$request) -> String = $subject;
@@ -50,7 +55,7 @@ macro_rules! handed_on {
             type Answer = $answer;
             const PATH: &'static str = $path;
             const WITHIN: Duration = $within;
-            $(const IS_URGENT: bool = $urgent;)?
+            $(const TURN: Turn = Turn::$turn;)?
 
             fn take_name(&mut self) -> String {
                 std::mem::take(&mut self.name)
@@ -75,12 +80,12 @@ handed_on!(
     ThawFileSystemsRequest, |_| &verb::THAW, "/guestlet.v1.Freeze/ThawFileSystems",
     |asked| asked.mount_points.join(" ");
     ThawFileSystemsResponse, Ok;
-    USUAL, urgent = true
+    USUAL, turn = Urgent
 );
 handed_on!(
     GetFreezeRequest, |_| &verb::FREEZE_STATUS, "/guestlet.v1.Freeze/GetFreeze", |_| String::new();
     FreezeState, |state| Ok(clean::freeze(state));
-    USUAL, urgent = true
+    USUAL, turn = Urgent
 );
 handed_on!(
     ListFileSystemsRequest, |_| &verb::FS, "/guestlet.v1.FileSystems/ListFileSystems", |_| String::new();
@@ -127,7 +132,12 @@ handed_on!(
 );
 handed_on!(
     SignalProgramRequest, |_| &verb::KILL, "/guestlet.v1.Exec/SignalProgram", |asked| asked.id.clone();
-    SignalProgramResponse, Ok; SHORT, urgent = true
+    SignalProgramResponse, Ok; SHORT, turn = Urgent
+);
+handed_on!(
+    v1::ReadJournalRequest, |_| &verb::LOGS, "/guestlet.v1.Journal/ReadJournal", |asked| asked.units.join(" ");
+    v1::ReadJournalResponse, |answer| Ok(clean::journal(answer));
+    USUAL, turn = Patient, goes_on = |asked| !asked.cursor.is_empty()
 );
 handed_on!(
     v1::GetTimeRequest, |_| &verb::TIME, "/guestlet.v1.Machine/GetTime", |_| String::new();

@@ -13,6 +13,9 @@ use crate::wire::proto::v1::{
 /// Most programs that are listed of a guest.
 const MOST_LISTED: usize = 1024;
 
+/// Most entries of a journal in an answer.
+const MOST_ENTRIES: usize = 1024;
+
 /// Which command is asked for; the guest reads more dialects than this.
 pub fn command(request: &[u8]) -> String {
     #[derive(serde::Deserialize)]
@@ -41,6 +44,19 @@ pub fn qga(answer: ExecuteQgaResponse) -> Result<ExecuteQgaResponse, Status> {
 /// Each of some texts.
 pub fn all(texts: &[String]) -> Vec<String> {
     texts.iter().map(|text| text::clean(text)).collect()
+}
+
+/// Entries of a journal. Their messages may have several lines.
+pub fn journal(mut answer: v1::ReadJournalResponse) -> v1::ReadJournalResponse {
+    answer.entries.truncate(MOST_ENTRIES);
+    answer.cursor = text::clean(&answer.cursor);
+    for entry in &mut answer.entries {
+        entry.time = entry.time.filter(text::can_be_written);
+        entry.identifier = text::clean(&entry.identifier);
+        entry.unit = text::clean(&entry.unit);
+        entry.message = text::clean_lines(&entry.message);
+    }
+    answer
 }
 
 /// How a freeze stands.

@@ -10,11 +10,14 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::streams::Streams;
+use crate::host::handed_on::Turn;
 use crate::host::limits::Limits;
 use crate::host::rate::Allowance;
 
-/// Calls of one guest that are under way at a time; and those that thaw or ask about a freeze, beside them.
+/// Calls of one guest of the same kind that are under way at a time.
 const AT_A_TIME: usize = 3;
+/// The same of those that wait for something.
+const PATIENT: usize = 8;
 /// Calls of one guest that are under way or wait for their turn.
 const WAITING: usize = 32;
 /// How soon it is looked again whether the guest may say more.
@@ -34,6 +37,7 @@ pub struct Desks(Arc<Mutex<Table>>);
 pub struct Desk {
     usual: Queue,
     urgent: Queue,
+    patient: Queue,
     /// Of connections beside the session.
     pub streams: Streams,
     /// Bytes of answers.
@@ -47,10 +51,10 @@ struct Queue {
     places: Arc<Semaphore>,
 }
 
-impl Default for Queue {
-    /// Nothing is under way.
-    fn default() -> Self {
-        Self { waiting: Arc::new(Semaphore::new(WAITING)), places: Arc::new(Semaphore::new(AT_A_TIME)) }
+impl Queue {
+    /// So many may be under way, and none is.
+    fn of(places: usize) -> Self {
+        Self { waiting: Arc::new(Semaphore::new(WAITING)), places: Arc::new(Semaphore::new(places)) }
     }
 }
 
@@ -86,15 +90,20 @@ impl Desk {
         let burst = limits.byte_burst() as f64 / 4.0;
         let pace = Allowance::new(Instant::now(), burst, f64::from(limits.bytes_per_second) / 2.0);
         let streams = Streams::default();
-        Self { usual: Queue::default(), urgent: Queue::default(), streams, pace: Mutex::new(pace) }
+        let [usual, urgent, patient] = [AT_A_TIME, AT_A_TIME, PATIENT].map(Queue::of);
+        Self { usual, urgent, patient, streams, pace: Mutex::new(pace) }
     }
 
-    /// Waits for the turn of a call. Those that are urgent do not wait for the others.
+    /// Waits for the turn of a call, behind those of the same kind.
     ///
     /// # Errors
     /// If too many wait.
-    pub async fn place(&self, is_urgent: bool) -> Result<Place, Status> {
-        let Queue { waiting, places } = if is_urgent { &self.urgent } else { &self.usual };
+    pub async fn place(&self, turn: Turn) -> Result<Place, Status> {
+        let Queue { waiting, places } = match turn {
+            Turn::Usual => &self.usual,
+            Turn::Urgent => &self.urgent,
+            Turn::Patient => &self.patient,
+        };
         let too_many = |_| {
             Status::resource_exhausted(format!(
                 "{WAITING} calls of this guest are under way and have not been answered; try again later"
@@ -126,16 +135,17 @@ mod tests {
         let desk = Desks::default().of("a", &Limits::default());
         let mut under_way = Vec::new();
         for _ in 0..AT_A_TIME {
-            under_way.push(desk.place(false).await.unwrap());
+            under_way.push(desk.place(Turn::Usual).await.unwrap());
         }
-        let waiting: Vec<_> = (AT_A_TIME..WAITING).map(|_| Box::pin(desk.place(false))).collect();
+        let waiting: Vec<_> = (AT_A_TIME..WAITING).map(|_| Box::pin(desk.place(Turn::Usual))).collect();
         let mut waiting = futures_util::future::join_all(waiting);
         assert!(futures_util::poll!(&mut waiting).is_pending());
-        assert_eq!(desk.place(false).await.unwrap_err().code(), tonic::Code::ResourceExhausted);
-        desk.place(true).await.unwrap();
+        assert_eq!(desk.place(Turn::Usual).await.unwrap_err().code(), tonic::Code::ResourceExhausted);
+        desk.place(Turn::Urgent).await.unwrap();
+        desk.place(Turn::Patient).await.unwrap();
         drop(under_way);
         drop(waiting);
-        desk.place(false).await.unwrap();
+        desk.place(Turn::Usual).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

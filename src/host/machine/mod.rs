@@ -45,7 +45,7 @@ pub async fn hand_on<R: HandedOn>(
     let limits = fleet.limits(name.clone()).await?.ok_or_else(unknown)?;
     let desk = desks.of(&name, &limits);
     let work = async {
-        let place = desk.place(R::IS_URGENT).await?;
+        let place = desk.place(R::TURN).await?;
         let answer = agent.on_behalf_of(behalf.clone()).hand_on(request).await;
         let answer = answer.map_err(|status| said(&status))?.into_inner();
         desk.count(answer.encoded_len()).await;

@@ -1,0 +1,228 @@
+//! `guestctl logs`: entries of a guest's journal, up to now or as they are written.
+//!
+//! Each call has a connection of its own, and begins where the last one has ended: a restart of guestlet-host, of the agent or of
+//! the guest leaves nothing out.
+
+use std::pin::pin;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+use tonic::Code;
+
+use super::answer;
+use crate::ctl::client::Daemon;
+use crate::ctl::print::Printer;
+use crate::ctl::{Error, words};
+use crate::text;
+use crate::wire::proto::v1::{JournalEntry, ReadJournalRequest, ReadJournalResponse};
+
+/// How long the guest may wait for an entry, in seconds.
+const WAIT: u32 = 20;
+/// How long a call may take.
+const SOON: Duration = Duration::from_secs(60);
+/// The shortest time between two calls that follow, so that a guest that logs much is not asked all the time.
+const PACE: Duration = Duration::from_millis(200);
+/// How soon it is tried again to reach a guest.
+const AGAIN: Duration = Duration::from_millis(500);
+/// After how long people are told that it cannot be reached.
+const QUIET: Duration = Duration::from_secs(2);
+/// For how long a host half that has just started may not know its VMs yet.
+const SETTLED: Duration = Duration::from_secs(30);
+/// The words for priorities, as in syslog(3).
+const PRIORITIES: [&str; 8] = ["emerg", "alert", "crit", "err", "warning", "notice", "info", "debug"];
+
+/// What to show.
+#[derive(Debug, Clone, Default)]
+pub struct Wish {
+    /// Only of these units.
+    pub units: Vec<String>,
+    /// Only what was written in so long.
+    pub since: Option<Duration>,
+    /// Only so many of the newest entries.
+    pub last: Option<u32>,
+    /// Only so urgent ones.
+    pub priority: Option<u32>,
+    /// Go on with what is written.
+    pub follow: bool,
+}
+
+/// What programs read of an entry.
+#[derive(Debug, Serialize)]
+struct Entry<'a> {
+    time: String,
+    identifier: &'a str,
+    process_id: Option<u32>,
+    unit: &'a str,
+    priority: Option<&'static str>,
+    message: &'a str,
+    left_out_bytes: u64,
+}
+
+/// The number of a priority, by its word or itself.
+///
+/// # Errors
+/// If it is none, in words.
+pub fn parse_priority(text: &str) -> Result<u32, String> {
+    let place = PRIORITIES.iter().position(|word| *word == text);
+    let number = place.map(|place| place as u64).or_else(|| text.parse().ok());
+    let level = number.and_then(|number| u32::try_from(number).ok()).filter(|level| *level < 8);
+    level.ok_or_else(|| format!("{text:?} is no priority: use one of {}, or 0 to 7", PRIORITIES.join(", ")))
+}
+
+/// Asks once.
+///
+/// # Errors
+/// If the guest cannot be asked.
+pub async fn read(
+    daemon: &Daemon,
+    name: &str,
+    request: ReadJournalRequest,
+) -> Result<ReadJournalResponse, Error> {
+    answer(daemon.journal().read_journal(request), name, SOON).await
+}
+
+/// Shows entries; `ask` has one call done, over a connection of its own.
+///
+/// # Errors
+/// If the guest cannot be asked, or standard output cannot be written. While following, a guest that was reached once may be away for
+/// as long as it likes.
+pub async fn run(
+    printer: &mut Printer,
+    name: &str,
+    wish: &Wish,
+    ask: impl AsyncFn(ReadJournalRequest) -> Result<ReadJournalResponse, Error>,
+) -> Result<(), Error> {
+    let mut left = wish.last.filter(|_| !wish.follow);
+    let mut request = ReadJournalRequest {
+        name: name.to_owned(),
+        units: wish.units.clone(),
+        since: wish
+            .since
+            .map(|span| SystemTime::now().checked_sub(span).unwrap_or(SystemTime::UNIX_EPOCH).into()),
+        last: wish.last,
+        priority: wish.priority,
+        ..ReadJournalRequest::default()
+    };
+    let mut unread = pin!(Printer::unread());
+    let mut was_reached = false;
+    let mut away: Option<(Instant, bool)> = None;
+    loop {
+        let begun = Instant::now();
+        let read = tokio::select! {
+            read = ask(request.clone()) => read,
+            () = &mut unread => return Ok(()),
+        };
+        let read = match read {
+            Ok(read) => read,
+            Err(error)
+                if wish.follow
+                    && was_reached
+                    && may_pass(&error, away.map_or(Duration::ZERO, |(since, _)| since.elapsed())) =>
+            {
+                let (since, is_told) = away.get_or_insert((begun, false));
+                if !*is_told && since.elapsed() >= QUIET {
+                    printer.note(&format!("{error}; the journal goes on when the guest is back"));
+                    *is_told = true;
+                }
+                tokio::select! {
+                    () = sleep(AGAIN) => continue,
+                    () = &mut unread => return Ok(()),
+                }
+            }
+            Err(error) => return Err(error),
+        };
+        was_reached = true;
+        away = None;
+        if read.has_gap {
+            printer
+                .warn("entries may be missing here: the guest has removed those that followed the last one");
+        }
+        for entry in &read.entries {
+            if left == Some(0) {
+                return Ok(());
+            }
+            left = left.map(|left| left - 1);
+            show(printer, entry)?;
+        }
+        let is_at_end = !read.has_more || read.cursor.is_empty() || read.cursor == request.cursor;
+        request.cursor = read.cursor;
+        if is_at_end {
+            if !wish.follow {
+                return Ok(());
+            }
+            request.wait_seconds = WAIT;
+            tokio::time::sleep_until(begun + PACE).await;
+        }
+    }
+}
+
+/// Whether a guest that could not be asked for so long may be asked later.
+fn may_pass(error: &Error, away: Duration) -> bool {
+    match error {
+        Error::NoSocket(_) | Error::NobodyAnswers(_) | Error::Closed | Error::Silent | Error::Late(_) => true,
+        // A host half that has just started knows its VMs a little later.
+        Error::UnknownVm(_) => away < SETTLED,
+        Error::Call(status) => matches!(
+            status.code(),
+            Code::Unavailable
+                | Code::FailedPrecondition
+                | Code::DeadlineExceeded
+                | Code::ResourceExhausted
+                | Code::Cancelled
+        ),
+        _ => false,
+    }
+}
+
+fn show(printer: &mut Printer, entry: &JournalEntry) -> Result<(), Error> {
+    let value = Entry {
+        time: words::time(entry.time.as_ref()),
+        identifier: &entry.identifier,
+        process_id: Some(entry.process_id).filter(|pid| *pid != 0),
+        unit: &entry.unit,
+        priority: entry.priority.and_then(|level| PRIORITIES.get(level as usize).copied()),
+        message: &entry.message,
+        left_out_bytes: entry.left_out,
+    };
+    Ok(printer.line(&value, || line(&value))?)
+}
+
+/// As journalctl shows it, but for the name of the host.
+fn line(entry: &Entry<'_>) -> String {
+    let pid = entry.process_id.map(|pid| format!("[{pid}]")).unwrap_or_default();
+    let begin = format!("{} {}{pid}: ", entry.time, text::or_dash(entry.identifier));
+    let indent = format!("\n{}", " ".repeat(begin.chars().count()));
+    let rest = match entry.left_out_bytes {
+        0 => String::new(),
+        bytes => format!("… ({} more)", text::size(bytes)),
+    };
+    format!("{begin}{}{rest}", entry.message.trim_end_matches('\n').replace('\n', &indent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn priorities_have_words_and_numbers() {
+        assert_eq!(parse_priority("err"), Ok(3));
+        assert_eq!(parse_priority("7"), Ok(7));
+        assert!(parse_priority("8").unwrap_err().contains("emerg"));
+        assert!(parse_priority("").is_err());
+    }
+
+    #[test]
+    fn lines_of_a_message_stand_below_each_other() {
+        let entry = Entry {
+            time: "t".into(),
+            identifier: "a",
+            process_id: Some(7),
+            unit: "",
+            priority: None,
+            message: "one\ntwo\n",
+            left_out_bytes: 2048,
+        };
+        assert_eq!(line(&entry), "t a[7]: one\n        two… (2 KiB more)");
+    }
+}

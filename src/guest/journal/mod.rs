@@ -1,0 +1,294 @@
+//! Reads the systemd journal, by journalctl: from a place in it that an earlier answer named, so that nothing is left out or read
+//! twice. Nothing is kept between calls.
+//!
+//! ```text
+//! question, place ──▶ journalctl --output=export ──▶ export::Reader ──▶ entries, the next place
+//!                       └─ waits with --follow, for as long as it is wanted
+//! ```
+
+mod export;
+
+use std::time::{Duration, SystemTime};
+
+use tokio::io::AsyncReadExt as _;
+use tokio::time::Instant;
+
+pub use export::Entry;
+
+use crate::sys::program::{self, Reading};
+
+/// The program.
+const JOURNALCTL: &str = "/usr/bin/journalctl";
+/// Most entries of an answer.
+const MOST_ENTRIES: usize = 1000;
+/// Bytes after which an answer has no further entry: with the last one it is still within what host halves take.
+const MOST_BYTES: usize = 96 << 10;
+/// Most units of a question, and bytes of each.
+const MOST_UNITS: usize = 16;
+const MOST_UNIT: usize = 256;
+/// Bytes of a cursor.
+const MOST_CURSOR: usize = 512;
+/// How long may be looked for entries.
+const LOOK: Duration = Duration::from_secs(30);
+/// What is written together is read together: so long after an entry that was waited for.
+const TOGETHER: Duration = Duration::from_millis(50);
+/// How long at most may be waited.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(20);
+/// The fields that are read, where journalctl can leave out others.
+const FIELDS: &str = "--output-fields=MESSAGE,PRIORITY,SYSLOG_IDENTIFIER,_COMM,_PID,_SYSTEMD_UNIT,UNIT";
+
+/// What to read.
+#[derive(Debug, Clone, Default)]
+pub struct Question {
+    /// Only of these units.
+    pub units: Vec<String>,
+    /// Only after this place.
+    pub cursor: String,
+    /// Only from then on.
+    pub since: Option<SystemTime>,
+    /// Only so many of the newest.
+    pub last: Option<u32>,
+    /// Only so urgent ones.
+    pub priority: Option<u32>,
+    /// How long to wait for an entry.
+    pub wait: Duration,
+}
+
+/// What was read.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// The oldest first.
+    pub entries: Vec<Entry>,
+    /// Where to go on; empty if there are no entries at all.
+    pub cursor: String,
+    /// There are more already.
+    pub has_more: bool,
+    /// The entry of the question's place is gone.
+    pub has_gap: bool,
+}
+
+/// Why nothing was read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A unit that cannot be one.
+    #[error("{0:?} is no name of a unit: letters, digits and :-_.\\@ are, and the patterns * ? [ ]")]
+    Unit(String),
+    /// Too many of them.
+    #[error("{0} units are named, and at most {MOST_UNITS} may be")]
+    Units(usize),
+    /// A cursor that no answer has had.
+    #[error("the cursor is not one that ReadJournal returned")]
+    Cursor,
+    /// A priority that there is not.
+    #[error("there is no priority {0}: they go from 0 to 7")]
+    Priority(u32),
+    /// A time that cannot be said.
+    #[error("the time is before 1970")]
+    Since,
+    /// No systemd.
+    #[error("the guest has no {JOURNALCTL}: its logs are not in a systemd journal")]
+    Missing,
+    /// Nothing was found in time.
+    #[error("no entry was found within {} s: ask for a shorter time, or for other units", LOOK.as_secs())]
+    Slow,
+    /// journalctl failed.
+    #[error(transparent)]
+    Program(#[from] program::Error),
+    /// It writes something else.
+    #[error(transparent)]
+    Malformed(#[from] export::Malformed),
+    /// Its output cannot be read.
+    #[error("cannot read the output of journalctl")]
+    Read(#[source] std::io::Error),
+}
+
+/// A place in the journal.
+#[derive(Debug, PartialEq, Eq)]
+enum Place<'a> {
+    /// After an entry that the question is about.
+    Entry(&'a str),
+    /// After an entry of any kind, which the question may pass over.
+    Any(&'a str),
+}
+
+impl<'a> Place<'a> {
+    /// As the answer said it.
+    fn parse(text: &'a str) -> Result<Self, Error> {
+        let (kind, cursor) = text.split_at_checked(1).ok_or(Error::Cursor)?;
+        let is_sound = (1..=MOST_CURSOR).contains(&cursor.len())
+            && cursor.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"=;-:".contains(&byte));
+        match kind {
+            "=" if is_sound => Ok(Self::Entry(cursor)),
+            "~" if is_sound => Ok(Self::Any(cursor)),
+            _ => Err(Error::Cursor),
+        }
+    }
+
+    fn cursor(&self) -> &'a str {
+        match self {
+            Self::Entry(cursor) | Self::Any(cursor) => cursor,
+        }
+    }
+}
+
+/// The arguments that say which entries are meant.
+fn matches(question: &Question) -> Result<Vec<String>, Error> {
+    if question.units.len() > MOST_UNITS {
+        return Err(Error::Units(question.units.len()));
+    }
+    let mut arguments = Vec::new();
+    for unit in &question.units {
+        let is_sound = (1..=MOST_UNIT).contains(&unit.len())
+            && unit.bytes().all(|byte| byte.is_ascii_alphanumeric() || b":-_.\\@*?[]".contains(&byte));
+        if !is_sound {
+            return Err(Error::Unit(unit.chars().take(MOST_UNIT).collect()));
+        }
+        arguments.push(format!("--unit={unit}"));
+    }
+    match question.priority {
+        Some(level) if level > 7 => return Err(Error::Priority(level)),
+        Some(level) => arguments.push(format!("--priority={level}")),
+        None => {}
+    }
+    Ok(arguments)
+}
+
+/// Reads what there is, or waits for something.
+///
+/// # Errors
+/// If the question is wrong, or the journal cannot be read.
+pub async fn read(question: &Question) -> Result<Answer, Error> {
+    let mut arguments = matches(question)?;
+    let place = if question.cursor.is_empty() { None } else { Some(Place::parse(&question.cursor)?) };
+    // An answer without entries has a place, too: without one, what comes next could not be told from what was there.
+    let end = match &place {
+        None => Some(end().await?),
+        Some(_) => None,
+    };
+    if place.is_none() && question.last == Some(0) {
+        return Ok(Answer { cursor: end.unwrap_or_default(), ..Answer::default() });
+    }
+    if let Some(place) = &place {
+        arguments.push(format!("--cursor={}", place.cursor()));
+    } else {
+        if let Some(since) = question.since {
+            let since = since.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| Error::Since)?;
+            arguments.push(format!("--since=@{}.{:06}", since.as_secs(), since.subsec_micros()));
+        }
+        if let Some(last) = question.last {
+            arguments.push(format!("--lines={last}"));
+        }
+    }
+    let may_wait = !question.wait.is_zero() && (place.is_some() || end.as_deref() == Some(""));
+    if may_wait {
+        arguments.extend(["--follow", "--no-tail"].map(str::to_owned));
+    }
+    let limit = if may_wait { question.wait.min(LONGEST_WAIT) } else { LOOK };
+    let mut answer = collect(&arguments, place.as_ref(), limit, may_wait).await?;
+    if answer.cursor.is_empty() {
+        answer.cursor = end.filter(|end| !end.is_empty()).unwrap_or_else(|| question.cursor.clone());
+    }
+    Ok(answer)
+}
+
+/// The place of the newest entry of all, whatever that is about; empty if there is none.
+async fn end() -> Result<String, Error> {
+    let newest = collect(&["--lines=1".to_owned()], None, LOOK, false).await?.entries.pop();
+    Ok(newest.map(|entry| format!("~{}", entry.cursor)).unwrap_or_default())
+}
+
+/// Runs journalctl until it ends, has said enough, or the time is over.
+async fn collect(
+    arguments: &[String],
+    place: Option<&Place<'_>>,
+    limit: Duration,
+    follows: bool,
+) -> Result<Answer, Error> {
+    let mut all = vec!["--no-pager", "--quiet", "--all", "--output=export", FIELDS];
+    all.extend(arguments.iter().map(String::as_str));
+    let mut reading = program::start_reading(JOURNALCTL, &all).await.map_err(|error| match error {
+        program::Error::Start { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            Error::Missing
+        }
+        error => Error::Program(error),
+    })?;
+    let (mut answer, mut bytes, mut is_first) = (Answer::default(), 0, true);
+    let mut until = Instant::now() + limit;
+    let mut reader = export::Reader::default();
+    let mut buffer = vec![0; 32 << 10];
+    loop {
+        let read = match tokio::time::timeout_at(until, reading.output.read(&mut buffer)).await {
+            Ok(read) => read.map_err(Error::Read)?,
+            // The time is over. What follows goes on in the next call.
+            Err(_) if follows || !answer.entries.is_empty() => {
+                answer.has_more = !follows;
+                return Ok(answer);
+            }
+            Err(_) => return Err(Error::Slow),
+        };
+        if read == 0 {
+            return ended(reading, answer, follows).await;
+        }
+        let mut rest = &buffer[..read];
+        while !rest.is_empty() {
+            let (taken, entry) = reader.read(rest)?;
+            rest = &rest[taken..];
+            let Some(entry) = entry else { continue };
+            if std::mem::take(&mut is_first)
+                && let Some(place) = place
+            {
+                if entry.cursor == place.cursor() {
+                    continue;
+                }
+                answer.has_gap = matches!(place, Place::Entry(_));
+            }
+            if answer.entries.len() >= MOST_ENTRIES || bytes >= MOST_BYTES {
+                answer.has_more = true;
+                return Ok(answer);
+            }
+            bytes += entry.message.len() + entry.identifier.len() + entry.unit.len() + 64;
+            answer.cursor = format!("={}", entry.cursor);
+            answer.entries.push(entry);
+            if follows {
+                until = until.min(Instant::now() + TOGETHER);
+            }
+        }
+    }
+}
+
+/// journalctl has ended by itself.
+async fn ended(reading: Reading, answer: Answer, follows: bool) -> Result<Answer, Error> {
+    reading.end(JOURNALCTL).await?;
+    if follows && answer.entries.is_empty() {
+        // It does so when its journal is taken away; who follows asks again.
+        tokio::time::sleep(TOGETHER).await;
+    }
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_what_an_answer_has_said() {
+        assert_eq!(Place::parse("=s=ab;i=1").unwrap(), Place::Entry("s=ab;i=1"));
+        assert_eq!(Place::parse("~s=ab").unwrap(), Place::Any("s=ab"));
+        for wrong in ["", "=", "s=ab", "=--since=x y", "~a\n", "é"] {
+            assert!(Place::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn units_are_no_options() {
+        let of = |unit: &str| matches(&Question { units: vec![unit.to_owned()], ..Question::default() });
+        assert_eq!(of("ssh.service").unwrap(), ["--unit=ssh.service"]);
+        assert_eq!(of("getty@*").unwrap(), ["--unit=getty@*"]);
+        for wrong in ["", "a b", "a\0", "a/b"] {
+            assert!(of(wrong).is_err(), "{wrong:?}");
+        }
+        let many = Question { units: vec!["a".to_owned(); 17], ..Question::default() };
+        assert!(matches(&many).is_err());
+        assert!(matches(&Question { priority: Some(8), ..Question::default() }).is_err());
+    }
+}

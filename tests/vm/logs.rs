@@ -1,0 +1,167 @@
+//! `guestctl logs` of a whole Debian: what journalctl shows there, and everything once while journald, the agent and the host
+//! half are restarted.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::host::{HostHalf, Listed};
+use crate::harness::tools::program;
+use crate::harness::vm::{SOON, Vm};
+use crate::harness::wait_for;
+use crate::real;
+
+/// `guestctl logs` with these words; ends with this.
+struct Follower {
+    child: Child,
+    lines: Receiver<String>,
+    told: Receiver<String>,
+}
+
+impl Follower {
+    fn start(host: &HostHalf, words: &[&str]) -> Self {
+        let mut command = Command::new(program("guestctl").unwrap());
+        command.arg("--socket").arg(host.socket()).arg("logs").args(words).args(["-f", "-o", "json"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = received(child.stdout.take().unwrap());
+        let told = received(child.stderr.take().unwrap());
+        Self { child, lines, told }
+    }
+
+    /// The message of the next entry.
+    fn next(&self) -> String {
+        let line = self.lines.recv_timeout(SOON).unwrap_or_else(|_| {
+            panic!("no more entries; it has said {:?}", self.told.try_iter().collect::<Vec<_>>())
+        });
+        let entry: Value = serde_json::from_str(&line).unwrap();
+        entry["message"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn received(from: impl std::io::Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+    });
+    receiver
+}
+
+/// Gives host halves without a key these roles.
+fn grant(vm: &Vm, roles: &str) {
+    let table = format!("[[grant]]\nhost = \"plain\"\nroles = [{roles}]\n");
+    vm.write("/etc/guestlet/agent.d/grants.toml", table.as_bytes()).unwrap();
+    vm.run("systemctl restart guestlet").unwrap();
+}
+
+fn connected(vm: &Vm) -> HostHalf {
+    grant(vm, r#""status", "topology", "logs""#);
+    let host = HostHalf::start(&[Listed::of(vm)]).unwrap();
+    host.wait_connected(vm.name(), SOON).unwrap();
+    host
+}
+
+#[test]
+fn a_journal_is_shown_as_it_is() {
+    let vm = real("logs");
+    let host = connected(&vm);
+    vm.run(
+        "logger -t marked -p user.err 'an error'; logger -t marked -p user.info 'and a word'
+         printf 'two\\nlines\\n' > /tmp/two; logger -t marked -f /tmp/two
+         head -c 40000 /dev/zero | tr '\\0' x | systemd-cat -t marked
+         printf 'MESSAGE\\n\\012\\0\\0\\0\\0\\0\\0\\0a\\033[2Jb\\377\\001\\ncd\\nSYSLOG_IDENTIFIER=odd\\n' | logger --journald
+         journalctl --sync",
+    )
+    .unwrap();
+    let ctl = |words: &[&str]| host.ctl(&[&["logs", "logs"], words].concat());
+    let json = |words: &[&str]| -> Vec<Value> {
+        let said = ctl(&[words, &["-o", "json"]].concat()).unwrap();
+        said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    // All of it, whose parts are read one after the other.
+    let all = json(&["-u", "guestlet", "-u", "init.scope"]);
+    let same = vm.run("journalctl -q -u guestlet -u init.scope -o cat --no-pager").unwrap();
+    let messages: String =
+        all.iter().map(|entry| format!("{}\n", entry["message"].as_str().unwrap())).collect();
+    let count = messages.lines().count();
+    assert!(count > 20 && same.starts_with(messages.split_inclusive('\n').next().unwrap()), "{messages}");
+    let last = json(&["--lines", "3", "-u", "init.scope"]);
+    let same = vm.run("journalctl -q -u init.scope -n 3 -o short-unix --no-pager").unwrap();
+    assert_eq!(last.len(), same.lines().count(), "{last:?}\n{same}");
+
+    let marked: Vec<_> =
+        json(&["--since", "1h"]).into_iter().filter(|entry| entry["identifier"] == "marked").collect();
+    let error = marked.iter().find(|entry| entry["message"] == "an error").unwrap();
+    assert_eq!(error["priority"], "err");
+    assert!(error["process_id"].is_u64() && error["time"].as_str().unwrap().ends_with('Z'), "{error}");
+    let long: Vec<_> =
+        marked.iter().filter(|entry| entry["message"].as_str().unwrap().starts_with("xxx")).collect();
+    assert_eq!(long[0]["message"].as_str().unwrap().len(), 16 << 10);
+    assert_eq!(long[0]["left_out_bytes"], 40_000 - (16 << 10));
+    let urgent = json(&["-p", "err"]);
+    assert!(urgent.iter().any(|entry| entry["message"] == "an error"));
+    assert!(urgent.iter().all(|entry| entry["message"] != "and a word"));
+    // Nothing of a guest steers a terminal.
+    let odd = ctl(&["--since", "1h"]).unwrap();
+    assert!(!odd.contains('\u{1b}') && !odd.contains('\u{1}'), "{odd}");
+
+    assert_eq!(ctl(&["-u", "no-such.service"]).unwrap(), "");
+    let refused = ctl(&["-u", "a b"]).unwrap_err().to_string();
+    assert!(refused.contains("no name of a unit"), "{refused}");
+    grant(&vm, r#""status""#);
+    let refused = wait_for("refusal", SOON, || {
+        let said = ctl(&["--lines", "1"]).unwrap_err().to_string();
+        said.contains("the role logs").then_some(said)
+    });
+    let refused = refused.unwrap();
+    assert!(refused.contains("/etc/guestlet/agent.d"), "{refused}");
+}
+
+#[test]
+fn no_entry_is_left_out_or_shown_twice_while_everything_is_restarted() {
+    let vm = real("followed");
+    let mut host = connected(&vm);
+    let follower = Follower::start(&host, &["followed", "-u", "noise", "--lines", "0"]);
+    std::thread::sleep(Duration::from_secs(2));
+    vm.run("systemd-run --quiet --unit noise sh -c 'for i in $(seq 600); do echo line $i; sleep 0.05; done'")
+        .unwrap();
+    for number in 1..=600 {
+        // What systemd says of the unit comes in between.
+        let mut message = follower.next();
+        while !message.starts_with("line ") {
+            message = follower.next();
+        }
+        assert_eq!(message, format!("line {number}"));
+        match number {
+            100 => host.kill().unwrap(),
+            200 => drop(vm.run("systemctl restart systemd-journald").unwrap()),
+            300 => drop(vm.run("systemctl restart guestlet").unwrap()),
+            400 => drop(vm.run("journalctl --rotate").unwrap()),
+            500 => host.restart().unwrap(),
+            _ => {}
+        }
+    }
+    // What the guest has removed in between is said to be missing. (The agent is masked: its socket would start it.)
+    vm.run("systemctl mask --runtime --now guestlet.socket guestlet.service").unwrap();
+    let said = vm
+        .run(
+            "systemd-run --quiet --wait --unit noise echo before; journalctl --rotate; sleep 3
+             journalctl --vacuum-time=1s; systemd-run --quiet --wait --unit noise echo after
+             systemctl unmask --runtime guestlet.socket guestlet.service; systemctl start guestlet",
+        )
+        .unwrap();
+    while !follower.next().contains("after") {}
+    let told: Vec<_> = follower.told.try_iter().collect();
+    assert!(told.iter().any(|line| line.contains("entries may be missing here")), "{told:?} {said}");
+}
