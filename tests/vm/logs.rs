@@ -92,10 +92,8 @@ fn a_journal_is_shown_as_it_is() {
     // All of it, whose parts are read one after the other.
     let all = json(&["-u", "guestlet", "-u", "init.scope"]);
     let same = vm.run("journalctl -q -u guestlet -u init.scope -o cat --no-pager").unwrap();
-    let messages: String =
-        all.iter().map(|entry| format!("{}\n", entry["message"].as_str().unwrap())).collect();
-    let count = messages.lines().count();
-    assert!(count > 20 && same.starts_with(messages.split_inclusive('\n').next().unwrap()), "{messages}");
+    let messages: Vec<_> = all.iter().map(|entry| entry["message"].as_str().unwrap()).collect();
+    assert!(messages.len() > 20 && same.starts_with(&messages.join("\n")), "{messages:?}\n{same}");
     let last = json(&["--lines", "3", "-u", "init.scope"]);
     let same = vm.run("journalctl -q -u init.scope -n 3 -o short-unix --no-pager").unwrap();
     assert_eq!(last.len(), same.lines().count(), "{last:?}\n{same}");
