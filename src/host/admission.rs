@@ -103,8 +103,7 @@ impl Admission {
         }
         let person = Some(known.person).filter(|_| !peer.is_trusted());
         let sight = Sight { rules: self.rules.clone(), person, verb };
-        let is_recorded = verb.is_recorded && !asked.goes_on();
-        let entry = is_recorded.then(|| self.half.audit.begin(&behalf, what(&asked)));
+        let entry = verb.is_recorded.then(|| self.half.audit.begin(&behalf, what(&asked)));
         Ok((Call { behalf, sight, entry }, asked))
     }
 

@@ -42,11 +42,6 @@ pub trait Asked {
     /// What that is done to, for the decision whether the caller may.
     fn object(&self) -> Object<'_>;
 
-    /// It goes on with what a request before has begun, whose record is enough.
-    fn goes_on(&self) -> bool {
-        false
-    }
-
     /// Which disk or volume of it, for the record.
     fn subject(&self) -> String {
         String::new()

@@ -52,6 +52,8 @@ fn status(error: &Error) -> Status {
         Error::Unit(_) | Error::Units(_) | Error::Cursor | Error::Priority(_) | Error::Since => {
             Status::invalid_argument(words)
         }
+        // It is, when the agent is stopped: whoever asks again is answered.
+        Error::Program(error) if error.is_killed() => Status::unavailable(words),
         Error::Missing => Status::failed_precondition(words),
         Error::Slow => Status::deadline_exceeded(words),
         Error::Program(_) | Error::Malformed(_) | Error::Read(_) => Status::internal(words),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::hint::black_box;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
@@ -46,6 +47,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// A signal ended the program: that it failed is not said.
+    pub fn is_killed(&self) -> bool {
+        matches!(self, Self::Failed { status, .. } if status.signal().is_some())
+    }
+
     /// The same, but for what the program has written where that holds something that nobody is to read.
     #[must_use]
     pub fn without(self, secret: &[u8]) -> Self {

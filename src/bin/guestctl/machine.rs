@@ -223,7 +223,7 @@ pub enum Machine {
         /// Go on with what is written from now on
         #[arg(short, long)]
         follow: bool,
-        /// Only of this unit, patterns allowed; may be repeated
+        /// Only of this unit; may be repeated
         #[arg(short, long = "unit", value_name = "UNIT")]
         units: Vec<String>,
         /// Only what was written in the last, such as 90s, 5m or 1h

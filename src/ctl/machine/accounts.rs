@@ -93,42 +93,54 @@ pub async fn password(
     user: String,
     crypted: bool,
 ) -> Result<(), Error> {
-    let password = read_password(printer, &user).await?;
+    let (password, mut signals) = read_password(printer, &user).await?;
     let request = SetPasswordRequest { name: name.clone(), user: user.clone(), password, crypted };
-    answer(daemon.accounts().set_password(request), &name, SOON).await?;
+    let mut accounts = daemon.accounts();
+    let set = answer(accounts.set_password(request), &name, SOON);
+    match &mut signals {
+        Some(signals) => unless_ended(signals, set).await?,
+        None => set.await?,
+    };
     let done = Done { user: &user, done: "password set" };
     Ok(printer.value(&done, || format!("the password of {user} is set\n"))?)
 }
 
-/// One line, without its end. From a terminal nothing of it is shown, and it is asked for twice.
-async fn read_password(printer: &mut Printer, user: &str) -> Result<Vec<u8>, Error> {
+/// One line, without its end. From a terminal nothing of it is shown, and it is asked for twice; the signals that end this program
+/// come from there then, as nothing else ends it any more.
+async fn read_password(
+    printer: &mut Printer,
+    user: &str,
+) -> Result<(Vec<u8>, Option<Signals<SignalKind>>), Error> {
     if !io::stdin().is_terminal() {
-        return blocking::run(line).await;
+        return Ok((blocking::run(line).await?, None));
     }
     // Ctrl-C would leave a terminal that shows nothing: it ends the line instead.
     let failed = |error| Error::Read("the terminal".to_owned(), error);
     let mut signals = Signals::hear(ENDING.map(|kind| (kind, kind))).map_err(failed)?;
     let silent = Changed::silent(io::stdin(), INTERRUPT).map_err(failed)?;
     printer.note(&format!("the new password of {user}:"));
-    let once = unless_ended(&mut signals).await?;
+    let once = unless_ended(&mut signals, blocking::run(typed)).await?;
     printer.note("once more:");
-    let again = unless_ended(&mut signals).await?;
+    let again = unless_ended(&mut signals, blocking::run(typed)).await?;
     drop(silent);
     if once != again {
         return Err(Error::Unmet("the two passwords are not the same; nothing is changed".to_owned()));
     }
-    Ok(once)
+    Ok((once, Some(signals)))
 }
 
-/// What is typed, unless a signal comes that ends this program: the terminal is to show again what is typed then.
-async fn unless_ended(signals: &mut Signals<SignalKind>) -> Result<Vec<u8>, Error> {
+/// What comes of `work`, unless a signal comes that ends this program: the terminal is to show again what is typed then.
+async fn unless_ended<T>(
+    signals: &mut Signals<SignalKind>,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
     tokio::select! {
         biased;
         kind = signals.next() => {
             let number = u8::try_from(kind.as_raw_value()).unwrap_or_default();
             Err(Error::Ended(128u8.saturating_add(number)))
         }
-        line = blocking::run(typed) => line,
+        done = work => done,
     }
 }
 

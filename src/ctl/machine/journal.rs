@@ -21,8 +21,8 @@ use crate::wire::proto::v1::{JournalEntry, ReadJournalRequest, ReadJournalRespon
 const WAIT: u32 = 20;
 /// How long a call may take.
 const SOON: Duration = Duration::from_secs(60);
-/// The shortest time between two calls that follow, so that a guest that logs much is not asked all the time.
-const PACE: Duration = Duration::from_millis(200);
+/// The shortest time between two calls that follow: each of them leaves a record on the host.
+const PACE: Duration = Duration::from_secs(1);
 /// How soon it is tried again to reach a guest.
 const AGAIN: Duration = Duration::from_millis(500);
 /// After how long people are told that it cannot be reached.
@@ -145,8 +145,11 @@ pub async fn run(
             left = left.map(|left| left - 1);
             show(printer, entry)?;
         }
-        let is_at_end = !read.has_more || read.cursor.is_empty() || read.cursor == request.cursor;
-        request.cursor = read.cursor;
+        // What is asked for by a place has entries, if there are more.
+        let is_at_end = !read.has_more || (read.entries.is_empty() && !request.cursor.is_empty());
+        if !read.cursor.is_empty() {
+            request.cursor = read.cursor;
+        }
         if is_at_end {
             if !wish.follow {
                 return Ok(());
@@ -163,6 +166,8 @@ fn may_pass(error: &Error, away: Duration) -> bool {
         Error::NoSocket(_) | Error::NobodyAnswers(_) | Error::Closed | Error::Silent | Error::Late(_) => true,
         // A host half that has just started knows its VMs a little later.
         Error::UnknownVm(_) => away < SETTLED,
+        // journalctl may fail while journald is restarted.
+        Error::Call(status) if status.code() == Code::Internal => away < SETTLED,
         Error::Call(status) => matches!(
             status.code(),
             Code::Unavailable

@@ -54,6 +54,8 @@ pub struct Reader {
     value: Vec<u8>,
     beyond: u64,
     entry: Entry,
+    /// The unit that it says it is about.
+    about: String,
     has_fields: bool,
 }
 
@@ -70,6 +72,7 @@ impl Default for Reader {
             value: Vec::new(),
             beyond: 0,
             entry: Entry::default(),
+            about: String::new(),
             has_fields: false,
         }
     }
@@ -88,7 +91,12 @@ impl Reader {
                     at += 1;
                     match byte {
                         b'\n' if self.key.is_empty() => {
+                            let about = std::mem::take(&mut self.about);
                             if std::mem::take(&mut self.has_fields) {
+                                // What systemd says about a unit; anybody else may say that it is another.
+                                if self.entry.process_id == 1 && !about.is_empty() {
+                                    self.entry.unit = about;
+                                }
                                 return Ok((at, Some(std::mem::take(&mut self.entry))));
                             }
                         }
@@ -162,9 +170,8 @@ impl Reader {
             b"SYSLOG_IDENTIFIER" => entry.identifier = text(),
             b"_COMM" => entry.command = text(),
             b"_PID" => entry.process_id = number().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0),
-            // Of what systemd says about a unit.
-            b"UNIT" => entry.unit = text(),
-            b"_SYSTEMD_UNIT" if entry.unit.is_empty() => entry.unit = text(),
+            b"UNIT" => self.about = text(),
+            b"_SYSTEMD_UNIT" => entry.unit = text(),
             b"PRIORITY" => {
                 entry.priority =
                     number().and_then(|level| u8::try_from(level).ok()).filter(|level| *level < 8);
@@ -211,10 +218,10 @@ mod tests {
             SYSLOG_IDENTIFIER=sshd\n_SYSTEMD_UNIT=ssh.service\nMESSAGE=a=b\n\n__CURSOR=s=1;i=3\n"
             .to_vec();
         bytes.extend(binary("MESSAGE", b"two\nlines\n\n"));
-        bytes.extend(b"_SYSTEMD_UNIT=init.scope\nUNIT=a.service\nPRIORITY=9\n\n");
+        bytes.extend(b"_SYSTEMD_UNIT=init.scope\nUNIT=a.service\n_PID=1\nPRIORITY=9\n\n_SYSTEMD_UNIT=b.service\nUNIT=a.service\n_PID=2\n\n");
         for piece in [1, 2, 3, 7, 1000] {
             let entries = all(&bytes, piece).unwrap();
-            assert_eq!(entries.len(), 2);
+            assert_eq!((entries.len(), entries[2].unit.as_str()), (3, "b.service"));
             let one = &entries[0];
             assert_eq!((one.cursor.as_str(), one.process_id, one.priority), ("s=1;i=2", 17, Some(6)));
             assert_eq!(

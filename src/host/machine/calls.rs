@@ -29,7 +29,7 @@ const SHORT: Duration = Duration::from_secs(10);
 /// A row: the request, its verb and the path of its method, and what it is about; what the agent answers, and how that is
 /// cleaned; how long it may take.
 macro_rules! handed_on {
-    ($request:ty, $verb:expr, $path:literal, $subject:expr; $answer:ty, $clean:expr; $within:expr $(, turn = $turn:ident)? $(, goes_on = $goes_on:expr)?) => {
+    ($request:ty, $verb:expr, $path:literal, $subject:expr; $answer:ty, $clean:expr; $within:expr $(, turn = $turn:ident)?) => {
         impl Asked for $request {
             fn verb(&self) -> &'static Verb {
                 let verb: fn(&$request) -> &'static Verb = $verb;
@@ -39,11 +39,6 @@ macro_rules! handed_on {
             fn object(&self) -> Object<'_> {
                 Object::Machine(&self.name)
             }
-
-            $(fn goes_on(&self) -> bool {
-                let goes_on: fn(&$request) -> bool = $goes_on;
-                goes_on(self)
-            })?
 
             fn subject(&self) -> String {
                 let subject: fn(&$request) -> String = $subject;
@@ -137,7 +132,7 @@ handed_on!(
 handed_on!(
     v1::ReadJournalRequest, |_| &verb::LOGS, "/guestlet.v1.Journal/ReadJournal", |asked| asked.units.join(" ");
     v1::ReadJournalResponse, |answer| Ok(clean::journal(answer));
-    USUAL, turn = Patient, goes_on = |asked| !asked.cursor.is_empty()
+    USUAL, turn = Patient
 );
 handed_on!(
     v1::GetTimeRequest, |_| &verb::TIME, "/guestlet.v1.Machine/GetTime", |_| String::new();
