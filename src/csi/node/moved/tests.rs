@@ -125,10 +125,22 @@ async fn a_server_that_has_moved_is_asked_for_and_mounted_from() {
     // It moves under a pod, and somebody has seen that something is wrong.
     bench.publish("10.0.0.1", "a", &writable()).await.unwrap();
     *place.lock().unwrap() = "10.0.0.3";
-    service.look_after("v", bench.pod("a").to_str().unwrap().to_owned());
-    while bench.machine.shown(&bench.pod("a")) != Some(("10.0.0.3:/pvc-1".to_owned(), "rw")) {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    let is_found = || bench.machine.shown(&bench.pod("a")) == Some(("10.0.0.3:/pvc-1".to_owned(), "rw"));
+    for _ in 0..30 {
+        // What fails because the machine is slow is tried again when somebody sees it once more.
+        service.0.lookouts.last.lock().unwrap().clear();
+        service.look_after("v", bench.pod("a").to_str().unwrap().to_owned());
+        for _ in 0..1000 {
+            if is_found() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        if is_found() {
+            break;
+        }
     }
+    assert!(is_found(), "it has not been found again");
     assert_eq!(bench.machine.shown(&bench.staging), Some(("10.0.0.3:/pvc-1".to_owned(), "rw")));
     assert!(!service.0.lookouts.is_due("v"), "not every pod's every question is one to the host half");
     assert!(service.0.lookouts.is_due("w"));
