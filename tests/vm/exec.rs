@@ -7,22 +7,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::harness::host::{HostHalf, Listed};
+use crate::harness::host::HostHalf;
 use crate::harness::tools::program;
-use crate::harness::vm::{SOON, Vm};
+use crate::harness::vm::SOON;
 use crate::harness::wait_for;
-use crate::real;
+use crate::{host_with, real};
 
-/// Lets host halves without a key run programs.
-const GRANT: &str = "[[grant]]\nhost = \"plain\"\nroles = [\"status\", \"disks\", \"topology\", \"exec\", \"power\", \"freeze\"]\n";
-
-fn connected(vm: &Vm) -> HostHalf {
-    vm.write("/etc/guestlet/agent.d/exec.toml", GRANT.as_bytes()).unwrap();
-    vm.run("systemctl restart guestlet").unwrap();
-    let host = HostHalf::start(&[Listed::of(vm)]).unwrap();
-    host.wait_connected(vm.name(), SOON).unwrap();
-    host
-}
+/// What host halves may do here.
+const ROLES: [&str; 6] = ["status", "disks", "topology", "exec", "power", "freeze"];
 
 /// `guestctl exec` with these words.
 fn exec(host: &HostHalf, words: &[&str]) -> Command {
@@ -65,7 +57,7 @@ fn echo(host: &HostHalf, name: &str, seconds: u32) -> (Child, std::thread::JoinH
 fn programs_run_under_systemd_with_the_guests_users_and_end_with_the_service() {
     let vm = real("programs");
     vm.run("groupadd readers && useradd --create-home --groups readers worker").unwrap();
-    let host = connected(&vm);
+    let host = host_with(&vm, &ROLES);
 
     let (code, out, _) = ended(&mut exec(&host, &["programs", "--", "cat", "/proc/self/cgroup"]));
     assert!(code == Some(0) && out.contains("/guestlet.service/"), "{out}");
@@ -118,7 +110,7 @@ fn programs_run_under_systemd_with_the_guests_users_and_end_with_the_service() {
 #[test]
 fn a_program_goes_on_while_its_guest_is_paused_its_device_replaced_and_its_host_half_killed() {
     let mut vm = real("going");
-    let mut host = connected(&vm);
+    let mut host = host_with(&vm, &ROLES);
     let (mut child, reader) = echo(&host, "going", 40);
     std::thread::sleep(Duration::from_secs(2));
     // Longer than the silence that ends a session.
@@ -159,7 +151,7 @@ fn guestctl_tells_of_a_machine_what_its_own_tools_and_qga_tell() {
         "ip link add name dummy0 type dummy && ip addr add 192.0.2.77/24 dev dummy0 && ip link set dummy0 up",
     )
     .unwrap();
-    let host = connected(&vm);
+    let host = host_with(&vm, &ROLES);
     let mut qga = vm.qga().unwrap();
     let mut qga = |command: &str| qga.execute(command, json!({})).unwrap();
     let ctl = |verb: &str| -> Value {

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::host::{HostHalf, Listed};
+use crate::harness::host::HostHalf;
 use crate::harness::tools::program;
-use crate::harness::vm::{SOON, Vm};
+use crate::harness::vm::SOON;
 use crate::harness::wait_for;
-use crate::real;
+use crate::{grant_plain, host_with, real};
 
 /// `guestctl logs` with these words; ends with this.
 struct Follower {
@@ -58,24 +58,13 @@ fn received(from: impl std::io::Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Gives host halves without a key these roles.
-fn grant(vm: &Vm, roles: &str) {
-    let table = format!("[[grant]]\nhost = \"plain\"\nroles = [{roles}]\n");
-    vm.write("/etc/guestlet/agent.d/grants.toml", table.as_bytes()).unwrap();
-    vm.run("systemctl restart guestlet").unwrap();
-}
-
-fn connected(vm: &Vm) -> HostHalf {
-    grant(vm, r#""status", "topology", "logs""#);
-    let host = HostHalf::start(&[Listed::of(vm)]).unwrap();
-    host.wait_connected(vm.name(), SOON).unwrap();
-    host
-}
+/// What host halves may do here.
+const ROLES: [&str; 3] = ["status", "topology", "logs"];
 
 #[test]
 fn a_journal_is_shown_as_it_is() {
     let vm = real("logs");
-    let host = connected(&vm);
+    let host = host_with(&vm, &ROLES);
     vm.run(
         "logger -t marked -p user.err 'an error'; logger -t marked -p user.info 'and a word'
          printf 'two\\nlines\\n' > /tmp/two; logger -t marked -f /tmp/two
@@ -123,7 +112,7 @@ fn a_journal_is_shown_as_it_is() {
     assert_eq!(ctl(&["-u", "no-such.service"]).unwrap(), "");
     let refused = ctl(&["-u", "a b"]).unwrap_err().to_string();
     assert!(refused.contains("no name of a unit"), "{refused}");
-    grant(&vm, r#""status""#);
+    grant_plain(&vm, &["status"]);
     let refused = wait_for("refusal", SOON, || {
         let said = ctl(&["--lines", "1"]).unwrap_err().to_string();
         said.contains("the role logs").then_some(said)
@@ -135,7 +124,7 @@ fn a_journal_is_shown_as_it_is() {
 #[test]
 fn no_entry_is_left_out_or_shown_twice_while_everything_is_restarted() {
     let vm = real("followed");
-    let mut host = connected(&vm);
+    let mut host = host_with(&vm, &ROLES);
     let follower = Follower::start(&host, &["followed", "-u", "noise", "--lines", "0"]);
     std::thread::sleep(Duration::from_secs(2));
     vm.run("systemd-run --quiet --unit noise sh -c 'for i in $(seq 600); do echo line $i; sleep 0.05; done'")

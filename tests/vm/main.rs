@@ -138,10 +138,11 @@ mod udev_words;
 
 use std::sync::OnceLock;
 
+use harness::host::{HostHalf, Listed};
 use harness::images::Images;
 use harness::launch::Options;
 use harness::snapshot::Saved;
-use harness::vm::{FAST_READY, Vm};
+use harness::vm::{FAST_READY, SOON, Vm};
 use harness::{tools, turns};
 
 fn images() -> &'static Images {
@@ -182,6 +183,21 @@ fn starting(name: &str) -> Vm {
 /// A real guest with the package installed and its agent running.
 fn real(name: &str) -> Vm {
     restored(name, installed())
+}
+
+/// Gives host halves without a key these roles.
+fn grant_plain(vm: &Vm, roles: &[&str]) {
+    let table = format!("[[grant]]\nhost = \"plain\"\nroles = {roles:?}\n");
+    vm.write("/etc/guestlet/agent.d/plain.toml", table.as_bytes()).unwrap();
+    vm.run("systemctl restart guestlet").unwrap();
+}
+
+/// A host half that has a session with this VM's agent, which has these roles for it.
+fn host_with(vm: &Vm, roles: &[&str]) -> HostHalf {
+    grant_plain(vm, roles);
+    let host = HostHalf::start(&[Listed::of(vm)]).unwrap();
+    host.wait_connected(vm.name(), SOON).unwrap();
+    host
 }
 
 fn installed() -> &'static Saved {
