@@ -362,7 +362,7 @@ impl From<v1::VirtualMachineEvent> for Event {
         let details = match happened.kind {
             Some(Kind::PowerChanged(change)) => Details::Power { power: words::power(change.power()) },
             Some(Kind::GuestSuspended(suspended)) => {
-                Details::Suspended { to: if suspended.to_disk { "disk" } else { "memory" } }
+                Details::Suspended { to: words::suspended_to(suspended) }
             }
             Some(Kind::SessionOpened(opened)) => Details::Opened {
                 after_milliseconds: opened.after_milliseconds,

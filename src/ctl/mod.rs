@@ -27,6 +27,7 @@ pub mod ls;
 pub mod machine;
 pub mod manifests;
 pub mod nodes;
+mod outage;
 pub mod ping;
 pub mod places;
 pub mod print;

@@ -90,7 +90,7 @@ fn words(event: &VirtualMachineEvent) -> String {
         },
         Some(Kind::GuestReset(_)) => "guest reset".to_owned(),
         Some(Kind::GuestSuspended(suspended)) => {
-            format!("guest suspended to {}", if suspended.to_disk { "disk" } else { "memory" })
+            format!("guest suspended to {}", words::suspended_to(*suspended))
         }
         Some(Kind::SessionOpened(opened)) => {
             let tenths = opened.after_milliseconds / 100;

@@ -7,8 +7,8 @@ use prost_types::Timestamp;
 
 use super::io_errors;
 use crate::wire::proto::v1::{
-    CallbackState, Disk, MountedFileSystem, NetworkInterface, PowerState, SessionState, UserSession,
-    VirtualMachine,
+    CallbackState, Disk, GuestSuspended, MountedFileSystem, NetworkInterface, PowerState, SessionState,
+    UserSession, VirtualMachine,
 };
 
 /// A power state in one word.
@@ -19,6 +19,11 @@ pub fn power(power: PowerState) -> &'static str {
         PowerState::Paused => "paused",
         PowerState::Off => "off",
     }
+}
+
+/// Where a guest has suspended itself to.
+pub fn suspended_to(suspended: GuestSuspended) -> &'static str {
+    if suspended.to_disk { "disk" } else { "memory" }
 }
 
 /// Why a VM is not as it should be: what its session says, what its hypervisor does not, and its disks that fail.

@@ -20,10 +20,10 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::local::{self, Outputs, Signals};
-use super::outage::{self, Outage};
 use super::replay::Replay;
 use crate::ctl::Error;
 use crate::ctl::client::{self, Daemon};
+use crate::ctl::outage::{self, Outage};
 use crate::ctl::print::Printer;
 use crate::sys::terminal::Changed;
 use crate::wire::exec::{EXIT_CODE, SAID_BY_GUEST};

@@ -6,13 +6,12 @@
 //! local terminal ─▶ ┘    │ lost: dial again, attach      └──▶ exit code
 //! ```
 //!
-//! `client` holds what outlives a connection, `outage` says how long that may be missed, `local` is this end: its terminal, its
+//! `client` holds what outlives a connection, [`outage`](super::outage) says how long that may be missed, `local` is this end: its terminal, its
 //! signals and its standard streams.
 
 mod client;
 mod list;
 mod local;
-mod outage;
 mod replay;
 
 use std::ffi::OsString;

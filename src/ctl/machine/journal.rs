@@ -4,14 +4,15 @@
 //! the guest leaves nothing out.
 
 use std::pin::pin;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tonic::Code;
 
-use super::answer;
+use super::{SOON, answer};
 use crate::ctl::client::Daemon;
+use crate::ctl::outage::{self, Outage};
 use crate::ctl::print::Printer;
 use crate::ctl::{Error, words};
 use crate::text;
@@ -19,14 +20,10 @@ use crate::wire::proto::v1::{JournalEntry, ReadJournalRequest, ReadJournalRespon
 
 /// How long the guest may wait for an entry, in seconds.
 const WAIT: u32 = 20;
-/// How long a call may take.
-const SOON: Duration = Duration::from_secs(60);
 /// The shortest time between two calls that follow: each of them leaves a record on the host.
 const PACE: Duration = Duration::from_secs(1);
 /// How soon it is tried again to reach a guest.
 const AGAIN: Duration = Duration::from_millis(500);
-/// After how long people are told that it cannot be reached.
-const QUIET: Duration = Duration::from_secs(2);
 /// For how long a host half that has just started may not know its VMs yet.
 const SETTLED: Duration = Duration::from_secs(30);
 /// The words for priorities, as in syslog(3).
@@ -64,9 +61,8 @@ struct Entry<'a> {
 /// # Errors
 /// If it is none, in words.
 pub fn parse_priority(text: &str) -> Result<u32, String> {
-    let place = PRIORITIES.iter().position(|word| *word == text);
-    let number = place.map(|place| place as u64).or_else(|| text.parse().ok());
-    let level = number.and_then(|number| u32::try_from(number).ok()).filter(|level| *level < 8);
+    let of_word = (0..).zip(PRIORITIES).find(|(_, word)| *word == text).map(|(level, _)| level);
+    let level = of_word.or_else(|| text.parse().ok().filter(|level| *level < 8));
     level.ok_or_else(|| format!("{text:?} is no priority: use one of {}, or 0 to 7", PRIORITIES.join(", ")))
 }
 
@@ -106,7 +102,7 @@ pub async fn run(
     };
     let mut unread = pin!(Printer::unread());
     let mut was_reached = false;
-    let mut away: Option<(Instant, bool)> = None;
+    let mut outage = Outage::none(Duration::MAX);
     loop {
         let begun = Instant::now();
         let read = tokio::select! {
@@ -115,15 +111,10 @@ pub async fn run(
         };
         let read = match read {
             Ok(read) => read,
-            Err(error)
-                if wish.follow
-                    && was_reached
-                    && may_pass(&error, away.map_or(Duration::ZERO, |(since, _)| since.elapsed())) =>
-            {
-                let (since, is_told) = away.get_or_insert((begun, false));
-                if !*is_told && since.elapsed() >= QUIET {
-                    printer.note(&format!("{error}; the journal goes on when the guest is back"));
-                    *is_told = true;
+            Err(error) if wish.follow && was_reached && may_pass(&error, outage.lasts(Instant::now())) => {
+                outage.goes_on(error.to_string(), begun);
+                if outage.tell_at().is_some_and(|at| at <= Instant::now()) {
+                    printer.note(&format!("{}; the journal goes on when the guest is back", outage.tell()));
                 }
                 tokio::select! {
                     () = sleep(AGAIN) => continue,
@@ -133,7 +124,7 @@ pub async fn run(
             Err(error) => return Err(error),
         };
         was_reached = true;
-        away = None;
+        outage.ends();
         if read.has_gap {
             printer
                 .warn("entries may be missing here: the guest has removed those that followed the last one");
@@ -155,7 +146,7 @@ pub async fn run(
                 return Ok(());
             }
             request.wait_seconds = WAIT;
-            tokio::time::sleep_until(begun + PACE).await;
+            sleep(PACE.saturating_sub(begun.elapsed())).await;
         }
     }
 }
@@ -168,14 +159,7 @@ fn may_pass(error: &Error, away: Duration) -> bool {
         Error::UnknownVm(_) => away < SETTLED,
         // journalctl may fail while journald is restarted.
         Error::Call(status) if status.code() == Code::Internal => away < SETTLED,
-        Error::Call(status) => matches!(
-            status.code(),
-            Code::Unavailable
-                | Code::FailedPrecondition
-                | Code::DeadlineExceeded
-                | Code::ResourceExhausted
-                | Code::Cancelled
-        ),
+        Error::Call(status) => status.code() == Code::Cancelled || outage::may_pass(status.code(), false),
         _ => false,
     }
 }

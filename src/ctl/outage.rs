@@ -1,4 +1,4 @@
-//! The time without a connection to a program: when a person is told of it, and when it is too long. Pure.
+//! The time without a connection to a guest or one of its programs: when a person is told of it, and when it is too long. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ impl Outage {
         self.why = why;
     }
 
-    /// The program is attached to.
+    /// The guest answers, or the program is attached to.
     pub fn ends(&mut self) {
         *self = Self::none(self.patience);
     }
@@ -51,6 +51,11 @@ impl Outage {
     /// The program does not wait any longer.
     pub fn is_too_long(&self, now: Instant) -> bool {
         self.since.is_some_and(|since| now.duration_since(since) > self.patience)
+    }
+
+    /// For how long there is none.
+    pub fn lasts(&self, now: Instant) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| now.duration_since(since))
     }
 
     /// When a person is to be told, unless that was done.
