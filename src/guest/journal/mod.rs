@@ -160,60 +160,64 @@ fn matches(question: &Question) -> Result<Vec<String>, Error> {
 /// # Errors
 /// If the question is wrong, or the journal cannot be read.
 pub async fn read(question: &Question) -> Result<Answer, Error> {
-    let mut arguments = matches(question)?;
-    let place = if question.cursor.is_empty() { None } else { Some(Place::parse(&question.cursor)?) };
+    let matches = matches(question)?;
+    if question.cursor.is_empty() { begin(question, matches).await } else { go_on(question, matches).await }
+}
+
+/// Reads what comes after the place of the question.
+async fn go_on(question: &Question, mut arguments: Vec<String>) -> Result<Answer, Error> {
+    let place = Place::parse(&question.cursor)?;
+    arguments.push(format!("--cursor={}", place.cursor()));
+    let mut answer = collect(arguments, Some(&place), question.wait).await?;
+    if answer.cursor.is_empty() {
+        answer.cursor.clone_from(&question.cursor);
+    }
+    Ok(answer)
+}
+
+/// Reads what is asked for without a place.
+async fn begin(question: &Question, mut arguments: Vec<String>) -> Result<Answer, Error> {
     // An answer without entries has a place, too: without one, what comes next could not be told from what was there.
-    let end = match &place {
-        None => Some(end().await?),
-        Some(_) => None,
-    };
-    if place.is_none() && question.last == Some(0) {
-        return Ok(Answer { cursor: end.unwrap_or_default(), ..Answer::default() });
+    let end = end().await?;
+    if question.last == Some(0) {
+        return Ok(Answer { cursor: end, ..Answer::default() });
     }
-    if let Some(place) = &place {
-        arguments.push(format!("--cursor={}", place.cursor()));
-    } else {
-        if let Some(since) = question.since {
-            let since = since.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| Error::Since)?;
-            // journalctl before 254 takes the oldest entries since then, where both are said: the others are left out below.
-            if question.last.is_none() {
-                arguments.push(format!("--since=@{}.{:06}", since.as_secs(), since.subsec_micros()));
-            }
-        }
-        if let Some(last) = question.last {
-            arguments.push(format!("--lines={}", last.min(MOST_LINES)));
+    if let Some(since) = question.since {
+        let since = since.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| Error::Since)?;
+        // journalctl before 254 takes the oldest entries since then, where both are said: the others are left out below.
+        if question.last.is_none() {
+            arguments.push(format!("--since=@{}.{:06}", since.as_secs(), since.subsec_micros()));
         }
     }
-    let may_wait = !question.wait.is_zero() && (place.is_some() || end.as_deref() == Some(""));
-    if may_wait {
-        arguments.extend(["--follow", "--no-tail"].map(str::to_owned));
+    if let Some(last) = question.last {
+        arguments.push(format!("--lines={}", last.min(MOST_LINES)));
     }
-    let limit = if may_wait { question.wait.min(LONGEST_WAIT) } else { LOOK };
-    let mut answer = collect(&arguments, place.as_ref(), limit, may_wait).await?;
-    if place.is_none() && question.last.is_some() {
+    let wait = if end.is_empty() { question.wait } else { Duration::ZERO };
+    let mut answer = collect(arguments, None, wait).await?;
+    if question.last.is_some() {
         answer.entries.retain(|entry| question.since.is_none_or(|since| entry.time >= Some(since)));
     }
     if answer.cursor.is_empty() {
-        answer.cursor = end.filter(|end| !end.is_empty()).unwrap_or_else(|| question.cursor.clone());
+        answer.cursor = end;
     }
     Ok(answer)
 }
 
 /// The place of the newest entry of all, whatever that is about; empty if there is none.
 async fn end() -> Result<String, Error> {
-    let newest = collect(&["--lines=1".to_owned()], None, LOOK, false).await?.entries.pop();
+    let newest = collect(vec!["--lines=1".to_owned()], None, Duration::ZERO).await?.entries.pop();
     Ok(newest.map(|entry| format!("~{}", entry.cursor)).unwrap_or_default())
 }
 
-/// Runs journalctl until it ends, has said enough, or the time is over.
-async fn collect(
-    arguments: &[String],
-    place: Option<&Place<'_>>,
-    limit: Duration,
-    follows: bool,
-) -> Result<Answer, Error> {
+/// Runs journalctl until it ends, has said enough, or the time is over; so long it waits for an entry, if there is none.
+async fn collect(arguments: Vec<String>, place: Option<&Place<'_>>, wait: Duration) -> Result<Answer, Error> {
+    let follows = !wait.is_zero();
+    let limit = if follows { wait.min(LONGEST_WAIT) } else { LOOK };
     let mut all = vec!["--no-pager", "--quiet", "--all", "--output=export", FIELDS];
     all.extend(arguments.iter().map(String::as_str));
+    if follows {
+        all.extend(["--follow", "--no-tail"]);
+    }
     let mut reading = program::start_reading(JOURNALCTL, &all).await.map_err(|error| match error {
         program::Error::Start { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
             Error::Missing
