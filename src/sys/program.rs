@@ -103,11 +103,7 @@ impl Drop for Secret {
 /// # Errors
 /// If it cannot be started, fails, or takes longer than `deadline`.
 pub async fn run(program: &str, arguments: &[&str], deadline: Duration) -> Result<Output, Error> {
-    let child = async {
-        let mut command = command(program, arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        spawned(command).await?.wait_with_output().await
-    };
+    let child = async { spawned(outputs_read(program, arguments)).await?.wait_with_output().await };
     ended(program, tokio::time::timeout(deadline, child).await, deadline)
 }
 
@@ -151,9 +147,7 @@ pub struct Ended {
 /// If it cannot be started, or takes longer than `deadline`.
 pub async fn run_to_end(program: &str, arguments: &[&str], deadline: Duration) -> Result<Ended, Error> {
     let run = async {
-        let mut command = command(program, arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = spawned(command).await?;
+        let mut child = spawned(outputs_read(program, arguments)).await?;
         let (output, errors) = (child.stdout.take(), child.stderr.take());
         let (status, output, errors) = tokio::join!(child.wait(), beginning(output), beginning(errors));
         Ok(Ended { status: status?, output: output?, errors: errors? })
@@ -225,10 +219,8 @@ impl Reading {
 /// # Errors
 /// If it cannot be started.
 pub async fn start_reading(program: &str, arguments: &[&str]) -> Result<Reading, Error> {
-    let mut command = command(program, arguments);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let failed = |source| Error::Start { program: program.to_owned(), source };
-    let mut child = spawned(command).await.map_err(failed)?;
+    let mut child = spawned(outputs_read(program, arguments)).await.map_err(failed)?;
     let (output, errors) = (child.stdout.take(), child.stderr.take());
     let output = output.ok_or_else(|| failed(std::io::Error::other("it has no output")))?;
     Ok(Reading { output, child, errors })
@@ -258,6 +250,13 @@ fn command(program: &str, arguments: &[&str]) -> Command {
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("LC_ALL", "C")
         .kill_on_drop(true);
+    command
+}
+
+/// One that has no input, and whose outputs are read.
+fn outputs_read(program: &str, arguments: &[&str]) -> Command {
+    let mut command = command(program, arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 

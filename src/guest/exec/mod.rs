@@ -181,8 +181,7 @@ impl Programs {
     {
         check(&task)?;
         let key = (task.owner.clone(), task.id.clone());
-        let outputs = if task.terminal.is_some() { 1 } else { 2 };
-        let starting = self.make_room(&key, outputs)?;
+        let starting = self.make_room(&key, program::outputs(task.terminal.is_some()))?;
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Error::TooMany)?;
         let Ends { streams, terminal, outputs, input } =
             Ends::make(&task, &account).map_err(Error::System)?;

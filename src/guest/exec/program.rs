@@ -47,6 +47,11 @@ pub struct Standing {
     pub ended: Option<Ended>,
 }
 
+/// How many outputs a program has: on a terminal all is one.
+pub(super) fn outputs(has_terminal: bool) -> usize {
+    if has_terminal { 1 } else { 2 }
+}
+
 /// How the input of a program stands, all at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Input {
@@ -159,8 +164,7 @@ impl Program {
 
     /// Bytes of its outputs that are kept, or of one that has not ended those that may be.
     pub(super) fn most_kept(&self) -> usize {
-        let outputs = if self.has_terminal() { 1 } else { 2 };
-        self.state().most_kept(outputs)
+        self.state().most_kept(outputs(self.has_terminal()))
     }
 
     /// It has ended, and nobody is being told of it.
