@@ -63,6 +63,6 @@ async fn an_agent_starts_with_wrong_rules() {
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(folder.join("10.toml"), "disk = 1\n").unwrap();
     agent.kill_and_start();
-    let told = String::from_utf8(ask(&agent, "disks", &[]).stdout).unwrap();
-    assert!(told.contains("10.toml:1: invalid type: integer"), "{told}");
+    let told = || String::from_utf8(ask(&agent, "disks", &[]).stdout).unwrap();
+    eventually("people are told", || told().contains("10.toml:1: invalid type: integer")).await;
 }
