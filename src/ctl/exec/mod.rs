@@ -6,7 +6,7 @@
 //! local terminal ─▶ ┘    │ lost: dial again, attach      └──▶ exit code
 //! ```
 //!
-//! `client` holds what outlives a connection, [`outage`](super::outage) says how long that may be missed, `local` is this end: its terminal, its
+//! `client` holds what outlives a connection, `ctl::outage` says how long that may be missed, `local` is this end: its terminal, its
 //! signals and its standard streams.
 
 mod client;
