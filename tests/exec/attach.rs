@@ -4,7 +4,10 @@ use std::io::{Read as _, Write as _};
 use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 use crate::lab::{Lab, code, until};
+use crate::resume::send;
 
 /// More than a pipe holds: the rest of it waits in the agent.
 const FIRST: usize = 100 << 10;
@@ -58,6 +61,33 @@ fn input_goes_on_after_what_the_client_before_has_sent() {
     let expected = [vec![b'a'; FIRST], vec![b'b'; SECOND]].concat();
     assert_eq!(output.stdout.len(), expected.len());
     assert!(output.stdout == expected);
+}
+
+#[test]
+fn a_client_whose_place_others_have_had_meanwhile_does_not_go_on() {
+    let mut lab = Lab::new();
+    let (id, mut client) = started(&lab, b"one\n");
+    std::fs::write(lab.file("go"), "").unwrap();
+    // It has no connection, and is not able to make one, while somebody else has the program.
+    send(&client, Signal::SIGSTOP);
+    lab.host.kill();
+    lab.host.again();
+    let mut command = lab.host.ctl_command(&["attach", "-i", "web", &id]);
+    let mut other = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    writeln!(other.stdin.as_mut().unwrap(), "two").unwrap();
+    let mut lines = [0; 8];
+    other.stdout.as_mut().unwrap().read_exact(&mut lines).unwrap();
+    assert_eq!(&lines, b"one\ntwo\n");
+    end(other);
+    client.stdin.as_mut().unwrap().write_all(b"three\n").unwrap();
+    send(&client, Signal::SIGCONT);
+    let output = client.wait_with_output().unwrap();
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(code(&output), 255, "{words}");
+    assert!(words.contains("somebody else has sent input") && words.contains("attach -i web"), "{words}");
+    // The program is as the other one has left it.
+    let output = attach(&lab, &["-i"], &id, b"four\n".to_vec());
+    assert_eq!((code(&output), output.stdout.ends_with(b"two\nfour\n")), (6, true), "{output:?}");
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn a_host_half_that_does_not_know_the_vm_any_more_is_not_asked_for_ever() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("knows no VM named \"web\""), "{output:?}");
 }
 
-fn send(child: &std::process::Child, signal: Signal) {
+pub fn send(child: &std::process::Child, signal: Signal) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
     nix::sys::signal::kill(pid, signal).unwrap();
 }

@@ -75,6 +75,8 @@ pub struct Client {
     expected: [Option<u64>; 2],
     written: [u64; 2],
     input: Option<(Replay, Parts)>,
+    /// The attachments to the program from which its newest input may have come, if others have not sent any since.
+    attachments: [Option<u64>; 2],
     raw: Option<Changed>,
     ended: Option<ProgramEnded>,
     has_no_reader: bool,
@@ -134,6 +136,7 @@ impl Client {
             expected: [None, None],
             written: [0, 0],
             input: None,
+            attachments: [None, None],
             raw: None,
             ended: None,
             has_no_reader: false,
@@ -346,6 +349,9 @@ impl Client {
                 self.input = Some((replay, input));
             }
         } else if let Some((replay, _)) = &mut self.input {
+            if started.attachment.is_some() && !self.attachments.contains(&started.input_attachment) {
+                return Err(self.input_of_others());
+            }
             replay.taken(started.input_taken);
             let (offset, data, end) = replay.again();
             if !data.is_empty() {
@@ -366,6 +372,7 @@ impl Client {
         {
             say(Message::Resize(size));
         }
+        self.attachments = [started.attachment, started.input_attachment];
         self.started = Some(started);
         self.is_attached = true;
         self.outage.ends();
@@ -390,6 +397,16 @@ impl Client {
             self.unfit(why, "-i")
         })?;
         Ok(Replay::from(started.input_taken, received))
+    }
+
+    /// What was read here has no place after what others have sent.
+    fn input_of_others(&self) -> Error {
+        let (id, name) = (&self.id, &self.name);
+        let words = format!(
+            "somebody else has sent input to the program {id} while there was no connection: what was read here meanwhile was not \
+             sent; guestctl attach -i {name} {id} goes on after what has arrived"
+        );
+        Error::NotRun(words, LOST)
     }
 
     /// A program is not one that this option is for.

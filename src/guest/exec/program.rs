@@ -61,6 +61,8 @@ pub struct Input {
     pub received: u64,
     /// No more are taken.
     pub has_ended: bool,
+    /// The number of the one from whom the newest came.
+    pub from: Option<u64>,
 }
 
 /// What does not change of a program.
@@ -108,6 +110,11 @@ impl Attached {
     /// The program.
     pub fn program(&self) -> &Arc<Program> {
         &self.program
+    }
+
+    /// How many were attached before, and this one.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// What is to be told next; waits until there is something.
@@ -180,6 +187,7 @@ impl Program {
             taken: state.input_taken(),
             received: state.input_received(),
             has_ended: state.input_has_ended(),
+            from: state.input_from(),
         }
     }
 

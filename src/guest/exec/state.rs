@@ -78,6 +78,8 @@ pub struct State {
     input: VecDeque<u8>,
     input_taken: u64,
     end_of_input: Option<u64>,
+    /// The number of the one from whom the newest input came, or its end.
+    input_from: Option<u64>,
     /// The number of whoever is attached, counted from 1; what it was before that one.
     attached: Option<u64>,
     attachments: u64,
@@ -103,6 +105,7 @@ impl State {
             input: VecDeque::new(),
             input_taken: 0,
             end_of_input: None,
+            input_from: None,
             attached: None,
             attachments: 0,
             away_since: now,
@@ -167,6 +170,11 @@ impl State {
         self.end_of_input.is_some()
     }
 
+    /// The number of the one from whom the newest input came, or its end.
+    pub fn input_from(&self) -> Option<u64> {
+        self.input_from
+    }
+
     /// How many bytes of an output may be taken from the program now.
     pub fn room(&self, which: usize) -> usize {
         if self.away == Away::GoesOn && self.attached.is_none() { PART } else { self.rings[which].room() }
@@ -194,7 +202,10 @@ impl State {
         if over || self.input.len() + new.len() > MAX_INPUT {
             return false;
         }
-        self.input.extend(new);
+        if !new.is_empty() {
+            self.input.extend(new);
+            self.input_from = self.attached;
+        }
         true
     }
 
@@ -202,8 +213,9 @@ impl State {
     pub fn end_input(&mut self, at: u64) -> bool {
         let have = self.input_received();
         let fits = have <= at && self.end_of_input.is_none_or(|end| end == at);
-        if fits {
+        if fits && self.end_of_input.is_none() {
             self.end_of_input = Some(at);
+            self.input_from = self.attached;
         }
         fits
     }
@@ -363,6 +375,25 @@ mod tests {
         assert!(state.give(0, &vec![0; MAX_INPUT]) && !state.give(MAX_INPUT as u64, b"x"));
         state.refuse_input();
         assert_eq!(state.input_taken(), MAX_INPUT as u64);
+    }
+
+    #[test]
+    fn it_is_known_from_whom_the_newest_input_came() {
+        let (mut state, now) = state(Away::GoesOn);
+        assert_eq!(state.input_from(), None);
+        let first = state.attach();
+        assert!(state.give(0, b"hello"));
+        state.leave(first, now);
+        let second = state.attach();
+        assert!(state.give(0, b"hello"), "nothing of it is new");
+        assert_eq!(state.input_from(), Some(first));
+        assert!(state.give(5, b"!"));
+        assert_eq!(state.input_from(), Some(second));
+        let third = state.attach();
+        assert!(state.end_input(6));
+        state.attach();
+        assert!(state.end_input(6));
+        assert_eq!(state.input_from(), Some(third));
     }
 
     #[test]

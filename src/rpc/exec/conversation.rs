@@ -90,6 +90,8 @@ impl Conversation {
             input_taken: input.taken,
             input_received: Some(input.received),
             input_has_ended: input.has_ended,
+            attachment: Some(self.attached.number()),
+            input_attachment: input.from,
         }
     }
 
