@@ -63,7 +63,7 @@ pub fn all(
     let qga = Both(rpc::qga::Service::new(engine(context)).into_server(), freeze);
     Both(
         exec::Service::new(guest.clone(), gate.clone(), stopping).into_server(),
-        Both(journal::Service.into_server(), qga),
+        Both(journal::Service::default().into_server(), qga),
     )
 }
 

@@ -14,7 +14,9 @@ pub enum Turn {
     Usual,
     /// Those that end what others have begun.
     Urgent,
-    /// Those that wait in the guest for something to happen.
+    /// Those that search in the guest, which takes long if there is much.
+    Search,
+    /// Those that wait in the guest for something to happen: behind no others, but there are only so many of one caller.
     Patient,
 }
 
@@ -30,7 +32,9 @@ pub trait HandedOn: Asked + Message + Default + Send + 'static {
     const WITHIN: Duration;
 
     /// What it waits behind.
-    const TURN: Turn = Turn::Usual;
+    fn turn(&self) -> Turn {
+        Turn::Usual
+    }
 
     /// The VM's name, which is nothing to its guest.
     fn take_name(&mut self) -> String;

@@ -1,7 +1,9 @@
 //! `guestlet.v1.Journal`: the systemd journal, for the host half.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
 use crate::guest::journal::{self, Error, LONGEST_WAIT, Question};
@@ -9,9 +11,18 @@ use crate::sys::error_chain;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::journal_server::{self, JournalServer};
 
-/// The service.
+/// How many journals are read at a time, each by a program of its own: more than a host half asks for.
+const MOST: usize = 24;
+
+/// The service; clones share its places.
 #[derive(Debug, Clone)]
-pub struct Service;
+pub struct Service(Arc<Semaphore>);
+
+impl Default for Service {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MOST)))
+    }
+}
 
 impl Service {
     /// The service as HTTP/2 serves it.
@@ -66,6 +77,11 @@ impl journal_server::Journal for Service {
         &self,
         request: Request<v1::ReadJournalRequest>,
     ) -> Result<Response<v1::ReadJournalResponse>, Status> {
+        let _place = self.0.try_acquire().map_err(|_| {
+            Status::resource_exhausted(format!(
+                "the journal is read by {MOST} callers already; try again later"
+            ))
+        })?;
         let answer = journal::read(&question(request.into_inner())?).await.map_err(|error| status(&error))?;
         Ok(Response::new(v1::ReadJournalResponse {
             entries: answer.entries.into_iter().map(entry).collect(),

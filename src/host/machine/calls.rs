@@ -27,9 +27,10 @@ const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_secs(10);
 
 /// A row: the request, its verb and the path of its method, and what it is about; what the agent answers, and how that is
-/// cleaned; how long it may take.
+/// cleaned; how long it may take, and what it
+/// waits behind, if that is not the usual.
 macro_rules! handed_on {
-    ($request:ty, $verb:expr, $path:literal, $subject:expr; $answer:ty, $clean:expr; $within:expr $(, turn = $turn:ident)?) => {
+    ($request:ty, $verb:expr, $path:literal, $subject:expr; $answer:ty, $clean:expr; $within:expr $(, $turn:expr)?) => {
         impl Asked for $request {
             fn verb(&self) -> &'static Verb {
                 let verb: fn(&$request) -> &'static Verb = $verb;
@@ -50,7 +51,11 @@ macro_rules! handed_on {
             type Answer = $answer;
             const PATH: &'static str = $path;
             const WITHIN: Duration = $within;
-            $(const TURN: Turn = Turn::$turn;)?
+
+            $(fn turn(&self) -> Turn {
+                let turn: fn(&$request) -> Turn = $turn;
+                turn(self)
+            })?
 
             fn take_name(&mut self) -> String {
                 std::mem::take(&mut self.name)
@@ -75,12 +80,12 @@ handed_on!(
     ThawFileSystemsRequest, |_| &verb::THAW, "/guestlet.v1.Freeze/ThawFileSystems",
     |asked| asked.mount_points.join(" ");
     ThawFileSystemsResponse, Ok;
-    USUAL, turn = Urgent
+    USUAL, |_| Turn::Urgent
 );
 handed_on!(
     GetFreezeRequest, |_| &verb::FREEZE_STATUS, "/guestlet.v1.Freeze/GetFreeze", |_| String::new();
     FreezeState, |state| Ok(clean::freeze(state));
-    USUAL, turn = Urgent
+    USUAL, |_| Turn::Urgent
 );
 handed_on!(
     ListFileSystemsRequest, |_| &verb::FS, "/guestlet.v1.FileSystems/ListFileSystems", |_| String::new();
@@ -127,12 +132,12 @@ handed_on!(
 );
 handed_on!(
     SignalProgramRequest, |_| &verb::KILL, "/guestlet.v1.Exec/SignalProgram", |asked| asked.id.clone();
-    SignalProgramResponse, Ok; SHORT, turn = Urgent
+    SignalProgramResponse, Ok; SHORT, |_| Turn::Urgent
 );
 handed_on!(
     v1::ReadJournalRequest, |_| &verb::LOGS, "/guestlet.v1.Journal/ReadJournal", |asked| asked.units.join(" ");
     v1::ReadJournalResponse, |answer| Ok(clean::journal(answer));
-    USUAL, turn = Patient
+    USUAL, |asked| if asked.wait_seconds > 0 { Turn::Patient } else { Turn::Search }
 );
 handed_on!(
     v1::GetTimeRequest, |_| &verb::TIME, "/guestlet.v1.Machine/GetTime", |_| String::new();

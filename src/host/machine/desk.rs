@@ -9,17 +9,20 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::streams::Streams;
+use super::streams::{Bounds, Stream, Streams};
+use crate::host::caller::Caller;
 use crate::host::handed_on::Turn;
 use crate::host::limits::Limits;
 use crate::host::rate::Allowance;
 
 /// Calls of one guest of the same kind that are under way at a time.
 const AT_A_TIME: usize = 3;
-/// The same of those that wait for something.
-const PATIENT: usize = 8;
 /// Calls of one guest that are under way or wait for their turn.
 const WAITING: usize = 32;
+/// Calls of one guest that wait for something there. An agent takes 24, whoever asks.
+const PATIENT: Bounds = Bounds { of: "calls that wait for entries", all: 16, others: 12, of_one: 6 };
+/// Programs of one guest with clients. An agent takes 64 in all.
+const STREAMS: Bounds = Bounds { of: "programs with clients", all: 48, others: 32, of_one: 16 };
 /// How soon it is looked again whether the guest may say more.
 const LOOK: Duration = Duration::from_millis(100);
 /// After how long a VM of which nobody asks anything is forgotten.
@@ -37,7 +40,8 @@ pub struct Desks(Arc<Mutex<Table>>);
 pub struct Desk {
     usual: Queue,
     urgent: Queue,
-    patient: Queue,
+    search: Queue,
+    patient: Streams,
     /// Of connections beside the session.
     pub streams: Streams,
     /// Bytes of answers.
@@ -61,7 +65,12 @@ impl Queue {
 /// A call of a guest is under way until this is dropped.
 #[derive(Debug)]
 #[allow(dead_code, reason = "held, not looked at")]
-pub struct Place(OwnedSemaphorePermit, OwnedSemaphorePermit);
+pub enum Place {
+    /// Behind others.
+    InTurn(OwnedSemaphorePermit, OwnedSemaphorePermit),
+    /// Beside them.
+    Own(Stream),
+}
 
 impl Desks {
     /// That of the VM of this name.
@@ -89,20 +98,21 @@ impl Desk {
         #[allow(clippy::cast_precision_loss, reason = "nobody allows that many bytes")]
         let burst = limits.byte_burst() as f64 / 4.0;
         let pace = Allowance::new(Instant::now(), burst, f64::from(limits.bytes_per_second) / 2.0);
-        let streams = Streams::default();
-        let [usual, urgent, patient] = [AT_A_TIME, AT_A_TIME, PATIENT].map(Queue::of);
-        Self { usual, urgent, patient, streams, pace: Mutex::new(pace) }
+        let [patient, streams] = [PATIENT, STREAMS].map(Streams::within);
+        let [usual, urgent, search] = [AT_A_TIME; 3].map(Queue::of);
+        Self { usual, urgent, search, patient, streams, pace: Mutex::new(pace) }
     }
 
-    /// Waits for the turn of a call, behind those of the same kind.
+    /// Waits for the turn of this caller's call, behind those of the same kind.
     ///
     /// # Errors
     /// If too many wait.
-    pub async fn place(&self, turn: Turn) -> Result<Place, Status> {
+    pub async fn place(&self, turn: Turn, caller: &Caller) -> Result<Place, Status> {
         let Queue { waiting, places } = match turn {
             Turn::Usual => &self.usual,
             Turn::Urgent => &self.urgent,
-            Turn::Patient => &self.patient,
+            Turn::Search => &self.search,
+            Turn::Patient => return self.patient.place(caller).map(Place::Own),
         };
         let too_many = |_| {
             Status::resource_exhausted(format!(
@@ -112,7 +122,7 @@ impl Desk {
         let waiting = Arc::clone(waiting).try_acquire_owned().map_err(too_many)?;
         let place = Arc::clone(places).acquire_owned().await;
         let place = place.map_err(|_| Status::internal("calls of this guest have no places"))?;
-        Ok(Place(waiting, place))
+        Ok(Place::InTurn(waiting, place))
     }
 
     /// An answer has come that has so many bytes: returns when as many more may come.
@@ -133,19 +143,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn so_many_are_under_way_and_so_many_wait() {
         let desk = Desks::default().of("a", &Limits::default());
+        let caller = Caller::User { uid: 1, name: None };
         let mut under_way = Vec::new();
         for _ in 0..AT_A_TIME {
-            under_way.push(desk.place(Turn::Usual).await.unwrap());
+            under_way.push(desk.place(Turn::Usual, &caller).await.unwrap());
         }
-        let waiting: Vec<_> = (AT_A_TIME..WAITING).map(|_| Box::pin(desk.place(Turn::Usual))).collect();
+        let waiting: Vec<_> =
+            (AT_A_TIME..WAITING).map(|_| Box::pin(desk.place(Turn::Usual, &caller))).collect();
         let mut waiting = futures_util::future::join_all(waiting);
         assert!(futures_util::poll!(&mut waiting).is_pending());
-        assert_eq!(desk.place(Turn::Usual).await.unwrap_err().code(), tonic::Code::ResourceExhausted);
-        desk.place(Turn::Urgent).await.unwrap();
-        desk.place(Turn::Patient).await.unwrap();
+        assert_eq!(
+            desk.place(Turn::Usual, &caller).await.unwrap_err().code(),
+            tonic::Code::ResourceExhausted
+        );
+        desk.place(Turn::Urgent, &caller).await.unwrap();
+        desk.place(Turn::Search, &caller).await.unwrap();
+        desk.place(Turn::Patient, &caller).await.unwrap();
         drop(under_way);
         drop(waiting);
-        desk.place(Turn::Usual).await.unwrap();
+        desk.place(Turn::Usual, &caller).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -40,12 +40,12 @@ pub async fn hand_on<R: HandedOn>(
     behalf: &Behalf,
     mut request: R,
 ) -> Result<R::Answer, Status> {
-    let name = request.take_name();
+    let (name, turn) = (request.take_name(), request.turn());
     let agent = agent(fleet, &name).await?;
     let limits = fleet.limits(name.clone()).await?.ok_or_else(unknown)?;
     let desk = desks.of(&name, &limits);
     let work = async {
-        let place = desk.place(R::TURN).await?;
+        let place = desk.place(turn, behalf.caller()).await?;
         let answer = agent.on_behalf_of(behalf.clone()).hand_on(request).await;
         let answer = answer.map_err(|status| said(&status))?.into_inner();
         desk.count(answer.encoded_len()).await;

@@ -1,5 +1,5 @@
-//! Connections beside the session of one guest, and how many of them one caller may have: whoever is not root cannot keep root out,
-//! nor anybody else.
+//! What callers have of one guest for as long as they like, and how many each may have: whoever is not root cannot keep root out, nor
+//! anybody else.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,21 +8,27 @@ use tonic::Status;
 
 use crate::host::caller::Caller;
 
-/// Those of one guest. An agent takes 64 in all.
-const ALL: usize = 48;
-/// Those of all callers but root.
-const OTHERS: usize = 32;
-/// Those of one caller but root.
-const OF_ONE: usize = 16;
+/// How many there may be.
+#[derive(Debug)]
+pub struct Bounds {
+    /// What they are, for people, in the plural.
+    pub of: &'static str,
+    /// Of one guest.
+    pub all: usize,
+    /// Of all callers but root.
+    pub others: usize,
+    /// Of one caller but root.
+    pub of_one: usize,
+}
 
 /// By callers, as records name them; root is the empty name. None counts nothing.
 type Table = BTreeMap<String, usize>;
 
 /// How many there are; clones share it.
-#[derive(Debug, Clone, Default)]
-pub struct Streams(Arc<Mutex<Table>>);
+#[derive(Debug, Clone)]
+pub struct Streams(Arc<(Bounds, Mutex<Table>)>);
 
-/// A connection, until this is dropped.
+/// One of them, until this is dropped.
 #[derive(Debug)]
 pub struct Stream {
     streams: Streams,
@@ -42,6 +48,11 @@ impl Drop for Stream {
 }
 
 impl Streams {
+    /// None yet, and at most so many.
+    pub fn within(bounds: Bounds) -> Self {
+        Self(Arc::new((bounds, Mutex::default())))
+    }
+
     /// There are some.
     pub fn is_in_use(&self) -> bool {
         !self.table().is_empty()
@@ -52,25 +63,24 @@ impl Streams {
     /// # Errors
     /// If there are too many.
     pub fn place(&self, caller: &Caller) -> Result<Stream, Status> {
+        let Bounds { of, all, others, of_one } = self.0.0;
         let is_root = matches!(caller, Caller::User { uid: 0, .. });
         let name = if is_root { String::new() } else { caller.to_string() };
         let mut table = self.table();
-        let all: usize = table.values().sum();
+        let taken: usize = table.values().sum();
         let own = table.get(&name).copied().unwrap_or_default();
         let of_root = table.get("").copied().unwrap_or_default();
         let refused = |words: String| Err(Status::resource_exhausted(words));
-        if all >= ALL {
-            return refused(format!("{ALL} programs of this guest have clients, and one more is not let in"));
+        if taken >= all {
+            return refused(format!("this guest has {all} {of}, and may not have one more"));
         }
-        if !is_root && all - of_root >= OTHERS {
+        if !is_root && taken - of_root >= others {
             return refused(format!(
-                "{OTHERS} programs of this guest have clients, and one more that is not root's is not let in"
+                "this guest has {others} {of}, and may not have one more that is not root's"
             ));
         }
-        if !is_root && own >= OF_ONE {
-            return refused(format!(
-                "{OF_ONE} programs of {name} in this guest have clients: end one of them"
-            ));
+        if !is_root && own >= of_one {
+            return refused(format!("{name} has {of_one} {of} in this guest already: end one of them"));
         }
         *table.entry(name.clone()).or_default() += 1;
         Ok(Stream { streams: self.clone(), caller: name })
@@ -78,7 +88,7 @@ impl Streams {
 
     fn table(&self) -> std::sync::MutexGuard<'_, Table> {
         // Nothing that is done under the lock leaves it half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.1.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -86,9 +96,13 @@ impl Streams {
 mod tests {
     use super::*;
 
+    const ALL: usize = 48;
+    const OTHERS: usize = 32;
+    const OF_ONE: usize = 16;
+
     #[test]
     fn no_caller_keeps_others_out_and_all_together_not_root() {
-        let streams = Streams::default();
+        let streams = Streams::within(Bounds { of: "things", all: ALL, others: OTHERS, of_one: OF_ONE });
         let user = |uid| Caller::User { uid, name: None };
         let take = |uid| (0..100).map_while(|_| streams.place(&user(uid)).ok()).collect::<Vec<_>>();
         let first = take(1);
