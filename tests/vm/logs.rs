@@ -162,4 +162,27 @@ fn no_entry_is_left_out_or_shown_twice_while_everything_is_restarted() {
     });
     assert!(warned.is_ok(), "{told:?} {said}");
     while !follower.next().contains("after") {}
+    // A journal that is put back to what it was: nothing of it comes after the place of the follower.
+    vm.run(
+        "journalctl --sync && cp -a /var/log/journal /var/log/earlier
+         for i in $(seq 40); do systemd-run --quiet --wait --unit noise echo lost; done; journalctl --sync",
+    )
+    .unwrap();
+    while !follower.next().contains("lost") {}
+    vm.run(
+        "systemctl mask --runtime --now guestlet.socket guestlet.service
+         systemctl stop systemd-journald.socket systemd-journald-dev-log.socket systemd-journald-audit.socket
+         systemctl stop systemd-journald
+         rm -r /var/log/journal && mv /var/log/earlier /var/log/journal
+         systemctl start systemd-journald.socket systemd-journald-dev-log.socket systemd-journald
+         systemctl unmask --runtime guestlet.socket guestlet.service; systemctl start guestlet",
+    )
+    .unwrap();
+    let warned = wait_for("warning", SOON, || {
+        let told: Vec<_> = follower.told.try_iter().collect();
+        told.iter().any(|line| line.contains("entries may be missing here")).then_some(())
+    });
+    warned.unwrap();
+    vm.run("systemd-run --quiet --wait --unit noise echo again").unwrap();
+    while !follower.next().contains("again") {}
 }

@@ -127,7 +127,7 @@ pub async fn run(
         outage.ends();
         if read.has_gap {
             printer
-                .warn("entries may be missing here: the guest has removed those that followed the last one");
+                .warn("entries may be missing here: the guest's journal does not have the last one any more");
         }
         for entry in &read.entries {
             if left == Some(0) {

@@ -169,10 +169,32 @@ async fn go_on(question: &Question, mut arguments: Vec<String>) -> Result<Answer
     let place = Place::parse(&question.cursor)?;
     arguments.push(format!("--cursor={}", place.cursor()));
     let mut answer = collect(arguments, Some(&place), question.wait).await?;
-    if answer.cursor.is_empty() {
+    // A journal that was put back to what it was earlier has nothing after the place until it is past it.
+    let is_unsure = answer.entries.is_empty() || matches!(place, Place::Any(_));
+    if is_unsure && !is_there(&place).await? {
+        answer.has_gap = true;
+        if answer.entries.is_empty() {
+            answer.cursor = end().await?;
+        }
+    }
+    if answer.cursor.is_empty() && !answer.has_gap {
         answer.cursor.clone_from(&question.cursor);
     }
     Ok(answer)
+}
+
+/// Whether the journal has the entry of this place.
+async fn is_there(place: &Place<'_>) -> Result<bool, Error> {
+    let arguments = vec![format!("--cursor={}", place.cursor()), "--lines=1".to_owned()];
+    let first = collect(arguments, None, Duration::ZERO).await?.entries.pop();
+    Ok(first.is_some_and(|entry| is_same(&entry.cursor, place.cursor())))
+}
+
+/// Whether two cursors are of one entry. Where it stands in which file, which they begin with, changes when journald moves its journal
+/// from memory to the disk.
+fn is_same(one: &str, other: &str) -> bool {
+    let [one, other] = [one, other].map(|cursor| cursor.split_once(";b=").map_or(cursor, |(_, rest)| rest));
+    one == other
 }
 
 /// Reads what is asked for without a place.
@@ -249,7 +271,7 @@ async fn collect(arguments: Vec<String>, place: Option<&Place<'_>>, wait: Durati
             if std::mem::take(&mut is_first)
                 && let Some(place) = place
             {
-                if entry.cursor == place.cursor() {
+                if is_same(&entry.cursor, place.cursor()) {
                     continue;
                 }
                 answer.has_gap = matches!(place, Place::Entry(_));
@@ -289,6 +311,13 @@ mod tests {
         for wrong in ["", "=", "s=ab", "=--since=x y", "~a\n", "é"] {
             assert!(Place::parse(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn an_entry_is_the_same_in_another_file() {
+        let [a, b] = ["s=1a;i=2f;b=c0;m=4;t=5;x=6", "s=77;i=1;b=c0;m=4;t=5;x=6"];
+        assert!(is_same(a, b) && is_same("s=ab", "s=ab"));
+        assert!(!is_same(a, "s=1a;i=2f;b=c0;m=4;t=6;x=6") && !is_same(a, "s=1a;i=2f"));
     }
 
     #[test]
