@@ -26,6 +26,7 @@ pub mod load_balancers;
 pub mod ls;
 pub mod machine;
 pub mod manifests;
+pub mod names;
 pub mod nodes;
 mod outage;
 pub mod ping;

@@ -13,6 +13,7 @@
 
 mod attach;
 mod bounds;
+mod completion;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../host/lab.rs"]
 mod host;

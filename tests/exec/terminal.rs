@@ -13,7 +13,7 @@ use nix::sys::termios::{LocalFlags, tcgetattr};
 use crate::lab::{Lab, is_running, until};
 
 /// guestctl on a terminal, and what has come out of that.
-struct Screen {
+pub struct Screen {
     child: Child,
     keys: File,
     terminal: OwnedFd,
@@ -25,7 +25,7 @@ impl Screen {
         Self::of(lab.command(&["-it"], command), size)
     }
 
-    fn of(mut command: std::process::Command, size: Size) -> Self {
+    pub fn of(mut command: std::process::Command, size: Size) -> Self {
         let (controller, terminal) = terminal::open(size).unwrap();
         let flags = nix::fcntl::OFlag::empty();
         nix::fcntl::fcntl(&controller, nix::fcntl::FcntlArg::F_SETFL(flags)).unwrap();
@@ -50,11 +50,16 @@ impl Screen {
         Self { child, keys, terminal, seen }
     }
 
-    fn type_keys(&mut self, keys: &str) {
+    pub fn type_keys(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    fn until(&self, words: &str) {
+    /// Forgets what has been seen.
+    pub fn clear(&self) {
+        self.seen.lock().unwrap().clear();
+    }
+
+    pub fn until(&self, words: &str) {
         until(&format!("{words:?} in {:?}", self.seen.lock().unwrap()), || {
             self.seen.lock().unwrap().contains(words)
         });

@@ -26,6 +26,8 @@ case $purpose in
 demo) ;;
 test | packages)
     packages="$packages btrfs-progs cryptsetup-bin dbus dmsetup dosfstools fdisk iproute2 lvm2 nftables socat xfsprogs"
+    # Shells that complete what is typed.
+    packages="$packages bash fish zsh"
     # A gRPC client that is not ours.
     packages="$packages python3 python3-grpcio"
     # What Debian's qemu-ga loads.
@@ -33,7 +35,8 @@ test | packages)
     # What libvirt loads.
     packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5
         libnl-3-200 libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
-    programs="$programs blkid btrfs cryptsetup dbus-daemon dmsetup ip losetup lvm mkfs.vfat mkfs.xfs sfdisk socat
+    programs="$programs blkid btrfs cryptsetup dbus-daemon dmsetup fish ip losetup lvm mkfs.vfat mkfs.xfs sfdisk socat
+        zsh
         $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd
         $tools/kubernetes-$KUBERNETES/kubelet $tools/grpc-go/client"
     [ "$purpose" = test ] || packages="$packages lintian rpm rpmlint"

@@ -1,5 +1,6 @@
 //! `guestctl`: what people on a host ask `guestlet-host`. The verbs with verbs of their own have a file each.
 
+mod completion;
 mod disk;
 mod exec;
 mod load_balancers;
@@ -234,6 +235,10 @@ impl From<Trust> for Verb {
 
 fn main() -> ExitCode {
     let is_plugin = std::env::args_os().next().is_some_and(|program| Path::new(&program).ends_with(PLUGIN));
+    let mut said = std::env::args_os().skip(1);
+    if said.next().is_some_and(|word| word == completion::WORD) {
+        return completion::answer(said.skip(1).collect());
+    }
     let arguments = parse(is_plugin);
     let wide = matches!(arguments.output, Output::Wide);
     let format = match arguments.output {

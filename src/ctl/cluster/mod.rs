@@ -35,6 +35,7 @@ use target::{Target, complete, target};
 use super::client::{self, Daemon};
 use super::print::{Format, Printer};
 use super::{Verb, ls, machine, one};
+use crate::wire::proto::v1::VirtualMachine;
 
 /// The namespace of a name that was typed without, where nothing else says it.
 const DEFAULT: &str = "default";
@@ -73,6 +74,17 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
         Target::Nodes => return everywhere(&server, &mut printer, verb, scope.as_deref()).await,
     };
     there(&server, &place, &mut printer, verb).await
+}
+
+/// The VMs of the namespace that is meant, or of all.
+///
+/// # Errors
+/// If the API server cannot be asked.
+pub async fn vms(access: &Access) -> Result<Vec<VirtualMachine>, Error> {
+    let server = access.api_server().await?;
+    let scope = access.namespace.clone().or_else(|| server.namespace.clone());
+    let guests = guests::list(&server, scope.filter(|_| !access.all_namespaces).as_deref()).await?;
+    Ok(guests.iter().map(guests::vm).collect())
 }
 
 /// Does it with all nodes.

@@ -1,0 +1,128 @@
+//! What shells ask when Tab is typed: `guestctl __complete -- WORDS`, the last of which is not finished. Each line of the answer is a
+//! candidate for it and, after a tab, what that is. Where nobody can be asked there are no candidates, and no complaints.
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Arg, Command, CommandFactory as _, FromArgMatches as _};
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate, complete};
+use guestlet::ctl::cluster::Access;
+use guestlet::ctl::{Where, names};
+
+use crate::Arguments;
+
+/// The word that shells say first.
+pub const WORD: &str = "__complete";
+/// How long somebody who has typed Tab waits.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Answers a shell that asks about these words.
+pub fn answer(words: Vec<OsString>) -> ExitCode {
+    let mut command = with_names(Arguments::command(), &words);
+    let unfinished = words.len().saturating_sub(1);
+    let here = std::env::current_dir().ok();
+    let found = complete(&mut command, words, unfinished, here.as_deref()).unwrap_or_default();
+    match print(&found) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn print(found: &[CompletionCandidate]) -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    for candidate in found {
+        let value = candidate.get_value().as_bytes();
+        // A shell takes no such word.
+        if value.iter().any(u8::is_ascii_control) {
+            continue;
+        }
+        output.write_all(value)?;
+        let help = candidate.get_help().map(ToString::to_string).unwrap_or_default();
+        if let Some(help) = help.lines().next().filter(|line| !line.is_empty()) {
+            write!(output, "\t{help}")?;
+        }
+        output.write_all(b"\n")?;
+    }
+    output.flush()
+}
+
+/// The command, whose arguments that name VMs know which there are.
+fn with_names(command: Command, words: &[OsString]) -> Command {
+    let words = words.to_vec();
+    let vms = ArgValueCandidates::new(move || {
+        let found = vms(place(&words)).unwrap_or_default();
+        found.into_iter().map(CompletionCandidate::new).collect()
+    });
+    with(command, &vms)
+}
+
+fn with(command: Command, vms: &ArgValueCandidates) -> Command {
+    let command = command.mut_args(|arg| if names_a_vm(&arg) { arg.add(vms.clone()) } else { arg });
+    command.mut_subcommands(|command| with(command, vms))
+}
+
+/// Other things have names, too.
+fn names_a_vm(arg: &Arg) -> bool {
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    ["name", "vm"].contains(&arg.get_id().as_str()) && help.contains("VM")
+}
+
+/// Where that is asked, as far as it has been said.
+fn place(words: &[OsString]) -> Where {
+    let said = Arguments::command().ignore_errors(true).try_get_matches_from(words).ok();
+    let access = said.as_ref().and_then(|said| Access::from_arg_matches(said).ok()).unwrap_or_default();
+    if access.names_a_cluster() {
+        return Where::Cluster(access);
+    }
+    let socket = said.and_then(|mut said| said.remove_one::<PathBuf>("socket"));
+    Where::Here(socket.unwrap_or_default())
+}
+
+fn vms(place: Where) -> Option<Vec<String>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, names::vms(place)).await.ok()?.ok() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn naming(command: &Command, path: &str) -> Vec<String> {
+        let path = format!("{path} {}", command.get_name());
+        let own = command.get_arguments().filter(|arg| names_a_vm(arg)).map(|_| path.clone());
+        own.chain(command.get_subcommands().flat_map(|command| naming(command, &path))).collect()
+    }
+
+    #[test]
+    fn arguments_that_name_vms_are_known() {
+        let all = naming(&Arguments::command(), "");
+        for verb in
+            ["info", "exec", "logs", "freeze", "disk attach", "volumes attach", "trust show", "keys add"]
+        {
+            assert!(all.contains(&format!(" guestctl {verb}")), "{verb} {all:?}");
+        }
+        for verb in ["volumes create", "lb rm", "ls"] {
+            assert!(!all.contains(&format!(" guestctl {verb}")), "{verb} {all:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_said_before_says_where_is_asked() {
+        let place = |words: &[&str]| place(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(
+            matches!(place(&["guestctl", "--socket", "/s", "exec", ""]), Where::Here(path) if path == Path::new("/s"))
+        );
+        assert!(
+            matches!(place(&["guestctl", "exec", "--socket", "/s", "-", ""]), Where::Here(path) if path == Path::new("/s"))
+        );
+        assert!(
+            matches!(place(&["guestctl", "--context", "c", "info", "x"]), Where::Cluster(access) if access.context.as_deref() == Some("c"))
+        );
+    }
+}
