@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod disk;
 pub mod disks;
 pub mod doctor;
+mod door;
 pub mod exec;
 pub mod freezes;
 pub mod info;
@@ -41,6 +42,7 @@ pub mod watch;
 pub mod words;
 
 use client::Daemon;
+use door::Door;
 use print::{Format, Printer};
 
 /// What to do.
@@ -223,6 +225,11 @@ impl Error {
         matches!(self, Self::Print(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
+    /// The connection with the daemon has ended, whatever was to be done over it.
+    fn is_of_connection(&self) -> bool {
+        matches!(self, Self::Closed) || matches!(self, Self::Cluster(error) if error.is_of_connection())
+    }
+
     /// What a failed call about the VM `name` means.
     fn of_call(status: Status, name: &str) -> Self {
         if status.code() == Code::NotFound {
@@ -243,26 +250,30 @@ pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> 
     };
     let mut printer = Printer::new(format);
     match verb {
-        Verb::Doctor => return doctor::run(socket, &mut printer).await,
-        Verb::Proxy => return proxy::run(socket).await,
-        Verb::Program { name, action } => return exec::run(socket, &mut printer, name, action).await,
+        Verb::Doctor => doctor::run(socket, &mut printer).await,
+        Verb::Proxy => proxy::run(socket).await,
+        verb => at(&Door::Socket(socket), &mut printer, verb).await,
+    }
+}
+
+/// Does it with the daemon behind this door, which some verbs pass more than once.
+async fn at(door: &Door, printer: &mut Printer, verb: Verb) -> Result<(), Error> {
+    match verb {
+        Verb::Program { name, action } => exec::run(door, printer, name, action).await,
         Verb::Machine { name, action: machine::Action::FreezeAround(around) } => {
             let ask = async |step| {
-                let asking = async |daemon: Daemon| machine::freeze::step(&daemon, &name, &step).await;
-                client::with(socket.clone(), asking).await
+                door.with(async |daemon| machine::freeze::step(&daemon, &name, &step).await).await
             };
-            return machine::around::run(&mut printer, &name, &around, ask).await;
+            machine::around::run(printer, &name, &around, ask).await
         }
         Verb::Machine { name, action: machine::Action::Logs(wish) } => {
             let ask = async |request| {
-                let asking = async |daemon: Daemon| machine::journal::read(&daemon, &name, request).await;
-                client::with(socket.clone(), asking).await
+                door.with(async |daemon| machine::journal::read(&daemon, &name, request).await).await
             };
-            return machine::journal::run(&mut printer, &name, &wish, ask).await;
+            machine::journal::run(printer, &name, &wish, ask).await
         }
-        _ => {}
+        verb => door.with(async |daemon| one(daemon, printer, verb).await).await,
     }
-    client::with(socket, async |daemon| one(daemon, &mut printer, verb).await).await
 }
 
 /// Does it with one daemon.
@@ -282,7 +293,6 @@ async fn one(daemon: Daemon, printer: &mut Printer, verb: Verb) -> Result<(), Er
         Verb::Trust(action) => trust::run(client, printer, action).await,
         Verb::Audit(query) => audit::run(client, printer, query).await,
         Verb::Machine { name, action } => machine::run(daemon, printer, name, action).await,
-        Verb::Program { name, action } => exec::once(daemon, printer, name, action).await,
-        Verb::Doctor | Verb::Proxy => Ok(()),
+        Verb::Doctor | Verb::Proxy | Verb::Program { .. } => Ok(()),
     }
 }

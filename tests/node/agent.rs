@@ -9,20 +9,32 @@ use std::process::Child;
 use crate::launch;
 
 /// It, until this is dropped.
-pub struct Agent(Child);
+pub struct Agent(Child, PathBuf);
 
 impl Agent {
     /// One with a folder of its own, which is reached at `hybrid`.
     pub fn start(folder: &Path, hybrid: &Path) -> Self {
+        Self::start_with(folder, hybrid, "")
+    }
+
+    /// The same with more settings.
+    pub fn start_with(folder: &Path, hybrid: &Path, more: &str) -> Self {
         std::fs::create_dir_all(folder).unwrap();
-        let settings = launch::settings_with(folder, "method = \"none\"\n[csi]\nenabled = false");
+        let more = format!("method = \"none\"\n[csi]\nenabled = false\n{more}");
+        let settings = launch::settings_with(folder, &more);
         let file = folder.join("agent.toml");
         std::fs::write(&file, settings).unwrap();
         let log = std::fs::File::create(folder.join("log")).unwrap();
         let agent =
             launch::guestlet().arg("--settings").arg(file).arg("--verbose").stderr(log).spawn().unwrap();
-        lead(UnixListener::bind(hybrid).unwrap(), folder.join("control.sock"));
-        Self(agent)
+        let agent = Self(agent, folder.join("control.sock"));
+        agent.is_also_at(hybrid);
+        agent
+    }
+
+    /// It is reached there, too, as after a migration.
+    pub fn is_also_at(&self, hybrid: &Path) {
+        lead(UnixListener::bind(hybrid).unwrap(), self.1.clone());
     }
 
     pub fn stop(&mut self) {

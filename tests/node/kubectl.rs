@@ -16,7 +16,7 @@ use crate::patience::until;
 use crate::plane::ControlPlane;
 use crate::whole::Whole;
 
-const SYSTEM: &str = "guestlet-system";
+pub const SYSTEM: &str = "guestlet-system";
 const PODS: &str = "/api/v1/namespaces/guestlet-system/pods";
 const OTHER: &str = "host-2";
 
@@ -61,7 +61,7 @@ pub async fn user(plane: &ControlPlane, api: &Api, name: &str, roles: &[&str]) -
 }
 
 /// A program that finds nothing in its environment that says where a cluster is.
-fn program(path: impl AsRef<Path>) -> Command {
+pub fn program(path: impl AsRef<Path>) -> Command {
     let mut command = Command::new(path.as_ref());
     for variable in
         ["KUBECONFIG", "HTTPS_PROXY", "https_proxy", "GUESTLET_HOST_SOCKET", "KUBERNETES_SERVICE_HOST"]

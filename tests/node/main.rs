@@ -84,6 +84,7 @@ mod guests;
 mod identity;
 mod kubectl;
 mod kubectl_ends;
+mod kubectl_exec;
 mod kubectl_nodes;
 mod kubelet;
 mod life;

@@ -151,6 +151,11 @@ impl Error {
         Self::NotStarted { pod: place.pod.clone(), node: place.node.clone(), message }
     }
 
+    /// What ran in a pod, and passed the connection on, has ended.
+    pub fn is_of_connection(&self) -> bool {
+        matches!(self, Self::NotStarted { .. } | Self::Inside { .. })
+    }
+
     /// The exit code of guestctl, which means the same as on a node: 3 if no host half can be asked, 4 for an unknown VM.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -24,17 +24,20 @@ mod pods;
 mod proxies;
 mod target;
 mod watching;
+mod way;
 
 pub use access::Access;
 pub use error::Error;
+pub use way::{Line, Way};
 
 use access::ApiServer;
 use pods::Place;
 use target::{Target, complete, target};
 
-use super::client::{self, Daemon};
+use super::client::Daemon;
+use super::door::Door;
 use super::print::{Format, Printer};
-use super::{Verb, ls, machine, one};
+use super::{Verb, at, ls};
 use crate::wire::proto::v1::VirtualMachine;
 
 /// The namespace of a name that was typed without, where nothing else says it.
@@ -52,28 +55,24 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
     let scope = namespace.filter(|_| !access.all_namespaces);
     if let Some(node) = &access.node {
         let place = pods::of_node(&server, node, "").await?;
-        return there(&server, &place, &mut printer, verb).await;
+        return there(server, place, &mut printer, verb).await;
     }
-    let place = match target(&verb)? {
+    match target(&verb)? {
         Target::Guests { wide } => {
             let guests = guests::list(&server, scope.as_deref()).await?;
             let vms: Vec<_> = guests.iter().map(guests::vm).collect();
-            return ls::show(&mut printer, &vms, wide);
+            ls::show(&mut printer, &vms, wide)
         }
         Target::Guest(_) if matches!(verb, Verb::Watch(_)) => {
-            return everywhere(&server, &mut printer, verb, None).await;
+            everywhere(&server, &mut printer, verb, None).await
         }
-        Target::Guest(name) => {
-            let (namespace, short) = name.split_once('/').unwrap_or((DEFAULT, &name));
-            let guest = guests::find(&server, namespace, short).await?;
-            let place = pods::of_node(&server, &guest.status.host, &name).await?;
-            let done = there(&server, &place, &mut printer, verb).await;
-            return done.map_err(|error| guests::explained(error, &guest));
+        Target::Guest(name) => at(&Door::Pod(Way::to_guest(server, name)), &mut printer, verb).await,
+        Target::Leader => {
+            let place = pods::leader(&server).await?;
+            there(server, place, &mut printer, verb).await
         }
-        Target::Leader => pods::leader(&server).await?,
-        Target::Nodes => return everywhere(&server, &mut printer, verb, scope.as_deref()).await,
-    };
-    there(&server, &place, &mut printer, verb).await
+        Target::Nodes => everywhere(&server, &mut printer, verb, scope.as_deref()).await,
+    }
 }
 
 /// The VMs of the namespace that is meant, or of all.
@@ -107,32 +106,18 @@ async fn everywhere(
 
 /// Does it with the daemon in a pod, as guestctl there would.
 async fn there(
-    server: &ApiServer,
-    place: &Place,
+    server: ApiServer,
+    place: Place,
     printer: &mut Printer,
     verb: Verb,
 ) -> Result<(), super::Error> {
     match verb {
         Verb::Doctor => {
-            let asked = with(server, place, async |daemon| super::doctor::ask(daemon.admin()).await).await;
+            let asked = with(&server, &place, async |daemon| super::doctor::ask(daemon.admin()).await).await;
             super::doctor::tell(printer, &super::doctor::findings(None, asked))
         }
-        Verb::Audit(query) => nodes::audit_of(server, printer, &query, place).await,
-        Verb::Machine { name, action: machine::Action::FreezeAround(around) } => {
-            let ask = async |step| {
-                let asking = async |daemon: Daemon| machine::freeze::step(&daemon, &name, &step).await;
-                with(server, place, asking).await
-            };
-            machine::around::run(printer, &name, &around, ask).await
-        }
-        Verb::Machine { name, action: machine::Action::Logs(wish) } => {
-            let ask = async |request| {
-                let asking = async |daemon: Daemon| machine::journal::read(&daemon, &name, request).await;
-                with(server, place, asking).await
-            };
-            machine::journal::run(printer, &name, &wish, ask).await
-        }
-        verb => with(server, place, async |daemon| one(daemon, printer, verb).await).await,
+        Verb::Audit(query) => nodes::audit_of(&server, printer, &query, &place).await,
+        verb => at(&Door::Pod(Way::to_pod(server, place)), printer, verb).await,
     }
 }
 
@@ -142,15 +127,5 @@ async fn with<T>(
     place: &Place,
     work: impl AsyncFnOnce(Daemon) -> Result<T, super::Error>,
 ) -> Result<T, super::Error> {
-    let (running, mut ends) = exec::start(server, place, &["proxy"]).await?;
-    // The daemon speaks first, as every server of HTTP/2 may.
-    let begun = tokio::time::timeout(client::ANSWER_DEADLINE, exec::begun(&mut ends)).await;
-    begun.map_err(|_| super::Error::Silent)?.map_err(|_| super::Error::Closed)?;
-    match client::over(ends, work).await {
-        Err(super::Error::Closed) => Err(match running.failure().await {
-            Some(error) => error.into(),
-            None => super::Error::Closed,
-        }),
-        done => done,
-    }
+    Way::to_pod(server.clone(), place.clone()).dial().await?.over(work).await
 }

@@ -12,7 +12,6 @@
 mod this_end;
 
 use std::io;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -22,7 +21,8 @@ use tonic::{Code, Status, Streaming};
 use super::local::{self, Outputs, Signals};
 use super::replay::Replay;
 use crate::ctl::Error;
-use crate::ctl::client::{self, Daemon};
+use crate::ctl::client::Daemon;
+use crate::ctl::door::Door;
 use crate::ctl::outage::{self, Outage};
 use crate::ctl::print::Printer;
 use crate::sys::terminal::Changed;
@@ -42,8 +42,6 @@ pub const LOST: u8 = 255;
 const LONGEST: Duration = Duration::from_secs(600);
 /// How long a client of a program of which it does not know how long it waits tries it.
 const USUAL: Duration = Duration::from_secs(25);
-/// The pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(100);
 /// How long guestlet-host may take to begin: longer than it waits for an agent.
 const OPENING: Duration = Duration::from_secs(90);
 /// How long the last answer may take.
@@ -55,7 +53,7 @@ const SIGPIPE: u32 = 13;
 /// The client.
 #[allow(clippy::struct_excessive_bools, reason = "what has happened so far, in any order")]
 pub struct Client {
-    socket: PathBuf,
+    door: Door,
     name: String,
     id: String,
     /// What is asked for first, until it was.
@@ -102,7 +100,7 @@ enum Over {
 
 impl Client {
     /// Of a program that is to be started.
-    pub fn start(socket: PathBuf, name: String, start: StartProgram, wait: Duration) -> Self {
+    pub fn start(door: Door, name: String, start: StartProgram, wait: Duration) -> Self {
         let patience = wait.min(LONGEST).mul_f64(0.8);
         let expected = [Some(0), Some(0)];
         let (id, has_input) = (start.id.clone(), start.has_input);
@@ -110,20 +108,14 @@ impl Client {
             start: Some(start),
             outage: Outage::none(patience),
             expected,
-            ..Self::attach(socket, name, id, has_input, false)
+            ..Self::attach(door, name, id, has_input, false)
         }
     }
 
     /// Of a program that runs, which is to get standard input, and has to have a terminal, if that is wanted.
-    pub fn attach(
-        socket: PathBuf,
-        name: String,
-        id: String,
-        wants_input: bool,
-        wants_terminal: bool,
-    ) -> Self {
+    pub fn attach(door: Door, name: String, id: String, wants_input: bool, wants_terminal: bool) -> Self {
         Self {
-            socket,
+            door,
             name,
             id,
             start: None,
@@ -193,22 +185,23 @@ impl Client {
                 let words = format!("lost the program {}: {}", self.id, self.outage.why());
                 return Err(Error::NotRun(words, LOST));
             }
-            self.unless_interrupted(signals, tokio::time::sleep(PAUSE)).await?;
+            let pause = self.door.pause();
+            self.unless_interrupted(signals, tokio::time::sleep(pause)).await?;
         }
     }
 
     /// One connection.
     async fn connect(&mut self, outputs: &mut Outputs, signals: &mut Signals) -> Result<Over, Error> {
-        let dialled = self.unless_interrupted(signals, client::dial(self.socket.clone())).await?;
-        let stream = match dialled {
-            Ok(stream) => stream,
+        let door = self.door.clone();
+        let line = match self.unless_interrupted(signals, door.dial()).await? {
+            Ok(line) => line,
             Err(error) if !self.was_sent => return Err(error),
             // It is bound before it is opened to others.
             Err(error @ Error::Forbidden(_)) => return Ok(Over::Early(error)),
             Err(error) => return Ok(Over::Lost(error.to_string())),
         };
-        match client::over(stream, async |daemon| self.converse(&daemon, outputs, signals).await).await {
-            Err(error @ Error::Closed) => Ok(Over::Lost(error.to_string())),
+        match line.over(async |daemon| self.converse(&daemon, outputs, signals).await).await {
+            Err(error) if error.is_of_connection() => Ok(Over::Lost(error.to_string())),
             over => over,
         }
     }

@@ -16,11 +16,11 @@ mod replay;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Error;
-use super::client::{Daemon, answer};
+use super::client::answer;
+use super::door::Door;
 use super::print::Printer;
 use crate::wire::proto::v1::{
     self, OnDisconnect, ProgramTerminal, ProgramVariable, SignalProgramRequest, StartProgram, TerminalSize,
@@ -91,11 +91,11 @@ pub enum Action {
     },
 }
 
-/// Does it with the daemon at this socket, to which it connects again as often as it has to.
+/// Does it with the daemon behind this door, to which it connects again as often as it has to.
 ///
 /// # Errors
 /// If it cannot be done; [`Error::Ended`] with what the program exited with.
-pub async fn run(socket: PathBuf, printer: &mut Printer, name: String, action: Action) -> Result<(), Error> {
+pub async fn run(door: &Door, printer: &mut Printer, name: String, action: Action) -> Result<(), Error> {
     match action {
         Action::Run(run) => {
             let is_detached = run.detach;
@@ -105,29 +105,17 @@ pub async fn run(socket: PathBuf, printer: &mut Printer, name: String, action: A
                 (0, _) => 30,
                 (seconds, _) => seconds.into(),
             });
-            client::Client::start(socket, name, start, wait).run(printer, is_detached).await
+            client::Client::start(door.clone(), name, start, wait).run(printer, is_detached).await
         }
         Action::Attach { id, has_input, has_terminal } => {
-            client::Client::attach(socket, name, id, has_input, has_terminal).run(printer, false).await
+            client::Client::attach(door.clone(), name, id, has_input, has_terminal).run(printer, false).await
         }
-        action => super::client::with(socket, async |daemon| once(daemon, printer, name, action).await).await,
-    }
-}
-
-/// Does what is one call, with a daemon wherever that is.
-///
-/// # Errors
-/// If it cannot be done.
-pub async fn once(daemon: Daemon, printer: &mut Printer, name: String, action: Action) -> Result<(), Error> {
-    match action {
-        Action::List => list::run(&daemon, printer, name).await,
+        Action::List => door.with(async |daemon| list::run(&daemon, printer, name).await).await,
         Action::Kill { id, signal } => {
             let request = SignalProgramRequest { name: name.clone(), id, signal };
-            answer(daemon.exec().signal_program(request), &name).await.map(drop)
+            door.with(async |daemon| answer(daemon.exec().signal_program(request), &name).await.map(drop))
+                .await
         }
-        Action::Run(_) | Action::Attach { .. } => Err(Error::Program(
-            "guestctl exec and attach work on the VM's own host; run them there, or in the pod of guestlet-host".to_owned(),
-        )),
     }
 }
 

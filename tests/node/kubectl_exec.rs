@@ -1,0 +1,89 @@
+//! Programs in guests of a cluster, by its API server.
+
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+
+use crate::agent::Agent;
+use crate::bench::{host, install, socket};
+use crate::cluster::{HOSTS, Lab as Cluster, wait};
+use crate::kubectl::{SYSTEM, ctl, pod, program, user, value, words};
+use crate::kubelet::Kubelet;
+use crate::lab::{Lab, assert_fails};
+use crate::model::objects::{Kind, text};
+
+const GRANTS: &str = "[[grant]]\nhost = \"plain\"\nroles = [\"status\", \"topology\", \"exec\"]\n";
+
+/// A VM that nobody made from a VirtualMachine, and of whose DMI nothing is said: this machine has none that an agent could read.
+async fn instance(cluster: &Cluster) -> Value {
+    let instance = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": { "name": "web" },
+        "spec": { "domain": { "devices": {}, "memory": { "guest": "1Gi" } } },
+    });
+    cluster.api.create(&Kind::Vmi.within("default"), &instance).await;
+    cluster.runs("web").await
+}
+
+#[test]
+fn a_program_goes_on_while_connections_break_and_its_vm_is_migrated() {
+    wait(async {
+        let cluster = Cluster::start().await;
+        let (api, plane) = (&cluster.api, cluster.turn.plane());
+        install(api).await;
+        api.ensure("/api/v1/namespaces", &json!({ "metadata": { "name": SYSTEM } })).await;
+        let kubelet = Kubelet::start(plane.address()).await;
+        let instance = instance(&cluster).await;
+        let from = text(&instance["status"]["nodeName"]).to_owned();
+        let to = HOSTS.into_iter().find(|host| *host != from).unwrap();
+        let mut nodes: Vec<Lab> = Vec::new();
+        for node in [from.as_str(), to] {
+            kubelet.announce(api, node).await;
+            let lab = host(plane, node).start();
+            let name = format!("guestlet-node-{node}");
+            pod(api, &name, "guestlet-node", node).await;
+            kubelet.run(&name, lab.socket());
+            nodes.push(lab);
+        }
+        let (source, target) = (&nodes[0], &nodes[1]);
+        let agent = Agent::start_with(&source.path("agent"), &socket(source, &instance), GRANTS);
+        agent.is_also_at(&socket(target, &instance));
+        source.until_session("default/web", "connected");
+        let admin = user(plane, api, "admin", &["guestlet-viewer", "guestlet-admin"]).await;
+
+        let failed = ctl(&admin, &["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]).await;
+        assert_eq!(
+            (failed.status.code(), &failed.stdout[..], &failed.stderr[..]),
+            (Some(7), &b"out\n"[..], &b"err\n"[..])
+        );
+        assert_fails(&ctl(&admin, &["exec", "wbe", "--", "true"]).await, 125, "did you mean default/web?");
+
+        let mut command = program(env!("CARGO_BIN_EXE_guestctl"));
+        command.arg("--kubeconfig").arg(&admin).args(["exec", "-i", "web", "--", "sh", "-c", "cat; exit 6"]);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (mut keys, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut output = BufReader::new(output).lines();
+        keys.write_all(b"one\n").await.unwrap();
+        assert_eq!(output.next_line().await.unwrap().unwrap(), "one");
+        let programs = value(&admin, &["ps", "web"]).await;
+        assert_eq!(programs[0]["is_attached"], true, "{programs}");
+
+        kubelet.break_connections();
+        keys.write_all(b"two\n").await.unwrap();
+        assert_eq!(output.next_line().await.unwrap().unwrap(), "two");
+
+        cluster.model.migrate("default", "web", to).await;
+        target.until_session("default/web", "connected");
+        keys.write_all(b"three\n").await.unwrap();
+        assert_eq!(output.next_line().await.unwrap().unwrap(), "three");
+        drop(keys);
+        assert_eq!(output.next_line().await.unwrap(), None);
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).await.unwrap();
+        assert_eq!(child.wait().await.unwrap().code(), Some(6), "{said}");
+        assert_eq!(words(&admin, &["exec", "web", "--", "echo", "done"]).await, "done\n");
+    });
+}
