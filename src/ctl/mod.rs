@@ -246,7 +246,7 @@ impl Error {
 pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> {
     let socket = match place {
         Where::Here(socket) => socket,
-        Where::Cluster(access) => return cluster::run(access, format, verb).await,
+        Where::Cluster(access) => return Box::pin(cluster::run(access, format, verb)).await,
     };
     let mut printer = Printer::new(format);
     match verb {

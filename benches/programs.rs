@@ -1,0 +1,152 @@
+//! How fast programs start in a guest, keys come back and bytes go through: `cargo bench --bench programs`. For root; guestctl,
+//! guestlet-host and the agent are on unix sockets of this machine.
+
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::unwrap_used
+)]
+
+#[allow(dead_code, reason = "shared with the tests of the host half")]
+#[path = "../tests/host/lab.rs"]
+mod host;
+#[allow(dead_code, reason = "shared with the tests of programs")]
+#[path = "../tests/exec/lab.rs"]
+mod lab;
+#[allow(dead_code, reason = "shared with the tests")]
+#[path = "../tests/fixtures/launch.rs"]
+mod launch;
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use guestlet::sys::terminal::{self, Size};
+
+use lab::{Lab, until};
+
+const STARTS: usize = 200;
+const KEYS: usize = 1000;
+const BYTES: u64 = 1 << 30;
+/// As many as one guest may have clients for root.
+const SESSIONS: u64 = 48;
+
+fn main() {
+    let lab = Lab::new();
+    starts(&lab);
+    keys(&lab);
+    pipes(&lab);
+    sessions(&lab);
+}
+
+/// Measures something so often: the median, and what all but one in a hundred are within.
+fn shown(what: &str, mut times: Vec<Duration>) {
+    times.sort();
+    println!("{what}: p50 {:.1?}, p99 {:.1?}", times[times.len() / 2], times[times.len() * 99 / 100]);
+}
+
+fn timed(mut command: Command) -> Duration {
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let begun = Instant::now();
+    assert!(command.status().unwrap().success());
+    begun.elapsed()
+}
+
+/// The program alone, guestctl alone, and the program through it, in turns.
+fn starts(lab: &Lab) {
+    let mut times: [Vec<Duration>; 3] = Default::default();
+    for _ in 0..STARTS {
+        times[0].push(timed(Command::new("true")));
+        times[1].push(timed(lab.host.ctl_command(&["--version"])));
+        times[2].push(timed(lab.command(&[], &["true"])));
+    }
+    let [program, ctl, both] = times;
+    shown("true", program);
+    shown("guestctl --version", ctl);
+    shown("guestctl exec VM -- true", both);
+}
+
+/// From a key that is typed to what cat writes of it, without the echo of the terminal.
+fn keys(lab: &Lab) {
+    let (controller, terminal) = terminal::open(Size { rows: 24, columns: 80 }).unwrap();
+    nix::fcntl::fcntl(&controller, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty())).unwrap();
+    let end = || Stdio::from(terminal.try_clone().unwrap());
+    let mut command = lab.command(&["-it"], &["sh", "-c", "stty raw -echo; echo ready; exec cat"]);
+    let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+    let mut screen = File::from(controller);
+    let mut seen = Vec::new();
+    let mut part = [0; 256];
+    while !seen.windows(5).any(|window| window == b"ready") {
+        let length = screen.read(&mut part).unwrap();
+        seen.extend_from_slice(&part[..length]);
+    }
+    // The end of that line.
+    std::thread::sleep(Duration::from_millis(200));
+    let mut times = Vec::new();
+    for _ in 0..KEYS {
+        let begun = Instant::now();
+        screen.write_all(b"k").unwrap();
+        loop {
+            let length = screen.read(&mut part).unwrap();
+            if part[..length].contains(&b'k') {
+                break;
+            }
+        }
+        times.push(begun.elapsed());
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    shown("a key there and back", times);
+}
+
+fn rate(bytes: u64, took: Duration) -> f64 {
+    bytes as f64 / f64::from(1 << 20) / took.as_secs_f64()
+}
+
+/// Output and input of a program, beside a pipe of the shell.
+fn pipes(lab: &Lab) {
+    let make = format!("head -c {BYTES} /dev/zero");
+    for _ in 0..3 {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{make} | cat > /dev/null")]);
+        let plain = timed(shell);
+        let output = timed(lab.command(&[], &["sh", "-c", &make]));
+        let mut source = Command::new("head");
+        let mut source =
+            source.args(["-c", &BYTES.to_string(), "/dev/zero"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut sink = lab.command(&["-i"], &["sh", "-c", "cat > /dev/null"]);
+        sink.stdin(source.stdout.take().unwrap());
+        let begun = Instant::now();
+        assert!(sink.status().unwrap().success());
+        let input = begun.elapsed();
+        source.wait().unwrap();
+        println!(
+            "1 GiB: {:.0} MiB/s by a pipe of the shell, {:.0} MiB/s as output, {:.0} MiB/s as input",
+            rate(BYTES, plain),
+            rate(BYTES, output),
+            rate(BYTES, input)
+        );
+    }
+}
+
+/// What the agent needs for programs that wait for input.
+fn sessions(lab: &Lab) {
+    let before = lab.agent_memory();
+    let mut all: Vec<Child> = Vec::new();
+    for count in 1..=SESSIONS {
+        let mut command = lab.command(&["-i"], &["cat"]);
+        all.push(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        until("it runs", || lab.programs().len() as u64 == count);
+    }
+    println!(
+        "{SESSIONS} idle sessions: {} KiB of the agent each",
+        lab.agent_memory().saturating_sub(before) / SESSIONS
+    );
+    for mut child in all {
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+}
