@@ -244,7 +244,7 @@ pub fn line(public_key: &PublicKey, is_ca: bool, roles: &[impl AsRef<str>], comm
         line.push_str(role.as_ref());
     }
     let comment = comment.replace(char::is_control, " ");
-    let comment = comment.trim().trim_start_matches('#').trim_start();
+    let comment = comment.trim().trim_start_matches(|first: char| first == '#' || first.is_whitespace());
     if !comment.is_empty() {
         line.push_str(" # ");
         let room = MAX_LINE.saturating_sub(line.len());
