@@ -38,6 +38,11 @@ impl Door {
         })
     }
 
+    /// Whether it leads to where a guest is by now: a daemon that does not know it is one that it has left.
+    pub fn follows(&self) -> bool {
+        matches!(self, Self::Pod(_))
+    }
+
     /// How long to wait between two attempts.
     pub fn pause(&self) -> Duration {
         match self {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 
 use crate::agent::Agent;
-use crate::bench::{host, install, socket};
+use crate::bench::{host, install, socket, until_names};
 use crate::cluster::{HOSTS, Lab as Cluster, wait};
 use crate::kubectl::{SYSTEM, ctl, pod, program, user, value, words};
 use crate::kubelet::Kubelet;
@@ -77,6 +77,7 @@ fn a_program_goes_on_while_connections_break_and_its_vm_is_migrated() {
 
         cluster.model.migrate("default", "web", to).await;
         target.until_session("default/web", "connected");
+        until_names(source, &[]);
         keys.write_all(b"three\n").await.unwrap();
         assert_eq!(output.next_line().await.unwrap().unwrap(), "three");
         drop(keys);

@@ -18,6 +18,9 @@ pub enum Error {
     /// What the kubeconfig says of the user or of TLS cannot be used.
     #[error("cannot use the credentials for the API server {0}: {1}")]
     Credentials(String, String),
+    /// Another program has to be run to know who asks.
+    #[error("{0} has credentials that a program has to make")]
+    NeedsProgram(String),
     /// Nobody answers there.
     #[error("cannot reach the API server {url}: {why}; is that its URL, and is there a way to it?")]
     Unreachable {
@@ -149,6 +152,18 @@ impl Error {
     /// Of the guestctl in a pod.
     pub(super) fn not_started(place: &Place, message: String) -> Self {
         Self::NotStarted { pod: place.pod.clone(), node: place.node.clone(), message }
+    }
+
+    /// Whether the same may get through later: pods are replaced, connections break, and guests move.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable { .. }
+                | Self::Late(_)
+                | Self::NoHost(_)
+                | Self::NoPod { .. }
+                | Self::NotRunning { .. }
+        ) || self.is_of_connection()
     }
 
     /// What ran in a pod, and passed the connection on, has ended.

@@ -72,13 +72,13 @@ impl AsyncRead for Output {
     }
 }
 
-/// Waits until the program has printed something, or has ended. What is sent before that may be on its way when a program that
+/// Waits until the program has printed something, or has ended: whether it has printed something. What is sent before that may be on its way when a program that
 /// cannot do its work ends, and kubelet then resets the connection before why it ended has been read.
 ///
 /// # Errors
 /// If its output cannot be read.
-pub async fn begun(ends: &mut Ends) -> io::Result<()> {
-    ends.reader_mut().fill_buf().await.map(drop)
+pub async fn begun(ends: &mut Ends) -> io::Result<bool> {
+    ends.reader_mut().fill_buf().await.map(|printed| !printed.is_empty())
 }
 
 /// Runs guestctl in a pod with these arguments.

@@ -66,7 +66,13 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
         Target::Guest(_) if matches!(verb, Verb::Watch(_)) => {
             everywhere(&server, &mut printer, verb, None).await
         }
-        Target::Guest(name) => at(&Door::Pod(Way::to_guest(server, name)), &mut printer, verb).await,
+        Target::Guest(name) => {
+            let way = Way::to_guest(server, name);
+            match at(&Door::Pod(way.clone()), &mut printer, verb).await {
+                Err(error) => Err(way.explained(error).await),
+                done => done,
+            }
+        }
         Target::Leader => {
             let place = pods::leader(&server).await?;
             there(server, place, &mut printer, verb).await

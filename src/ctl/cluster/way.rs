@@ -1,5 +1,7 @@
 //! The way to a daemon in a pod: which pod that is, and a connection with it.
 
+use tonic::Code;
+
 use crate::ctl::client::{self, Daemon};
 use crate::ctl::{Error, cluster};
 
@@ -25,7 +27,6 @@ enum End {
 pub struct Line {
     running: exec::Running,
     ends: exec::Ends,
-    guest: Option<Guest>,
 }
 
 impl Way {
@@ -44,19 +45,37 @@ impl Way {
     /// # Errors
     /// If there is no pod, who asks may not do so, or nobody answers there.
     pub async fn dial(&self) -> Result<Line, Error> {
-        let (place, guest) = match &self.end {
-            End::Pod(place) => (place.clone(), None),
+        let place = match &self.end {
+            End::Pod(place) => place.clone(),
             End::Guest(name) => {
-                let (namespace, short) = name.split_once('/').unwrap_or((DEFAULT, name));
-                let guest = guests::find(&self.server, namespace, short).await?;
-                (pods::of_node(&self.server, &guest.status.host, name).await?, Some(guest))
+                let guest = self.guest(name).await?;
+                pods::of_node(&self.server, &guest.status.host, name).await?
             }
         };
         let (running, mut ends) = exec::start(&self.server, &place, &["proxy"]).await?;
         // The daemon speaks first, as every server of HTTP/2 may.
         let begun = tokio::time::timeout(client::ANSWER_DEADLINE, exec::begun(&mut ends)).await;
-        begun.map_err(|_| Error::Silent)?.map_err(|_| Error::Closed)?;
-        Ok(Line { running, ends, guest })
+        if begun.map_err(|_| Error::Silent)?.map_err(|_| Error::Closed)? {
+            return Ok(Line { running, ends });
+        }
+        Err(running.failure().await.map_or(Error::Closed, cluster::Error::into))
+    }
+
+    /// What a call has failed with at last, and why there is no session with the guest, if that is it.
+    pub(super) async fn explained(&self, error: Error) -> Error {
+        let End::Guest(name) = &self.end else { return error };
+        if !matches!(&error, Error::Call(status) if status.code() == Code::FailedPrecondition) {
+            return error;
+        }
+        match self.guest(name).await {
+            Ok(guest) => guests::explained(error, &guest),
+            Err(_) => error,
+        }
+    }
+
+    async fn guest(&self, name: &str) -> Result<Guest, cluster::Error> {
+        let (namespace, short) = name.split_once('/').unwrap_or((DEFAULT, name));
+        guests::find(&self.server, namespace, short).await
     }
 }
 
@@ -66,14 +85,10 @@ impl Line {
     /// # Errors
     /// If the connection ends before, or `work` fails.
     pub async fn over<T>(self, work: impl AsyncFnOnce(Daemon) -> Result<T, Error>) -> Result<T, Error> {
-        let Self { running, ends, guest } = self;
-        let done = match client::over(ends, work).await {
+        let Self { running, ends } = self;
+        match client::over(ends, work).await {
             Err(Error::Closed) => Err(running.failure().await.map_or(Error::Closed, cluster::Error::into)),
             done => done,
-        };
-        done.map_err(|error| match guest {
-            Some(guest) => guests::explained(error, &guest),
-            None => error,
-        })
+        }
     }
 }

@@ -198,6 +198,7 @@ impl Client {
             Err(error) if !self.was_sent => return Err(error),
             // It is bound before it is opened to others.
             Err(error @ Error::Forbidden(_)) => return Ok(Over::Early(error)),
+            Err(Error::Cluster(error)) if !error.may_pass() => return Ok(Over::Early(error.into())),
             Err(error) => return Ok(Over::Lost(error.to_string())),
         };
         match line.over(async |daemon| self.converse(&daemon, outputs, signals).await).await {
@@ -276,6 +277,9 @@ impl Client {
         }
         if !by_guest {
             let is_early = is_again && status.code() == Code::NotFound;
+            if is_early && self.door.follows() {
+                return Ok(Over::Lost(words));
+            }
             let error = Error::of_call(status, &self.name);
             return if is_early { Ok(Over::Early(error)) } else { Err(error) };
         }

@@ -126,9 +126,9 @@ fn exit_code(status: ExitStatus) -> u8 {
 /// Whether an error leaves open what has become of a call.
 fn is_unknown(error: &Error) -> bool {
     match error {
-        Error::Closed | Error::Silent | Error::Late(_) => true,
+        Error::Silent | Error::Late(_) => true,
         Error::Call(status) => matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded),
-        _ => false,
+        error => error.is_of_connection(),
     }
 }
 
@@ -141,6 +141,7 @@ fn may_pass(error: &Error) -> bool {
             status.message().contains("there is no session")
         }
         Error::Call(status) if status.code() == Code::ResourceExhausted => true,
+        Error::Cluster(error) => error.may_pass(),
         error => is_unknown(error),
     }
 }
@@ -236,5 +237,15 @@ mod tests {
         assert!(may_pass(&Error::Call(tonic::Status::failed_precondition("there is no session with it"))));
         assert!(!may_pass(&Error::Call(tonic::Status::aborted("the snapshot is not consistent"))));
         assert!(!may_pass(&Error::Call(tonic::Status::permission_denied("no grant"))));
+        let ended = crate::ctl::cluster::Error::Inside {
+            pod: "p".into(),
+            node: "n".into(),
+            message: String::new(),
+            code: 137,
+        };
+        assert!(may_pass(&Error::Cluster(crate::ctl::cluster::Error::NoHost("a/b".into()))));
+        let ended = Error::Cluster(ended);
+        assert!(may_pass(&ended) && is_unknown(&ended));
+        assert!(!may_pass(&Error::Cluster(crate::ctl::cluster::Error::NoKind)));
     }
 }

@@ -140,6 +140,9 @@ pub async fn run(
         let is_at_end = !read.has_more || (read.entries.is_empty() && !request.cursor.is_empty());
         if !read.cursor.is_empty() {
             request.cursor = read.cursor;
+        } else if read.has_gap {
+            // There is no entry at all: whatever comes is new.
+            request = ReadJournalRequest { cursor: String::new(), since: None, last: None, ..request };
         }
         if is_at_end {
             if !wish.follow {
@@ -155,6 +158,7 @@ pub async fn run(
 fn may_pass(error: &Error, away: Duration) -> bool {
     match error {
         Error::NoSocket(_) | Error::NobodyAnswers(_) | Error::Closed | Error::Silent | Error::Late(_) => true,
+        Error::Cluster(error) => error.may_pass(),
         // A host half that has just started knows its VMs a little later.
         Error::UnknownVm(_) => away < SETTLED,
         // journalctl may fail while journald is restarted.
