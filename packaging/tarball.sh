@@ -18,6 +18,7 @@ cp -P systemd/* "$tree/systemd/"
 cp packaging/agent.toml packaging/host.toml "$tree/settings/"
 cp packaging/man/*.8 "$tree/man/"
 cp docs/*.md "$tree/docs/"
+cp -r packaging/completion "$tree/completion"
 cp -r packaging/cloud-init packaging/kubernetes packaging/apparmor "$tree/examples/"
 cp README.md CHANGELOG.md LICENSE "$tree/"
 tar --create --directory "$work" --sort name --mtime "@${SOURCE_DATE_EPOCH:-0}" --owner 0 --group 0 --numeric-owner \

@@ -1,8 +1,8 @@
 # Completion of guestctl for bash: guestctl itself knows what can come next.
 _guestctl() {
-    local line=${COMP_LINE:0:COMP_POINT} part current prefix candidate
+    local line=${COMP_LINE:0:COMP_POINT} part current prefix candidate home
     local -a words=() found=()
-    # What bash has split at : and = is put together again, up to the cursor.
+    # What bash has split, such as at : and =, is put together again, up to the cursor.
     for part in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do
         if [[ ${#words[@]} -eq 0 || $line == [[:space:]]* ]]; then
             words+=("")
@@ -14,15 +14,21 @@ _guestctl() {
     done
     words=("${words[@]//\\/}")
     current=${words[-1]}
-    mapfile -t found < <("$1" __complete -- "${words[@]}" 2> /dev/null)
-    # Only what comes after the last of these is replaced.
-    prefix=${current%"${current##*[:=]}"}
+    mapfile -t found < <(command guestctl __complete -- "${words[@]}" 2> /dev/null)
+    # Only what comes after the last place where bash splits is replaced.
+    prefix=${current%"${current##*["$COMP_WORDBREAKS"]}"}
     COMPREPLY=()
     for candidate in "${found[@]}"; do
         candidate=${candidate%%$'\t'*}
-        # It may be a name that a guest has given a file: the shell must not take it for more than a word.
-        printf -v candidate %q "${candidate#"$prefix"}"
-        COMPREPLY+=("$candidate")
+        candidate=${candidate#"$prefix"}
+        # Others have chosen the names: the shell must not take one for more than a word. A home directory stays one.
+        home=
+        if [[ $candidate == '~/'* ]]; then
+            home='~/'
+            candidate=${candidate#'~/'}
+        fi
+        [[ -z $candidate ]] || printf -v candidate %q "$candidate"
+        COMPREPLY+=("$home$candidate")
     done
     if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[/:=] ]]; then
         compopt -o nospace

@@ -11,7 +11,7 @@ pub async fn vms(place: Where) -> Result<Vec<String>, Error> {
         Where::Here(socket) => {
             client::with(socket, async |daemon| client::vms(&mut daemon.admin(), false).await).await?
         }
-        Where::Cluster(access) => cluster::vms(&access).await?,
+        Where::Cluster(access) => cluster::vms(access.without_programs()?).await?,
     };
     Ok(vms.into_iter().map(|vm| vm.name).collect())
 }

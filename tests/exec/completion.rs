@@ -102,3 +102,31 @@ fn a_shell_is_not_kept_waiting_and_hears_no_complaints() {
         assert!(!found.contains("web") && complaints.is_empty(), "{found} {complaints}");
     }
 }
+
+#[test]
+fn no_program_is_run_for_the_credentials_of_a_kubeconfig() {
+    let lab = Lab::new();
+    let (config, ran) = (lab.file("kubeconfig"), lab.file("ran"));
+    let user = serde_json::json!({ "exec": {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "interactiveMode": "Never",
+        "command": "touch",
+        "args": [ran],
+    } });
+    let named = |kind: &str, value: serde_json::Value| serde_json::json!([{ "name": "a", kind: value }]);
+    let all = serde_json::json!({
+        "clusters": named("cluster", serde_json::json!({ "server": "https://127.0.0.1:1" })),
+        "users": named("user", user),
+        "contexts": named("context", serde_json::json!({ "cluster": "a", "user": "a" })),
+        "current-context": "a",
+    });
+    std::fs::write(&config, all.to_string()).unwrap();
+    let config = config.to_str().unwrap();
+    let ask = |words: &[&str]| shell(&lab, env!("CARGO_BIN_EXE_guestctl"), words).output().unwrap();
+    let output = ask(&["__complete", "--", "guestctl", "--kubeconfig", config, "info", ""]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert!(!ran.exists());
+    // By Enter it is.
+    ask(&["--kubeconfig", config, "info", "web"]);
+    assert!(ran.exists());
+}

@@ -84,7 +84,11 @@ fn place(words: &[OsString]) -> Where {
 
 fn vms(place: Where) -> Option<Vec<String>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    runtime.block_on(async { tokio::time::timeout(PATIENCE, names::vms(place)).await.ok()?.ok() })
+    let found =
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, names::vms(place)).await.ok()?.ok() });
+    // A thread that looks up a name is not waited for.
+    runtime.shutdown_background();
+    found
 }
 
 #[cfg(test)]

@@ -78,6 +78,24 @@ impl Access {
         Ok(ApiServer { client: client.build(), url, namespace })
     }
 
+    /// The same, if no program has to be run to know who asks: for what nobody has asked for by Enter.
+    ///
+    /// # Errors
+    /// If one has, or no kubeconfig can be read.
+    pub fn without_programs(&self) -> Result<&Self, Error> {
+        let Some((name, kubeconfig)) = self.kubeconfig()? else { return Ok(self) };
+        let context = self.context.as_ref().or(kubeconfig.current_context.as_ref());
+        let named = kubeconfig.contexts.iter().find(|named| Some(&named.name) == context);
+        let user = named.and_then(|named| named.context.as_ref()?.user.as_ref());
+        let named = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == user);
+        match named.and_then(|named| named.auth_info.as_ref()) {
+            Some(user) if user.exec.is_some() || user.auth_provider.is_some() => {
+                Err(Error::NeedsProgram(name))
+            }
+            _ => Ok(self),
+        }
+    }
+
     async fn config(&self, kubeconfig: Kubeconfig) -> Result<Config, KubeconfigError> {
         let options = KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         Config::from_custom_kubeconfig(kubeconfig, &options).await
