@@ -1,6 +1,9 @@
 //! Compiles the protobuf definitions without needing `protoc`.
 
 use std::error::Error;
+use std::path::Path;
+
+use protox::prost::Message as _;
 
 const FILES: [&str; 17] = [
     "csi/v1/csi.proto",
@@ -25,6 +28,10 @@ const FILES: [&str; 17] = [
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(FILES, ["proto"])?;
+    let out = std::env::var_os("OUT_DIR").ok_or("cargo sets no OUT_DIR")?;
+    // With the comments, which tests/host/api.rs makes docs/api.md of.
+    #[allow(clippy::disallowed_methods, reason = "a build script has no other way to write")]
+    std::fs::write(Path::new(&out).join("descriptors.binpb"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .build_transport(false)
         .codec_path("crate::wire::codec::Prost")

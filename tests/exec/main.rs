@@ -13,7 +13,11 @@
 
 mod attach;
 mod bounds;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../fixtures/clients.rs"]
+mod clients;
 mod completion;
+mod examples;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../host/lab.rs"]
 mod host;

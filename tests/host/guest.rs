@@ -274,6 +274,7 @@ impl Agent {
                 let services = Both(QgaServer::new(machine), services);
                 let services = Both(rpc::accounts::Service::new(real.clone()).into_server(), services);
                 let services = Both(rpc::file_systems::Service::new(real.clone()).into_server(), services);
+                let services = Both(rpc::freeze::Service::new(real.clone()).into_server(), services);
                 let services = Both(rpc::machine::Service::new(real.clone()).into_server(), services);
                 let services = Both(rpc::network::Service::new(real).into_server(), services);
                 drop(http2::serve(stream, services, CancellationToken::new()).await);

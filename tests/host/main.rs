@@ -13,11 +13,15 @@
 
 mod access;
 mod answers;
+mod api;
 mod asking;
 mod audit;
 mod checks;
 #[macro_use]
 mod cloud_calls;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../fixtures/clients.rs"]
+mod clients;
 mod frames;
 mod guest;
 mod hypervisor;
@@ -44,6 +48,7 @@ mod cloud;
 mod csi;
 mod disks;
 mod events;
+mod examples;
 mod faults;
 mod hostile;
 mod manifests;

@@ -28,15 +28,15 @@ test | packages)
     packages="$packages btrfs-progs cryptsetup-bin dbus dmsetup dosfstools fdisk iproute2 lvm2 nftables socat xfsprogs"
     # Shells that complete what is typed.
     packages="$packages bash fish zsh"
-    # A gRPC client that is not ours.
-    packages="$packages python3 python3-grpcio"
+    # gRPC clients that are not ours: the examples of docs/api are among them.
+    packages="$packages libprotobuf-dev protobuf-compiler protobuf-compiler-grpc python3 python3-grpcio python3-protobuf"
     # What Debian's qemu-ga loads.
     packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"
     # What libvirt loads.
     packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5
         libnl-3-200 libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
-    programs="$programs blkid btrfs cryptsetup dbus-daemon dmsetup fish ip losetup lvm mkfs.vfat mkfs.xfs sfdisk socat
-        zsh
+    programs="$programs blkid btrfs cryptsetup dbus-daemon dmsetup fish grpc_python_plugin ip losetup lvm mkfs.vfat mkfs.xfs protoc
+        sfdisk socat zsh
         $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd
         $tools/kubernetes-$KUBERNETES/kubelet $tools/grpc-go/client"
     [ "$purpose" = test ] || packages="$packages lintian rpm rpmlint"
