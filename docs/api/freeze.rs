@@ -44,7 +44,8 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     if !was_frozen {
         return Err("the freeze has not lasted: do not use the snapshot".into());
     }
-    let has_ended_well = status.map_err(|error| format!("cannot run {program:?}: {error}"))?.success();
+    let has_ended_well =
+        status.map_err(|error| format!("cannot run {}: {error}", program.display()))?.success();
     Ok(ExitCode::from(u8::from(!has_ended_well)))
 }
 
