@@ -186,8 +186,8 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
 }
 
 /// Capabilities that the guestlet API tells of this agent.
-const CAPABILITIES: [&str; 8] =
-    ["events", "qga", "disks", "topology", "callback", "health-checks", "machine", "exec"];
+const CAPABILITIES: [&str; 9] =
+    ["events", "qga", "disks", "topology", "callback", "health-checks", "machine", "exec", "login"];
 
 /// What serves the host half, and people in the guest.
 struct Api {

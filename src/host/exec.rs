@@ -37,6 +37,8 @@ use crate::wire::proto::v1::{FromProgram, GetInfoRequest, ToProgram};
 /// Bytes of one message of a client, and of an agent.
 pub const MAX_REQUEST: usize = 512 << 10;
 const MAX_ANSWER: usize = 128 << 10;
+/// What an agent can that opens sessions by PAM.
+const LOGIN: &str = "login";
 /// How long the first message of a client may take, and an agent that is asked who it is.
 const SOON: Duration = Duration::from_secs(10);
 /// How long an agent may take to begin: a disk may be slow.
@@ -63,9 +65,14 @@ impl Asked for Opening {
     fn subject(&self) -> String {
         match &self.0.message {
             Some(Message::Start(start)) => {
-                let program = start.arguments.first().map(|program| String::from_utf8_lossy(program));
+                let login = start.login.as_ref();
+                let arguments = login.map_or(&start.arguments, |login| &login.arguments);
+                let program = arguments.first().map(|program| String::from_utf8_lossy(program));
                 let user = if start.user.is_empty() { "root" } else { &start.user };
-                format!("{} as {user}", program.unwrap_or_default())
+                match login {
+                    None => format!("{} as {user}", program.unwrap_or_default()),
+                    Some(_) => format!("{} as {user} (login)", program.unwrap_or("a login shell".into())),
+                }
             }
             Some(Message::Attach(attach)) => attach.id.clone(),
             _ => String::new(),
@@ -74,6 +81,11 @@ impl Asked for Opening {
 }
 
 impl Opening {
+    /// A program is to run in a session of PAM.
+    fn is_login(&self) -> bool {
+        matches!(&self.0.message, Some(Message::Start(start)) if start.login.is_some())
+    }
+
     /// The VM's name, which is nothing to its guest.
     fn take_name(&mut self) -> String {
         match &mut self.0.message {
@@ -110,6 +122,9 @@ pub async fn run(
 ) -> Result<Relay, Status> {
     let name = first.take_name();
     let place = machine::place_for_stream(desks, fleet, &name, behalf.caller()).await?;
+    if first.is_login() && !machine::is_able(fleet, &name, LOGIN).await? {
+        return Err(machine::too_old(&name));
+    }
     let mut line = dial(fleet, &name).await?;
     let answers = line.open(behalf, first.0, messages).await?;
     Ok(Relay { line, answers, entry: None, _place: place, is_over: false })

@@ -92,7 +92,7 @@ impl From<Refusal> for Status {
             }
             Error::Exists(_) => Self::already_exists(words),
             Error::User { .. } | Error::System(_) => Self::internal(words),
-            Error::Directory { .. } => Self::failed_precondition(words),
+            Error::Directory { .. } | Error::NoRunuser => Self::failed_precondition(words),
             Error::Program { source, .. } => {
                 let is_missing = source.kind() == std::io::ErrorKind::NotFound;
                 let mut status = Self::new(Code::FailedPrecondition, words);
@@ -106,6 +106,8 @@ impl From<Refusal> for Status {
             | Error::Nul(_)
             | Error::Variable(_)
             | Error::TerminalKind(_)
+            | Error::LoginProgram(_)
+            | Error::LoginShell
             | Error::UnknownUser(_) => Self::invalid_argument(words),
         }
     }
@@ -152,11 +154,18 @@ fn away(start: &v1::StartProgram) -> Result<Away, Status> {
 
 fn task(start: v1::StartProgram, owner: String) -> Result<Task, Status> {
     let away = away(&start)?;
+    if start.login.is_some() && !start.arguments.is_empty() {
+        return Err(Status::invalid_argument(
+            "the arguments of a login are those of StartProgram.login alone",
+        ));
+    }
     let variables = start.environment.into_iter();
+    let is_login = start.login.is_some();
+    let arguments = start.login.map_or(start.arguments, |login| login.arguments);
     Ok(Task {
         id: start.id,
         owner,
-        command: start.arguments.into_iter().map(bytes).collect(),
+        command: arguments.into_iter().map(bytes).collect(),
         environment: variables.map(|one| (bytes(one.name), bytes(one.value))).collect(),
         directory: Some(start.directory)
             .filter(|path| !path.is_empty())
@@ -166,6 +175,7 @@ fn task(start: v1::StartProgram, owner: String) -> Result<Task, Status> {
         limit: (start.timeout_seconds > 0).then(|| Duration::from_secs(start.timeout_seconds.into())),
         away,
         on_end: None,
+        is_login,
     })
 }
 
@@ -182,10 +192,11 @@ impl Service {
         let user = start.user.clone();
         let mut task = task(start, owner(asker))?;
         let program = task.command.first().map(|program| program.to_string_lossy().into_owned());
-        let program = program.unwrap_or_default();
+        let program = program.unwrap_or_else(|| "a login shell".to_owned());
         let account = exec::account(&user).await;
         let name = account.as_ref().map_or(user.as_str(), |account| account.name.as_str());
-        let _ = noted.subject.set(format!("{program} as {name}"));
+        let how = if task.is_login { " (login)" } else { "" };
+        let _ = noted.subject.set(format!("{program} as {name}{how}"));
         let account = account.map_err(Refusal::from)?;
         let check = Check {
             gate: self.gate.clone(),
@@ -194,6 +205,7 @@ impl Service {
             user: account.name.clone(),
             environment: !task.environment.is_empty(),
             directory: task.directory.is_some(),
+            is_login: task.is_login,
             guest: self.guest.clone(),
         };
         task.on_end = Some(self.end_record(asker, noted));
@@ -245,6 +257,7 @@ struct Check {
     user: String,
     environment: bool,
     directory: bool,
+    is_login: bool,
     guest: Guest,
 }
 
@@ -260,18 +273,22 @@ fn is_thawed(guest: &Guest) -> Result<(), Refusal> {
 impl Check {
     /// Whether this one may run the program that this path is when every link in it is followed.
     fn program(&self, path: &Path) -> Result<(), Refusal> {
-        let Self { gate, asker, noted, user, environment, directory, guest } = self;
+        let Self { gate, asker, noted, user, environment, directory, is_login, guest } = self;
+        let denied = |why: &dyn std::fmt::Display| {
+            let shell = "; with --login the login shell has to be allowed, which can run any program";
+            Refusal::Denied(format!("{why}{}", if *is_login { shell } else { "" }))
+        };
         let _ = noted.path.set(path.display().to_string());
         let detail = Detail::Program { path, environment: *environment, directory: *directory, user };
         let asked = Asked { detail, ..Asked::new(asker.who(), asker.caller(), RUN, Role::Exec) };
         let rules = gate.rules();
         if let Some(bound) = rules.bounds.forbid(&Asked { verb: AS_COMMAND, ..asked }) {
-            return Err(Refusal::Denied(bound.to_string()));
+            return Err(denied(&bound));
         }
         match rules.granted(&asked) {
             Decision::Allowed(_) => {}
             Decision::WouldDeny(why) => drop(noted.would_deny.set(why.to_string())),
-            Decision::Denied(why) => return Err(Refusal::Denied(why.to_string())),
+            Decision::Denied(why) => return Err(denied(&why)),
         }
         // What comes before this may have taken long.
         is_thawed(guest)

@@ -32,7 +32,12 @@ pub struct Cgroup(PathBuf);
 
 /// The directory of this process's own group.
 fn own(root: &Root) -> Option<PathBuf> {
-    let groups = root.read("/proc/self/cgroup").ok()?;
+    of_process(root, "self")
+}
+
+/// The directory of the group of a process, by its name in /proc.
+fn of_process(root: &Root, process: &str) -> Option<PathBuf> {
+    let groups = root.read(&format!("/proc/{process}/cgroup")).ok()?;
     let groups = String::from_utf8(groups).ok()?;
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
     let mounted = MOUNTS.into_iter().map(|mount| root.path(mount));
@@ -84,31 +89,59 @@ impl Cgroup {
 
     /// The numbers of its processes.
     pub fn processes(&self) -> Vec<i32> {
-        let list = read(&self.0.join("cgroup.procs")).unwrap_or_default();
-        list.lines().filter_map(|line| line.parse().ok()).collect()
+        processes(&self.0)
     }
 
     /// Kills all of its processes.
     pub fn kill(&self) {
-        let at_once = File::options().write(true).open(self.0.join("cgroup.kill"));
-        if at_once.and_then(|mut file| file.write_all(b"1")).is_ok() {
-            return;
-        }
-        for _ in 0..ROUNDS {
-            let processes = self.processes();
-            if processes.is_empty() {
-                break;
-            }
-            for process in processes {
-                // In the group a moment ago; a number is not given again as fast as that.
-                let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
-            }
-        }
+        kill_all(&self.0);
     }
 
     /// Removes it, if no process is in it.
     pub fn remove(&self) -> bool {
         std::fs::remove_dir(&self.0).is_ok()
+    }
+}
+
+fn processes(group: &Path) -> Vec<i32> {
+    let list = read(&group.join("cgroup.procs")).unwrap_or_default();
+    list.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn kill_all(group: &Path) {
+    let at_once = File::options().write(true).open(group.join("cgroup.kill"));
+    if at_once.and_then(|mut file| file.write_all(b"1")).is_ok() {
+        return;
+    }
+    for _ in 0..ROUNDS {
+        let processes = processes(group);
+        if processes.is_empty() {
+            break;
+        }
+        for process in processes {
+            // In the group a moment ago; a number is not given again as fast as that.
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
+    }
+}
+
+/// The group of a session of logind, which makes and removes it: the session's processes, and no others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionScope(PathBuf);
+
+impl SessionScope {
+    /// Of the session that this process was moved to. None for one that this process is in itself.
+    pub fn of(root: &Root, number: u32) -> Option<Self> {
+        let path = of_process(root, &number.to_string())?;
+        let name = path.file_name()?.to_str()?;
+        let is_session = name.strip_prefix("session-")?.strip_suffix(".scope")?;
+        let is_own = own(root).is_none_or(|own| own.starts_with(&path));
+        (!is_session.is_empty() && !is_own).then_some(Self(path))
+    }
+
+    /// Kills all of its processes.
+    pub fn kill(&self) {
+        kill_all(&self.0);
     }
 }
 
@@ -157,6 +190,36 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(left, expected);
         assert_eq!(Cgroup::left_over(&root)[0].processes(), [12, 34]);
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the test lays out files")]
+    fn only_the_group_of_a_session_of_its_own_is_one_of_a_session() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let lay = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        lay("sys/fs/cgroup/cgroup.controllers", "");
+        lay("proc/self/cgroup", "0::/user.slice/user-0.slice/session-1.scope/tests\n");
+        let scope = "user.slice/user-7.slice/session-c12.scope";
+        for (number, group, wanted) in [
+            (1, format!("1:name=systemd:/x\n0::/{scope}\n"), true),
+            (2, "0::/user.slice/user-0.slice/session-1.scope\n".to_owned(), false),
+            (3, "0::/system.slice/guestlet.service/guestlet-exec-1\n".to_owned(), false),
+            (4, format!("0::/{scope}/inner\n"), false),
+            (5, format!("0::/{scope} (deleted)\n"), false),
+            (6, "0::/session-.scope\n".to_owned(), false),
+            (7, "0::/\n".to_owned(), false),
+            (8, format!("1:name=systemd:/{scope}\n"), false),
+        ] {
+            lay(&format!("proc/{number}/cgroup"), &group);
+            let expected = wanted.then(|| SessionScope(root.path("/sys/fs/cgroup").join(scope)));
+            assert_eq!(SessionScope::of(&root, number), expected, "{group}");
+        }
+        assert_eq!(SessionScope::of(&root, 99), None);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use super::root::Root;
 
 /// Place of the start time among the fields of /proc/*/stat that are behind the name; see proc(5).
 const START: usize = 19;
+/// The same of the parent's number.
+const PARENT: usize = 1;
 
 /// A process. Two that are equal are the same one, though numbers are given again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +25,12 @@ impl Process {
         Some(Self { number, started: started(&String::from_utf8_lossy(&stat))? })
     }
 
+    /// The number of the parent of the process that has this number now.
+    pub fn parent(root: &Root, number: u32) -> Option<u32> {
+        let stat = root.read(&format!("/proc/{number}/stat")).ok()?;
+        field(&String::from_utf8_lossy(&stat), PARENT)
+    }
+
     /// The numbers of all processes, as they were listed.
     ///
     /// # Errors
@@ -35,8 +43,12 @@ impl Process {
 
 /// The start time in the contents of a /proc/*/stat. The name before it is in parentheses, and may have any in it.
 fn started(stat: &str) -> Option<u64> {
+    field(stat, START)
+}
+
+fn field<N: std::str::FromStr>(stat: &str, place: usize) -> Option<N> {
     let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_ascii_whitespace().nth(START)?.parse().ok()
+    fields.split_ascii_whitespace().nth(place)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -62,5 +74,6 @@ mod tests {
         assert_eq!(Process::with_number(&root, std::process::id()), Some(own));
         assert!(Process::numbers(&root).unwrap().contains(&own.number));
         assert_eq!(Process::with_number(&root, u32::MAX), None);
+        assert_eq!(Process::parent(&root, std::process::id()), Some(std::os::unix::process::parent_id()));
     }
 }

@@ -7,6 +7,9 @@ use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::io::Interest;
+
+use crate::sys::descriptor;
 
 /// A process that ran when this was made.
 #[derive(Debug)]
@@ -35,6 +38,12 @@ impl Process {
         let mut asked = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         Ok(poll(&mut asked, PollTimeout::ZERO)? > 0)
     }
+
+    /// Completes when it has ended, whether or not its parent has waited for it.
+    pub async fn ended(&self) {
+        // An error is the event loop's end.
+        let _ = descriptor::wait(self.0.as_fd(), Interest::READABLE).await;
+    }
 }
 
 #[cfg(test)]
@@ -51,5 +60,16 @@ mod tests {
         child.wait().unwrap();
         assert!(process.has_ended().unwrap());
         assert!(Process::of(i32::MAX).is_err());
+    }
+
+    #[tokio::test]
+    #[allow(clippy::disallowed_methods, reason = "the test needs a process")]
+    async fn the_end_of_a_process_is_waited_for_before_its_parent_has_seen_it() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Process::of(i32::try_from(child.id()).unwrap()).unwrap();
+        child.kill().unwrap();
+        process.ended().await;
+        assert!(std::path::Path::new(&format!("/proc/{}", child.id())).exists());
+        child.wait().unwrap();
     }
 }

@@ -17,6 +17,8 @@ pub const ALL: &str =
 pub struct Lab {
     pub host: host::Lab,
     agent: Option<Child>,
+    /// What is done in a mount namespace of the agent's before it starts there.
+    setup: Option<String>,
 }
 
 /// What this machine says of itself, as its agent reads it.
@@ -29,8 +31,13 @@ fn dmi() -> String {
 impl Lab {
     /// With these grants.
     pub fn with(grants: &str) -> Self {
+        Self::within(grants, None)
+    }
+
+    /// The same, whose agent is in a mount namespace of its own, in which this script was run.
+    pub fn within(grants: &str, setup: Option<String>) -> Self {
         let rest = format!("dmi-uuid = '{}'\nunix-socket = '@web/control.sock'", dmi());
-        let mut lab = Self { host: host::Lab::new().vm("web", 1, &rest), agent: None };
+        let mut lab = Self { host: host::Lab::new().vm("web", 1, &rest), agent: None, setup };
         let folder = lab.host.path("web");
         std::fs::create_dir_all(&folder).unwrap();
         let more = format!("method = \"none\"\n[csi]\nenabled = false\n{grants}");
@@ -49,7 +56,10 @@ impl Lab {
     pub fn start_agent(&mut self) {
         let folder = self.host.path("web");
         let log = File::options().create(true).append(true).open(folder.join("log")).unwrap();
-        let mut command = launch::guestlet();
+        let mut command = match &self.setup {
+            None => launch::guestlet(),
+            Some(setup) => launch::in_namespace(&format!("{setup}exec \"$@\"")),
+        };
         command.arg("--settings").arg(folder.join("agent.toml")).arg("--verbose").stderr(log);
         self.agent = Some(command.spawn().unwrap());
     }

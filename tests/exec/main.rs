@@ -25,6 +25,7 @@ mod lab;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../fixtures/launch.rs"]
 mod launch;
+mod login;
 
 mod programs;
 mod refusals;

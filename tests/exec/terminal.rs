@@ -54,6 +54,12 @@ impl Screen {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
+    /// Kills guestctl, which can tell nobody then.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// Forgets what has been seen.
     pub fn clear(&self) {
         self.seen.lock().unwrap().clear();
@@ -69,7 +75,7 @@ impl Screen {
         !tcgetattr(&self.terminal).unwrap().local_flags.contains(LocalFlags::ICANON)
     }
 
-    fn code(&mut self) -> Option<i32> {
+    pub fn code(&mut self) -> Option<i32> {
         let code = crate::host::wait(&mut self.child).code();
         assert!(!self.is_raw(), "the terminal is as it was");
         code

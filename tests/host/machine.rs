@@ -92,6 +92,19 @@ fn a_guest_that_does_not_answer_keeps_up_only_those_who_ask_it() {
     assert_eq!(lab.words(&["qga", "hangs", PING]), "{\"return\":{}}\n");
 }
 
+/// It would run the program without a session, and nobody would notice.
+#[test]
+fn an_agent_that_opens_no_sessions_is_not_asked_to() {
+    let lab = Lab::new().guest("a", 1).start();
+    let a = guest(&lab, "a", 1, "boot-1");
+    assert_fails(
+        &lab.ctl(&["exec", "--login", "a", "--", "true"]),
+        125,
+        "the agent in the guest of \"a\" is too old for this",
+    );
+    assert!(a.machine().lock().asked.is_empty());
+}
+
 /// However fast people ask, a guest is not taken for one that says too much.
 #[test]
 fn many_large_answers_do_not_end_a_session() {

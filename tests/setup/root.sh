@@ -8,6 +8,8 @@ out=$2
 release=$(ls "$kernel/lib/modules")
 packages=systemd-sysv,udev,dbus,cloud-init,cloud-guest-utils,e2fsprogs,xfsprogs,util-linux,kmod,iproute2
 packages=$packages,ifupdown,isc-dhcp-client,netbase,procps,python3-minimal,socat,strace
+# Sessions of logind, for those that runuser opens.
+packages=$packages,libpam-systemd
 
 # The mirror that this machine's apt uses.
 mirror=$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
@@ -33,6 +35,8 @@ printf 'datasource_list: [ NoCloud, None ]\n' > "$tree/etc/cloud/cloud.cfg.d/90-
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer; do
     ln -sf /dev/null "$tree/etc/systemd/system/$unit"
 done
+# The shell on the console, by which tests look, is in none of them.
+sed -i '/pam_systemd/d' "$tree/etc/pam.d/common-session"
 # A root shell on the console; dash, because line editing would garble what the tests read.
 chroot "$tree" usermod --password '' --shell /bin/dash root
 mkdir -p "$tree/etc/systemd/system/serial-getty@ttyS0.service.d"

@@ -108,6 +108,53 @@ fn programs_run_under_systemd_with_the_guests_users_and_end_with_the_service() {
 }
 
 #[test]
+fn a_login_is_a_session_of_logind_and_ends_as_a_whole() {
+    let vm = real("logins");
+    vm.run("useradd --create-home --shell /bin/bash worker && echo 'FROM=profile' > ~worker/.bash_profile")
+        .unwrap();
+    vm.run("echo 'worker hard nofile 321' >> /etc/security/limits.conf").unwrap();
+    let host = host_with(&vm, &ROLES);
+    let login =
+        |command: &str| exec(&host, &["--login", "--user", "worker", "logins", "--", "bash", "-c", command]);
+    let show = "echo $(id -un) $(ulimit -Hn) $PWD; loginctl show-session $XDG_SESSION_ID -p Name -p Service -p State; \
+                grep -o 'session-.*' /proc/self/cgroup; exit 7";
+    let (code, out, said) = ended(&mut login(show));
+    assert_eq!(code, Some(7), "{out} {said}");
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(lines[0], "worker 321 /home/worker", "{out} {said}");
+    for line in ["Name=worker", "Service=runuser-l", "State=active"] {
+        assert!(lines.contains(&line), "{out} {said}");
+    }
+    assert!(
+        lines.iter().any(|line| line.starts_with("session-") && line.ends_with(".scope")),
+        "{out} {said}"
+    );
+    wait_for("the session's end", SOON, || {
+        vm.run("! loginctl list-sessions --no-legend | grep -w worker").ok()
+    })
+    .unwrap();
+    vm.run("journalctl | grep 'pam_unix(runuser-l:session): session closed for user worker'").unwrap();
+
+    // What has left its group, and its session as a process, is in that of logind.
+    let leave = "setsid sleep 4244 & setsid sleep 4245 & wait";
+    let mut running = login(leave).spawn().unwrap();
+    let both = "pgrep -f '[s]leep 4244' && pgrep -f '[s]leep 4245'";
+    wait_for("sleepers", SOON, || vm.run(both).ok()).unwrap();
+    let programs: Value = serde_json::from_str(&host.ctl(&["ps", "logins", "-o", "json"]).unwrap()).unwrap();
+    let id = programs[0]["id"].as_str().unwrap().to_owned();
+    host.ctl(&["kill", "logins", &id, "--signal", "KILL"]).unwrap();
+    assert_eq!(running.wait().unwrap().code(), Some(137));
+    vm.run("! pgrep -f '[s]leep 424'").unwrap();
+
+    // They end with the agent, too, even if that has no time for it.
+    let begun = login(leave).spawn().unwrap();
+    wait_for("sleepers", SOON, || vm.run(both).ok()).unwrap();
+    vm.run("systemctl kill --signal KILL guestlet").unwrap();
+    wait_for("their end", SOON, || vm.run("! pgrep -f '[s]leep 424'").ok()).unwrap();
+    assert_eq!(told(&begun.wait_with_output().unwrap()).0, Some(255));
+}
+
+#[test]
 fn a_program_goes_on_while_its_guest_is_paused_its_device_replaced_and_its_host_half_killed() {
     let mut vm = real("going");
     let mut host = host_with(&vm, &ROLES);

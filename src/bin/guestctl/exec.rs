@@ -22,13 +22,14 @@ pub enum Exec {
     /// who may run what, as which user: docs/exec.md.
     #[command(
         after_help = "Examples:\n  guestctl exec web-1 -- systemctl status nginx\n  guestctl exec -it web-1 -- bash\n  \
-                            guestctl exec -i web-1 -- tar x -C /srv < files.tar"
+                            guestctl exec -i web-1 -- tar x -C /srv < files.tar\n  \
+                            guestctl exec -it web-1 --user alice --login"
     )]
     Exec {
         /// The VM's name, as ls shows it
         name: String,
         /// The program, looked for in PATH, and its arguments
-        #[arg(last = true, required = true, value_name = "COMMAND")]
+        #[arg(last = true, required_unless_present = "login", value_name = "COMMAND")]
         command: Vec<OsString>,
         /// Pass standard input on; else the program has none
         #[arg(short, long)]
@@ -39,6 +40,10 @@ pub enum Exec {
         /// Run it as this user, by name or number, with all groups of it
         #[arg(short, long)]
         user: Option<String>,
+        /// Log the user in through PAM, as runuser(1) does, and have the login shell execute the program; without one, run the login
+        /// shell
+        #[arg(short, long)]
+        login: bool,
         /// A variable more for the program
         #[arg(short, long, value_name = "NAME=VALUE")]
         env: Vec<OsString>,
@@ -111,6 +116,7 @@ impl From<Exec> for Verb {
                 interactive,
                 tty,
                 user,
+                login,
                 env,
                 cwd,
                 timeout,
@@ -123,6 +129,7 @@ impl From<Exec> for Verb {
                     user,
                     environment: env,
                     directory: cwd,
+                    is_login: login,
                     has_terminal: tty,
                     has_input: interactive,
                     limit: timeout,

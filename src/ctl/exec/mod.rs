@@ -23,7 +23,8 @@ use super::client::answer;
 use super::door::Door;
 use super::print::Printer;
 use crate::wire::proto::v1::{
-    self, OnDisconnect, ProgramTerminal, ProgramVariable, SignalProgramRequest, StartProgram, TerminalSize,
+    self, OnDisconnect, ProgramLogin, ProgramTerminal, ProgramVariable, SignalProgramRequest, StartProgram,
+    TerminalSize,
 };
 
 /// Bytes of arguments and variables.
@@ -52,6 +53,8 @@ pub struct Run {
     pub environment: Vec<OsString>,
     /// Where it starts.
     pub directory: Option<OsString>,
+    /// It runs in a session that PAM opens; without a command that has the login shell.
+    pub is_login: bool,
     /// It has a terminal.
     pub has_terminal: bool,
     /// It reads standard input.
@@ -152,10 +155,14 @@ fn start(name: &str, run: Run) -> Result<StartProgram, Error> {
         kind: kind.unwrap_or_else(|| USUAL_TERMINAL.to_owned()),
         size: Some(local::size().unwrap_or(TerminalSize { rows: 24, columns: 80 })),
     });
+    // Where an older agent, or host half, finds nothing to run.
+    let (arguments, login) =
+        if run.is_login { (Vec::new(), Some(ProgramLogin { arguments })) } else { (arguments, None) };
     Ok(StartProgram {
         name: name.to_owned(),
         id: identifier()?,
         arguments,
+        login,
         environment,
         directory: run.directory.unwrap_or_default().into_vec(),
         user: run.user.unwrap_or_default(),
@@ -210,6 +217,7 @@ mod tests {
             user: None,
             environment: environment.iter().map(Into::into).collect(),
             directory: None,
+            is_login: false,
             has_terminal: false,
             has_input: true,
             limit: Some(Duration::from_millis(1)),

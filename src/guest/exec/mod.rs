@@ -10,12 +10,14 @@
 //! program whose outputs nobody takes waits in a full pipe. [`Programs::care`] is the one task that looks after all of them.
 //! (What QGA clients start is looked after by [`processes`](super::processes); both are started by [`spawn`].)
 
+mod login;
 mod members;
 mod pipes;
 mod program;
 pub mod ring;
 pub mod state;
 mod task;
+mod what;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,6 +34,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::sys::cgroup::Cgroup;
+use crate::sys::process_end;
 use crate::sys::refused::Refused;
 use crate::sys::root::Root;
 use crate::sys::spawn::{self, Start};
@@ -45,7 +48,8 @@ use state::State;
 
 pub use program::{Attached, Program, Standing};
 pub use task::{Error, MAX_ARGUMENTS, OnEnd, Task};
-use task::{check, command_line, environment, failed};
+use task::{check, command_line, failed};
+use what::What;
 
 /// Bytes of each output that are kept, unless the settings say otherwise.
 pub const RING: usize = 256 << 10;
@@ -180,35 +184,53 @@ impl Programs {
         E: From<Error> + Send + 'static,
     {
         check(&task)?;
+        if task.is_login {
+            login::check(&task)?;
+        }
         let key = (task.owner.clone(), task.id.clone());
         let starting = self.make_room(&key, program::outputs(task.terminal.is_some()))?;
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Error::TooMany)?;
         let Ends { streams, terminal, outputs, input } =
             Ends::make(&task, &account).map_err(Error::System)?;
-        let directory = task.directory.clone().unwrap_or_else(|| account.home.clone());
-        let is_home = task.directory.is_none();
-        let command_line = command_line(&task.command);
-        let environment = environment(&account, &task);
-        let mut command = task.command.into_iter();
-        let program = command.next().unwrap_or_default();
+        let What { program, arguments, environment, identity, directory, or_root, judged } =
+            What::of(root, &account, &task);
         let name = program.to_string_lossy().into_owned();
+        let command_line = if task.command.is_empty() {
+            account.shell.display().to_string()
+        } else {
+            command_line(&task.command)
+        };
         let (group, procs) = Cgroup::make(root, &task.id)
             .inspect_err(|error| tracing::debug!("no control group for a program: {error}"))
             .ok()
             .unzip();
-        let manner = Manner::new(account.identity, directory.clone(), terminal.is_some());
-        let manner = manner.or_in_root(is_home).in_cgroup(procs);
-        let arguments = command.collect();
+        let manner = Manner::new(identity, directory.clone(), terminal.is_some());
+        let manner = manner.or_in_root(or_root).in_cgroup(procs);
         let start =
             Start { program, arguments, environment: Some(environment), streams, manner: Some(manner) };
-        let may = may.map(|may| move |path: &Path| may(path).map_err(Refused::Caller));
+        let is_login = task.is_login;
+        let may = may.map(|may| {
+            move |path: &Path| {
+                // A shell that is not there is what may not be run.
+                let judged =
+                    judged.as_ref().map(|shell| shell.canonicalize().unwrap_or_else(|_| shell.clone()));
+                may(judged.as_deref().unwrap_or(path)).map_err(Refused::Caller)
+            }
+        });
         let child = spawn::start(root.clone(), start, may).await.map_err(|refused| match refused {
             Refused::Caller(error) => error,
-            Refused::System(source) => failed(source, name, directory).into(),
+            Refused::System(source) => match failed(source, name, directory) {
+                Error::Program { source, .. } if is_login && source.kind() == io::ErrorKind::NotFound => {
+                    Error::NoRunuser.into()
+                }
+                error => error.into(),
+            },
         })?;
         let Some(process_id) = child.id() else {
             return Err(Error::System(io::Error::other("it has no process id")).into());
         };
+        // Without it (before Linux 5.3) what a login has left that ended by itself is not found.
+        let exit = is_login.then(|| process_end::Process::of(process_id.cast_signed())).and_then(Result::ok);
         let about = About {
             id: task.id,
             owner: task.owner,
@@ -220,7 +242,7 @@ impl Programs {
         };
         let now = Instant::now();
         let state = State::new(starting.ring, task.away, now);
-        let members = Members::new(root.clone(), process_id, group);
+        let members = Members::new(root.clone(), process_id, group).with_login(is_login);
         let program = Arc::new(Program::new(about, terminal, members, state));
         let attached = program.attach([Some(0), Some(0)]);
         let mut table = self.table();
@@ -230,7 +252,7 @@ impl Programs {
         let limit = task.limit.and_then(|limit| now.checked_add(limit));
         let on_end = task.on_end;
         let attendance =
-            Attendance { program, child, outputs, input, limit, patience: PATIENCE, place, on_end };
+            Attendance { program, child, exit, outputs, input, limit, patience: PATIENCE, place, on_end };
         Ok((attached, attendance))
     }
 
@@ -325,6 +347,7 @@ impl Programs {
                 group.kill();
             }
         }
+        login::end_left_over(root);
     }
 
     /// Ends what runs, at once: without this process nobody has its pipes.
@@ -398,6 +421,7 @@ mod tests {
             limit: None,
             away: Away::Ends(Duration::from_secs(30)),
             on_end: None,
+            is_login: false,
         }
     }
 

@@ -19,6 +19,7 @@ use super::OnEnd;
 use super::members::Members;
 use super::pipes::{Sink, Source, Terminal};
 use super::state::{Away, Due, Ended, Fate, GRACE, News, Position, State};
+use crate::sys::process_end;
 use crate::sys::terminal::Size;
 
 /// Bytes taken from a pipe at once.
@@ -305,6 +306,14 @@ impl Program {
     }
 }
 
+/// Completes when a process has ended that is there.
+async fn ended(exit: Option<&process_end::Process>) {
+    match exit {
+        Some(exit) => exit.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// What an attendance waits for.
 struct Plan {
     /// Bytes that may be taken of each output.
@@ -320,6 +329,8 @@ struct Plan {
 pub(super) struct Attendance {
     pub program: Arc<Program>,
     pub child: Child,
+    /// Its end, where something has to be looked at before it is waited for.
+    pub exit: Option<process_end::Process>,
     pub outputs: [Option<Source>; 2],
     pub input: Option<Sink>,
     /// When it has run for as long as it may.
@@ -354,7 +365,11 @@ impl Attendance {
                 () = Source::readable(output.as_ref()), if room[0] > 0 => self.take(0, room[0]),
                 () = Source::readable(errors.as_ref()), if room[1] > 0 => self.take(1, room[1]),
                 () = Sink::writable(self.input.as_ref()), if feed => self.feed(),
-                ended = self.child.wait(), if status.is_none() => {
+                () = ended(self.exit.as_ref()), if self.exit.is_some() => {
+                    self.program.members().look();
+                    self.exit = None;
+                }
+                ended = self.child.wait(), if status.is_none() && self.exit.is_none() => {
                     self.program.state().was_waited_for = true;
                     status = Some(ended.map_err(|error| error.to_string()));
                 }

@@ -19,7 +19,7 @@ pub const MAX_ARGUMENTS: usize = 256 << 10;
 /// Characters of a command line that are told.
 const MAX_COMMAND: usize = 1024;
 /// Where programs are looked for.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Why nothing was started.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +97,20 @@ pub enum Error {
         /// The reason.
         source: io::Error,
     },
+    /// What begins so is an option to a shell.
+    #[error(
+        "the name of the program {0:?} begins with \"-\", which --login does not take; name it by its path"
+    )]
+    LoginProgram(String),
+    /// A login shell says itself what it has and where it starts.
+    #[error("variables and a directory are for a command; a login shell alone has those of its profile")]
+    LoginShell,
+    /// Nothing opens sessions here.
+    #[error(
+        "this guest has no runuser, which opens the session that --login is for: install util-linux (on Alpine Linux: runuser) \
+         in the guest"
+    )]
+    NoRunuser,
     /// Anything else.
     #[error("cannot start a program")]
     System(#[source] io::Error),
@@ -124,6 +138,8 @@ pub struct Task {
     pub away: Away,
     /// Is told how it ended.
     pub on_end: Option<OnEnd>,
+    /// It runs in a session that PAM opens for its user. Without a command that has the login shell.
+    pub is_login: bool,
 }
 
 /// Is told how a program ended.
@@ -135,7 +151,8 @@ pub(super) fn check(task: &Task) -> Result<(), Error> {
     if !(8..=32).contains(&task.id.len()) || !task.id.bytes().all(is_digit) {
         return Err(Error::Identifier(task.id.clone()));
     }
-    if task.command.first().is_none_or(|program| program.is_empty()) {
+    let is_login_shell = task.is_login && task.command.is_empty();
+    if !is_login_shell && task.command.first().is_none_or(|program| program.is_empty()) {
         return Err(Error::Nothing);
     }
     let variables = task.environment.iter().map(|(name, value)| name.len() + value.len() + 2);

@@ -81,6 +81,24 @@ fn unknown() -> Status {
     Status::not_found("no VM of this name is known")
 }
 
+/// Whether the agent in the guest of a VM with a session has this capability.
+///
+/// # Errors
+/// When the fleet has ended, or knows no such VM.
+pub async fn is_able(fleet: &Handle, name: &str, capability: &str) -> Result<bool, Status> {
+    let reach = fleet.caller(name.to_owned()).await?.ok_or_else(unknown)?;
+    Ok(
+        matches!(reach, Reach::Session { capabilities, .. } if capabilities.iter().any(|one| one == capability)),
+    )
+}
+
+/// What is said of an agent that cannot do what is asked.
+pub fn too_old(name: &str) -> Status {
+    Status::unimplemented(format!(
+        "the agent in the guest of {name:?} is too old for this; update guestlet in the guest"
+    ))
+}
+
 async fn agent(fleet: &Handle, name: &str) -> Result<Agent, Status> {
     match fleet.caller(name.to_owned()).await?.ok_or_else(unknown)? {
         Reach::Session { agent, capabilities } if capabilities.iter().any(|one| one == CAPABILITY) => {
@@ -88,9 +106,7 @@ async fn agent(fleet: &Handle, name: &str) -> Result<Agent, Status> {
         }
         // Another program has its session, and knows what it can.
         Reach::Session { agent, .. } if agent.is_elsewhere() => Ok(agent),
-        Reach::Session { .. } => Err(Status::unimplemented(format!(
-            "the agent in the guest of {name:?} is too old for this; update guestlet in the guest"
-        ))),
+        Reach::Session { .. } => Err(too_old(name)),
         Reach::Paused => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
         Reach::Untold => Err(Status::unavailable("the node of this guest cannot be asked now")),
         Reach::NoSession => {
