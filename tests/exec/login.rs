@@ -1,6 +1,7 @@
 //! Programs that a user is logged in for: the agent is in a mount namespace of its own, where /etc has users, limits and a PAM service
 //! of the test's. What logind does with a session, a script that PAM runs does here.
 
+use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -71,7 +72,7 @@ impl Login {
             ("limits.conf", "/etc/security/limits.conf"),
             ("runuser-l", "/etc/pam.d/runuser-l"),
         ] {
-            setup += &format!("mount --bind {} {place}; ", at(name).display());
+            let _ = write!(setup, "mount --bind {} {place}; ", at(name).display());
         }
         let lab = Lab::within(grants, Some(format!("{setup}{more}")));
         // The agent has it mounted.

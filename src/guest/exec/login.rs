@@ -6,7 +6,7 @@
 //!              └── login shell, the user: reads its profile, and executes the program in its place
 //! ```
 //!
-//! pam_systemd moves both to a group of the session, out of the one that the agent has made: [`members`](super::members) follows them.
+//! `pam_systemd` moves both to a group of the session, out of the one that the agent has made: [`members`](super::members) follows them.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};

@@ -90,15 +90,15 @@ impl All<'_> {
         for service in &served {
             let methods = service.what.method.iter().map(|method| link(method.name()));
             let (name, methods) = (link(service.what.name()), methods.collect::<Vec<_>>().join(", "));
-            page += &format!("| {name} | {methods} |\n");
+            let _ = writeln!(page, "| {name} | {methods} |");
         }
         for service in &served {
-            self.service(&mut page, service);
+            describe(&mut page, service);
         }
         let (messages, enums) = self.reached(&served);
         page += "\n# Messages\n";
         for name in messages {
-            self.message(&mut page, &self.messages[name]);
+            message(&mut page, &self.messages[name]);
         }
         page += "\n# Enumerations\n\nA value that is not here comes from a newer peer: take it for the first one.\n";
         for name in enums {
@@ -110,88 +110,9 @@ impl All<'_> {
         for service in others {
             let words = service.comments.paragraphs(&service.path);
             let words = words.first().map_or("", String::as_str).replace('|', "\\|");
-            page += &format!("| {} | {words} |\n", service.what.name());
+            let _ = writeln!(page, "| {} | {words} |", service.what.name());
         }
         page
-    }
-
-    fn service(&self, page: &mut String, service: &Found<ServiceDescriptorProto>) {
-        let _ = write!(page, "\n## {}\n", service.what.name());
-        let paragraphs = service.comments.paragraphs(&service.path);
-        assert!(!paragraphs.is_empty(), "{} has no comment", service.what.name());
-        say(page, &paragraphs);
-        for (at, method) in service.what.method.iter().enumerate() {
-            let path = service.member(at);
-            let before = service.comments.before(&path);
-            if !before.is_empty() {
-                page.push_str("\n---\n");
-            }
-            say(page, &before);
-            let _ = write!(page, "\n### {}\n", method.name());
-            let stream = |is_stream: bool| if is_stream { "stream of " } else { "" };
-            let input = self.kind(method.input_type());
-            let output = self.kind(method.output_type());
-            let (asked, answered) = (stream(method.client_streaming()), stream(method.server_streaming()));
-            let _ = write!(page, "\n{asked}{input} → {answered}{output}\n");
-            say(page, &service.comments.paragraphs(&path));
-            let _ = write!(page, "\n{}\n", needs(service.what.name(), method));
-        }
-    }
-
-    fn message(&self, page: &mut String, message: &Found<DescriptorProto>) {
-        let _ = write!(page, "\n## {}\n", message.what.name());
-        say(page, &message.comments.paragraphs(&message.path));
-        if message.what.field.is_empty() {
-            page.push_str("\nNo fields.\n");
-            return;
-        }
-        page.push_str("\n| field | type | |\n|---|---|---|\n");
-        for (at, field) in message.what.field.iter().enumerate() {
-            let words = message.comments.cell(&message.member(at));
-            let kind = self.field(message.what, field);
-            let _ = writeln!(page, "| `{}` | {kind} | {words} |", field.name());
-        }
-    }
-
-    fn field(&self, message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
-        if field.label() == Label::Repeated {
-            // The entries of a map are messages in this one, and there are no others.
-            let entry = message.nested_type.iter().find(|nested| {
-                field.type_name().ends_with(&format!(".{}.{}", message.name(), nested.name()))
-            });
-            return match entry {
-                Some(entry) => {
-                    let (key, value) = (self.kind_of(&entry.field[0]), self.kind_of(&entry.field[1]));
-                    format!("map of {key} to {value}")
-                }
-                None => format!("list of {}", self.kind_of(field)),
-            };
-        }
-        let kind = self.kind_of(field);
-        match field.oneof_index {
-            _ if field.proto3_optional() => format!("{kind}, optional"),
-            Some(index) => {
-                let oneof = &message.oneof_decl[usize::try_from(index).unwrap()];
-                format!("{kind}, in `{}`", oneof.name())
-            }
-            None => kind,
-        }
-    }
-
-    fn kind_of(&self, field: &FieldDescriptorProto) -> String {
-        match field.r#type() {
-            Type::Message | Type::Enum => self.kind(field.type_name()),
-            scalar => scalar.as_str_name().trim_start_matches("TYPE_").to_lowercase(),
-        }
-    }
-
-    /// The type of this full name.
-    fn kind(&self, full_name: &str) -> String {
-        if full_name == ".google.protobuf.Timestamp" {
-            return TIMESTAMP.to_owned();
-        }
-        let name = own(full_name).unwrap_or_else(|| panic!("{full_name} is of another package"));
-        link(name)
     }
 
     /// The names of the messages and enumerations that clients of these services have to do with.
@@ -213,6 +134,86 @@ impl All<'_> {
         }
         (messages, enums)
     }
+}
+
+fn describe(page: &mut String, service: &Found<ServiceDescriptorProto>) {
+    let _ = write!(page, "\n## {}\n", service.what.name());
+    let paragraphs = service.comments.paragraphs(&service.path);
+    assert!(!paragraphs.is_empty(), "{} has no comment", service.what.name());
+    say(page, &paragraphs);
+    for (at, method) in service.what.method.iter().enumerate() {
+        let path = service.member(at);
+        let before = service.comments.before(&path);
+        if !before.is_empty() {
+            page.push_str("\n---\n");
+        }
+        say(page, &before);
+        let _ = write!(page, "\n### {}\n", method.name());
+        let stream = |is_stream: bool| if is_stream { "stream of " } else { "" };
+        let input = kind(method.input_type());
+        let output = kind(method.output_type());
+        let (asked, answered) = (stream(method.client_streaming()), stream(method.server_streaming()));
+        let _ = write!(page, "\n{asked}{input} → {answered}{output}\n");
+        say(page, &service.comments.paragraphs(&path));
+        let _ = write!(page, "\n{}\n", needs(service.what.name(), method));
+    }
+}
+
+fn message(page: &mut String, message: &Found<DescriptorProto>) {
+    let _ = write!(page, "\n## {}\n", message.what.name());
+    say(page, &message.comments.paragraphs(&message.path));
+    if message.what.field.is_empty() {
+        page.push_str("\nNo fields.\n");
+        return;
+    }
+    page.push_str("\n| field | type | |\n|---|---|---|\n");
+    for (at, field) in message.what.field.iter().enumerate() {
+        let words = message.comments.cell(&message.member(at));
+        let kind = field_kind(message.what, field);
+        let _ = writeln!(page, "| `{}` | {kind} | {words} |", field.name());
+    }
+}
+
+fn field_kind(message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
+    if field.label() == Label::Repeated {
+        // The entries of a map are messages in this one, and there are no others.
+        let entry = message
+            .nested_type
+            .iter()
+            .find(|nested| field.type_name().ends_with(&format!(".{}.{}", message.name(), nested.name())));
+        return match entry {
+            Some(entry) => {
+                let (key, value) = (kind_of(&entry.field[0]), kind_of(&entry.field[1]));
+                format!("map of {key} to {value}")
+            }
+            None => format!("list of {}", kind_of(field)),
+        };
+    }
+    let kind = kind_of(field);
+    match field.oneof_index {
+        _ if field.proto3_optional() => format!("{kind}, optional"),
+        Some(index) => {
+            let oneof = &message.oneof_decl[usize::try_from(index).unwrap()];
+            format!("{kind}, in `{}`", oneof.name())
+        }
+        None => kind,
+    }
+}
+
+fn kind_of(field: &FieldDescriptorProto) -> String {
+    match field.r#type() {
+        Type::Message | Type::Enum => kind(field.type_name()),
+        scalar => scalar.as_str_name().trim_start_matches("TYPE_").to_lowercase(),
+    }
+}
+
+/// The type of this full name.
+fn kind(full_name: &str) -> String {
+    if full_name == ".google.protobuf.Timestamp" {
+        return TIMESTAMP.to_owned();
+    }
+    let name = own(full_name).unwrap_or_else(|| panic!("{full_name} is of another package"));
+    link(name)
 }
 
 fn enumeration(page: &mut String, name: &str, found: &Found<EnumDescriptorProto>) {
@@ -248,7 +249,7 @@ fn needs(service: &str, method: &MethodDescriptorProto) -> String {
     match verbs::find(&format!("/{PACKAGE}.{service}/{}", method.name())) {
         // Asks of the guest what each command asks.
         Some(_) if method.name() == "ExecuteQga" => words += "; in the guest the role of the command",
-        Some(verb) => words += &format!("; in the guest the role `{}`", verb.role),
+        Some(verb) => drop(write!(words, "; in the guest the role `{}`", verb.role)),
         None => {}
     }
     words + "."
