@@ -18,6 +18,7 @@ export GUESTLET_DEB := $(TARGET)/gate-debian/guestlet_$(VERSION)-1_amd64.deb
 export GUESTLET_RELEASE_DEB := $(TARGET)/release-debian/guestlet_$(VERSION)-1_amd64.deb
 # What they are compared with.
 export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
+export SSHD := $(CACHE)/tools/openssh-server/usr/sbin/sshd
 # The cluster that they run in; its version is setup's.
 export KUBERNETES_BIN_DIR := $(CACHE)/tools/kubernetes-$(KUBERNETES)
 # A gRPC client that is what kubelet's is.

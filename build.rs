@@ -5,7 +5,7 @@ use std::path::Path;
 
 use protox::prost::Message as _;
 
-const FILES: [&str; 17] = [
+const FILES: [&str; 18] = [
     "csi/v1/csi.proto",
     "guestlet/v1/accounts.proto",
     "guestlet/v1/admin.proto",
@@ -13,6 +13,7 @@ const FILES: [&str; 17] = [
     "guestlet/v1/controller.proto",
     "guestlet/v1/exec.proto",
     "guestlet/v1/file_systems.proto",
+    "guestlet/v1/forward.proto",
     "guestlet/v1/freeze.proto",
     "guestlet/v1/guest.proto",
     "guestlet/v1/host.proto",
@@ -38,6 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Large, and there in few of those messages: events are kept, and wait, in all places of their size.
         .boxed(".guestlet.v1.AgentReady.state")
         .boxed(".guestlet.v1.VirtualMachine.state")
+        // Goes through the host half without being copied out of what was received.
+        .bytes(".guestlet.v1.ForwardData.data")
         // Has one in src/wire/proto.rs that does not show the password.
         .skip_debug([".guestlet.v1.SetPasswordRequest"])
         .compile_fds(descriptors)?;

@@ -71,6 +71,7 @@ pub async fn run(
     let guest = Guest { freezer, ..Guest::this_machine(run_id) };
     guest.processes.wait_for_outputs(settings.limits.output_deadline);
     guest.programs.keep(settings.program_ring);
+    guest.forwards.allow(settings.forwards);
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
     let termination = termination()?;
@@ -186,8 +187,18 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
 }
 
 /// Capabilities that the guestlet API tells of this agent.
-const CAPABILITIES: [&str; 9] =
-    ["events", "qga", "disks", "topology", "callback", "health-checks", "machine", "exec", "login"];
+const CAPABILITIES: [&str; 10] = [
+    "events",
+    "qga",
+    "disks",
+    "topology",
+    "callback",
+    "health-checks",
+    "machine",
+    "exec",
+    "login",
+    "forward",
+];
 
 /// What serves the host half, and people in the guest.
 struct Api {

@@ -146,6 +146,11 @@ pub fn table(status: &Status) -> String {
         let words = format!("{} {state} as {}: {}", program.id, program.user, program.command);
         lines.push(("program", words));
     }
+    for forwarded in &status.forwarded {
+        let count = forwarded.connections;
+        let connections = if count == 1 { "connection" } else { "connections" };
+        lines.push(("forwarding", format!("{count} {connections} of {}", forwarded.caller)));
+    }
     let position = status.position.clone().unwrap_or_default();
     lines.push(("events", position.sequence.to_string()));
     let state = status.state.clone().unwrap_or_default();
@@ -221,6 +226,10 @@ pub fn json(status: &Status) -> Value {
             "command": program.command,
             "is_attached": program.is_attached,
             "has_ended": program.ended.is_some(),
+        })).collect::<Vec<_>>(),
+        "forwarding": status.forwarded.iter().map(|forwarded| json!({
+            "caller": forwarded.caller,
+            "connections": forwarded.connections,
         })).collect::<Vec<_>>(),
         "freeze": status.freeze.as_ref().map(|freeze| json!({
             "stage": freeze.stage,

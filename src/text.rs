@@ -1,6 +1,7 @@
 //! How people are shown things, and write them: sizes, rows of tables, a dash where there is nothing, patterns of names.
 
 pub mod findings;
+pub mod target;
 pub mod wildcard;
 
 /// Rows as columns of equal width, two spaces apart, with a line's end after each.

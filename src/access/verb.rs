@@ -30,6 +30,8 @@ pub enum Role {
     Logs,
     /// Run programs in guests: as far as the guest lets them, whoever may do that is root there.
     Exec,
+    /// Reach what listens in guests, as far as they let it be reached.
+    Forward,
 }
 
 impl Role {
@@ -47,6 +49,7 @@ impl Role {
         Self::Qga,
         Self::Logs,
         Self::Exec,
+        Self::Forward,
     ];
 
     /// As the settings write it.
@@ -64,6 +67,7 @@ impl Role {
             Self::Qga => "qga",
             Self::Logs => "logs",
             Self::Exec => "exec",
+            Self::Forward => "forward",
         }
     }
 }
@@ -215,6 +219,8 @@ pub static ATTACH: Verb = changes("RunProgram", "attach", Role::Exec);
 pub static PS: Verb = changes("ListPrograms", "ps", Role::Exec);
 /// Signal or end one.
 pub static KILL: Verb = changes("SignalProgram", "kill", Role::Exec);
+/// Reach what listens in a guest.
+pub static FORWARD: Verb = changes("Forward", "forward", Role::Forward);
 
 /// All of them.
 pub static VERBS: &[&Verb] = &[
@@ -275,6 +281,7 @@ pub static VERBS: &[&Verb] = &[
     &ATTACH,
     &PS,
     &KILL,
+    &FORWARD,
 ];
 
 #[cfg(test)]
@@ -288,6 +295,7 @@ mod tests {
         let protos = [
             include_str!("../../proto/guestlet/v1/admin.proto"),
             include_str!("../../proto/guestlet/v1/exec.proto"),
+            include_str!("../../proto/guestlet/v1/forward.proto"),
             include_str!("../../proto/guestlet/v1/qga.proto"),
             include_str!("../../proto/guestlet/v1/freeze.proto"),
             include_str!("../../proto/guestlet/v1/file_systems.proto"),

@@ -10,12 +10,14 @@ use crate::qga;
 use crate::rpc::guard::Gate;
 use crate::rpc::qga::Engine;
 use crate::rpc::{
-    self, accounts, exec, file_systems, freeze, guest, health_checks, journal, machine, network, power,
+    self, accounts, exec, file_systems, forward, freeze, guest, health_checks, journal, machine, network,
+    power,
 };
 use crate::transport::Both;
 use crate::wire::proto::v1::accounts_server::AccountsServer;
 use crate::wire::proto::v1::exec_server::ExecServer;
 use crate::wire::proto::v1::file_systems_server::FileSystemsServer;
+use crate::wire::proto::v1::forward_server::ForwardServer;
 use crate::wire::proto::v1::freeze_server::FreezeServer;
 use crate::wire::proto::v1::health_checks_server::HealthChecksServer;
 use crate::wire::proto::v1::journal_server::JournalServer;
@@ -25,7 +27,10 @@ use crate::wire::proto::v1::power_server::PowerServer;
 use crate::wire::proto::v1::qga_server::QgaServer;
 
 /// All services.
-pub type Services = Both<ExecServer<exec::Service>, Both<JournalServer<journal::Service>, Machine>>;
+pub type Services = Both<
+    ExecServer<exec::Service>,
+    Both<ForwardServer<forward::Service>, Both<JournalServer<journal::Service>, Machine>>,
+>;
 
 /// Those whose verbs QGA clients have as well, and what a session is kept with.
 type Machine = Both<QgaServer<rpc::qga::Service>, Both<FreezeServer<freeze::Service>, Reading>>;
@@ -43,8 +48,8 @@ type Reading = Both<
 type Before =
     Both<PowerServer<power::Service>, Both<HealthChecksServer<health_checks::Service>, guest::Served>>;
 
-/// The services over this guest. Commands of QGA are carried out by the engine that its clients have; programs are held to the
-/// rules of `gate`, and have clients until `stopping`.
+/// The services over this guest. Commands of QGA are carried out by the engine that its clients have; programs and forwarded connections are
+/// held to the rules of `gate`, and have clients until `stopping`.
 pub fn all(
     guest: &Guest,
     context: Arc<qga::Context>,
@@ -61,10 +66,10 @@ pub fn all(
     let file_systems = Both(file_systems::Service::new(guest.clone()).into_server(), network);
     let freeze = Both(freeze::Service::new(guest.clone()).into_server(), file_systems);
     let qga = Both(rpc::qga::Service::new(engine(context)).into_server(), freeze);
-    Both(
-        exec::Service::new(guest.clone(), gate.clone(), stopping).into_server(),
-        Both(journal::Service::default().into_server(), qga),
-    )
+    let forward = forward::Service::new(guest.clone(), gate.clone(), stopping.clone()).into_server();
+    let journal = Both(journal::Service::default().into_server(), qga);
+    let exec = exec::Service::new(guest.clone(), gate.clone(), stopping).into_server();
+    Both(exec, Both(forward, journal))
 }
 
 fn engine(context: Arc<qga::Context>) -> Engine {

@@ -43,6 +43,8 @@ pub const RUNTIME_FOLDER: &str = "/run/guestlet";
 
 /// Bytes of each output of a program that are kept, unless the settings say otherwise.
 const PROGRAM_RING: u64 = 256 << 10;
+/// Connections that may be forwarded at a time, unless the settings say otherwise.
+const FORWARDS: usize = 1024;
 /// Where guestlet-ccm calls unless the settings say otherwise. Its directory is the pod's, and not the agent's own.
 pub const CLOUD_SOCKET: &str = "/run/guestlet-cloud/cloud.sock";
 
@@ -89,6 +91,8 @@ pub struct AgentSettings {
     pub cloud_socket: Option<PathBuf>,
     /// Bytes of each output of a program that are kept for the host half.
     pub program_ring: usize,
+    /// Connections that may be forwarded at a time.
+    pub forwards: usize,
     /// Where the guest runs, and who is told in it.
     pub topology: TopologySettings,
     /// Whom the guest obeys.

@@ -13,6 +13,7 @@ use crate::wire::proto::v1::accounts_client::AccountsClient;
 use crate::wire::proto::v1::admin_client::AdminClient;
 use crate::wire::proto::v1::exec_client::ExecClient;
 use crate::wire::proto::v1::file_systems_client::FileSystemsClient;
+use crate::wire::proto::v1::forward_client::ForwardClient;
 use crate::wire::proto::v1::freeze_client::FreezeClient;
 use crate::wire::proto::v1::journal_client::JournalClient;
 use crate::wire::proto::v1::machine_client::MachineClient;
@@ -72,6 +73,11 @@ impl Daemon {
     /// For programs.
     pub fn exec(&self) -> ExecClient<http2::Client> {
         ExecClient::with_origin(self.0.clone(), origin()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    /// For connections with what listens in guests.
+    pub fn forward(&self) -> ForwardClient<http2::Client> {
+        ForwardClient::with_origin(self.0.clone(), origin())
     }
 
     /// For commands of QGA.

@@ -18,6 +18,7 @@ pub mod disks;
 pub mod doctor;
 mod door;
 pub mod exec;
+pub mod forward;
 pub mod freezes;
 pub mod info;
 mod io_errors;
@@ -98,6 +99,13 @@ pub enum Verb {
         name: String,
         /// What to do.
         action: exec::Action,
+    },
+    /// Reach what listens in a VM.
+    Forward {
+        /// The VM's name.
+        name: String,
+        /// From where to what.
+        forward: forward::Forward,
     },
     /// Look after volumes of clusters.
     Volumes(volumes::Action),
@@ -260,6 +268,7 @@ pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> 
 async fn at(door: &Door, printer: &mut Printer, verb: Verb) -> Result<(), Error> {
     match verb {
         Verb::Program { name, action } => exec::run(door, printer, name, action).await,
+        Verb::Forward { name, forward } => forward::run(door, printer, name, forward).await,
         Verb::Machine { name, action: machine::Action::FreezeAround(around) } => {
             let ask = async |step| {
                 door.with(async |daemon| machine::freeze::step(&daemon, &name, &step).await).await
@@ -293,6 +302,6 @@ async fn one(daemon: Daemon, printer: &mut Printer, verb: Verb) -> Result<(), Er
         Verb::Trust(action) => trust::run(client, printer, action).await,
         Verb::Audit(query) => audit::run(client, printer, query).await,
         Verb::Machine { name, action } => machine::run(daemon, printer, name, action).await,
-        Verb::Doctor | Verb::Proxy | Verb::Program { .. } => Ok(()),
+        Verb::Doctor | Verb::Proxy | Verb::Program { .. } | Verb::Forward { .. } => Ok(()),
     }
 }

@@ -16,6 +16,7 @@ pub mod events;
 pub mod exec;
 pub mod file_systems;
 pub mod files;
+pub mod forward;
 pub mod freeze;
 pub mod identity;
 pub mod journal;
@@ -62,6 +63,8 @@ pub struct Guest {
     pub processes: Arc<processes::Processes>,
     /// Programs that host halves have started in it.
     pub programs: Arc<exec::Programs>,
+    /// Connections of host halves with what listens in it.
+    pub forwards: Arc<forward::Forwards>,
     /// What is being done to its disks.
     pub volumes: Arc<volumes::Volumes>,
     /// What is being done to volumes of pods.
@@ -84,6 +87,7 @@ impl Guest {
             freezer: freeze::Freezer::default(),
             processes: Arc::default(),
             programs: Arc::default(),
+            forwards: Arc::default(),
             volumes: Arc::default(),
             pod_volumes: Arc::default(),
             topology: Arc::default(),

@@ -44,7 +44,7 @@ const SOON: Duration = Duration::from_secs(10);
 /// How long an agent may take to begin: a disk may be slow.
 const BEGIN: Duration = Duration::from_secs(60);
 /// How long what was received before a connection's end may take to be read.
-const LEFTOVERS: Duration = Duration::from_secs(1);
+pub(super) const LEFTOVERS: Duration = Duration::from_secs(1);
 
 /// What a client says first.
 pub struct Opening(ToProgram);
@@ -131,15 +131,17 @@ pub async fn run(
 }
 
 /// A connection with an agent, beside its session.
-struct Line {
-    client: http2::Client,
-    connection: http2::Connection,
+pub(super) struct Line {
+    /// For calls.
+    pub(super) client: http2::Client,
+    /// What they go over.
+    pub(super) connection: http2::Connection,
     /// Changes no more when the VM is not known any more.
-    known: watch::Receiver<Told>,
+    pub(super) known: watch::Receiver<Told>,
 }
 
 /// Dials the agent of a guest that has a session, and makes sure that it is the same guest.
-async fn dial(fleet: &Handle, name: &str) -> Result<Line, Status> {
+pub(super) async fn dial(fleet: &Handle, name: &str) -> Result<Line, Status> {
     let contact = fleet.contact(name.to_owned()).await?;
     let contact =
         contact.ok_or_else(|| Status::failed_precondition("there is no session with this guest now"))?;
@@ -165,17 +167,17 @@ async fn dial(fleet: &Handle, name: &str) -> Result<Line, Status> {
 }
 
 /// Completes when the VM is not known any more.
-async fn gone(known: &mut watch::Receiver<Told>) {
+pub(super) async fn gone(known: &mut watch::Receiver<Told>) {
     while known.changed().await.is_ok() {}
 }
 
-fn origin() -> http::Uri {
+pub(super) fn origin() -> http::Uri {
     http::Uri::from_static(http2::ORIGIN)
 }
 
 impl Line {
     /// The answer to a call, within a time.
-    async fn drive<T>(
+    pub(super) async fn drive<T>(
         &mut self,
         within: Duration,
         call: impl Future<Output = Result<T, Status>>,
@@ -264,7 +266,7 @@ impl Relay {
 }
 
 /// What an agent said, cleaned; of one that has gone, that nothing was said.
-fn said(status: &Status) -> Status {
+pub(super) fn said(status: &Status) -> Status {
     if std::error::Error::source(status).is_some() && status.code() != Code::OutOfRange {
         return Status::unavailable("the connection with the guest broke");
     }

@@ -46,6 +46,7 @@ pub mod disks;
 pub mod exec;
 pub mod fleet;
 pub mod for_guests;
+pub mod forward;
 #[cfg(feature = "kubevirt")]
 pub mod guests;
 pub mod half;

@@ -112,7 +112,7 @@ impl Bounds {
                 (!is_here || !within(path, paths)).then_some(Bound::File { path, is_here })
             }
             Detail::Password => (!passwords).then_some(Bound::Passwords),
-            Detail::None => None,
+            Detail::None | Detail::Target(_) => None,
         }
     }
 }

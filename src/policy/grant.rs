@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::policy::role::{Role, Roles};
 use crate::policy::rules::{Detail, Who};
+use crate::text::target::Target;
 use crate::text::wildcard;
 use crate::trust::Fingerprint;
 
@@ -94,6 +95,8 @@ pub struct Grant {
     pub users: Option<Vec<String>>,
     /// The only files that may be opened by it: files, and directories with all that is below them.
     pub files: Option<Vec<PathBuf>>,
+    /// What may be reached through the guest by it.
+    pub forward: Vec<Target>,
 }
 
 impl Grant {
@@ -117,6 +120,7 @@ impl Grant {
                 Detail::File { path, is_here, .. } => {
                     self.files.as_deref().is_none_or(|paths| *is_here && within(path, paths))
                 }
+                Detail::Target(target) => self.forward.iter().any(|one| one.covers(target)),
             }
     }
 }

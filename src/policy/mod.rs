@@ -31,3 +31,5 @@ pub use bounds::{Bounds, Limits};
 pub use grant::{Caller, Grant, Host};
 pub use role::{Role, Roles};
 pub use rules::{Asked, Decision, Detail, Mode, Rules, Who};
+
+pub use crate::text::target::Target;

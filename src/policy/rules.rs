@@ -16,6 +16,7 @@ use std::path::Path;
 use crate::policy::bounds::{Bound, Bounds};
 use crate::policy::grant::{Grant, Host};
 use crate::policy::role::{PLAIN, QEMU_GA, Role, Roles};
+use crate::text::target::Target;
 use crate::trust::Peer;
 use crate::trust::peer::Keyed;
 
@@ -88,6 +89,8 @@ pub enum Detail<'a> {
     },
     /// A password is set.
     Password,
+    /// This is connected to.
+    Target(&'a Target),
 }
 
 /// A call that is to be decided on.
@@ -210,13 +213,25 @@ impl fmt::Display for Why<'_> {
                     "no grant lets {to} {doing} {path}{where_to}; see files.paths of the grants in {FOLDER}"
                 )
             }
+            Detail::Target(target) => {
+                let who = asked.who;
+                write!(
+                    formatter,
+                    "no grant lets {to} reach {target}; add forward = [\"{target}\"] to a [[grant]] with host = \"{who}\" and \
+                     roles = [\"forward\"] in {FOLDER}"
+                )
+            }
             _ => {
                 let (role, who) = (asked.role, asked.who);
                 write!(
                     formatter,
                     "no grant gives the role {role} to {to}; add a [[grant]] with host = \"{who}\" and \
                      roles = [\"{role}\"] to {FOLDER}"
-                )
+                )?;
+                if role != Role::Forward {
+                    return Ok(());
+                }
+                formatter.write_str(", and in it forward = [\"22\"], or whatever is to be reached")
             }
         }
     }
@@ -307,6 +322,10 @@ impl Rules {
 
     /// What gives it without a grant, in words.
     fn without_grant(&self, asked: &Asked<'_>) -> Option<&'static str> {
+        // Only grants name targets.
+        if matches!(asked.detail, Detail::Target(_)) {
+            return None;
+        }
         let of_before = QEMU_GA.has(asked.role);
         match asked.who {
             Who::Qga if asked.protocol => Some("the protocol itself"),

@@ -30,6 +30,10 @@ fn paths(list: Option<&[PathBuf]>) -> Option<Vec<String>> {
     Some(list?.iter().map(|path| path.display().to_string()).collect())
 }
 
+fn targets(grant: &Grant) -> Vec<String> {
+    grant.forward.iter().map(ToString::to_string).collect()
+}
+
 /// For people.
 pub fn table(rules: &Rules) -> String {
     let mut text = String::new();
@@ -58,7 +62,9 @@ pub fn table(rules: &Rules) -> String {
 fn row(grant: &Grant) -> [String; 4] {
     let mut roles = words(grant.roles);
     let (exec, files) = (paths(grant.exec.as_deref()), paths(grant.files.as_deref()));
-    for (what, list) in [("exec", exec), ("as", grant.users.clone()), ("files", files)] {
+    let forward = grant.roles.has(Role::Forward).then(|| targets(grant));
+    for (what, list) in [("exec", exec), ("as", grant.users.clone()), ("files", files), ("forward", forward)]
+    {
         if let Some(list) = list {
             let _ = write!(
                 roles,
@@ -121,6 +127,7 @@ pub fn json(rules: &Rules) -> Value {
             "exec": paths(grant.exec.as_deref()),
             "exec_users": grant.users,
             "files": paths(grant.files.as_deref()),
+            "forward": targets(grant),
         })).collect::<Vec<_>>(),
         "qga": {
             "allow": rules.bounds.allow,

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use serde::Deserialize;
 
 use crate::policy::role::{Role, Roles};
+use crate::text::target::Target;
 
 /// What is looked at of a record. Lines that only say how many were left out, or lost, have no decision.
 #[derive(Debug, Deserialize)]
@@ -43,6 +44,7 @@ struct Seen {
     programs: BTreeSet<String>,
     read: BTreeSet<String>,
     written: BTreeSet<String>,
+    targets: BTreeSet<String>,
 }
 
 /// The tables, for the audit records of a file.
@@ -95,6 +97,12 @@ impl Seen {
             Role::FilesRead if has_path => drop(self.read.insert(subject)),
             Role::FilesWrite if has_path => drop(self.written.insert(subject)),
             Role::Exec | Role::FilesRead | Role::FilesWrite => {}
+            Role::Forward => {
+                self.roles = self.roles.with(role);
+                if subject.parse::<Target>().is_ok() {
+                    self.targets.insert(subject);
+                }
+            }
             role => self.roles = self.roles.with(role),
         }
     }
@@ -108,7 +116,13 @@ impl Seen {
             (Role::FilesWrite, "files", &self.written),
         ];
         if !roles.is_empty() {
-            table(text, host, caller, &roles, "");
+            let targets: Vec<_> = self.targets.iter().map(|target| quoted(target)).collect();
+            let limit = if targets.is_empty() {
+                String::new()
+            } else {
+                format!("forward = [{}]\n", targets.join(", "))
+            };
+            table(text, host, caller, &roles, &limit);
         }
         for (role, key, paths) in paths.into_iter().filter(|(.., paths)| !paths.is_empty()) {
             let paths: Vec<_> = paths.iter().map(|path| quoted(path)).collect();

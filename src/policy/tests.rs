@@ -8,7 +8,7 @@ use super::bounds::Bound;
 use super::grant::{Caller, Grant, Host};
 use super::role::{self, QEMU_GA, Role, Roles};
 use super::rules::{Asked, By, Decision, Detail, Mode, Rules, Who, Why};
-use super::{Bounds, suggest};
+use super::{Bounds, Target, suggest};
 use crate::trust::Fingerprint;
 use crate::trust::peer::Keyed;
 
@@ -49,6 +49,7 @@ fn grant(host: Host, caller: &str, roles: &[Role]) -> Grant {
         exec: None,
         users: None,
         files: None,
+        forward: Vec::new(),
     }
 }
 
@@ -205,14 +206,17 @@ fn suggestions_have_what_was_seen_and_no_more() {
         record("qga", "", "files-read", "/etc/\"", "allowed"),
         record("qga", "", "accounts", "root", "denied"),
         record("SHA256:x", "uid:0 root", "disks", "serial", "would-deny"),
+        record("SHA256:x", "uid:0 root", "forward", "22", "would-deny"),
+        record("SHA256:x", "uid:0 root", "forward", "no target", "denied"),
     ];
     let expected = r#"# What the audit records show, and no more. Look at it before you use it.
-# 1 calls were denied; they are left out.
+# 2 calls were denied; they are left out.
 
 [[grant]]
 host = "SHA256:x"
 caller = "uid:0 root"
-roles = ["disks"]
+roles = ["disks", "forward"]
+forward = ["22"]
 
 [[grant]]
 host = "qga"
@@ -248,7 +252,8 @@ fn grants() -> impl Strategy<Value = Grant> {
     let roles = proptest::collection::vec(proptest::sample::select(&ROLES[..]), 1..4);
     (hosts(), callers, roles, paths(), paths()).prop_map(|(host, caller, roles, exec, files)| {
         let list = |paths: Option<Vec<&str>>| Some(paths?.into_iter().map(Into::into).collect());
-        Grant { exec: list(exec), files: list(files), ..grant(host, caller, &roles) }
+        let forward = if roles.contains(&Role::Forward) { vec!["22".parse().unwrap()] } else { Vec::new() };
+        Grant { exec: list(exec), files: list(files), forward, ..grant(host, caller, &roles) }
     })
 }
 
@@ -269,6 +274,10 @@ fn everything(ask: &mut dyn FnMut(Asked<'_>)) {
                         ask(Asked { detail, ..asked });
                     }
                     ask(Asked { detail: Detail::File { path, is_here: true, writes: flag }, ..asked });
+                }
+                for target in ["22", "127.0.0.1:22", "unix:/a"] {
+                    let target: Target = target.parse().unwrap();
+                    ask(Asked { detail: Detail::Target(&target), ..asked });
                 }
             }
         }

@@ -19,6 +19,7 @@ const NETWORK: &str = "/guestlet.v1.Network/";
 const POWER: &str = "/guestlet.v1.Power/";
 const QGA: &str = "/guestlet.v1.Qga/";
 const EXEC: &str = "/guestlet.v1.Exec/";
+const FORWARD: &str = "/guestlet.v1.Forward/";
 
 /// A method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +78,8 @@ pub static VERBS: &[Verb] = &[
     // Each command is decided on, and written down, by itself.
     Verb { service: QGA, name: "ExecuteQga", names_asker: true, ..USUAL },
     verb("FindDisk", Role::Disks, false),
+    // Each connection is decided on, and written down, by itself.
+    Verb { service: FORWARD, name: "Forward", role: Role::Forward, names_asker: true, ..USUAL },
     Verb {
         names_asker: true,
         ..does(
@@ -190,6 +193,7 @@ mod tests {
         ("network.proto", NETWORK),
         ("accounts.proto", ACCOUNTS),
         ("exec.proto", EXEC),
+        ("forward.proto", FORWARD),
         ("journal.proto", JOURNAL),
     ];
 

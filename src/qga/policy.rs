@@ -230,6 +230,7 @@ mod tests {
             exec: None,
             users: None,
             files: None,
+            forward: Vec::new(),
         };
         let granted = Policy::new(Rules { grants: vec![grant], ..Rules::default() });
         assert!(!granted.allows_while_frozen(place("guest-fsfreeze-thaw"), &QGA));

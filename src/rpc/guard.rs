@@ -320,7 +320,8 @@ mod tests {
 
     fn grant(host: Host, caller: &str, role: Role) -> Grant {
         let (origin, roles) = ("a.toml:1".to_owned(), Roles::of(&[role]));
-        Grant { origin, host, caller: Caller::new(caller), roles, exec: None, users: None, files: None }
+        let caller = Caller::new(caller);
+        Grant { origin, host, caller, roles, exec: None, users: None, files: None, forward: Vec::new() }
     }
 
     /// The code and the words of the answer to a call.

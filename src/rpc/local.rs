@@ -111,6 +111,7 @@ impl local_server::Local for Service {
             state: Some(convert::state(&state)),
             freeze: Some(freeze_status(self.guest.freezer.status())),
             programs: self.guest.programs.list(None).into_iter().map(exec::program).collect(),
+            forwarded: self.guest.forwards.standing().into_iter().map(forwarded).collect(),
         }))
     }
 
@@ -188,6 +189,10 @@ fn disk_rule(rule: &disk_rules::Standing) -> v1::DiskRule {
         reason: rule.reason.clone(),
         others: rule.others.iter().take(MOST_OTHERS).map(other).collect(),
     }
+}
+
+fn forwarded((caller, count): (String, usize)) -> v1::Forwarded {
+    v1::Forwarded { caller, connections: u32::try_from(count).unwrap_or(u32::MAX) }
 }
 
 fn freeze_status(status: freeze::Status) -> v1::FreezeStatus {

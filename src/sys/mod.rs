@@ -31,7 +31,7 @@ pub mod connections;
 pub mod crc32;
 #[cfg(feature = "agent")]
 pub mod daemon;
-#[cfg(any(feature = "agent", feature = "host"))]
+#[cfg(any(feature = "agent", feature = "ctl", feature = "host"))]
 pub mod descriptor;
 #[cfg(feature = "host")]
 pub mod directory;
@@ -112,6 +112,8 @@ pub mod scsi_inquiry;
 pub mod service;
 #[cfg(feature = "agent")]
 pub mod smbios;
+#[cfg(any(feature = "agent", feature = "ctl"))]
+pub mod socket;
 #[cfg(feature = "agent")]
 pub mod spawn;
 #[cfg(feature = "agent")]

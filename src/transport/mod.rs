@@ -9,6 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 mod appearance;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod callback;
+#[cfg(any(feature = "agent", feature = "ctl"))]
+pub mod carry;
 #[cfg(feature = "agent")]
 pub mod clients;
 #[cfg(feature = "host")]

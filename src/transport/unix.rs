@@ -10,6 +10,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -126,6 +127,11 @@ impl Listener {
     /// As accept(2) gives them.
     pub async fn accept(&self) -> io::Result<UnixStream> {
         Ok(self.inner.accept().await?.0)
+    }
+
+    /// The next client, for whoever listens at several sockets.
+    pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<UnixStream>> {
+        self.inner.poll_accept(context).map_ok(|(stream, _)| stream)
     }
 }
 

@@ -196,6 +196,7 @@ const DENIED: &[(&str, &[&str])] = &[
     ("suspend --to both", &["suspend", "db-1", "--to", "both"]),
     ("qga", &["qga", "db-1", "{\"execute\":\"guest-ping\"}"]),
     ("exec", &["exec", "db-1", "--", "true"]),
+    ("forward", &["forward", "db-1", "0:22"]),
     ("attach", &["attach", "db-1", "0123abcd"]),
     ("ps", &["ps", "db-1"]),
     ("kill", &["kill", "db-1", "0123abcd"]),

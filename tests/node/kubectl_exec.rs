@@ -1,5 +1,7 @@
 //! Programs in guests of a cluster, by its API server.
 
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
@@ -13,7 +15,22 @@ use crate::kubelet::Kubelet;
 use crate::lab::{Lab, assert_fails};
 use crate::model::objects::{Kind, text};
 
-const GRANTS: &str = "[[grant]]\nhost = \"plain\"\nroles = [\"status\", \"topology\", \"exec\"]\n";
+const GRANTS: &str =
+    "[[grant]]\nhost = \"plain\"\nroles = [\"status\", \"topology\", \"exec\", \"forward\"]\n";
+
+/// Sends back what each client sends.
+fn serve(path: &Path) {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut from, mut to) = {
+                let client = client.unwrap();
+                (client.try_clone().unwrap(), client)
+            };
+            drop(std::io::copy(&mut from, &mut to));
+        }
+    });
+}
 
 /// A VM that nobody made from a VirtualMachine, and of whose DMI nothing is said: this machine has none that an agent could read.
 async fn instance(cluster: &Cluster) -> Value {
@@ -48,7 +65,10 @@ fn a_program_goes_on_while_connections_break_and_its_vm_is_migrated() {
             nodes.push(lab);
         }
         let (source, target) = (&nodes[0], &nodes[1]);
-        let agent = Agent::start_with(&source.path("agent"), &socket(source, &instance), GRANTS);
+        let echo = source.path("echo.sock");
+        serve(&echo);
+        let grants = format!("{GRANTS}forward = [\"unix:{}\"]\n", echo.display());
+        let agent = Agent::start_with(&source.path("agent"), &socket(source, &instance), &grants);
         agent.is_also_at(&socket(target, &instance));
         source.until_session("default/web", "connected");
         let admin = user(plane, api, "admin", &["guestlet-viewer", "guestlet-admin"]).await;
@@ -86,5 +106,13 @@ fn a_program_goes_on_while_connections_break_and_its_vm_is_migrated() {
         child.stderr.take().unwrap().read_to_string(&mut said).await.unwrap();
         assert_eq!(child.wait().await.unwrap().code(), Some(6), "{said}");
         assert_eq!(words(&admin, &["exec", "web", "--", "echo", "done"]).await, "done\n");
+
+        let mut command = program(env!("CARGO_BIN_EXE_guestctl"));
+        let forward = ["forward", "web", echo.to_str().unwrap(), "--stdio"];
+        command.arg("--kubeconfig").arg(&admin).args(forward).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"there and back\n").await.unwrap();
+        let output = child.wait_with_output().await.unwrap();
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"there and back\n"[..]));
     });
 }

@@ -32,11 +32,14 @@ test | packages)
     packages="$packages libprotobuf-dev protobuf-compiler protobuf-compiler-grpc python3 python3-grpcio python3-protobuf"
     # What Debian's qemu-ga loads.
     packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"
+    # Clients of a forwarded sshd, and what that loads.
+    packages="$packages libgssapi-krb5-2 libpam0g libwrap0 openssh-client rsync"
     # What libvirt loads.
     packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5
         libnl-3-200 libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
     programs="$programs blkid btrfs cryptsetup dbus-daemon dmsetup fish grpc_python_plugin ip losetup lvm mkfs.vfat mkfs.xfs protoc
-        sfdisk socat zsh
+        rsync scp sfdisk socat ssh ssh-keygen zsh
+        $tools/openssh-server/usr/sbin/sshd
         $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd
         $tools/kubernetes-$KUBERNETES/kubelet $tools/grpc-go/client"
     [ "$purpose" = test ] || packages="$packages lintian rpm rpmlint"
@@ -134,6 +137,16 @@ if [ "$purpose" != demo ]; then
         rm -rf "$tools/qemu-ga"
         dpkg-deb -x "$work"/qemu-ga/*.deb "$work/qemu-ga/tree"
         mv "$work/qemu-ga/tree" "$tools/qemu-ga"
+    fi
+    # A server of SSH, unpacked as well: installed it would listen to the network.
+    if [ ! -x "$tools/openssh-server/usr/sbin/sshd" ]; then
+        say "unpacking Debian's openssh-server"
+        mkdir "$work/openssh-server"
+        (cd "$work/openssh-server" && apt-get -qq -o APT::Sandbox::User=root download openssh-server) ||
+            fail "cannot download openssh-server: run apt-get update"
+        rm -rf "$tools/openssh-server"
+        dpkg-deb -x "$work"/openssh-server/*.deb "$work/openssh-server/tree"
+        mv "$work/openssh-server/tree" "$tools/openssh-server"
     fi
     # libvirt, whose virsh drives a guest in the tests.
     if [ ! -x "$tools/libvirt-$LIBVIRT/usr/sbin/libvirtd" ]; then

@@ -116,6 +116,7 @@ mod disk_layers;
 mod disk_rules;
 mod disks;
 mod exec;
+mod forward;
 mod freeze;
 mod hotplug;
 mod hotplug_host;

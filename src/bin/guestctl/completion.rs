@@ -106,9 +106,17 @@ mod tests {
     #[test]
     fn arguments_that_name_vms_are_known() {
         let all = naming(&Arguments::command(), "");
-        for verb in
-            ["info", "exec", "logs", "freeze", "disk attach", "volumes attach", "trust show", "keys add"]
-        {
+        for verb in [
+            "info",
+            "exec",
+            "forward",
+            "logs",
+            "freeze",
+            "disk attach",
+            "volumes attach",
+            "trust show",
+            "keys add",
+        ] {
             assert!(all.contains(&format!(" guestctl {verb}")), "{verb} {all:?}");
         }
         for verb in ["volumes create", "lb rm", "ls"] {

@@ -3,6 +3,7 @@
 mod completion;
 mod disk;
 mod exec;
+mod forward;
 mod load_balancers;
 mod machine;
 mod volumes;
@@ -25,6 +26,7 @@ use guestlet::ctl::{
 
 use disk::Disk;
 use exec::Exec;
+use forward::Forward;
 use load_balancers::Lb;
 use machine::Machine;
 use volumes::Volumes;
@@ -127,6 +129,7 @@ enum Command {
     Machine(Machine),
     #[command(flatten)]
     Exec(Exec),
+    Forward(Forward),
     /// Plug disks into a running VM
     #[command(subcommand)]
     Disk(Disk),
@@ -259,6 +262,7 @@ fn main() -> ExitCode {
         Command::Audit { since, vm, guest_file } => Verb::Audit(Query { since, vm, guest_file }),
         Command::Machine(machine) => machine.into(),
         Command::Exec(exec) => exec.into(),
+        Command::Forward(forward) => forward.into(),
         Command::Disk(disk) => disk.into(),
         Command::Manifests { driver, kubelet_root } => {
             return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));

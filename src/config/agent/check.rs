@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::config::Problem;
 use crate::config::agent::fragment::{
-    AgentFragment, ApiFragment, CloudFragment, ProgramsFragment, QgaFragment, Time, TopologyFragment,
-    VsockFragment,
+    AgentFragment, ApiFragment, CloudFragment, ForwardFragment, ProgramsFragment, QgaFragment, Time,
+    TopologyFragment, VsockFragment,
 };
 use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
@@ -33,6 +33,9 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// Within this time systemd-journald has to tell its watchdog that it is alive (`WatchdogSec=` of its unit), which it
 /// cannot while its file system is frozen.
 const JOURNAL_WATCHDOG: Duration = Duration::from_secs(180);
+/// What is said of that.
+const LONG_FREEZE: &str = "qga.freeze.deadline is 3 minutes or more: systemd-journald is killed by its watchdog when its file \
+                           system is frozen for that long";
 /// Characters of a version.
 const MAX_VERSION: usize = 64;
 
@@ -50,6 +53,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         csi,
         cloud,
         exec,
+        forward,
         log,
         topology,
         policy,
@@ -65,11 +69,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
     let channel = channel(&qga)?;
     let limits = limits(&qga)?;
     if limits.freeze_deadline >= JOURNAL_WATCHDOG {
-        remarks.push(
-            "qga.freeze.deadline is 3 minutes or more: systemd-journald is killed by its watchdog when its file \
-             system is frozen for that long"
-                .to_owned(),
-        );
+        remarks.push(LONG_FREEZE.to_owned());
     }
     names("qga.block-rpcs", "block-rpcs", qga.block_rpcs.as_deref())?;
     names("qga.allow-rpcs", "allow-rpcs", qga.allow_rpcs.as_deref())?;
@@ -139,6 +139,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         csi: csi::check(csi)?,
         cloud_socket: cloud_socket(cloud)?,
         program_ring: program_ring(&exec)?,
+        forwards: forwards(&forward)?,
         topology: self::topology(topology)?,
         trust: TrustSettings {
             // Beside the main file, which `load` knows.
@@ -151,6 +152,17 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
 
 fn vsock_peer(vsock: &VsockFragment) -> VsockPeer {
     VsockPeer { cid: vsock.peer_cid.unwrap_or(HOST_CID), any_port: vsock.hybrid.unwrap_or(false) }
+}
+
+fn forwards(forward: &ForwardFragment) -> Result<usize, Problem> {
+    const BOUNDS: std::ops::RangeInclusive<usize> = 1..=2048;
+
+    let connections = forward.connections.unwrap_or(super::FORWARDS);
+    if BOUNDS.contains(&connections) {
+        return Ok(connections);
+    }
+    let text = format!("forward.connections is {connections}; use {} to {}", BOUNDS.start(), BOUNDS.end());
+    problem("forward.connections", text)
 }
 
 fn program_ring(exec: &ProgramsFragment) -> Result<usize, Problem> {

@@ -29,6 +29,8 @@ pub struct AgentFragment {
     pub cloud: CloudFragment,
     /// `[exec]`
     pub exec: ProgramsFragment,
+    /// `[forward]`
+    pub forward: ForwardFragment,
     /// `[log]`
     pub log: LogFragment,
     /// `[topology]`
@@ -213,6 +215,14 @@ pub struct ProgramsFragment {
     pub ring_bytes: Option<u64>,
 }
 
+/// `[forward]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ForwardFragment {
+    /// Connections that there may be.
+    pub connections: Option<usize>,
+}
+
 /// `[cloud]`
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -324,6 +334,7 @@ impl Fragment for AgentFragment {
         take(&mut self.csi.topology, later.csi.topology);
         take(&mut self.cloud.socket, later.cloud.socket);
         take(&mut self.exec.ring_bytes, later.exec.ring_bytes);
+        take(&mut self.forward.connections, later.forward.connections);
         take(&mut self.runtime_dir, later.runtime_dir);
         take(&mut self.qemu_ga_files, later.qemu_ga_files);
         take(&mut self.log.verbose, later.log.verbose);

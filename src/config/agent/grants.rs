@@ -8,6 +8,7 @@
 //! roles = ["status", "exec"]         # or profile = "monitor"
 //! exec = { paths = ["/usr/bin/journalctl"], users = ["nobody"] }
 //! files = { paths = ["/var/log"], read-only = true }
+//! forward = ["22", "unix:/run/postgresql/.s.PGSQL.5432"]
 //! ```
 
 use std::path::{Component, Path, PathBuf};
@@ -19,9 +20,12 @@ use crate::config::agent::check;
 use crate::config::{Error, Problem};
 use crate::policy::grant::MAX_CALLER;
 use crate::policy::{Caller, Grant, Host, Mode, Role, Roles, role};
+use crate::text::target::{NoTarget, Target};
 
 /// Grants, at most.
 const MOST: usize = 1000;
+/// Targets of one grant, at most.
+const MOST_TARGETS: usize = 256;
 
 /// One `[[grant]]`.
 #[derive(Debug, Clone, Deserialize)]
@@ -33,6 +37,7 @@ pub struct GrantFragment {
     profile: Option<Spanned<String>>,
     exec: Option<Spanned<GrantExecFragment>>,
     files: Option<Spanned<GrantFilesFragment>>,
+    forward: Option<Spanned<Vec<String>>>,
 }
 
 /// `exec` of a grant.
@@ -187,6 +192,7 @@ impl Checker<'_> {
             exec: exec.transpose()?,
             users,
             files: files.transpose()?,
+            forward: self.targets(roles)?,
         })
     }
 
@@ -259,6 +265,25 @@ impl Checker<'_> {
         }
     }
 
+    fn targets(&self, roles: Roles) -> Result<Vec<Target>, Error> {
+        let Some(forward) = &self.fragment.get_ref().forward else { return Ok(Vec::new()) };
+        let wrong = |problem: String| self.wrong(Some(forward.span()), problem);
+        if !roles.has(Role::Forward) {
+            return wrong(
+                "forward says what may be reached, and the grant has not the role forward".to_owned(),
+            );
+        }
+        let list = forward.get_ref();
+        if list.is_empty() {
+            return wrong("forward is empty; leave it out, and nothing may be reached".to_owned());
+        }
+        if list.len() > MOST_TARGETS {
+            return wrong(format!("forward has more than {MOST_TARGETS} targets"));
+        }
+        let targets = list.iter().map(|text| text.parse());
+        targets.collect::<Result<_, NoTarget>>().or_else(|error| wrong(format!("forward: {error}")))
+    }
+
     fn paths(&self, key: &str, at: std::ops::Range<usize>, list: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
         let plain = |path: &&PathBuf| {
             path.is_absolute() && !path.components().any(|part| matches!(part, Component::ParentDir))
@@ -322,6 +347,16 @@ mod tests {
     }
 
     #[test]
+    fn targets_are_named_one_by_one() {
+        let text = "[[grant]]\nhost = 'plain'\nroles = ['forward']\nforward = ['22', 'unix:/run/a']\n\
+                    [[grant]]\nhost = '*'\nprofile = 'operator'\n";
+        let [first, second] = &grants(text).unwrap()[..] else { panic!("two") };
+        let targets: Vec<_> = first.forward.iter().map(ToString::to_string).collect();
+        assert_eq!(targets, ["22", "unix:/run/a"]);
+        assert!(second.roles.has(Role::Forward) && second.forward.is_empty());
+    }
+
+    #[test]
     fn a_mistake_is_refused_with_its_line_and_what_to_write() {
         let key = "SHA256:LHDhK3oGRvkiefQnx7OOczTY5Tic/xZ6HcMOc/gmtoM";
         let cases = [
@@ -349,6 +384,15 @@ mod tests {
                 "a.toml:3: caller has no meaning for qga",
             ),
             ("host = '*'\ncaller = 'ä'\nroles = ['status']", "a.toml:3: caller must be"),
+            (
+                "host = 'plain'\nroles = ['exec']\nforward = ['22']",
+                "a.toml:4: forward says what may be reached",
+            ),
+            ("host = 'plain'\nroles = ['forward']\nforward = []", "a.toml:4: forward is empty"),
+            (
+                "host = 'plain'\nroles = ['forward']\nforward = ['22', 'db:5432']",
+                "a.toml:4: forward: \"db:5432\": host names are not resolved",
+            ),
             (
                 "host = 'qga'\nroles = ['exec']\nexec = { paths = ['bin/x'] }",
                 "a.toml:4: exec.paths: \"bin/x\" must be an absolute path",

@@ -100,6 +100,11 @@ pub(super) const AGENT: &[Row] = &[
         "bytes of each output of a program of `guestctl exec` that are kept until they have arrived, from 4096 to 16777216; with more the program waits. See [exec.md](exec.md)",
     ),
     (
+        "forward.connections",
+        "`1024`",
+        "connections of `guestctl forward` with what listens in this guest that there may be at a time, from 1 to 2048; one caller may have all but 24. See [forward.md](forward.md)",
+    ),
+    (
         "cloud.socket",
         "`/run/guestlet-cloud/cloud.sock`",
         "where `guestlet-ccm` on this node asks the host half, as soon as and as long as the socket's directory is there; `\"\"` for nowhere. See [cloud-provider.md](cloud-provider.md)",
@@ -171,6 +176,11 @@ pub(super) const AGENT: &[Row] = &[
         "grant.files",
         "all",
         "the only files that may be opened by it: `{ paths = [\"/var/log\"], read-only = true }`",
+    ),
+    (
+        "grant.forward",
+        "none",
+        "what may be reached through this guest by it: `[\"22\", \"127.0.0.1:5432\", \"unix:/run/app.sock\"]`. See [forward.md](forward.md)",
     ),
     ("log.verbose", "`false`", "log each call"),
     ("log.file", "the journal", "log to this file"),

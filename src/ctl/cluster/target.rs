@@ -48,6 +48,7 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
         | Verb::Disk { name, .. }
         | Verb::Machine { name, .. }
         | Verb::Program { name, .. }
+        | Verb::Forward { name, .. }
         | Verb::Trust(
             trust::Action::Show { name }
             | trust::Action::Accept { name, .. }
@@ -68,6 +69,7 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
         | Verb::Disk { name, .. }
         | Verb::Machine { name, .. }
         | Verb::Program { name, .. }
+        | Verb::Forward { name, .. }
         | Verb::Volumes(Action::Attach { vm: name, .. })
         | Verb::Trust(
             trust::Action::Show { name }

@@ -8,11 +8,12 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::Api;
 use crate::host::handed_on::HandedOn;
-use crate::host::{exec, machine};
+use crate::host::{exec, forward, machine};
 use crate::transport::Both;
 use crate::wire::proto::v1::accounts_server::{Accounts, AccountsServer};
 use crate::wire::proto::v1::exec_server::{Exec, ExecServer};
 use crate::wire::proto::v1::file_systems_server::{FileSystems, FileSystemsServer};
+use crate::wire::proto::v1::forward_server::{Forward, ForwardServer};
 use crate::wire::proto::v1::freeze_server::{Freeze, FreezeServer};
 use crate::wire::proto::v1::journal_server::{Journal, JournalServer};
 use crate::wire::proto::v1::machine_server::{Machine, MachineServer};
@@ -44,9 +45,12 @@ type Rest<B> = Both<
     PowerServer<Api>,
     Both<
         NetworkServer<Api>,
-        Both<MachineServer<Api>, Both<AccountsServer<Api>, Both<JournalServer<Api>, B>>>,
+        Both<MachineServer<Api>, Both<AccountsServer<Api>, Both<JournalServer<Api>, Streams<B>>>>,
     >,
 >;
+
+/// Beside [`Exec`], those whose calls last.
+type Streams<B> = Both<ForwardServer<Api>, B>;
 
 /// These services beside `before`.
 pub fn beside<B>(api: &Api, before: B) -> Services<B> {
@@ -58,8 +62,10 @@ pub fn beside<B>(api: &Api, before: B) -> Services<B> {
     let freeze = FreezeServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let qga = QgaServer::new(api.clone()).max_decoding_message_size(MAX_COMMAND);
     let exec = ExecServer::new(api.clone()).max_decoding_message_size(exec::MAX_REQUEST);
+    let forward = ForwardServer::new(api.clone()).max_decoding_message_size(forward::MAX_MESSAGE);
     let journal = JournalServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
-    let rest = Both(power, Both(network, Both(hardware, Both(accounts, Both(journal, before)))));
+    let rest =
+        Both(power, Both(network, Both(hardware, Both(accounts, Both(journal, Both(forward, before))))));
     Both(exec, Both(qga, Both(freeze, Both(file_systems, rest))))
 }
 
@@ -155,5 +161,25 @@ impl Exec for Api {
         request: Request<SignalProgramRequest>,
     ) -> Result<Response<SignalProgramResponse>, Status> {
         self.hand_on(request).await
+    }
+}
+
+/// What comes from targets.
+type FromTargets = Pin<Box<dyn Stream<Item = Result<v1::FromTarget, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Forward for Api {
+    type ForwardStream = FromTargets;
+
+    async fn forward(
+        &self,
+        request: Request<Streaming<v1::ToTarget>>,
+    ) -> Result<Response<Self::ForwardStream>, Status> {
+        let (metadata, extensions, mut messages) = request.into_parts();
+        let first = forward::opening(&mut messages).await?;
+        let (call, open) = self.admission.admit(Request::from_parts(metadata, extensions, first)).await?;
+        let begun = forward::run(&self.desks, &self.fleet, &call.behalf, open, messages).await;
+        // Its record is of its beginning: it may last for days.
+        call.end(begun.map(|relay| Box::pin(relay.into_stream()) as FromTargets))
     }
 }

@@ -21,8 +21,9 @@ const AT_A_TIME: usize = 3;
 const WAITING: usize = 32;
 /// Calls of one guest that wait for something there. An agent takes 24, whoever asks.
 const PATIENT: Bounds = Bounds { of: "calls that wait for entries", all: 16, others: 12, of_one: 6 };
-/// Programs of one guest with clients. An agent takes 64 in all.
-const STREAMS: Bounds = Bounds { of: "programs with clients", all: 48, others: 32, of_one: 16 };
+/// Programs of one guest with clients, and clients that forward connections. An agent takes 64 in all.
+const STREAMS: Bounds =
+    Bounds { of: "programs with clients and forwarding clients", all: 48, others: 32, of_one: 16 };
 /// How soon it is looked again whether the guest may say more.
 const LOOK: Duration = Duration::from_millis(100);
 /// After how long a VM of which nobody asks anything is forgotten.

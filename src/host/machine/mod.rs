@@ -71,7 +71,7 @@ pub async fn place_for_stream(
     caller: &Caller,
 ) -> Result<Stream, Status> {
     if agent(fleet, name).await?.is_elsewhere() {
-        return Err(Status::unimplemented("programs are run in a guest on its own host only"));
+        return Err(Status::unimplemented("programs and ports of a guest are reached on its own host only"));
     }
     let limits = fleet.limits(name.to_owned()).await?.ok_or_else(unknown)?;
     desks.of(name, &limits).streams.place(caller)

@@ -1,0 +1,200 @@
+//! `guestctl forward --stdio`: one connection, from standard input and output.
+//!
+//! Standard streams may block, so that each has a thread; between these and the connection there is a pair of sockets.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+
+use super::call::{Call, Carried, Event, Wanted};
+use crate::ctl::Error;
+use crate::ctl::client::Daemon;
+use crate::ctl::door::Door;
+use crate::sys::error_chain;
+use crate::sys::socket::Socket;
+use crate::text::target::Target;
+use crate::transport::carry::Ended;
+
+/// The exit code of a connection that was lost.
+const LOST: u8 = 255;
+/// Bytes that are read at once.
+const PART: usize = 64 << 10;
+/// How long what standard input has had may take to reach the target when that has ended its side.
+const LEFTOVERS: Duration = Duration::from_secs(12);
+/// The pause before a stream that others have made one that does not wait is tried again.
+const BUSY: Duration = Duration::from_millis(10);
+
+/// How the connection is over.
+enum Over {
+    /// It has ended, so.
+    Ended(Ended),
+    /// It was never there.
+    Refused(Error),
+    /// Its call was lost; what had come is still to be handed on.
+    Lost(Error, FuturesUnordered<Carried>),
+}
+
+/// Carries it on until the target has closed it, and standard output has everything.
+///
+/// # Errors
+/// [`Error::NotRun`] if the connection was lost, or broken by the target.
+pub async fn run(door: &Door, name: &str, target: Target) -> Result<(), Error> {
+    let (here, there) = StdStream::pair().map_err(failed)?;
+    there.set_nonblocking(true).map_err(failed)?;
+    let there = UnixStream::from_std(there).map_err(failed)?;
+    let wanted = (Socket::Unix(there), target);
+    let input_ended = Arc::new(AtomicBool::new(false));
+    let (written, mut output) = oneshot::channel();
+    let ended = Arc::clone(&input_ended);
+    let work = async {
+        let line = door.dial().await?;
+        // Standard input is read as soon as the connection is there: what is read before would be lost with it.
+        line.over(async |daemon| converse(&daemon, name, wanted, || start(&here, ended, written)).await).await
+    };
+    let mut work = Box::pin(work);
+    let over = tokio::select! {
+        over = &mut work => over?,
+        written = &mut output => {
+            // The target sends no more. What it was sent before reaches it yet.
+            outcome(written)?;
+            if input_ended.load(Ordering::Acquire) {
+                let _ = tokio::time::timeout(LEFTOVERS, work).await;
+            }
+            return Ok(());
+        }
+    };
+    let ended = match over {
+        Over::Refused(error) => return Err(error),
+        Over::Ended(ended) => Ok(ended),
+        Over::Lost(error, mut running) => {
+            while running.next().await.is_some() {}
+            Err(error)
+        }
+    };
+    // All that has come is written first.
+    outcome(output.await)?;
+    match ended? {
+        Ended::Well => Ok(()),
+        Ended::Reset => Err(Error::NotRun(format!("what listens in {name} has broken the connection"), LOST)),
+        Ended::Broken(reason) => {
+            Err(Error::NotRun(format!("standard input and output have broken: {reason}"), LOST))
+        }
+    }
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::Read("standard input".to_owned(), error)
+}
+
+fn outcome(written: Result<io::Result<()>, oneshot::error::RecvError>) -> Result<(), Error> {
+    // A thread that ended without a word is one that never began.
+    written.unwrap_or(Ok(())).map_err(Error::Print)
+}
+
+/// The call, which carries one connection; `start` is called once that is there.
+async fn converse(
+    daemon: &Daemon,
+    name: &str,
+    wanted: Wanted,
+    start: impl FnOnce() -> io::Result<()>,
+) -> Result<Over, Error> {
+    let mut call = match Call::open(daemon, name).await {
+        Ok(call) => call,
+        Err(lost) => return Ok(Over::Refused(lost.into_error())),
+    };
+    start().map_err(failed)?;
+    call.connect(wanted);
+    Ok(match call.next().await {
+        Ok(Event::Refused(target, reason)) => {
+            Over::Refused(Error::Program(format!("cannot reach {target} in {name}: {reason}")))
+        }
+        Ok(Event::Ended(ended)) => {
+            if ended == Ended::Well {
+                call.farewell().await;
+            }
+            Over::Ended(ended)
+        }
+        Err(lost) => {
+            let words =
+                format!("lost the connection with {name}: {}", error_chain::words(&lost.into_error()));
+            Over::Lost(Error::NotRun(words, LOST), call.lose())
+        }
+    })
+}
+
+/// Starts the threads. `written` gets what has become of standard output when nothing more comes for it.
+fn start(
+    here: &StdStream,
+    input_ended: Arc<AtomicBool>,
+    written: oneshot::Sender<io::Result<()>>,
+) -> io::Result<()> {
+    let (mut from_guest, mut to_guest) = (here.try_clone()?, here.try_clone()?);
+    let (mut input, mut output) = (standard(io::stdin())?, standard(io::stdout())?);
+    thread("input", move || {
+        // Whoever broke is seen at the other end; an input that cannot be read has ended.
+        if let Err(error) = copy(&mut input, &mut to_guest) {
+            tracing::debug!("standard input: {error}");
+        }
+        let _ = to_guest.shutdown(Shutdown::Write);
+        input_ended.store(true, Ordering::Release);
+    })?;
+    thread("output", move || {
+        let done = copy(&mut from_guest, &mut output);
+        if done.is_err() {
+            // The target is told that nobody reads what it sends.
+            let _ = from_guest.shutdown(Shutdown::Both);
+        }
+        let _ = written.send(done);
+    })
+}
+
+/// A standard stream without a buffer.
+fn standard(stream: impl AsFd) -> io::Result<File> {
+    stream.as_fd().try_clone_to_owned().map(File::from)
+}
+
+fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
+
+/// Reads to the end and writes all of it.
+fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
+    let mut part = vec![0; PART];
+    loop {
+        let length = match from.read(&mut part) {
+            Ok(0) => return Ok(()),
+            Ok(length) => length,
+            Err(error) => {
+                may_try_again(error)?;
+                continue;
+            }
+        };
+        let mut rest = part.get(..length).unwrap_or_default();
+        while !rest.is_empty() {
+            match to.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(length) => rest = rest.get(length..).unwrap_or_default(),
+                Err(error) => may_try_again(error)?,
+            }
+        }
+    }
+}
+
+/// Waits a little if an error is none of the stream's.
+fn may_try_again(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::Interrupted => {}
+        io::ErrorKind::WouldBlock => std::thread::sleep(BUSY),
+        _ => return Err(error),
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! Connections with what listens in guests, for people: what `guestlet.v1.Forward` of the admin API hands on, over a connection with the
+//! agent that is dialled for each call, as [`exec`](super::exec) does.
+//!
+//! Messages go through one by one, and nothing is kept: what is under way is bounded by the windows of both connections, and what each
+//! forwarded connection may have under way by the credit that its ends give each other.
+
+use std::time::Duration;
+
+use tokio_stream::Stream;
+use tonic::{Status, Streaming};
+
+use super::asked::{Asked, Object};
+use super::caller::Behalf;
+use super::exec::{LEFTOVERS, Line, dial, gone, origin, said};
+use super::fleet::Handle;
+use super::machine::{self, Desks};
+use super::text;
+use crate::access::verb::{self, Verb};
+use crate::wire::proto::v1::forward_client::ForwardClient;
+use crate::wire::proto::v1::from_target::Message as FromIt;
+use crate::wire::proto::v1::to_target::Message;
+use crate::wire::proto::v1::{FromTarget, OpenForward, ToTarget};
+
+/// Bytes of one message of a client, and of an agent.
+pub const MAX_MESSAGE: usize = 64 << 10;
+/// What an agent says that it can.
+const CAPABILITY: &str = "forward";
+/// How long the first message of a client may take.
+const SOON: Duration = Duration::from_secs(10);
+/// How long an agent may take to begin.
+const BEGIN: Duration = Duration::from_secs(20);
+
+impl Asked for OpenForward {
+    fn verb(&self) -> &'static Verb {
+        &verb::FORWARD
+    }
+
+    fn object(&self) -> Object<'_> {
+        Object::Machine(&self.name)
+    }
+}
+
+/// What a client says first, if that is what opens a call.
+///
+/// # Errors
+/// If it is not, or does not come soon.
+pub async fn opening(messages: &mut Streaming<ToTarget>) -> Result<OpenForward, Status> {
+    let first = tokio::time::timeout(SOON, messages.message()).await;
+    let first = first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))??;
+    match first.and_then(|first| first.message) {
+        Some(Message::Open(open)) => Ok(open),
+        _ => Err(Status::invalid_argument("the first message is not open")),
+    }
+}
+
+/// Hands on what an admitted client says after `open`, to the agent of the VM that it names.
+///
+/// # Errors
+/// If that cannot be reached, has too many streams, or refuses.
+pub async fn run(
+    desks: &Desks,
+    fleet: &Handle,
+    behalf: &Behalf,
+    open: OpenForward,
+    messages: Streaming<ToTarget>,
+) -> Result<Relay, Status> {
+    let place = machine::place_for_stream(desks, fleet, &open.name, behalf.caller()).await?;
+    if !machine::is_able(fleet, &open.name, CAPABILITY).await? {
+        return Err(machine::too_old(&open.name));
+    }
+    let mut line = dial(fleet, &open.name).await?;
+    let first = ToTarget { message: Some(Message::Open(OpenForward::default())) };
+    let rest = futures_util::stream::unfold(messages, |mut messages| async {
+        // A client that is gone, or breaks the rules, sends nothing more.
+        let message = messages.message().await.ok().flatten()?;
+        Some((message, messages))
+    });
+    let all = futures_util::StreamExt::chain(tokio_stream::once(first), rest);
+    let client = ForwardClient::with_origin(line.client.clone(), origin());
+    let mut client = client.max_decoding_message_size(MAX_MESSAGE);
+    let answers = line.drive(BEGIN, client.forward(behalf.state(all))).await?.into_inner();
+    Ok(Relay { line, answers, _place: place, is_over: false })
+}
+
+/// Hands on what an agent answers.
+pub struct Relay {
+    line: Line,
+    answers: Streaming<FromTarget>,
+    _place: machine::Stream,
+    is_over: bool,
+}
+
+impl Relay {
+    /// What comes from the targets.
+    pub fn into_stream(self) -> impl Stream<Item = Result<FromTarget, Status>> {
+        futures_util::stream::unfold(self, |mut this| async {
+            if this.is_over {
+                return None;
+            }
+            let answer = this.next().await.transpose();
+            this.is_over = !matches!(answer, Some(Ok(_)));
+            Some((answer?, this))
+        })
+    }
+
+    async fn next(&mut self) -> Result<Option<FromTarget>, Status> {
+        let answer = tokio::select! {
+            biased;
+            _ = self.line.connection.ended() => {
+                let left = tokio::time::timeout(LEFTOVERS, self.answers.message()).await;
+                left.unwrap_or_else(|_| Err(Status::unavailable("the guest closed the connection")))
+            }
+            () = gone(&mut self.line.known) => return Err(Status::unavailable("the VM is not known any more")),
+            answer = self.answers.message() => answer,
+        };
+        let mut answer = answer.map_err(|status| said(&status))?;
+        match answer.as_mut().and_then(|answer| answer.message.as_mut()) {
+            Some(FromIt::Refused(refused)) => refused.reason = text::clean_words(&refused.reason),
+            Some(FromIt::Reset(reset)) => reset.reason = text::clean_words(&reset.reason),
+            _ => {}
+        }
+        Ok(answer)
+    }
+}
