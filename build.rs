@@ -5,11 +5,12 @@ use std::path::Path;
 
 use protox::prost::Message as _;
 
-const FILES: [&str; 18] = [
+const FILES: [&str; 19] = [
     "csi/v1/csi.proto",
     "guestlet/v1/accounts.proto",
     "guestlet/v1/admin.proto",
     "guestlet/v1/cloud.proto",
+    "guestlet/v1/console.proto",
     "guestlet/v1/controller.proto",
     "guestlet/v1/exec.proto",
     "guestlet/v1/file_systems.proto",

@@ -20,13 +20,12 @@ use crate::host::backends::{self, volumes::Volumes};
 use crate::host::changed::Changed;
 use crate::host::cloud::{self, forward::Forwarder, forward::Numbered};
 use crate::host::fleet::{Fleet, Handle};
-use crate::host::for_guests;
 use crate::host::half::Half;
 use crate::host::machine::Desks;
 use crate::host::place::Topology;
-use crate::host::scrape;
 use crate::host::trust::{Pins, Trust};
 use crate::host::volumes::Keeper;
+use crate::host::{console, for_guests, scrape};
 use crate::supervise::{Supervisor, termination};
 use crate::sys::{host_name::host_name, logging, service, tcp};
 use crate::transport::unix::{self, Listener};
@@ -221,7 +220,7 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
     let parts = parts(role, &followed, &settings, &handle, &half).await?;
     let Parts { kind, topology, standing, for_guests, changed, beside } = parts;
     let is_machine = matches!(role, Role::Machine);
-    let backends::Built { backend, disks, volumes } = kind.build(&half);
+    let backends::Built { backend, disks, volumes, consoles } = kind.build(&half);
     let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
     let keeps_volumes = for_guests.is_none();
     let (volumes_for_guests, cloud_for_guests): (Arc<dyn for_guests::Volumes>, _) = match for_guests {
@@ -276,6 +275,7 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
         topology,
         backend: standing,
         desks: Desks::default(),
+        consoles: console::Desk::new(consoles, Arc::clone(&half)),
         cloud,
         listed: is_machine.then_some(followed.machines),
     };

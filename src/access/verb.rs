@@ -32,6 +32,8 @@ pub enum Role {
     Exec,
     /// Reach what listens in guests, as far as they let it be reached.
     Forward,
+    /// Sit at the serial consoles of VMs: the guest is not asked, and a boot loader or a login prompt may be there.
+    Console,
 }
 
 impl Role {
@@ -50,6 +52,7 @@ impl Role {
         Self::Logs,
         Self::Exec,
         Self::Forward,
+        Self::Console,
     ];
 
     /// As the settings write it.
@@ -68,6 +71,7 @@ impl Role {
             Self::Logs => "logs",
             Self::Exec => "exec",
             Self::Forward => "forward",
+            Self::Console => "console",
         }
     }
 }
@@ -222,6 +226,9 @@ pub static KILL: Verb = changes("SignalProgram", "kill", Role::Exec);
 /// Reach what listens in a guest.
 pub static FORWARD: Verb = changes("Forward", "forward", Role::Forward);
 
+/// The serial console of a VM.
+pub static CONSOLE: Verb = changes("OpenConsole", "console", Role::Console);
+
 /// All of them.
 pub static VERBS: &[&Verb] = &[
     &LS,
@@ -282,6 +289,7 @@ pub static VERBS: &[&Verb] = &[
     &PS,
     &KILL,
     &FORWARD,
+    &CONSOLE,
 ];
 
 #[cfg(test)]
@@ -304,6 +312,7 @@ mod tests {
             include_str!("../../proto/guestlet/v1/network.proto"),
             include_str!("../../proto/guestlet/v1/accounts.proto"),
             include_str!("../../proto/guestlet/v1/journal.proto"),
+            include_str!("../../proto/guestlet/v1/console.proto"),
         ];
         let lines = protos.iter().flat_map(|proto| proto.lines());
         let methods: BTreeSet<_> =

@@ -82,7 +82,7 @@ pub use topology::TopologySettings;
 use trust::TrustFragment;
 pub use trust::TrustSettings;
 use vm::{Checker, VmFragment};
-pub use vm::{DEFAULT_PORT, DialSettings, VmSettings};
+pub use vm::{ConsoleSettings, DEFAULT_PORT, DialSettings, VmSettings};
 
 /// Where the settings are unless the command line says otherwise.
 pub const DEFAULT_FILE: &str = "/etc/guestlet/host.toml";

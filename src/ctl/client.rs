@@ -11,6 +11,7 @@ use super::Error;
 use crate::transport::{Stream, http2};
 use crate::wire::proto::v1::accounts_client::AccountsClient;
 use crate::wire::proto::v1::admin_client::AdminClient;
+use crate::wire::proto::v1::console_client::ConsoleClient;
 use crate::wire::proto::v1::exec_client::ExecClient;
 use crate::wire::proto::v1::file_systems_client::FileSystemsClient;
 use crate::wire::proto::v1::forward_client::ForwardClient;
@@ -78,6 +79,11 @@ impl Daemon {
     /// For connections with what listens in guests.
     pub fn forward(&self) -> ForwardClient<http2::Client> {
         ForwardClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// For consoles.
+    pub fn console(&self) -> ConsoleClient<http2::Client> {
+        ConsoleClient::with_origin(self.0.clone(), origin())
     }
 
     /// For commands of QGA.

@@ -13,6 +13,7 @@ use tonic::{Code, Status};
 pub mod audit;
 pub mod client;
 pub mod cluster;
+pub mod console;
 pub mod disk;
 pub mod disks;
 pub mod doctor;
@@ -106,6 +107,13 @@ pub enum Verb {
         name: String,
         /// From where to what.
         forward: forward::Forward,
+    },
+    /// Sit at the serial console of a VM.
+    Console {
+        /// Its name.
+        name: String,
+        /// Whoever has it is ended.
+        force: bool,
     },
     /// Look after volumes of clusters.
     Volumes(volumes::Action),
@@ -269,6 +277,7 @@ async fn at(door: &Door, printer: &mut Printer, verb: Verb) -> Result<(), Error>
     match verb {
         Verb::Program { name, action } => exec::run(door, printer, name, action).await,
         Verb::Forward { name, forward } => forward::run(door, printer, name, forward).await,
+        Verb::Console { name, force } => console::run(door, name, force).await,
         Verb::Machine { name, action: machine::Action::FreezeAround(around) } => {
             let ask = async |step| {
                 door.with(async |daemon| machine::freeze::step(&daemon, &name, &step).await).await
@@ -302,6 +311,8 @@ async fn one(daemon: Daemon, printer: &mut Printer, verb: Verb) -> Result<(), Er
         Verb::Trust(action) => trust::run(client, printer, action).await,
         Verb::Audit(query) => audit::run(client, printer, query).await,
         Verb::Machine { name, action } => machine::run(daemon, printer, name, action).await,
-        Verb::Doctor | Verb::Proxy | Verb::Program { .. } | Verb::Forward { .. } => Ok(()),
+        Verb::Doctor | Verb::Proxy | Verb::Program { .. } | Verb::Forward { .. } | Verb::Console { .. } => {
+            Ok(())
+        }
     }
 }

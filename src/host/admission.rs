@@ -80,6 +80,16 @@ impl Sight {
         self.person.is_none()
     }
 
+    /// Completes when it is the VM of this name, of this cluster, no more.
+    pub async fn lost(mut self, vm: &str, cluster: &str) {
+        while self.has(vm, cluster) {
+            if self.rules.changed().await.is_err() {
+                // They stay as they are.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// Whether it is the VM of this name, or a volume that it has, of this cluster.
     pub fn has(&self, vm: &str, cluster: &str) -> bool {
         self.person.as_ref().is_none_or(|person| self.rules.borrow().allow(person, self.verb, vm, cluster))

@@ -20,6 +20,7 @@ use super::backends::qemu::Machine;
 use super::backends::{self, disks::Disks};
 use super::calls::Calls;
 use super::cloud;
+use super::console;
 use super::disks;
 use super::fleet::{Handle, Identity, Reach, Stopped, Watched};
 use super::half::Half;
@@ -75,6 +76,8 @@ pub struct Api {
     pub backend: backends::Standing,
     /// How much is asked of each guest.
     pub desks: Desks,
+    /// The consoles of VMs.
+    pub consoles: console::Desk,
     /// Keeps load balancers, where this host half does.
     pub cloud: Option<cloud::Handle>,
     /// Every VM that there is for it, where settings list them.

@@ -81,6 +81,11 @@ impl Entry {
 }
 
 impl Entry {
+    /// What it was about, which is known better by now.
+    pub fn about(&mut self, subject: String) {
+        self.what.subject = subject;
+    }
+
     /// It was denied, which was not known before.
     pub fn denied(mut self) {
         self.is_over = true;

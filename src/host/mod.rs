@@ -13,6 +13,8 @@
 //! Who may ask the api for what is decided in [`admission`]; on whose behalf a guest is called goes with the call
 //! ([`calls`]); what the agent decides on alone is handed on ([`machine`]).
 //!
+//! A [`console`] is the hypervisor's, so that it, too, is reached past the fleet and the agents.
+//!
 //! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM. [`volumes`] are what
 //! clusters have of them; their guests ask for them by the callback, in the words of [`csi`].
 //!
@@ -37,6 +39,7 @@ pub mod calls;
 pub mod changed;
 mod clients;
 pub mod cloud;
+pub mod console;
 pub mod contact;
 #[cfg(feature = "kubevirt")]
 pub mod controller;

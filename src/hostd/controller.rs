@@ -32,6 +32,7 @@ use crate::host::backends::volumes::Volumes;
 use crate::host::backends::{Backend as _, Problems, Standing};
 use crate::host::cloud;
 use crate::host::cloud::remote::{self, Registry};
+use crate::host::console;
 use crate::host::controller::{self, Asked, Joining, Nodes, Server};
 use crate::host::fleet::Remote;
 use crate::host::half::Half;
@@ -142,17 +143,17 @@ pub(super) async fn assemble(
         let rules = followed.access;
         let admission =
             Admission { rules, fleet: fleet.clone(), volumes: keeper.clone(), half: Arc::clone(&half) };
-        // It is in no place: its VMs are.
-        let topology = watch::channel(Arc::new(Topology::default())).1;
         let api = Api {
             admission,
             fleet,
             disks: Arc::new(Elsewhere),
             volumes: keeper.clone(),
             trust,
+            consoles: console::Desk::new(Arc::new(Elsewhere), Arc::clone(&half)),
             half,
             settings: followed.standing,
-            topology,
+            // It is in no place: its VMs are.
+            topology: watch::channel(Arc::new(Topology::default())).1,
             backend: Standing { problems: told, ..Standing::default() },
             desks: Desks::default(),
             cloud: Some(cloud),

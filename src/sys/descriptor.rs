@@ -31,7 +31,6 @@ pub fn watch_writable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 ///
 /// # Errors
 /// If it is nothing that can be polled.
-#[cfg(feature = "agent")]
 pub fn watch_both(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     let both = Interest::READABLE | Interest::WRITABLE;
     // SAFETY: as above.

@@ -100,6 +100,8 @@ pub mod process_end;
 pub mod process_group;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod program;
+#[cfg(feature = "host")]
+pub mod pseudo_terminal;
 #[cfg(feature = "agent")]
 pub mod refused;
 pub mod root;

@@ -28,7 +28,7 @@ pub mod listen;
 pub mod relay;
 #[cfg(any(feature = "agent", feature = "host"))]
 mod route;
-#[cfg(feature = "agent")]
+#[cfg(any(feature = "agent", feature = "host"))]
 pub mod serial;
 pub mod unix;
 #[cfg(feature = "agent")]

@@ -1,12 +1,16 @@
 //! A serial line: what goes in at one end comes out at the other, byte by byte.
 
+#[cfg(feature = "agent")]
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::OwnedFd;
+#[cfg(feature = "agent")]
 use std::os::unix::fs::OpenOptionsExt as _;
+#[cfg(feature = "agent")]
 use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+#[cfg(feature = "agent")]
 use std::time::Duration;
 
 use nix::libc;
@@ -18,9 +22,11 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::sys::descriptor::watch_both;
+#[cfg(feature = "agent")]
 use crate::transport::appearance::Watch;
 
 /// How often a line that cannot be used for now is tried again.
+#[cfg(feature = "agent")]
 const RETRY: Duration = Duration::from_secs(5);
 
 /// An open line.
@@ -28,14 +34,22 @@ const RETRY: Duration = Duration::from_secs(5);
 pub struct Line(AsyncFd<OwnedFd>);
 
 impl Line {
-    /// Opens the line at `path` and takes everything off it that a terminal would want: bytes go through as they
-    /// are, at 38400 baud as with qemu-ga, and no signal of a modem ends it. What came before is dropped.
+    /// Opens the line at `path`; see [`Line::of`].
     ///
     /// # Errors
     /// As open(2) gives them; ENOTTY if it is no line.
+    #[cfg(feature = "agent")]
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+        Self::of(OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?.into())
+    }
+
+    /// Takes everything off an open line, which does not block, that a terminal would want: bytes go through as they are, at 38400
+    /// baud as with qemu-ga, and no signal of a modem ends it. What came before is dropped.
+    ///
+    /// # Errors
+    /// ENOTTY if it is no line.
+    pub fn of(file: OwnedFd) -> io::Result<Self> {
         let mut settings = tcgetattr(&file)?;
         cfmakeraw(&mut settings);
         settings.control_flags |= ControlFlags::CLOCAL | ControlFlags::CREAD;
@@ -46,13 +60,14 @@ impl Line {
         settings.control_flags |= ControlFlags::from_bits_retain(libc::B38400);
         tcflush(&file, FlushArg::TCIFLUSH)?;
         tcsetattr(&file, SetArg::TCSANOW, &settings)?;
-        Ok(Self(watch_both(file.into())?))
+        Ok(Self(watch_both(file)?))
     }
 
     /// Opens the line at `path`, waiting for it to appear and to be usable.
     ///
     /// # Errors
     /// If it is no line, or may not be opened.
+    #[cfg(feature = "agent")]
     pub async fn open_when_there(path: &Path) -> io::Result<Self> {
         let mut said = None;
         loop {
@@ -82,7 +97,7 @@ impl Line {
 }
 
 /// End of file means that the line was hung up; it has to be opened again.
-impl AsyncRead for &mut Line {
+impl AsyncRead for Line {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -106,7 +121,7 @@ impl AsyncRead for &mut Line {
     }
 }
 
-impl AsyncWrite for &mut Line {
+impl AsyncWrite for Line {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         loop {
             let mut ready = ready!(self.0.poll_write_ready(context))?;
@@ -127,7 +142,7 @@ impl AsyncWrite for &mut Line {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "agent"))]
 mod tests {
     use std::io::{Read as _, Write as _};
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use guestlet::sys::terminal::Size;
 
 use crate::lab::Lab;
-use crate::terminal::Screen;
+use crate::screen::Screen;
 
 fn packaged(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/completion").join(name)

@@ -11,7 +11,7 @@ use guestlet::sys::terminal::Size;
 
 use crate::host::{assert_fails, wait};
 use crate::lab::{ALL, Lab, code, is_running, text, until};
-use crate::terminal::Screen;
+use crate::screen::Screen;
 
 const ALICE: u32 = 4_000_042;
 const READERS: u32 = 4_000_043;

@@ -30,5 +30,6 @@ mod login;
 mod programs;
 mod refusals;
 mod resume;
+mod screen;
 mod streams;
 mod terminal;

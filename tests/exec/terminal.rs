@@ -1,93 +1,22 @@
 //! Programs on a terminal, driven through another one.
 
-use std::fs::File;
-use std::io::{Read as _, Write as _};
-use std::os::fd::OwnedFd;
-use std::process::Child;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use guestlet::sys::terminal::{self, Size};
-use nix::sys::termios::{LocalFlags, tcgetattr};
 
 use crate::lab::{Lab, is_running, until};
-
-/// guestctl on a terminal, and what has come out of that.
-pub struct Screen {
-    child: Child,
-    keys: File,
-    terminal: OwnedFd,
-    seen: Arc<Mutex<String>>,
-}
-
-impl Screen {
-    fn start(lab: &Lab, command: &[&str], size: Size) -> Self {
-        Self::of(lab.command(&["-it"], command), size)
-    }
-
-    pub fn of(mut command: std::process::Command, size: Size) -> Self {
-        let (controller, terminal) = terminal::open(size).unwrap();
-        let flags = nix::fcntl::OFlag::empty();
-        nix::fcntl::fcntl(&controller, nix::fcntl::FcntlArg::F_SETFL(flags)).unwrap();
-        for stream in [0, 1, 2] {
-            let end = std::process::Stdio::from(terminal.try_clone().unwrap());
-            match stream {
-                0 => command.stdin(end),
-                1 => command.stdout(end),
-                _ => command.stderr(end),
-            };
-        }
-        let child = command.env("TERM", "xterm").spawn().unwrap();
-        let keys = File::from(controller);
-        let seen = Arc::new(Mutex::new(String::new()));
-        let (mut screen, all) = (keys.try_clone().unwrap(), Arc::clone(&seen));
-        std::thread::spawn(move || {
-            let mut part = [0; 4096];
-            while let Ok(length @ 1..) = screen.read(&mut part) {
-                all.lock().unwrap().push_str(&String::from_utf8_lossy(&part[..length]));
-            }
-        });
-        Self { child, keys, terminal, seen }
-    }
-
-    pub fn type_keys(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).unwrap();
-    }
-
-    /// Kills guestctl, which can tell nobody then.
-    pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// Forgets what has been seen.
-    pub fn clear(&self) {
-        self.seen.lock().unwrap().clear();
-    }
-
-    pub fn until(&self, words: &str) {
-        until(&format!("{words:?} in {:?}", self.seen.lock().unwrap()), || {
-            self.seen.lock().unwrap().contains(words)
-        });
-    }
-
-    fn is_raw(&self) -> bool {
-        !tcgetattr(&self.terminal).unwrap().local_flags.contains(LocalFlags::ICANON)
-    }
-
-    pub fn code(&mut self) -> Option<i32> {
-        let code = crate::host::wait(&mut self.child).code();
-        assert!(!self.is_raw(), "the terminal is as it was");
-        code
-    }
-}
+use crate::screen::Screen;
 
 const SIZE: Size = Size { rows: 31, columns: 101 };
+
+fn start(lab: &Lab, command: &[&str], size: Size) -> Screen {
+    Screen::of(lab.command(&["-it"], command), size)
+}
 
 #[test]
 fn a_terminal_has_its_size_from_the_start_and_is_resized() {
     let lab = Lab::new();
-    let mut screen = Screen::start(
+    let mut screen = start(
         &lab,
         &["sh", "-c", "stty size; test -t 0 && test -t 1 && test -t 2 && echo all $TERM; cat"],
         SIZE,
@@ -98,11 +27,8 @@ fn a_terminal_has_its_size_from_the_start_and_is_resized() {
     screen.type_keys("\u{4}");
     assert_eq!(screen.code(), Some(0));
 
-    let mut screen = Screen::start(
-        &lab,
-        &["sh", "-c", "trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done"],
-        SIZE,
-    );
+    let mut screen =
+        start(&lab, &["sh", "-c", "trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done"], SIZE);
     screen.until("ready");
     terminal::set_size(&screen.terminal, Size { rows: 40, columns: 90 }).unwrap();
     // It is not this one's controlling terminal, so that the kernel tells nobody.
@@ -116,7 +42,7 @@ fn a_terminal_has_its_size_from_the_start_and_is_resized() {
 #[test]
 fn keys_reach_the_program_in_the_foreground() {
     let lab = Lab::new();
-    let mut screen = Screen::start(&lab, &["bash", "--norc"], SIZE);
+    let mut screen = start(&lab, &["bash", "--norc"], SIZE);
     screen.type_keys("echo $((6*7))\r");
     screen.until("42\r\n");
     screen.type_keys("sleep 1000; echo after-$?\r");
@@ -132,13 +58,13 @@ fn keys_reach_the_program_in_the_foreground() {
 #[test]
 fn less_and_top_draw_their_screens() {
     let lab = Lab::new();
-    let mut screen = Screen::start(&lab, &["sh", "-c", "seq 1000 | less"], SIZE);
+    let mut screen = start(&lab, &["sh", "-c", "seq 1000 | less"], SIZE);
     screen.until("30\r\n");
     screen.type_keys("G");
     screen.until("1000");
     screen.type_keys("q");
     assert_eq!(screen.code(), Some(0));
-    let mut screen = Screen::start(&lab, &["top", "-d", "1"], SIZE);
+    let mut screen = start(&lab, &["top", "-d", "1"], SIZE);
     screen.until("load average");
     screen.type_keys("q");
     assert_eq!(screen.code(), Some(0));
@@ -147,7 +73,7 @@ fn less_and_top_draw_their_screens() {
 #[test]
 fn a_terminal_is_as_before_whatever_ends_guestctl_and_the_program_is_still_there() {
     let lab = Lab::new();
-    let mut screen = Screen::start(&lab, &["sh", "-c", "echo ready; exec sleep 1000"], SIZE);
+    let mut screen = start(&lab, &["sh", "-c", "echo ready; exec sleep 1000"], SIZE);
     screen.until("ready");
     let program = &lab.programs()[0];
     let pid = nix::unistd::Pid::from_raw(i32::try_from(screen.child.id()).unwrap());
@@ -168,7 +94,7 @@ fn a_terminal_is_as_before_whatever_ends_guestctl_and_the_program_is_still_there
 #[test]
 fn a_terminal_is_as_before_when_guestctl_is_ended_while_it_has_no_connection() {
     let mut lab = Lab::new();
-    let mut screen = Screen::start(&lab, &["sh", "-c", "echo ready; exec cat"], SIZE);
+    let mut screen = start(&lab, &["sh", "-c", "echo ready; exec cat"], SIZE);
     screen.until("ready");
     let program = lab.programs().remove(0);
     lab.host.kill();
@@ -196,7 +122,7 @@ fn a_terminal_is_as_before_when_guestctl_is_ended_while_it_has_no_connection() {
 #[test]
 fn keys_that_are_typed_without_a_connection_reach_the_program_later() {
     let mut lab = Lab::new();
-    let mut screen = Screen::start(&lab, &["bash", "--norc"], SIZE);
+    let mut screen = start(&lab, &["bash", "--norc"], SIZE);
     screen.type_keys("echo $((6*7))\r");
     screen.until("42\r\n");
     lab.host.signal(nix::sys::signal::Signal::SIGSTOP);

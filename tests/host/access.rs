@@ -198,6 +198,7 @@ const DENIED: &[(&str, &[&str])] = &[
     ("exec", &["exec", "db-1", "--", "true"]),
     ("forward", &["forward", "db-1", "0:22"]),
     ("attach", &["attach", "db-1", "0123abcd"]),
+    ("console", &["console", "db-1"]),
     ("ps", &["ps", "db-1"]),
     ("kill", &["kill", "db-1", "0123abcd"]),
     ("time", &["time", "db-1"]),

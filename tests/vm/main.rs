@@ -13,7 +13,7 @@
 //! [`trust`] what becomes of them, [`moves`] the same when a guest's memory goes on elsewhere, [`ports`] which vsock ports a host half with a key dials from,
 //! [`topology`] where the guest runs, [`as_qemu_ga`] the agent under the name of qemu-ga and on the other channels of QGA,
 //! [`libvirt`] what virsh does through the agent, [`qapi`] what an independent client of it reads (with real guests),
-//! [`exec`] programs and the other verbs of guestctl, [`logs`] journals, [`balancers`] traffic from outside to guests behind NAT,
+//! [`exec`] programs and the other verbs of guestctl, [`mod@console`] serial consoles, [`logs`] journals, [`balancers`] traffic from outside to guests behind NAT,
 //! [`packages`] how the package is installed, upgraded and removed.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(
@@ -109,6 +109,7 @@ mod balancers;
 mod channel;
 mod churn;
 mod cluster_node;
+mod console;
 mod csi;
 mod disk_calls;
 mod disk_faults;

@@ -110,6 +110,7 @@ mod tests {
             "info",
             "exec",
             "forward",
+            "console",
             "logs",
             "freeze",
             "disk attach",

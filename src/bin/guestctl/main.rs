@@ -36,7 +36,7 @@ use volumes::Volumes;
 #[command(name = "guestctl", version = guestlet::VERSION)]
 #[command(
     after_help = "Exit codes: 0 done, 1 error, 2 wrong usage, 3 guestlet-host is not running, 4 no such VM, \
-                  5 doctor found something wrong; exec and attach have their own"
+                  5 doctor found something wrong; exec, attach and console have their own"
 )]
 struct Arguments {
     /// Where guestlet-host listens
@@ -130,6 +130,18 @@ enum Command {
     #[command(flatten)]
     Exec(Exec),
     Forward(Forward),
+    /// Sit at the serial console of a VM; Ctrl-] ends that
+    ///
+    /// The hypervisor has it, and no agent is asked, so that it works while the guest boots, or hangs. One client at a time has the
+    /// console. Without a terminal, standard input is passed on and its end ends nothing. The exit code is 6 if the VM has ended, 7 if
+    /// another client has taken the console over, and 255 if the connection with guestlet-host was lost for long.
+    Console {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// Take the console over: the client that has it is told, and ended
+        #[arg(short, long)]
+        force: bool,
+    },
     /// Plug disks into a running VM
     #[command(subcommand)]
     Disk(Disk),
@@ -263,6 +275,7 @@ fn main() -> ExitCode {
         Command::Machine(machine) => machine.into(),
         Command::Exec(exec) => exec.into(),
         Command::Forward(forward) => forward.into(),
+        Command::Console { name, force } => Verb::Console { name, force },
         Command::Disk(disk) => disk.into(),
         Command::Manifests { driver, kubelet_root } => {
             return ended(manifests::run(&mut Printer::new(format), &driver, &kubelet_root));
@@ -349,7 +362,8 @@ mod tests {
             (
                 "other",
                 "Of exec and attach that of the program, 128 and the number of the signal that killed it; 125 if guestctl, the host \
-                 half or the agent failed, 126 if the program cannot be executed, 127 if there is no such program, 255 if it was lost.",
+                 half or the agent failed, 126 if the program cannot be executed, 127 if there is no such program, 255 if it was lost. Of console 6 if the VM has ended, 7 if the console was taken over, 255 if \
+                 the connection was lost.",
             ),
         ];
         sections.push(("EXIT STATUS".to_owned(), codes.map(|(code, words)| Entry::new(code, words)).into()));

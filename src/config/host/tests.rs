@@ -26,7 +26,7 @@ fn fragments_add_up() {
     );
     let second = format!(
         "topology = {{ zone = 'b', labels = {{ rack = '2' }} }}\nsocket = '/run/x.sock'\nvolumes-dir = '/srv/v'\nmetrics = '127.0.0.1:9970'\nlimits.users = 6\n[[vm]]\nname = 'db.dev'\ncluster = 'dev'\nuuid = '{TWO}'\ndmi-uuid = 'none'\n\
-         vsock-socket = '/run/db.vsock'\nport = 1970\nqmp = '/run/db.qmp'\n"
+         vsock-socket = '/run/db.vsock'\nport = 1970\nqmp = '/run/db.qmp'\nconsole = 'console0'\n"
     );
     let settings = check(&[&first, &second]).unwrap();
     assert_eq!(settings.socket, Path::new("/run/x.sock"));
@@ -59,6 +59,7 @@ fn fragments_add_up() {
                 cluster: "dev".into(),
                 dial: DialSettings::Hybrid { path: "/run/db.vsock".into(), port: 1970 },
                 qmp: Some("/run/db.qmp".into()),
+                console: Some(ConsoleSettings::Label("console0".into())),
                 max_volumes: 240,
                 networks: BTreeMap::new(),
             },
@@ -69,6 +70,7 @@ fn fragments_add_up() {
                 cluster: String::new(),
                 dial: DialSettings::Vsock { cid: 3, port: 970 },
                 qmp: None,
+                console: None,
                 max_volumes: 240,
                 networks: BTreeMap::new(),
             },
@@ -132,6 +134,17 @@ fn what_is_wrong_is_named_with_file_and_line() {
         ),
         ("unknown limit", vec!["[limits]\nuser = 1".into()], "0.toml:2: unknown field `user`"),
         ("qmp", vec![vm("vsock-cid = 3\nqmp = 'q'")], "0.toml:6: qmp = \"q\" is a relative path"),
+        ("console", vec![vm("vsock-cid = 3\nconsole = 'a'")], "0.toml:6: console has no meaning without qmp"),
+        (
+            "console label",
+            vec![vm("vsock-cid = 3\nqmp = '/q'\nconsole = 'a b'")],
+            "0.toml:7: console = \"a b\": write the identifier",
+        ),
+        (
+            "console socket",
+            vec![vm("vsock-cid = 3\nqmp = '/q'\nconsole = '/q'")],
+            "0.toml:7: socket \"/q\" is used a second time",
+        ),
         ("long", vec![vm(&format!("vsock-socket = '/{}'", "a".repeat(107)))], "0.toml:5: vsock-socket is"),
         ("cluster", vec![vm("vsock-cid = 3\ncluster = \"a\\u0007\"")], "0.toml:6: cluster is longer"),
         (

@@ -20,6 +20,8 @@ const MAX_PORT: u32 = u32::MAX - 1;
 const USUAL_VOLUMES: u32 = 240;
 /// The most that they may say.
 const MOST_VOLUMES: u32 = 4096;
+/// Bytes of an identifier of a character device.
+const LONGEST_LABEL: usize = 128;
 /// `dmi-uuid` of a VM without DMI.
 const NO_DMI: &str = "none";
 
@@ -38,6 +40,8 @@ pub struct VmSettings {
     pub dial: DialSettings,
     /// The VM's QMP socket, if the host half may ask the hypervisor.
     pub qmp: Option<PathBuf>,
+    /// Which of the hypervisor's character devices is its console; without it that of the first serial port.
+    pub console: Option<ConsoleSettings>,
     /// How many volumes may be plugged into it.
     pub max_volumes: u32,
     /// The networks of this host that it is attached to, by the hardware addresses of its interfaces in lower case.
@@ -68,6 +72,15 @@ pub enum DialSettings {
     },
 }
 
+/// Which console a VM has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConsoleSettings {
+    /// The character device with this identifier.
+    Label(String),
+    /// This unix socket, which has to be the hypervisor's.
+    Socket(PathBuf),
+}
+
 /// A `[[vm]]` table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -80,6 +93,7 @@ pub(super) struct VmFragment {
     vsock_socket: Option<Spanned<PathBuf>>,
     unix_socket: Option<Spanned<PathBuf>>,
     qmp: Option<Spanned<PathBuf>>,
+    console: Option<Spanned<String>>,
     max_volumes: Option<Spanned<u32>>,
     networks: Option<Spanned<BTreeMap<String, String>>>,
     port: Option<Spanned<u32>>,
@@ -126,6 +140,7 @@ impl Checker<'_, '_> {
         };
         let dial = self.dial()?;
         let qmp = vm.qmp.as_ref().map(|path| self.socket("qmp", path)).transpose()?;
+        let console = vm.console.as_ref().map(|console| self.console(console)).transpose()?;
         if let Some(cluster) = &vm.cluster
             && (cluster.get_ref().len() > 253 || cluster.get_ref().chars().any(char::is_control))
         {
@@ -143,7 +158,31 @@ impl Checker<'_, '_> {
         };
         let networks = self.networks()?;
         let name = name.get_ref().clone();
-        Ok(VmSettings { name, uuid, dmi_uuid, cluster, dial, qmp, max_volumes, networks })
+        Ok(VmSettings { name, uuid, dmi_uuid, cluster, dial, qmp, console, max_volumes, networks })
+    }
+
+    fn console(&mut self, spelled: &Spanned<String>) -> Result<ConsoleSettings, Error> {
+        let text = spelled.get_ref();
+        if self.vm.get_ref().qmp.is_none() {
+            let problem =
+                "console has no meaning without qmp: the hypervisor is asked by it; set qmp".to_owned();
+            return Err(self.source.wrong(spelled, problem));
+        }
+        if text.starts_with('/') {
+            let path =
+                self.source.socket_path("console", &Spanned::new(spelled.span(), PathBuf::from(text)))?;
+            self.unique("socket", spelled, &path.to_string_lossy())?;
+            return Ok(ConsoleSettings::Socket(path));
+        }
+        if text.is_empty() || text.len() > LONGEST_LABEL || !text.bytes().all(|byte| byte.is_ascii_graphic())
+        {
+            let problem = format!(
+                "console = {text:?}: write the identifier of a character device, as in -chardev socket,id=console0, or the absolute \
+                 path of its socket"
+            );
+            return Err(self.source.wrong(spelled, problem));
+        }
+        Ok(ConsoleSettings::Label(text.clone()))
     }
 
     /// The networks, by hardware addresses that no other VM has.

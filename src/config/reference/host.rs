@@ -61,6 +61,12 @@ pub(super) const HOST: &[Row] = &[
     ),
     ("vm.port", "`970`", "the agent's vsock port"),
     ("vm.callback-port", "", "of earlier versions, ignored"),
+    (
+        "vm.console",
+        "the first serial port",
+        "which console `guestctl console` shows: the identifier of one of QEMU's character devices, or the path of its unix socket. See \
+         [console.md](console.md)",
+    ),
     ("vm.qmp", "none", "a QMP socket of guestlet-host's own: tells whether the VM runs, and plugs disks"),
     (
         "pool.name",
@@ -158,7 +164,7 @@ pub(super) const HOST: &[Row] = &[
     (
         "access.roles",
         "none",
-        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, `load-balancers`, `keys`, `freeze`, `power`, `accounts`, `qga`, `logs`, `exec`, `forward`, or `all`",
+        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, `load-balancers`, `keys`, `freeze`, `power`, `accounts`, `qga`, `logs`, `exec`, `forward`, `console`, or `all`",
     ),
     ("access.verbs", "none", "single verbs that they may use, such as `\"ping\"` or `\"disk attach\"`"),
     ("access.vms", "all", "to which VMs: names, or patterns such as `\"web-*\"`"),

@@ -52,6 +52,9 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
     let server = access.api_server().await?;
     let namespace = access.namespace.clone().or_else(|| server.namespace.clone());
     complete(&mut verb, namespace.as_deref().unwrap_or(DEFAULT));
+    if let Verb::Console { name, .. } = &verb {
+        return Err(super::console::of_a_cluster(name));
+    }
     let scope = namespace.filter(|_| !access.all_namespaces);
     if let Some(node) = &access.node {
         let place = pods::of_node(&server, node, "").await?;

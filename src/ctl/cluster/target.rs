@@ -49,6 +49,7 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
         | Verb::Machine { name, .. }
         | Verb::Program { name, .. }
         | Verb::Forward { name, .. }
+        | Verb::Console { name, .. }
         | Verb::Trust(
             trust::Action::Show { name }
             | trust::Action::Accept { name, .. }
@@ -70,6 +71,7 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
         | Verb::Machine { name, .. }
         | Verb::Program { name, .. }
         | Verb::Forward { name, .. }
+        | Verb::Console { name, .. }
         | Verb::Volumes(Action::Attach { vm: name, .. })
         | Verb::Trust(
             trust::Action::Show { name }

@@ -11,7 +11,7 @@
 
 mod client;
 mod list;
-mod local;
+pub(super) mod local;
 mod replay;
 
 use std::ffi::OsString;

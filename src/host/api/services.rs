@@ -8,9 +8,10 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::Api;
 use crate::host::handed_on::HandedOn;
-use crate::host::{exec, forward, machine};
+use crate::host::{console, exec, forward, machine};
 use crate::transport::Both;
 use crate::wire::proto::v1::accounts_server::{Accounts, AccountsServer};
+use crate::wire::proto::v1::console_server::{Console, ConsoleServer};
 use crate::wire::proto::v1::exec_server::{Exec, ExecServer};
 use crate::wire::proto::v1::file_systems_server::{FileSystems, FileSystemsServer};
 use crate::wire::proto::v1::forward_server::{Forward, ForwardServer};
@@ -25,7 +26,7 @@ use crate::wire::proto::v1::{
     FreezeState, FromProgram, GetFreezeRequest, ListFileSystemsRequest, ListFileSystemsResponse,
     ListProgramsRequest, ListProgramsResponse, ShutdownRequest, ShutdownResponse, SignalProgramRequest,
     SignalProgramResponse, SuspendResponse, SuspendToBothRequest, SuspendToDiskRequest,
-    SuspendToMemoryRequest, ThawFileSystemsRequest, ThawFileSystemsResponse, ToProgram,
+    SuspendToMemoryRequest, ThawFileSystemsRequest, ThawFileSystemsResponse, ToConsole, ToProgram,
     TrimFileSystemsRequest, TrimFileSystemsResponse,
 };
 
@@ -37,7 +38,10 @@ const MAX_COMMAND: usize = (1 << 20) + 1024;
 /// These services, and `before`, as HTTP/2 serves them.
 pub type Services<B> = Both<
     ExecServer<Api>,
-    Both<QgaServer<Api>, Both<FreezeServer<Api>, Both<FileSystemsServer<Api>, Rest<B>>>>,
+    Both<
+        QgaServer<Api>,
+        Both<FreezeServer<Api>, Both<FileSystemsServer<Api>, Rest<Both<ConsoleServer<Api>, B>>>>,
+    >,
 >;
 
 /// The rest of them.
@@ -64,6 +68,8 @@ pub fn beside<B>(api: &Api, before: B) -> Services<B> {
     let exec = ExecServer::new(api.clone()).max_decoding_message_size(exec::MAX_REQUEST);
     let forward = ForwardServer::new(api.clone()).max_decoding_message_size(forward::MAX_MESSAGE);
     let journal = JournalServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
+    let console = ConsoleServer::new(api.clone()).max_decoding_message_size(console::MAX_REQUEST);
+    let before = Both(console, before);
     let rest =
         Both(power, Both(network, Both(hardware, Both(accounts, Both(journal, Both(forward, before))))));
     Both(exec, Both(qga, Both(freeze, Both(file_systems, rest))))
@@ -181,5 +187,20 @@ impl Forward for Api {
         let begun = forward::run(&self.desks, &self.fleet, &call.behalf, open, messages).await;
         // Its record is of its beginning: it may last for days.
         call.end(begun.map(|relay| Box::pin(relay.into_stream()) as FromTargets))
+    }
+}
+
+#[tonic::async_trait]
+impl Console for Api {
+    type OpenConsoleStream = console::Answers;
+
+    async fn open_console(
+        &self,
+        request: Request<Streaming<ToConsole>>,
+    ) -> Result<Response<Self::OpenConsoleStream>, Status> {
+        let (metadata, extensions, mut messages) = request.into_parts();
+        let first = console::opening(&mut messages).await?;
+        let (call, first) = self.admission.admit(Request::from_parts(metadata, extensions, first)).await?;
+        self.consoles.open(&self.fleet, call, first, messages).await.map(Response::new)
     }
 }

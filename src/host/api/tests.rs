@@ -31,6 +31,7 @@ async fn a_watcher_that_is_too_slow_is_told_so() {
         let admission = Admission { rules, fleet: handle.clone(), volumes: keeper, half: counts };
         let trust = Arc::new(Trust::for_tests());
         let backend = backends::Standing::default();
+        let consoles = console::Desk::new(built.consoles, Arc::clone(&half));
         let (cloud, listed) = (None, None);
         let topology = place;
         let api = Api {
@@ -44,6 +45,7 @@ async fn a_watcher_that_is_too_slow_is_told_so() {
             settings,
             backend,
             desks: Desks::default(),
+            consoles,
             cloud,
             listed,
         };

@@ -1,6 +1,6 @@
 //! Backends: who says which VMs there are, and whether they run, and plugs disks into them.
 //!
-//! One folder for each. To add one: implement [`Backend`], [`disks::Disks`] and [`volumes::Volumes`], give it its settings as a variant of
+//! One folder for each. To add one: implement [`Backend`], [`disks::Disks`], [`volumes::Volumes`] and [`consoles::Consoles`], give it its settings as a variant of
 //! [`Kind`], and its arm in [`Kind::build`], the one place that chooses; and put it through the tests of `conformance`, as
 //! `memory`, which is for tests alone, is put through them.
 
@@ -22,6 +22,7 @@ pub mod authority;
 pub mod catalogue;
 #[cfg(test)]
 pub mod conformance;
+pub mod consoles;
 pub mod disks;
 #[cfg(feature = "kubevirt")]
 pub mod kubevirt;
@@ -216,6 +217,8 @@ pub struct Built {
     pub disks: Arc<dyn disks::Disks>,
     /// Keeps volumes, and plugs them as disks.
     pub volumes: Arc<dyn volumes::Volumes>,
+    /// Connects to the VMs' consoles while that watches them.
+    pub consoles: Arc<dyn consoles::Consoles>,
 }
 
 impl Kind {
@@ -224,9 +227,9 @@ impl Kind {
         match self {
             Self::Qemu { machines, topology, volumes, pools, state } => {
                 let backend = qemu::Qemu::new(machines, topology, Arc::clone(half));
-                let hotplug = backend.hotplug(volumes);
+                let (hotplug, consoles) = (backend.hotplug(volumes), Arc::new(backend.serials()));
                 let volumes = Arc::new(qemu::pools::Pools::new(pools, state, hotplug.clone()));
-                Built { backend: Box::new(backend), disks: Arc::new(hotplug), volumes }
+                Built { backend: Box::new(backend), disks: Arc::new(hotplug), volumes, consoles }
             }
             #[cfg(feature = "kubevirt")]
             Self::KubevirtNode(site) => {
@@ -235,6 +238,7 @@ impl Kind {
                     backend: Box::new(kubevirt::node::Node::new(*site, Arc::clone(half))),
                     disks: Arc::new(elsewhere),
                     volumes: Arc::new(elsewhere),
+                    consoles: Arc::new(elsewhere),
                 }
             }
         }

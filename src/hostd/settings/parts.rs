@@ -7,8 +7,8 @@ use std::time::Duration;
 #[cfg(feature = "kubevirt")]
 use crate::config::host::KubevirtSettings;
 use crate::config::host::{
-    AddressPoolSettings, Allocation, Bus, ClusterSettings, DialSettings, Format, HostSettings, LimitSettings,
-    PoolSettings, TopologySettings, VmSettings,
+    AddressPoolSettings, Allocation, Bus, ClusterSettings, ConsoleSettings, DialSettings, Format,
+    HostSettings, LimitSettings, PoolSettings, TopologySettings, VmSettings,
 };
 #[cfg(feature = "kubevirt")]
 use crate::host::backends::kubevirt::{controller, node};
@@ -47,7 +47,11 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
         limits: Arc::clone(limits),
         tells_suspension: settings.qmp.is_some(),
     });
-    qemu::Machine { vm, qmp: settings.qmp.clone() }
+    let console = settings.console.as_ref().map(|console| match console {
+        ConsoleSettings::Label(label) => qemu::console::Wish::Label(label.clone()),
+        ConsoleSettings::Socket(path) => qemu::console::Wish::Socket(path.clone()),
+    });
+    qemu::Machine { vm, qmp: settings.qmp.clone(), console }
 }
 
 /// What holds for all VMs of a node.

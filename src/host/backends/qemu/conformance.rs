@@ -60,6 +60,7 @@ async fn keeps_its_promises(format: Format, allocation: Allocation) {
         vm: Vm { ids: Ids { lasting: place(name).uuid, ..Ids::default() }, ..Vm::at(name, "/nowhere") }
             .into(),
         qmp: Some(socket(name)),
+        console: None,
     };
     let (_machines, machines) = watch::channel(NAMES.map(machine).to_vec());
     let (_topology, topology) = watch::channel(Arc::default());

@@ -120,7 +120,7 @@ pub struct Call {
 pub struct Link {
     calls: mpsc::Sender<Call>,
     notices: broadcast::Sender<Notice>,
-    owner: watch::Receiver<Option<Owner>>,
+    peer: watch::Receiver<Option<UCred>>,
     standing: watch::Receiver<Standing>,
     process: watch::Receiver<Option<Arc<Process>>>,
     half: Arc<Half>,
@@ -131,7 +131,7 @@ pub struct Link {
 pub struct Inbox {
     calls: mpsc::Receiver<Call>,
     notices: broadcast::Sender<Notice>,
-    owner: watch::Sender<Option<Owner>>,
+    peer: watch::Sender<Option<UCred>>,
     standing: watch::Sender<Standing>,
     process: watch::Sender<Option<Arc<Process>>>,
 }
@@ -140,19 +140,19 @@ pub struct Inbox {
 pub fn new(half: Arc<Half>) -> (Link, Inbox) {
     let (sender, calls) = mpsc::channel(INBOX);
     let notices = broadcast::Sender::new(NOTICES);
-    let (owner, followed) = watch::channel(None);
+    let (peer, followed) = watch::channel(None);
     let (standing, seen) = watch::channel(Standing::Untried);
     let (process, known) = watch::channel(None);
     (
         Link {
             calls: sender,
             notices: notices.clone(),
-            owner: followed,
+            peer: followed,
             standing: seen,
             process: known,
             half,
         },
-        Inbox { calls, notices, owner, standing, process },
+        Inbox { calls, notices, peer, standing, process },
     )
 }
 
@@ -188,7 +188,22 @@ impl Link {
 
     /// Who runs QEMU; none before the first connection.
     pub fn owner(&self) -> Option<Owner> {
-        *self.owner.borrow()
+        self.peer().map(|peer| Owner { uid: peer.uid(), gid: peer.gid() })
+    }
+
+    /// The process that is QEMU, as the kernel knows the other end of the QMP socket; none before the first connection.
+    pub fn peer(&self) -> Option<UCred> {
+        *self.peer.borrow()
+    }
+
+    /// That process; none where it cannot be held.
+    pub fn process(&self) -> Option<Arc<Process>> {
+        self.process.borrow().clone()
+    }
+
+    /// Completes when nobody will be asked by this any more: the VM is in no list, or has another QMP socket.
+    pub async fn ended(&self) {
+        self.calls.closed().await;
     }
 
     /// Whether QEMU can be asked, as soon as that was tried.
@@ -217,7 +232,7 @@ impl Inbox {
 
     /// There is a connection, to a QEMU that runs as `credentials` say, in that `process`, if it can be known.
     pub fn connected(&self, credentials: Option<UCred>, process: Option<Process>) {
-        self.owner.send_replace(credentials.map(|user| Owner { uid: user.uid(), gid: user.gid() }));
+        self.peer.send_replace(credentials);
         self.process.send_replace(process.map(Arc::new));
         self.standing.send_replace(Standing::Connected);
         self.tell(Some(Notice::Connected));

@@ -18,6 +18,7 @@ use crate::wire::proto::v1::{PowerState, Topology};
 pub mod claim;
 #[cfg(test)]
 mod conformance;
+pub mod console;
 pub mod failed;
 pub mod hotplug;
 pub mod link;
@@ -35,6 +36,8 @@ pub struct Machine {
     pub vm: Arc<Vm>,
     /// Its QMP socket.
     pub qmp: Option<PathBuf>,
+    /// What of it is its console, if the settings say so.
+    pub console: Option<console::Wish>,
 }
 
 /// The backend.
@@ -43,6 +46,7 @@ pub struct Qemu {
     machines: watch::Receiver<Vec<Machine>>,
     topology: watch::Receiver<Arc<Topology>>,
     vms: watch::Sender<Vms>,
+    consoles: watch::Sender<console::Targets>,
     half: Arc<Half>,
 }
 
@@ -53,12 +57,18 @@ impl Qemu {
         topology: watch::Receiver<Arc<Topology>>,
         half: Arc<Half>,
     ) -> Self {
-        Self { machines, topology, vms: watch::Sender::default(), half }
+        let (vms, consoles) = (watch::Sender::default(), watch::Sender::default());
+        Self { machines, topology, vms, consoles, half }
     }
 
     /// What plugs disks into them while this watches them; keeps volumes in that folder.
     pub fn hotplug(&self, volumes: PathBuf) -> Hotplug {
         Hotplug::new(self.vms.subscribe(), volumes)
+    }
+
+    /// What connects to their consoles while this watches them.
+    pub fn serials(&self) -> console::Serials {
+        console::Serials::new(self.consoles.subscribe())
     }
 }
 
@@ -68,6 +78,8 @@ struct Monitor {
     of: (String, String, PathBuf),
     /// Plugs disks through it.
     vm: Arc<hotplug::Vm>,
+    /// Asks by it.
+    link: link::Link,
     _scope: Scope,
 }
 
@@ -75,11 +87,11 @@ impl Monitor {
     fn start(of: (String, String, PathBuf), changes: mpsc::Sender<Change>, half: &Arc<Half>) -> Self {
         let scope = Scope::new();
         let (link, inbox) = link::new(Arc::clone(half));
-        let vm = Arc::new(hotplug::Vm::new(of.0.clone(), of.1.clone(), link, scope.children()));
+        let vm = Arc::new(hotplug::Vm::new(of.0.clone(), of.1.clone(), link.clone(), scope.children()));
         scope.children().spawn(Arc::clone(&vm).sweep());
         scope.children().spawn(Arc::clone(&vm).watch_io(changes.clone()));
         scope.children().spawn(monitor::run(of.0.clone(), of.2.clone(), changes, inbox));
-        Self { of, vm, _scope: scope }
+        Self { of, vm, link, _scope: scope }
     }
 }
 
@@ -90,6 +102,7 @@ impl Backend for Qemu {
             loop {
                 let machines = self.machines.borrow_and_update().clone();
                 let names: Vec<_> = machines.iter().map(|machine| machine.vm.name.clone()).collect();
+                let wishes: Vec<_> = machines.iter().map(|machine| machine.console.clone()).collect();
                 if list(&machines, &mut told, &changes).await.is_err()
                     || monitor_all(machines, &mut monitors, &changes, &self.half).await.is_err()
                 {
@@ -101,6 +114,11 @@ impl Backend for Qemu {
                 }
                 let vm = |name: &String| monitors.get(name).map(|monitor| Arc::clone(&monitor.vm));
                 self.vms.send_replace(names.iter().map(|name| (name.clone(), vm(name))).collect());
+                let console = |(name, wish): (&String, Option<console::Wish>)| {
+                    let link = monitors.get(name).map(|monitor: &Monitor| monitor.link.clone());
+                    (name.clone(), link.map(|link| console::Target { link, wish }))
+                };
+                self.consoles.send_replace(names.iter().zip(wishes).map(console).collect());
                 loop {
                     tokio::select! {
                         () = changes.closed() => return,
@@ -167,7 +185,7 @@ async fn monitor_all(
     half: &Arc<Half>,
 ) -> Result<(), mpsc::error::SendError<Change>> {
     let mut before = std::mem::take(monitors);
-    for Machine { vm, qmp } in machines {
+    for Machine { vm, qmp, .. } in machines {
         let known = before.remove(&vm.name);
         let wanted = qmp.map(|path| (vm.name.clone(), vm.ids.lasting.clone(), path));
         let monitor = match (known, wanted) {
@@ -194,7 +212,7 @@ mod tests {
     use super::*;
 
     fn machine(name: &str, qmp: Option<&str>) -> Machine {
-        Machine { vm: Vm::at(name, "/nowhere").into(), qmp: qmp.map(PathBuf::from) }
+        Machine { vm: Vm::at(name, "/nowhere").into(), qmp: qmp.map(PathBuf::from), console: None }
     }
 
     #[tokio::test]
@@ -238,10 +256,10 @@ mod tests {
         assert_eq!(next().await, unknown("b"));
         assert_eq!(next().await, off("b"));
 
-        let moved = Machine { vm: Vm::at("c", "/elsewhere").into(), qmp: None };
+        let moved = Machine { vm: Vm::at("c", "/elsewhere").into(), qmp: None, console: None };
         list.send_replace(vec![machine("a", None), machine("b", Some(&other)), moved.clone()]);
         assert_eq!(next().await, Change::Present(moved.vm), "the others were told");
-        let altered = Machine { vm: Vm::at("a", "/elsewhere").into(), qmp: None };
+        let altered = Machine { vm: Vm::at("a", "/elsewhere").into(), qmp: None, console: None };
         list.send_replace(vec![machine("b", Some(&other)), altered.clone()]);
         assert_eq!(next().await, Change::Removed { name: "c".into() });
         assert_eq!(next().await, Change::Present(altered.vm));

@@ -1,8 +1,10 @@
-//! Disks and volumes, which a node does not plug: that is for the controller role, which may change VMs.
+//! Disks and volumes, which a node does not plug: that is for the controller role, which may change VMs. And consoles, which KubeVirt
+//! keeps to itself.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::host::backends::consoles::{self, ConsoleError, Consoles};
 use crate::host::backends::disks::{
     Answer, AttachedDisk, Detached, DiskError, DiskVolume, Disks, GuestSide, NewDisk,
 };
@@ -50,6 +52,16 @@ impl Disks for Elsewhere {
 
     fn remove_volume(&self, _: &str, _: &str) -> Answer<bool> {
         no_disk()
+    }
+}
+
+impl Consoles for Elsewhere {
+    fn open(&self, vm: &str) -> consoles::Answer {
+        let (namespace, name) = vm.split_once('/').unwrap_or(("default", vm));
+        let words = format!(
+            "the consoles of a Kubernetes cluster's VMs are KubeVirt's: virtctl console --namespace {namespace} {name}"
+        );
+        Box::pin(async move { Err(ConsoleError::Elsewhere(words)) })
     }
 }
 

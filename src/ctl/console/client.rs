@@ -1,0 +1,424 @@
+//! One console and its client, over as many connections as it takes.
+//!
+//! ```text
+//! open ──▶ at it ──closed, or left──▶ output written ──▶ exit code
+//!            │ lost
+//!            └──▶ dial, open again (keys are lost meanwhile, and so is what the guest writes)
+//! ```
+
+use std::collections::VecDeque;
+use std::io::{self, Write as _};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::SignalKind;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Code, Status};
+
+use super::{ENDED, LOST, TAKEN_OVER};
+use crate::ctl::Error;
+use crate::ctl::client::Daemon;
+use crate::ctl::door::Door;
+use crate::ctl::exec::local::{self, Outputs, Written};
+use crate::ctl::outage::Outage;
+use crate::ctl::signals::Signals;
+use crate::sys::terminal::Changed;
+use crate::wire::proto::v1::console_closed::Reason;
+use crate::wire::proto::v1::from_console::Message as Told;
+use crate::wire::proto::v1::to_console::Message;
+use crate::wire::proto::v1::{ConsoleClosed, ConsoleOpened, ConsoleRequest, FromConsole, ToConsole};
+
+/// Ctrl-], as with other programs for consoles.
+const ESCAPE: u8 = 0x1d;
+/// Bytes of input that the hypervisor has not taken yet.
+const WINDOW: u64 = 64 << 10;
+/// Bytes that are read from standard input at once, at most; and bytes of one message.
+const PART: usize = 16 << 10;
+/// Bytes that wait to be written here: beyond that no more is taken, and guestlet-host keeps the newest.
+const MAX_WAITING: u64 = 1 << 20;
+/// How long it is tried to connect again.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// How long guestlet-host may take to open a console: longer than it waits for a hypervisor.
+const OPENING: Duration = Duration::from_secs(60);
+
+/// The client.
+pub struct Client {
+    door: Door,
+    name: String,
+    force: bool,
+    outage: Outage,
+    /// The console was open once.
+    was_open: bool,
+    /// What is typed is passed on key by key.
+    raw: Option<Changed>,
+    /// What comes from standard input; nothing any more after its end.
+    input: Option<mpsc::Receiver<io::Result<Vec<u8>>>>,
+    /// Bytes that this connection was sent, and those of them that have been handed to the hypervisor.
+    sent: u64,
+    taken: u64,
+    /// Bytes of output that came, and those of them that were written.
+    received: u64,
+    written: u64,
+    /// Up to where messages of this connection reach that are not written yet.
+    messages: VecDeque<u64>,
+}
+
+/// How the client is over.
+enum Done {
+    /// Whoever sits here has left, or nobody reads the output.
+    Left,
+    /// For this reason, with this exit code.
+    Ended(String, u8),
+}
+
+/// How a connection is over.
+enum Over {
+    Done(Done),
+    /// It was lost, or refused for now.
+    Lost(String),
+    /// Refused with an error, unless the host half has only just started.
+    Early(Error),
+}
+
+impl Client {
+    /// Of the console of the VM of this name.
+    pub fn new(door: Door, name: String, force: bool) -> Self {
+        let outage = Outage::none(PATIENCE);
+        Self {
+            door,
+            name,
+            force,
+            outage,
+            was_open: false,
+            raw: None,
+            input: None,
+            sent: 0,
+            taken: 0,
+            received: 0,
+            written: 0,
+            messages: VecDeque::new(),
+        }
+    }
+
+    /// Until it is over.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or is over for another reason than the wish of whoever sits here.
+    pub async fn run(mut self) -> Result<(), Error> {
+        let failed = |error| Error::Read("standard input".to_owned(), error);
+        let mut outputs = Outputs::start().map_err(failed)?;
+        let mut signals = signals().map_err(failed)?;
+        let done = self.until_done(&mut outputs, &mut signals).await;
+        // Before anything is said: the terminal is as it was.
+        if self.raw.take().is_some() {
+            // What the guest wrote last may not have ended its line. There is nobody else to tell.
+            let _ = io::stderr().write_all(b"\n");
+        }
+        match done? {
+            Done::Left => Ok(()),
+            Done::Ended(words, code) => Err(Error::NotRun(words, code)),
+        }
+    }
+
+    /// As many connections as it takes.
+    async fn until_done(&mut self, outputs: &mut Outputs, signals: &mut Signals<u8>) -> Result<Done, Error> {
+        loop {
+            match self.connect(outputs, signals).await? {
+                Over::Done(Done::Left) => return Ok(Done::Left),
+                Over::Done(done) => {
+                    // What came before the end is shown.
+                    while self.written < self.received {
+                        tokio::select! {
+                            biased;
+                            signal = signals.next() => return Err(Error::Ended(128 + signal)),
+                            written = outputs.written.recv() => if self.has_written(written)? { break },
+                        }
+                    }
+                    return Ok(done);
+                }
+                Over::Lost(why) => self.outage.goes_on(why, Instant::now()),
+                Over::Early(error) => {
+                    if !self.outage.may_be_early(error.to_string(), Instant::now()) {
+                        return Err(error);
+                    }
+                }
+            }
+            if self.outage.is_too_long(Instant::now()) {
+                let words = format!("lost the console of {}: {}", self.name, self.outage.why());
+                return Ok(Done::Ended(words, LOST));
+            }
+            let pause = tokio::time::sleep(self.door.pause());
+            if self.unless_left(outputs, signals, pause).await?.is_none() {
+                return Ok(Done::Left);
+            }
+        }
+    }
+
+    /// One connection.
+    async fn connect(&mut self, outputs: &mut Outputs, signals: &mut Signals<u8>) -> Result<Over, Error> {
+        let door = self.door.clone();
+        let line = match self.unless_left(outputs, signals, door.dial()).await? {
+            None => return Ok(Over::Done(Done::Left)),
+            Some(Ok(line)) => line,
+            Some(Err(error)) if !self.was_open => return Err(error),
+            // It is bound before it is opened to others.
+            Some(Err(error @ Error::Forbidden(_))) => return Ok(Over::Early(error)),
+            Some(Err(error)) => return Ok(Over::Lost(error.to_string())),
+        };
+        match line.over(async |daemon| self.converse(&daemon, outputs, signals).await).await {
+            Err(error) if self.was_open && error.is_of_connection() => Ok(Over::Lost(error.to_string())),
+            over => over,
+        }
+    }
+
+    async fn converse(
+        &mut self,
+        daemon: &Daemon,
+        outputs: &mut Outputs,
+        signals: &mut Signals<u8>,
+    ) -> Result<Over, Error> {
+        let (requests, all) = mpsc::unbounded_channel();
+        // It is taken over once, and not again from whoever has it then.
+        let force = self.force && !self.was_open;
+        let open = ConsoleRequest { name: self.name.clone(), force };
+        // Whether it arrives is seen by what is answered.
+        let _ = requests.send(said(Message::Open(open)));
+        let mut client = daemon.console();
+        let opening = tokio::time::timeout(OPENING, client.open_console(UnboundedReceiverStream::new(all)));
+        let mut answers = match self.unless_left(outputs, signals, opening).await? {
+            None => return Ok(Over::Done(Done::Left)),
+            Some(Ok(Ok(answers))) => answers.into_inner(),
+            Some(Ok(Err(status))) => return self.refused(status),
+            Some(Err(_)) if self.was_open => return Ok(Over::Lost(Error::Silent.to_string())),
+            Some(Err(_)) => return Err(Error::Silent),
+        };
+        (self.sent, self.taken) = (0, 0);
+        self.messages.clear();
+        let mut is_open = false;
+        loop {
+            let may_read = is_open && self.sent - self.taken + PART as u64 <= WINDOW;
+            tokio::select! {
+                biased;
+                signal = signals.next() => return Err(Error::Ended(128 + signal)),
+                written = outputs.written.recv() => {
+                    if self.has_written(written)? {
+                        return Ok(Over::Done(Done::Left));
+                    }
+                    self.tell_taken(&requests);
+                },
+                part = next_part(&mut self.input), if may_read => {
+                    let (bytes, leaves) = self.read(part)?;
+                    if !bytes.is_empty() {
+                        self.sent += bytes.len() as u64;
+                        let _ = requests.send(said(Message::Input(bytes)));
+                    }
+                    if leaves {
+                        return Ok(Over::Done(Done::Left));
+                    }
+                },
+                answer = answers.message(), if self.received - self.written < MAX_WAITING => match answer {
+                    Ok(Some(FromConsole { message: Some(Told::Opened(opened)) })) => {
+                        self.begin(&opened)?;
+                        is_open = true;
+                    }
+                    Ok(Some(answer)) => {
+                        if let Some(done) = self.take(answer, outputs) {
+                            return Ok(Over::Done(done));
+                        }
+                        self.tell_taken(&requests);
+                    }
+                    Ok(None) => return Ok(self.lost("guestlet-host ended the console without a reason")),
+                    Err(status) => return self.refused(status),
+                },
+            }
+        }
+    }
+
+    /// The console is open.
+    fn begin(&mut self, opened: &ConsoleOpened) -> Result<(), Error> {
+        let is_again = std::mem::replace(&mut self.was_open, true);
+        if is_again {
+            let words = "connected to the console again; what the guest wrote meanwhile is lost";
+            if self.outage.is_told() {
+                local::say(words, self.raw.is_some());
+            }
+            self.outage.ends();
+            return Ok(());
+        }
+        self.raw = local::raw().map_err(|error| Error::Read("the terminal".to_owned(), error))?;
+        self.input = Some(local::input().map_err(|error| Error::Read("standard input".to_owned(), error))?);
+        let ConsoleOpened { place, taken_from } = opened;
+        let is_raw = self.raw.is_some();
+        if !taken_from.is_empty() {
+            local::say(&format!("the console was taken from {taken_from}"), is_raw);
+        }
+        let end = if is_raw { "Ctrl-] leaves it" } else { "a signal such as SIGINT leaves it" };
+        local::say(&format!("connected to the console of {} at {place}; {end}", self.name), is_raw);
+        Ok(())
+    }
+
+    /// Something came; what the end is, if that is it.
+    fn take(&mut self, answer: FromConsole, outputs: &Outputs) -> Option<Done> {
+        match answer.message {
+            Some(Told::Output(bytes)) => {
+                let offset = self.received;
+                self.received += bytes.len() as u64;
+                self.messages.push_back(self.received);
+                outputs.write(0, offset, bytes);
+            }
+            // No more than was sent, whatever is said.
+            Some(Told::InputTaken(count)) => self.taken = count.clamp(self.taken, self.sent),
+            Some(Told::Lost(count)) => {
+                self.messages.push_back(self.received);
+                let words = format!(
+                    "{count} bytes that the guest wrote are missing here: they came faster than they were read"
+                );
+                local::say(&words, self.raw.is_some());
+            }
+            Some(Told::Closed(closed)) => return Some(self.closed(&closed)),
+            Some(Told::Opened(_)) | None => {}
+        }
+        None
+    }
+
+    /// Tells how many messages were dealt with, if some were.
+    fn tell_taken(&mut self, requests: &mpsc::UnboundedSender<ToConsole>) {
+        let mut count = 0;
+        while self.messages.front().is_some_and(|end| *end <= self.written) {
+            self.messages.pop_front();
+            count += 1;
+        }
+        if count > 0 {
+            // Whether it arrives is seen by what is answered.
+            let _ = requests.send(said(Message::Taken(count)));
+        }
+    }
+
+    fn closed(&self, closed: &ConsoleClosed) -> Done {
+        let (name, detail) = (&self.name, &closed.detail);
+        match closed.reason() {
+            Reason::VmEnded => Done::Ended(format!("the VM {name} has ended"), ENDED),
+            Reason::TakenOver => {
+                Done::Ended(format!("{detail} has taken the console of {name} over"), TAKEN_OVER)
+            }
+            Reason::NotKnown => {
+                let words = format!("the settings of guestlet-host have changed what they say of {name}");
+                Done::Ended(words, ENDED)
+            }
+            Reason::Closed | Reason::Unspecified if detail.is_empty() => {
+                Done::Ended(format!("the hypervisor has closed the console of {name}"), ENDED)
+            }
+            Reason::Closed | Reason::Unspecified => {
+                Done::Ended(format!("the hypervisor has closed the console of {name}: {detail}"), ENDED)
+            }
+        }
+    }
+
+    /// A connection with a console that was open is lost.
+    fn lost(&mut self, why: &str) -> Over {
+        let unknown = self.sent - self.taken;
+        if unknown > 0 {
+            let words =
+                format!("whether the last {unknown} bytes of the input have reached the guest is not known");
+            local::say(&words, self.raw.is_some());
+            (self.sent, self.taken) = (0, 0);
+        }
+        Over::Lost(why.to_owned())
+    }
+
+    fn refused(&mut self, status: Status) -> Result<Over, Error> {
+        if !self.was_open {
+            return Err(Error::of_call(status, &self.name));
+        }
+        if std::error::Error::source(&status).is_some() {
+            return Ok(self.lost("guestlet-host closed the connection"));
+        }
+        match status.code() {
+            Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded => {
+                Ok(self.lost(status.message()))
+            }
+            // One that has just started does not know its VMs yet.
+            Code::NotFound => Ok(Over::Early(Error::of_call(status, &self.name))),
+            // Who was in use in between, or is off by now.
+            _ => Ok(Over::Done(Done::Ended(status.message().to_owned(), LOST))),
+        }
+    }
+
+    /// What of a part of the input is for the guest, and whether whoever sits here leaves.
+    fn read(&mut self, part: io::Result<Vec<u8>>) -> Result<(Vec<u8>, bool), Error> {
+        let mut bytes = part.map_err(|error| Error::Read("standard input".to_owned(), error))?;
+        if bytes.is_empty() {
+            self.input = None;
+            // A terminal that has ended is one that nobody sits at.
+            return Ok((bytes, self.raw.is_some()));
+        }
+        let escape = bytes.iter().position(|byte| *byte == ESCAPE).filter(|_| self.raw.is_some());
+        bytes.truncate(escape.unwrap_or(bytes.len()));
+        Ok((bytes, escape.is_some()))
+    }
+
+    /// Something was written; whether nobody reads it any more.
+    fn has_written(&mut self, written: Option<Written>) -> Result<bool, Error> {
+        match written {
+            Some(Written::Up(0, before)) => self.written = before,
+            Some(Written::NoReader) | None => return Ok(true),
+            Some(Written::Failed(_, error)) => return Err(Error::Print(error)),
+            Some(Written::Up(..)) => {}
+        }
+        Ok(false)
+    }
+
+    /// Does `work` without the console, unless whoever sits here leaves. What is typed meanwhile at a terminal is thrown away; other
+    /// input waits.
+    async fn unless_left<T>(
+        &mut self,
+        outputs: &mut Outputs,
+        signals: &mut Signals<u8>,
+        work: impl Future<Output = T>,
+    ) -> Result<Option<T>, Error> {
+        let mut work = pin!(work);
+        loop {
+            let is_raw = self.raw.is_some();
+            tokio::select! {
+                biased;
+                signal = signals.next() => return Err(Error::Ended(128 + signal)),
+                written = outputs.written.recv() => if self.has_written(written)? { return Ok(None) },
+                part = next_part(&mut self.input), if is_raw => if self.read(part)?.1 { return Ok(None) },
+                () = until(self.outage.tell_at()) => {
+                    let why = self.outage.tell().to_owned();
+                    let what = if is_raw { "keys are lost meanwhile, and Ctrl-] leaves" } else { "input waits" };
+                    local::say(&format!("{why}; trying to reach the console again ({what})"), is_raw);
+                }
+                done = &mut work => return Ok(Some(done)),
+            }
+        }
+    }
+}
+
+fn said(message: Message) -> ToConsole {
+    ToConsole { message: Some(message) }
+}
+
+/// The next part of the input, while there is any.
+async fn next_part(input: &mut Option<mpsc::Receiver<io::Result<Vec<u8>>>>) -> io::Result<Vec<u8>> {
+    match input {
+        // Nothing comes after an error.
+        Some(parts) => parts.recv().await.unwrap_or(Ok(Vec::new())),
+        None => std::future::pending().await,
+    }
+}
+
+/// Completes at this time, if it is one.
+async fn until(when: Option<Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Signals that end this program, by their numbers.
+fn signals() -> io::Result<Signals<u8>> {
+    let kinds = [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit(), SignalKind::terminate()];
+    Signals::hear(kinds.map(|kind| (u8::try_from(kind.as_raw_value()).unwrap_or_default(), kind)))
+}

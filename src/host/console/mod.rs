@@ -1,0 +1,161 @@
+//! The serial consoles of VMs, for people: `guestlet.v1.Console` of the admin API. The hypervisor has them, and no agent is asked, so
+//! that they work while a guest boots, or hangs.
+//!
+//! ```text
+//! guestctl ◀─stream─▶ api, admitted ─▶ Desk: a seat for each VM ─▶ backend connects ─▶ relay ◀─▶ the hypervisor's console
+//!                                        │ taken: ABORTED            (one task)   └ ring of 256 KiB
+//!                                        └ by force: the other relay lets go first
+//! ```
+//!
+//! A console has one client at a time, as hypervisors let one in: the desk knows who that is. `relay` has its connection.
+//!
+//! What the guest writes is always read. If its client does not keep up, the oldest bytes go, and the client is told how many: a
+//! console that nobody reads must not stop a guest, whose kernel waits in the middle of a message until the port takes it.
+
+mod relay;
+mod ring;
+mod seat;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use super::admission::Call;
+use super::asked::{Asked, Object};
+use super::audit::What;
+use super::backends::consoles::{ConsoleError, Consoles};
+use super::fleet::{Handle, Identity};
+use super::half::Half;
+use super::text;
+use crate::access::verb::{self, Verb};
+use crate::supervise::Scope;
+use crate::wire::proto::v1::to_console::Message;
+use crate::wire::proto::v1::{ConsoleRequest, FromConsole, ToConsole};
+use relay::Relay;
+use seat::{Refusal, Seats};
+
+/// Bytes of one message of a client.
+pub const MAX_REQUEST: usize = 64 << 10;
+/// How long the first message of a client may take.
+const SOON: Duration = Duration::from_secs(10);
+/// How long a hypervisor may take, of which several things are asked.
+const OPENING: Duration = Duration::from_secs(30);
+/// Messages for a client that wait.
+const QUEUE: usize = 4;
+
+/// What is said of a console to its client.
+pub type Answers = ReceiverStream<Result<FromConsole, Status>>;
+
+/// Opens consoles, each for one client; clones share it. When the last is dropped, all consoles are closed.
+#[derive(Debug, Clone)]
+pub struct Desk(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    consoles: Arc<dyn Consoles>,
+    half: Arc<Half>,
+    seats: Seats,
+    scope: Scope,
+}
+
+/// What a client says first.
+pub struct Opening(ConsoleRequest);
+
+impl Asked for Opening {
+    fn verb(&self) -> &'static Verb {
+        &verb::CONSOLE
+    }
+
+    fn object(&self) -> Object<'_> {
+        Object::Machine(&self.0.name)
+    }
+
+    fn subject(&self) -> String {
+        if self.0.force { "open (by force)" } else { "open" }.to_owned()
+    }
+}
+
+/// What a client says first, if that is what begins a call.
+///
+/// # Errors
+/// If it is not, or does not come soon.
+pub async fn opening(messages: &mut Streaming<ToConsole>) -> Result<Opening, Status> {
+    let first = tokio::time::timeout(SOON, messages.message()).await;
+    let first = first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))??;
+    match first.and_then(|first| first.message) {
+        Some(Message::Open(request)) => Ok(Opening(request)),
+        _ => Err(Status::invalid_argument("the first message does not say open")),
+    }
+}
+
+impl Desk {
+    /// For the consoles that a backend has; what is done is recorded by `half`.
+    pub fn new(consoles: Arc<dyn Consoles>, half: Arc<Half>) -> Self {
+        Self(Arc::new(Inner { consoles, half, seats: Seats::default(), scope: Scope::new() }))
+    }
+
+    /// Opens the console that an admitted client has asked for.
+    ///
+    /// # Errors
+    /// If somebody else has it, or it cannot be opened; that is on record by then.
+    pub async fn open(
+        &self,
+        fleet: &Handle,
+        call: Call,
+        Opening(request): Opening,
+        messages: Streaming<ToConsole>,
+    ) -> Result<Answers, Status> {
+        let ConsoleRequest { name, force } = request;
+        let Call { behalf, sight, entry } = call;
+        let opened = async {
+            let known = fleet.find(Identity::Name(name.clone())).await?;
+            let cluster = known.map(|known| known.vm.cluster.clone()).unwrap_or_default();
+            let taken = self.0.seats.take(&name, behalf.caller(), force, SystemTime::now()).await?;
+            let opening = tokio::time::timeout(OPENING, self.0.consoles.open(&name)).await;
+            let late = || ConsoleError::Unreachable("the hypervisor does not answer in time".to_owned());
+            Ok((cluster, taken, opening.unwrap_or_else(|_| Err(late()))?))
+        };
+        let opened: Result<_, Status> = opened.await;
+        if let Some(entry) = entry {
+            entry.end(opened.as_ref().err().map_or(Code::Ok, Status::code));
+        }
+        let (cluster, taken, console) = opened?;
+        let subject = "closed".to_owned();
+        let entry =
+            self.0.half.audit.begin(&behalf, What { verb: &verb::CONSOLE, vm: name.clone(), subject });
+        let (answers, queue) = mpsc::channel(QUEUE);
+        let lost_sight = Box::pin(async move { sight.lost(&name, &cluster).await });
+        let relay = Relay { console, messages, answers, entry, lost_sight };
+        self.0.scope.children().spawn(relay.run(taken));
+        Ok(ReceiverStream::new(queue))
+    }
+}
+
+impl From<ConsoleError> for Status {
+    fn from(error: ConsoleError) -> Self {
+        let code = match &error {
+            ConsoleError::UnknownVm => Code::NotFound,
+            ConsoleError::None(_) | ConsoleError::Foreign(_) => Code::FailedPrecondition,
+            ConsoleError::Unreachable(_) => Code::Unavailable,
+            ConsoleError::Taken(_) => Code::Aborted,
+            ConsoleError::Strange(_) => Code::Internal,
+            ConsoleError::Elsewhere(_) => Code::Unimplemented,
+        };
+        Self::new(code, text::clean_words(&error.to_string()))
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let code = match &refusal {
+            Refusal::InUse { .. } => Code::Aborted,
+            Refusal::OfRoot { .. } => Code::PermissionDenied,
+            Refusal::TooMany(_) => Code::ResourceExhausted,
+            Refusal::Kept => Code::Unavailable,
+        };
+        Self::new(code, text::clean_words(&refusal.to_string()))
+    }
+}
